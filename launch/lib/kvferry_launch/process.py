@@ -115,7 +115,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def noted_signals(*numbers: signal.Signals) -> list[int]:
-    """From now on these signals only add their numbers to the returned list."""
+    """Makes these signals do nothing but append their numbers to the returned list."""
     noted: list[int] = []
     for number in numbers:
         signal.signal(number, lambda got, _: noted.append(got))

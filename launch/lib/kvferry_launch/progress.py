@@ -40,7 +40,7 @@ class Step:
             self.done("stopped" if kind and issubclass(kind, KeyboardInterrupt) else "failed" if kind else "done")
 
     def update(self, fraction: float | None = None, note: str | None = None) -> None:
-        """Sets the share done (0 to 1; None leaves it) and a short note on what is happening."""
+        """Sets the share that is done (0 to 1) and a short note on what is happening; None leaves either unchanged."""
         if fraction is not None:
             self._fraction = min(max(fraction, 0.0), 1.0)
         if note is not None:
@@ -55,7 +55,7 @@ class Step:
                 self._print(f"{self._label}{share} {self.elapsed_s:.0f} s {self._note}".rstrip())
 
     def done(self, outcome: str = "done") -> None:
-        """Ends the line; called once, by the caller or else by the context manager."""
+        """Prints the outcome and the duration as the last line. If the caller does not call it, __exit__() does."""
         self._closed = True
         line = f"{self._label}: {outcome} ({self.elapsed_s:.1f} s)"
         self._print(f"\r\x1b[K{line}" if self._live else line)

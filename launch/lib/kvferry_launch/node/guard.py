@@ -5,8 +5,8 @@ stdin. If stdin ends (the launcher died, the connection broke, or the launcher s
 longer than --silence, the command gets SIGTERM, and after --grace seconds all its descendants get SIGKILL. A line "."
 shows that the launcher still runs; with --stdin other lines go to the command's stdin.
 
-With --key-file the first line of stdin is the cluster key in hexadecimal, which is written to that file: words of a
-command can be read by every user of the host, and the launcher may be the only host that has the key.
+With --key-file the first line of stdin is the cluster key in hexadecimal, which is written to that file. The key is not
+an argument, because every user of the host can read a command's arguments.
 """
 
 import argparse
@@ -103,7 +103,8 @@ class Guard:
             for line in lines:
                 self._pass_on(line)
         if self._silence_s and time.monotonic() - self._heard_at > self._silence_s:
-            print(f"kvferry guard: no line from the launcher for {self._silence_s:.0f} s", flush=True)
+            print(f"kvferry guard: stopping the command after {self._silence_s:.0f} s without a line from the launcher",
+                  flush=True)
             self._wants_stop = True
 
     def _pass_on(self, line: bytes) -> None:
@@ -142,7 +143,7 @@ class Guard:
 def take_key(file: Path) -> None:
     """Writes the key from stdin to a file that only this user can read. Errors: OSError, ValueError (no key)."""
     line = b""
-    while piece := os.read(0, 1):  # what follows the line is for the guard
+    while piece := os.read(0, 1):  # one byte at a time, because Guard reads the lines after this one
         if piece == b"\n":
             break
         line += piece

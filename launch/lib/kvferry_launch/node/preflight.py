@@ -1,4 +1,4 @@
-"""Checks what would end a server a minute later, in its start: settings, key file, free memory, the controller.
+"""Checks before a server starts what would make it fail a minute later: settings, key file, memory, controller.
 
 Standard library only.
 """
@@ -14,9 +14,9 @@ from typing import Any
 
 from kvferry_launch.node.endpoints import Endpoint
 
-CONTROLLER_WITHIN_S = 10.0  # as long as the connector waits
+CONTROLLER_WITHIN_S = 10.0  # the connector waits as long for the controller
 CONNECT_WITHIN_S = 2.0
-# Runs in the server's interpreter, and prints nothing if that has no kvferry.
+# Runs in the server's interpreter, and prints nothing if that interpreter has no kvferry package.
 SETTINGS = """
 import json, sys
 try:
@@ -57,7 +57,7 @@ def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str]
 
 
 def check_memory(pool_bytes: int) -> None:
-    """Checks that this host has so many bytes free. Errors: NodeError."""
+    """Checks that this host has `pool_bytes` bytes of free memory. Errors: NodeError."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))

@@ -29,7 +29,7 @@ def bracketed(host: str) -> str:
 
 
 def bound_socket(host: str | None, port: int, *options: int) -> socket.socket:
-    """Returns a TCP socket bound to this address, for None to any. Errors: OSError, UnicodeError."""
+    """Returns a TCP socket bound to `host` (None: all addresses) and `port`. Errors: OSError, UnicodeError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
                                                             flags=socket.AI_PASSIVE)[0]
     bound = socket.socket(family, kind, protocol)

@@ -87,17 +87,18 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=DEFAULT_PORT[kind],
                         help="port of the HTTP server; 0 takes any free one (default: %(default)s)")
     parser.add_argument("--kv-role", default=DEFAULT_ROLE[kind],
-                        help=f"one of {', '.join(ROLES)} (default: %(default)s)")
-    parser.add_argument("--engine-id", help="id of the engine (default: vLLM draws one)")
+                        help=f"vLLM's kv_role: one of {', '.join(ROLES)} (default: %(default)s)")
+    parser.add_argument("--engine-id", help="id of the engine (default: a random id, made by vLLM)")
     parser.add_argument("--advertise-host", metavar="HOST",
-                        help="address under which other hosts reach this node's KV (default: this host's address on "
+                        help="address at which other hosts reach this node's KV (default: this host's address on "
                         "the route to the controller)")
     parser.add_argument("--extra", action="append", default=[], metavar="KEY=VALUE",
                         help="a key of kv_connector_extra_config; VALUE is JSON, or else a string; repeatable")
     parser.add_argument("--server", metavar="WORDS",
                         help="command words that start vLLM's API server (default: vLLM of .venv, else of python3)")
     parser.add_argument("--report", action="store_true",
-                        help="print a line when the server begins or ceases to answer; used by launch/cluster")
+                        help="print a line when the server begins to answer and when it no longer answers; used by "
+                        "launch/cluster")
     parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -109,13 +110,14 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
         raise NodeError(f"--kv-role is '{arguments.kv_role}', not one of {', '.join(ROLES)}")
     endpoints = controllers(arguments)
     if not 0 <= arguments.port <= 65535:
-        raise NodeError(f"--port is {arguments.port}, not one of 0 to 65535")
+        raise NodeError(f"--port is {arguments.port}, not a port from 0 to 65535")
     model = check_model(arguments.model)
     python = str(VENV_PYTHON) if VENV_PYTHON.exists() else shutil.which("python3") or "python3"
     try:
         server = shlex.split(arguments.server or "")
     except ValueError as error:
-        raise NodeError(f"--server is '{arguments.server}', not words of a shell ({error})") from error
+        raise NodeError(f"--server is '{arguments.server}', not a command line that a shell can split ({error})"
+                        ) from error
     found = {"cpu": None, "kvferry": True} if server else probe(python)
     if arguments.port == 0:
         try:
@@ -132,7 +134,7 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(RELEASE / "python"), os.environ.get("PYTHONPATH")]))
     extra = parse_extra(arguments.extra)
     if arguments.advertise_host == "":
-        raise NodeError("--advertise-host is empty; it is an address under which other hosts reach this one")
+        raise NodeError("--advertise-host is empty; it must be an address at which other hosts reach this one")
     if arguments.advertise_host is not None:
         arguments.advertise_host = serving.resolved(arguments.advertise_host)
     if arguments.advertise_host is not None:
@@ -169,7 +171,7 @@ def serves_url(arguments: argparse.Namespace) -> str:
 def own_address(endpoints: list[Endpoint]) -> str:
     """Returns this host's address on the route to the first controller on another host, else on the default route.
 
-    Loopback only if each controller is on this host. Errors: NodeError if there is a controller elsewhere and no route.
+    Returns loopback if every controller is on this host. Errors: NodeError if one is elsewhere and there is no route.
     """
     addresses = [serving.own_address(endpoint.host, endpoint.port) if endpoint.host else serving.LOOPBACK
                  for endpoint in endpoints]
@@ -179,8 +181,8 @@ def own_address(endpoints: list[Endpoint]) -> str:
     if outside is not None:
         return outside
     if None in addresses:
-        raise NodeError("this host has no route to the controller, so routers can't be told its address; give it with "
-                        "--advertise-host")
+        raise NodeError("this host has no route to the controller, so its own address is unknown; give the address "
+                        "with --advertise-host")
     return addresses[0] or serving.LOOPBACK
 
 
@@ -190,7 +192,9 @@ def local_host(host: str) -> str:
 
 
 def probe(python: str) -> dict[str, Any]:
-    """Returns vLLM's versions in an interpreter and whether it has kvferry. Errors: NodeError if one is not found."""
+    """Returns vLLM's versions in an interpreter and whether it has kvferry. Errors: NodeError if vLLM or kvferry is
+    missing.
+    """
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -252,7 +256,7 @@ def parse_extra(pairs: list[str]) -> dict[str, Any]:
 def after_dashes(rest: list[str]) -> list[str]:
     """Returns the words after "--". Errors: NodeError if a word comes before "--"."""
     if rest and rest[0] != "--":
-        raise NodeError(f"'{rest[0]}' is not an option; words for vLLM or the controller go after --")
+        raise NodeError(f"'{rest[0]}' is not an option of this script; options of vLLM or the controller go after --")
     return rest[1:]
 
 

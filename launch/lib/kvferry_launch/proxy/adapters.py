@@ -7,13 +7,13 @@ from typing import Any
 
 import aiohttp
 
-KEPT_S = 60.0  # a change of an adapter that is seen late only makes the choice of servers worse
-ASK_INTERVAL_S = 5.0  # between two queries for unknown names
+KEPT_S = 60.0  # use of one list of models; an outdated list only makes the choice of servers worse
+ASK_INTERVAL_S = 5.0  # shortest time between two queries because of unknown models
 TIMEOUT_S = 1.0
 
 
 class Adapters:
-    """The adapters at a server's /v1/models, queried when a request names a model that was not seen lately."""
+    """The adapters in a server's /v1/models, queried again when the list is old or lacks a request's model."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session

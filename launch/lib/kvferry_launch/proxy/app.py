@@ -42,7 +42,7 @@ class Options:
     body_bytes_max: int = 8 << 20
     log_requests: bool = True
     first_token_of_prefill: bool = True
-    sign_push_target: Callable[[Body], Body | None] = lambda target: target  # None: the decode server pulls
+    sign_push_target: Callable[[Body], Body | None] = lambda target: target  # None: the decode server pulls KV
     controller_token: str = field(default="", repr=False)
 
 
@@ -140,7 +140,7 @@ class FrontDoor:
         assert failure is not None
         if one.response is not None:
             return await self._servers.broken_off(one, one.response, failure)
-        return failure.answer or error_response(502, f"no server answered; the last that was tried: {failure}")
+        return failure.answer or error_response(502, f"no server answered; the last one that was tried: {failure}")
 
     async def _through(self, one: ClientRequest, choice: Choice, attempt: int) -> web.StreamResponse:
         handed_over, first, keeps = None, None, "no prefill"
@@ -202,8 +202,8 @@ class FrontDoor:
 
     # ---- requests to servers and the controller ----
     async def _tokens(self, one: ClientRequest) -> list[int] | None:
-        """Returns the prompt's tokens, or None if no server tokenizes it. Then load alone decides the pair, and servers
-        report what is wrong with the request."""
+        """Returns the prompt's tokens, or None if no server tokenizes it. Without tokens, load alone decides the pair,
+        and the servers report what is wrong with the request."""
         tokens = bodies.token_ids(one.path, one.body)
         question = bodies.tokenize_body(one.path, one.body)
         if tokens is not None or question is None:
@@ -226,7 +226,7 @@ class FrontDoor:
         return None
 
     async def _extras(self, one: ClientRequest) -> dict[str, str]:
-        """Returns the fields that decide the prompt's KV besides its tokens."""
+        """Returns the fields of `POST /pair` on which the prompt's KV depends besides its tokens."""
         extras: dict[str, str] = {}
         if servers := self.nodes.usable("decode", set()):
             extras |= await self._adapters.extras(one.body.get("model"), servers[0].serves, one.headers(0))

@@ -20,10 +20,10 @@ CHAT = "/v1/chat/completions"
 GENERATE = "/inference/v1/generate"
 PATHS = (COMPLETIONS, CHAT, GENERATE)
 
-# Fields of a chat that decide its tokens; /tokenize has the same names.
+# Fields of a chat request that decide its tokens; /tokenize takes them by the same names.
 _CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens",
                 "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "tools")
-# Fields that need more than one token of output. None of them changes the prompt's KV.
+# Fields that a request for one token of output does not need or may not have. None of them changes the prompt's KV.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
                     "response_format", "structured_outputs", "echo")
 
@@ -43,9 +43,9 @@ def json_object(raw: Any) -> Body | None:
 
 
 def from_client(body: Body) -> tuple[Body, bool]:
-    """Returns a client's request without what only routers may say, and whether anything was removed.
+    """Returns a client's request without the parameters that only routers may set, and whether any was removed.
 
-    kv_transfer_params name addresses to which servers connect, so only `kvferry_report` is left of them."""
+    kv_transfer_params name addresses to which servers connect, so only `kvferry_report` is kept of them."""
     made: Body = {}
     removed = False
     for name, value in body.items():
@@ -114,8 +114,8 @@ def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
 
 
 def decode_body(body: Body, handed_over: Body | None) -> Body:
-    """Returns the request to the decode server. `body`: from from_client(); `handed_over` names the prompt's KV; None
-    without a prefill."""
+    """Returns the request to the decode server. `body`: from from_client(); `handed_over`: the prefill server's
+    kv_transfer_params, which name the prompt's KV; None: there was no prefill."""
     if not handed_over:
         return body
     return {**body, "kv_transfer_params": {**body.get("kv_transfer_params", {}), **handed_over}}

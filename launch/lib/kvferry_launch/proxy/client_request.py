@@ -1,4 +1,4 @@
-"""One request of a client as the proxy keeps it, and the answers that the proxy makes or passes on."""
+"""One request of a client with its state in the proxy, and the answers that the proxy makes or passes on."""
 
 import uuid
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from kvferry_launch.proxy.bodies import Body
 from kvferry_launch.proxy.request_log import RequestLog
 from kvferry_launch.proxy.streams import Stream
 
-# Headers that the proxy does not forward: they belong to one hop, or are set anew for the next.
+# Headers that the proxy does not forward: they apply to one connection, or the proxy sets them itself.
 _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection", "keep-alive", "transfer-encoding",
                           "te", "trailer", "upgrade", "expect", "accept-encoding", "x-request-id"))
 
@@ -23,7 +23,7 @@ class ClientGoneError(Exception):
 
 @dataclass
 class ClientRequest:
-    """One request of a client."""
+    """One request of a client; its state outlives each attempt to serve it."""
 
     request: web.Request
     body: Body
@@ -34,10 +34,11 @@ class ClientRequest:
         self.request_id = self.request.headers.get("X-Request-Id") or uuid.uuid4().hex
         self.log.request_id = self.request_id
         self.stream = Stream(self.path, self.body)
-        self.response: web.StreamResponse | None = None  # set once the client has a part of its answer
+        self.response: web.StreamResponse | None = None  # set once the client's answer has begun
 
     def headers(self, attempt: int) -> dict[str, str]:
-        """Each attempt has its own request id, because a server may still run the previous attempt."""
+        """Returns the headers for a server. Each attempt has its own request id: a server may still run the last one.
+        """
         made = forwarded(self.request.headers)
         made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
         return made
@@ -45,7 +46,7 @@ class ClientRequest:
 
 @contextmanager
 def to_client() -> Iterator[None]:
-    """Marks errors in this block as the client's, because aiohttp raises the same types for servers."""
+    """Turns connection errors in the `with` block into ClientGoneError: aiohttp has the same types for servers."""
     try:
         yield
     except (ConnectionError, aiohttp.ClientError) as error:

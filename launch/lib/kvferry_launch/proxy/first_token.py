@@ -1,8 +1,8 @@
-"""The first token of a stream is the one that the prefill server sampled; the decode server goes on after it. No I/O.
+"""Makes the token that the prefill server sampled the first one of a stream, which the decode server continues. No I/O.
 
 The decode server gets the prompt with that token, so it loads the whole prompt and computes nothing of it. The answer
-must equal that of one server, so this is done for requests of known parameters only; all others get their first token
-from the decode server.
+must equal that of one server, so this is done only for requests whose parameters are all known to allow it; other
+requests get their first token from the decode server.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ def _is_one(value: Any) -> bool:
     return type(value) is int and value == 1
 
 
-# The parameters, and their values, with which the second token can be sampled as if the first were of the prompt. Not
-# among them: stop strings, which may begin in the first token, penalties that count the output only, and what tells of
-# each token.
+# The parameters, with checks of their values, that let the second token be sampled as if the first one belonged to the
+# prompt. Left out are stop strings, which may begin in the first token, penalties that count only output tokens, and
+# parameters that ask for data about each token.
 _EXACT: dict[str, Callable[[Any], bool]] = {
     "model": _any, "prompt": _any, "user": _any, "seed": _any, "priority": _any, "cache_salt": _any, "top_p": _any,
     "top_k": _any, "min_p": _any, "ignore_eos": _any, "stop_token_ids": _any, "logit_bias": _any,
@@ -54,7 +54,7 @@ class FirstToken:
 
 
 def keeps_from_prefill(path: str, body: Body) -> str:
-    """Returns what keeps a request from the prefill server's first token, as a metric's label; "" if nothing does."""
+    """Returns why the first token can't be the prefill server's, as the label of a metric; "" if it can."""
     if path != COMPLETIONS:
         return "path"
     if body.get("stream") is not True:
@@ -86,7 +86,7 @@ def first_token(answer: Body) -> FirstToken | None:
 
 
 def counted_as_output(usage: Any) -> Any:
-    """Returns the decode server's usage with its last prompt token as the first of the output."""
+    """Returns the decode server's usage with its last prompt token counted as the first output token."""
     if not isinstance(usage, dict):
         return usage
     moved = {"prompt_tokens": -1, "completion_tokens": 1}

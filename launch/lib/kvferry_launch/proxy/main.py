@@ -25,8 +25,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1", help="address of the HTTP server")
     parser.add_argument("--port", type=int, default=8000, help="port of the HTTP server; 0: any free one")
     parser.add_argument("--controller", default=DEFAULT_CONTROLLER, metavar="http://HOST:PORT",
-                        help="HTTP address of the controller, given to it as --http")
-    parser.add_argument("--namespace", default="default", help="namespace of the servers")
+                        help="HTTP address of the controller, which its own option --http sets")
+    parser.add_argument("--namespace", default="default", help="kvferry namespace of the servers")
     parser.add_argument("--tries", type=int, default=3, help="number of pairs tried for a request whose servers fail")
     parser.add_argument("--without-prefill", choices=("decode", "refuse"), default="decode",
                         help="behaviour without a prefill server: decode servers compute prompts, or requests get 503")
@@ -34,25 +34,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="server that samples a stream's first token; prefill: only if the answer stays the same")
     parser.add_argument("--transfer", choices=("push", "pull"), default="push",
                         help="push: prefill servers send KV to the decode server while they compute; pull: the decode "
-                        "server asks for it when the prefill server has answered")
+                        "server fetches KV after the prefill server has answered")
     parser.add_argument("--cluster-key-file", metavar="FILE", default=os.environ.get("KVFERRY_CLUSTER_KEY_FILE", ""),
-                        help="key that signs the decode server's address for the prefill server, and of which the "
-                        "controller asks a token; the connector's key cluster_key_file (default: "
-                        "KVFERRY_CLUSTER_KEY_FILE)")
+                        help="file with the deployment's key, which signs the decode server's address for the prefill "
+                        "server and makes the token for the controller's HTTP API (default: the variable "
+                        "KVFERRY_CLUSTER_KEY_FILE, now '%(default)s')")
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS",
-                        help="longest wait for the next byte of a server")
+                        help="longest wait for the next byte from a server")
     parser.add_argument("--max-body", type=int, default=Options.body_bytes_max, metavar="BYTES",
-                        help="longest request body; longer ones get 413. A long body stops all requests while its JSON "
-                        "is read")
+                        help="longest request body; longer ones get status 413. While the proxy parses a long body, "
+                        "all other requests wait")
     parser.add_argument("--log-requests", action=argparse.BooleanOptionalAction, default=True,
-                        help="one line for each request: status, tokens, servers, and the time of each stage")
+                        help="log a line for each request: status, tokens, servers, and the time of each stage")
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS",
                         help="time for running requests after SIGTERM or SIGINT; a second signal ends them")
     parsed = parser.parse_args(arguments)
     if not is_http(parsed.controller):
         parser.error(f"--controller is '{parsed.controller}', not http://HOST:PORT")
     if not 0 <= parsed.port <= 65535:
-        parser.error(f"--port is {parsed.port}, not one of 0 to 65535")
+        parser.error(f"--port is {parsed.port}, not a port from 0 to 65535")
     for name in ("tries", "max_body"):
         if (value := getattr(parsed, name)) < 1:
             parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
@@ -68,7 +68,9 @@ def is_http(url: str) -> bool:
 
 
 def options_of_member(key_file: str, pulls: bool = False) -> dict[str, Any]:
-    """Returns the options that follow from the cluster key, and from how KV travels. Exits if the key is unusable."""
+    """Returns the options that depend on the cluster key and on `pulls`. Exits if the key file is unusable.
+
+    `pulls`: decode servers pull KV, so prefill servers get no address to push to."""
     no_push: dict[str, Any] = {"sign_push_target": lambda _: None} if pulls else {}
     if not key_file:
         return no_push
@@ -110,7 +112,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
     await ending.wait()
-    logging.getLogger("kvferry.proxy").info("shutting down; running requests have %.0f s", arguments.grace)
+    logging.getLogger("kvferry.proxy").info("shutting down; running requests have %.0f s to end", arguments.grace)
     await runner.cleanup()
 
 

@@ -19,11 +19,11 @@ class Metrics:
         self.first_tokens = self._counter("first_tokens", "Answers by the server that sampled the first token, and why "
                                           "it was not the prefill server", "source", "reason")
         self.continued_streams = self._counter("continued_streams", "Streams that another decode server continued")
-        self.broken_streams = self._counter("broken_streams", "Answers that ended in an error event")
+        self.broken_streams = self._counter("broken_streams", "Streamed answers that ended in an error event")
         self.stripped_params = self._counter("stripped_params",
                                              "Requests from which a client's own KV transfer parameters were removed")
-        self.unpaired = self._counter("unpaired", "Requests for which there was no pair")
-        self.controller_errors = self._counter("controller_errors", "Requests to the controller without an answer")
+        self.unpaired = self._counter("unpaired", "Requests refused because there was no pair of servers")
+        self.controller_errors = self._counter("controller_errors", "Requests to the controller that got no answer")
         self.in_flight = Gauge("kvferry_proxy_in_flight", "Requests under way", registry=self.registry)
         self.nodes = Gauge("kvferry_proxy_nodes", "Servers by role and state", ["role", "state"],
                            registry=self.registry)

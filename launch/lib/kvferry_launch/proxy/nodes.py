@@ -20,17 +20,17 @@ POLL_INTERVAL_S = 1.0
 HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
-DROP_AFTER_S = 10.0  # a restarted controller lists no node until nodes have registered again
-# A server that the controller has lost may just be short of processor time. Requests leave it after so much silence:
-LOST_SILENCE_S = 1.0  # where other servers take them
-ALONE_SILENCE_S = 10.0  # where none do
-COME_BACK_WITHIN_S = 5.0  # new requests wait so long for a lost server where there is no other
+DROP_AFTER_S = 10.0  # use of a server that a restarted controller does not list; nodes have to register again
+# A server that the controller no longer lists may only be slow. Its running requests go to another server after:
+LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
+ALONE_SILENCE_S = 10.0  # time without a byte from the lost server, if no other server takes requests
+COME_BACK_WITHIN_S = 5.0  # a new request waits for a lost server to return, if there is no other server
 _PREFILL_ROLES = ("kv_producer", "kv_both")
 _DECODE_ROLES = ("kv_consumer", "kv_both")
 
 
 class NoPairError(Exception):
-    """No server can take the request; the message is a sentence."""
+    """No server can take the request; the message says why."""
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class ServerError(Exception):
 class Choice:
     prefill: Node | None  # None: the decode server computes the prompt
     decode: Node
-    reason: str = ""  # why there is no prefill
+    reason: str = ""  # why no prefill server is used
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Nodes:
     token: str = field(default="", repr=False)  # for the controller's HTTP API; empty: none
     known: dict[str, Node] = field(default_factory=dict)  # key: engine id
     controller_up: bool = False
-    _trouble: str = ""  # why the controller was lost last
+    _trouble: str = ""  # the last error of a request to the controller
     _turn: int = 0
     _lost: list[Node] = field(default_factory=list)  # nodes that are no longer in `known`, but have requests
     _lost_at: float = -COME_BACK_WITHIN_S  # time at which a node was lost last
@@ -105,7 +105,7 @@ class Nodes:
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)
         self.controller_up = True
-        uptime_ms = answer.get("uptime_ms")  # older controllers do not tell it, and may have started just now
+        uptime_ms = answer.get("uptime_ms")  # older controllers don't send it, and may have started just now
         started_at = time.monotonic() - uptime_ms / 1000 if isinstance(uptime_ms, int) else float("inf")
         self._take(answer.get("nodes", []), asked_at, started_at)
         self._count()
@@ -133,7 +133,7 @@ class Nodes:
             if self._may_come_back(node, started_at) and node.serves not in served:
                 there[engine_id] = node
             else:
-                logger.info("%s is gone", engine_id)
+                logger.info("the controller no longer lists %s; it gets no new requests", engine_id)
                 self._lost_at = time.monotonic()
         current = list(there.values())
         self._lost = [node for node in (*self._lost, *self.known.values()) if node not in current]
@@ -143,8 +143,8 @@ class Nodes:
 
     @staticmethod
     def _may_come_back(node: Node, started_at: float) -> bool:
-        """Returns True if an unlisted server still gets requests, because the controller started after it listed the
-        server. A controller that runs since before has lost the server."""
+        """Returns True if a server that the controller does not list still gets requests: the controller has restarted
+        since the last list with the server. A controller that did not restart has dropped the server."""
         now = time.monotonic()
         node.missed_at = node.missed_at or now
         is_new_controller = started_at > node.listed_at
@@ -176,7 +176,8 @@ class Nodes:
     def failed(self, node: Node) -> None:
         """Marks a node whose server failed; the node gets no new request until it is healthy again."""
         if node.ready:
-            logger.warning("%s at %s failed", node.engine_id, node.serves)
+            logger.warning("%s at %s failed; it gets no new requests until /health answers", node.engine_id,
+                           node.serves)
         node.ready = False
 
     def usable(self, kind: str, exclude: set[str]) -> list[Node]:
@@ -190,7 +191,7 @@ class Nodes:
         return bool(self.usable("decode", set()) and (self.usable("prefill", set()) or not self.needs_prefill))
 
     async def _wait_usable(self, kind: str, exclude: set[str]) -> list[Node]:
-        """Returns the usable nodes; if there is none because one was just lost, it has some time to come back."""
+        """Returns the usable nodes. If there are none, waits up to COME_BACK_WITHIN_S for a lost node to come back."""
         while not (found := self.usable(kind, exclude)) and time.monotonic() - self._lost_at < COME_BACK_WITHIN_S:
             await asyncio.sleep(HEALTH_INTERVAL_S / 5)
         return found

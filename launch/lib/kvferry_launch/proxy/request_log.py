@@ -1,4 +1,4 @@
-"""What became of one request: its servers and the time of its stages, for the metrics and for one line of the log."""
+"""The course of one request: its servers and the time of its stages, for the metrics and for one line of the log."""
 
 import time
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _ID_MAX = 80  # characters of a client's request id in the log
 
 
 class RequestLog:
-    """Collects while a request is served."""
+    """Collects servers and times while one request is served."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -40,7 +40,8 @@ class RequestLog:
         self._pairs.append(f"{prefill}, {choice.decode.engine_id}")
 
     def line(self, path: str, status: str) -> str:
-        """For example: POST /v1/completions 200 in 253.1 ms, request 7f3a: 512 tokens; p0, d0; prefill 40.1 ms, ..."""
+        """Returns a line like "POST /v1/completions 200 in 253.1 ms, request 7f3a: 9 tokens; p0, d0; prefill 1 ms".
+        """
         parts = [f"POST {path} {status} in {self.elapsed_s() * 1e3:.1f} ms"
                  + (f", request {self.request_id[:_ID_MAX]}" if self.request_id else "")
                  + (f": {self.num_tokens} tokens" if self.num_tokens is not None else "")]

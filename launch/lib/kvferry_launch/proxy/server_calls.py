@@ -1,4 +1,4 @@
-"""One request to one server, and its answer passed on to the client."""
+"""Sends a client's request to one server, and passes its answer on to the client."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from kvferry_launch.proxy.waits import LostError
 
 
 class ServerCalls:
-    """`attempt`: the number of the pair that the client's request is sent to, from 0."""
+    """Sends requests to servers. `attempt`: how many pairs of servers were tried before for the client's request."""
 
     def __init__(self, session: aiohttp.ClientSession, metrics: Metrics) -> None:
         self._session = session
@@ -32,7 +32,7 @@ class ServerCalls:
 
     async def streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int, first: FirstToken | None
                         ) -> web.StreamResponse:
-        """Passes events on as they arrive, without those that the client has already. Errors: ServerError."""
+        """Passes events on to the client as they arrive, without those that it has already. Errors: ServerError."""
         begin = time.monotonic()
         async with self._asked(node, "decode", one, body, attempt) as answer:
             if answer.content_type != "text/event-stream":
@@ -62,8 +62,8 @@ class ServerCalls:
 
     async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes | None, stream: Stream,
                        response: web.StreamResponse) -> None:
-        """`piece`: the first bytes of the answer, None if they were not read yet. Errors: ServerError."""
-        reason = "no end was sent"
+        """Passes a stream on. `piece`: its first bytes; None: none were read yet. Errors: ServerError."""
+        reason = "its stream has no end"
         try:
             while piece != b"":
                 node.waits.heard()
@@ -80,7 +80,7 @@ class ServerCalls:
 
     async def broken_off(self, one: ClientRequest, response: web.StreamResponse, failure: ServerError
                           ) -> web.StreamResponse:
-        """Ends an answer of which the client has the beginning and which no server continues."""
+        """Sends an error event to a client that has the beginning of an answer which no server can continue."""
         self._metrics.broken_streams.inc()
         separator = b"" if one.stream.ends_an_event else b"\n\n"
         event = json.dumps({"error": error_fields(502, f"the answer breaks off: {failure}")})

@@ -1,4 +1,4 @@
-"""Keeps what the client has of a streamed answer, so that another server can continue it after a failure. No I/O.
+"""Keeps the part of a streamed answer that the client has, so that another server can continue it. No I/O.
 
 The other server answers the request from its beginning. The part that the client has is compared and left out, so a
 stream continues only if the same request gives the same text again: with greedy sampling, or with a seed.
@@ -33,16 +33,16 @@ class Stream:
         self.can_go_on = gives_the_same_again(path, body)
         self.done = False
         self._is_chat = path == CHAT
-        self._text = ""  # sent to the client
+        self._text = ""  # the answer's text that was sent to the client
         self._again = 0  # number of characters of _text that the current server has repeated
         self._servers = 0
-        self._goes_on_after: FirstToken | None = None  # what the client had before the current server's stream
+        self._goes_on_after: FirstToken | None = None  # set if the current server's stream begins after it
         self._names: Body = {}  # the answer's id and creation time, from the first server
         self._pending = b""
         self._tail = _EVENT_END
 
     def begin(self, first: FirstToken | None = None) -> bytes:
-        """Returns the client's next bytes: those of the first token, if the server's stream goes on after it."""
+        """Begins a server's stream. Returns the event of `first` for the client, if the stream begins after `first`."""
         self._servers += 1
         self._again, self._pending = 0, b""
         self._goes_on_after = first
@@ -75,7 +75,7 @@ class Stream:
         if content is None:
             return event if self._servers == 1 else None
         if "error" in content:
-            raise BrokenStreamError(f"it says {json.dumps(content['error'])[:200]}")
+            raise BrokenStreamError(f"it sent the error {json.dumps(content['error'])[:200]}")
         if self._goes_on_after is not None:
             content |= self._names
             if "usage" in content:

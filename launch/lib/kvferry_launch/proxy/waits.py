@@ -1,4 +1,4 @@
-"""The waits of requests for one server. They end early if the controller has lost the server."""
+"""The waits of requests for one server's answers. They end early if the controller no longer lists the server."""
 
 import asyncio
 import time
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class LostError(Exception):
-    """The controller has lost the server for which a request waited."""
+    """The controller no longer lists the server for which a request waited."""
 
 
 class Waits:
     """The tasks that wait for one server; a task waits for one server at a time."""
 
     def __init__(self) -> None:
-        self._heard_at: dict[asyncio.Task[Any], float] = {}  # time of the last byte or, before it, of the wait's begin
+        self._heard_at: dict[asyncio.Task[Any], float] = {}  # time of the last byte, or of the wait's begin
         self._ended: set[asyncio.Task[Any]] = set()
 
     def __bool__(self) -> bool:
@@ -30,10 +30,11 @@ class Waits:
         try:
             yield
         except asyncio.CancelledError:
-            # From Python 3.11 on, uncancel() tells whether the client has left, too: then the task was cancelled twice.
+            # If the client has left too, the task was cancelled twice. Then uncancel(), which Python has from 3.11 on,
+            # returns more than 0.
             if task not in self._ended or getattr(task, "uncancel", int)() > 0:
                 raise
-            raise LostError("the controller has lost it, and it does not answer") from None
+            raise LostError("the controller no longer lists the server, and the server does not answer") from None
         finally:
             del self._heard_at[task]
             self._ended.discard(task)

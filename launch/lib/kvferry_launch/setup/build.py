@@ -18,8 +18,8 @@ def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
 
 
 def build_preset(preset: str, targets: Sequence[str], settings: Sequence[str]) -> None:
-    """Configures build/<preset> with these settings unless that was done, and builds the targets, or all if there are
-    none. Ninja skips what is up to date. Errors: SetupError.
+    """Configures build/<preset> unless it is configured with these settings, and builds the targets, or all targets if
+    `targets` is empty. Ninja skips what is up to date. Errors: SetupError.
     """
     log, folder = LOGS / "build.log", BUILD / preset
     cache = folder / "CMakeCache.txt"

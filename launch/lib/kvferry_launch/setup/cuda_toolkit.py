@@ -40,7 +40,7 @@ def _link(link: Path, target: str) -> None:
 def ensure_build() -> None:
     """Builds the kernels, the GPU tests and benchmarks in build/cuda. Errors: SetupError."""
     ensure_toolkit()
-    # The distribution's UCX has no CUDA.
+    # Debian's UCX is built without CUDA.
     ucx = os.environ.get("KVFERRY_UCX_ROOT", str(UCX))
     build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}", f"-DUCX_ROOT={ucx}"])
 

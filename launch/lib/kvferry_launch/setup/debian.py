@@ -11,7 +11,7 @@ from kvferry_launch.setup.commands import SetupError, run_logged
 
 
 def debian_packages(tests: bool) -> list[str]:
-    """Returns the names in launch/debian-packages.txt, those for tests only if `tests`."""
+    """Returns the names in launch/debian-packages.txt; the packages that only tests need are included if `tests`."""
     names = []
     for line in (LAUNCH / "debian-packages.txt").read_text().splitlines():
         name, _, comment = line.partition("#")
@@ -21,7 +21,7 @@ def debian_packages(tests: bool) -> list[str]:
 
 
 def ensure_debian_packages(tests: bool) -> None:
-    """Installs what dpkg doesn't list as installed, as root or through sudo."""
+    """Installs the packages that dpkg doesn't list as installed, as root or through sudo. Errors: SetupError."""
     wanted = debian_packages(tests)
     if shutil.which("dpkg-query") is None or shutil.which("apt-get") is None:
         if shutil.which("cmake") and shutil.which("ninja"):

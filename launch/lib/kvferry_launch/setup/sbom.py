@@ -43,7 +43,7 @@ def linked_packages(binary: Path) -> set[str]:
 
 
 def python_components(requirements: Iterable[Path]) -> list[Component]:
-    """Returns the distributions that the files name, and all that these need, as far as they are installed here."""
+    """Returns the Python packages that the files name, and their dependencies, as far as they are installed here."""
     todo = [re.split(r"[<>=!~;\[ ]", line.strip(), maxsplit=1)[0] for path in requirements
             for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     found: dict[str, str] = {}
@@ -63,7 +63,8 @@ def python_components(requirements: Iterable[Path]) -> list[Component]:
 
 
 def bill_of_materials(binary: Path | None, vllm: bool) -> dict[str, Any]:
-    """`binary`: the built program, whose shared libraries are listed; None: it is not built."""
+    """Returns the CycloneDX document. `binary`: the built program, whose shared libraries are listed; None: not built.
+    """
     version = version_of_kvferry()
     debian = set(debian_packages(tests=False)) | (linked_packages(binary) if binary else set())
     requirements = [LAUNCH / "requirements.txt", *([LAUNCH / "requirements-vllm.txt"] if vllm else [])]
@@ -81,7 +82,7 @@ def main() -> None:
         "packages of the build, those whose libraries the program links, and the Python packages of .venv.")
     parser.add_argument("--binary", type=Path, default=REPO / "build" / "release" / "bin" / "kvferry",
                         help="the built program (build/release/bin/kvferry)")
-    parser.add_argument("--vllm", action="store_true", help="with vLLM and all that it needs")
+    parser.add_argument("--vllm", action="store_true", help="list vLLM and all that it needs too")
     arguments = parser.parse_args()
     binary = arguments.binary if arguments.binary.exists() else None
     if binary is None:

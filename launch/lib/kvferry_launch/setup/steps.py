@@ -34,7 +34,7 @@ def ensure_toy_model(name: str = "toy") -> Path:
 def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequence[str] = ()) -> None:
     """Runs every step whose result is missing, one process at a time in a checkout. `only`: the targets to build.
 
-    Errors: SetupError. Ctrl-C leaves each step either done or to be done again.
+    Errors: SetupError. After Ctrl-C the next call repeats the step that was interrupted.
     """
     BUILD.mkdir(exist_ok=True)
     LOGS.mkdir(exist_ok=True)
@@ -67,7 +67,7 @@ def ensure_or_exit(**steps: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="launch/setup", description="Install what is missing and build kvferry.")
     parser.add_argument("--quick", action="store_true", help="leave out vLLM and the toy model")
-    parser.add_argument("--tests", action="store_true", help="install the packages that only tests/run needs too")
+    parser.add_argument("--tests", action="store_true", help="install also the packages that only tests/run needs")
     arguments = parser.parse_args()
     start = time.monotonic()
     ensure_or_exit(vllm=not arguments.quick, tests=arguments.tests)

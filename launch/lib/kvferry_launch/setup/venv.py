@@ -12,7 +12,7 @@ from kvferry_launch.paths import BUILD, LAUNCH, LOGS, RELEASE, VENV, VENV_PYTHON
 from kvferry_launch.progress import Step
 from kvferry_launch.setup.commands import SetupError, run_logged, stamped
 
-SITE_PACKAGES_EXPECTED = 190  # number of distributions in a complete .venv with vLLM; only scales the bar
+SITE_PACKAGES_EXPECTED = 190  # number of packages in a complete .venv with vLLM; only scales the progress bar
 NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
@@ -42,7 +42,7 @@ def ensure_venv(vllm: bool) -> None:
 
 
 def requirements(path: Path) -> dict[str, str]:
-    """Returns each requirement's line of a file by its normalised project name."""
+    """Returns the lines of a requirements file, by normalised project name."""
     lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
     return {_project(line): line for line in lines if line}
 
@@ -97,7 +97,7 @@ def _vllm_wheel(requirement: str, step: Step) -> Path:
 
 
 def _pip_step(label: str, arguments: list[str], expected: int) -> None:
-    """Runs `pip install` with a bar: the first half counts packages found, the second those in site-packages.
+    """Runs `pip install` with a progress bar: the first half counts packages found, the second packages installed.
 
     pip reports no total while it resolves, so `expected` only scales the first half.
     """

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-ROUNDING_MARGIN = 0.01  # in logprob; a wider lead of the best token is not lost by rounding
+ROUNDING_MARGIN = 0.01  # in logprob; if the best token leads by more, rounding can't change the choice
 SLOW_S = 20.0
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens of one answer. margins[i] is the lead, in logprob, of the best token over the second best for token i."""
+    """Tokens of one answer. margins[i]: difference in logprob between the best and the second best choice of token i.
+    """
 
     tokens: list[int]
     margins: list[float]
@@ -22,7 +23,7 @@ class Generation:
 class Admission:
     """One admission of a request, as reported by the connector; counts are in tokens.
 
-    hit: held by the connector; local: in the engine's prefix cache; to_load: requested from the connector; loaded:
+    hit: found by the connector; local: in the engine's prefix cache; to_load: requested from the connector; loaded:
     arrived; resumed: True after a preemption; tokens: length of the request at the time of the admission.
     """
 
@@ -95,7 +96,7 @@ def first_mismatch(reference: Generation, got: Generation) -> Mismatch | None:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """A load's answers, their references, and the growth of the decode server's counters meanwhile."""
+    """The answers to a load of requests, their references, and how much the decode server's counters grew meanwhile."""
 
     answers: list[Answer]
     references: list[Generation]

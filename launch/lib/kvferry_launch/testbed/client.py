@@ -15,7 +15,7 @@ FREQUENCY_PENALTY = 1.5  # without a penalty, greedy sampling of a random model 
 
 
 class RequestError(Exception):
-    """A request was not answered with tokens; the message is the server's answer or what failed."""
+    """A request was not answered with tokens; the message is the server's answer or the reason."""
 
 
 class VllmClient:
@@ -126,7 +126,7 @@ async def run_load(prompts: Sequence[list[int]], send: Callable[[list[int]], Awa
 async def judged_load(counters: VllmClient, prompts: Sequence[list[int]], references: list[Generation],
                       send: Callable[[list[int]], Awaitable[Answer]], concurrency: int,
                       on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
-    """Runs `run_load` and adds `references`; `counters` is the server whose metrics count preemptions."""
+    """Runs `run_load` and adds `references`. `counters`: client of the server whose metrics count preemptions."""
     before = await counters.metrics()
     answers = await run_load(prompts, send, concurrency, on_answer)
     return LoadResult(answers, references, growth(before, await counters.metrics()))

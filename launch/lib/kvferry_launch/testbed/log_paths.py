@@ -1,4 +1,4 @@
-"""What workers log about the path to a peer's pool. Standard library only."""
+"""Reads the log lines in which workers name the path to a peer's pool. Standard library only."""
 
 import re
 from collections.abc import Iterable
@@ -8,19 +8,19 @@ _CHOSEN = re.compile(r"uses the fastest: pools by (\w+) [\d.]+ GB/s")
 
 
 def path_lines(log: str) -> list[str]:
-    """Returns the lines that name the path to a peer. They list everything that was measured, failures too."""
+    """Returns the lines that name the path to a peer. Each lists all paths that were measured, failed ones too."""
     return _LINE.findall(log)
 
 
 def chosen_path(line: str) -> str | None:
-    """Returns the path that carries what is in pools, the first that the line names; None if all of them failed."""
+    """Returns the path chosen for transfers between pools, which the line names first; None if all paths failed."""
     found = _CHOSEN.search(line)
     return found[1] if found else None
 
 
 def path_complaints(lines: Iterable[str], wanted: str) -> list[str]:
-    """Returns a complaint for each line that chose another path, and one if none chose this. A peer that is killed
-    while it is measured has no path."""
+    """Returns a complaint for each line that names another path than `wanted`, and one if no line names `wanted`. A
+    line without a path is no complaint, because a peer may be killed while it is measured."""
     lines = list(lines)
     complaints = [f"a path other than {wanted}: {line}" for line in lines if chosen_path(line) not in (wanted, None)]
     if wanted not in map(chosen_path, lines):

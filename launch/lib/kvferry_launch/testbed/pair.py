@@ -39,7 +39,7 @@ def own_cores() -> tuple[str, str]:
 
 
 class Pair:
-    """The processes of one setup. ensure_running() also restarts those that a test has killed."""
+    """The processes of one pair. ensure_running() also restarts processes that a test has killed."""
 
     def __init__(self, setup: PairSetup, model: Path, log_folder: Path = LOGS) -> None:
         self.setup = setup
@@ -94,7 +94,7 @@ class Pair:
 
 async def pair_load(pair: Pair, prompts: list[list[int]], references: list[Generation], max_tokens: int,
                     on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
-    """Sends the prompts through the pair, CONCURRENCY at a time; kvferry is asked for its report on each."""
+    """Sends the prompts through the pair, CONCURRENCY at a time, and asks kvferry for its report on each."""
     report = {"kvferry_report": True} if pair.setup.connector is KVFERRY_CONNECTOR else None
     async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
         return await judged_load(decode, prompts, references,

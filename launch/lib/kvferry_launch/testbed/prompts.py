@@ -4,15 +4,15 @@ import random
 from dataclasses import dataclass
 
 FIRST_TOKEN = 1
-LAST_TOKEN = 510  # 511 ends a sequence
+LAST_TOKEN = 510  # token 511 ends a sequence
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """`count` prompts of `tokens_min` to `tokens_max` tokens; the same for the same fields.
+    """`count` prompts of `tokens_min` to `tokens_max` tokens; equal fields give equal prompts.
 
-    With `shared_prefixes` > 0 each prompt starts with one of that many common beginnings, of 32 to 224 tokens and
-    never the whole prompt.
+    With `shared_prefixes` > 0 each prompt starts with one of that many common prefixes of 32 to 224 tokens, and has at
+    least one token of its own.
     """
 
     seed: int

@@ -1,4 +1,4 @@
-"""launch/quickstart: reads arguments and sets up with any Python, then runs the job with .venv's."""
+"""launch/quickstart: reads arguments and sets up in any Python, then runs quickstart_job.py in the Python of .venv."""
 
 import argparse
 import os
@@ -56,7 +56,7 @@ def job() -> NoReturn:
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
     try:
-        from kvferry_launch.testbed import quickstart_job  # needs what set-up installed
+        from kvferry_launch.testbed import quickstart_job  # needs packages that set-up installs
 
         sys.exit(quickstart_job.run(arguments()))
     except ProcessError as error:

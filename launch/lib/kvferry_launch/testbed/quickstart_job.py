@@ -1,4 +1,6 @@
-"""launch/quickstart's job: a pair, requests with forced preemption, a plain server, a table. Runs in .venv."""
+"""launch/quickstart's job: sends requests through a pair that must preempt, compares all tokens with a plain server,
+and prints a table. Runs in .venv.
+"""
 
 import argparse
 import asyncio
@@ -39,12 +41,12 @@ def run(arguments: argparse.Namespace, connector: KvConnector | None = KVFERRY_C
             pair.start()
             _wait_ready(pair, step)
         result = _through_pair(pair, prompts)
-        with Step("Stop them"):
+        with Step("Stop controller, prefill and decode server"):
             pair.stop(STOP_GRACE_S)
         result = LoadResult(result.answers, _plain(reference, prompts), result.grown)
     finally:
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(name, signal.SIG_IGN)  # the stopping must not be interrupted
+            signal.signal(name, signal.SIG_IGN)  # a second signal must not interrupt stop_all()
         stop_all([*pair.processes, reference.process], STOP_GRACE_S)
     rows = [_row(index, result) for index in range(len(prompts))]
     totals = _totals(result)

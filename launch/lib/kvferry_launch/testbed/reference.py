@@ -34,7 +34,7 @@ class Reference:
                     tick: Callable[[], None] = lambda: None) -> list[Generation]:
         """Returns the reference of each prompt; calls `tick` while the server starts.
 
-        Errors: ProcessError when it doesn't start or fails a request.
+        Errors: ProcessError when the server doesn't start or fails a request.
         """
         path = self._path(prompts, max_tokens)
         if path.exists():
@@ -70,7 +70,7 @@ class Reference:
 
 
 def _model_digest(model: Path) -> str:
-    """Hashes the config and the weight files' names, sizes and dates: reading an 8B model takes too long."""
+    """Hashes the config and the weight files' names, sizes and dates, because reading the weights takes too long."""
     digest = hashlib.sha256((model / "config.json").read_bytes())
     for path in sorted(model.glob("*.safetensors")):
         status = path.stat()

@@ -101,7 +101,7 @@ class Controller:
 
     @property
     def member_env(self) -> dict[str, str]:
-        """The variables with which commands and nodes are members of this controller's deployment."""
+        """The environment variables that give a command or node the cluster key of this controller."""
         return {KEY_ENV: str(self.key_file)} if self.key_file else {}
 
     @property
@@ -119,7 +119,7 @@ class Controller:
         _wait(self.process, lambda: listening.search(self.process.log_text()) is not None, "listening", timeout_s)
 
     def endpoints(self) -> dict[str, str]:
-        """Returns where each node is reached, for example to push KV to it, by its engine id."""
+        """Returns the endpoint of each node by its engine id; KV is pushed to this endpoint, for example."""
         told = subprocess.run([str(self.binary), "status", "--json", "--controller", self.address],
                               capture_output=True, text=True, check=True, env=os.environ | self.member_env)
         return {node["engine_id"]: node["endpoint"] for node in json.loads(told.stdout)["nodes"]}

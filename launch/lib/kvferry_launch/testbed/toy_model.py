@@ -20,14 +20,14 @@ from kvferry_launch.paths import MODELS
 
 VOCAB = 512
 ATTENTION_STD = 0.6
-UNNORMED_STD = 0.12  # weights of queries and keys without a norm; if larger, a token attends to one other token only
+UNNORMED_STD = 0.12  # for queries and keys without a norm; if larger, a token attends to one other token only
 OTHER_STD = 0.05
 EMBEDDING_STD = 1.0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one kind of toy; head sizes and counts decide the KV bytes per token."""
+    """Sizes of one kind of toy model; layers, KV heads and head size decide the KV bytes per token."""
 
     layers: int
     hidden: int
@@ -40,7 +40,7 @@ class Shape:
 
 KINDS = {
     "toy": Shape(layers=4, hidden=128, heads=4, kv_heads=2, head_size=32, intermediate=256),
-    # The KV bytes of an 8B model (32 layers, 8 KV heads of 128), at a small model's compute.
+    # As many KV bytes per token as an 8B model (32 layers, 8 KV heads of 128), with the compute of a small model.
     "wide": Shape(layers=32, hidden=256, heads=8, kv_heads=8, head_size=128, intermediate=256),
     "windowed": Shape(layers=4, hidden=128, heads=4, kv_heads=2, head_size=32, intermediate=256, window=80),
 }
@@ -133,7 +133,7 @@ def kept(kind: str) -> Path:
 
 
 def make(folder: Path, kind: str = "toy", seed: int = 0, maker: str = "") -> Path:
-    """Writes a temporary folder and renames it to `folder`; set-up finds `maker`, this file's version, in it."""
+    """Writes a temporary folder and renames it to `folder`. `maker`: hash of this file, recorded for set-up's check."""
     shape = KINDS[kind]
     scratch = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kind", choices=sorted(KINDS), default="toy")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--maker", default="", help="version to record, for set-up's check")
+    parser.add_argument("--maker", default="", help="hash of this file, recorded for set-up's check")
     arguments = parser.parse_args()
     make(arguments.folder, arguments.kind, arguments.seed, arguments.maker)
 
