@@ -43,7 +43,7 @@ class Child(ManagedProcess):
         return self._process is not None
 
     def tell(self, line: str) -> None:
-        """Writes a line to the guard's stdin, or drops it: "." shows that this process runs, others are the command's.
+        """Writes a line to the guard, which may pass it on to the command unless it is ".". A full pipe drops the line.
         """
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Runs a deployment as one sbatch or mpirun job. This process prints the job's output; the job ends with it."""
+"""Runs a deployment as one sbatch or mpirun job, prints the job's output, and ends the job when this process ends."""
 
 import json
 import select

@@ -68,7 +68,7 @@ def up(spec: Spec, as_json: bool) -> int:
 
 
 def ensure_secret(spec: Spec) -> None:
-    """Creates the Secret with the cluster key unless it exists. `down` keeps it, so that all `up` use one key."""
+    """Creates the Secret with the cluster key unless it exists. `down` keeps it, so that each `up` has the same key."""
     name = key_secret(spec)
     if has_key(spec) and not call(spec, "get", "secret", name, "--ignore-not-found", "-o", "name").strip():
         file = ensure_key(run_folder(spec) / KEY_NAME)

@@ -124,7 +124,7 @@ def drain_script(role: Role, drain: list[str]) -> str:
 
 
 def leader_worker_set(spec: Spec, role: Role, leader: Object) -> Object:
-    """Returns replicas over several hosts, in vLLM's multi-node mode: the first pod of each answers the requests."""
+    """Returns replicas over several hosts, in vLLM's multi-node mode. `leader`: the first pod of each, which serves."""
     pod = json.loads(json.dumps(leader))
     worker = pod["containers"][0]
     worker["command"] = engine_command(spec, role, role.port or ENGINE_PORT, [

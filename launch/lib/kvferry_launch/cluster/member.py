@@ -40,7 +40,7 @@ def why_ended(status: int, complaint: str, last_line: str) -> str:
         name = signal.Signals(-status if status < 0 else status - 128).name
     except ValueError:
         return f"ended with status {status}: {complaint or last_line or 'it printed nothing'}"
-    # After a signal the last line is no reason, but only what the process printed before.
+    # The last line does not say why a signal ended the process, so it is quoted as the last line and not as the reason.
     rest = f": {complaint}" if complaint else f"; its last line was: {last_line}" if last_line else ""
     return f"ended by {name}{SIGNAL_HINTS.get(name, '')}{rest}"
 

@@ -1,4 +1,4 @@
-"""MPI: one mpirun. Rank 0 supervises and runs controller and router; each other rank runs a server at its order.
+"""MPI: one mpirun. Rank 0 supervises and runs controller and router; it starts one server on each other rank.
 
 Ranks find each other in the run folder, which all hosts share. A rank's own folder there holds `here.json` (its host),
 and for its N-th command `order-N.json`, `out-N` (the output), `stop-N` (a request to end it), `exit-N` (exit status).

@@ -59,7 +59,7 @@ class Tools:
 
 
 def tools_of(spec: Spec) -> Tools:
-    """Returns the tools that every host of the deployment uses: by ssh those in the file, else this host's."""
+    """Returns the tools that every host uses: with ssh those that the deployment's file names, else this host's."""
     if spec.on == "ssh":
         return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or str(REPO))
     return Tools(sys.executable, str(REPO))

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvferry_launch.node.endpoints import Endpoint
 
-CONTROLLER_WITHIN_S = 10.0  # the connector waits as long for the controller
+CONTROLLER_WITHIN_S = 10.0  # the connector waits for the controller equally long
 CONNECT_WITHIN_S = 2.0
 # Runs in the server's interpreter, and prints nothing if that interpreter has no kvferry package.
 SETTINGS = """

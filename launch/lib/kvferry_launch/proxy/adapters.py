@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-KEPT_S = 60.0  # use of one list of models; an outdated list only makes the choice of servers worse
+KEPT_S = 60.0  # longest use of one list of models; an outdated list only makes the choice of servers worse
 ASK_INTERVAL_S = 5.0  # shortest time between two queries because of unknown models
 TIMEOUT_S = 1.0
 

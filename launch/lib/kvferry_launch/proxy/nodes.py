@@ -20,7 +20,7 @@ POLL_INTERVAL_S = 1.0
 HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
-DROP_AFTER_S = 10.0  # use of a server that a restarted controller does not list; nodes have to register again
+DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again with a restarted controller
 # A server that the controller no longer lists may only be slow. Its running requests go to another server after:
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
 ALONE_SILENCE_S = 10.0  # time without a byte from the lost server, if no other server takes requests

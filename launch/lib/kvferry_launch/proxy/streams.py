@@ -36,7 +36,7 @@ class Stream:
         self._text = ""  # the answer's text that was sent to the client
         self._again = 0  # number of characters of _text that the current server has repeated
         self._servers = 0
-        self._goes_on_after: FirstToken | None = None  # set if the current server's stream begins after it
+        self._goes_on_after: FirstToken | None = None  # token after which the current server's stream starts
         self._names: Body = {}  # the answer's id and creation time, from the first server
         self._pending = b""
         self._tail = _EVENT_END
