@@ -10,16 +10,18 @@
 
 namespace kvferry::controller {
 
-/// The parent key of a prompt's first block. `seed` must be unknown to clients.
+/// Returns the parent key of a prompt's first block. `seed` must be unknown to clients.
 ShortKey root_block_key(std::uint64_t seed, std::string_view lora_name, std::optional<std::uint64_t> lora_id);
 
-/// Returns a block's key, never 0. `extras`: hash of everything but tokens that the block depends on; 0: nothing.
+/// Returns a block's key, never 0. `extras`: hash of everything besides its tokens that the block's KV depends on;
+/// 0 if there is nothing else.
 ShortKey next_block_key(ShortKey parent, std::span<const std::uint32_t> tokens, std::uint64_t extras);
 
-/// Hashes of the extra keys of successive blocks, without the LoRA adapter's name, which is part of the root key.
+/// Hashes the extra keys of successive blocks, except the LoRA adapter's name, which is part of the root key.
 class ExtraKeys {
  public:
-  /// `msgpack`: an array with nil or an array for each block, or empty. `lora_name` must outlive this object.
+  /// `msgpack`: an array that has nil or an array of keys for each block, or an empty string. `lora_name` must outlive
+  /// this object.
   ExtraKeys(std::string_view msgpack, std::string_view lora_name);
   /// Returns the hash for the next block; 0 if it has no extra keys.
   std::uint64_t next();
@@ -30,7 +32,7 @@ class ExtraKeys {
   std::string_view lora_name_;
 };
 
-/// Returns `extras` for the first block of a request with this cache salt; 0 if the salt is empty.
+/// Returns the `extras` of next_block_key() for the first block of a request with this cache salt; 0 if it is empty.
 std::uint64_t salt_extras(std::string_view cache_salt);
 
 }  // namespace kvferry::controller

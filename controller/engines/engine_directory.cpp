@@ -54,7 +54,7 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
     if (!batch) {
       if (std::has_single_bit(++counters_.batches_malformed))
         log().warn("engine '{}': {}; dropping all its blocks", info_.instance_id, batch.error().what);
-      drop_everything();  // the unread events may have been removals
+      drop_everything();  // an unread event may have removed blocks
       return;
     }
     counters_.events += batch->num_events;
@@ -112,7 +112,7 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
 };
 
 EngineDirectory::EngineDirectory(const EngineIndexOptions& options) : options_(options) {}
-EngineDirectory::~EngineDirectory() { engines_.clear(); }  // before spaces_, to which engines refer
+EngineDirectory::~EngineDirectory() { engines_.clear(); }  // engines refer to spaces_, which must outlive them
 
 EngineDirectory::Space& EngineDirectory::space_of(const EngineInfo& info) {
   std::unique_ptr<Space>& space = spaces_[{info.model, info.tenant, info.salt, info.block_size}];
@@ -178,8 +178,10 @@ void EngineDirectory::tick(TimeNs now) {
     const bool was_live = engine->stream().is_live();
     engine->stream().tick(now);
     if (was_live && !engine->stream().is_live())
-      log().warn("engine '{}' at {} is lost: no message for too long; queries ignore its blocks until it is back",
-                 engine->info().instance_id, engine->info().endpoint);
+      log().warn(
+          "engine '{}' at {} is lost: no message or connection for too long; queries ignore its blocks until it is "
+          "back",
+          engine->info().instance_id, engine->info().endpoint);
   }
 }
 

@@ -20,10 +20,10 @@ struct EngineInfo {
   std::string model;
   std::string tenant = "default";
   std::string salt;                      // separates models with the same name
-  std::string lora_name;                 // LoRA adapter of events that name none
+  std::string lora_name;                 // LoRA adapter assumed for events that name none
   std::string kind;                      // vLLM, SGLang ...; only displayed
-  std::string endpoint;                  // address of its event publisher
-  std::string replay_endpoint;           // address of its replay socket; may be empty
+  std::string endpoint;                  // address of the engine's event publisher
+  std::string replay_endpoint;           // address of the engine's replay socket; may be empty
   std::uint32_t block_size = 0;          // number of tokens in a block
   std::optional<std::uint32_t> dp_rank;  // data-parallel rank; none: each batch names its rank
 };
@@ -85,10 +85,10 @@ class EngineDirectory {
 
   struct Added {
     EngineNumber id;
-    std::optional<EngineNumber> replaced;  // the removed engine with the same instance, tenant, model and rank, if any
+    std::optional<EngineNumber> replaced;  // engine removed because its instance, tenant, model and rank were the same
     bool is_known = false;                 // an identical engine was registered before; `id` is its number
   };
-  /// kFull: too many engines.
+  /// Registers an engine. kFull: the limit on registered engines is reached.
   Result<Added> add(const EngineInfo& info, TimeNs now);
   void remove(EngineNumber id);
   /// Returns the engines of an instance. An empty model or tenant and a missing rank match all.
@@ -100,11 +100,11 @@ class EngineDirectory {
   EngineStream* stream(EngineNumber id);
   /// Expires silent engines. Call at least every few 100 ms.
   void tick(TimeNs now);
-  /// Spends about `num_lines` cache lines on tidying each index. Returns false if nothing is left to do.
+  /// Does maintenance on about `num_lines` cache lines of each index. Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);
 
-  /// Returns all live ranks, including those without a matching block. kNotFound: no engine of this model, tenant and
-  /// block size is registered.
+  /// Returns the match of each live rank, including ranks without a matching block. kNotFound: no engine of this model,
+  /// tenant and block size is registered.
   Result<std::vector<RankMatch>> match(const PromptQuery& query);
 
   std::vector<EngineStatus> engines(TimeNs now) const;

@@ -36,7 +36,7 @@ enum Field : std::uint32_t {
   kWindow,
   kLocality,
   kOther,
-  kCacheSalt,  // in the map form only
+  kCacheSalt,  // exists in the map form only
 };
 constexpr Field kRemovedFields[] = {kHashes, kMedium, kGroup, kLocality};
 
@@ -99,7 +99,7 @@ Error broken(const MsgpackReader& reader, std::string_view payload, std::string_
 
 }  // namespace
 
-/// Fields of an event from which others are derived.
+/// Fields of an event that are not passed on, but from which the tier and the group kind are derived.
 struct EngineEventDecoder::Fields {
   std::string_view medium, locality, group_kind;
   bool has_hashes = false;
@@ -122,7 +122,7 @@ std::optional<std::uint32_t> rank_of_batch(std::string_view payload) {
   MsgpackReader reader(payload);
   std::uint32_t num_fields = 0;
   if (!reader.read_array(num_fields) || num_fields < 3) return std::nullopt;
-  // The rank is the last of three fields. It takes one byte, because engines have fewer than 128 ranks.
+  // The rank is the last of three fields. It takes one byte unless the engine has more than 128 ranks.
   if (num_fields == 3 && static_cast<std::uint8_t>(payload.back()) < 0x80)
     return static_cast<std::uint8_t>(payload.back());
   std::optional<std::uint32_t> rank;
@@ -137,7 +137,7 @@ bool EngineEventDecoder::read_hashes(MsgpackReader& reader) {
   return std::all_of(hashes_.begin(), hashes_.end(), [&](ShortKey& hash) { return read_hash(reader, hash); });
 }
 
-/// Returns false if the field has the wrong type; the reader then stops anywhere inside it.
+/// Reads one field of an event. Returns false if it has the wrong type; the reader then is somewhere inside the field.
 bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t field, BlocksStored& blocks,
                                            Fields& more) {
   switch (field) {
@@ -196,7 +196,8 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
   }
 }
 
-/// Returns false if the batch is truncated or its next value is no event. Counts and skips an event with a wrong field.
+/// Passes the next event to `sink`, or counts and skips it if a field is wrong. Returns false if the batch is truncated
+/// or its next value is no event.
 bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink, EngineBatch& batch) {
   const MsgpackReader begun = reader;
   const bool is_map = reader.next_is_map();

@@ -16,7 +16,7 @@ namespace kvferry::controller {
 /// The kind of attention of a layer group decides whether its blocks make a prefix usable.
 enum class GroupKind { kUnknown, kFullAttention, kOther };
 
-/// Views and spans point into the batch and the decoder; they are valid during the call only.
+/// Views and spans point into the batch and the decoder, and are valid only during the call of the sink.
 struct BlocksStored {
   std::span<const ShortKey> hashes;
   std::optional<ShortKey> parent;         // none: the first block starts a prompt
@@ -26,7 +26,7 @@ struct BlocksStored {
   std::optional<std::uint64_t> lora_id;
   Tier tier = Tier::kGpu;
   std::string_view extra_keys;  // msgpack: an array with nil or an array for each block; empty: none
-  std::string_view cache_salt;  // the request's, which SGLang tells so and vLLM among the extra keys; empty: none
+  std::string_view cache_salt;  // cache salt as SGLang sends it (vLLM puts it in extra_keys); empty: none
   std::optional<std::uint32_t> group;
   GroupKind kind = GroupKind::kUnknown;
 };
@@ -55,12 +55,12 @@ struct EngineBatch {
 /// Reads both event forms, [tag, fields in order] and {"type": tag, name: field}, with hashes as integers or bytes, and
 /// skips unknown fields. A hash in bytes stands for its last eight, big-endian: vLLM derives its integer hashes in the
 /// same way, so engines with either setting agree on a block's hash.
-/// An unknown medium means the slowest tier, a missing one the GPU. Threads: one at a time. Allocates only while its
-/// scratch memory grows.
+/// An unknown medium counts as the slowest tier, a missing medium as the GPU. Threads: one at a time. Allocates memory
+/// only while its scratch vectors grow.
 class EngineEventDecoder {
  public:
-  /// Skips a malformed event. kCorrupt: not a batch, or truncated; the message gives the byte, and the sink has
-  /// received the events before it.
+  /// Passes the events of a batch to `sink` and skips malformed events. kCorrupt: `payload` is not a batch, or is
+  /// truncated; the message names the bad byte, and the sink has received the events before that byte.
   Result<EngineBatch> decode(std::string_view payload, EngineEventSink& sink);
 
  private:

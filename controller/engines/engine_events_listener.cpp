@@ -18,7 +18,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;  // enough for a prompt of millions of tokens
-constexpr int kQueueMax = 1000;            // limit on queued batches of an engine; dropped ones are requested again
+constexpr int kQueueMax = 1000;            // limit on queued batches of an engine; dropped batches are requested again
 constexpr int kMessagesPerSocketMax = 64;  // limit on messages taken from one socket before the next socket is read
 constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
 constexpr int kSocketsMax = 8192;
@@ -139,8 +139,8 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     ready_.push_back(engine);
   }
 
-  /// Returns true if more messages wait. ZeroMQ's descriptors are edge-triggered, so a socket is drained or polled
-  /// again.
+  /// Processes messages from an engine's sockets. Returns true if more may wait: ZeroMQ's descriptors are
+  /// edge-triggered, so a socket that was not drained must be read again without waiting for an event.
   bool receive_from(EngineNumber engine, EngineSockets& sockets, TimeNs now, std::size_t& num_bytes) {
     EngineStream* stream = directory_.stream(engine);
     if (stream == nullptr) return false;
@@ -175,14 +175,16 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     return true;
   }
 
-  /// The last part is the batch, the one before it the sequence number; a topic may precede them.
+  /// Passes a message to the stream. Its last part is the batch, the part before that is the sequence number, and a
+  /// topic may precede both.
   void pass_batch(EngineStream& stream, const net::ZmqPart* parts, std::size_t num_parts, bool is_replay, TimeNs now,
                   std::size_t& num_bytes) {
     const std::optional<std::uint64_t> sequence =
         num_parts >= 2 && num_parts <= kPartsMax ? sequence_of(parts[num_parts - 2].bytes()) : std::nullopt;
     if (!sequence || (*sequence == kEndOfReplay && !is_replay)) {
       if (std::has_single_bit(++num_malformed_))
-        log().warn("{} malformed messages from engines; the newest one has {} parts", num_malformed_, num_parts);
+        log().warn("engines have sent {} malformed messages so far; the newest has {} parts", num_malformed_,
+                   num_parts);
       return;
     }
     if (*sequence == kEndOfReplay) return stream.replay_ended(now);
@@ -205,7 +207,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     sockets.replay.reset();
     auto replay = make_socket(net::ZmqKind::kDealer);
     const Result<void> connected = replay ? (*replay)->connect(info->replay_endpoint) : replay.error();
-    if (!connected) return log().warn("cannot request a replay: {}", connected.error().what);
+    if (!connected) return log().warn("cannot request a replay of missed KV events: {}", connected.error().what);
     sockets.replay = std::move(*replay);
     watch(*sockets.replay, engine);
     char number[8];

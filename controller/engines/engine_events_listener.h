@@ -9,7 +9,7 @@
 
 namespace kvferry::controller {
 
-/// Threads: the owner thread, as for any Listener; also for add() and remove().
+/// Threads: all functions, including add() and remove(), are called on the owner thread, as for any Listener.
 class EngineEventsListener : public Listener {
  public:
   /// `directory` must outlive the listener. Only the listener may add engines to it and remove them.
@@ -20,7 +20,7 @@ class EngineEventsListener : public Listener {
   virtual Result<EngineDirectory::Added> add(const EngineInfo& info, TimeNs now) = 0;
   virtual void remove(EngineNumber engine) = 0;
 
-  /// Number of messages that are not batches: fewer than two parts, or without a sequence number.
+  /// Returns the number of messages that were dropped because they had a wrong number of parts or no sequence number.
   virtual std::uint64_t num_malformed() const = 0;
 };
 

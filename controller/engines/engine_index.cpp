@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kOwnKeysMax = 1 << 16;      // limit on entries of a holder's own_keys
 constexpr std::size_t kRemovalsTogetherMax = 64;  // flush() runs at this many removals
-constexpr std::size_t kSlotsPerChange = 8;        // slots of keys_of_ that each removal tidies
+constexpr std::size_t kSlotsPerChange = 8;        // number of slots of keys_of_ that each removal tidies
 constexpr std::size_t kLeftBehindMin = 4096;
 
 }  // namespace
@@ -49,7 +49,7 @@ void EngineIndex::remove_holder(HolderIndex holder) {
 void EngineIndex::clear(HolderIndex holder) {
   flush();
   Holder& cleared = holders_[holder];
-  KVFERRY_CHECK(cleared.is_used, "holder {} is gone", holder);
+  KVFERRY_CHECK(cleared.is_used, "holder {} does not exist; it was removed before", holder);
   const std::size_t num_placements = index_.num_placements(cleared.node);
   cleared.own_keys.clear();
   cleared.group.reset();
@@ -60,9 +60,9 @@ void EngineIndex::clear(HolderIndex holder) {
   give_node(holder);
 }
 
-/// In a model with several layer groups, each group reports its own blocks, with the same hashes. Only one group of a
-/// holder counts: the first with full attention, since a prefix is usable if those groups have it; until one reports,
-/// the first group of any kind. Returns false if the blocks are of another group.
+/// Returns false if the blocks belong to a layer group that is not indexed. In a model with several layer groups, each
+/// group reports its own blocks, with the same hashes. Only one group of each holder is indexed: the first one that
+/// reports. The first group with full attention replaces it, because such groups decide whether a prefix is usable.
 bool EngineIndex::counts(HolderIndex holder, const BlocksStored& blocks) {
   Holder& by = holders_[holder];
   if (!blocks.group) return true;
@@ -75,7 +75,7 @@ bool EngineIndex::counts(HolderIndex holder, const BlocksStored& blocks) {
   return by.group == blocks.group;
 }
 
-/// Returns nullptr if `hash` is unknown.
+/// Returns the key of the block with this hash; nullptr if the hash is unknown.
 ShortKey* EngineIndex::key_of(Holder& holder, ShortKey hash) {
   if (!holder.own_keys.empty()) {
     if (const auto own = holder.own_keys.find(hash); own != holder.own_keys.end()) return &own->second;
@@ -83,7 +83,7 @@ ShortKey* EngineIndex::key_of(Holder& holder, ShortKey hash) {
   return keys_of_.find(hash);
 }
 
-/// Returns the key of a block of which only the engine's hash is known.
+/// Returns a key made from the engine's hash, for a block whose tokens or parent are unknown.
 ShortKey EngineIndex::unplaced_key(ShortKey hash) const {
   const std::uint32_t halves[] = {static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32)};
   return next_block_key(options_.index.seed ^ 0x756e706c61636564, halves, 0);
@@ -127,8 +127,8 @@ void EngineIndex::move_placements(ShortKey from, ShortKey to) {
   }
 }
 
-/// Maps `hash` to `key`. If `hash` has another key already, a key made from tokens wins over an unplaced one; then
-/// `key` or the stored key changes.
+/// Maps `hash` to `key`. If `hash` has another key already and one of the two is an unplaced_key(), the key made from
+/// tokens is used: `key` or the stored key is changed to it.
 void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
   ShortKey* known = key_of(holder, hash);
   if (known == nullptr) {
@@ -137,7 +137,7 @@ void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
   }
   if (*known == key) return;
   const ShortKey unplaced = unplaced_key(hash);
-  if (key == unplaced) {  // no tokens or no parent this time; an earlier event had them
+  if (key == unplaced) {  // this event lacks the tokens or the parent, but an earlier one had them
     key = *known;
   } else if (*known == unplaced) {
     *known = key;
@@ -213,7 +213,7 @@ void EngineIndex::flush() {
   for (std::size_t i = 0; i < num_known; ++i) {
     const bool has_holder = by.own_keys.empty() ? !index_.holders_of(chain_[i]).empty() : is_held(chain_[i]);
     if (has_holder) {
-      ++num_left_behind_;  // if the other holders use another hash, only a sweep erases this one
+      ++num_left_behind_;  // if the other holders use another hash, only a sweep erases this hash
     } else if (by.own_keys.erase(removed_hashes_[i]) == 0) {
       keys_of_.erase(removed_hashes_[i]);
     }
@@ -229,7 +229,8 @@ bool EngineIndex::tidy(std::size_t num_lines) {
     num_left_behind_ = 0;
     keys_of_.begin_sweep();
   }
-  return tidy_hashes(num_lines / 8) || index_is_busy;  // fewer slots, because each costs a search in index_
+  return tidy_hashes(num_lines / 8) ||
+         index_is_busy;  // fewer slots than lines, because each slot costs a search in index_
 }
 
 bool EngineIndex::tidy_hashes(std::size_t num_slots) {

@@ -23,7 +23,7 @@
 namespace kvferry::controller {
 
 struct EngineIndexOptions {
-  std::uint32_t block_size = 16;                             // tokens
+  std::uint32_t block_size = 16;                             // number of tokens in a block
   std::size_t blocks_per_holder_max = std::size_t{1} << 22;  // limit for a holder; a block in two tiers counts twice
   std::size_t blocks_max = std::size_t{1} << 25;             // limit over all holders
   IndexOptions index = {};
@@ -35,8 +35,8 @@ struct EngineIndexCounters {
   std::uint64_t blocks_dropped = 0;    // blocks that were not indexed because a memory limit was reached
   std::uint64_t blocks_unplaced = 0;   // blocks without tokens or with an unknown parent: found by hash only
   std::uint64_t other_group = 0;       // events of layer groups that don't decide whether a prefix is usable
-  std::uint64_t other_block_size = 0;  // events whose block size is not the namespace's
-  std::uint64_t hashes_ambiguous = 0;  // hashes that stand for other tokens than in another engine
+  std::uint64_t other_block_size = 0;  // events with another block size than this index
+  std::uint64_t hashes_ambiguous = 0;  // hashes that two engines use for different tokens
 };
 
 /// Request fields that change the KV cache besides the tokens.
@@ -46,13 +46,13 @@ struct PromptSalt {
   std::string_view cache_salt;
 };
 
-using HolderIndex = std::uint32_t;  // dense; reused after removal
+using HolderIndex = std::uint32_t;  // index of a holder; reused after the holder's removal
 
-/// Lengths of a holder's prefix, in blocks from the start of the prompt.
+/// How many blocks from the start of the prompt a holder has.
 struct EngineMatch {
   HolderIndex holder = 0;
-  std::uint32_t in_tier[kNumTiers] = {};     // every block is in this tier
-  std::uint32_t up_to_tier[kNumTiers] = {};  // every block is in this tier or a faster one
+  std::uint32_t in_tier[kNumTiers] = {};     // [tier] number of leading blocks that are all in this tier
+  std::uint32_t up_to_tier[kNumTiers] = {};  // [tier] number of leading blocks that are all in this tier or faster ones
 };
 
 /// Threads: one at a time. A holder is one rank of an engine. clear() and remove_holder() take effect at once; tidy()
@@ -67,8 +67,8 @@ class EngineIndex {
   void clear(HolderIndex holder);
 
   void stored(HolderIndex holder, const BlocksStored& blocks);
-  /// Takes effect at the next change, lookup or flush(): engines report removals one block at a time, and removing many
-  /// at once is faster.
+  /// Queues a removal, which takes effect at the next change, lookup or flush(): engines report removals one block at a
+  /// time, and removing many blocks at once is faster.
   void removed(HolderIndex holder, const BlocksRemoved& blocks);
   void flush();
 
@@ -78,7 +78,8 @@ class EngineIndex {
   /// Same as match_tokens(), but takes the hashes of the prompt's blocks, which may be those of any engine.
   void match_hashes(std::span<const ShortKey> hashes, std::vector<EngineMatch>& matches);
 
-  /// Resizes, compacts and sweeps about `num_lines` cache lines. Returns false if nothing is left to do.
+  /// Does maintenance (resizing, compacting, sweeping) on about `num_lines` cache lines. Returns false if nothing is
+  /// left to do.
   bool tidy(std::size_t num_lines);
 
   std::uint32_t block_size() const { return options_.block_size; }
@@ -94,9 +95,9 @@ class EngineIndex {
     NodeIndex node = 0;
     bool is_used = false;
     std::string lora_name;
-    std::optional<std::uint32_t> group;  // layer group whose events count
-    bool group_is_full = false;          // that group has full attention
-    /// Keys of the hashes that stand for other tokens in this engine than in keys_of_.
+    std::optional<std::uint32_t> group;  // layer group whose events are indexed; see counts()
+    bool group_is_full = false;          // whether `group` has full attention
+    /// Block keys by hash, for hashes that this engine uses for other tokens than the engine whose key is in keys_of_.
     std::unordered_map<ShortKey, ShortKey> own_keys;
   };
 
@@ -113,7 +114,7 @@ class EngineIndex {
 
   EngineIndexOptions options_;
   PlacementIndex<ShortKey> index_;  // holders of each block, by the block's key
-  HashMap64 keys_of_;               // keys of blocks by engines' hashes; a sweep erases those of blocks with no holder
+  HashMap64 keys_of_;  // keys of blocks by engines' hashes; a sweep erases entries of blocks with no holder
   std::vector<Holder> holders_;
   std::vector<HolderIndex> free_holders_;
   std::vector<HolderIndex> holder_of_node_;
@@ -122,13 +123,13 @@ class EngineIndex {
   EngineIndexCounters counters_;
 
   std::vector<ShortKey> chain_;           // scratch: keys of the current blocks
-  std::vector<ShortKey> removed_hashes_;  // arguments of removed(), until flush()
+  std::vector<ShortKey> removed_hashes_;  // hashes passed to removed() since the last flush()
   HolderIndex removed_holder_ = 0;
   Tier removed_tier_ = Tier::kGpu;
   struct Walker {
     NodeIndex node;
-    std::uint8_t alone, together;  // bit masks of tiers that have all blocks so far, alone or with the faster ones
-    std::uint32_t match;           // index in the matches
+    std::uint8_t alone, together;  // bit masks of tiers that have all blocks so far, alone or with faster tiers
+    std::uint32_t match;           // index in match()'s `matches`
   };
   std::vector<Walker> walkers_;
 };

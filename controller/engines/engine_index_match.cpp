@@ -1,4 +1,4 @@
-// EngineIndex's lookups.
+// The lookups of EngineIndex: which holders have how many leading blocks of a prompt.
 #include "controller/engines/block_chain.h"
 #include "controller/engines/engine_index.h"
 
@@ -9,7 +9,7 @@ std::uint8_t bit_of(Tier tier) { return static_cast<std::uint8_t>(1U << static_c
 
 }  // namespace
 
-/// Matches the keys in chain_.
+/// Looks up the block keys in chain_, and fills `matches` with the holders of the first block.
 void EngineIndex::match(std::vector<EngineMatch>& matches) {
   matches.clear();
   walkers_.clear();

@@ -24,7 +24,7 @@ void EngineStream::connected(TimeNs now) {
   waiting_.clear();  // these batches may be from another engine; the replay repeats those that are still valid
   waiting_bytes_ = 0;
   if (is_live_ && options_.has_replay && has_applied_) {
-    is_live_ = false;  // until the replay shows that it is the same engine
+    is_live_ = false;  // until the replay shows that the engine is the same
     lost_at_ = now;
   }
   if (options_.has_replay) repair(now);
@@ -133,7 +133,8 @@ void EngineStream::enqueue(std::uint64_t sequence, std::string_view payload, Tim
 void EngineStream::replayed(std::uint64_t sequence, std::string_view payload, TimeNs now) {
   has_ever_replayed_ = true;
   note_alive(now);
-  if (replay_ == Replay::kNone || replay_ == Replay::kProbe || replay_request_) return;  // answers an outdated request
+  if (replay_ == Replay::kNone || replay_ == Replay::kProbe || replay_request_)
+    return;  // the batch answers an outdated request
   replay_progress_at_ = now;
   const bool is_first = !has_answered_;
   has_answered_ = true;
@@ -143,7 +144,7 @@ void EngineStream::replayed(std::uint64_t sequence, std::string_view payload, Ti
       if (XXH3_64bits(payload.data(), payload.size()) != last_applied_hash_) restart(now);
       return;
     }
-    // The engine's replay does not reach back that far: the missing batches and the engine's identity are unknown.
+    // The replay begins after the last applied batch: the missing batches and the engine's identity are unknown.
     ++counters_.gaps_unrepaired;
     drop_everything();
     return request(Replay::kFromStart, now);
@@ -158,7 +159,7 @@ void EngineStream::replayed(std::uint64_t sequence, std::string_view payload, Ti
     ++counters_.duplicates;
     return;
   }
-  // ZeroMQ drops batches of a long replay that arrive faster than they are taken. Request the rest again.
+  // ZeroMQ drops batches of a long replay that arrive faster than they are read. Request the rest again.
   if (next_ && sequence > *next_) return request(Replay::kVerify, now);
   num_tries_ = 0;
   apply(sequence, payload);
@@ -187,7 +188,7 @@ void EngineStream::apply_waiting(TimeNs now) {
   for (const Waiting& batch : waiting) take_in_order(batch.sequence, batch.payload, now);
 }
 
-/// The replay endpoint is silent or too slow. Gives up the missing batches and applies the following ones.
+/// Gives up the missing batches and applies the waiting ones, because the replay endpoint is silent or too slow.
 void EngineStream::continue_without_replay(TimeNs now) {
   if (replay_ == Replay::kVerify || !waiting_.empty()) {
     if (has_applied_ && (replay_ == Replay::kVerify)) ++counters_.gaps_unrepaired;
@@ -227,7 +228,7 @@ void EngineStream::tick(TimeNs now) {
   if (is_replaying()) {
     if (waited <= options_.replay_timeout) return;
     if (++num_tries_ >= options_.replay_tries) return continue_without_replay(now);
-    if (has_answered_) {  // the replay stopped midway: continue from there
+    if (has_answered_) {  // the replay stopped midway: request its rest
       request(has_applied_ && next_ ? Replay::kVerify : Replay::kFromStart, now);
     } else {
       request(replay_, now);

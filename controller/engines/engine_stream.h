@@ -1,9 +1,9 @@
 // Puts one engine's batches in order: applies them, requests a replay of missing ones, and detects a restarted engine.
 // Pure: the caller passes the time and sends the requested replays.
 //
-// An engine numbers its batches from 0 when it starts and keeps the newest for replay. Numbers alone don't reveal a
-// restarted engine that is already further than the old one was. So after each interruption the replay also covers the
-// batch before the missing one, and the engine counts as the same only if this batch equals the one that was applied.
+// An engine numbers its batches from 0 when it starts and keeps the newest for replay. The numbers don't reveal a
+// restart if the engine has since published more batches than before. So after each interruption the replay also covers
+// the last applied batch, and the engine counts as the same only if that batch is unchanged.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class EngineStreamSink {
  public:
   virtual ~EngineStreamSink() = default;
   virtual void apply(std::string_view payload) = 0;
-  virtual void drop_everything() = 0;  // the applied batches are void
+  virtual void drop_everything() = 0;  // undoes all applied batches: the engine's blocks are unknown
 };
 
 struct EngineStreamOptions {
@@ -50,19 +50,19 @@ class EngineStream {
  public:
   EngineStream(const EngineStreamOptions& options, EngineStreamSink& sink, TimeNs now);
 
-  void connected(TimeNs now);  // the subscription is connected, perhaps again
+  void connected(TimeNs now);  // the subscription was connected or reconnected
   void disconnected(TimeNs now);
   void received(std::uint64_t sequence, std::string_view payload, TimeNs now);
   void replayed(std::uint64_t sequence, std::string_view payload, TimeNs now);
   void replay_ended(TimeNs now);
-  /// Call at least every few 100 ms. A late call does not count as silence of the engine.
+  /// Checks all timeouts; call at least every few 100 ms. A late call does not count as silence of the engine.
   void tick(TimeNs now);
 
-  /// Returns the first sequence number of the replay to request, once. Request it on a new connection, so that answers
-  /// to older requests never arrive.
+  /// Returns, once, the sequence number from which a replay is to be requested; nullopt if none is to be requested. Use
+  /// a new connection for each request, so that answers to older requests never arrive.
   std::optional<std::uint64_t> take_replay_request();
 
-  /// Returns false if the engine is lost; its blocks then don't count.
+  /// Returns false if the engine is lost; lookups then ignore its blocks.
   bool is_live() const { return is_live_; }
   /// Returns true if no batch is known to be missing.
   bool is_confirmed() const { return is_live_ && !is_replaying() && replay_ != Replay::kLater; }
@@ -73,9 +73,9 @@ class EngineStream {
  private:
   enum class Replay {
     kNone,
-    kFromStart,  // everything available; the batches applied before are void
-    kVerify,     // from the last applied batch on, to check that the engine is the same
-    kProbe,      // no batches: checks that the engine is alive
+    kFromStart,  // all batches that the engine still has; they replace the batches applied before
+    kVerify,     // the last applied batch and later ones, to check that the engine is the same
+    kProbe,      // no batches; only checks that the engine is alive
     kLater,      // replays failed; batches are applied as they arrive until the next attempt
   };
   struct Waiting {
@@ -98,11 +98,11 @@ class EngineStream {
 
   EngineStreamOptions options_;
   EngineStreamSink& sink_;
-  std::optional<std::uint64_t> next_;                    // sequence number to apply next; none: any
-  std::optional<std::uint64_t> last_received_sequence_;  // last received one on this connection
+  std::optional<std::uint64_t> next_;                    // sequence number of the batch to apply next; none: any
+  std::optional<std::uint64_t> last_received_sequence_;  // newest sequence number received on this connection
   std::optional<std::uint64_t>
-      last_replayed_sequence_;           // last one replayed; the subscription may deliver batches up to this one again
-  std::uint64_t last_applied_hash_ = 0;  // hash of the batch before next_
+      last_replayed_sequence_;  // newest replayed sequence number; the subscription may deliver batches up to it again
+  std::uint64_t last_applied_hash_ = 0;  // hash of the last applied batch's payload
   bool has_applied_ = false;
 
   Replay replay_ = Replay::kNone;
@@ -116,7 +116,7 @@ class EngineStream {
   std::size_t waiting_bytes_ = 0;
 
   bool is_connected_ = false;
-  bool has_ever_replayed_ = false;  // until a replay was answered, the engine's silence is no evidence of a loss
+  bool has_ever_replayed_ = false;  // before a first answer to a replay, the engine's silence is no evidence of a loss
   bool is_live_ = true;
   TimeNs last_received_at_;
   TimeNs disconnected_at_;
