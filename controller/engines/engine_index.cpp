@@ -229,8 +229,7 @@ bool EngineIndex::tidy(std::size_t num_lines) {
     num_left_behind_ = 0;
     keys_of_.begin_sweep();
   }
-  return tidy_hashes(num_lines / 8) ||
-         index_is_busy;  // fewer slots than lines, because each slot costs a search in index_
+  return tidy_hashes(num_lines / 8) || index_is_busy;  // only an eighth, because each slot costs a search in index_
 }
 
 bool EngineIndex::tidy_hashes(std::size_t num_slots) {

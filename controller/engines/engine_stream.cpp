@@ -133,8 +133,8 @@ void EngineStream::enqueue(std::uint64_t sequence, std::string_view payload, Tim
 void EngineStream::replayed(std::uint64_t sequence, std::string_view payload, TimeNs now) {
   has_ever_replayed_ = true;
   note_alive(now);
-  if (replay_ == Replay::kNone || replay_ == Replay::kProbe || replay_request_)
-    return;  // the batch answers an outdated request
+  // A batch that answers an outdated request is ignored.
+  if (replay_ == Replay::kNone || replay_ == Replay::kProbe || replay_request_) return;
   replay_progress_at_ = now;
   const bool is_first = !has_answered_;
   has_answered_ = true;

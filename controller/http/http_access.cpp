@@ -29,7 +29,7 @@ std::string password_in(std::string_view base64) {
                         reinterpret_cast<const unsigned char*>(base64.data()), static_cast<int>(base64.size()));
   const std::size_t colon = plain.find(':');
   if (size < 0 || colon == std::string::npos) return {};
-  while (plain.back() == '\0') plain.pop_back();  // each '=' is decoded as a zero
+  while (plain.back() == '\0') plain.pop_back();  // each '=' is decoded as a zero byte
   return plain.substr(colon + 1);
 }
 
@@ -66,10 +66,11 @@ std::optional<HttpRefusal> HttpAccess::refusal(std::string_view method, std::str
   const HttpRole role = role_of(method, authorization);
   if (role >= needed) return std::nullopt;
   const char* const command = needed == HttpRole::kAdmin ? "kvferry token --role admin" : "kvferry token";
-  return HttpRefusal{role == HttpRole::kNone ? 401 : 403,
-                     fmt::format("send 'Authorization: Bearer TOKEN' with the token that '{}' prints where the cluster "
-                                 "key is",
-                                 command)};
+  return HttpRefusal{
+      role == HttpRole::kNone ? 401 : 403,
+      fmt::format("the token is missing or not allowed here; send 'Authorization: Bearer TOKEN' with the "
+                  "token that '{}' prints on a machine with the cluster key",
+                  command)};
 }
 
 }  // namespace kvferry::controller

@@ -1,4 +1,4 @@
-// Who may ask what over HTTP. With a cluster key, clients show a token that is derived from the key.
+// Which HTTP requests a client may send. With a cluster key, clients need a token that is derived from the key.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace kvferry::controller {
 
-/// Each role may do what the roles before it may do.
+/// Rights of an HTTP client. Each role includes the rights of the roles before it.
 enum class HttpRole : std::uint8_t {
   kNone,    // GET /healthz
-  kReader,  // all other GET requests, and questions about prompts
-  kAdmin,   // everything; POST /register makes the controller connect to an address
+  kReader,  // all other GET requests, and the POST requests that only ask about a prompt
+  kAdmin,   // all requests; POST /register, for example, makes the controller connect to an address
 };
 
 /// Returns the token of kReader or kAdmin: 64 hexadecimal digits.
@@ -22,7 +22,7 @@ std::string http_token(const net::ClusterKey& key, HttpRole role);
 
 struct HttpRefusal {
   int status = 0;
-  std::string why;  // a sentence
+  std::string why;  // sentence for the client
 };
 
 /// Threads: any.
@@ -31,12 +31,12 @@ class HttpAccess {
   /// Without a key every client is an admin.
   explicit HttpAccess(const std::optional<net::ClusterKey>& key);
 
-  /// Returns nullopt if the request is allowed. `authorization`: the header of that name, or empty. A token counts as
-  /// "Bearer TOKEN", and also as the password of Basic, which browsers send, where that reads: a foreign page can make
-  /// a browser send Basic with requests of its own.
+  /// Returns nullopt if the request is allowed. `authorization`: value of the Authorization header, or empty. The token
+  /// may come as "Bearer TOKEN". For GET and HEAD it may also be the password of Basic, for browsers; not for POST,
+  /// because another site's page can make a browser send Basic credentials with a POST request.
   std::optional<HttpRefusal> refusal(std::string_view method, std::string_view path,
                                      std::string_view authorization) const;
-  /// Returns false if a request with a body is refused whatever it asks.
+  /// Returns false if a POST request with this Authorization header is refused for every path.
   bool may_send_body(std::string_view authorization) const {
     return is_open_ || role_of("POST", authorization) != HttpRole::kNone;
   }

@@ -30,12 +30,12 @@ struct HttpAnswer {
 /// Threads: any number. Parses and formats on the calling thread, and calls the directories on the owner thread.
 class HttpApi {
  public:
-  /// Runs `work` on the owner thread and waits for it. kUnavailable: it did not run in time, and never will.
+  /// Runs `work` on the owner thread and waits for it. kUnavailable: `work` did not start in time, and never will.
   using OnOwner = std::function<Result<void>(const std::function<void(TimeNs now)>& work)>;
 
   HttpApi(const HttpBackend& server, OnOwner on_owner) : backend(server), on_owner_(std::move(on_owner)) {}
 
-  /// Never throws.
+  /// Answers one request. Never throws.
   HttpAnswer answer(const std::string& method, const std::string& path, const std::string& body);
 
   /// Returns the result of work(now) on the owner thread; work() must not throw. Throws HttpFailure if it did not run.
@@ -47,14 +47,14 @@ class HttpApi {
   }
 
   HttpBackend backend;
-  Pairing pairing;                             // used on the owner thread
-  std::atomic<std::uint64_t> num_refused = 0;  // requests of clients without the token that they need
+  Pairing pairing;                             // used on the owner thread only
+  std::atomic<std::uint64_t> num_refused = 0;  // requests refused because they lacked the token that they need
 
  private:
   OnOwner on_owner_;
 };
 
-/// An answer with {"error": sentence}.
+/// Returns an answer with the body {"error": sentence}.
 HttpAnswer http_error(int status, const std::string& sentence);
 
 /// Handles a POST request and returns the answer's JSON. Throws HttpFailure, whose code determines the HTTP status.
@@ -62,7 +62,7 @@ using HttpHandler = nlohmann::json(HttpApi&, const HttpRequest&);
 
 // http_engines.cpp: registers engines that publish KV events, and reports how much of a prompt each of them has
 HttpHandler handle_register, handle_unregister, handle_query, handle_query_by_hash, handle_score;
-// http_pair.cpp: which prefill and which decode node to send a prompt to
+// http_pair.cpp: chooses a prefill node and a decode node for a prompt
 HttpHandler handle_pair;
 
 }  // namespace kvferry::controller

@@ -112,8 +112,8 @@ void HttpConnections::end_slowest() {
   }
   if (slowest == connections_.end()) return;
   if (std::has_single_bit(++num_ended_))
-    log().warn("http: ended a slow or idle connection ({} so far), because {} are open", num_ended_,
-               kHttpConnectionsMax);
+    log().warn("HTTP: closed a slow or idle connection ({} so far), because the limit of {} connections is reached",
+               num_ended_, kHttpConnectionsMax);
   close(slowest);
 }
 
@@ -168,7 +168,7 @@ bool HttpConnections::read(std::uint64_t id, Connection& connection) {
   return account(connection) && parse(id, connection);
 }
 
-/// Hands a complete request to the threads that answer.
+/// Queues the request for the threads that answer, once it is complete or is to be refused.
 bool HttpConnections::parse(std::uint64_t id, Connection& connection) {
   HttpFraming& framing = connection.framing;
   const HttpFraming::State state = framing.read(connection.in);
@@ -185,7 +185,7 @@ bool HttpConnections::parse(std::uint64_t id, Connection& connection) {
   connection.in.erase(0, job.bytes.size());
   framing = {};
   connection.is_continued = false;
-  connection.state = State::kAnswering;  // not armed: nothing is read meanwhile
+  connection.state = State::kAnswering;  // until the answer is sent, the socket is not armed in epoll
   {
     const std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
@@ -203,7 +203,7 @@ bool HttpConnections::write(std::uint64_t id, Connection& connection) {
   connection.out.clear();
   connection.since = clock_.now();
   if (connection.is_last) {
-    // What the client still sends is read, because closing a socket with unread bytes would discard the answer.
+    // Bytes that the client still sends are read, because closing a socket with unread bytes would discard the answer.
     ::shutdown(connection.socket.get(), SHUT_WR);
     connection.state = State::kDraining;
     connection.in.clear();
@@ -214,7 +214,8 @@ bool HttpConnections::write(std::uint64_t id, Connection& connection) {
   return connection.in.empty() ? arm(id, connection, EPOLLIN) : parse(id, connection);
 }
 
-/// Counts what the connection has in memory. A request that is being answered counts until its answer is there.
+/// Updates the number of bytes that the connection has in memory. Returns false if all connections together have too
+/// many. A request counts until its answer is ready.
 bool HttpConnections::account(Connection& connection) {
   const std::size_t bytes = connection.in.size() + connection.out.size();
   const std::size_t num_large = bytes > kHttpSmallBytes ? bytes : 0;

@@ -1,5 +1,5 @@
-// The connections of HTTP clients. One thread reads all requests and writes all answers, so that a client occupies a
-// thread that answers only while its request is answered, however slowly it sends or reads.
+// The connections of HTTP clients. One thread reads all requests and writes all answers, and other threads compute the
+// answers, so that a client that sends or reads slowly does not occupy any of them.
 #pragma once
 
 #include <condition_variable>
@@ -22,20 +22,21 @@
 
 namespace kvferry::controller {
 
-constexpr std::size_t kHttpThreads = 16;              // requests that are answered at a time
-constexpr std::size_t kHttpConnectionsMax = 1024;     // a further one ends the one that has been slow for longest
+constexpr std::size_t kHttpThreads = 16;              // number of threads that compute answers
+constexpr std::size_t kHttpConnectionsMax = 1024;     // a new connection above this limit replaces the slowest one
 constexpr TimeNs kHttpRequestMax = 10 * kSecond;      // limit on the time from the first byte of a request to its last
-constexpr TimeNs kHttpAnswerMax = 10 * kSecond;       // limit on the time in which the client reads the answer
+constexpr TimeNs kHttpAnswerMax = 10 * kSecond;       // limit on the time that the client takes to read the answer
 constexpr TimeNs kHttpIdleMax = 5 * kSecond;          // limit on the time between two requests on a connection
-constexpr std::size_t kHttpSmallBytes = 64 << 10;     // each connection may have so many bytes in memory
-constexpr std::size_t kHttpLargeBytesMax = 64 << 20;  // limit over all connections that have more
+constexpr std::size_t kHttpSmallBytes = 64 << 10;     // bytes that each connection may always have in memory
+constexpr std::size_t kHttpLargeBytesMax = 64 << 20;  // limit on the sum over all connections with more than that
 
 class HttpConnections {
  public:
-  /// Returns the bytes that answer a request; sets `is_last` if the connection should end then. Threads: any.
+  /// Returns the bytes of the answer to a request; sets `is_last` if the connection is to end after it. Threads: any.
   using Answer = std::function<std::string(std::string_view request, bool& is_last)>;
 
-  /// Returns false for a client that is refused before it has sent its request's body. Threads: that of the requests.
+  /// Returns false if a request with this Authorization header is to be refused without reading its body. Threads: the
+  /// one that reads requests.
   using MaySend = std::function<bool(const std::string& authorization)>;
 
   HttpConnections(Answer answer, MaySend may_send_body)
@@ -53,16 +54,16 @@ class HttpConnections {
     OwnedFd socket;
     State state = State::kReading;
     std::string in, out;
-    std::size_t num_sent = 0;  // bytes of `out`
+    std::size_t num_sent = 0;  // number of bytes of `out` that were sent
     HttpFraming framing;
     bool is_last = false;
     bool is_continued = false;
-    std::size_t num_large = 0;  // its share of large_bytes_
-    TimeNs since = 0;           // when the state began or, between two requests, the wait for the next one
+    std::size_t num_large = 0;  // bytes of this connection that are counted in large_bytes_
+    TimeNs since = 0;           // time of a request's first byte, of its answer, or of the end of the previous answer
   };
   struct Job {
     std::uint64_t connection = 0;
-    std::string bytes;  // the request, then the answer
+    std::string bytes;  // the request, replaced by the answer
     bool is_last = false;
   };
   using Connections = std::unordered_map<std::uint64_t, Connection>;
@@ -74,7 +75,7 @@ class HttpConnections {
   void end_overdue(TimeNs now);
   void take_answers();
   void close(Connections::iterator connection);
-  // These return false if the connection is to be closed.
+  // The following functions return false if the connection is to be closed.
   bool on_ready(std::uint64_t id, Connection& connection);
   bool read(std::uint64_t id, Connection& connection);
   bool parse(std::uint64_t id, Connection& connection);
@@ -91,7 +92,7 @@ class HttpConnections {
   EventFd wake_up_{std::nothrow};
   Connections connections_;
   std::uint64_t last_id_ = 0;
-  std::uint64_t num_ended_ = 0;  // connections that ended to make room
+  std::uint64_t num_ended_ = 0;  // number of connections that were closed to make room for others
   std::size_t large_bytes_ = 0;
 
   std::mutex mutex_;

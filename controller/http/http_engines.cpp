@@ -88,7 +88,7 @@ std::array<double, kNumTiers> parse_weights(const HttpRequest& request) {
   std::array<double, kNumTiers> weights = kWeights;
   const json* value = request.find({"weights"});
   if (value == nullptr) return weights;
-  const std::string allowed = "an object of gpu, cpu, disk and remote, each a number of 0 to 1";
+  const std::string allowed = "an object with the fields gpu, cpu, disk or remote, each a number from 0 to 1";
   if (!value->is_object()) bad_field("weights", value, allowed);
   for (const auto& [name, weight] : value->items()) {
     const auto* tier = std::find(std::begin(kTierNames), std::end(kTierNames), name);
@@ -154,7 +154,9 @@ json handle_unregister(HttpApi& api, const HttpRequest& request) {
   });
   if (removed.empty())
     throw HttpFailure(
-        {ErrorCode::kNotFound, fmt::format("instance_id is '{}'; no such engine is registered", instance)});
+        {ErrorCode::kNotFound,
+         fmt::format("no engine with instance_id '{}' (and the given model, tenant and rank) is registered",
+                     instance)});
   return {{"status", "unregistered successfully"}, {"removed_instances", removed}};
 }
 

@@ -20,7 +20,7 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-/// Returns false if `text` is not a whole number, or a body of so many bytes would be too long.
+/// Parses a number of bytes. Returns false if `text` is not one, or if a body of this size would be too long.
 bool parse_bytes(std::string_view text, int base, std::size_t& bytes) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes, base);
   return error == std::errc() && end == text.data() + text.size() && bytes <= kHttpBodyBytesMax;
@@ -82,7 +82,7 @@ HttpFraming::State HttpFraming::read_chunks(std::string_view bytes) {
     if (is_bad_) return State::kBad;
     if (bytes.size() < next) return State::kIncomplete;
     end_ = next;
-    if (bytes.substr(next - kLineEnd.size(), kLineEnd.size()) != kLineEnd) is_bad_ = true;  // trailers, for example
+    if (bytes.substr(next - kLineEnd.size(), kLineEnd.size()) != kLineEnd) is_bad_ = true;  // e.g. trailers follow
     if (is_bad_) return State::kBad;
     if (chunk_bytes == 0) return State::kComplete;
   }

@@ -1,4 +1,4 @@
-// Where an HTTP request ends. Pure.
+// Finds the end of an HTTP request in the bytes of a connection. Pure.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@ namespace kvferry::controller {
 constexpr std::size_t kHttpHeadBytesMax = std::size_t{64} << 10;
 constexpr std::size_t kHttpBodyBytesMax = std::size_t{16} << 20;
 
-/// Follows one request while its bytes arrive.
+/// Reads one request while its bytes arrive, only as far as needed to find its end.
 class HttpFraming {
  public:
   enum class State {
     kIncomplete,
     kComplete,  // the whole request has arrived; it has size() bytes
-    kBad,       // too long, or it can't be said where it ends: the connection ends with the answer
+    kBad,       // too long, or its end can't be determined; the connection is to be closed after the answer
   };
-  /// `bytes`: all that has arrived since the request's first byte.
+  /// Continues to read the request. `bytes`: everything that has arrived since the request's first byte.
   State read(std::string_view bytes);
   std::size_t size() const { return end_; }
   /// Returns true if the head has arrived and the client waits for "100 Continue" before it sends the body.
@@ -31,9 +31,9 @@ class HttpFraming {
   void read_head(std::string_view head);
   State read_chunks(std::string_view bytes);
 
-  std::size_t num_searched_ = 0;  // bytes without an end of the head
-  std::size_t body_at_ = 0;       // 0: the head is incomplete
-  std::size_t end_ = 0;           // end of the request, or of the chunks that were read
+  std::size_t num_searched_ = 0;  // number of leading bytes that were searched for the end of the head
+  std::size_t body_at_ = 0;       // offset of the body; 0: the head is incomplete
+  std::size_t end_ = 0;           // offset of the end of the request, or of the chunks read so far
   bool is_chunked_ = false;
   bool has_length_ = false;
   bool is_bad_ = false;

@@ -24,7 +24,7 @@ constexpr TimeNs kOwnerMax = 2 * kSecond;  // limit on the time until the owner 
 /// Lets other threads run work on the owner thread and wait for it.
 class OwnerCalls {
  public:
-  /// Readable while calls wait.
+  /// Returns a file descriptor that is readable while calls wait.
   int fd() const { return wake_up_.fd(); }
 
   /// Threads: any but the owner thread. kUnavailable: `work` did not start within `timeout`, and never will.
@@ -88,7 +88,7 @@ class OwnerCalls {
   bool is_closed_ = false;
 };
 
-/// A request that has arrived as a whole, and its answer.
+/// A stream for httplib that reads from a complete request in memory and collects the answer.
 class WholeRequest final : public httplib::Stream {
  public:
   explicit WholeRequest(std::string_view request) : left_(request) {}
@@ -107,7 +107,7 @@ class WholeRequest final : public httplib::Stream {
   }
   void get_remote_ip_and_port(std::string&, int&) const override {}
   void get_local_ip_and_port(std::string&, int&) const override {}
-  socket_t socket() const override { return 0; }  // httplib refuses numbers over 1023; nothing uses it
+  socket_t socket() const override { return 0; }  // not used, but httplib refuses numbers over 1023
 
  private:
   std::string_view left_;
@@ -138,7 +138,7 @@ class HttpListener final : public BoundListener {
       response.status = answer.status;
       response.set_content(answer.body, answer.content_type);
       if (answer.status == 401)
-        response.set_header("WWW-Authenticate", "Basic realm=\"kvferry\"");  // browsers ask then
+        response.set_header("WWW-Authenticate", "Basic realm=\"kvferry\"");  // makes a browser ask for the token
       return httplib::Server::HandlerResponse::Handled;
     });
     const auto handler = [this](const httplib::Request& request, httplib::Response& response) {
@@ -152,9 +152,10 @@ class HttpListener final : public BoundListener {
     parser_.Post(".*", handler);
     parser_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
       if (!response.body.empty()) return;
-      const std::string why = response.status == 413   ? "the body is too long"
-                              : response.status == 400 ? "this is no HTTP request"
-                                                       : request.method + " is not allowed; allowed: GET and POST";
+      const std::string why = response.status == 413 ? "the body is longer than 16 MiB, which is the limit"
+                              : response.status == 400
+                                  ? "this is not a valid HTTP request"
+                                  : request.method + " requests are not served; allowed: GET and POST";
       const HttpAnswer answer = http_error(response.status, why);
       response.set_content(answer.body, answer.content_type);
     });

@@ -15,7 +15,7 @@ using nlohmann::json;
 constexpr std::size_t kKeysMax = 65'536;
 constexpr std::size_t kNodesMax = 4096;
 
-/// A parsed request. Its keys can be computed once the namespace's fingerprint is known.
+/// A parsed request. The chunk keys of `tokens` can be computed only once the namespace's fingerprint is known.
 struct PairRequest {
   PairQuery query;
   std::string extras;
@@ -36,7 +36,7 @@ std::optional<ChunkKey> key_of_hex(const std::string& text) {
 }
 
 void parse_keys(const json& value, PairRequest& asked) {
-  const std::string allowed = fmt::format("an array of at most {} texts of 32 hexadecimal digits", kKeysMax);
+  const std::string allowed = fmt::format("an array of at most {} strings of 32 hexadecimal digits", kKeysMax);
   if (!value.is_array() || value.size() > kKeysMax) bad_field("keys", &value, allowed);
   for (const json& text : value) {
     const auto key = text.is_string() ? key_of_hex(text.get_ref<const std::string&>()) : std::nullopt;
@@ -56,7 +56,7 @@ void parse_nodes(const HttpRequest& request, PairQuery& query) {
     }
   }
   if (const json* loads = request.find({"loads"}); loads != nullptr) {
-    const std::string allowed = "an object of numbers of requests by engine id";
+    const std::string allowed = "an object that maps at most 4096 engine ids to numbers of requests from 0 to 1000000";
     if (!loads->is_object() || loads->size() > kNodesMax) bad_field("loads", loads, allowed);
     for (const auto& [id, load] : loads->items()) {
       if (!load.is_number_unsigned() || load.get<std::uint64_t>() > 1'000'000) bad_field("loads", loads, allowed);
@@ -82,8 +82,8 @@ PairRequest parse_pair_request(const HttpRequest& request) {
   return asked;
 }
 
-/// Number of the prompt's tokens that a holder has: its full chunks, and the longest tail that matches the following
-/// tokens.
+/// Returns how many of the prompt's tokens a holder has: those in its full chunks, and those in the longest of its
+/// tails that matches the tokens after them.
 std::uint64_t cached_tokens(const HolderView& holder, const PairRequest& asked, const PromptKeys& prompt,
                             std::uint32_t chunk_tokens) {
   std::uint64_t num_cached = std::uint64_t{holder.num_full_chunks} * chunk_tokens;
@@ -105,10 +105,10 @@ json node_json(const PairNode& node) {
           {"load", node.load}};
 }
 
-/// Threads: the owner thread.
+/// Chooses the nodes for POST /pair. Threads: the owner thread.
 Result<json> choose(HttpApi& api, const PairRequest& asked, const PromptKeys& prompt, std::uint32_t chunk_tokens) {
   Directory& directory = api.backend.sessions.directory();
-  std::unordered_map<std::string, std::uint64_t> cached;  // key: engine id
+  std::unordered_map<std::string, std::uint64_t> cached;  // [engine id] number of the prompt's tokens that the node has
   if (!prompt.keys.empty() || !prompt.tail_groups.empty()) {
     std::vector<HolderView> found;
     LookupView view;

@@ -70,19 +70,19 @@ std::optional<std::uint64_t> HttpRequest::number(std::initializer_list<const cha
   if (value == nullptr && !is_needed) return std::nullopt;
   if (value == nullptr || !value->is_number_unsigned() || value->get<std::uint64_t>() < least ||
       value->get<std::uint64_t>() > most)
-    bad_field(name, value, fmt::format("an integer of {} to {}", least, most));
+    bad_field(name, value, fmt::format("an integer from {} to {}", least, most));
   return value->get<std::uint64_t>();
 }
 
 std::vector<std::uint32_t> HttpRequest::tokens() const {
   const nlohmann::json* value = find({"token_ids"});
-  const std::string allowed = fmt::format("an array of at most {} integers of 0 to 4294967295", kTokensMax);
+  const std::string allowed = fmt::format("an array of at most {} integers from 0 to 4294967295", kTokensMax);
   if (value == nullptr || !value->is_array() || value->size() > kTokensMax) bad_field("token_ids", value, allowed);
   std::vector<std::uint32_t> tokens;
   tokens.reserve(value->size());
   for (const nlohmann::json& token : *value) {
     if (!token.is_number_unsigned() || token.get<std::uint64_t>() > 0xffffffff)
-      bad_field(fmt::format("token_ids[{}]", tokens.size()), &token, "an integer of 0 to 4294967295");
+      bad_field(fmt::format("token_ids[{}]", tokens.size()), &token, "an integer from 0 to 4294967295");
     tokens.push_back(token.get<std::uint32_t>());
   }
   return tokens;
@@ -91,14 +91,13 @@ std::vector<std::uint32_t> HttpRequest::tokens() const {
 std::vector<std::uint64_t> HttpRequest::hashes() const {
   const char* name = "seq_hashes";
   const nlohmann::json* value = find({"seq_hashes", "block_hashes", "block_hash"}, &name);
-  const std::string allowed = fmt::format("an array of 1 to {} integers of 64 bits", kHashesMax);
+  const std::string allowed = fmt::format("an array of 1 to {} 64-bit integers", kHashesMax);
   if (value == nullptr || !value->is_array() || value->empty() || value->size() > kHashesMax)
     bad_field(name, value, allowed);
   std::vector<std::uint64_t> hashes;
   hashes.reserve(value->size());
   for (const nlohmann::json& hash : *value) {
-    if (!hash.is_number_integer())
-      bad_field(fmt::format("{}[{}]", name, hashes.size()), &hash, "an integer of 64 bits");
+    if (!hash.is_number_integer()) bad_field(fmt::format("{}[{}]", name, hashes.size()), &hash, "a 64-bit integer");
     hashes.push_back(hash.is_number_unsigned() ? hash.get<std::uint64_t>()
                                                : static_cast<std::uint64_t>(hash.get<std::int64_t>()));
   }

@@ -14,7 +14,8 @@
 
 namespace kvferry::controller {
 
-/// Ends a request: HttpApi::answer() catches it. Thrown on the calling thread only, never on the owner thread.
+/// Ends a request with an error: HttpApi::answer() catches it. Thrown on the calling thread only, never on the owner
+/// thread.
 struct HttpFailure : std::exception {
   explicit HttpFailure(Error why) : error(std::move(why)) {}
   Error error;
@@ -32,22 +33,22 @@ T checked(Result<T> result) {
 /// Throws HttpFailure with the field's name, its value (nullptr: missing) and what is allowed.
 [[noreturn]] void bad_field(std::string_view name, const nlohmann::json* value, std::string_view allowed);
 
-/// All functions throw HttpFailure: kInvalidArgument.
+/// All functions throw HttpFailure with kInvalidArgument if a field is missing or its value is not allowed.
 class HttpRequest {
  public:
   /// Fails if `body` is not a JSON object.
   explicit HttpRequest(const std::string& body);
 
   /// Returns the first field of `names` that is present and not null (indexers use different names for a field), else
-  /// `fallback`; fails if there is none.
+  /// `fallback`; throws if there is no fallback either.
   std::string text(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
   /// Same as text(), but also accepts an integer and returns its digits.
   std::string name(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
-  /// Returns nullopt for a missing number, or fails if it `is_needed`.
+  /// Returns an integer from `least` to `most`. If it is missing, returns nullopt, or throws if `is_needed`.
   std::optional<std::uint64_t> number(std::initializer_list<const char*> names, std::uint64_t least, std::uint64_t most,
                                       bool is_needed) const;
   std::vector<std::uint32_t> tokens() const;
-  /// A negative hash stands for its 64-bit two's complement.
+  /// Returns the hashes of a prompt's blocks. A negative hash stands for its 64-bit two's complement.
   std::vector<std::uint64_t> hashes() const;
   const nlohmann::json* find(std::initializer_list<const char*> names, const char** name = nullptr) const;
 

@@ -58,7 +58,7 @@ json engine_json(const EngineStatus& engine) {
           {"counters", counters_json(engine)}};
 }
 
-/// Readers of the status tell salts apart, and learn none.
+/// Returns a short hash of a salt, so that readers of the status can tell salts apart but don't learn them.
 std::string shown_salt(const std::string& salt) {
   return salt.empty() ? salt : root_key("shown salt", salt).hex().substr(0, 8);
 }
@@ -69,8 +69,8 @@ json namespace_json(const NamespaceStatus& space) {
           {"counters", space.counters}};
 }
 
-/// Collects samples; writes them grouped by metric, as the text format requires. prometheus-cpp would save about twenty
-/// lines here, but add a shared library to the controller and the wheel.
+/// Collects samples and writes them grouped by metric, as Prometheus' text format requires. prometheus-cpp would save
+/// about twenty lines here, but would add a shared library to the controller and the wheel.
 class Metrics {
  public:
   using Labels = std::vector<std::pair<std::string_view, std::string>>;

@@ -16,20 +16,20 @@ struct ControllerView {
   std::string endpoint;
   std::vector<EngineStatus> engines;
   std::vector<NamespaceStatus> namespaces;
-  std::uint64_t messages_malformed = 0;  // malformed messages from engines
-  std::uint64_t http_refused = 0;        // HTTP requests without the token that they need
+  std::uint64_t messages_malformed = 0;  // number of malformed messages from engines
+  std::uint64_t http_refused = 0;        // number of HTTP requests without the token that they need
 };
 
-/// The nodes with what a router needs to know of them (GET /nodes).
+/// Returns the nodes, with what a router needs to know about each of them (GET /nodes).
 nlohmann::json nodes_json(const Status& status);
 nlohmann::json status_json(const Status& status, const std::string& endpoint);
-/// The output of `kvferry status --json`, plus the engines (GET /status).
+/// Returns the output of `kvferry status --json`, plus the engines (GET /status).
 nlohmann::json view_json(const ControllerView& view);
-/// The engines by instance, in the form of other indexers (GET /workers).
+/// Returns the engines' endpoints by instance, in the form that other KV cache indexers use (GET /workers).
 nlohmann::json workers_json(const ControllerView& view);
-/// The metrics in Prometheus' text format (GET /metrics).
+/// Returns the metrics in Prometheus' text format (GET /metrics).
 std::string metrics_text(const ControllerView& view);
-/// A self-contained HTML page that fetches /status.
+/// Returns a self-contained HTML page that fetches /status.
 std::string_view status_page();
 
 }  // namespace kvferry::controller

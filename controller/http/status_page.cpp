@@ -20,7 +20,7 @@ table{border-collapse:collapse;width:100%}th,td{padding:7px 12px;text-align:left
 th{color:var(--dim);font-weight:500;border-top:0}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}#lost{display:none;color:var(--bad)}
 </style></head><body><main>
-<header><h1>kvferry controller</h1><span id="where" class="dim"></span><span id="kept"></span><span id="lost">no answer; the data shown is old</span></header>
+<header><h1>kvferry controller</h1><span id="where" class="dim"></span><span id="kept"></span><span id="lost">the controller does not answer; the data shown is old</span></header>
 <div class="cards" id="cards"></div>
 <h2>Nodes (connector)</h2><div class="table"><table id="nodes"></table></div>
 <h2>Engines (KV events)</h2><div class="table"><table id="engines"></table></div>
