@@ -45,7 +45,7 @@ class HttpEtcd final : public Etcd {
       requests_.emplace_back(token, std::move(request));
       changed_.notify_all();
     } else {
-      refused_.push_back(token);  // bounded by the owner's limit on requests in flight
+      refused_.push_back(token);  // its size is bounded by the owner's limit on requests in flight
     }
   }
 
@@ -67,7 +67,7 @@ class HttpEtcd final : public Etcd {
     const std::lock_guard lock(mutex_);
     return stopping_;
   }
-  /// Returns false if the client is stopping.
+  /// Waits for `ms` milliseconds. Returns false, without waiting to the end, if the client is stopping.
   bool sleep(std::int64_t ms) {
     std::unique_lock lock(mutex_);
     return !changed_.wait_for(lock, Milliseconds(ms), [&] { return stopping_; });
@@ -108,12 +108,12 @@ class HttpEtcd final : public Etcd {
   void run_watcher() {
     block_all_signals();
     std::int64_t retry_ms = kEtcdRetryMsMin;
-    std::optional<std::int64_t> next_revision;  // none: read everything first
+    std::optional<std::int64_t> next_revision;  // revision to watch from; none: read all keys first
     bool is_lost = false;
     for (;;) {
       const Result<void> done = watch(next_revision, is_lost, retry_ms);
       if (is_stopping()) break;
-      if (done) continue;  // no change for quiet_ms, or compacted
+      if (done) continue;  // watch again: there was no change for quiet_ms, or the revision is compacted
       next_revision.reset();
       watch_gateway_.next_member();
       if (!is_lost && !events_.put(EtcdLost{done.error().what})) break;
@@ -137,14 +137,14 @@ class HttpEtcd final : public Etcd {
       return std::move(all).error();
     }
     if (!wants_all && all->revision + 1 < *next_revision)
-      return Error{ErrorCode::kUnavailable, "etcd's revision decreased: it lost its data"};
+      return Error{ErrorCode::kUnavailable, "etcd's revision decreased, so etcd has lost data"};
     if (wants_all) {
       next_revision = all->revision + 1;
       if (!events_.put(std::move(*all))) return {};
       is_lost = false;
       retry_ms = kEtcdRetryMsMin;
     }
-    std::string rest;  // an incomplete line
+    std::string rest;  // the beginning of an incomplete line
     std::optional<Error> broken;
     bool is_compacted = false;
     auto received_at = std::chrono::steady_clock::now();
@@ -157,7 +157,7 @@ class HttpEtcd final : public Etcd {
       } else if (watched->is_cancelled) {
         broken = Error{ErrorCode::kUnavailable, "etcd cancelled the watch"};
       } else if (!watched->changes.changes.empty()) {
-        // Use the last change's revision: the header's may be ahead of the changes.
+        // Use the last change's revision, because the revision in the header may be ahead of the changes.
         const auto& last = watched->changes.changes.back();
         const auto* pair = std::get_if<EtcdPair>(&last);
         next_revision = 1 + (pair != nullptr ? pair->mod_revision : std::get<EtcdErased>(last).revision);
@@ -186,7 +186,7 @@ class HttpEtcd final : public Etcd {
 
   const EtcdOptions options_;
   OwnerQueue<EtcdEvent> events_{kEventsMax};
-  std::mutex mutex_;  // guards the four members below
+  std::mutex mutex_;  // guards the next four members
   std::condition_variable changed_;
   bool stopping_ = false;
   std::deque<std::pair<std::uint64_t, EtcdRequest>> requests_;

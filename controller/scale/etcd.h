@@ -27,16 +27,16 @@ class Etcd {
  public:
   virtual ~Etcd() = default;
 
-  /// Readable while events wait.
+  /// Returns a file descriptor that is readable while events wait.
   virtual int fd() const = 0;
-  /// Never blocks. Requests are sent in order; each one gets exactly one EtcdReply with its token.
+  /// Queues a request; never blocks. Requests are sent in order; each one gets exactly one EtcdReply with its token.
   virtual void ask(std::uint64_t token, EtcdRequest request) = 0;
   /// Takes up to `num_max` events. After EtcdAll, each change arrives once and in order, until EtcdLost or the next
   /// EtcdAll.
   virtual std::vector<EtcdEvent> take(std::size_t num_max) = 0;
 };
 
-/// Starts the threads. The destructor interrupts them; only a connection attempt can delay it (connect_ms).
+/// Starts the threads. The destructor interrupts them; only a connection attempt can delay it, by up to connect_ms.
 std::unique_ptr<Etcd> make_etcd(EtcdOptions options);
 
 }  // namespace kvferry::controller::scale

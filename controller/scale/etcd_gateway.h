@@ -1,4 +1,4 @@
-// HTTP requests to etcd's JSON gateway, blocking. Used by the threads of etcd.cpp.
+// Blocking HTTP requests to etcd's JSON gateway, used by the threads of etcd.cpp.
 #pragma once
 
 #include <httplib.h>
@@ -32,12 +32,13 @@ class EtcdGateway {
     // A complete body is enough: httplib fails on the trailers that the gateway sends after its errors.
     if (body.empty() || body.size() > options_.bytes_max) {
       if (!done) return done.error();
-      return Error{ErrorCode::kUnavailable, fmt::format("etcd at {}: empty reply", name())};
+      return Error{ErrorCode::kUnavailable, fmt::format("etcd at {} sent an empty reply", name())};
     }
     return body;
   }
 
-  /// Passes the body on as it arrives, until `receive` returns false.
+  /// Sends a request and passes the reply's body to `receive` as it arrives, until `receive` returns false. Fails if
+  /// nothing arrives for `quiet_ms`.
   Result<void> stream(const HttpPost& what, std::int64_t quiet_ms,
                       const std::function<bool(std::string_view)>& receive) {
     const std::shared_ptr<httplib::Client> client = connected();

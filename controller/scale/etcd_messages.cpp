@@ -19,13 +19,13 @@ std::string to_base64(std::string_view plain) {
   return text;
 }
 
-/// Throws if `text` is not base64, as nlohmann::json does for malformed JSON.
+/// Decodes base64. Throws if `text` is malformed, as nlohmann::json does for malformed JSON.
 std::string from_base64(std::string_view text) {
   std::string plain(text.size() / 4 * 3, '\0');
   const int size =
       ::EVP_DecodeBlock(reinterpret_cast<unsigned char*>(plain.data()),
                         reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
-  if (size < 0) throw std::invalid_argument("not base64");
+  if (size < 0) throw std::invalid_argument("a key or value is not base64");
   std::size_t num_padding = 0;
   while (num_padding < 2 && num_padding < text.size() && text[text.size() - 1 - num_padding] == '=') ++num_padding;
   plain.resize(static_cast<std::size_t>(size) - num_padding);
@@ -41,7 +41,7 @@ std::string end_of(std::string_view prefix) {
   return end;
 }
 
-/// The gateway writes 64-bit numbers as text and omits zeros.
+/// Returns the number in a field. The gateway writes 64-bit numbers as strings and omits zeros.
 std::int64_t number_at(const json& object, const char* name) {
   const auto it = object.find(name);
   if (it == object.end()) return 0;
@@ -49,7 +49,7 @@ std::int64_t number_at(const json& object, const char* name) {
   const auto& text = it->get_ref<const std::string&>();
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size()) throw std::invalid_argument("not a number");
+  if (error != std::errc{} || end != text.data() + text.size()) throw std::invalid_argument("a field is not a number");
   return number;
 }
 
@@ -73,7 +73,7 @@ json compare(const std::string& key, std::int64_t mod_revision) {
 json read_key(const std::string& key) { return json::array({{{"request_range", {{"key", to_base64(key)}}}}}); }
 
 Error error_of(const json& object) {
-  // gRPC's codes: 3 invalid, 5 not found, 7 denied, 12 unknown call, 16 not logged in.
+  // gRPC's status codes: 3 invalid, 5 not found, 7 denied, 12 unknown call, 16 not logged in.
   const std::int64_t code = number_at(object, "code");
   const std::string what = object.value("message", object.value("error", std::string("error without a message")));
   const bool final = code == 3 || code == 7 || code == 12;
@@ -89,7 +89,7 @@ template <class Read>
 auto parse_reply(std::string_view body, const Read& read) -> Result<decltype(read(json{}))> {
   try {
     const json object = json::parse(body);
-    if (!object.is_object()) throw std::invalid_argument("not an object");
+    if (!object.is_object()) throw std::invalid_argument("the reply is not a JSON object");
     if (const auto error = object.find("error"); error != object.end())
       return error_of(error->is_object() ? *error : object);
     return read(object);
@@ -153,7 +153,7 @@ Result<EtcdReply> reply_of(const EtcdRequest& request, std::string_view body) {
   return parse_reply(body, [&](const json& object) {
     EtcdReply reply;
     const json& result =
-        object.contains("result") ? object.at("result") : object;  // a stream has one "result" per line
+        object.contains("result") ? object.at("result") : object;  // in a streamed reply, each line wraps one "result"
     reply.revision = number_at(result.value("header", json::object()), "revision");
     reply.lease = number_at(result, "ID");
     reply.ttl_s = number_at(result, "TTL");

@@ -1,4 +1,4 @@
-// Requests to etcd and its events, as values and as bodies of etcd v3's JSON gateway. Pure.
+// Requests to etcd and events from etcd, as C++ values and as JSON for the gateway of etcd v3. Pure.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct EtcdPair {
   std::string key;
   std::string value;
   std::int64_t mod_revision = 0;
-  std::int64_t lease = 0;  // 0: none
+  std::int64_t lease = 0;  // id of the lease that the key is bound to; 0: none
 };
 
 // Requests. Keys are complete, including the prefix.
@@ -31,18 +31,19 @@ struct EtcdKeepAlive {
 struct EtcdRevoke {
   std::int64_t lease = 0;
 };
-/// Succeeds only if the key's last change was at pair.mod_revision.
+/// Sets a key's value, but only if the key's last change was at pair.mod_revision.
 struct EtcdPut {
   EtcdPair pair;
 };
+/// Erases a key, but only if its last change was at `mod_revision`.
 struct EtcdErase {
   std::string key;
   std::int64_t mod_revision = 0;
 };
 using EtcdRequest = std::variant<EtcdGrant, EtcdKeepAlive, EtcdRevoke, EtcdPut, EtcdErase>;
 
-/// The reply to one request. `error`: kNotFound: no such lease; kRefused: etcd refused it; kFull: not sent. After any
-/// other error, the request may or may not have been executed.
+/// The reply to one request. `error`: kNotFound: the lease does not exist; kRefused: etcd refused the request; kFull:
+/// the request was not sent. After any other error, the request may or may not have been executed.
 struct EtcdReply {
   std::uint64_t token = 0;
   std::optional<Error> error{};
@@ -50,7 +51,7 @@ struct EtcdReply {
   std::int64_t revision = 0;        // revision of etcd after the request
   std::int64_t lease = 0;           // the lease that was granted or kept alive
   std::int64_t ttl_s = 0;           // remaining time; 0: expired
-  std::optional<EtcdPair> found{};  // with done == false: the actual pair; none: no such key
+  std::optional<EtcdPair> found{};  // with done == false: the pair in etcd; none: the key does not exist
 };
 /// All watched keys at `revision`; later changes follow.
 struct EtcdAll {
@@ -62,7 +63,7 @@ struct EtcdErased {
   std::int64_t revision = 0;
 };
 struct EtcdChanges {
-  std::vector<std::variant<EtcdPair, EtcdErased>> changes;  // in order
+  std::vector<std::variant<EtcdPair, EtcdErased>> changes;  // in the order in which etcd made them
 };
 /// The watch is interrupted: changes may be missed until the next EtcdAll.
 struct EtcdLost {
@@ -88,7 +89,7 @@ Result<EtcdAll> all_of(std::string_view body);
 Result<std::string> token_of(std::string_view body);
 
 struct WatchLine {
-  bool is_cancelled = false;  // the member lost its leader, or the revision is compacted
+  bool is_cancelled = false;  // etcd ended the watch: its member lost its leader, or the revision is compacted
   bool is_compacted = false;  // the revision is compacted: read everything again
   EtcdChanges changes{};
 };

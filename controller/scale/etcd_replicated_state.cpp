@@ -26,8 +26,8 @@ void ReplicatedState::on(const EtcdEvent& event, TimeNs now) {
     } else {
       const auto& erased = std::get<EtcdErased>(change);
       note_absent(erased.key, erased.revision, true);
-      // The replica that erased a node's key considered the node long dead. If the node is alive here, note_absent()
-      // restores the key.
+      // A replica erases a node's key if the node has been gone for long. If the node is registered at this replica,
+      // note_absent() has the key restored.
       const std::optional<NodeName> name = node_of(erased.key);
       if (!name) continue;
       const auto node = nodes_.find(*name);
@@ -65,8 +65,8 @@ void ReplicatedState::on_reply(const EtcdReply& reply, TimeNs now) {
     if (put == nullptr) return note_absent(key, reply.revision, false);
     return note_value({key, put->pair.value, reply.revision, put->pair.lease}, now);
   }
-  // The cached value was wrong. Unless a later event has replaced it, take the reply's value, even with an older
-  // revision.
+  // The cached value was wrong. Unless a later event has replaced it, use the reply's value, even if its revision is
+  // older.
   const auto known = in_etcd_.find(key);
   if (known != in_etcd_.end() && !known->second.is_gone && known->second.mod_revision == expected)
     known->second.mod_revision = 0;
@@ -132,7 +132,7 @@ void ReplicatedState::note_absent(const std::string& key, std::int64_t revision,
   if (is_by_watch) {
     in_etcd_.erase(it);
   } else {
-    // The watch may still deliver an older put, so keep a mark until it delivers the erasure.
+    // The watch may still deliver an older put, so mark the key as gone until the watch delivers the erasure.
     it->second = {.value = {}, .mod_revision = revision, .lease = 0, .is_gone = true};
   }
   if (!was_there) return;
@@ -174,7 +174,7 @@ void ReplicatedState::apply_record(const std::string& key, const EtcdValue& valu
   const auto known = records_.find(key);
   if (known == records_.end() && records_.size() >= options_.records_max) return;
   const auto is_news_to = [&](const SharedRecord& record) {
-    // If two records are concurrent, the one that reached etcd counts.
+    // If two replicas set a record at the same time, the record that reached etcd is valid.
     const bool differs = record.owner != fields.owner || record.value != fields.value;
     return fields.version > record.version || (fields.version == record.version && differs);
   };

@@ -7,8 +7,9 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kRecordBytes = 64;  // approximate size of a record without its texts
-/// First sequence number of nodes from the log: above all real ones, so that a node's own Hello triggers a snapshot.
+constexpr std::size_t kRecordBytes = 64;  // approximate size of a record without its strings
+/// First sequence number of nodes from the log. It is higher than a node's own numbers, so that the node's Hello makes
+/// the directory request a snapshot.
 constexpr std::uint64_t kFirstSequence = std::uint64_t{1} << 62;
 
 LogRecord record_of(LogKind kind, const NodeInfo& info) {
@@ -68,7 +69,7 @@ void LogWriter::settle(const Remembered& settled) {
   const auto known = nodes_.find(settled.node);
   switch (static_cast<LogKind>(settled.record.kind)) {
     case LogKind::kHello:
-      // If infos_ lacks the node, it is gone again and its kGone record follows.
+      // If infos_ lacks the node, the node is gone again and its kGone record follows.
       if (const auto info = infos_.find(settled.node); info != infos_.end())
         nodes_[settled.node] = {info->second, settled.applied_below};
       break;

@@ -19,17 +19,17 @@
 namespace kvferry::controller::scale {
 
 enum class LogKind : std::uint32_t {
-  kHello = 1,   // `bytes`: wire::Hello; later messages count from its next_sequence
+  kHello = 1,   // `bytes`: wire::Hello, whose next_sequence is the sequence number of the next message
   kUpdate = 2,  // `bytes`: wire::Publish or wire::Evict
-  kGone = 3,
-  kHole = 4,  // belongs to no node; records before it are missing
+  kGone = 3,    // the node left, expired or was fenced
+  kHole = 4,    // belongs to no node; records before it are missing
 };
 
 struct LogRecord {
   std::uint32_t kind = 0;
   std::string name_space{}, engine_id{};
   std::uint64_t incarnation = 0;
-  std::uint64_t sequence = 0;  // used by kUpdate
+  std::uint64_t sequence = 0;  // sequence number of the message in a kUpdate record
   std::string bytes{};
   KVFERRY_FIELDS(kind, name_space, engine_id, incarnation, sequence, bytes);
 };
@@ -37,7 +37,7 @@ struct LogRecord {
 /// A node numbers its messages to each replica separately, so a sequence number belongs to the writer of the entry.
 struct LogEntry {
   std::uint32_t version = 1;
-  std::string writer{};  // name and run of a replica
+  std::string writer{};  // name and run of the replica that wrote the entry
   std::vector<LogRecord> records{};
   KVFERRY_FIELDS(version, writer, records);
 };
@@ -47,7 +47,7 @@ struct LogWriterOptions {
   std::int64_t remember_ms =
       15'000;  // age limit of remembered records: three leases of a replica, within which a new writer takes over
   std::size_t remember_bytes_max = 8U << 20;  // limit on the size of all remembered records
-  std::size_t entry_bytes_max = 64U << 10;    // limit on the size of an entry; further records begin another one
+  std::size_t entry_bytes_max = 64U << 10;    // limit on the size of an entry; further records go into the next entry
   std::size_t checkpoint_bytes =
       32U << 20;  // all Hellos are repeated after this many bytes, because the log is trimmed
 };
@@ -58,7 +58,7 @@ struct LogWriterOptions {
 /// Threads: one at a time. `now` must not decrease.
 class LogWriter {
  public:
-  /// Returns false if there is no room for the entry.
+  /// Appends an entry to the log. Returns false if there is no room for it.
   using Append = std::function<bool(std::string entry)>;
 
   LogWriter(LogWriterOptions options, Append append) : options_(std::move(options)), append_(std::move(append)) {}
@@ -98,8 +98,8 @@ class LogWriter {
   LogWriterOptions options_;
   Append append_;
   bool is_writing_ = false;
-  bool is_broken_ = false;                      // a kHole record is pending
-  std::unordered_map<NodeId, Known> nodes_;     // state before the remembered records
+  bool is_broken_ = false;                      // entries were lost, and the kHole record is not written yet
+  std::unordered_map<NodeId, Known> nodes_;     // nodes as they were before the oldest remembered record
   std::unordered_map<NodeId, NodeInfo> infos_;  // all current nodes
   std::deque<Remembered> remembered_;
   std::size_t remembered_bytes_ = 0;
@@ -109,10 +109,10 @@ class LogWriter {
   std::uint64_t num_holes_ = 0;
 };
 
-/// Nodes from the log are unconfirmed and expire as usual. When such a node sends Hello to this replica, the directory
-/// requests a snapshot from it, and the log no longer applies to it.
-/// After a gap in a node's sequence numbers, the node's later log entries are ignored; a kHole record removes all
-/// nodes. Threads: the directory's owner. `now` must not decrease.
+/// Applies the log to a directory. Nodes from the log expire as usual. When such a node sends Hello to this replica,
+/// the directory requests a snapshot from it, and the node's later log entries are ignored. After a gap in a node's
+/// sequence numbers, the node's later log entries are ignored; a kHole record removes all nodes. Threads: the
+/// directory's owner. `now` must not decrease.
 class LogReader {
  public:
   /// `may_join` returns false for an outdated incarnation.
@@ -133,8 +133,8 @@ class LogReader {
     NodeId id;
     std::uint64_t incarnation = 0;
     std::string writer;
-    std::uint64_t expected = 0;  // next sequence number by the writer's count
-    std::uint64_t applied = 0;   // next sequence number in the directory
+    std::uint64_t expected = 0;  // sequence number of the writer's next record for this node
+    std::uint64_t applied = 0;   // next sequence number to use for this node in the directory
   };
 
   void apply(const std::string& writer, const LogRecord& record, TimeNs now);

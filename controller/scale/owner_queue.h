@@ -12,7 +12,8 @@
 
 namespace kvferry::controller::scale {
 
-/// Call first in a new thread: the main thread handles the process's signals, and SIGPIPE must not end the process.
+/// To be called first in a new thread: the main thread handles the process's signals, and SIGPIPE must not end the
+/// process.
 inline void block_all_signals() {
   sigset_t all;
   ::sigfillset(&all);
@@ -24,10 +25,11 @@ class OwnerQueue {
  public:
   explicit OwnerQueue(std::size_t items_max) : items_max_(items_max) {}
 
-  /// Readable while items wait.
+  /// Returns a file descriptor that is readable while items wait.
   int fd() const { return wake_up_.fd(); }
 
-  /// Waits for room. Returns false if the queue is closed; the item is dropped. Threads: any but the owner.
+  /// Appends an item, after waiting for room. Returns false and drops the item if the queue is closed. Threads: any but
+  /// the owner.
   bool put(T item) {
     std::unique_lock lock(mutex_);
     room_.wait(lock, [&] { return is_closed_ || items_.size() < items_max_; });
@@ -53,7 +55,7 @@ class OwnerQueue {
     return taken;
   }
 
-  /// Wakes all waiting put() calls; they and later ones fail.
+  /// Makes all waiting and later put() calls return false.
   void close() {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;

@@ -89,7 +89,7 @@ class HiredisStream final : public RedisStream {
     }
   }
 
-  /// One round: appends waiting entries, reads a part, trims the stream. Waits if there is nothing to do.
+  /// Runs one round: appends waiting entries, reads a part, trims the stream. Waits if there is nothing to do.
   Result<void> work() {
     std::vector<std::string> batch;
     bool is_reading = false;
@@ -114,7 +114,7 @@ class HiredisStream final : public RedisStream {
     return trim();
   }
 
-  /// Entries stay in the buffer until Redis confirms them.
+  /// Appends entries to the stream. They stay in waiting_ until Redis confirms them.
   Result<void> append_all(const std::vector<std::string>& batch) {
     const std::string& stream = options_.url.stream;
     const std::string entries_max = std::to_string(options_.url.bytes_max / kBytesPerEntryMin);
@@ -141,7 +141,7 @@ class HiredisStream final : public RedisStream {
         ask({"XREAD", "COUNT", std::to_string(options_.entries_per_read), "STREAMS", options_.url.stream, read_below_});
     KVFERRY_TRY(check(reply.get()));
     LogPart part;
-    // [[stream, [[id, [field, value, ...]], ...]]], or nil at the end.
+    // The reply is [[stream, [[id, [field, value, ...]], ...]]], or nil at the stream's end.
     if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 1 && reply->element[0]->elements == 2) {
       const redisReply& entries = *reply->element[0]->element[1];
       for (std::size_t i = 0; i < entries.elements; ++i) {
@@ -159,12 +159,12 @@ class HiredisStream final : public RedisStream {
     return {};
   }
 
-  /// MAXLEN counts entries, whose sizes differ a thousandfold, so the limit is computed from the stream's actual
-  /// memory.
+  /// Trims the stream to its limit in bytes. MAXLEN counts entries, whose sizes differ a thousandfold, so the number to
+  /// keep is computed from the stream's actual memory.
   Result<void> trim() {
     const Reply used = ask({"MEMORY", "USAGE", options_.url.stream});
     KVFERRY_TRY(check(used.get()));
-    if (used->type != REDIS_REPLY_INTEGER || used->integer <= 0) return {};  // nil: no stream yet
+    if (used->type != REDIS_REPLY_INTEGER || used->integer <= 0) return {};  // nil: the stream does not exist yet
     const auto bytes = static_cast<std::size_t>(used->integer);
     if (bytes <= options_.url.bytes_max) return {};
     const Reply length = ask({"XLEN", options_.url.stream});
@@ -245,10 +245,10 @@ class HiredisStream final : public RedisStream {
   bool is_reading_ = false;
   std::deque<std::string> waiting_;
   LogState state_;
-  redisContext* context_ = nullptr;  // only the thread changes it, under the mutex
+  redisContext* context_ = nullptr;  // only thread_ changes this, while it holds mutex_
 
-  // Used by the thread only.
-  std::string read_below_ = "0";  // the id of the last entry that was read
+  // Used by thread_ only.
+  std::string read_below_ = "0";  // id of the last entry that was read
   SteadyTime read_at_{};
   SteadyTime trim_at_ = std::chrono::steady_clock::now();
   std::thread thread_;

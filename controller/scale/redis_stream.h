@@ -28,7 +28,7 @@ struct LogPart {
 
 struct LogState {
   bool is_connected = false;
-  std::string trouble;  // failure of the last connection or attempt; empty: connected, or none yet
+  std::string trouble;  // why the last connection or attempt failed; empty if none has failed
   std::size_t buffered_bytes = 0;
   std::uint64_t num_appended = 0;  // entries confirmed by Redis
 };
@@ -47,12 +47,12 @@ class RedisStream {
   /// a reconnect.
   virtual void start_reading() = 0;
   virtual void stop_reading() = 0;
-  /// Takes the next part, if one waits.
+  /// Returns the next part, or nothing if none waits. Never blocks.
   virtual std::vector<LogPart> take() = 0;
   virtual LogState state() const = 0;
 };
 
-/// Starts the thread. The destructor drops unsent entries; only a connection attempt can delay it (connect_ms).
+/// Starts the thread. The destructor drops unsent entries; only a connection attempt can delay it, by up to connect_ms.
 std::unique_ptr<RedisStream> make_redis_stream(RedisStreamOptions options);
 
 }  // namespace kvferry::controller::scale

@@ -19,9 +19,9 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kEventsPerTurn = 16;   // limit on etcd events in one turn
-constexpr std::size_t kEntriesPerTurn = 2;   // limit on log entries in one turn; they have at most 64 KiB each
-constexpr std::int64_t kFollowMs = 10'000;   // limit on reading past the log's end while its nodes owe a Hello here
+constexpr std::size_t kEventsPerTurn = 16;  // limit on etcd events in one turn
+constexpr std::size_t kEntriesPerTurn = 2;  // limit on log entries in one turn; they have at most 64 KiB each
+constexpr std::int64_t kFollowMs = 10'000;  // limit on reading new entries while some nodes are known only from the log
 constexpr std::int64_t kReadMsMax = 60'000;  // limit on reading the log: all live nodes have sent Hello by then
 constexpr std::int64_t kShutdownMs = 300;
 constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // lifetime of a quota in etcd, for replicas that start later
@@ -189,7 +189,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
     log().info("replicas of this controller: {}", fmt::join(endpoints_, ", "));
   }
 
-  /// Returns true if more entries wait.
+  /// Applies a few entries of the event log to the directory. Returns true if more entries wait.
   bool read_log(TimeNs now) {
     if (!is_reading_) return false;
     for (LogPart& part : log_->take()) {
@@ -207,7 +207,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
     if (is_at_end || now - started_at_ > kReadMsMax * kMillisecond) {
       is_reading_ = false;
       log_->stop_reading();
-      log().info("read {} entries of the event log", num_read_);
+      log().info("finished reading the event log: {} entries", num_read_);
     }
     return false;
   }

@@ -8,8 +8,8 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kSweptPerTurn = 64;    // nodes checked for expiry in a turn
-constexpr std::size_t kLookedPerTurn = 512;  // dirty keys checked in a turn
+constexpr std::size_t kSweptPerTurn = 64;    // number of nodes that sweep() checks in one call
+constexpr std::size_t kLookedPerTurn = 512;  // number of dirty keys that due() checks in one call
 
 std::string escaped(std::string_view text) {
   std::string plain;
@@ -133,7 +133,7 @@ const ReplicatedState::EtcdValue* ReplicatedState::value_in_etcd(const std::stri
   return it == in_etcd_.end() || it->second.is_gone ? nullptr : &it->second;
 }
 
-/// Returns nullopt if this replica need not change the key's value in etcd.
+/// Returns the value that the key should have in etcd; nullopt if this replica need not change it.
 std::optional<ReplicatedState::DesiredValue> ReplicatedState::desired(const std::string& key, TimeNs now) const {
   const EtcdValue* there = value_in_etcd(key);
   if (key == own_key()) {
@@ -158,7 +158,7 @@ std::optional<ReplicatedState::DesiredValue> ReplicatedState::desired(const std:
                       own->second.lease};
 }
 
-/// Returns the next request towards the desired value; nullopt if none is needed.
+/// Returns the next request that is needed to give the key its desired value; nullopt if none is needed.
 std::optional<EtcdRequest> ReplicatedState::next_request(const std::string& key, TimeNs now) {
   std::optional<DesiredValue> wanted = desired(key, now);
   if (!wanted) return std::nullopt;
@@ -212,7 +212,7 @@ void ReplicatedState::send(std::vector<Request>& requests, const std::string& ke
   requests.push_back({token, std::move(request)});
 }
 
-/// Expires nodes that are long gone, a few in each call, and records whose deadline has passed.
+/// Drops nodes that have been gone for longer than keep_ms, a few in each call, and records whose deadline has passed.
 void ReplicatedState::sweep(TimeNs now) {
   auto it = nodes_.upper_bound(swept_last_);
   for (std::size_t n = std::min(nodes_.size(), kSweptPerTurn); n > 0; --n) {

@@ -20,7 +20,7 @@ struct ReplicatedStateOptions {
   std::string prefix = "kvferry/";  // prefix of all keys in etcd
   std::string name{};               // this replica's name
   std::string endpoint{};           // address of this replica's listener for nodes
-  std::uint64_t run = 0;            // if two replicas have one name, the one with the higher run owns it
+  std::uint64_t run = 0;            // if two replicas have the same name, the one with the higher run owns the name
   std::int64_t lease_s = 5;         // when this replica's lease expires, the others consider it dead
   std::int64_t retry_ms_min = 100;  // pause after a failed request; it doubles with each failure
   std::int64_t retry_ms_max = 2000;
@@ -49,11 +49,11 @@ struct SharedRecord {
   std::string id;
   std::string owner;
   std::string value;
-  std::uint64_t version = 0;  // the record with the highest version counts
-  TimeNs deadline = 0;        // time on this replica's clock
+  std::uint64_t version = 0;  // the highest version of a record is the valid one
+  TimeNs deadline = 0;        // time at which the record expires, on this replica's clock
 };
 
-/// Another replica has seen this incarnation: older ones must be fenced.
+/// Another replica has seen this incarnation of the node: older incarnations must be fenced.
 struct NodeFenced {
   NodeName node;
   Incarnation incarnation;
@@ -72,9 +72,9 @@ class ReplicatedState {
 
   /// Returns the newest incarnation of the node that any replica is known to have seen.
   std::optional<Incarnation> newest(const NodeName& node) const;
-  /// The node registered at this replica. The caller has refused incarnations older than newest().
+  /// Records that the node registered at this replica. The caller must have refused incarnations older than newest().
   void joined(const NodeName& node, Incarnation incarnation, TimeNs now);
-  /// The node left, expired or was fenced at this replica.
+  /// Records that the node left, expired or was fenced at this replica.
   void left(const NodeName& node, TimeNs now);
 
   /// Sets a record, or replaces the one with the same kind and id, at once in this replica. It expires in all replicas
@@ -95,7 +95,7 @@ class ReplicatedState {
 
   /// Returns this replica and those with a lease in etcd, by name; while etcd is unreachable, the last known ones.
   std::vector<Replica> replicas() const;
-  /// Returns the valid records by key.
+  /// Returns the valid records by their keys in etcd.
   const std::map<std::string, SharedRecord>& records() const { return records_; }
   /// Returns when etcd became unreachable, or this replica's start; nullopt while etcd is reachable.
   std::optional<TimeNs> etcd_gone_since() const { return gone_since_; }
@@ -110,7 +110,7 @@ class ReplicatedState {
     std::string value;
     std::int64_t mod_revision = 0;
     std::int64_t lease = 0;
-    bool is_gone = false;  // erased at mod_revision
+    bool is_gone = false;  // the key was erased at mod_revision
   };
   struct Node {
     std::uint64_t newest = 0;
@@ -134,7 +134,7 @@ class ReplicatedState {
   std::string record_key(const std::string& kind, const std::string& id) const;
   void mark_dirty(const std::string& key) { dirty_.try_emplace(key, false); }
 
-  // etcd_replicated_state.cpp: etcd's events.
+  // The next functions process etcd's events; they are in etcd_replicated_state.cpp.
   void on_reply(const EtcdReply& reply, TimeNs now);
   void on_failure(const std::string& key, const EtcdRequest& request, const Error& error, TimeNs now);
   void note_all(const EtcdAll& all, TimeNs now);
@@ -165,13 +165,13 @@ class ReplicatedState {
   TimeNs lease_at_ = 0;  // time of the next request for the lease
   bool is_synced_ = false;
   std::optional<TimeNs> gone_since_{0};
-  std::string error_ = "not reached yet";
+  std::string error_ = "etcd has not replied yet";
   TimeNs retry_at_ = 0;
   std::int64_t retry_ms_;
   bool is_name_taken_ = false;
   NodeName swept_last_;
   TimeNs swept_at_ = 0;
-  std::string looked_last_;  // key of dirty_ at which due() continues
+  std::string looked_last_;  // key of dirty_ after which due() continues
 };
 
 }  // namespace kvferry::controller::scale

@@ -1,4 +1,4 @@
-// The value of a shared record in etcd.
+// The encoding of a shared record's value in etcd.
 #pragma once
 
 #include <charconv>
@@ -17,13 +17,13 @@ struct RecordFields {
   KVFERRY_FIELDS(owner, value, version, left_ms);
 };
 
-/// Returns version 0, which any other version replaces, if the value is malformed.
+/// Decodes a shared record. If `bytes` are malformed, returns version 0, which any other version replaces.
 inline RecordFields record_fields_of(std::string_view bytes) {
   Result<RecordFields> fields = decode<RecordFields>(bytes, "shared record");
   return fields ? std::move(*fields) : RecordFields{};
 }
 
-/// Parses the leading digits; 0 if there are none.
+/// Returns the number that the leading digits form; 0 if there are none.
 inline std::uint64_t number_of(std::string_view text) {
   std::uint64_t number = 0;
   std::from_chars(text.data(), text.data() + text.size(), number);

@@ -1,5 +1,5 @@
-// The listeners for nodes: ZeroMQ, and streams, which have a lower latency: the same messages, each behind its length,
-// over TCP or a Unix socket.
+// The listeners for nodes. One uses ZeroMQ. The other has a lower latency: it uses streams (TCP or a Unix socket), in
+// which the same messages follow their lengths.
 #pragma once
 
 #include <memory>
@@ -16,13 +16,13 @@ namespace kvferry::controller {
 /// The returned listener already listens. Its address is e.g. "tcp://127.0.0.1:41234" or "unix:///run/kvferry.sock".
 /// `sessions` must outlive the listener.
 /// kInvalidArgument: `endpoint` is malformed; kUnavailable: cannot listen on the address, e.g. port in use.
-/// With a cluster key only those who have it get through on tcp://.
+/// With a cluster key, only peers that have the same key can connect over tcp://.
 Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions,
                                                   const std::optional<net::ClusterKey>& key = {});
 
-/// The memory of a peer is bounded: a message of more than kMessageBytesMax is refused and ends its connection; replies
-/// to a peer that does not read are dropped and counted beyond 8 MiB. At the maximum number of connections a new one
-/// replaces the one without a registered node that was silent for longest.
+/// The memory for each peer is bounded: a message of more than kMessageBytesMax is refused and ends its connection;
+/// replies to a peer that does not read are dropped and counted while 8 MiB wait. At the maximum number of connections,
+/// a new one replaces the longest silent connection without a registered node.
 Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions);
 
 }  // namespace kvferry::controller

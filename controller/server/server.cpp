@@ -55,9 +55,9 @@ void Server::run() {
     const TimeNs now = clock_.now();
     more_waits = false;
     for (const std::unique_ptr<Listener>& listener : listeners_)
-      more_waits |= listener->serve(now);  // 2. process heartbeats ...
+      more_waits |= listener->serve(now);  // 2. process messages, also heartbeats
     if (now - expired_at >= kExpireTime) {
-      sessions_.expire(now);  // 3. ... before expiring leases
+      sessions_.expire(now);  // 3. expire leases, now that the heartbeats are processed
       expired_at = now;
     }
     for (const auto& then : turn_ends_) then(now);
@@ -70,7 +70,7 @@ void Server::stop() {
 }
 
 bool Server::watch(int fd) const {
-  // Level-triggered even if `fd` itself is edge-triggered: no input is missed, as each turn calls every serve().
+  // Level-triggered, although `fd` may be edge-triggered: no input is missed, because each turn calls every serve().
   epoll_event event{.events = EPOLLIN, .data = {}};
   return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }

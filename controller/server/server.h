@@ -24,12 +24,12 @@ struct ServerOptions {
   std::string bind = "tcp://127.0.0.1:14600";    // endpoint of the ZeroMQ listener; port 0: any free one
   std::string stream{};                          // endpoint of the stream listener; empty: none
   std::string state{};                           // folder of the state that outlives the process; empty: none
-  std::optional<net::ClusterKey> cluster_key{};  // only those who have it get through on tcp://
+  std::optional<net::ClusterKey> cluster_key{};  // key that peers need to connect over tcp://; none: peers need no key
   DirectoryOptions directory;
 };
 
 /// Malformed input never ends the server; see Sessions and the listeners.
-/// Threads: one owner sets it up and calls run(); stop() from any thread or signal handler.
+/// Threads: one owner thread sets the server up and calls run(); any thread or signal handler may call stop().
 class Server {
  public:
   /// Makes a server that listens at once, but answers only in run(). `clock` must outlive the server.
@@ -37,10 +37,10 @@ class Server {
   /// port is in use; also the errors of StateJournal::open().
   static Result<std::unique_ptr<Server>> bind(const ServerOptions& options, const Clock& clock);
 
-  /// A server without listeners.
+  /// Makes a server without listeners.
   Server(const DirectoryOptions& options, const Clock& clock) : clock_(clock), sessions_(options, clock.now()) {}
 
-  /// To be called before run(). kUnavailable: no file descriptor is left to wait for the listener.
+  /// Adds a listener; to be called before run(). kUnavailable: no file descriptor is left to wait for the listener.
   Result<void> add_listener(std::unique_ptr<Listener> listener);
   /// Same as add_listener(), but returns the error if `listener` is one, else the listener's actual address.
   Result<std::string> add_bound(Result<std::unique_ptr<BoundListener>> listener);
@@ -52,13 +52,13 @@ class Server {
   Sessions& sessions() { return sessions_; }
   Directory& directory() { return sessions_.directory(); }
 
-  /// The actual ZeroMQ endpoint, e.g. "tcp://127.0.0.1:41234".
+  /// Returns the actual ZeroMQ endpoint, e.g. "tcp://127.0.0.1:41234".
   const std::string& endpoint() const { return endpoint_; }
-  /// The actual endpoint of the stream listener; empty: none.
+  /// Returns the actual endpoint of the stream listener; empty if there is none.
   const std::string& stream_endpoint() const { return stream_endpoint_; }
   /// Serves until stop(); returns at once if stop() was called before.
   void run();
-  /// Async-signal-safe.
+  /// Makes run() return. Async-signal-safe.
   void stop();
 
  private:
@@ -66,7 +66,7 @@ class Server {
   bool watch(int fd) const;
 
   const Clock& clock_;
-  Sessions sessions_;  // before the listeners, which refer to it
+  Sessions sessions_;  // declared before the listeners, which refer to it
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::vector<std::function<void(TimeNs)>> turn_ends_;
   std::string endpoint_, stream_endpoint_;

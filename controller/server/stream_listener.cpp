@@ -19,7 +19,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // bound on the input of one connection in one turn
-constexpr std::size_t kStreamMessagesPerTurnMax = 1024;       // so that a flood does not delay lease checks
+constexpr std::size_t kStreamMessagesPerTurnMax = 1024;       // bound, so that a flood does not delay lease checks
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
@@ -36,12 +36,12 @@ struct StreamConnection {
   ConnectionId id;
   OwnedFd socket;
   TimeNs heard_at;
-  std::string in{};  // an incomplete message with its length in front
+  std::string in{};  // an incomplete message, with its length before it
   UnsentMessages out{kUnsentRepliesBytesMax};
   bool waits_for_room = false;  // epoll reports when the socket is writable
   bool is_given_up = false;     // closed at the end of the turn
-  /// The connection was refused. Its input is ignored until the peer closes it or this time: closing a socket with
-  /// unread input would discard the output.
+  /// Set if the connection was refused: its input is ignored until this time or until the peer closes the connection,
+  /// because closing a socket with unread input would discard the output.
   std::optional<TimeNs> ends_at{};
 };
 
@@ -69,7 +69,7 @@ class StreamListener final : public BoundListener, private ReplySender {
     bool more_waits = num_events == static_cast<int>(events.size());
     num_received_ = 0;
     for (int i = 0; i < num_events; ++i) {
-      // The remaining connections stay readable, and epoll reports the longest unreported first.
+      // The remaining connections stay readable; epoll reports first those that were not reported for longest.
       if (num_received_ >= kStreamMessagesPerTurnMax) {
         more_waits = true;
         break;
@@ -84,7 +84,7 @@ class StreamListener final : public BoundListener, private ReplySender {
   }
 
  private:
-  /// Returns true if more input waits.
+  /// Receives from and sends to one connection. Returns true if more input waits.
   bool turn(StreamConnection& connection, TimeNs now) {
     const long num_read = read_some(connection.socket.get(), scratch_);
     if (num_read == 0) return over_.push_back(connection.id), false;
@@ -117,10 +117,10 @@ class StreamListener final : public BoundListener, private ReplySender {
       in.erase(0, in.size() - rest.size());
   }
 
-  /// Ends a connection that announced too long a message, because nothing can be read after it.
+  /// Ends a connection whose peer announced too long a message, because no later message can be read.
   void refuse(StreamConnection& connection, std::uint32_t num_claimed, TimeNs now) {
     const std::string reason =
-        fmt::format("a message of {} bytes; at most {} are allowed", num_claimed, wire::kMessageBytesMax);
+        fmt::format("the message has {} bytes; at most {} are allowed", num_claimed, wire::kMessageBytesMax);
     sessions_.count_malformed(reason);
     connection.out.add(encode(wire::Refused{.reason = reason}));
     connection.out.write_to(connection.socket.get());
@@ -157,7 +157,8 @@ class StreamListener final : public BoundListener, private ReplySender {
     }
   }
 
-  /// Gives up one connection that has no registered node, the longest silent one. Returns false if there is none.
+  /// Gives up the connection that was silent for longest among those without a registered node. Returns false if all
+  /// connections have one.
   bool make_room() {
     StreamConnection* silent = nullptr;
     for (const auto& [id, connection] : connections_) {

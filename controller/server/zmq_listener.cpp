@@ -11,13 +11,13 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr int kZmqMessagesPerTurnMax = 1024;  // so that a flood does not delay lease checks
+constexpr int kZmqMessagesPerTurnMax = 1024;  // limit in one turn, so that a flood does not delay lease checks
 constexpr int kReceiveQueueMax = 32;          // limit on a peer's waiting messages, each of up to kMessageBytesMax
 constexpr int kReplyQueueMax = 256;           // limit on waiting replies to a peer
 constexpr std::size_t kConnectionsKeptMin = 1024;
 
-/// Maps routing ids to connection ids. A ROUTER does not report closed connections, so connections without a session
-/// are dropped when there are too many; a dropped one that sends again gets a new id.
+/// Maps ZeroMQ's routing ids to connection ids. A ROUTER socket does not report closed connections, so connections
+/// without a session are dropped when there are too many; a dropped connection that sends again gets a new id.
 class Connections {
  public:
   explicit Connections(Sessions& sessions) : sessions_(sessions) {}
@@ -79,7 +79,7 @@ class ZmqListener final : public BoundListener, private ReplySender {
     const std::size_t num_parts = router_->receive(parts);
     if (num_parts == 0) return false;
     if (num_parts != std::size(parts)) {
-      sessions_.count_malformed(fmt::format("{} message parts instead of one", num_parts - 1));
+      sessions_.count_malformed(fmt::format("the message has {} parts; exactly one is allowed", num_parts - 1));
       return true;
     }
     sessions_.receive(connections_.id_of(std::string(parts[0].bytes())), parts[1].bytes(), now, *this);

@@ -15,7 +15,7 @@
 
 namespace kvferry::controller {
 
-/// ::write(); tests pass functions that imitate a full disk or a crash.
+/// A function like ::write(); tests pass functions that imitate a full disk or a crash.
 using WriteCall = std::function<ssize_t(int fd, const void* data, std::size_t size_bytes)>;
 
 /// Writes one file at a time. After a failure the file is cut back to its last whole append(), and further appends are
@@ -24,10 +24,10 @@ using WriteCall = std::function<ssize_t(int fd, const void* data, std::size_t si
 class BackgroundFile {
  public:
   struct Progress {
-    std::uint64_t num_opened = 0;  // processed open() calls; all but `written` and `synced` describe the newest file
-    std::uint64_t written = 0;     // last mark that was written, in any file
-    std::uint64_t synced = 0;      // last mark that survives a loss of power
-    bool is_finished = false;
+    std::uint64_t num_opened = 0;  // number of processed open() calls; the last three fields are about the newest file
+    std::uint64_t written = 0;     // mark of the last append() that was written, in any file
+    std::uint64_t synced = 0;      // mark of the last append() that survives a loss of power
+    bool is_finished = false;      // whether finish() has succeeded
     std::uint64_t size_bytes = 0;
     std::string failure;  // empty: none
   };

@@ -27,7 +27,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == kBatchHeadBytes);
 
-/// The checksum of a batch without its checksum field.
+/// Returns the checksum of a batch, computed over everything after its checksum field.
 std::uint64_t checksum_of(std::string_view batch) {
   return chunk_checksum(std::as_bytes(std::span(batch).subspan(sizeof(Head::checksum))));
 }
@@ -55,7 +55,8 @@ bool has_good_batch(std::string_view bytes) {
 }  // namespace
 
 void end_batch(std::string& batch) {
-  KVFERRY_CHECK(batch.size() - sizeof(Head) <= kBatchBodyBytesMax, "a batch of {} bytes", batch.size());
+  KVFERRY_CHECK(batch.size() - sizeof(Head) <= kBatchBodyBytesMax,
+                "a batch has {} bytes, which is more than readers accept", batch.size());
   Head head{.length = static_cast<std::uint32_t>(batch.size() - sizeof(Head))};
   std::memcpy(batch.data(), &head, sizeof head);
   head.checksum = checksum_of(batch);

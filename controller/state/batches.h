@@ -19,7 +19,7 @@ constexpr std::size_t kBatchBodyBytesMax = std::size_t{64} << 20;
 
 /// Sets `batch` to an empty head; append the body to it.
 inline void begin_batch(std::string& batch) { batch.assign(kBatchHeadBytes, '\0'); }
-/// Fills in the head. The body must have at most kBatchBodyBytesMax.
+/// Fills in the head of a complete batch. The body must have at most kBatchBodyBytesMax.
 void end_batch(std::string& batch);
 
 struct BatchScan {

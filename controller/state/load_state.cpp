@@ -19,7 +19,7 @@ struct StateFile {
   std::string_view bytes() const { return mapped.bytes(); }
 };
 
-/// kInvalidArgument: the file has another format.
+/// Maps a file and reads its head. kInvalidArgument: the file has another format.
 Result<StateFile> open_file(const std::string& path) {
   MappedFile mapped = KVFERRY_TRY(MappedFile::open(path));
   StateFile file{path, std::move(mapped), {}};
@@ -93,7 +93,7 @@ class Loader {
     return {};
   }
 
-  /// Returns false if the log does not continue the one before.
+  /// Replays a log. Returns false if the log does not continue the log before it.
   Result<bool> read_log(std::uint64_t number, bool is_first) {
     const StateFile file = KVFERRY_TRY(open_file(folder_.log(number)));
     if (file.head && file.head->begins_anew && !is_first) return false;
@@ -101,7 +101,7 @@ class Loader {
     if (scan.end == BatchScan::End::kCorrupt || (scan.end == BatchScan::End::kTorn && is_continued_by(number + 1))) {
       add_damage(file.path, fmt::format("is damaged at byte {} of {}", scan.good_bytes, file.bytes().size()));
     } else if (scan.end == BatchScan::End::kTorn) {
-      log().info("{}: dropping {} bytes of an interrupted write at its end", file.path,
+      log().info("{}: an interrupted write left an incomplete end of {} bytes, which is dropped", file.path,
                  file.bytes().size() - scan.good_bytes);
       if (::truncate(file.path.c_str(), static_cast<off_t>(scan.good_bytes)) != 0)
         return Error{ErrorCode::kUnavailable, fmt::format("{} cannot be written; check its permissions", file.path)};
@@ -111,7 +111,7 @@ class Loader {
     return true;
   }
 
-  /// Returns true if the log `number` exists and continues the one before.
+  /// Returns true if the log `number` exists and continues the log before it.
   bool is_continued_by(std::uint64_t number) const {
     if (!files_.logs.contains(number)) return false;
     const Result<StateFile> file = open_file(folder_.log(number));

@@ -82,7 +82,7 @@ class Record {
   std::size_t begin_;
 };
 
-/// Takes the next record from a batch's body. Returns false if none is complete.
+/// Takes the next record from a batch's body. Returns false if the record is incomplete.
 bool take_record(std::string_view& body, std::uint8_t& type, std::string_view& record) {
   std::uint32_t length = 0;
   if (!take(body, type) || !take(body, length) || length > body.size()) return false;
@@ -134,7 +134,7 @@ void append_published(std::string& out, NodeId node, std::uint64_t sequence, Sna
                      .is_partial = is_partial ? std::uint8_t{1} : std::uint8_t{0}};
   for (const ChunkEntry& chunk : chunks) ++(chunk.is_tail ? head.num_tails : head.num_full);
   put(out, head);
-  // Tails first, as wire::join_entries() returns them.
+  // Tails come first, as in the result of wire::join_entries().
   if (head.num_tails > 0) {
     for (const ChunkEntry& chunk : chunks) {
       if (chunk.is_tail) put(out, TailFields{chunk.key, chunk.tail_group, chunk.num_tokens});
@@ -262,7 +262,7 @@ bool Replayer::replay(std::uint8_t type, std::string_view record) {
       has_end_ = true;
       return true;
   }
-  return true;  // an optional record of a newer release
+  return true;  // skip a record of an unknown type: a newer release wrote it, and it is optional
 }
 
 }  // namespace kvferry::controller

@@ -33,7 +33,7 @@ std::optional<std::uint64_t> number_after(std::string_view prefix, std::string_v
   return number;
 }
 
-/// Checks the marker file, or writes it if it is new.
+/// Checks the contents of the marker file, or writes them if the file is empty.
 Result<void> check_or_mark(const std::string& folder, int marker, const std::string& path) {
   char text[128];
   const ssize_t num_bytes = ::pread(marker, text, sizeof text, 0);
@@ -72,7 +72,7 @@ Result<StateFolder> StateFolder::open(const std::string& path) {
                  fmt::format("another controller uses the state folder {}; stop it, or {}", path, kAdvice)};
   }
   KVFERRY_TRY(check_or_mark(path, lock.get(), marker_path));
-  ::chmod(path.c_str(), 0700);  // the records have the nodes' secrets; older releases made files that others can read
+  ::chmod(path.c_str(), 0700);  // records contain nodes' secrets, and other users can read files of older releases
   if (::access(path.c_str(), R_OK | W_OK | X_OK) != 0) return unavailable(path, "cannot be written", errno);
   for (const fs::directory_entry& entry : fs::directory_iterator(path, failure)) {
     const std::string name = entry.path().filename();
@@ -101,7 +101,7 @@ Result<StateFolder::Files> StateFolder::files() const {
 
 void StateFolder::remove_below(std::uint64_t number) const {
   const Result<Files> all = files();
-  if (!all) return;  // later calls or the next start remove them
+  if (!all) return;  // later calls or the next start remove the files
   for (auto it = all->logs.begin(); it != all->logs.lower_bound(number); ++it) ::unlink(log(*it).c_str());
   for (auto it = all->snapshots.begin(); it != all->snapshots.lower_bound(number); ++it)
     ::unlink(snapshot(*it).c_str());

@@ -1,7 +1,7 @@
 // The state folder on disk: its lock and the names of its files.
 //
 //   kvferry-controller-state      one line that names the format; locked by the controller that uses the folder
-//   log-NUMBER, snapshot-NUMBER   see batches.h; the newest snapshot and the logs from its number on are the state
+//   log-NUMBER, snapshot-NUMBER   see batches.h; the newest snapshot and logs with its number or higher are the state
 //   snapshot-NUMBER.tmp           an unfinished snapshot
 //   *.damaged                     a file that could not be loaded
 #pragma once
@@ -18,7 +18,7 @@ namespace kvferry::controller {
 
 class DirectoryState;
 
-/// One process at a time has the folder, from open() to the destructor. Threads: one at a time; const calls from any.
+/// Locks the folder for one process, from open() to the destructor. Threads: one at a time; any for const functions.
 class StateFolder {
  public:
   struct Files {
@@ -26,8 +26,8 @@ class StateFolder {
   };
 
   /// Creates the folder if it does not exist, and removes unfinished snapshots.
-  /// kRefused: another controller uses it. kInvalidArgument: it has other contents or another format.
-  /// kUnavailable: it cannot be created, read or written.
+  /// kRefused: another controller uses the folder. kInvalidArgument: the folder has other contents, or state in another
+  /// format. kUnavailable: the folder cannot be created, read or written.
   static Result<StateFolder> open(const std::string& path);
 
   const std::string& path() const { return path_; }
@@ -55,9 +55,9 @@ struct LoadedState {
   std::vector<std::string> set_aside;  // paths of damaged files, to be renamed
 };
 
-/// Fills an empty directory. Truncates a torn end of the last log. If a file is damaged, loads the data before the
-/// damage; the nodes publish the rest again. kInvalidArgument: a file has another format. kUnavailable: a file cannot
-/// be read.
+/// Loads the state into an empty directory. Truncates a torn end of the last log. If a file is damaged, loads the data
+/// before the damage; the nodes publish the rest again. kInvalidArgument: a file has another format. kUnavailable: a
+/// file cannot be read.
 Result<LoadedState> load_state(const StateFolder& folder, DirectoryState& state);
 
 /// Syncs a folder, so that its file names survive a loss of power.

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kWriteBytesMax = std::size_t{1} << 20;
 constexpr std::size_t kSnapshotQueuedMax = std::size_t{8} << 20;
 constexpr std::uint64_t kLogsMax =
-    8;  // a load of more logs is followed by a snapshot, so that restarts don't pile up files
+    8;  // if a start loads more logs, a snapshot follows, so that restarts don't accumulate files
 constexpr std::int64_t kSnapshotRetryMs = 10'000;  // pause after a failed snapshot if the log is intact
 
 }  // namespace
@@ -37,7 +37,7 @@ StateJournal::StateJournal(StateOptions options, StateFolder folder, Directory& 
       log_(options_.write, [this] { wake_up(); }),
       snapshot_(options_.write, [this] { wake_up(); }) {}
 
-/// Threads: those of log_ and snapshot_.
+/// Wakes the server's loop if a snapshot waits for a file. Threads: those of log_ and snapshot_.
 void StateJournal::wake_up() {
   if (wants_wake_up_.load(std::memory_order_relaxed)) wake_up_.set();
 }
@@ -65,18 +65,18 @@ void StateJournal::start(LoadedState loaded, TimeNs begun) {
     open_log(false);
   } else {
     why_not_ = loaded.damage;
-    log().error("{}; loaded the data before it; the nodes will publish the rest again; keeping the file as {}.damaged",
-                loaded.damage, set_aside_.front());
+    log().error(
+        "{}; the data before it is loaded, and the nodes publish the rest again; the file will be kept as {}.damaged",
+        loaded.damage, set_aside_.front());
   }
   directory_.set_journal(this);
   log().info("loaded {} nodes and {} chunks from {} in {} ms", directory_.num_nodes(), directory_.num_chunks(),
              folder_.path(), status_.load_ms);
 }
 
-// --- Changes of the directory
-// -----------------------------------------------------------------------------------------
+// --- Changes of the directory ---------------------------------------------------------------------------------------
 
-/// Makes batch_ ready for a record. Returns false if nothing is to be recorded.
+/// Makes batch_ ready for the next record. Returns false if changes are not recorded now.
 bool StateJournal::begin_record() {
   if (!is_recording_) return false;
   if (batch_.size() > kWriteBytesMax) flush();
@@ -85,7 +85,7 @@ bool StateJournal::begin_record() {
 }
 
 void StateJournal::joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence) {
-  durable_.erase(node);  // its sequence numbers may start anew
+  durable_.erase(node);  // the node's sequence numbers may start anew
   if (begin_record()) append_joined(batch_, node, info, next_sequence);
 }
 void StateJournal::gone(NodeId node) {
@@ -142,12 +142,12 @@ void StateJournal::check_failures(TimeNs now) {
   if (is_recording_ && written.num_opened == num_logs_opened_ && !written.failure.empty())
     return fail(written.failure, now);
   if (is_recording_ && log_.queued_bytes() > options_.queued_bytes_max)
-    return fail(fmt::format("the disk is too slow for {}", folder_.log(number_)), now);
+    return fail(fmt::format("the disk is too slow to write {}", folder_.log(number_)), now);
   if (phase_ == Phase::kIdle) return;
   const BackgroundFile::Progress snapshot = snapshot_.progress();
   if (snapshot.num_opened != num_snapshots_opened_ || snapshot.failure.empty()) return;
   if (!is_durable_) return fail(snapshot.failure, now);
-  log().warn("snapshot of the controller's state failed, will retry: {}", snapshot.failure);
+  log().warn("a snapshot of the controller's state failed and will be retried: {}", snapshot.failure);
   abandon_snapshot();
   not_before_ = now + kSnapshotRetryMs * kMillisecond;
 }
@@ -189,7 +189,7 @@ void StateJournal::begin_snapshot() {
   phase_ = Phase::kWalking;
 }
 
-/// Returns true if the next step need not wait for the disk.
+/// Runs the next step of the snapshot. Returns true if the step after it need not wait for the disk.
 bool StateJournal::step_snapshot(TimeNs now) {
   switch (phase_) {
     case Phase::kIdle:

@@ -31,10 +31,10 @@ struct StateOptions {
   WriteCall write = ::write;
 };
 
-/// A listener that runs last in each turn. Threads: the directory's.
+/// A listener that runs last in each turn of the server's loop. Threads: the directory's owner thread.
 class StateJournal final : public Journal, public Listener {
  public:
-  /// Loads the folder into `directory`, which is empty and outlives the journal, and records its changes from now on.
+  /// Loads the folder into `directory`, which must be empty and outlive the journal, and then records its changes.
   /// kInvalidArgument, kRefused, kUnavailable: the folder is unusable; the message says what to do.
   static Result<std::unique_ptr<StateJournal>> open(StateOptions options, Directory& directory, const Clock& clock);
   ~StateJournal() override;
@@ -63,8 +63,8 @@ class StateJournal final : public Journal, public Listener {
  private:
   enum class Phase { kIdle, kWalking, kSyncing, kFinishing };
   struct Durable {
-    std::uint64_t below = 0;       // number that was last reported to the node
-    std::uint64_t next_below = 0;  // can be reported once the batch `mark` is written
+    std::uint64_t below = 0;       // messages below this number are durable, as last reported to the node
+    std::uint64_t next_below = 0;  // the next value of `below`, once the batch `mark` is written
     std::uint64_t mark = 0;
   };
 
@@ -88,7 +88,7 @@ class StateJournal final : public Journal, public Listener {
   const Clock& clock_;
   DirectoryState state_;
   EventFd wake_up_{std::nothrow};
-  std::atomic<bool> wants_wake_up_{false};  // the next step of the snapshot waits for a file
+  std::atomic<bool> wants_wake_up_{false};  // the snapshot's next step waits for progress of a file
   BackgroundFile log_, snapshot_;
 
   std::string batch_;       // changes since the last flush(); empty: none
@@ -107,7 +107,7 @@ class StateJournal final : public Journal, public Listener {
   bool wants_snapshot_ = false;
   bool log_begins_anew_ = false;
   TimeNs not_before_ = 0;        // earliest time of the next snapshot
-  std::uint64_t walk_mark_ = 0;  // the snapshot needs the log up to this batch
+  std::uint64_t walk_mark_ = 0;  // number of the last batch of the log that the snapshot needs
   TableBlock block_;
   StateStatus status_;
   TimeNs snapshot_at_ = 0;
