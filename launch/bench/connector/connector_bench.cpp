@@ -56,9 +56,8 @@ void run(const ConnectorCalls& calls, std::vector<std::string> connectors, const
   for (const auto& [connector, figures] : through_vllm.items()) text += row(connector, figures, step);
   text += row("kvferry, core alone", core, step);
   text += fmt::format(
-      "lookup: all calls of vLLM's scheduler for a request of {} tokens until it is answered, with KV in the node's "
-      "own "
-      "pool\nstep: all its calls in a step in which {} requests decode a token each; {} repetitions\n",
+      "lookup: all calls with which vLLM's scheduler looks up a request of {} tokens, whose KV is in the node's own "
+      "pool\nstep: all calls of the scheduler in a step in which {} requests decode one token each; {} repetitions\n",
       calls.tokens, calls.running, calls.repeat);
   fmt::print("{}", text);
   std::fflush(stdout);

@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// The values of the flags as typed.
+/// Values of the command-line flags, as the user typed them.
 struct ConnectorFlags {
   std::string tokens = "4096";
   std::string running = "256";

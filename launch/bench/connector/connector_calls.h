@@ -20,8 +20,9 @@ constexpr std::string_view kConnectorPeers[] = {"nixl", "lmcache"};
 /// Returns `given` unless it is empty, else the Python of the checkout that this program was built in, else python3.
 std::string vllm_python(const std::string& given);
 
-/// Returns the times of lookups and steps by name, in microseconds. `connector`: kvferry or a peer; for kvferry a
-/// controller is started. Failure kUnavailable: calls.python has no vLLM, or the connector doesn't load there.
+/// Returns p50 and p99 of lookups and steps in microseconds, by name, such as "lookup_us_p50". `connector`: "kvferry",
+/// for which a controller is started, or one of kConnectorPeers. Failure kUnavailable: calls.python has no vLLM, or the
+/// connector doesn't load there.
 nlohmann::json measure_connector_calls(const std::string& connector, const ConnectorCalls& calls, const Say& say);
 
 }  // namespace kvferry::bench

@@ -6,11 +6,12 @@
 
 namespace kvferry::bench {
 
-/// Returns the microseconds of each repetition, which adds and looks up a request with all of its chunks in the pool:
-/// that lookup hashes each of the request's tokens once.
+/// Returns the time of each repetition in microseconds. A repetition adds a request whose chunks are all in the pool
+/// and looks it up, which hashes each of its tokens once.
 std::vector<double> time_core_lookups(std::uint32_t num_tokens, std::uint64_t repeat);
 
-/// Returns the microseconds of each step in which `running` requests decode a token each; full chunks are saved.
+/// Returns the time of each step in microseconds. In each step `running` requests decode one token each, and chunks
+/// that become full are saved.
 std::vector<double> time_core_steps(std::uint32_t running, std::uint64_t repeat);
 
 }  // namespace kvferry::bench

@@ -26,8 +26,9 @@ void run(const ControllerFlags& flags, const ControllerLoad& load, const std::ve
   measure_recovery(load, report);
   const PeersFigures others =
       need(measure_controller_peers(peers, load.num_hashes, load.repeat, controller_peer_program, say));
-  fmt::print("\n{} hashes, {} workers, 1.5 placements a hash, batches of {}, median of {}\n{}{}", load.num_hashes,
-             kNumWorkers, kBatchKeys, load.repeat, report.table(), controller_peers_table(others, report.figures()));
+  fmt::print("\n{} hashes, {} workers, 1.5 holders per hash, batches of {} hashes, median of {} runs\n{}{}",
+             load.num_hashes, kNumWorkers, kBatchKeys, load.repeat, report.table(),
+             controller_peers_table(others, report.figures()));
   std::fflush(stdout);
   report.figures()["hashes"] = load.num_hashes;
   report.figures()["wrong_answers"] = 0;  // a wrong answer ends the run without figures

@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// The values of the flags as typed.
+/// Values of the command-line flags, as the user typed them.
 struct ControllerFlags {
   std::string hashes = "1000000";
   std::string repeat = "5";

@@ -162,7 +162,7 @@ class EventsBench {
   void take(const Batch& batch) {
     directory_.stream(engines_[batch.worker])->received(next_[batch.worker]++, batch.payload, 0);
   }
-  /// Returns the rate in hashes per second.
+  /// Passes each batch to take_one() and returns the rate in hashes per second.
   template <class Take>
   double time(const std::vector<Batch>& all, const Take& take_one) {
     const TimeNs begun = clock_.now();
@@ -197,7 +197,7 @@ class EventsBench {
 
 void measure_events(const ControllerLoad& load, ControllerReport& report) {
   report.group("engines' events");
-  report.begin("vLLM's");
+  report.begin("vLLM");
   EventsBench bench(load.num_hashes);
   const double bytes_per_hash = bench.fill();
   std::vector<double> stored, stored_bytes, removed, decoded;
@@ -207,9 +207,11 @@ void measure_events(const ControllerLoad& load, ControllerReport& report) {
     for (std::uint64_t i = 0; i < load.repeat; ++i) {
       const auto take = [&](const Batch& batch) { bench.take(batch); };
       (hashes == Hashes::kIntegers ? stored : stored_bytes).push_back(bench.time(stores, take));
-      if (!bench.holds_all(true)) throw Failure({ErrorCode::kCorrupt, "the index lost blocks that an engine stored"});
+      if (!bench.holds_all(true))
+        throw Failure({ErrorCode::kCorrupt, "the index does not have all blocks that an engine stored"});
       const double per_s = bench.time(removals, take);
-      if (!bench.holds_all(false)) throw Failure({ErrorCode::kCorrupt, "the index kept blocks that an engine removed"});
+      if (!bench.holds_all(false))
+        throw Failure({ErrorCode::kCorrupt, "the index still has blocks that an engine removed"});
       if (hashes == Hashes::kBytes) continue;
       removed.push_back(per_s);
       controller::EngineEventDecoder decoder;
@@ -219,20 +221,21 @@ void measure_events(const ControllerLoad& load, ControllerReport& report) {
         is_right = is_right && static_cast<bool>(decoder.decode(batch.payload, sink));
       }));
       if (!is_right || sink.num_hashes != stores.size() * kBatchKeys)
-        throw Failure({ErrorCode::kCorrupt, "a batch was not decoded as it was encoded"});
+        throw Failure(
+            {ErrorCode::kCorrupt, "the decoder rejected a batch of events or returned a wrong number of hashes"});
     }
   }
   const auto row = [&](const char* what, double per_s, const char* figure) {
     report.note(what, fmt::format("{:>9.1f} M hashes/s", per_s * 1e-6));
     report.figure(figure, per_s);
   };
-  report.row("vLLM's", fmt::format("{:>9.1f} M hashes/s decoded and indexed, {:.1f} M decoded alone",
-                                   median(stored) * 1e-6, median(decoded) * 1e-6));
+  report.row("vLLM", fmt::format("{:>9.1f} M hashes/s decoded and indexed, {:.1f} M decoded alone",
+                                 median(stored) * 1e-6, median(decoded) * 1e-6));
   report.figure("vllm_event_hashes_per_s", median(stored));
   report.figure("vllm_event_decoded_per_s", median(decoded));
-  row("vLLM's, hashes of 32 bytes", median(stored_bytes), "vllm_event_hashes_per_s_bytes");
-  row("vLLM's, removals", median(removed), "vllm_event_removals_per_s");
-  report.note("memory, by hash and by tokens", fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
+  row("vLLM, hashes of 32 bytes", median(stored_bytes), "vllm_event_hashes_per_s_bytes");
+  row("vLLM, removals", median(removed), "vllm_event_removals_per_s");
+  report.note("memory, indexed by hash and by tokens", fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
   report.figure("bytes_per_engine_hash", bytes_per_hash);
 }
 

@@ -25,10 +25,10 @@ namespace kvferry::bench {
 namespace {
 
 constexpr TimeNs kReadyPatience = 600 * kSecond;
-constexpr int kTickMs = 100;  // as in the server's loop
+constexpr int kTickMs = 100;  // longest wait, the same as in the controller's loop
 
 void echo_messages(net::ZmqSocket& router) {
-  std::array<net::ZmqPart, 2> parts;  // sender, bytes
+  std::array<net::ZmqPart, 2> parts;  // the sender's id and the message
   for (;;) {
     pollfd waiting{router.fd(), POLLIN, 0};
     ::poll(&waiting, 1, kTickMs);
@@ -110,19 +110,20 @@ void serve(const ControllerLoad& load, const std::string& folder, LineLink& link
 
 ControllerFarSide::ControllerFarSide(const ControllerLoad& load) {
   int pipe[2];
-  if (::pipe(pipe) != 0) throw Failure({ErrorCode::kUnavailable, "no pipe left for the benchmark's controller"});
+  if (::pipe(pipe) != 0)
+    throw Failure({ErrorCode::kUnavailable, "can't create a pipe for the benchmark's controller process"});
   child_.emplace(OwnedFd(pipe[0]));
   OwnedFd to_parent(pipe[1]);
   pid_ = ::fork();
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    pin_calling_thread(1);  // the client is pinned to core 0: the choice of cores affects round trips
+    pin_calling_thread(1);  // the client is pinned to core 0; fixed cores make round trips comparable
     LineLink link({}, std::move(to_parent));
     if (const Result<void> served = attempt([&] { serve(load, folder_.path(), link); }); !served)
       (void)link.send(to_json(served.error()));
     ::_exit(0);
   }
-  if (pid_ < 0) throw Failure({ErrorCode::kUnavailable, "no process left for the benchmark's controller"});
+  if (pid_ < 0) throw Failure({ErrorCode::kUnavailable, "can't fork a process for the benchmark's controller"});
 }
 
 void ControllerFarSide::wait_filled() {

@@ -13,13 +13,13 @@ namespace kvferry::bench {
 
 class ControllerFarSide {
  public:
-  /// Forks, so no other thread may be running in this process.
+  /// Forks the child process, so no other thread may be running in this process.
   explicit ControllerFarSide(const ControllerLoad& load);
   ControllerFarSide(const ControllerFarSide&) = delete;
   ControllerFarSide& operator=(const ControllerFarSide&) = delete;
   ~ControllerFarSide();
 
-  /// Returns when the load is in the directory. Failure kUnavailable: the child does not come up.
+  /// Returns when the load is in the directory. Failure kUnavailable: the child process does not start.
   void wait_filled();
   std::string zmq, stream;            // endpoints of the controller
   std::string zmq_echo, stream_echo;  // endpoints of the echo servers

@@ -17,9 +17,9 @@ using controller::PrefixMatch;
 using controller::ShortKey;
 using controller::Tier;
 
-constexpr TimeNs kRunTime = kSecond / 2;              // time for each repetition of a lookup
+constexpr TimeNs kRunTime = kSecond / 2;              // total time of the lookups in one repetition
 constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // most hashes that the removed node holds
-constexpr std::size_t kTidyBucketsPerTurn = 1024;     // as many as in each turn of the server's loop
+constexpr std::size_t kTidyBucketsPerTurn = 1024;     // the same number as in each turn of the server's loop
 constexpr std::uint64_t kChurnPrefixesMax = 1024;     // most prefixes added and removed in each repetition of events()
 
 class LocalBench {
@@ -38,7 +38,8 @@ class LocalBench {
   }
 
  private:
-  /// `ask(prefix, position)` prepares a lookup; `answer()` is timed and returns whether the answer was right.
+  /// Measures lookups. `ask(prefix, position)` prepares a lookup; `answer()` does it and returns whether the answer was
+  /// right. Only answer() is timed.
   template <class Ask, class Answer>
   Speed time(std::uint64_t num_keys, const Ask& ask, const Answer& answer) {
     std::vector<Speed> speeds;
@@ -59,8 +60,8 @@ class LocalBench {
     return median_speed(speeds);
   }
 
-  /// The least time that any table with a place for each key can need: reads one random cache line for each key, with
-  /// prefetching, from a bare array of the size that the keys and 32 bits each take.
+  /// Measures a lower bound for any hash table: reads one random cache line for each key, with prefetching, from an
+  /// array that is as large as all keys with 32 more bits each.
   Speed random_lines(std::uint64_t num_keys, std::size_t key_bytes) {
     const std::uint64_t num_lines = num_prefixes_ * kPrefixKeys * (key_bytes + 4) / 64;
     controller::PageMemory memory(num_lines * 64);
@@ -119,8 +120,8 @@ class LocalBench {
       report_.speed_row(fmt::format("lookup of {} keys", num_keys), lookups(index, num_keys),
                         fmt::format("lookup_{}{}", num_keys, suffix));
       if (num_keys != 128) continue;
-      report_.begin("128 random lines of a bare array");
-      report_.speed_row("128 random lines of a bare array", random_lines(num_keys, sizeof(Key)),
+      report_.begin("128 random cache lines of an array");
+      report_.speed_row("128 random cache lines of an array", random_lines(num_keys, sizeof(Key)),
                         "random_lines_128" + suffix);
     }
     report_.begin("events");
@@ -130,7 +131,8 @@ class LocalBench {
     if constexpr (is_short) measure_death(index);
   }
 
-  /// The worst case for an index that stores equal sets of holders once: random holders among 1024 nodes of four tiers.
+  /// Measures memory with random holders among 1024 nodes of four tiers. That is the worst case, because the index
+  /// stores equal sets of holders only once.
   void measure_random_replicas() {
     report_.begin("memory, random replicas");
     const double before_bytes = resident_bytes(::getpid());
@@ -161,7 +163,8 @@ class LocalBench {
     }
   }
 
-  /// Adds new prefixes and removes them again, batch by batch, so that the index keeps its size.
+  /// Adds new prefixes and removes them again, in batches, so that the index keeps its size. Returns the number of
+  /// hashes added and removed per second.
   template <class Key>
   double events(PlacementIndex<Key>& index) {
     const std::uint64_t num_churned = std::min(kChurnPrefixesMax, num_prefixes_ / 2);
@@ -226,7 +229,7 @@ class LocalBench {
       ask(worst, [&] { return index.remove_node(node), true; });
       while (ask(worst, [&] { return index.tidy(kTidyBucketsPerTurn); })) {
       }
-      const TimeNs ended = clock_.now();  // next: as long without a removal, to show the machine's own delays
+      const TimeNs ended = clock_.now();  // the next loop takes as long, to show the delays without a removal
       while (ask(usual, [&] { return clock_.now() < 2 * ended - begun; })) {
       }
       worst_us.push_back(static_cast<double>(worst) * 1e-3);

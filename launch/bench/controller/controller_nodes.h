@@ -13,7 +13,7 @@ namespace kvferry::bench {
 constexpr std::uint64_t kLookupKeys = 128;
 
 inline Failure wrong_answer() {
-  return Failure({ErrorCode::kCorrupt, "a lookup answered wrongly; all figures of this run are invalid"});
+  return Failure({ErrorCode::kCorrupt, "a lookup returned a wrong answer; all figures of this run are invalid"});
 }
 inline Failure no_answer() { return Failure({ErrorCode::kUnavailable, "the benchmark's controller does not answer"}); }
 
@@ -34,8 +34,8 @@ inline controller::LookupQuery query_of(std::uint64_t prefix, std::uint64_t posi
   return query;
 }
 
-/// Returns true if `holders`, the answer for kLookupKeys keys of a prefix, names each worker that holds the prefix with
-/// all the keys. `Holders` is the client's, the directory's or the wire protocol's type.
+/// Returns true if `holders`, the answer to a lookup of kLookupKeys keys of the prefix, names every worker that holds
+/// the prefix, each with all of the keys. `Holders` is the client's, the directory's or the wire protocol's type.
 template <class Holders>
 bool names_all_workers(const Holders& holders, std::uint64_t prefix) {
   if (holders.size() != (has_second_worker(prefix) ? 2U : 1U)) return false;

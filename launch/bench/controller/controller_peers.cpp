@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr double kRunSeconds = 0.5;  // time for each repetition, as in controller_local.cpp
+constexpr double kRunSeconds = 0.5;  // total time of the lookups in one repetition, as in controller_local.cpp
 
 std::string ratio(const Json& own, const std::string& own_name, const Json& figures, const std::string& name) {
   if (!own.contains(own_name) || !figures.contains(name)) return "-";
@@ -26,7 +26,9 @@ bool is_peer(const Json& peer) {
 void measure_peer(const std::string& peer, const Json& spec, const PeerProgram& program, Json& peers, const Say& say) {
   run_peer_program(need(program(peer, say)), spec, say, [&](const Json& line) {
     if (!line.contains("peer") || !is_peer(line["peer"]))
-      throw Failure({ErrorCode::kCorrupt, fmt::format("its program wrote an unknown line: {}", line.dump())});
+      throw Failure({ErrorCode::kCorrupt,
+                     fmt::format("the peer's program wrote a line that is neither a step, figures nor an error: {}",
+                                 line.dump())});
     peers.push_back(line["peer"]);
   });
 }
@@ -72,8 +74,9 @@ std::string controller_peers_table(const PeersFigures& figures, const Json& own)
     row(", remote", "remote_per_s_per_core", "remote_per_s_per_core", "remote", "remote_");
   }
   text +=
-      "remote: lookups per second of the server's core with 16 in flight; kvferry's are those over its Unix socket; "
-      "p50 and p99 are those of one lookup at a time\n";
+      "remote: lookups per second of the server's processor time, with 16 lookups in flight; kvferry's are measured "
+      "over "
+      "its Unix socket; p50 and p99 are measured with one lookup at a time\n";
   for (const Json& peer : figures.peers) {
     const std::string notes = peer["notes"].get<std::string>();
     if (!notes.empty()) text += fmt::format("{}: {}\n", peer["engine"].get<std::string>(), notes);

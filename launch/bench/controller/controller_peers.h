@@ -1,8 +1,8 @@
 // Other projects' directories under the load of `kvferry bench controller`, measured by programs of launch/bench/peers.
 //
 // A program reads {"hashes", "repeat", "seconds"} as a line of JSON. It writes lines: {"step": text} for the progress,
-// {"peer": figures} or {"error": reason}, and {"done": true} at its end. A server's rates are for each second of its
-// processor time.
+// {"peer": figures} or {"error": reason}, and {"done": true} at its end. Rates of a peer that is a server are per
+// second of the server's processor time.
 #pragma once
 
 #include <functional>
@@ -33,7 +33,8 @@ Result<Command> controller_peer_program(const std::string& peer, const Say& say)
 Result<PeersFigures> measure_controller_peers(const std::vector<std::string>& peers, std::uint64_t num_hashes,
                                               std::uint64_t repeat, const PeerProgram& program, const Say& say);
 
-/// `own`: kvferry's figures of the same run. Returns "" if no peer has figures.
+/// Returns a table of the peers' figures and of kvferry's rates divided by theirs; "" if no peer has figures.
+/// `own`: kvferry's figures of the same run.
 std::string controller_peers_table(const PeersFigures& figures, const nlohmann::json& own);
 
 }  // namespace kvferry::bench

@@ -35,7 +35,7 @@ controller::DirectoryOptions directory_options() {
 }
 
 struct StateFigures {
-  double worst_lookup_us = 0;  // during a snapshot; includes the other work of the thread's turn
+  double worst_lookup_us = 0;  // during a snapshot, with the other work of that turn of the thread
   double snapshot_s = 0;
   double bytes = 0;
 };
@@ -71,7 +71,7 @@ StateFigures make_state(const std::string& folder, std::uint64_t num_prefixes) {
   } while (journal->is_making_snapshot());
   StateFigures figures{.worst_lookup_us = static_cast<double>(worst) * 1e-3,
                        .snapshot_s = seconds(clock.now() - begun)};
-  // A long log is the worst case for recovery, so churn makes it almost as long as it can get.
+  // A long log is the worst case for recovery, so publishing and evicting make the log almost as long as it can get.
   const std::uint64_t log_bytes_max = std::max<std::uint64_t>(controller::StateOptions{}.log_bytes_min,
                                                               journal->status(clock.now()).snapshot_bytes / 2);
   std::vector<ChunkKey> keys(kBatchKeys);
@@ -100,7 +100,8 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
                         {"KVFERRY_LOG=warn", "KVFERRY_CLUSTER_KEY_FILE="}});
   const Result<nlohmann::json> line = process.link().receive(kRecoveryPatience);
   const bool is_told =
-      line || line.error().code == ErrorCode::kCorrupt;  // the line that names the endpoint is not JSON
+      line ||
+      line.error().code == ErrorCode::kCorrupt;  // the controller's first line names its endpoint and is not JSON
   if (!is_told) throw Failure({ErrorCode::kUnavailable, process.last_words()});
   const std::unique_ptr<controller::Client> client =
       need(controller::make_client({.controller = endpoint, .node = worker_info(kNumWorkers + 1)}));
@@ -117,10 +118,12 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
     pollfd item{client->fd(), POLLIN, 0};
     ::poll(&item, 1, 10);
   }
-  throw Failure({ErrorCode::kUnavailable, "a controller started with the state of a killed one did not answer"});
+  throw Failure({ErrorCode::kUnavailable,
+                 "a controller that was started with a killed controller's state did not answer in time"});
 }
 
-/// Sends an empty controller the messages of all workers after SnapshotWanted, in turns. Returns the seconds taken.
+/// Sends an empty controller the snapshots of all workers, one message of each worker in turn. Returns the time in
+/// seconds.
 double resync(std::uint64_t num_prefixes) {
   class NoReplies final : public controller::ReplySender {
    public:
@@ -182,7 +185,7 @@ void measure_recovery(const ControllerLoad& load, ControllerReport& report) {
                                      "state",
                                      recovery_s, resync_s));
   report.note("worst lookup while a snapshot is made",
-              fmt::format("{:>9.1f} us   ({:.2f} s for it)", state.worst_lookup_us, state.snapshot_s));
+              fmt::format("{:>9.1f} us   (the snapshot took {:.2f} s)", state.worst_lookup_us, state.snapshot_s));
   report.note("on disk", fmt::format("{:>9.1f} MB", state.bytes * 1e-6));
   report.figure("recovery_s", recovery_s);
   report.figure("cold_resync_s", resync_s);

@@ -19,7 +19,7 @@ constexpr int kRoundTrips = 3000;  // number of measured round trips in each rep
 constexpr int kWarmUps = 200;
 constexpr std::size_t kInFlight = 16;
 constexpr TimeNs kRateTime = kSecond;
-constexpr std::size_t kQuestions = 4096;  // number of different lookups, which are sent in turns
+constexpr std::size_t kQuestions = 4096;  // number of different lookups, which are sent one after the other
 
 void wait(int fd) {
   pollfd item{fd, POLLIN, 0};
@@ -39,7 +39,7 @@ class RemoteBench {
   }
 
  private:
-  /// Measures lookups and empty messages in turns, so that changes in the machine's load affect both alike.
+  /// Measures lookups and empty messages alternately, so that changes in the machine's load affect both alike.
   void measure_latency(const std::string& over, const std::string& name, const std::string& endpoint,
                        const std::string& echo) {
     const std::unique_ptr<controller::Client> client = registered(endpoint, "asker_" + name);
@@ -119,7 +119,7 @@ class RemoteBench {
       per_s.push_back(num_answers * 1e9 / static_cast<double>(clock_.now() - begun));
     }
     report_.row(fmt::format("{} lookups of {} keys in flight over {}", kInFlight, kLookupKeys, over),
-                fmt::format("{:>9.0f} /s and server core   {:>9.0f} /s", median(per_core), median(per_s)));
+                fmt::format("{:>9.0f} /s per server core   {:>9.0f} /s", median(per_core), median(per_s)));
     report_.figure(name + "_per_s_per_core", median(per_core));
     report_.figure(name + "_per_s", median(per_s));
   }
@@ -156,7 +156,7 @@ class RemoteBench {
       wait(link.fd());
       now = clock_.now();
       link.process(now);
-      link.set_corked(true);  // collects a new lookup for each answer, to send them all at once
+      link.set_corked(true);  // collects the new lookups, one for each answer, to send them all at once
       while (const auto bytes = link.receive()) {
         if (num_answered++ % 64 == 0 && !is_right(*bytes)) throw wrong_answer();
         if (now - begun < duration && !ask()) throw no_answer();
@@ -184,10 +184,10 @@ class RemoteBench {
 
 void measure_remote(const ControllerLoad& load, ControllerReport& report) {
   report.group("remote");
-  report.begin("a controller's process is filled");
+  report.begin("filling a controller process");
   ControllerFarSide far(load);
   far.wait_filled();
-  report.row("a controller's process, filled", "");
+  report.row("controller process filled", "");
   const PinnedHere pinned(0);
   RemoteBench(load, report, far).run();
   measure_visible(far, report);

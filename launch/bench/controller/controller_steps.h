@@ -28,7 +28,7 @@ class ControllerReport {
     note(what, text);
     progress_.end_step();
   }
-  /// Adds a row without a step of its own.
+  /// Adds a row to the table and does not end the step.
   void note(const std::string& what, const std::string& text) {
     rows_.emplace_back(fmt::format("{}: {}", group_, what), text);
   }
@@ -59,11 +59,12 @@ constexpr std::size_t kNumSteps = 24;  // steps of the progress bar in all parts
 
 // Every part fails with kCorrupt if a lookup returned a wrong answer, since that makes all figures of a run invalid.
 
-/// Measures lookups over the controller's sockets and, to compare, empty messages over such sockets. kUnavailable: the
-/// server's process does not come up. Forks, so no other thread may be running; see ControllerFarSide.
+/// Measures lookups over the controller's sockets and, to compare, empty messages over the same kinds of sockets.
+/// kUnavailable: the server's process does not start. Forks, so no other thread may be running; see ControllerFarSide.
 void measure_remote(const ControllerLoad& load, ControllerReport& report);
 
-/// Measures the time until other nodes find a chunk that a busy node has published. kUnavailable: no answer.
+/// Measures the time until other nodes find a chunk that a busy node has published. kUnavailable: the controller
+/// does not answer.
 void measure_visible(const ControllerFarSide& far, ControllerReport& report);
 
 /// Measures the index and the directory on one core, in this process.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr TimeNs kTurn = kMillisecond;
 constexpr std::uint64_t kBatchesPerTurn = 32;       // with kBatchKeys keys each: a million hashes a second
-constexpr std::uint64_t kTurns = 4000;              // number of turns, publishing and evicting ones together
+constexpr std::uint64_t kTurns = 4000;              // number of turns, of which every second one evicts
 constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // no other node holds this prefix or later ones
 
 /// Repeats a lookup until it finds the key.

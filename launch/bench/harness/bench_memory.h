@@ -12,7 +12,7 @@ namespace kvferry::bench {
 enum class MemoryKind : std::uint8_t { kKvferry, kForeign };
 inline const char* name_of(MemoryKind kind) { return kind == MemoryKind::kKvferry ? "kvferry" : "foreign"; }
 
-/// All pages are populated; both kinds ask the system for huge pages.
+/// Memory of either kind, with all pages populated; both kinds ask the system for huge pages.
 class BenchMemory {
  public:
   /// Failure kUnavailable: not enough memory.

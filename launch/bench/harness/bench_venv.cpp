@@ -67,14 +67,15 @@ void write_scripts() {
 
 void ensure_installed(const std::string& what, const Say& say) {
   if (!packages().contains(what))
-    throw Failure({ErrorCode::kInvalidArgument, fmt::format("there is nothing to install for '{}'", what)});
+    throw Failure({ErrorCode::kInvalidArgument,
+                   fmt::format("'{}' is not a name of something that the benchmark can install", what)});
   const fs::path python = venv() / "bin" / "python";
   const fs::path stamp = venv() / fmt::format(".kvferry-{}", what);
   std::error_code ignored;
   if (!fs::exists(stamp, ignored)) {
     if (!fs::exists(venv() / "bin" / "pip", ignored)) {
       const char* chosen = std::getenv("PYTHON");
-      say(fmt::format("making {}", venv().string()));
+      say(fmt::format("creating the virtual environment {}", venv().string()));
       run_to_end({{chosen != nullptr ? chosen : "python3", "-m", "venv", venv().string()}, {}});
     }
     std::vector<std::string> words{python.string(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"};

@@ -10,17 +10,18 @@
 
 namespace kvferry::bench {
 
-/// Installs what is missing for "nixl", "mooncake", "ucx", "plot", "connector_lmcache", or "controller_" and one of the
-/// controller's peers; `say` gets a line for each step that takes a while. PYTHON names the interpreter (python3 by
-/// default), and pip's own settings are honoured. Failures: kUnavailable with the reason in one line, kCancelled.
+/// Installs what is missing for "nixl", "mooncake", "ucx", "plot", "connector_lmcache", or "controller_" followed by
+/// one of kControllerPeers; `say` gets a line for each step that takes a while. PYTHON names the interpreter (python3
+/// by default), and pip's own settings are honoured. Failures: kUnavailable with the reason in one line, kCancelled.
 void ensure_installed(const std::string& what, const Say& say);
 
 /// Returns the command that runs a script with the virtual environment's Python. Call ensure_installed() first.
 Command script_command(const std::string& script, std::vector<std::string> words);
 
-/// Writes a script and returns its path, for a Python outside the virtual environment. kUnavailable: can't be written.
+/// Writes a script and returns its path, for a Python outside the virtual environment. kUnavailable: the file can't be
+/// written.
 std::string script_path(const std::string& script);
-/// Returns the folder from which vLLM's Python imports LMCache.
+/// Returns the folder in which LMCache is installed for vLLM's Python.
 std::string beside_vllm_folder();
 
 /// Runs a program to its end, without a time limit. Failures: kUnavailable with its last line of stderr, kCancelled.

@@ -2,7 +2,7 @@
 // from here too, and peers/controller_load.py is the same in Python.
 //
 // Keys come in prefixes of 1024. Each prefix has one worker, and every second prefix has another worker as well, which
-// makes 1.5 placements a hash. Workers publish their prefixes in batches of 32 keys and take turns, as engines do. Keys
+// makes 1.5 placements per hash. Workers publish their prefixes in batches of 32 keys, alternately, as engines do. Keys
 // are computed from (prefix, position), so that the load takes no memory of its own.
 #pragma once
 
@@ -45,7 +45,8 @@ inline std::uint32_t second_worker(std::uint64_t prefix) {
   return (first_worker(prefix) + 1 + static_cast<std::uint32_t>(prefix / 2) % (kNumWorkers - 1)) % kNumWorkers;
 }
 
-/// Calls handle(worker, prefix, position) for each batch of prefixes [begin, end); 64 prefixes at a time take turns.
+/// Calls handle(worker, prefix, position) for each batch of prefixes [begin, end), alternating between 64
+/// prefixes at a time.
 template <class Handle>
 void for_each_batch(std::uint64_t begin, std::uint64_t end, const Handle& handle) {
   for (std::uint64_t some = begin; some < end; some += kNumWorkers) {

@@ -1,4 +1,4 @@
-// Errors inside a benchmark are thrown, because almost each of them ends the run. attempt() turns them back into a
+// Errors inside a benchmark are thrown, because almost every error ends the run. attempt() turns them back into a
 // Result: in each command of `kvferry bench`, and where the run continues without a failed part.
 #pragma once
 

@@ -89,7 +89,7 @@ void draw(const std::string& name, const std::string& kind, const nlohmann::json
   });
   ::unlink(file.c_str());
   if (!done && done.error().code == ErrorCode::kCancelled) need(done);
-  if (!done) say(fmt::format("warning: no plot: {}", done.error().what));
+  if (!done) say(fmt::format("warning: the plot was not drawn: {}", done.error().what));
 }
 
 }  // namespace kvferry::bench

@@ -22,8 +22,9 @@ constexpr double kFlagBytesMax = 1ULL << 50;  // a larger value is taken for a t
 }  // namespace
 
 Result<std::uint64_t> parse_byte_size(std::string_view text) {
-  const Error bad{ErrorCode::kInvalidArgument,
-                  fmt::format("'{}' is not a size; allowed: bytes as 4096, or 4KiB, 1.5MiB, 1GiB", text)};
+  const Error bad{
+      ErrorCode::kInvalidArgument,
+      fmt::format("'{}' is not a size; allowed: a number of bytes such as 4096, 4KiB, 1.5MiB or 1GiB", text)};
   const std::size_t digits = text.find_first_not_of("0123456789.");
   const std::string number(text.substr(0, digits));
   const std::string_view unit = digits == std::string_view::npos ? "" : text.substr(digits);
@@ -86,7 +87,7 @@ std::vector<std::string> FlagReader::words(std::string_view flag, std::string_vi
     if (std::find(allowed.begin(), allowed.end(), *word) == allowed.end() ||
         std::find(words.begin(), word, *word) != word)
       fail(bad_flag(flag, value,
-                    fmt::format("one or more of {}, each once, with commas between", fmt::join(allowed, ", "))));
+                    fmt::format("one or more of {}, each once, separated by commas", fmt::join(allowed, ", "))));
   }
   return words;
 }

@@ -21,7 +21,7 @@ std::string byte_size_text(std::uint64_t bytes);
 /// Returns the words between commas, empty ones included.
 std::vector<std::string> split_list(std::string_view text);
 
-/// Returns kInvalidArgument with a message that names the flag, its value and the allowed values.
+/// Returns an error kInvalidArgument with a message that names the flag, its value and the allowed values.
 Error bad_flag(std::string_view flag, std::string_view value, std::string_view allowed);
 
 /// Reads the values of flags and keeps the first error; the returned values are valid only if result() is ok.

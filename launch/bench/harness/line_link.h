@@ -13,7 +13,7 @@ namespace kvferry::bench {
 /// Not thread-safe.
 class LineLink {
  public:
-  /// Without `out`, `in` is a socket that is also written to.
+  /// If `out` is empty, `in` is a socket that is also used for sending.
   explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
   /// kPeerLost: the other side has closed the connection.

@@ -70,7 +70,7 @@ ChildProcess::ChildProcess(const Command& command) : errors_(::memfd_create("std
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(127);
-    ::setpgid(0, 0);  // a terminal's Ctrl-C reaches the parent alone, which then ends this process
+    ::setpgid(0, 0);  // a terminal's Ctrl-C then reaches only the parent, which ends this process
     ::dup2(childs_stdin.get(), STDIN_FILENO);
     ::dup2(childs_stdout.get(), STDOUT_FILENO);
     ::dup2(errors_.get(), STDERR_FILENO);
@@ -119,8 +119,8 @@ bool ChildProcess::has_ended() const {
 
 std::string ChildProcess::last_words() const {
   char buffer[4096];
-  const off_t size =
-      ::lseek(errors_.get(), 0, SEEK_END);  // this moves the child's offset too, but to where the child appends anyway
+  const off_t size = ::lseek(
+      errors_.get(), 0, SEEK_END);  // also moves the child's file offset, to the end, where the child appends anyway
   const off_t begin = size > static_cast<off_t>(sizeof(buffer)) ? size - static_cast<off_t>(sizeof(buffer)) : 0;
   const ssize_t got = ::pread(errors_.get(), buffer, sizeof(buffer), begin);
   std::string text(buffer, got > 0 ? static_cast<std::size_t>(got) : 0);
@@ -138,7 +138,7 @@ std::string kvferry_program() {
   std::error_code failure;
   const fs::path program = own_program().parent_path() / "kvferry";
   if (!fs::exists(program, failure))
-    throw Failure({ErrorCode::kUnavailable, fmt::format("there is no program {} to start", program.string())});
+    throw Failure({ErrorCode::kUnavailable, fmt::format("the program {} does not exist", program.string())});
   return program.string();
 }
 
@@ -154,7 +154,7 @@ void run_peer_program(const Command& command, const Json& spec, const Say& say,
   while (true) {
     const Result<Json> received = checked(child.link().receive(kLinePatience));
     if (!received && received.error().code == ErrorCode::kPeerLost)
-      throw Failure({ErrorCode::kUnavailable, fmt::format("its program ended early: {}", child.last_words())});
+      throw Failure({ErrorCode::kUnavailable, fmt::format("the peer's program ended early: {}", child.last_words())});
     const Json line = need(received);
     if (line.contains("done")) return;
     if (line.contains("step") && line["step"].is_string())
@@ -168,7 +168,7 @@ TemporaryFolder::TemporaryFolder() {
   std::error_code failure;
   path_ = fs::temp_directory_path(failure) / "kvferry-benchXXXXXX";
   if (failure || ::mkdtemp(path_.data()) == nullptr)
-    throw Failure({ErrorCode::kUnavailable, "no folder for temporary files can be made"});
+    throw Failure({ErrorCode::kUnavailable, "can't create a folder for temporary files"});
 }
 
 TemporaryFolder::~TemporaryFolder() {

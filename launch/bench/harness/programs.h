@@ -49,7 +49,8 @@ class ChildProcess {
 /// Returns the path of this program's file.
 std::filesystem::path own_program();
 
-/// Returns the path of `kvferry` in this program's folder: this program, except in a test. kUnavailable: missing.
+/// Returns the path of `kvferry` in this program's folder: this program, except in a test. kUnavailable: there is no
+/// such file.
 std::string kvferry_program();
 
 /// Returns the command that runs this program with other arguments.
