@@ -61,8 +61,8 @@ Result<void> check_files(const std::vector<FleetStep>& steps) {
     const std::uint64_t files_of_node = step.controllers.num_replicas * kFilesOfLink + 1;
     if (step.load.num_nodes * files_of_node + kFilesBeside <= files.rlim_max) continue;
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("--nodes is '{}'; this process may have {} files and each node takes {}; allowed: {} to "
-                             "{}, or more after `ulimit -Hn`",
+                 fmt::format("--nodes is '{}', but this process may open {} files and each node takes {}; allowed: {} "
+                             "to {}, or more after `ulimit -Hn` has raised the limit on open files",
                              step.load.num_nodes, files.rlim_max, files_of_node, kNodesMin,
                              (files.rlim_max - kFilesBeside) / files_of_node)};
   }
@@ -113,8 +113,8 @@ Result<void> run_fleet_bench(const FleetFlags& flags) {
   }
   if (rows.empty()) return measured;
   progress.make_room();
-  fmt::print("\n{} controller{}, over {}; each node holds {} chunks, stores and evicts {} a second\n{}", flags.replicas,
-             flags.replicas == "1" ? "" : "s", flags.over, flags.chunks, flags.stores, table(rows));
+  fmt::print("\n{} controller{}, over {}; each node holds {} chunks, and stores and evicts {} per second\n{}",
+             flags.replicas, flags.replicas == "1" ? "" : "s", flags.over, flags.chunks, flags.stores, table(rows));
   std::fflush(stdout);
   const nlohmann::json figures = {{"rows", rows}, {"machine", host_facts()}};
   return attempt([&] {

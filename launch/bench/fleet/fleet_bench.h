@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// The values of the flags as typed. Rates and chunks are for one node.
+/// Values of the command-line flags, as the user typed them. Rates and chunks are per node.
 struct FleetFlags {
   std::string nodes = "1000";
   std::string replicas = "1";

@@ -15,7 +15,7 @@ constexpr TimeNs kStartTime = 30 * kSecond;
 
 constexpr const char* kHost = "127.0.0.1";
 
-/// The sockets stay open until all ports are known, so that the ports differ.
+/// Returns free ports. Their sockets stay open until all ports are known, so that the ports differ.
 std::vector<std::uint16_t> free_ports(std::size_t num_ports) {
   std::vector<net::TcpListener> listeners;
   std::vector<std::uint16_t> ports;

@@ -10,7 +10,7 @@
 namespace kvferry::bench {
 
 struct FleetControllersOptions {
-  std::size_t num_replicas = 1;  // more than one needs etcd and Redis, which are started too
+  std::size_t num_replicas = 1;  // several replicas need etcd and Redis, which start() starts too
   bool over_streams = false;     // nodes connect by streams, not by ZeroMQ
 };
 
@@ -21,7 +21,7 @@ class FleetControllers {
   FleetControllers& operator=(const FleetControllers&) = delete;
   ~FleetControllers();
   /// Returns when all controllers listen. They run on core 1 if the machine has two. Failure kUnavailable: a program is
-  /// missing or does not come up.
+  /// missing or does not start.
   void start();
 
   /// Returns the endpoints to which nodes connect.
@@ -30,7 +30,7 @@ class FleetControllers {
   const std::string& address(std::size_t replica) const { return addresses_[replica]; }
   /// Ends the replica's process with SIGKILL.
   void kill(std::size_t replica);
-  /// Starts a controller with the same port, state and name, and does not wait until it listens.
+  /// Starts the replica again with the same port, state and name. Does not wait until it listens.
   void start_again(std::size_t replica);
 
   double cpu_s(std::size_t replica) const;  // processor time of all threads of the replica

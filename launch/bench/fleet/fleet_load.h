@@ -2,8 +2,8 @@
 //
 // A node holds conversations of 128 chunks. The first 8 chunks of each are one of 16 system prompts, which every node
 // holds; the other chunks are the conversation's own, and every fourth conversation lies on two nodes. A node stores
-// the next chunk of its newest conversation and evicts the last of its oldest, so that it always holds equally many.
-// Keys are computed, so that thousands of nodes need no memory for them.
+// the next chunk of its newest conversation and evicts the last of its oldest, so that it always holds the same number
+// of chunks. Keys are computed, so that thousands of nodes need no memory for them.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ constexpr std::size_t kConversationChunks = 128;
 constexpr std::size_t kSystemChunks = 8;
 constexpr std::uint64_t kSystemPrompts = 16;
 constexpr std::uint64_t kOwnChunks = kConversationChunks - kSystemChunks;
-constexpr std::uint64_t kConversationsMin = 4;  // the oldest, the newest, and two whole ones
+constexpr std::uint64_t kConversationsMin = 4;  // the oldest, the newest, and two complete ones between them
 
 struct Conversation {
   std::uint32_t node = 0;
   std::uint64_t number = 0;  // number of the conversation on that node
 
-  /// Two neighbouring nodes share the prefix of every fourth conversation.
+  /// Returns the prefix of the own chunks. Two neighbouring nodes share the prefix of every fourth conversation.
   std::uint64_t prefix() const {
     const std::uint64_t owner = number % 4 == 0 ? node & ~std::uint32_t{1} : node;
     return owner << 24 | (number & 0xffffff);
@@ -49,7 +49,7 @@ struct Conversation {
   }
 };
 
-/// The conversations that one node holds; all of them are whole at first.
+/// The conversations that one node holds; all of them are complete at first.
 class HeldConversations {
  public:
   HeldConversations(std::uint32_t node, std::uint64_t num_conversations)
@@ -84,7 +84,7 @@ class HeldConversations {
     return Conversation{node_, oldest_}.key(--oldest_end_);
   }
 
-  /// Returns a conversation of which all chunks are held and none will be evicted soon.
+  /// Returns a conversation that the node holds completely and will not evict soon.
   Conversation whole(std::uint64_t random) const { return {node_, oldest_ + 1 + random % (newest_ - oldest_ - 2)}; }
   /// Returns a conversation that no other node holds.
   Conversation lonely() const {

@@ -73,7 +73,8 @@ void Fleet::join(std::uint32_t index) {
   node.asked.clear();
   epoll_event event{.events = EPOLLIN, .data = {.u32 = index}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, node.client->fd(), &event) != 0)
-    throw Failure({ErrorCode::kUnavailable, fmt::format("no descriptor left for node {}", index)});
+    throw Failure({ErrorCode::kUnavailable,
+                   fmt::format("can't wait for the socket of node {}: too many file descriptors", index)});
 }
 
 void Fleet::leave(std::uint32_t index) {
@@ -100,7 +101,8 @@ void Fleet::expect_all_again() {
 void Fleet::turn() {
   const std::uint64_t ticks = static_cast<std::uint64_t>((clock_.now() - started_at_) / kMillisecond);
   if (ticks > num_ticks_ + kLateMs) num_late_ticks_ += ticks - num_ticks_ - kLateMs;
-  num_ticks_ = std::max(num_ticks_, ticks - std::min(ticks, kBeatMs));  // work that is older than a beat is dropped
+  num_ticks_ =
+      std::max(num_ticks_, ticks - std::min(ticks, kBeatMs));  // work that is overdue by more than kBeatMs is dropped
   for (; num_ticks_ < ticks; ++num_ticks_) {
     for (std::size_t node = num_ticks_ % kBeatMs; node < nodes_.size(); node += kBeatMs)
       beat(static_cast<std::uint32_t>(node), clock_.now());

@@ -17,12 +17,12 @@ namespace kvferry::bench {
 struct FleetLoad {
   std::uint32_t num_nodes = 0;
   std::uint64_t conversations_per_node = 0;
-  double stores_per_s = 0, lookups_per_s = 0;  // for one node, which evicts as many chunks as it stores
+  double stores_per_s = 0, lookups_per_s = 0;  // per node; a node evicts as many chunks as it stores
 };
 
 /// Results of lookups since the last take_lookups().
 struct LookupTimes {
-  std::vector<double> us;       // from the call to the reply
+  std::vector<double> us;       // time from the call to the reply, for each lookup
   std::uint64_t num_wrong = 0;  // replies that did not name the node that holds all the keys
   std::uint64_t num_failed = 0;
 };
@@ -30,14 +30,15 @@ struct LookupTimes {
 /// Not thread-safe. All clients share one ZeroMQ thread.
 class Fleet {
  public:
-  /// `controllers`: endpoints of replicas; nodes start with each in turn. Failure kUnavailable: no descriptors for so
-  /// many nodes.
+  /// `controllers`: endpoints of the replicas, over which the nodes are spread evenly. Failure kUnavailable: not enough
+  /// file descriptors for so many nodes.
   Fleet(std::vector<std::string> controllers, const FleetLoad& load);
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
   ~Fleet();
 
-  /// Starts a new incarnation of a node. Without leave() before, the controller is not told of the previous one's end.
+  /// Starts a new incarnation of a node. Unless leave() was called, the controller gets no message about the end of
+  /// the previous incarnation.
   void join(std::uint32_t node);
   void leave(std::uint32_t node);
   /// Makes a node behave as if its machine had lost power: it neither sends nor reads, and its connection stays open.
@@ -46,7 +47,7 @@ class Fleet {
   /// Treats all nodes as unregistered until they have registered and published again.
   void expect_all_again();
 
-  /// Does the work that is due, then waits for messages, 1 ms at most.
+  /// Does the work of the nodes that is due, then waits for messages, 1 ms at most.
   void turn();
   TimeNs now() const { return clock_.now(); }
 
@@ -55,16 +56,19 @@ class Fleet {
   std::uint32_t num_up() const;
   LookupTimes take_lookups();
   std::size_t num_waiting() const;  // lookups without an answer
-  /// Returns when the last lookup since take_lookups() that took over 50 ms and at least `older_than` was answered.
+  /// Returns the time of the last answer since take_lookups() that took over 50 ms and at least `older_than`; nullopt
+  /// if there is none.
   std::optional<TimeNs> last_slow(TimeNs older_than) const;
   /// Makes another node look up a conversation that only `node` holds.
   void probe(std::uint32_t node);
-  /// Returns when an answer to probe() first did not name the node; nullopt if each one named it.
+  /// Returns the time of the first answer to probe() that did not name the node; nullopt if all answers named it.
   std::optional<TimeNs> seen_gone(std::uint32_t node) const;
-  /// Returns for how long the nodes' timers were more than 5 ms late since the last call. If that is long, this process
-  /// is overloaded.
+  /// Returns how much of the time since the last call the nodes' timers were more than 5 ms late. A long time means
+  /// that this process is overloaded.
   TimeNs take_lateness();
-  const std::string& refusal() const { return refusal_; }  // reason of the controller's last refusal; empty: none
+  const std::string& refusal() const {
+    return refusal_;
+  }  // reason of the controller's last refusal; empty if there is none
 
  private:
   struct Node;
@@ -88,7 +92,7 @@ class Fleet {
   std::shared_ptr<net::ZmqContext> zmq_context_;
   OwnedFd epoll_;
   std::vector<Node> nodes_;
-  std::vector<controller::ChunkEntry> chunks_;  // scratch space
+  std::vector<controller::ChunkEntry> chunks_;  // scratch space for a snapshot
   controller::LookupQuery query_;
   std::mt19937_64 random_{1};
   bool has_traffic_ = false;

@@ -81,7 +81,7 @@ class Phases {
     row_["chunks"] = after.chunks;
   }
 
-  /// One node in a hundred loses power. Measures for how long lookups of its chunks still name it.
+  /// Lets one node in a hundred lose power. Measures for how long lookups of the node's chunks still name the node.
   void dead_nodes() {
     const std::uint32_t num_dead = std::max<std::uint32_t>(1, num_nodes_ / 100);
     const TimeNs killed_at = fleet_.now();
@@ -109,7 +109,7 @@ class Phases {
     restart(nodes, false, "dead nodes did not register again");
   }
 
-  /// One node in ten leaves and joins again, eight at a time, under traffic.
+  /// Lets one node in ten leave and join again, eight at a time, under traffic.
   void rolling_restart() {
     std::vector<std::uint32_t> nodes;
     for (std::uint32_t node = 5; node < num_nodes_; node += 10) nodes.push_back(node);
@@ -122,7 +122,8 @@ class Phases {
     row_["rolling_failed_lookups"] = lookups.num_failed;
   }
 
-  /// Kills a controller. A single one starts again with its state; with several, the others serve its nodes.
+  /// Kills a controller. A single controller is then started again with its state; of several replicas, the others
+  /// serve its nodes.
   void killed_controller() {
     const bool is_alone = step_.controllers.num_replicas == 1;
     fleet_.take_lookups();
@@ -149,13 +150,14 @@ class Phases {
     const double p99 = row_.value("lookup_us_p99", 0.0);
     if (!row_["broke"].get<std::string>().empty()) return;
     if (row_["busiest_controller_cores"] > kBusyCore)
-      row_["broke"] = fmt::format("a controller has no processor time left ({:.2f} of a core)",
+      row_["broke"] = fmt::format("a controller uses {:.2f} of a processor core, so it has no time left",
                                   row_["busiest_controller_cores"].get<double>());
     else if (row_["wrong_answers"] > 0 || row_["failed_lookups"] > 0)
       row_["broke"] = "lookups fail or miss holders";
     else if (row_["bench_late_share"] > kLateShare)
       row_["broke"] = fmt::format(
-          "the benchmark's own process is late for {:.0f} % of the time; the figures are not the controller's",
+          "the benchmark's own process is late for {:.0f} % of the time, so the figures do not show the controller's "
+          "limit",
           row_["bench_late_share"].get<double>() * 100);
     else if (p99 > in_seconds(kSlowLookup) * 1e6)
       row_["broke"] = fmt::format("one lookup in a hundred takes {:.0f} ms", p99 * 1e-3);
@@ -216,8 +218,8 @@ class Phases {
   template <class Reached>
   void turn_until(const Reached& reached, TimeNs patience, const char* what) {
     if (turn_within(patience, reached)) return;
-    row_["broke"] = fmt::format("{} after {:.0f} s ({} of {} are up){}", what, in_seconds(patience), fleet_.num_up(),
-                                num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
+    row_["broke"] = fmt::format("{} after {:.0f} s ({} of {} nodes are up){}", what, in_seconds(patience),
+                                fleet_.num_up(), num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
     throw Failure({ErrorCode::kTimeout, ""});
   }
   template <class Reached>

@@ -11,7 +11,7 @@ namespace kvferry::bench {
 struct FleetStep {
   FleetLoad load;
   FleetControllersOptions controllers;
-  TimeNs duration = 0;  // length of the steady traffic
+  TimeNs duration = 0;  // length of the phase with steady traffic
 };
 
 constexpr TimeNs kSlowLookup = 10 * kMillisecond;  // a p99 above this counts as an overloaded controller

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Returns kvferry, then the machine's limits on this path, then the peers.
+/// Returns what to measure on this path: kvferry, then the machine's limits, then the peers.
 std::vector<Contender> contenders(const std::string& path, const std::vector<std::string>& peers, bool is_same_host) {
   std::vector<Contender> all{{.engine = "kvferry", .setting = "default"}};
   if (is_same_host && path != "tcp" && path != "ucx") all.push_back({.engine = "kvferry", .setting = "1 thread"});
@@ -73,7 +73,7 @@ class Driver {
     for (const std::string& path : options_.paths)
       for (const MemoryKind memory : options_.memories) {
         if (path == "shm" && memory == MemoryKind::kForeign && options_.memories.size() > 1)
-          continue;  // can't be mapped
+          continue;  // the other side can't map it
         for (const Shape& shape : options_.shapes)
           for (const Contender& contender : contenders(path, options_.peers, far_.is_same_host()))
             all.push_back({path, memory, shape, contender});
@@ -95,7 +95,7 @@ class Driver {
           say(line);
         };
         if (point.contender.engine == "kvferry")
-          measure_point();  // may fail the run: without kvferry's rows there is nothing to compare with
+          measure_point();  // a failure ends the run, because without kvferry's rows there is nothing to compare with
         else
           try_part(point.contender.engine, missing_, warn, measure_point);
       }

@@ -42,7 +42,8 @@ class Engine {
   virtual void connect(const nlohmann::json& peer) = 0;
   virtual std::string describe() const { return ""; }
 
-  /// Computes the orders of the blocks; not timed. `call_bytes` is for engines that limit the bytes of a system call.
+  /// Computes the orders of the blocks; its time is not measured. `call_bytes` is for engines that limit the bytes of a
+  /// system call.
   virtual void prepare(const Job& job, Side side, [[maybe_unused]] std::uint64_t call_bytes) {
     job_ = job;
     own_ = block_offsets(job, side);
@@ -52,7 +53,7 @@ class Engine {
   virtual void transfer() = 0;
   /// The target's part of transfer(): waits for the notification, then answers.
   virtual void answer() {}
-  /// Sends one block with a notification to the other side and waits for the same from there.
+  /// Sends one block with a notification to the other side, and waits until the other side has sent the same back.
   virtual void ping() = 0;
   /// The target's part of ping().
   virtual void pong() {}

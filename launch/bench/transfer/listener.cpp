@@ -44,14 +44,18 @@ class Session {
       is_known_ = message.value("version", Json()) == host_facts()["version"];
       return;
     }
-    if (!is_known_) throw Failure({ErrorCode::kCorrupt, "its first message is not a Hello of this version of kvferry"});
+    if (!is_known_)
+      throw Failure(
+          {ErrorCode::kCorrupt, "the driver's first message is not a hello from the same version of kvferry"});
     if (what == "install") return install(message.value("what", Json()));
     if (what == "start_worker") return start(message.value("spec", Json::object()));
     if (what == "stop_worker") {
       worker_.reset();
       return answer(Json::object());
     }
-    if (!worker_) return answer(to_json(Error{ErrorCode::kInvalidArgument, "no worker is running"}));
+    if (!worker_)
+      return answer(to_json(
+          Error{ErrorCode::kInvalidArgument, "the driver sent a command for a worker, but no worker is running"}));
     if (!worker_->link().send(message)) report_death();
   }
 
@@ -100,7 +104,7 @@ Result<void> run_listener(const HostPort& address, bool is_child) {
   if (is_child)
     fmt::print("{}\n", Json{{"port", listening->address.port}}.dump());
   else
-    fmt::print("kvferry bench transfer listening on {}; ends with Ctrl-C\n",
+    fmt::print("kvferry bench transfer listening on {}; stop it with Ctrl-C\n",
                net::to_text({address.host, listening->address.port}));
   std::fflush(stdout);
   while (!is_interrupted()) {

@@ -32,8 +32,8 @@ Result<void> check_memory(const std::vector<Shape>& shapes) {
   for (const Shape& shape : shapes) {
     if (2 * shape.block_bytes * shape.num_blocks > available_bytes)
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("{} blocks of {} bytes on both sides need {:.1f} GiB but this machine has {:.1f} free; "
-                               "lower --blocks, --block-bytes or --tokens",
+                   fmt::format("{} blocks of {} bytes on both sides need {:.1f} GiB but this machine has {:.1f} GiB "
+                               "free; lower --blocks, --block-bytes or --tokens",
                                shape.num_blocks, shape.block_bytes,
                                2.0 * static_cast<double>(shape.block_bytes * shape.num_blocks) / (1 << 30),
                                static_cast<double>(available_bytes) / (1 << 30))};
@@ -96,8 +96,9 @@ Result<TransferOptions> parse_options(const TransferFlags& flags) {
   options.listen = parse_address("--listen", flags.listen, reader);
   options.connect = parse_address("--connect", flags.connect, reader);
   if (options.listen && options.connect)
-    reader.fail({ErrorCode::kInvalidArgument,
-                 "--listen and --connect exclude each other: one host listens, the other one drives"});
+    reader.fail(
+        {ErrorCode::kInvalidArgument,
+         "--listen and --connect exclude each other: one host listens, and the other one connects and measures"});
   reader.output_files(flags.json_file, flags.plot_file);
   parse_shapes(flags, reader, options);
   if (reader.result()) {

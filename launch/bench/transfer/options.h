@@ -1,4 +1,4 @@
-// The flags of `kvferry bench transfer` as typed, and as parsed.
+// The flags of `kvferry bench transfer` as the user typed them, and parsed.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace kvferry::bench {
 
-/// The values of the flags as typed; an empty text stands for a flag that is not given.
+/// Values of the flags as the user typed them; an empty string stands for a flag that is not given.
 struct TransferFlags {
   std::string path = "auto";
   std::string memory = "kvferry,foreign";

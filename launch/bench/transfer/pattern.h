@@ -11,7 +11,7 @@ namespace kvferry::bench {
 
 enum class Side : std::uint8_t { kInitiator = 0, kTarget = 1 };
 
-/// One request: block i is copied between the i-th places of the two sides' orders.
+/// One request. Its i-th block is copied between the i-th offsets that block_offsets() returns for the two sides.
 struct Job {
   bool is_push = true;
   std::uint64_t block_bytes = 0;  // a multiple of 8

@@ -9,10 +9,10 @@ namespace kvferry::bench {
 /// Errors: kvferry could not be measured, no listener, user's interrupt. Any other engine's failure is only a warning.
 Result<void> run_driver(const TransferOptions& options);
 
-/// The far side waits for a driver and runs workers for it. A driver's messages are checked, but there is no password:
-/// run a listener in a trusted network only, for as long as a measurement takes. Serves one driver after the other
-/// until the user's interrupt. With `is_child` it prints its port as a JSON line, serves one driver and returns.
-/// kUnavailable: listening at the address failed.
+/// Runs the far side, which waits for a driver and runs workers for it. A driver's messages are checked, but there is
+/// no password: run a listener in a trusted network only, for as long as a measurement takes. Serves one driver after
+/// the other until the user's interrupt. With `is_child` it prints its port as a JSON line, serves one driver and
+/// returns. kUnavailable: listening at the address failed.
 Result<void> run_listener(const HostPort& address, bool is_child);
 
 /// Serves the messages of worker.h on stdin and stdout until stdin ends or a command fails; that error is sent to the

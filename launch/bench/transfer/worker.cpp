@@ -73,11 +73,11 @@ class Worker {
     if (what == "prepare") return prepare(message.value("job", Json::object()));
     if (what == "fill") return fill(number(message, "seed"));
     if (what == "verify") return verify(number(message, "seed"));
-    if (job_.num_blocks == 0) throw bad_message("nothing is prepared");
+    if (job_.num_blocks == 0) throw bad_message("a command needs a job, but no job was prepared");
     if (what == "transfer") return transfer();
     if (what == "answer") return answer();
     const std::uint64_t rounds = number(message, "rounds");
-    if (rounds == 0 || rounds > kRoundsMax) throw bad_message("rounds is out of range");
+    if (rounds == 0 || rounds > kRoundsMax) throw bad_message("rounds must be 1 to 1000000");
     if (what == "ping") return ping(rounds);
     if (what == "pong") return pong(rounds);
     throw bad_message("unknown command");
@@ -90,7 +90,7 @@ class Worker {
                   number(message, "order_seed")};
     if (job.block_bytes == 0 || job.block_bytes % 8 != 0 || job.num_blocks == 0 ||
         job.num_blocks > spec_.bytes / job.block_bytes)
-      throw bad_message("the job does not fit the memory");
+      throw bad_message("the job's blocks must be multiples of 8 bytes and fit into the memory");
     job_ = job;
     engine_->prepare(job, spec_.side, number(message, "call_bytes"));
     return Json::object();
@@ -173,7 +173,8 @@ WorkerSpec worker_spec(const nlohmann::json& message) {
                   number(message, "bytes"),
                   core != message.end() && core->is_number_integer() ? core->get<int>() : -1,
                   text(message, "host")};
-  if (spec.bytes == 0 || spec.bytes > kBytesMax || spec.core >= CPU_SETSIZE) throw bad_message("wrong bytes or core");
+  if (spec.bytes == 0 || spec.bytes > kBytesMax || spec.core >= CPU_SETSIZE)
+    throw bad_message("bytes must be 1 to 2^40, and core the number of a core or -1");
   return spec;
 }
 

@@ -11,7 +11,7 @@
 //   {"do": "pong", "rounds": n}             -> {"ready": true}, then {}
 //   {"do": "verify", "seed": n}             -> {"verified": bool, "describe": "..."}
 //
-// In place of an answer, {"error": what, "code": n} reports an error. The worker ends when its stdin does.
+// In place of an answer, {"error": what, "code": n} reports an error. The worker ends when its stdin is closed.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -34,7 +34,9 @@ Command worker_command(const WorkerSpec& spec) {
   Command command;
   if (spec.engine == "ucx") {
     const std::string folder = newest_ucx_folder();
-    if (folder.empty()) throw Failure({ErrorCode::kUnavailable, "libucx-cu13 is not installed"});
+    if (folder.empty())
+      throw Failure(
+          {ErrorCode::kUnavailable, "the package libucx-cu13 is not installed in the benchmark's virtual environment"});
     command = self_command({"bench", "worker"});
     command.environment.push_back("LD_LIBRARY_PATH=" + folder);
   } else if (spec.engine == "nixl" || spec.engine == "mooncake") {

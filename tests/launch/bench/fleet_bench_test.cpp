@@ -27,7 +27,7 @@ TEST(FleetBench, RefusesBadFlagsAndSaysWhatIsAllowed) {
       {{.nodes = "3"}, "--nodes is '3'; allowed: 4 to 100000"},
       {{.nodes = ""}, "--nodes is ''; allowed: 4 to 100000"},
       {{.nodes = "250,1k"}, "--nodes is '1k'; allowed: 4 to 100000"},
-      {{.nodes = "100000"}, "--nodes is '100000'; this process may have"},
+      {{.nodes = "100000"}, "--nodes is '100000', but this process may open"},
       {{.replicas = "2"}, "--replicas is '2'; allowed: 1, 3"},
       {{.over = "udp"}, "--over is 'udp'; allowed: zmq, stream"},
       {{.seconds = "0"}, "--seconds is '0'; allowed: 1 to 600"},

@@ -1,4 +1,4 @@
-// kvferry's transport, used as a worker node uses it: submit, wait, poll.
+// Measures kvferry's transport, used as a worker node uses it: submit, wait, poll.
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/line_link.h"
 #include "launch/bench/transfer/engine.h"

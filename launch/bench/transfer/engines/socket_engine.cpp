@@ -1,5 +1,5 @@
-// Measures the limit of sockets: one TCP stream, sendmsg() and recvmsg() over the blocks, `call_bytes` a call. The
-// receiver polls, because a sleeping one halves the rate and makes a ping four times as long.
+// Measures the limit of sockets: one TCP stream, sendmsg() and recvmsg() over the blocks, with `call_bytes` bytes
+// per call. The receiver polls, because a sleeping receiver halves the rate and makes a ping four times as long.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -117,7 +117,7 @@ class SocketEngine final : public Engine {
           is_send ? ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
       ranges_[end - 1].iov_len += cut;
       if (moved == 0 && !is_send)
-        throw Failure({ErrorCode::kPeerLost, "the raw socket's other side has closed the connection"});
+        throw Failure({ErrorCode::kPeerLost, "the other side has closed the connection of the raw socket"});
       if (moved < 0 && errno != EINTR && errno != EAGAIN)
         throw Failure({ErrorCode::kPeerLost, fmt::format("the raw socket failed: {}", std::strerror(errno))});
       if (moved < 0) {

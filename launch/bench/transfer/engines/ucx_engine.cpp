@@ -1,5 +1,5 @@
-// Measures UCX, used as ucx_perftest uses it: a put or get for each block, a flush, a message; without failure handling
-// and without sleeping. LD_LIBRARY_PATH makes the loader find PyPI's newest UCX (worker_command.cpp).
+// Measures UCX, used as ucx_perftest uses it: a put or get for each block, a flush and a message, without failure
+// handling and without sleeping. LD_LIBRARY_PATH makes the loader find PyPI's newest UCX (worker_command.cpp).
 #include <ucp/api/ucp.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ class UcxEngine final : public Engine {
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
     check(ucp_ep_create(worker_, &params, &endpoint_), "cannot create an endpoint");
-    check(ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_), "bad rkey");
+    check(ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_), "cannot unpack the peer's rkey");
   }
 
   std::string describe() const override { return fmt::format("UCX {}", ucp_get_version_string()); }
@@ -103,7 +103,7 @@ class UcxEngine final : public Engine {
     ucp_rkey_buffer_release(rkey);
     ucp_address_t* address = nullptr;
     std::size_t address_bytes = 0;
-    check(ucp_worker_get_address(worker_, &address, &address_bytes), "no address");
+    check(ucp_worker_get_address(worker_, &address, &address_bytes), "cannot get the worker's address");
     const std::string address_hex = to_hex({reinterpret_cast<const char*>(address), address_bytes});
     ucp_worker_release_address(worker_, address);
     return {{"address", address_hex}, {"rkey", rkey_hex}, {"base", reinterpret_cast<std::uintptr_t>(memory_.data())}};
