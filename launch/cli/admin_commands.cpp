@@ -1,4 +1,4 @@
-// The commands drain, clear and quota.
+// The commands `kvferry drain`, `kvferry clear` and `kvferry quota`.
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,9 +26,9 @@ constexpr std::chrono::milliseconds kPollEvery{200};
 constexpr std::chrono::milliseconds kIdleFor{1500};  // required idle time: proxies may still send requests to the node
 
 struct Flags {
-  SettingFlags values;  // the setting `controller`
+  SettingFlags values;  // the flags of add_controller_option()
   std::string node;
-  std::string name_space = "default";  // the connector's default
+  std::string name_space = "default";  // also the connector's default
   std::uint64_t number = 0;
   double timeout_s = 600;
   bool undo = false, no_wait = false, as_json = false, no_quota = false, force = false;
@@ -65,7 +65,8 @@ class ProgressLine {
   bool has_shown_ = false;
 };
 
-/// Waits until the node can be stopped; returns its last status. kUnavailable: timeout, node left; kRefused: cancelled.
+/// Waits until the node can be stopped; returns its last status. kUnavailable: timeout, or
+/// the node left; kRefused: another client cancelled the drain.
 Result<NodeStatus> wait_drained(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const auto deadline = Time::now() + std::chrono::duration<double>(flags.timeout_s);
@@ -90,7 +91,7 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
   }
 }
 
-/// kRefused: no other node of the namespace does what the node does, "prefill" or "decode".
+/// Returns kRefused if the node is the last one for prefill or for decode in its namespace.
 Result<void> check_not_last(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kAdminTimeoutMs, key));
@@ -118,7 +119,7 @@ Result<void> drain(const Flags& flags) {
   if (flags.undo || flags.no_wait) return tell(flags, done.text, {{"node", flags.node}});
   const NodeStatus last = KVFERRY_TRY(wait_drained(flags));
   const std::string lost =
-      last.num_lost == 0 ? "" : fmt::format(", {} could not be copied and remain only on it", last.num_lost);
+      last.num_lost == 0 ? "" : fmt::format(", {} could not be copied and remain only on this node", last.num_lost);
   return tell(flags, fmt::format("node '{}' can be stopped: {} chunks copied{}", flags.node, last.num_replicated, lost),
               {{"node", flags.node}, {"moved", last.num_replicated}, {"lost", last.num_lost}});
 }
@@ -152,7 +153,8 @@ Run add_drain_command(CLI::App& app) {
                           flags);
   command->add_option("NODE", flags->node, "Engine id of the node, as `kvferry status` shows it")->required();
   command->add_flag("--undo", flags->undo, "Cancel a drain");
-  command->add_flag("--force", flags->force, "Drain also the last node for prefill or for decode of its namespace");
+  command->add_flag("--force", flags->force,
+                    "Drain the node even if it is the last one for prefill or for decode in its namespace");
   command->add_flag("--no-wait", flags->no_wait, "Return at once instead of waiting for the end of the drain");
   command->add_option("--timeout", flags->timeout_s, "Time to wait, in seconds")
       ->capture_default_str()

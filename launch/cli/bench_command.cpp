@@ -34,11 +34,11 @@ Bench add_transfer(CLI::App& bench_app) {
   auto flags = std::make_shared<bench::TransferFlags>();
   text(command, "--peers", flags->peers,
        "Other engines to measure too, installed from PyPI on demand: nixl, mooncake, ucx");
-  text(command, "--path", flags->path, "Transport paths to measure, with commas: auto, shm, cma, ucx, tcp");
+  text(command, "--path", flags->path, "Transport paths to measure, separated by commas: auto, shm, cma, ucx, tcp");
   text(command, "--memory", flags->memory,
-       "Kinds of memory, with commas: kvferry (shared, like its pools), foreign (private)");
-  text(command, "--op", flags->op, "Directions of the transfers, with commas: push, pull");
-  text(command, "--block-bytes", flags->block_bytes, "Block sizes, such as 64KiB; several with commas");
+       "Kinds of memory, separated by commas: kvferry (shared, like its pools), foreign (private)");
+  text(command, "--op", flags->op, "Directions of the transfers, separated by commas: push, pull");
+  text(command, "--block-bytes", flags->block_bytes, "Block sizes, such as 64KiB, separated by commas");
   text(command, "--blocks", flags->blocks, "Blocks in one request [as many as make 64 MiB]");
   text(command, "--model", flags->model,
        "Model whose block size and count to use: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3");
@@ -49,9 +49,9 @@ Bench add_transfer(CLI::App& bench_app) {
   text(command, "--json", flags->json_file, "File for all rows as JSON");
   text(command, "--plot", flags->plot_file, "File for a plot (.png); installs matplotlib on demand");
   text(command, "--listen", flags->listen,
-       "Address at which to serve drivers on other hosts as their far side: HOST:PORT");
+       "Wait at this address, HOST:PORT, for a benchmark that another host starts with --connect");
   text(command, "--connect", flags->connect,
-       "Address of the listener on the far host: HOST:PORT [a process of this host]");
+       "Address of the listener on another host: HOST:PORT [measure between processes of this host]");
   command->add_flag("--pin,!--no-pin", flags->pin, "Pin the main threads of the two processes to a core each [on]");
   return {command, [flags] { return run_transfer(*flags); }};
 }
@@ -60,7 +60,7 @@ Bench add_controller(CLI::App& bench_app) {
   CLI::App* command = bench_app.add_subcommand(
       "controller",
       "Look up, index and evict chunks on one core, in this process and over the controller's sockets: rates, "
-      "latencies, bytes a hash, and what this machine's memory and empty messages take in the same run.");
+      "latencies, bytes per hash, and for comparison the times of this machine's memory and of empty messages.");
   auto flags = std::make_shared<bench::ControllerFlags>();
   text(command, "--hashes", flags->hashes, "Hashes in the index");
   text(command, "--repeat", flags->repeat, "Repetitions; their median is reported");
@@ -89,17 +89,18 @@ Bench add_connector(CLI::App& bench_app) {
 Bench add_fleet(CLI::App& bench_app) {
   CLI::App* command = bench_app.add_subcommand(
       "fleet",
-      "Let thousands of simulated nodes join a controller, or three that share etcd and Redis: messages a second, "
-      "lookup latency, memory, dead nodes, restarts. The nodes are real clients; rates and chunks are for each node.");
+      "Let thousands of simulated nodes join a controller, or three that share etcd and Redis, and measure "
+      "messages per second, lookup latency, memory, dead nodes, restarts. The nodes are real clients; rates and chunks "
+      "are for each node.");
   auto flags = std::make_shared<bench::FleetFlags>();
-  text(command, "--nodes,--steps", flags->nodes, "Numbers of nodes, with commas");
+  text(command, "--nodes,--steps", flags->nodes, "Numbers of nodes, separated by commas");
   text(command, "--replicas", flags->replicas,
-       "Number of controllers: 1, or 3 with etcd and Redis, which are started too");
+       "Number of controllers: 1, or 3 with an etcd and a Redis, which this command starts too");
   text(command, "--over", flags->over, "Kind of connection between nodes and controller: zmq, stream");
   text(command, "--seconds", flags->seconds, "Length of the measurement of steady traffic, in seconds");
   text(command, "--chunks", flags->chunks, "Chunks that a node holds");
-  text(command, "--stores", flags->stores, "Chunks that a node stores a second; it evicts as many");
-  text(command, "--lookups", flags->lookups, "Lookups of 128 keys a second; several rates with commas");
+  text(command, "--stores", flags->stores, "Chunks that a node stores per second; the node evicts as many");
+  text(command, "--lookups", flags->lookups, "Lookups of 128 keys per second; several rates separated by commas");
   text(command, "--json", flags->json_file, "File for all figures as JSON");
   text(command, "--plot", flags->plot_file, "File for a plot (.png); installs matplotlib on demand");
   return {command, [flags] { return bench::run_fleet_bench(*flags); }};
@@ -115,7 +116,7 @@ Run add_bench_command(CLI::App& app) {
       add_controller(*command),
       add_connector(*command),
       add_fleet(*command),
-      // Commands with which the benchmark starts this program again; --help does not show them.
+      // Commands with which the benchmark starts this program again; --help does not list these commands.
       {command->add_subcommand("worker", "")->group(""), bench::run_worker},
       {command->add_subcommand("listener", "")->group(""),
        [] {

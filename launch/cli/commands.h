@@ -12,7 +12,7 @@
 
 namespace kvferry::cli {
 
-/// kInvalidArgument becomes exit status 2, any other error 1.
+/// Executes a command. The error kInvalidArgument becomes exit status 2, any other error 1.
 using Run = std::function<Result<void>()>;
 
 Run add_bench_command(CLI::App& app);

@@ -20,7 +20,8 @@ namespace {
 
 std::atomic<controller::Server*> g_server{nullptr};
 
-/// An hour ahead of this host's clock, which is more than the clocks of a cluster may differ.
+/// Returns the newest incarnation that the controller accepts: an hour ahead of this host's clock, since the clocks of
+/// a cluster differ by less.
 std::uint64_t newest_incarnation() {
   return static_cast<std::uint64_t>((std::chrono::system_clock::now() + std::chrono::hours(1)).time_since_epoch() /
                                     std::chrono::nanoseconds(1));
@@ -39,7 +40,8 @@ void raise_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
-/// Adds the HTTP listener and the one for the engines registered over HTTP. Returns HTTP's actual address.
+/// Adds the HTTP listener, and the listener for events of engines that are registered over HTTP. Returns the HTTP
+/// listener's actual address.
 Result<std::string> add_http(controller::Server& server, controller::EngineDirectory& engines,
                              const std::string& address, const std::optional<net::ClusterKey>& key) {
   const net::HostPort host_port = KVFERRY_TRY(net::parse_host_port(address));
@@ -97,10 +99,11 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
 }  // namespace
 
 Run add_controller_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("controller",
-                                         "Run the directory of which node holds which chunk, until SIGINT or SIGTERM. "
-                                         "Each option but --config can also be "
-                                         "a key of the config file, or KVFERRY_<KEY> in the environment.");
+  CLI::App* command =
+      app.add_subcommand("controller",
+                         "Run the controller, which records which node holds which chunk, until SIGINT or SIGTERM. "
+                         "Each option but --config can also be "
+                         "a key of the config file, or KVFERRY_<KEY> in the environment.");
   auto flags = std::make_shared<SettingFlags>();
   auto config_file = std::make_shared<std::optional<std::string>>();
   add_setting_options(*command, controller_settings(), *flags);

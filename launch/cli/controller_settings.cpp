@@ -60,7 +60,7 @@ Result<ControllerAddress> controller_of(const SettingFlags& flags) {
 std::string state_folder(const ControllerConfig& config) {
   if (config.state == "none") return {};
   if (!config.state.empty()) return config.state;
-  // The state belongs to a port: a controller on any free port would not find it again.
+  // The state belongs to a port: a controller that listens on any free port would not find its state again.
   const std::optional<net::HostPort> bind = net::address_of_endpoint(config.bind);
   if (!bind || bind->port == 0) return {};
   const std::uint16_t port = bind->port;

@@ -1,5 +1,5 @@
-// The settings of `kvferry controller`, and of the commands that connect to a controller. A new one of the controller
-// is a field and a row of the table, both here.
+// The settings of `kvferry controller`, and of the commands that connect to a controller. To add a setting of the
+// controller, add a field and a row of the table in this file.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -17,7 +17,7 @@
 
 namespace kvferry::cli {
 
-/// The settings of `kvferry controller`. Empty texts stand for defaults that follow from other settings.
+/// The settings of `kvferry controller`. An empty string stands for a default that follows from other settings.
 struct ControllerConfig {
   std::string bind = "tcp://127.0.0.1:14600";
   std::string stream = "none";
@@ -31,13 +31,13 @@ struct ControllerConfig {
   bool insecure = false;
 };
 
-/// Returns a check of an endpoint, which may also be `or_word`.
+/// Returns a function that checks that a value is an endpoint for `use`, or the word `or_word`.
 std::function<bool(const std::string&)> is_endpoint(controller::EndpointUse use,
                                                     std::optional<std::string_view> or_word = {});
 bool is_replica_name(const std::string& value);
 inline constexpr const char* kKeyFileAllowed = "the path of a file of 32 to 65536 bytes with mode 0600 or 0400";
 
-/// For controller_settings(), in the order in which the documentation lists them.
+/// Makes the table of controller_settings(), in the order in which the documentation lists the settings.
 inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
   using C = ControllerConfig;
   using controller::EndpointUse;
@@ -50,19 +50,19 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
           "Second endpoint to listen at, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
       setting<C, std::string>(
           "http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
-          "Where to serve metrics, a status page and routers' queries; with a cluster key, to clients with "
-          "a token (kvferry token)",
+          "Where to serve metrics, a status page and routers' queries; with a cluster key, only to clients "
+          "that have a token (kvferry token)",
           [](const std::string& value) { return value == "none" || net::parse_host_port(value); }),
       setting("state", &C::state, "a folder, or 'none'",
               "Folder of the state that survives a restart; with 'none' nodes publish their chunks again")
           .with_shown_default("${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc"),
       // etcd and event-log may hold passwords: their own parsers check them, with messages that leave the value out.
       setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
-              "The etcd through which several replicas agree: all of its members with commas between, then "
-              "optionally a prefix of all keys")
+              "The etcd through which several replicas agree: all of its members separated by commas, optionally "
+              "followed by a prefix for all keys")
           .with_shown_default("none; the prefix is /kvferry"),
       setting("event-log", &C::event_log, "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]",
-              "Stream of Redis or Valkey from which later replicas read what nodes published before")
+              "Stream of Redis or Valkey from which replicas that start later read what nodes published before")
           .with_shown_default("none; without ?stream and bytes: stream kvferry:events of 268435456 bytes"),
       setting<C, std::string>("replica", &C::replica, "a name of up to 128 printable letters",
                               "Name of this replica, which must stay the same over restarts", is_replica_name)
@@ -70,19 +70,20 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
       setting<C, std::string>("advertise", &C::advertise, "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
                               "Where nodes reach this replica", is_endpoint(EndpointUse::kConnect, ""))
           .with_shown_default("the endpoint of --bind"),
-      setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
-              "Key of the deployment (kvferry keygen): only those who have it can use --bind if that is tcp://, over "
-              "encrypted connections, and --http")
+      setting(
+          "cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
+          "File with the key of the deployment (kvferry keygen). Only clients that have the key can use --http and, "
+          "over encrypted connections, a --bind at tcp://")
           .with_shown_default("none"),
       setting("insecure", &C::insecure, "true or false; as a flag without a value",
-              "Whether the controller starts without a cluster key although other hosts can reach it: each of them can "
-              "then register nodes and clear what others hold"),
+              "Whether the controller starts without a cluster key although other hosts can reach it: each host can "
+              "then register nodes and clear the chunks of other nodes"),
   };
 }
 
 std::span<const Setting<ControllerConfig>> controller_settings();
 
-/// The settings given as flags; parsing the command line fills them in.
+/// The settings that the user gave as flags; parsing the command line fills them in.
 using SettingFlags = std::vector<SettingEntry>;
 
 /// Adds a flag for each row of the table.
@@ -108,7 +109,7 @@ void add_setting_options(CLI::App& command, std::span<const Setting<Options>> ta
   }
 }
 
-/// Returns each setting's value from the first that has one: the flags, the environment, the file, the defaults.
+/// Returns each setting's value from the first source that has it: the flags, the environment, the file, the defaults.
 Result<ControllerConfig> read_controller_settings(const SettingFlags& flags,
                                                   const std::optional<std::string>& config_file);
 
@@ -125,8 +126,9 @@ Result<ControllerAddress> controller_of(const SettingFlags& flags);
 
 /// Returns the folder of the controller's state; empty: the controller keeps no state.
 std::string state_folder(const ControllerConfig& config);
-/// Returns the options of a controller with replicas; nullopt if it has none. `endpoint`: where the controller listens.
-/// kInvalidArgument: an address can't be parsed, or there is none at which other machines reach this replica.
+/// Returns the options of a controller with replicas; nullopt if the settings name no etcd and no event log.
+/// `endpoint`: where the controller listens. kInvalidArgument: an address can't be parsed, or there is none at which
+/// other machines reach this replica.
 Result<std::optional<controller::scale::ReplicaOptions>> replica_options(const ControllerConfig& config,
                                                                          const std::string& endpoint);
 

@@ -1,4 +1,4 @@
-// The command keygen.
+// The command `kvferry keygen`.
 #include <fcntl.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ Result<void> write_key(const std::string& path) {
   const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0 && errno == EEXIST)
     return Error{ErrorCode::kInvalidArgument, fmt::format("{} exists; a key is never overwritten", path)};
-  if (file < 0) return failed(fmt::format("can't make {}", path), errno);
+  if (file < 0) return failed(fmt::format("can't create {}", path), errno);
   const ssize_t written = ::write(file, text.data(), text.size());
   const bool is_kept = written == static_cast<ssize_t>(text.size()) && ::fsync(file) == 0;
   const int error_number = written < 0 || !is_kept ? errno : 0;
@@ -44,7 +44,7 @@ Run add_keygen_command(CLI::App& app) {
   CLI::App* const command = app.add_subcommand(
       "keygen", "Write a new cluster key to a file that only its owner can read, for cluster_key_file.");
   const auto path = std::make_shared<std::string>();
-  command->add_option("FILE", *path, "File to make; an existing one is refused")->required();
+  command->add_option("FILE", *path, "File to create; an existing file is never overwritten")->required();
   return [path]() -> Result<void> {
     KVFERRY_TRY(write_key(*path));
     fmt::print("{}\n", *path);

@@ -24,7 +24,7 @@ void print_replica(const controller::ScaleStatus& scale) {
   fmt::print("replica {}, others: {}\n", scale.name,
              others.empty() ? "none" : fmt::format("{}", fmt::join(others, ", ")));
   if (scale.name_taken)
-    fmt::print("  another replica with this name started later; give each its own with --replica\n");
+    fmt::print("  another replica with this name started later; give each replica a name of its own with --replica\n");
   const auto trouble = [](const std::string& what) { return what.empty() ? what : ": " + what; };
   if (!scale.etcd.empty() && scale.etcd_ok)
     fmt::print("  etcd {}: ok{}\n", scale.etcd, trouble(scale.etcd_trouble));

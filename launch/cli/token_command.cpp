@@ -1,4 +1,4 @@
-// The command token.
+// The command `kvferry token`.
 #include <memory>
 
 #include "controller/http/http_access.h"
@@ -9,8 +9,8 @@ namespace kvferry::cli {
 Run add_token_command(CLI::App& app) {
   CLI::App* const command = app.add_subcommand(
       "token",
-      "Print the token that a controller with a cluster key asks of clients of its HTTP API (--http): they "
-      "send 'Authorization: Bearer TOKEN'.");
+      "Print the token that clients of the HTTP API (--http) of a controller with a cluster key send as "
+      "'Authorization: Bearer TOKEN'.");
   const auto key_file = std::make_shared<std::string>();
   const auto role = std::make_shared<std::string>("reader");
   command->add_option("--cluster-key-file", *key_file, "Key of the deployment; also KVFERRY_CLUSTER_KEY_FILE")
@@ -18,8 +18,8 @@ Run add_token_command(CLI::App& app) {
       ->required();
   command
       ->add_option("--role", *role,
-                   "reader: nodes, status, metrics, and questions about prompts; admin: also which engines the "
-                   "controller follows")
+                   "reader: may query nodes, status, metrics and which engines hold a prompt; admin: may also register "
+                   "engines that the controller follows")
       ->check(CLI::IsMember({"reader", "admin"}))
       ->capture_default_str();
   return [key_file, role]() -> Result<void> {

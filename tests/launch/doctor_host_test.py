@@ -97,7 +97,8 @@ PROBLEMS = {
     "locked memory": (limits("Max locked memory", "65536"), "so mlx5_0 can't register a pool of 1024 MiB"),
     "RDMA port": (file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n"),
                   "port 1 of mlx5_0 is not active (1: DOWN)"),
-    "UCX over TCP": (variable("UCX_TLS", "tcp,self,sm"), "leaves out RDMA, so UCX uses TCP although there is mlx5_0"),
+    "UCX over TCP": (variable("UCX_TLS", "tcp,self,sm"),
+                     "leaves out RDMA, so UCX uses TCP although this host has mlx5_0"),
     "UCX device": (variable("UCX_NET_DEVICES", "mlx5_9:1"), "UCX_NET_DEVICES names mlx5_9"),
     "key file": (readable_key, "has mode 0644"),
 }
@@ -115,7 +116,7 @@ def test_a_broken_host_is_named(host: Path, problem: str) -> None:
 HINTS = {
     "huge pages": (file("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never] deny\n"),
                    "pools have pages of 4 KiB"),
-    "CMA": (file("proc/sys/kernel/yama/ptrace_scope", "1\n"), "path cma is not there"),
+    "CMA": (file("proc/sys/kernel/yama/ptrace_scope", "1\n"), "path cma can't be used"),
     "leftovers": (file("dev/shm/psm_0123", "left"), "1 files in /dev/shm"),
 }
 
@@ -139,7 +140,7 @@ def test_lines_for_people_say_what_to_do(host: Path) -> None:
     done = subprocess.run([KVFERRY, "doctor", "--root", host], capture_output=True, text=True, env={}, check=False)
     assert done.returncode == 1
     assert done.stdout.startswith("PROBLEM  memory: a pool of 1024 MiB does not fit into the 512 MiB")
-    assert "\n         To do: give less with pool_bytes" in done.stdout
+    assert "\n         To do: set a smaller pool_bytes" in done.stdout
     assert done.stdout.endswith("\n10 checks, 1 problems, 0 hints\n")
 
 
@@ -181,8 +182,8 @@ def test_a_deployment_that_cannot_work_is_named(host: Path) -> None:
         said = {one["check"]: one["what"] for one in found}
         node.close()
         assert said["roles"] == "namespace default has no node for decode"
-        assert said["addresses"].startswith("node p is not reached at tcp://127.0.0.1:1: ")
-        assert said["servers"].startswith("the server of node p is not reached at http://127.0.0.1:1: ")
+        assert said["addresses"].startswith("node p can't be reached at tcp://127.0.0.1:1: ")
+        assert said["servers"].startswith("the server of node p can't be reached at http://127.0.0.1:1: ")
         assert "0.0.9" in said["versions"]
 
 

@@ -50,7 +50,7 @@ def test_a_socket_without_a_key_is_named() -> None:
         status, said = examine("--pid", pid)
         port = endpoint.rsplit(":", 1)[1]
         assert status == 1
-        assert f"process {pid} listens at 0.0.0.0:{port} without a cluster key: other hosts reach it\n" in said
+        assert f"process {pid} listens at 0.0.0.0:{port} without a cluster key: other hosts can reach it\n" in said
         assert said.endswith("1 processes of kvferry, 2 weaknesses\n")  # HTTP is the other
 
 

@@ -1,7 +1,7 @@
 """Measures the time that vLLM's scheduler spends in a KV connector's calls, for `kvferry bench connector`.
 
-vLLM's own Scheduler makes the calls without a model: each step is answered at once with a token for each request. A
-clock runs during each call of the connector's scheduler side. The program reads one JSON object from stdin (connector,
+vLLM's own Scheduler makes the calls. No model runs: each step returns at once, with a token for each request. The time
+of each call to the scheduler connector is measured. The program reads one JSON object from stdin (connector,
 controller, prompt_tokens, running, repeat) and writes lines of {"step": text}, {"figures": {...}} and {"done": true}.
 """
 
@@ -89,7 +89,7 @@ def num_blocks(spec: dict[str, Any]) -> int:
 
 
 def longest_running(spec: dict[str, Any]) -> int:
-    """Returns the tokens to reserve for the longest running request: prompt, a token per step, two blocks."""
+    """Returns how many tokens the longest running request can have: its prompt, a token per step, and two blocks."""
     return RUNNING_PROMPT_TOKENS + spec["running"] + spec["repeat"] + 2 * BLOCK_TOKENS
 
 
@@ -120,7 +120,7 @@ class NoLookup:
 
 
 class Engine:
-    """vLLM's Scheduler with a clock around the connector's calls; steps are answered without a model."""
+    """vLLM's Scheduler with a clock around each call to the connector; no model runs."""
 
     def __init__(self, spec: dict[str, Any], config: VllmConfig) -> None:
         self._hasher = get_request_block_hasher(
@@ -173,7 +173,7 @@ class Engine:
         self.scheduler.kv_cache_manager.reset_prefix_cache()
 
     def step(self) -> int:
-        """Returns the number of scheduled requests."""
+        """Runs one step and returns the number of requests that it scheduled."""
         output = self.scheduler.schedule()
         done = KVConnectorOutput()
         if self.worker is not None:
@@ -199,8 +199,8 @@ def prompt_of(seed: int, tokens: int) -> list[int]:
 
 
 def measure_lookups(engine: Engine, spec: dict[str, Any]) -> list[float]:
-    """Measures all calls of the scheduler until a request is admitted, one request at a time, with prompts whose KV the
-    connector holds if it stores KV."""
+    """Measures the calls with which the scheduler looks up a request, one request at a time. A connector that stores KV
+    holds the KV of all prompts."""
     prompts = [prompt_of(seed, spec["prompt_tokens"]) for seed in range(DISTINCT_PROMPTS)]
     for prompt in prompts:
         engine.add(prompt, 1)
@@ -213,7 +213,7 @@ def measure_lookups(engine: Engine, spec: dict[str, Any]) -> list[float]:
     for turn in range(spec["repeat"]):
         engine.reset_prefixes()
         engine.spent_us.clear()
-        # A new list of tokens, as a request from the network has.
+        # The request gets a list of its own, as a request from the network does.
         request_id = engine.add([token + 0 for token in prompts[turn % len(prompts)]], 1, params)
         engine.step()
         times.append(engine.spent_us["on_new_request"] + engine.spent_us["get_num_new_matched_tokens"])

@@ -53,7 +53,7 @@ class Tree(Directory):
     def take(self, prepared: list[tuple[int, bytes]]) -> None:
         for worker, event in prepared:
             self.tree.apply_event(worker, event)
-        self.tree.find_matches([1])  # returns after the events are applied: they are in the same queue
+        self.tree.find_matches([1])  # returns after the events are applied, because it uses the same queue
 
     def prepare_lookup(self, prefix: int, position: int) -> list[int]:
         return keys_at(prefix, position, LOOKUP_KEYS).tolist()
@@ -66,7 +66,7 @@ class Tree(Directory):
 
 
 class Http:
-    """A persistent connection; requests are encoded before the clock starts."""
+    """A persistent HTTP connection; requests are encoded before the clock starts."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -121,7 +121,7 @@ class Indexer(RemoteDirectory):
         self.http.ask(post("/register", {"instance_id": number, "endpoint": f"tcp://127.0.0.1:{port}",
                                          "model_name": MODEL, "block_size": BLOCK_TOKENS}))
         if not publisher.poll(10_000):
-            raise TimeoutError("the indexer does not subscribe")
+            raise TimeoutError("the indexer did not subscribe to a worker's events within 10 s")
         publisher.recv()
         return publisher
 
@@ -144,7 +144,7 @@ class Indexer(RemoteDirectory):
             self.workers[told[0]].send_multipart(message)
             last[told[0]] = told
         for worker, prefix, position in last.values():  # a worker's events arrive in order, so its last one is enough
-            # The last stored batch completes a prefix; the last evicted one is a prefix's first.
+            # The last stored batch completes a prefix; the last evicted batch is the first one of a prefix.
             depth = position + BATCH_KEYS if position else 0
             asked = query(keys_at(prefix, 0, max(depth, 1)))
             wait_until(lambda worker=worker, depth=depth, asked=asked:

@@ -79,7 +79,7 @@ def asked_for(prefix: int, position: int, count: int = LOOKUP_KEYS, asker: str =
 
 
 def found_in(answer: Any) -> dict[int, int]:
-    """Returns the one holder that the answer names, even if others hold the keys too."""
+    """Returns the only holder that the answer names; other workers may hold the keys too."""
     return {int(name.removeprefix("worker")): depth for name, _, depth, _ in answer.layout_info if name}
 
 
@@ -108,7 +108,7 @@ class Registry(Directory):
             self.controller.batched_p2p_lookup(prepared).send(None)
         except StopIteration as done:
             return done.value
-        raise RuntimeError("the lookup waits for something")
+        raise RuntimeError("LMCache's lookup did not return at once, which this program needs")
 
     def found(self, answer: Any) -> dict[int, int]:
         return found_in(answer)

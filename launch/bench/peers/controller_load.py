@@ -28,7 +28,7 @@ def workers_of(prefix: int) -> list[int]:
 
 
 def batches(begin: int, end: int, batch_keys: int = BATCH_KEYS) -> Iterator[Batch]:
-    """Yields the batches of prefixes [begin, end); 64 prefixes at a time take turns."""
+    """Yields the batches of prefixes [begin, end), alternating between 64 prefixes at a time."""
     for some in range(begin, end, NUM_WORKERS):
         for position in range(0, PREFIX_KEYS, batch_keys):
             for prefix in range(some, min(some + NUM_WORKERS, end)):

@@ -1,7 +1,7 @@
 """Mooncake's master, with 64 store clients in this process as the workers and an object of one byte for each chunk.
 
-Batch queries name the holders; batch exist only reports that there is one. The times of single lookups include the
-client's C++ and Python, because the master has no other interface.
+A batch query names the holders; a batch "exist" only reports that there is a holder. The times of single lookups
+include the client's C++ and Python, because the master has no other interface.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Master(RemoteDirectory):
         return config
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[Any]:
-        """Both replicas of an object are made at once, so that the second worker has no event of its own."""
+        """Stores both replicas of an object with one call, so that the second worker has no event of its own."""
         prepared = []
         for worker, prefix, position in some:
             workers = workers_of(prefix)

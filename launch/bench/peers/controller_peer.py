@@ -40,7 +40,7 @@ class Directory:
         raise NotImplementedError
 
     def take(self, prepared: Any) -> None:
-        """Returns when the directory has handled all events."""
+        """Sends the prepared events and returns when the directory has handled all of them."""
         raise NotImplementedError
 
     def prepare_lookup(self, prefix: int, position: int) -> Any:
@@ -54,11 +54,11 @@ class Directory:
         raise NotImplementedError
 
     def other_lookups(self) -> dict[str, Callable[[Any], Any]]:
-        """Returns further forms of a lookup by the names of their figures; their answers are not checked."""
+        """Returns other calls that look up keys, by the names of their figures; their answers are not checked."""
         return {}
 
     def lookups_in_flight(self, prepared: Sequence[Any], seconds: float) -> int:
-        """Returns how many lookups were answered in about `seconds`, with 16 in flight."""
+        """Returns how many lookups were answered in about `seconds`, with 16 lookups in flight."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Directory:
 
 
 class RemoteDirectory(Directory):
-    """A directory in a server that is started for it."""
+    """A directory in a server process that this program starts."""
 
     way = "remote"
     server: subprocess.Popen[bytes]
@@ -80,7 +80,7 @@ class RemoteDirectory(Directory):
 
 
 def pipelined(ask: Callable[[int], None], receive: Callable[[int], None], seconds: float) -> int:
-    """Calls ask(n) and receive(n) for lookups n = 0, 1, ... with 16 in flight; returns how many were answered."""
+    """Calls ask(n) and receive(n) for lookups n = 0, 1, ..., 16 of them in flight; returns how many were answered."""
     end = time.perf_counter() + seconds
     num_asked = num_answered = 0
     while num_answered < num_asked or time.perf_counter() < end:
@@ -151,7 +151,7 @@ class Measurement:
         self.say({"step": f"{self.peer}, {directory.way}: {what}"})
 
     def load(self, directory: Directory) -> None:
-        """Loads 64 prefixes at a time."""
+        """Stores all prefixes in the directory, 64 at a time."""
         for some in range(0, self.num_prefixes, NUM_WORKERS):
             if some % (NUM_WORKERS * 4) == 0:
                 self.step(directory, f"loading, {100 * some // self.num_prefixes} %")

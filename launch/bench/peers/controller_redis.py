@@ -41,7 +41,7 @@ class RedisDirectory(RemoteDirectory):
             if reply is False:
                 data = self.socket.recv(1 << 16)
                 if not data:
-                    raise RuntimeError("redis-server has closed")
+                    raise RuntimeError("redis-server has closed the connection")
                 self.reader.feed(data)
             elif isinstance(reply, hiredis.ReplyError):
                 raise reply
@@ -61,7 +61,7 @@ class RedisDirectory(RemoteDirectory):
         raise NotImplementedError
 
     def take(self, prepared: list[Prepared]) -> None:
-        """Keeps 16 batches in flight, as many workers would."""
+        """Keeps 16 batches in flight, like many workers that send at the same time."""
         for begin in range(0, len(prepared), IN_FLIGHT):
             some = prepared[begin:begin + IN_FLIGHT]
             self.socket.sendall(b"".join(request for request, _ in some))
@@ -143,6 +143,6 @@ def layout(name: str, kind: Callable[[], Directory], notes: str) -> Layout:
 
 
 if __name__ == "__main__":
-    main(version, [layout("sets", Sets, "a set of workers a hash, 128 SMEMBERS in a pipeline"),
-                   layout("bitmaps", Bitmaps, "a bitmap of workers a hash, one MGET"),
-                   layout("nodes", Nodes, "a hash of keys a worker, HMGET to all 64 in a pipeline")])
+    main(version, [layout("sets", Sets, "a set of workers for each hash, 128 SMEMBERS in a pipeline"),
+                   layout("bitmaps", Bitmaps, "a bitmap of workers for each hash, one MGET"),
+                   layout("nodes", Nodes, "a Redis hash of keys for each worker, HMGET to all 64 in a pipeline")])

@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def start(words: Sequence[str], log: str = "/dev/null", **environment: str) -> subprocess.Popen[bytes]:
-    """Starts a program that ends with this one."""
+    """Starts a program that the kernel kills when this program ends."""
     libc = ctypes.CDLL(None)
     with Path(log).open("wb") as out:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out,

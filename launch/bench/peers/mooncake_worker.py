@@ -1,4 +1,7 @@
-"""Mooncake's transfer engine over TCP, peers found by address (P2PHANDSHAKE). A request is one batch with notify."""
+"""Mooncake's transfer engine over TCP, which finds peers by address (P2PHANDSHAKE).
+
+A request is one batch with notify.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class MooncakeEngine(Engine):
         others = (self.peer["base"] + self.others_order[:num_blocks].astype(np.int64) * size).tolist()
         if self.engine.batch_transfer_sync(self.peer["name"], own, others, [size] * num_blocks, self.opcode,
                                            TransferNotify("bench", "moved")) != 0:
-            raise RuntimeError("the batch failed")
+            raise RuntimeError("Mooncake's batch transfer failed")
 
     def new_notifications(self) -> int:
         return len(self.engine.get_notifies())
@@ -53,7 +56,7 @@ class MooncakeEngine(Engine):
         self.wait_notified()
         if self.engine.transfer_sync(self.peer["name"], self.scratch.ctypes.data, self.peer["scratch"], 8,
                                      TransferOpcode.Write, TransferNotify("bench", "heard")) != 0:
-            raise RuntimeError("the answer failed")
+            raise RuntimeError("Mooncake's transfer of the answer failed")
 
 
 if __name__ == "__main__":

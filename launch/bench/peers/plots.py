@@ -22,7 +22,7 @@ LIMITS = ("memcpy", "cma", "socket")
 MARKERS = {"push": "o", "pull": "s"}
 PEER_COLOURS = {"kvferry": OURS, "dynamo": "#588157", "lmcache": "#2a6f97", "mooncake": "#7b2cbf", "redis": "#b08900"}
 
-# Title, unit and divisor; then the label, figure and colour of each bar.
+# Each panel has a title, a unit and a divisor, then the label, figure and colour of each bar.
 CONTROLLER_PANELS: list[tuple[str, str, float, list[tuple[str, str, str]]]] = [
     ("a lookup of 128 keys, p50, next to an empty message", "us", 1, [
         ("ZeroMQ", "remote_zmq_us_p50", OURS), ("empty\nZeroMQ", "empty_zmq_us_p50", FLOOR),
@@ -37,18 +37,18 @@ CONTROLLER_PANELS: list[tuple[str, str, float, list[tuple[str, str, str]]]] = [
         ("vLLM's events", "vllm_event_hashes_per_s", OURS)]),
 ]
 
-# Title and unit; then names of kvferry's figure and names of the peers' figure: the first name that exists counts.
+# Each panel has a title, a unit, names of kvferry's figure and names of the peers' figure; the first name found counts.
 PEER_PANELS = [
     ("lookups of 128 keys, in process", "a second", ["lookup_128_per_s"], ["lookup_128_per_s"]),
     ("lookups of 128 keys, remote, 16 in flight", "a second of the server's core", ["remote_per_s_per_core"],
      ["remote_per_s_per_core"]),
-    ("events, in process where that is offered", "hashes a second", ["packed_event_hashes_per_s"],
+    ("events, in process if the peer allows it", "hashes a second", ["packed_event_hashes_per_s"],
      ["event_hashes_per_s", "remote_event_hashes_per_s"]),
     ("memory of the process that holds the directory", "bytes a hash", ["bytes_per_hash_64"],
      ["bytes_per_hash", "remote_bytes_per_hash"]),
 ]
 
-# Title and unit; then the label, figure, colour and divisor of each line.
+# Each panel has a title and a unit, then the label, figure, colour and divisor of each line.
 FLEET_PANELS: list[tuple[str, str, list[tuple[str, str, str, float]]]] = [
     ("lookups of 128 keys", "ms", [("p50", "lookup_us_p50", OURS, 1e3), ("p99", "lookup_us_p99", "#780000", 1e3)]),
     ("messages a second", "thousand", [("in", "messages_in_per_s", OURS, 1e3),

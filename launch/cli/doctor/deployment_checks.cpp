@@ -25,7 +25,7 @@ constexpr std::uint64_t kSilenceMs = 2000;  // a node's heartbeats come every 50
 
 std::string name_of(const NodeStatus& node) { return fmt::format("node {}", node.engine_id.value); }
 
-/// Returns why nothing answers at an address, or an empty text.
+/// Returns why nothing answers at an address, or an empty string.
 std::string why_unreachable(const net::HostPort& address) {
   const auto hosts = net::resolve(address.host);
   if (!hosts) return hosts.error().what;
@@ -79,11 +79,11 @@ Findings check_addresses(const Status& status, const std::string& controller) {
     const auto address = net::address_of_endpoint(node.endpoint);
     if (!address) continue;
     if (net::is_loopback(address->host) && controller::is_beyond_loopback(controller)) {
-      found.push_back(
-          {.what = fmt::format("{} tells others to reach it at {}, which they can't", name_of(node), node.endpoint),
-           .advice = "set its advertise_host to an address that other hosts reach"});
+      found.push_back({.what = fmt::format("{} advertises the address {}, which other hosts can't reach", name_of(node),
+                                           node.endpoint),
+                       .advice = "set its advertise_host to an address that other hosts reach"});
     } else if (const std::string why = why_unreachable(*address); !why.empty()) {
-      found.push_back({.what = fmt::format("{} is not reached at {}: {}", name_of(node), node.endpoint, why),
+      found.push_back({.what = fmt::format("{} can't be reached at {}: {}", name_of(node), node.endpoint, why),
                        .advice = "open its ports (the setting ports fixes them), or set its advertise_host"});
     }
   }
@@ -94,16 +94,16 @@ Findings check_servers(const Status& status, const std::string&) {
   Findings found;
   for (const NodeStatus& node : status.nodes) {
     if (node.serves.empty()) {
-      found.push_back({.what = fmt::format("{} names no URL, so launch/proxy sends it nothing", name_of(node)),
+      found.push_back({.what = fmt::format("{} names no URL, so launch/proxy sends it no requests", name_of(node)),
                        .advice = "set its setting serves, unless another router knows its server",
                        .is_hint = true});
       continue;
     }
     const auto address = address_of_url(node.serves);
-    const std::string why = address ? why_unreachable(*address) : "it is no URL of a server";
+    const std::string why = address ? why_unreachable(*address) : "it is not a URL such as http://HOST:PORT";
     if (!why.empty())
       found.push_back(
-          {.what = fmt::format("the server of {} is not reached at {}: {}", name_of(node), node.serves, why),
+          {.what = fmt::format("the server of {} can't be reached at {}: {}", name_of(node), node.serves, why),
            .advice = "see whether vLLM has started; set the setting serves to a URL that routers reach"});
   }
   return found;
@@ -115,7 +115,7 @@ Findings check_heartbeats(const Status& status, const std::string&) {
     if (node.heartbeat_age_ms < kSilenceMs) continue;
     found.push_back({.what = fmt::format("{} was silent for {:.1f} s", name_of(node),
                                          static_cast<double>(node.heartbeat_age_ms) / 1000),
-                     .advice = "see whether its process stands still or has no processor time"});
+                     .advice = "check whether its process is stopped or gets no processor time"});
   }
   return found;
 }
@@ -125,7 +125,7 @@ Findings check_versions(const Status& status, const std::string&) {
   for (const NodeStatus& node : status.nodes)
     if (!node.version.empty()) versions.insert(node.version);
   if (versions.size() == 1) return {};
-  return {{.what = fmt::format("releases {} run beside each other", fmt::join(versions, ", ")),
+  return {{.what = fmt::format("the deployment runs different releases of kvferry: {}", fmt::join(versions, ", ")),
            .advice = "finish the upgrade; see launch/docs/compatibility.md for what releases share",
            .is_hint = true}};
 }
@@ -134,10 +134,11 @@ Findings check_controller(const Status& status, const std::string&) {
   Findings found;
   if (!status.scale.etcd.empty() && !status.scale.etcd_ok)
     found.push_back({.what = "the controller does not reach etcd: " + status.scale.etcd_trouble,
-                     .advice = "until it does, no replica joins or takes over"});
+                     .advice = "make etcd reachable; until then no replica joins or takes over"});
   if (!status.scale.event_log.empty() && !status.scale.log_ok)
-    found.push_back({.what = "the controller does not reach its event log: " + status.scale.log_trouble,
-                     .advice = "until it does, replicas that start know less than the others"});
+    found.push_back(
+        {.what = "the controller does not reach its event log: " + status.scale.log_trouble,
+         .advice = "make the event log reachable; until then a replica that starts lacks chunks that others know"});
   if (!status.state.folder.empty() && !status.state.durable)
     found.push_back({.what = "the controller can't keep its state: " + status.state.why_not,
                      .advice = fmt::format("see whether {} is full or read-only", status.state.folder)});
@@ -173,8 +174,8 @@ std::vector<Finding> examine_deployment(const ControllerAddress& controller) {
   if (!status)
     return {{.check = "controller",
              .what = status.error().what,
-             .advice = controller.key ? "see whether it runs, and whether it has the same cluster key"
-                                      : "see whether it runs, and whether it wants a cluster key "
+             .advice = controller.key ? "check that the controller runs and has the same cluster key"
+                                      : "check that the controller runs, and whether it needs a cluster key "
                                         "(KVFERRY_CLUSTER_KEY_FILE)"}};
   std::vector<Finding> found;
   for (const DeploymentCheck& check : kDeploymentChecks) {

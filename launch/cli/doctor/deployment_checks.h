@@ -10,7 +10,8 @@
 namespace kvferry::cli {
 
 std::vector<std::string> deployment_check_names();
-/// Blocks for up to three seconds for each node that does not answer. A controller that does not answer is a finding.
+/// Checks the deployment. Blocks for up to three seconds for each node that does not answer. A controller that does not
+/// answer is a finding.
 std::vector<Finding> examine_deployment(const ControllerAddress& controller);
 
 }  // namespace kvferry::cli

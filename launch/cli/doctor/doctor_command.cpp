@@ -1,4 +1,4 @@
-// The command doctor.
+// The command `kvferry doctor`.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -22,10 +22,10 @@ struct DoctorOptions {
 
 std::span<const Setting<DoctorOptions>> doctor_settings() {
   static const Setting<DoctorOptions> settings[] = {
-      setting<DoctorOptions, std::uint64_t>("pool-bytes", &DoctorOptions::pool_bytes,
-                                            "a number of bytes, or a string like \"512MiB\" or \"4GiB\"",
-                                            "Size of the pool that a rank on this host wants; also KVFERRY_POOL_BYTES",
-                                            [](std::uint64_t n) { return n > 0; })
+      setting<DoctorOptions, std::uint64_t>(
+          "pool-bytes", &DoctorOptions::pool_bytes, "a number of bytes, or a string like \"512MiB\" or \"4GiB\"",
+          "Size of the pool that each rank on this host allocates; also KVFERRY_POOL_BYTES",
+          [](std::uint64_t n) { return n > 0; })
           .with_shown_default("1GiB")};
   return settings;
 }
@@ -36,7 +36,7 @@ struct DoctorFlags {
   std::string root = "/";
   std::vector<int> pids;
 
-  /// Returns whether the user named a controller.
+  /// Returns whether the user named a controller, by a flag or in the environment.
   bool has_controller() const {
     const char* const named = std::getenv("KVFERRY_CONTROLLER");
     return (named != nullptr && *named != '\0') ||
@@ -97,7 +97,7 @@ Run add_doctor_command(CLI::App& app) {
   CLI::App* const command = app.add_subcommand(
       "doctor",
       "Examine this host and, with --controller, a running deployment; say what is wrong and what to do. "
-      "Exits with 1 if something is wrong; hints are only told.");
+      "Exits with 1 if something is wrong; hints do not count.");
   const auto flags = std::make_shared<DoctorFlags>();
   add_setting_options(*command, doctor_settings(), flags->host);
   add_controller_option(*command, flags->controller);
@@ -107,8 +107,7 @@ Run add_doctor_command(CLI::App& app) {
       "Instead print a sentence for each socket of this host's kvferry processes that other hosts reach "
       "without a cluster key, and for each key file that others can read. Root sees all users' processes");
   command->add_option("--pid", flags->pids, "With --security: the only processes to examine");
-  command->add_option("--root", flags->root,
-                      "Folder below which /proc, /sys and /dev are, for a host's recorded files");
+  command->add_option("--root", flags->root, "Folder that contains the proc, sys and dev of the host to examine");
   return [flags] { return run(*flags); };
 }
 

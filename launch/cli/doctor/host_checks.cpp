@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 using Findings = std::vector<Finding>;  // without the check's name, which examine_host() adds
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-constexpr std::uint64_t kSharedMemoryMin = 64 * kMiB;  // what containers get by default, which vLLM soon fills
+constexpr std::uint64_t kSharedMemoryMin = 64 * kMiB;  // default size in a container, which is too small for vLLM
 constexpr std::uint64_t kDescriptorsMin = 4096;
 
 std::string mib(std::uint64_t bytes) { return fmt::format("{} MiB", bytes / kMiB); }
@@ -49,7 +49,7 @@ std::vector<std::string> entries(const fs::path& folder) {
 /// Returns the InfiniBand and RoCE devices.
 std::vector<std::string> rdma_devices(const Host& host) { return entries(host.root / "sys/class/infiniband"); }
 
-/// Returns a number of kilobytes in /proc/meminfo, as bytes.
+/// Returns a figure of /proc/meminfo in bytes; 0 if it is missing.
 std::uint64_t memory_figure(const Host& host, const std::string& name) {
   std::ifstream file(host.root / "proc/meminfo");
   std::string key, rest;
@@ -80,7 +80,7 @@ Findings check_memory(const Host& host) {
   if (left >= host.pool_bytes) return {};
   return {{.what = fmt::format("a pool of {} does not fit into the {} that {} left", mib(host.pool_bytes), mib(left),
                                on_host <= in_cgroups ? "the host has" : "this container's memory limit has"),
-           .advice = "give less with pool_bytes (which counts for each rank), or raise the limit"}};
+           .advice = "set a smaller pool_bytes (each rank allocates as much), or raise the limit"}};
 }
 
 Findings check_shared_memory(const Host& host) {
@@ -119,7 +119,7 @@ Findings check_leftovers(const Host& host) {
   const std::set<std::string> in_use = shared_files_in_use(host);
   std::uint64_t bytes = 0, number = 0;
   for (const std::string& name : entries(host.root / "dev/shm")) {
-    if (!name.starts_with("psm_") || in_use.contains(name)) continue;  // Python's names, which vLLM leaves as they are
+    if (!name.starts_with("psm_") || in_use.contains(name)) continue;  // Python's default prefix, which vLLM uses
     std::error_code failed;
     const std::uintmax_t size = fs::file_size(host.root / "dev/shm" / name, failed);
     bytes += failed ? 0 : size;
@@ -165,7 +165,7 @@ Findings check_rdma_ports(const Host& host) {
   return found;
 }
 
-/// Returns the words of a list with commas between them.
+/// Splits a list at its commas.
 std::vector<std::string> words_of(const std::string& list) {
   std::vector<std::string> words;
   std::istringstream text(list);
@@ -182,8 +182,8 @@ Findings check_ucx(const Host& host) {
       return std::ranges::any_of(kRdma, [&](std::string_view name) { return word.starts_with(name); });
     });
     if (!has_rdma)
-      found.push_back({.what = fmt::format("UCX_TLS={} leaves out RDMA, so UCX uses TCP although there is {}", *allowed,
-                                           devices.front()),
+      found.push_back({.what = fmt::format("UCX_TLS={} leaves out RDMA, so UCX uses TCP although this host has {}",
+                                           *allowed, devices.front()),
                        .advice = "unset UCX_TLS, or add rc to it"});
   }
   const std::vector<std::string> interfaces = entries(host.root / "sys/class/net");
@@ -202,7 +202,7 @@ Findings check_huge_pages(const Host& host) {
   std::uint64_t free_pages = 0;
   std::ifstream(host.root / "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages") >> free_pages;
   if (!makes_none || free_pages * 2 * kMiB >= host.pool_bytes) return {};
-  return {{.what = "pools have pages of 4 KiB, with which copies are slower",
+  return {{.what = "pools have pages of 4 KiB, which makes copies slower",
            .advice = fmt::format("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, or set {} pages of "
                                  "2 MiB aside with vm.nr_hugepages for each rank",
                                  host.pool_bytes / (2 * kMiB) + 1),
@@ -214,7 +214,7 @@ Findings check_cma(const Host& host) {
   std::ifstream(host.root / "proc/sys/kernel/yama/ptrace_scope") >> scope;
   if (scope == 0) return {};
   return {{.what = fmt::format("processes can't read each other's memory (kernel.yama.ptrace_scope is {}), so path cma "
-                               "is not there; pools are shared and need none",
+                               "can't be used; pools are shared memory and do not need it",
                                scope),
            .advice = "nothing, unless your own programs send memory outside of pools: then set it to 0",
            .is_hint = true}};

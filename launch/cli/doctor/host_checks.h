@@ -13,9 +13,9 @@
 namespace kvferry::cli {
 
 struct Host {
-  std::filesystem::path root = "/";  // /proc, /sys and /dev are below; tests name folders of their own
+  std::filesystem::path root = "/";  // folder that contains /proc, /sys and /dev; tests use folders of their own
   GetEnv get_env = ::getenv;
-  std::uint64_t pool_bytes = std::uint64_t{1} << 30;  // what a node's rank wants
+  std::uint64_t pool_bytes = std::uint64_t{1} << 30;  // size of the pool that a rank allocates
 };
 
 std::vector<std::string> host_check_names();

@@ -35,7 +35,8 @@ bool runs_kvferry(const fs::path& process) {
   return contents(process / "maps").find("/kvferry/_core.") != std::string::npos;
 }
 
-/// Parses an address in /proc/PID/net/tcp or tcp6: "0100007F:390A", or with 32 digits; words as they lie in memory.
+/// Parses an address in /proc/PID/net/tcp or tcp6: "0100007F:390A", or with 32 digits. Each 32-bit word is in
+/// the byte order of the host.
 net::HostPort parse_address(const std::string& text) {
   const std::size_t colon = text.find(':');
   std::array<std::uint8_t, 16> bytes{};
@@ -64,7 +65,7 @@ std::vector<net::HostPort> listening_addresses(const fs::path& process) {
   for (const char* table : {"net/tcp", "net/tcp6"}) {
     std::istringstream rows(contents(process / table));
     std::string row;
-    std::getline(rows, row);  // the head
+    std::getline(rows, row);  // skips the table's head
     while (std::getline(rows, row)) {
       std::istringstream fields(row);
       const std::vector<std::string> parts(std::istream_iterator<std::string>(fields), {});
@@ -76,7 +77,7 @@ std::vector<net::HostPort> listening_addresses(const fs::path& process) {
   return found;
 }
 
-/// Returns the first 64 bytes that the listener answers to `said`; empty if it answers less within a second.
+/// Sends `said` to the listener and returns the first 64 bytes of its answer; empty if fewer arrive within a second.
 std::string answer_of(net::HostPort address, std::string_view said) {
   if (address.host == "0.0.0.0") address.host = "127.0.0.1";
   if (address.host == "::") address.host = "::1";
@@ -90,8 +91,8 @@ std::string answer_of(net::HostPort address, std::string_view said) {
   return is_whole ? answer : std::string();
 }
 
-/// Returns whether the listener asks for CURVE, as ZeroMQ does at the begin of every connection, or is the controller's
-/// HTTP API and asks for a token.
+/// Returns whether the listener asks for a cluster key: with the mechanism CURVE in ZeroMQ's greeting, or, if it is the
+/// controller's HTTP API, with status 401.
 bool asks_for_key(const net::HostPort& address) {
   // The greeting of ZMTP 3.0: signature, version, mechanism and padding.
   std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE", 17);
@@ -125,7 +126,7 @@ std::vector<std::string> weaknesses_of(const fs::path& process) {
   for (const net::HostPort& address : listening_addresses(process)) {
     if (net::is_loopback(address.host) || asks_for_key(address)) continue;
     found.push_back(
-        fmt::format("{} listens at {} without a cluster key: other hosts reach it", who, net::to_text(address)));
+        fmt::format("{} listens at {} without a cluster key: other hosts can reach it", who, net::to_text(address)));
   }
   for (const std::string& file : key_files(process)) {
     const auto key = net::read_cluster_key(file);

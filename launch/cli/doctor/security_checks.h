@@ -11,7 +11,7 @@ namespace kvferry::cli {
 
 struct SecurityReport {
   std::size_t num_processes = 0;
-  std::vector<std::string> weaknesses;  // a sentence each
+  std::vector<std::string> weaknesses;  // one sentence for each weakness
 };
 
 /// `pids`: the only processes to examine; empty: all. `controller`: endpoint of a controller to examine too, or empty.
