@@ -70,10 +70,10 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
       setting<C, std::string>("advertise", &C::advertise, "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
                               "Where nodes reach this replica", is_endpoint(EndpointUse::kConnect, ""))
           .with_shown_default("the endpoint of --bind"),
-      setting(
-          "cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
-          "File with the key of the deployment (kvferry keygen). Only clients that have the key can use --http and, "
-          "over encrypted connections, a --bind at tcp://")
+      setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
+              "File with the key of the deployment (kvferry keygen): a --bind at tcp:// then takes only encrypted "
+              "connections "
+              "of clients that have the key, and --http requires a token")
           .with_shown_default("none"),
       setting("insecure", &C::insecure, "true or false; as a flag without a value",
               "Whether the controller starts without a cluster key although other hosts can reach it: each host can "
