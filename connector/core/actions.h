@@ -14,7 +14,7 @@
 
 namespace kvferry {
 
-// ---- fetches: a query to the controller, leases of another node, orders to all workers ----
+// ---- fetches: queries to the controller, lease requests to other nodes, pull orders to all workers ----
 struct QueryDirectory {
   std::uint64_t fetch = 0;
   std::vector<ChunkKey> keys;

@@ -8,7 +8,8 @@
 namespace kvferry {
 
 ChunkPool::ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks) : num_ranks_(num_ranks), slots_(num_slots) {
-  KVFERRY_CHECK(num_slots > 0 && num_ranks > 0, "a pool needs slots and ranks, not {} and {}", num_slots, num_ranks);
+  KVFERRY_CHECK(num_slots > 0 && num_ranks > 0, "a pool needs at least one slot and one rank, not {} and {}", num_slots,
+                num_ranks);
   for (std::uint32_t i = num_slots; i-- > 0;) {
     slots_[i].ref.slot = i;
     free_.push_back(i);
@@ -29,15 +30,16 @@ std::vector<const ChunkPool::Slot*> ChunkPool::tails(const ChunkKey& group) cons
 }
 
 ChunkPool::Slot& ChunkPool::checked(ChunkRef chunk) {
-  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} is not one of the pool's {}", chunk.slot, slots_.size());
+  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} does not exist: the pool has {} slots", chunk.slot, slots_.size());
   Slot& slot = slots_[chunk.slot];
-  KVFERRY_CHECK(slot.ref == chunk, "slot {} has generation {}, not {}", chunk.slot, slot.ref.generation,
-                chunk.generation);
+  KVFERRY_CHECK(slot.ref == chunk, "slot {} has generation {}, but the caller refers to generation {}", chunk.slot,
+                slot.ref.generation, chunk.generation);
   return slot;
 }
 
 std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::string& writer) {
-  KVFERRY_CHECK(!by_key_.contains(meta.key) && !writer.empty(), "chunk {} is written twice", meta.key);
+  KVFERRY_CHECK(!by_key_.contains(meta.key) && !writer.empty(),
+                "chunk {} can't be written: the pool has it already, or the writer's name is empty", meta.key);
   if (free_.empty()) {
     const auto victim = std::find_if(lru_.begin(), lru_.end(), [&](std::uint32_t i) { return slots_[i].pins == 0; });
     if (victim == lru_.end()) return std::nullopt;
@@ -88,8 +90,8 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
 void ChunkPool::set_window_from(ChunkRef chunk, std::uint32_t window_from) {
   Slot& slot = checked(chunk);
   KVFERRY_CHECK(slot.state == State::kWriting && window_from <= slot.meta.num_tokens,
-                "slot {} of {} tokens cannot have a window from token {}", chunk.slot, slot.meta.num_tokens,
-                window_from);
+                "slot {} of {} tokens is not being written, or is too short for a window from token {} on", chunk.slot,
+                slot.meta.num_tokens, window_from);
   slot.meta.window_from = window_from;
 }
 
@@ -104,14 +106,14 @@ void ChunkPool::abandon_write(ChunkRef chunk) {
   erase_key(slots_[chunk.slot]);
 }
 
-/// Erases the slot's key, unless another slot has it since abandon_write().
+/// Erases the slot's key, unless another slot was reserved for the key after abandon_write().
 void ChunkPool::erase_key(const Slot& slot) {
   const auto found = by_key_.find(slot.meta.key);
   if (found != by_key_.end() && found->second == slot.ref.slot) by_key_.erase(found);
 }
 
 void ChunkPool::invalidate(ChunkRef chunk) {
-  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // already reused
+  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // the slot was reused already
   if (slots_[chunk.slot].state == State::kReady) evict(slots_[chunk.slot]);
 }
 

@@ -19,7 +19,7 @@
 
 namespace kvferry {
 
-using PinId = StrongId<struct PinIdTag, std::uint64_t>;  // 0: none
+using PinId = StrongId<struct PinIdTag, std::uint64_t>;  // 0: no pin
 
 class ChunkPool {
  public:
@@ -32,7 +32,7 @@ class ChunkPool {
     ChunkRef ref;
     ChunkMeta meta;
     std::vector<std::uint64_t> checksums;  // [rank]; valid in kReady
-    std::vector<bool> written;             // [rank]; true if the rank reported this write
+    std::vector<bool> written;             // [rank] true if the rank has reported the end of its write
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
     std::uint32_t pins = 0;
@@ -46,8 +46,8 @@ class ChunkPool {
   /// Returns the ready tails of a group, newest first.
   std::vector<const Slot*> tails(const ChunkKey& group) const;
 
-  /// Reserves a slot to write `meta`, which must not be in the pool: a free slot, or the least recently used one
-  /// without pins, which is evicted. Returns nullopt if every slot is pinned or being written.
+  /// Reserves a slot for writing the chunk `meta`, which must not be in the pool: a free slot, or else the least
+  /// recently used one without pins, whose chunk is evicted. Returns nullopt if every slot is pinned or being written.
   std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer);
   /// Records that a rank has written its share. After the last rank, the slot is ready, or free if any rank failed.
   /// Returns true if the slot became ready.
@@ -56,8 +56,8 @@ class ChunkPool {
   void set_window_from(ChunkRef chunk, std::uint32_t window_from);
   /// Makes the write in progress fail, whatever the ranks report.
   void fail_write(ChunkRef chunk);
-  /// Makes the write in progress fail, and frees its key for another slot: this slot is not free yet, because a peer
-  /// may still write into it.
+  /// Makes the write in progress fail, and frees the chunk's key for another slot. This slot stays in use, because a
+  /// peer may still write into it.
   void abandon_write(ChunkRef chunk);
   /// Evicts a ready chunk, so that no lookup finds it; the slot is free when its last pin ends. Ignores chunks that are
   /// not in the pool.
@@ -76,7 +76,7 @@ class ChunkPool {
   /// Ends the pins whose deadline has passed. Returns their owners.
   std::vector<std::string> expire_pins(TimeNs now);
 
-  /// Returns the keys evicted since the last call. They must be announced before the plan that reuses their slots.
+  /// Returns the keys evicted since the last call. Report them to the controller before a plan reuses the slots.
   std::vector<ChunkKey> take_evicted() { return std::exchange(evicted_, {}); }
   /// Returns all ready slots, least recently used first.
   std::vector<const Slot*> ready() const;

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 // clang-format off
-/// Counters only grow. Each is a field of CoreCounters, and the metric NAME_total of the node's report.
+/// All counters only grow. COUNTER(name) is the field `name` of CoreCounters and the metric name_total of the node.
 #define KVFERRY_CORE_COUNTERS(COUNTER)                                                                      \
   COUNTER(lookups) COUNTER(lookup_hits) COUNTER(hit_tokens) COUNTER(loads) COUNTER(loaded_tokens)           \
   COUNTER(load_failures) COUNTER(resumed) COUNTER(resumed_hit_tokens) COUNTER(saved_chunks)                 \

@@ -13,7 +13,7 @@ FrameTable::FrameTable(std::uint32_t num_frames) : frames_(num_frames) {
 
 std::optional<FrameTable::Reserved> FrameTable::reserve(ChunkRef chunk, State purpose, std::string owner) {
   KVFERRY_CHECK(purpose == State::kGathering || purpose == State::kLanding || purpose == State::kFillingFromSlot,
-                "a frame is reserved without a purpose");
+                "a frame can be reserved for kGathering, kLanding or kFillingFromSlot only");
   promise::fenced_reuse(0, !by_slot_.contains(chunk.slot), chunk.slot);
   if (free_.empty()) {
     const auto victim = std::find_if(lru_.begin(), lru_.end(), [&](std::uint32_t i) { return frames_[i].pins == 0; });
@@ -42,7 +42,8 @@ std::optional<FrameTable::FrameRef> FrameTable::find(ChunkRef chunk) const {
 }
 
 const FrameTable::Frame& FrameTable::frame(FrameRef ref) const {
-  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} is not one of {} frames", ref.frame, frames_.size());
+  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} does not exist: the table has {} frames", ref.frame,
+                frames_.size());
   return frames_[ref.frame];
 }
 
@@ -103,9 +104,10 @@ void FrameTable::drop(FrameRef ref) {
   if (current(ref) != nullptr) retire(ref.frame);
 }
 
-/// Returns nullptr if this use has ended.
+/// Returns the frame, nullptr if this use of the frame has ended.
 FrameTable::Frame* FrameTable::current(FrameRef ref) {
-  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} is not one of {} frames", ref.frame, frames_.size());
+  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} does not exist: the table has {} frames", ref.frame,
+                frames_.size());
   Frame& frame = frames_[ref.frame];
   const bool is_claimed = frame.state != State::kFree && frame.state != State::kRetired;
   return frame.use == ref.use && is_claimed ? &frame : nullptr;

@@ -49,7 +49,7 @@ class FrameTable {
 
   struct Reserved {
     FrameRef frame;
-    FramePin pin;  // keeps the frame while it is filled
+    FramePin pin;  // prevents the frame's reuse while it is being filled
   };
   /// Reserves a frame to fill with the chunk's bytes: a free one, or the least recently used clean one without pins.
   /// `purpose` is kGathering, kLanding or kFillingFromSlot. Returns nullopt if there is no such frame. The chunk's slot
@@ -64,7 +64,7 @@ class FrameTable {
   void unpin(FramePin pin);
 
   // Transitions, in this order. They return false if the frame no longer belongs to the chunk.
-  /// kGathering, kLanding -> kDirty; kFillingFromSlot -> kClean.
+  /// The frame has all its bytes: kGathering or kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
   bool write_back_started(FrameRef ref);
   bool written_back(FrameRef ref);
@@ -73,8 +73,8 @@ class FrameTable {
 
   /// Marks the frame as just used.
   void touch(FrameRef ref);
-  /// Separates a frame from its chunk: drop_slot() before the slot gets other bytes, drop() if the frame's bytes are
-  /// invalid. The frame becomes free when its last pin ends.
+  /// Separate a frame from its chunk: call drop_slot() before the slot gets other bytes, drop() if the frame's bytes
+  /// are invalid. The frame becomes free when its last pin ends.
   void drop_slot(std::uint32_t slot);
   void drop(FrameRef ref);
 

@@ -14,9 +14,9 @@ namespace kvferry {
 struct LeaseRequest {
   std::string fingerprint;  // human-readable; the holder refuses a request with another fingerprint
   std::vector<ChunkKey> keys;
-  std::string handoff_request;  // the holder's request whose handoff pin this lease ends; empty: none
+  std::string handoff_request;  // the holder's request whose handoff pin ends with this lease; empty: none
   std::vector<Shard> shards =
-      {};  // [rank] the reader's shards; empty from an older version, which reads only nodes of its own shape
+      {};  // [rank] the reader's shards; empty from an older version, which reads only nodes with the same shards
   KVFERRY_FIELDS(fingerprint, keys, handoff_request, shards);
 };
 
@@ -26,7 +26,7 @@ struct LeasedChunk {
   std::uint32_t num_tokens = 0;
   std::vector<std::uint64_t> checksums;                        // [rank]
   std::uint32_t window_from = 0;                               // see ChunkMeta::window_from
-  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run] for a reader of another shape
+  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run] if the reader has other shards
   KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums);
 };
 
@@ -42,8 +42,8 @@ struct PullItem {
   ChunkRef remote;
   ChunkRef local;
   std::uint32_t num_tokens = 0;
-  std::vector<std::uint64_t> checksums;  // [rank]; empty if the holder has another shape: this node computes them
-  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run]; empty if `checksums` is not
+  std::vector<std::uint64_t> checksums;  // [rank]; empty if the holder has other shards: this node computes them
+  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run]; used if `checksums` is empty
   KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums);
 };
 

@@ -40,11 +40,11 @@ struct SaveJob {
   KVFERRY_FIELDS(request_id, block_ids, items);
 };
 
-/// Unpacks tokens [skip_tokens, skip_tokens + num_tokens) of a chunk of chunk_tokens tokens into blocks at first_token.
+/// Unpacks tokens [skip_tokens, skip_tokens + num_tokens) of a chunk into the job's blocks, from first_token on.
 struct LoadItem {
   ChunkRef chunk;
   std::vector<std::uint64_t> checksums;  // [rank] checksum of the whole chunk
-  std::uint32_t chunk_tokens = 0;
+  std::uint32_t chunk_tokens = 0;        // number of tokens in the chunk
   std::uint32_t skip_tokens = 0;
   std::uint32_t first_token = 0;  // counted from the job's first block
   std::uint32_t num_tokens = 0;
@@ -54,14 +54,14 @@ struct LoadItem {
 struct LoadJob {
   std::string request_id;
   std::uint32_t attempt = 0;
-  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] blocks from that of the first loaded token on
+  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] begins with the block of the first loaded token
   std::vector<LoadItem> items;
-  bool is_async = false;  // the engine waits for the result and uses all of the load or none
+  bool is_async = false;  // the engine waits until the load has ended, and uses all of it or nothing
   KVFERRY_FIELDS(request_id, attempt, block_ids, items, is_async);
 };
 
 struct StepPlan {
-  std::uint64_t step = 0;  // 1, 2, 3 ... per scheduler
+  std::uint64_t step = 0;  // each scheduler counts its steps from 1
   std::vector<SaveJob> saves_before;
   std::vector<LoadJob> loads;
   std::vector<SaveJob> saves_after;

@@ -8,18 +8,20 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
   for (const LoadItem& item : job.items) {
     KVFERRY_CHECK(
         item.first_token == next && item.num_tokens > 0 && item.skip_tokens + item.num_tokens <= item.chunk_tokens,
-        "exact-load: request {} loads {} tokens at {}, expected the next at {}", job.request_id, item.num_tokens,
-        item.first_token, next);
+        "exact-load: request {} has an item of {} tokens at token {}; it must begin at {} and end within its chunk",
+        job.request_id, item.num_tokens, item.first_token, next);
     next += item.num_tokens;
   }
-  KVFERRY_CHECK(next - first_token == n, "exact-load: request {} was allocated {} external tokens, the plan has {}",
-                job.request_id, n, next - first_token);
+  KVFERRY_CHECK(next - first_token == n,
+                "exact-load: request {} was allocated {} external tokens, but the plan loads {}", job.request_id, n,
+                next - first_token);
   KVFERRY_CHECK(!job.block_ids.empty() && job.block_ids.size() == needed_from.size(),
-                "exact-load: request {} has blocks of {} KV groups", job.request_id, job.block_ids.size());
+                "exact-load: request {} has blocks of {} KV groups, not of all of the engine's", job.request_id,
+                job.block_ids.size());
   for (std::size_t group = 0; group < job.block_ids.size(); ++group) {
     const std::vector<BlockId>& blocks = job.block_ids[group];
     KVFERRY_CHECK(std::uint64_t{blocks.size()} * block_tokens >= next,
-                  "exact-load: request {} has {} blocks for {} tokens", job.request_id, blocks.size(), next);
+                  "exact-load: request {} has {} blocks, too few for {} tokens", job.request_id, blocks.size(), next);
     for (std::size_t i = needed_from[group] / block_tokens; i < blocks.size(); ++i)
       KVFERRY_CHECK(blocks[i] != kNoBlock, "exact-load: request {} has no block {} in KV group {}", job.request_id, i,
                     group);
@@ -32,11 +34,11 @@ void saved_is_computed(const SaveJob& job, std::uint32_t first_block, std::uint3
     const std::uint64_t end_in_job = std::uint64_t{item.first_token} + item.num_tokens;
     const std::uint64_t end = std::uint64_t{first_block} * block_tokens + end_in_job;
     KVFERRY_CHECK(item.num_tokens > 0 && end <= computed && end <= known,
-                  "saved-is-computed: request {} saves up to token {}, computed {}, known {}", job.request_id, end,
-                  computed, known);
+                  "saved-is-computed: request {} saves up to token {}, but only {} are computed and {} known",
+                  job.request_id, end, computed, known);
     for (const std::vector<BlockId>& blocks : job.block_ids) {
       KVFERRY_CHECK(std::uint64_t{blocks.size()} * block_tokens >= end_in_job,
-                    "saved-is-computed: request {} has {} blocks for {} tokens", job.request_id, blocks.size(),
+                    "saved-is-computed: request {} has {} blocks, too few for {} tokens", job.request_id, blocks.size(),
                     end_in_job);
     }
   }

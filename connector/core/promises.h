@@ -14,16 +14,17 @@ namespace kvferry::promise {
 
 /// A repeated lookup in one attempt finds the same number of tokens.
 inline void idempotent_lookup(std::uint32_t first_hit, std::uint32_t hit_now, const std::string& request) {
-  KVFERRY_CHECK(first_hit == hit_now, "idempotent-lookup: the lookup of request {} gave {} tokens, now {}", request,
-                first_hit, hit_now);
+  KVFERRY_CHECK(first_hit == hit_now, "idempotent-lookup: the lookup of request {} found {} tokens, its repetition {}",
+                request, first_hit, hit_now);
 }
 
 /// local + external < num_tokens: a load leaves at least one token for the engine to compute.
 inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64_t num_tokens,
                         const std::string& request) {
-  KVFERRY_CHECK(external == 0 || local + external < num_tokens,
-                "sane-counts: request {} would have {} local + {} external of {} tokens", request, local, external,
-                num_tokens);
+  KVFERRY_CHECK(
+      external == 0 || local + external < num_tokens,
+      "sane-counts: request {} can't use {} local + {} external tokens: at least one of its {} must be computed",
+      request, local, external, num_tokens);
 }
 
 /// After an allocation with n > 0 external tokens the plan loads exactly those n tokens, in order, into blocks of the
@@ -32,9 +33,10 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
 void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens,
                 std::span<const std::uint32_t> needed_from);
 
-/// When a step has been planned, no state is left of lookups whose allocation failed.
+/// After a step was planned, no lookup whose allocation failed is still open.
 inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
-  KVFERRY_CHECK(specs_left == 0, "no-stale-spec: {} lookups are still open after step {}", specs_left, step);
+  KVFERRY_CHECK(specs_left == 0, "no-stale-spec: {} lookups are still open after step {} was planned", specs_left,
+                step);
 }
 
 /// A save covers only computed and known tokens, and its blocks contain them.
@@ -43,7 +45,7 @@ void saved_is_computed(const SaveJob& job, std::uint32_t first_block, std::uint3
 
 /// A slot is written by one writer at a time, and only while it has no readers.
 inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {
-  KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: slot {} is reused with {} readers{}", slot, pins,
+  KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: slot {} is reused although it has {} readers{}", slot, pins,
                 idle ? "" : " and a writer");
 }
 
@@ -54,14 +56,16 @@ inline void exactly_once(bool expected, const std::string& what) {
 
 /// Every pin has an owner, and a deadline in the future when it is made.
 inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) {
-  KVFERRY_CHECK(deadline > now && !owner.empty(), "bounded-hold: the pin of '{}' ends at {}, and now is {}", owner,
+  KVFERRY_CHECK(deadline > now && !owner.empty(),
+                "bounded-hold: a pin needs an owner and a future deadline, not '{}' and {} ns at time {} ns", owner,
                 deadline, now);
 }
 
-/// Only chunks that every rank wrote, verified and reported are offered.
+/// Only chunks that every rank has written, verified and reported are offered to lookups and other nodes.
 inline void verified_only(bool ready, std::size_t checksums, std::size_t ranks, std::uint32_t slot) {
-  KVFERRY_CHECK(ready && checksums == ranks, "verified-only: slot {} is offered with {} of {} checksums", slot,
-                checksums, ranks);
+  KVFERRY_CHECK(ready && checksums == ranks,
+                "verified-only: slot {} is offered, but is not ready or has only {} of {} checksums", slot, checksums,
+                ranks);
 }
 
 }  // namespace kvferry::promise

@@ -24,22 +24,22 @@ struct OfferedChunk {
 struct PushOffer {
   std::string fingerprint;
   std::uint32_t num_ranks = 0;
-  std::vector<Shard> shards;  // [rank] the prefill node's, set by its runtime; a node of another shape declines
+  std::vector<Shard> shards;  // [rank] set by the prefill node's runtime; a decode node with other shards declines
   std::vector<OfferedChunk> chunks;
   KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks);
 };
 
 /// The decode node's answer for one offered chunk.
 enum class PushVerdict : std::uint8_t {
-  kDeclined = 0,  // no free slot, or another shape: the decode node pulls the chunk when it needs it
-  kPresent = 1,   // in the pool already, or being written
+  kDeclined = 0,  // e.g. no slot is free, or the shards differ; the decode node pulls the chunk when needed
+  kPresent = 1,   // the chunk is in the pool already, or is being written
   kGranted = 2    // a slot is reserved
 };
 
 struct PushReply {
-  std::uint64_t ticket = 0;            // the decode node's number of the reservation; 0: none
+  std::uint64_t ticket = 0;            // the decode node's id of the slot reservation; 0: none
   std::string refused;                 // the reason, if the whole offer is refused
-  std::vector<std::uint8_t> verdicts;  // [offered chunk] PushVerdict; another value counts as kDeclined
+  std::vector<std::uint8_t> verdicts;  // [offered chunk] PushVerdict; unknown values count as kDeclined
   KVFERRY_FIELDS(ticket, refused, verdicts);
 };
 
@@ -77,7 +77,7 @@ struct GrantOrder {
 struct GrantOutcome {
   std::uint64_t ticket = 0;
   std::uint32_t rank = 0;
-  std::vector<std::string> grants;  // [GrantOrder::chunks]
+  std::vector<std::string> grants;  // one for each of GrantOrder::chunks, in that order
   KVFERRY_FIELDS(ticket, rank, grants);
 };
 

@@ -1,5 +1,5 @@
-// Numbers that a peer knows only if it was told, because a peer that names a lease or a reservation can end it. Pure:
-// they follow from a secret that the runtime draws.
+// Unguessable ids for leases and reservations, because a peer that knows such an id can end the lease or reservation.
+// Pure: the ids are derived from a random secret that the runtime passes.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class SecretNumbers {
   /// The same secret gives the same numbers.
   explicit SecretNumbers(std::string secret) : secret_(std::move(secret)) {}
 
-  /// Returns another number each time, never 0. A peer can compute none from those that it was told.
+  /// Returns a new number each time, never 0. A peer can't compute a number from others that it has received.
   std::uint64_t draw();
 
  private:

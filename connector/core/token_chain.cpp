@@ -11,7 +11,7 @@ namespace kvferry {
 
 TokenChain::TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras)
     : root_(root), chunk_tokens_(chunk_tokens), extras_(std::move(extras)) {
-  KVFERRY_CHECK(chunk_tokens_ > 0, "chunk_tokens is 0");
+  KVFERRY_CHECK(chunk_tokens_ > 0, "chunk_tokens must be greater than 0");
 }
 
 void TokenChain::append(std::span<const std::int32_t> tokens) {
@@ -25,7 +25,7 @@ void TokenChain::truncate(std::uint32_t num_tokens) {
 }
 
 const ChunkKey& TokenChain::key(std::uint32_t i) {
-  KVFERRY_CHECK(i < num_full_chunks(), "chunk {} of {}", i, num_full_chunks());
+  KVFERRY_CHECK(i < num_full_chunks(), "chunk {} does not exist: the tokens fill {} chunks", i, num_full_chunks());
   while (keys_.size() <= i) {
     const auto first = static_cast<std::uint32_t>(keys_.size()) * chunk_tokens_;
     const ChunkKey& before = keys_.empty() ? root_ : keys_.back();
@@ -43,7 +43,8 @@ std::span<const ChunkKey> TokenChain::keys() {
 ChunkKey TokenChain::tail_key(std::uint32_t i, std::uint32_t num_tokens) {
   const std::uint32_t first = i * chunk_tokens_;
   KVFERRY_CHECK(num_tokens > 0 && num_tokens < chunk_tokens_ && first + num_tokens <= size(),
-                "tail of {} tokens at {} of {}", num_tokens, first, size());
+                "no tail of {} tokens at token {}: a tail is shorter than a chunk and ends within the {} tokens",
+                num_tokens, first, size());
   return chunk_key(parent(i), std::span(tokens_).subspan(first, num_tokens), extras_in(first, num_tokens));
 }
 

@@ -12,7 +12,7 @@
 
 namespace kvferry {
 
-/// A multimodal item at [first_token, first_token + num_tokens): the KV depends on its content.
+/// A multimodal item at tokens [first_token, first_token + num_tokens), whose KV depends on the item's content.
 struct TokenExtra {
   std::uint32_t first_token = 0;
   std::uint32_t num_tokens = 0;

@@ -13,7 +13,7 @@ constexpr std::int64_t kPullTimeoutMaxMs = 24 * 3600 * 1000;
 }  // namespace
 
 WorkerCore::Slot& WorkerCore::slot(ChunkRef chunk) {
-  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} is not one of the pool's {}", chunk.slot, slots_.size());
+  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} does not exist: the pool has {} slots", chunk.slot, slots_.size());
   return slots_[chunk.slot];
 }
 
@@ -64,16 +64,16 @@ std::optional<WorkerReport> WorkerCore::take_report() {
 
 Result<void> WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
   if (pulls_.contains(order.pull))
-    return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} is ordered twice", order.pull)};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} is in progress already", order.pull)};
   if (order.timeout_ms <= 0 || order.timeout_ms > kPullTimeoutMaxMs)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("pull {} has {} ms; allowed: 1 to {}", order.pull, order.timeout_ms, kPullTimeoutMaxMs)};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("the timeout of pull {} is {} ms; allowed: 1 to {}",
+                                                          order.pull, order.timeout_ms, kPullTimeoutMaxMs)};
   std::set<std::uint32_t> slots;
   for (const PullItem& item : order.items) {
     if (!writable(item.local) || !slots.insert(item.local.slot).second)
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("pull {} can't write slot {} in generation {}: it is not one of the pool's {}, is being "
-                               "written, or is not older",
+                   fmt::format("pull {} can't write slot {} in generation {}: the pool of {} slots lacks it, or it is "
+                               "being written, named twice, or has this generation or a newer one",
                                order.pull, item.local.slot, item.local.generation, slots_.size())};
   }
   Pull pull;

@@ -1,5 +1,5 @@
 // The worker connector's state machine, one per rank: which slots may be written or read, which pulls are in progress,
-// what is reported. Pure; the runtime moves the bytes and calls it under one lock.
+// what is reported. Pure; the runtime moves the bytes and calls WorkerCore under one lock.
 #pragma once
 
 #include <cstdint>
@@ -24,17 +24,17 @@ struct PullSource {
   KVFERRY_FIELDS(address, region, slot_bytes);
 };
 
-/// The scheduler's order to copy chunks of another node into this rank's pool: from the same rank or, if the node has
-/// another shape, from runs of several ranks.
+/// The scheduler's order to copy chunks of another node into this rank's pool: from the rank with the same number or,
+/// if the nodes' shards differ, in runs from several ranks.
 struct PullOrder {
   std::uint64_t pull = 0;
   std::string remote_address;  // address of the other rank's transport
   std::string remote_region;   // exported region of the other rank's pool
   std::int64_t timeout_ms = 0;
   std::vector<PullItem> items;
-  std::vector<PullSource> sources = {};  // empty: remote_address and remote_region alone
+  std::vector<PullSource> sources = {};  // ranks to read; empty: the one at remote_address
   std::vector<ShardRun> runs = {};       // runs to read for each chunk; ShardRun::holder is an index into `sources`
-  std::uint64_t num_cells = 0;           // number of cells in a chunk of this rank
+  std::uint64_t num_cells = 0;           // number of cells (shard_map.h) in a chunk of this rank
   KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells);
 };
 struct PullOutcome {
@@ -42,27 +42,26 @@ struct PullOutcome {
   std::uint32_t rank = 0;
   std::vector<bool> ok;                       // [item]
   std::string what;                           // the reason of a failure, for the log
-  std::vector<std::uint64_t> checksums = {};  // [item] this rank's, for items ordered without checksums
+  std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksum, if the order had none
   KVFERRY_FIELDS(pull, rank, ok, what, checksums);
 };
 
-/// The result of a load.
 struct LoadOutcome {
   std::uint32_t tokens_loaded = 0;
-  std::vector<ChunkRef> corrupt;
+  std::vector<ChunkRef> corrupt;  // chunks whose generation or checksum did not match
 };
 
 class WorkerCore {
  public:
   WorkerCore(std::uint32_t rank, std::uint32_t num_slots) : rank_(rank), slots_(num_slots) {}
 
-  // ---- steps, in the order of plan.h ----
+  // ---- calls of a step, in the order that plan.h describes ----
   /// Begins the step of a plan. Called once for each plan, in order.
   void begin_step(std::uint64_t step);
-  /// Begins a write of the slot, which must not have another write in progress or a newer generation.
+  /// Begins a write of the slot, which must be writable().
   void begin_write(ChunkRef chunk);
-  /// Returns true if begin_write() may be called: orders come through a socket, and are refused if they name a slot
-  /// that does not exist, is being written or has this generation or a newer one.
+  /// Returns true if the slot exists, is not being written and has an older generation. Orders that come through a
+  /// socket are checked with it, and refused if it returns false.
   bool writable(ChunkRef chunk) const;
   void end_write(ChunkRef chunk, bool ok);
   void saved(ChunkRef chunk, bool ok, std::uint64_t checksum);
@@ -74,9 +73,9 @@ class WorkerCore {
 
   // ---- pulls ----
   /// Begins the writes of the slots. The runtime then starts the transfer. kInvalidArgument: the pull is in progress
-  /// already, its time is out of range, or a slot is not writable(); nothing was begun.
+  /// already, its timeout is out of range, or a slot is not writable(); nothing was begun.
   Result<void> pull_ordered(const PullOrder& order, TimeNs now);
-  /// Ends a pull. Called exactly once for each, when its transfer no longer touches memory.
+  /// Ends a pull. Called exactly once for each pull, when its transfer no longer touches memory.
   PullOutcome pull_ended(std::uint64_t pull, std::vector<bool> ok, std::string what);
   /// Returns the pulls whose deadline has passed since the last call. The runtime cancels them; pull_ended() follows.
   std::vector<std::uint64_t> overdue_pulls(TimeNs now);

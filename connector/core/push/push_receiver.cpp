@@ -15,7 +15,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
         "different models on the two sides: " + fingerprint_difference(parts_.config.fingerprint, offer.fingerprint);
     return reply;
   }
-  if (offer.num_ranks != parts_.config.num_ranks) return reply;  // another shape: the decode side pulls
+  if (offer.num_ranks != parts_.config.num_ranks) return reply;  // other shards: this node pulls the chunks instead
   Reservation reservation;
   GrantOrder order;
   const std::uint64_t ticket = parts_.numbers.draw();
@@ -130,8 +130,8 @@ void PushReceiver::tick(TimeNs now) {
     for (const auto& [index, chunk] : reservation.chunks)
       if (chunk.is_granted) overdue.push_back({index, false, 0, {}});
     revoke(ticket, reservation, overdue);
-    // A rank can't take back a slot into which a peer is copying, and a stopped peer may never finish its copy. After
-    // another try_timeout its chunks are therefore no longer waited for, and no longer count as reserved.
+    // A rank can't revoke the grant of a slot while a peer writes into it, and a stopped peer may never finish. After
+    // another try_timeout these writes are therefore abandoned, and their chunks no longer count as reserved.
     if (reservation.deadline + parts_.config.try_timeout > now) continue;
     for (const auto& [index, chunk] : reservation.chunks) {
       if (!erase_ticket(chunk.key, ticket)) continue;
@@ -141,7 +141,7 @@ void PushReceiver::tick(TimeNs now) {
   }
 }
 
-/// Returns false if the key is another reservation's, or none's.
+/// Erases the key from ticket_of_. Returns false if the key has another reservation's ticket, or none.
 bool PushReceiver::erase_ticket(const ChunkKey& key, std::uint64_t ticket) {
   const auto found = ticket_of_.find(key);
   if (found == ticket_of_.end() || found->second != ticket) return false;

@@ -1,10 +1,11 @@
 // The decode side of pushes: reserves slots for chunks that a prefill node offers, lets the workers grant access to
-// them, and has every grant revoked: when the prefill node settles, at the deadline, or if a worker cannot grant. Pure:
-// a part of the scheduler core.
+// them, and has every grant revoked: when the prefill node settles, at the deadline, or if a worker cannot grant
+// access. Pure: a part of the scheduler core.
 //
 // A slot is reserved, then granted, then being revoked, and finally ready or free once every rank has revoked its
 // grant. Until then it counts as being written: it is neither read nor reused. If a rank can't revoke its grant in
-// time, the chunk's key is given up, and the slot stays out of use until the rank has.
+// time, another slot can be reserved for the chunk, and this slot stays out of use until the rank has revoked its
+// grant.
 #pragma once
 
 #include <cstdint>
@@ -29,15 +30,15 @@ class PushReceiver {
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to them.
   void grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices);
-  /// Revokes the grants of the settled chunks. Ignores unknown tickets, which it counts, and chunks that are not
-  /// granted any more.
+  /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. Unknown tickets are only
+  /// counted.
   void settled(const PushSettlement& settlement);
   /// Records that one rank has revoked its grants. Returns the chunks that became ready.
   std::vector<ChunkRef> revoked(const Revocation& answer);
   /// Shortens the deadlines of these chunks' reservations, because a request for the chunks has arrived. Chunks that
   /// are missing at the new deadline are pulled.
   void shorten_deadline(std::span<const ChunkMeta> chunks, TimeNs now);
-  /// Makes every reserved chunk fail, however it is settled.
+  /// Makes the write of every reserved chunk fail, even if it is settled as complete.
   void invalidate();
   void tick(TimeNs now);
 
@@ -54,7 +55,7 @@ class PushReceiver {
   };
   struct Reservation {
     TimeNs deadline = 0;
-    std::map<std::uint32_t, Chunk> chunks;  // [index in the offer]; erased once revoked
+    std::map<std::uint32_t, Chunk> chunks;  // [index in the offer]; erased when all ranks have revoked
   };
   void revoke(std::uint64_t ticket, Reservation& reservation, std::span<const SettledChunk> chunks);
   bool erase_ticket(const ChunkKey& key, std::uint64_t ticket);

@@ -81,7 +81,7 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
 void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot,
                                 TimeNs now) {
   Item& item = push.items[index];
-  if (slot.meta.num_tokens != item.meta.num_tokens) return;  // another node sent it, and not with its key's length
+  if (slot.meta.num_tokens != item.meta.num_tokens) return;  // another node sent this chunk with a wrong length
   item.state = State::kTransferring;
   item.chunk = slot.ref;
   item.is_ready = true;
@@ -128,7 +128,7 @@ void PushSender::chunk_write_failed(ChunkRef chunk) {
 
 void PushSender::chunk_push_ended(const PushOutcome& outcome) {
   const auto found = pushes_.find(outcome.push);
-  if (found == pushes_.end()) return;  // erased after its grace period
+  if (found == pushes_.end()) return;  // the push was erased after its grace period
   Push& push = found->second;
   const bool is_known = outcome.index < push.items.size() && outcome.rank < parts_.config.num_ranks &&
                         push.items[outcome.index].state == State::kTransferring &&

@@ -59,15 +59,15 @@ class PushSender {
     kOffered,       // not answered yet
     kAccepted,      // the decode node reserved a slot
     kTransferring,  // the workers were given the chunk
-    kFinished       // settled, or nothing to settle
+    kFinished       // settled, or there was nothing to settle
   };
   struct Item {
     ChunkMeta meta;
     State state = State::kOffered;
-    bool is_granted = false;  // the decode node waits for a settlement
+    bool is_granted = false;  // the decode node reserved a slot and waits for the settlement
     ChunkRef chunk;           // valid from kTransferring on
     PinId pin;
-    bool is_ready = false;  // verified in this node's pool
+    bool is_ready = false;  // the chunk is verified in this node's pool
     bool failed = false;
     std::set<std::uint32_t> ranks_done;
   };
@@ -94,7 +94,7 @@ class PushSender {
   PushParts parts_;
   std::function<void(const RequestId&)> delivered_;
   std::map<std::uint64_t, Push> pushes_;
-  std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // items that are not finished
+  std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // [chunk] items that are not finished
   std::uint64_t next_push_ = parts_.numbers.draw();
 };
 

@@ -1,4 +1,4 @@
-// What the engine and the directory pass to the scheduler core, and what it answers.
+// What the engine and the directory pass to the scheduler core, and the core's answers.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct NewRequest {
   RequestId id;
   std::span<const std::int32_t> tokens;
   std::uint32_t num_prompt_tokens = 0;
-  std::string extras;             // a LoRA's digest, cache_salt: everything that changes all of the KV
+  std::string extras;             // everything that changes the KV of all tokens: a LoRA's digest, cache_salt
   std::vector<TokenExtra> items;  // multimodal items
   bool cacheable = true;          // false for prompt embeddings, and for streamed sessions, which change past tokens
   bool handoff = false;           // do_remote_decode: a decode worker will read the prompt from this node
@@ -44,7 +44,7 @@ struct ScheduledRequest {
   std::uint32_t num_computed = 0;       // number of tokens computed before this step
   std::uint32_t num_scheduled = 0;      // number of tokens to compute in this step
   std::optional<BlockTable> block_ids;  // the whole new table, if the request was given one
-  BlockTable new_block_ids = {};        // otherwise the blocks added to each KV group
+  BlockTable new_block_ids = {};        // [KV group] blocks added, if block_ids is empty
   bool same_place = false;  // the request had the same index in the previous step, so its id need not be compared
 };
 struct StepInput {
@@ -56,7 +56,7 @@ using TokenSource = std::function<std::vector<std::int32_t>(const RequestId& id,
 
 /// The answer to a lookup.
 struct Answer {
-  bool pending = false;  // ask again in a later step
+  bool pending = false;  // the engine must ask again in a later step
   std::uint32_t num_external = 0;
   bool is_async = false;
 };

@@ -27,14 +27,15 @@ struct Coverage {
 
 /// A lookup that was answered in this step and is not allocated yet.
 struct OpenLookup {
-  std::uint32_t hit = 0;  // number of tokens in the pool; sliding windows may allow fewer
+  std::uint32_t hit = 0;  // number of tokens in the pool; with sliding windows fewer may be usable
   std::uint32_t num_local = 0;
   std::uint32_t num_external = 0;
   std::vector<ChunkRef> chunks;
   PinId pin;
 };
 
-/// Copies chunks of other nodes into the pool: directory, lease, pull; one holder after another until a deadline.
+/// A fetch of chunks from other nodes into the pool: asks the directory, then requests a lease from one holder after
+/// another and pulls what it grants, until a deadline.
 struct Fetch {
   std::uint64_t id = 0;
   enum class Stage : std::uint8_t { kDirectory, kLease, kPull } stage = Stage::kDirectory;
@@ -63,14 +64,14 @@ struct RequestState {
   RequestId id;
   std::uint32_t computed = 0;    // number of tokens whose KV exists once the planned steps are done
   std::uint32_t saved = 0;       // full chunks that end at or before this token are in the pool or their save was tried
-  std::uint32_t window_end = 0;  // number of computed tokens for which vLLM last dropped blocks before the windows
+  std::uint32_t window_end = 0;  // number of computed tokens when vLLM last freed blocks before the windows
   std::uint32_t step_end = 0;    // number of computed tokens after the last step
-  std::uint32_t checkpoint = 0;  // number of tokens whose state the last step left besides that at its end; 0: none
+  std::uint32_t checkpoint = 0;  // number of tokens up to the state that the last step kept before its end; 0: none
   std::uint32_t num_prompt_tokens;
   bool running = false;  // the request has blocks
   bool cacheable;
   bool handoff;
-  BlockTable blocks;  // as of the last step that changed it
+  BlockTable blocks;  // as of the last step that changed them
 
   TokenChain chain;
   std::optional<HandoffSource> source;
@@ -108,7 +109,7 @@ struct PendingLoad {
   bool found_corrupt = false;
 };
 
-/// A pull of a fetch or of a replication.
+/// A pull that a fetch or a replication started.
 struct FetchPull {
   RequestId request;  // empty for a replication
   std::string endpoint;

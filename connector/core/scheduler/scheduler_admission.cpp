@@ -21,7 +21,7 @@ Coverage SchedulerCore::cover(RequestState& request) {
     coverage.chunks.push_back(slot->ref);
   }
   coverage.tokens = i * chain.chunk_tokens();
-  // A tail may follow: a member of its group or, if too short for a group, a tail whose length is known.
+  // A tail may follow: one of the tail group after these chunks, or one whose end is known from a save or the source.
   const ChunkPool::Slot* best = nullptr;
   const auto consider = [&](const ChunkPool::Slot* slot) {
     if (slot == nullptr || (best != nullptr && slot->meta.num_tokens <= best->meta.num_tokens)) return;
@@ -48,7 +48,8 @@ Coverage SchedulerCore::cover(RequestState& request) {
   return coverage;
 }
 
-/// Returns how many of the first `num_tokens` tokens chunks can have: a state is kept at the end of blocks alone.
+/// Returns how many of the first `num_tokens` tokens can be reused. For models with state they must end with a block,
+/// because a state is kept only there.
 std::uint32_t SchedulerCore::reusable(std::uint32_t num_tokens) const {
   return config_.keeps_state ? num_tokens - num_tokens % config_.chunk_tokens : num_tokens;
 }
@@ -61,8 +62,8 @@ bool SchedulerCore::could_grow(const RequestState& request, const Coverage& cove
   return std::max(hit, num_local) < most;
 }
 
-/// Returns the first token that layers with a sliding window still keep when the token after `end` tokens is next.
-/// Where the window is a state: the first token of the block that has the state after `end` tokens.
+/// Returns the first token whose block layers with a sliding window still need once `end` tokens are computed. For
+/// models with state: the first token of the block that has the state after `end` tokens.
 std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
   if (config_.keeps_state) return end == 0 ? 0 : reusable(end - 1);
   if (window_ == 0 || end < window_) return 0;
@@ -70,11 +71,11 @@ std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
   return first_attended - first_attended % config_.block_tokens;
 }
 
-/// Returns the longest prefix of a hit at whose end all tokens that a sliding window attends to are in the engine or in
-/// a chunk.
+/// Shortens a hit until all tokens that the sliding windows at its end attend to are in the engine's cache or in a
+/// chunk. Returns the number of tokens that are left.
 std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
                                          std::uint32_t num_local) const {
-  if (num_local != reusable(num_local)) return num_local;  // part of a state can't be loaded
+  if (num_local != reusable(num_local)) return num_local;  // a state can't be loaded inside a block
   while (hit > num_local) {
     const std::uint32_t needed_from = std::max(num_local, window_start(hit));
     std::uint32_t fits = hit;
@@ -101,7 +102,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     open_lookups_.insert(id);
     return {};
   }
-  if (request.running) release_blocks(request);  // preempted; build_step() is given the preemption only later
+  if (request.running) release_blocks(request);  // preempted; build_step() gets the preemption only later
   request.async_load = RequestState::AsyncLoad::kNone;
   if (request.open_lookup) {
     // A second lookup in one step returns the stored hit, minus what the engine has in its own cache now.
@@ -145,7 +146,8 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   open.num_external = usable > num_local ? usable - num_local : 0;
   promise::sane_counts(num_local, open.num_external, request.chain.size(), request.id.value);
   if (hit > 0) {
-    // Pinned even if the engine needs no chunk now: before a second lookup in this step it may evict its own blocks.
+    // The chunks are pinned even if the engine needs none of them now: before a second lookup in this step the engine
+    // may evict its own blocks.
     open.chunks = coverage.chunks;
     open.pin = pool_.pin(coverage.chunks, "lookup of " + request.id.value, now, now + config_.pin_ttl);
     pool_.touch(coverage.chunks);
@@ -226,10 +228,11 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
   const std::string& id = request.id.value;
   KVFERRY_CHECK(request.open_lookup && num_external <= request.open_lookup->num_external &&
                     (window_ == 0 || num_external == request.open_lookup->num_external),
-                "exact-load: request {} was allocated {} external tokens, the lookup offered {}", id, num_external,
+                "exact-load: request {} was allocated {} external tokens, but the lookup offered {}", id, num_external,
                 request.open_lookup ? request.open_lookup->num_external : 0);
-  KVFERRY_CHECK(blocks.size() == config_.windows.size(), "exact-load: request {} has blocks in {} KV groups of {}", id,
-                blocks.size(), config_.windows.size());
+  KVFERRY_CHECK(blocks.size() == config_.windows.size(),
+                "exact-load: request {} has blocks in {} KV groups, but the engine has {} groups", id, blocks.size(),
+                config_.windows.size());
   const std::uint32_t local = request.open_lookup->num_local;
   const std::uint32_t end = local + num_external;
   const std::uint32_t first_block = local / config_.block_tokens;

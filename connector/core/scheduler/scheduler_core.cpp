@@ -1,4 +1,4 @@
-// The events of a request, except those of its admission (scheduler_admission.cpp), and deadlines.
+// Handles a request's events, except those of its admission (scheduler_admission.cpp), and deadlines.
 #include "connector/core/scheduler/scheduler_core.h"
 
 #include <algorithm>
@@ -19,16 +19,16 @@ SchedulerCore::SchedulerCore(CoreConfig config)
                 unpin_handoff(id.value);
               }),
       receiver_({config_, pool_, actions_, counters_, numbers_}) {
-  KVFERRY_CHECK(!config_.windows.empty(), "the engine has no KV groups");
+  KVFERRY_CHECK(!config_.windows.empty(), "the engine must have at least one KV group");
   for (const std::uint32_t window : config_.windows) {
-    KVFERRY_CHECK(window == 0 || window_ == 0 || window == window_, "sliding windows of {} and {} tokens differ",
-                  window_, window);
+    KVFERRY_CHECK(window == 0 || window_ == 0 || window == window_,
+                  "all sliding windows must have the same size, not {} and {} tokens", window_, window);
     window_ = std::max(window_, window);
   }
   KVFERRY_CHECK(
       !config_.keeps_state || (config_.chunk_tokens == config_.block_tokens && window_ == config_.block_tokens),
-      "a model with state has chunks of {} tokens, windows of {} and blocks of {}", config_.chunk_tokens, window_,
-      config_.block_tokens);
+      "a model with state needs chunks, windows and blocks of one size, not of {}, {} and {} tokens",
+      config_.chunk_tokens, window_, config_.block_tokens);
 }
 
 RequestState* SchedulerCore::find(const RequestId& id) {
@@ -145,8 +145,8 @@ void SchedulerCore::announce_evictions() {
   if (!keys.empty()) actions_.push_back(AnnounceEvictions{std::move(keys)});
 }
 
-/// Returns the slot of the chunk that has these tokens' key, so many of them, nullptr if there is none. Another node
-/// may have sent a chunk with this key and another length: such a chunk is dropped, and counted once.
+/// Returns the slot of the chunk with this key and this number of tokens, nullptr if there is none. A chunk with this
+/// key and another length comes from another node and is wrong: it is dropped, and counted once.
 const ChunkPool::Slot* SchedulerCore::find_chunk(const ChunkKey& key, std::uint32_t num_tokens) {
   const ChunkPool::Slot* slot = pool_.find(key);
   if (slot == nullptr || slot->meta.num_tokens == num_tokens) return slot;

@@ -7,8 +7,8 @@
 // nodes are first copied into the pool, while the lookup stays pending. So once vLLM has allocated blocks, no network
 // failure can affect the request.
 //
-// What other nodes and the controller send is checked where it enters, or where it can be: a chunk's length against its
-// tokens when a request has both. What is wrong is dropped and counted; a promise is checked for our own state alone.
+// Input from other nodes and the controller is checked on arrival; a chunk's length only when a request has the chunk's
+// tokens. Wrong input is dropped and counted: promises (promises.h) are about this node's own state alone.
 //
 // Over 200 lines, because all events of the engine, of the network and of the controller enter here.
 #pragma once
@@ -66,11 +66,11 @@ class SchedulerCore {
   /// reset_cache, between two steps: later lookups find no chunk that is in the pool now or whose save is planned now.
   void reset_cache();
 
-  // ---- events of the network; late and unknown ids are ignored, except those of pulls, which workers end once ----
+  // ---- events of the network; late and unknown ids are ignored, except ids of pulls: workers end a pull once ----
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
   /// One rank's outcome: ok[i] belongs to item i of the pull. checksums[i] is the checksum of this rank's chunk for an
-  /// item that was ordered without checksums because the holder has another shape.
+  /// item that was ordered without checksums because the holder has other shards.
   void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
                  const std::vector<std::uint64_t>& checksums = {});
   LeaseReply lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now);
@@ -96,7 +96,7 @@ class SchedulerCore {
 
   // ---- orders of the controller; they are advisory: none can corrupt an answer, fill the pool with pinned chunks, or
   // outlast its deadline ----
-  /// Pins those of `keys` that are in the pool, for at most `ttl`. Orders with the same id add up.
+  /// Pins those of `keys` that are in the pool, for at most `ttl`. The pins of orders with the same id add up.
   void pin_ordered(std::uint64_t id, std::span<const ChunkKey> keys, TimeNs ttl, TimeNs now);
   void unpin_ordered(std::uint64_t id);
   /// Evicts those of `keys` that are in the pool. The slot of a pinned chunk becomes free when its last pin ends.
@@ -124,7 +124,7 @@ class SchedulerCore {
   std::size_t num_reserved_chunks() const { return receiver_.num_reserved_chunks(); }
 
  private:
-  // scheduler_core.cpp
+  // Defined in scheduler_core.cpp:
   RequestState* find(const RequestId& id);
   void pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
   void unpin_handoff(const std::string& request);
@@ -132,7 +132,7 @@ class SchedulerCore {
   void announce_evictions();
   void erase_ended_leases();
   const ChunkPool::Slot* find_chunk(const ChunkKey& key, std::uint32_t num_tokens);
-  // scheduler_admission.cpp
+  // Defined in scheduler_admission.cpp:
   Coverage cover(RequestState& request);
   std::uint32_t reusable(std::uint32_t num_tokens) const;
   bool could_grow(const RequestState& request, const Coverage& coverage, std::uint32_t num_local) const;
@@ -144,13 +144,13 @@ class SchedulerCore {
   LoadJob plan_load(const RequestState& request, std::uint32_t num_external, const BlockTable& blocks) const;
   Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
   void end_attempt(RequestState& request);
-  // scheduler_steps.cpp
+  // Defined in scheduler_steps.cpp:
   RequestState* find_scheduled(const ScheduledRequest& scheduled, std::size_t place);
   std::uint32_t checkpoint_of(const RequestState& request) const;
   void release_blocks(RequestState& request);
   static void load_ended(RequestState& request, const PendingLoad& load);
   void invalidate_planned_saves();
-  // scheduler_saves.cpp
+  // Defined in scheduler_saves.cpp:
   std::uint32_t plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs);
   void plan_running_saves(RequestState& request, StepPlan& plan);
   bool lacks_tokens(const RequestState& request) const;
@@ -161,7 +161,7 @@ class SchedulerCore {
   std::vector<BlockId> blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
                                  std::uint32_t end_block, std::uint32_t window_end) const;
   void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
-  // scheduler_fetch.cpp
+  // Defined in scheduler_fetch.cpp:
   void start_fetch(RequestState& request, TimeNs now);
   void advance_fetch(RequestState& request, TimeNs now);
   bool ask_directory(RequestState& request, TimeNs now);
@@ -174,7 +174,7 @@ class SchedulerCore {
   void ask_sources_again(TimeNs now);
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
                               const LeaseReply& reply, TimeNs now);
-  // scheduler_orders.cpp
+  // Defined in scheduler_orders.cpp:
   void advance_replications(TimeNs now);
   bool is_replication_lease(std::uint64_t fetch) const;
   void replication_lease_answered(const LeaseReply& reply, TimeNs now);
@@ -190,13 +190,13 @@ class SchedulerCore {
   PushReceiver receiver_;
   TimeNs now_ = 0;  // time of the event that is being handled
   std::unordered_map<RequestId, RequestState> requests_;
-  std::vector<RequestState*> last_order_;       // requests of the previous step; the next step's are nearly the same
+  std::vector<RequestState*> last_order_;       // requests of the previous step; the next step has nearly the same
   std::set<RequestId> open_lookups_;            // requests with a lookup answered in this step and not allocated yet
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] requests with a fetch
   std::map<std::uint64_t, FetchPull> pulls_;
   std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;  // [request, attempt]
   std::map<std::string, PinId> handoffs_;                               // [request] pin on its prompt's chunks
-  std::map<std::uint64_t, GrantedLease> leases_;                        // [lease number] granted to other nodes
+  std::map<std::uint64_t, GrantedLease> leases_;                        // [lease number] leases granted to other nodes
   std::size_t num_leased_chunks_ = 0;  // chunks in leases_; a chunk with two leases counts twice
   std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [id of the order]
   std::size_t num_controller_pinned_ = 0;  // chunks in controller_pins_; a chunk with two pins counts twice
@@ -209,7 +209,7 @@ class SchedulerCore {
   std::uint64_t last_id_ = 0;
   std::uint32_t window_ = 0;  // size of the sliding windows; 0: none
   bool directory_up_ = true;
-  bool has_ended_writes_ = false;  // since handoff sources were last asked again
+  bool has_ended_writes_ = false;  // true if writes have ended since the last ask_sources_again()
 };
 
 }  // namespace kvferry

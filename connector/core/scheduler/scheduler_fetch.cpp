@@ -27,14 +27,14 @@ void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.fetch.reset();
 }
 
-/// Asks nothing of this node for a while, because it let a request wait in vain.
+/// Blocks fetches from this node for a while, because a request has waited for it in vain.
 void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
   const TimeNs pause = suspects_.failed(endpoint, now);
   if (pause == 0) return;
   counters_.holders_suspected += 1;
   actions_.push_back(LogLine{
-      fmt::format("nothing arrived from {} in time; it is not asked for {} s. If this is said again, see whether a "
-                  "firewall lets this node reach the ports of that node's workers",
+      fmt::format("nothing arrived from {} in time; no KV is fetched from it for {} s. If this message repeats, check "
+                  "that no firewall keeps this node from the ports of that node's workers",
                   endpoint, pause / kSecond),
       true});
 }
@@ -46,7 +46,7 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   const Coverage coverage = cover(request);
   std::vector<ChunkMeta> missing;
   for (std::uint32_t i = 0; i < full; ++i) {
-    if (i * config_.chunk_tokens + 1 >= chain.size()) break;  // the last token is computed anyway
+    if (i * config_.chunk_tokens + 1 >= chain.size()) break;  // the engine computes the last token anyway
     const ChunkPool::Slot* present = find_chunk(chain.key(i), config_.chunk_tokens);
     // The state at the end of the longest hit is needed, those before it are not.
     const bool is_last = (i + 1) * config_.chunk_tokens == reusable(chain.size() - 1);
@@ -75,18 +75,19 @@ bool SchedulerCore::has_writing(std::span<const ChunkMeta> chunks) const {
   });
 }
 
-/// Returns the chunks of what the request's source has computed for it.
+/// Returns the chunks of the tokens that the handoff source has computed for this request.
 std::vector<ChunkMeta> SchedulerCore::handed_off(RequestState& request) const {
   return request.chain.prefix(std::min(request.source->num_tokens, request.chain.size()));
 }
 
-/// Returns true if the handoff source was not asked for chunks that were being written, and none is any more.
+/// Returns true if the handoff source was not asked for some chunks because they were being written, and no chunk of
+/// the handoff is being written any more.
 bool SchedulerCore::is_source_next(RequestState& request) const {
   return request.source_left && !has_writing(handed_off(request));
 }
 
-/// Writes have ended, and those of a push may have failed. The engine may not ask for these requests for a long time,
-/// and their time to wait may end meanwhile, so their sources are asked without a lookup.
+/// Called after writes have ended, because those of a push may have failed. Fetches what is missing from the handoff
+/// sources without waiting for a lookup: the engine may make the next one only after the request's wait_deadline.
 void SchedulerCore::ask_sources_again(TimeNs now) {
   for (auto& [id, request] : requests_)
     if (!request.fetch && is_source_next(request) && could_grow(request, cover(request), 0)) start_fetch(request, now);
@@ -113,8 +114,8 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
       if (const std::uint32_t rest = tokens % config_.chunk_tokens; rest > 0)
         offer.tails.push_back(request.chain.meta(offer.num_full_chunks, rest));
       handoff_request = source.request_id;
-      // Chunks that a push writes are not requested. If it fails, a later lookup asks the source again, because only
-      // the source can name short tails.
+      // Chunks that a push writes are not requested. If the push fails, a later lookup asks the source again, because
+      // only the source can name short tails.
       request.source_left = has_writing(handed_off(request));
     } else if (!fetch.asked_directory) {
       fetch.asked_directory = true;
@@ -142,7 +143,8 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   end_fetch(request, now);
 }
 
-/// Returns false if the controller is unreachable, the pool has the whole request, or the request is too short.
+/// Queries the directory. Returns false if the controller is unreachable, the pool has the whole request, or the
+/// request is too short.
 bool SchedulerCore::ask_directory(RequestState& request, TimeNs now) {
   TokenChain& chain = request.chain;
   if (!directory_up_ || !could_grow(request, cover(request), 0)) return false;
@@ -227,7 +229,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     if (leased.window_from > leased.num_tokens) continue;
     meta.window_from = leased.window_from;
     if (const ChunkPool::Slot* present = pool_.find(meta.key)) {
-      // It is in the pool already, or being fetched for another request.
+      // The chunk is in the pool already, or is being fetched for another request.
       if (meta.window_from > 0 || !lacks_state(*present)) continue;
       pool_.invalidate(present->ref);
     }
@@ -266,7 +268,8 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   }
   pull.has_failed |= std::ranges::find(ok, true) == ok.end();
   if (++pull.ranks_done < config_.num_ranks) return;
-  // A pull that fails at once costs a request little; one that waits in vain is not to be repeated by every request.
+  // A pull that fails at once costs a request little. After a slow failure the holder is a suspect, so that not every
+  // request waits for it in vain.
   if (!pull.has_failed)
     suspects_.succeeded(pull.endpoint);
   else if (now - pull.started_at >= config_.try_timeout)

@@ -28,8 +28,8 @@ void SchedulerCore::pin_ordered(std::uint64_t id, std::span<const ChunkKey> keys
   if (num_refused > 0) {
     counters_.pins_refused += num_refused;
     actions_.push_back(
-        LogLine{fmt::format("{} of {} chunks that the controller asked for are not pinned: at most half of "
-                            "the pool's {} chunks can be pinned for it",
+        LogLine{fmt::format("{} of {} chunks that the controller ordered to pin are not pinned: at most half of "
+                            "the pool's {} slots can be pinned for the controller",
                             num_refused, keys.size(), config_.num_slots),
                 true});
   }
@@ -43,7 +43,7 @@ void SchedulerCore::pin_ordered(std::uint64_t id, std::span<const ChunkKey> keys
 
 void SchedulerCore::unpin_ordered(std::uint64_t id) {
   const auto found = controller_pins_.find(id);
-  if (found == controller_pins_.end()) return;  // expired, or unknown
+  if (found == controller_pins_.end()) return;  // the pins have expired, or the id is unknown
   for (const ControllerPin& entry : found->second) {
     pool_.unpin(entry.pin);
     num_controller_pinned_ -= entry.num_chunks;

@@ -8,7 +8,7 @@
 namespace kvferry {
 namespace {
 
-// Limit on the chunks of all leases together, since any process may ask without end: 16 MiB of pins.
+// Limit on the chunks of all leases together, since any process can request leases without end: 16 MiB of pins.
 constexpr std::size_t kLeasedChunksMax = 1 << 20;
 
 }  // namespace
@@ -31,7 +31,7 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
   if (chunks.empty()) {
     if (num_allowed == 0) {
       counters_.leases_refused += 1;
-      reply.refused = "too many chunks are leased";
+      reply.refused = "the holder has leased as many chunks as it allows at a time";
     }
     return reply;
   }
@@ -47,7 +47,7 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
 
 void SchedulerCore::lease_released(std::uint64_t lease) {
   const auto found = leases_.find(lease);
-  if (found == leases_.end()) {  // expired, released before, of an earlier incarnation, or made up
+  if (found == leases_.end()) {  // expired, released before, of an earlier incarnation, or never granted
     counters_.unknown_releases += 1;
     return;
   }

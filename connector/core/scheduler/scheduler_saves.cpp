@@ -14,8 +14,8 @@ bool SchedulerCore::lacks_tokens(const RequestState& request) const {
          (config_.save_decode_cache || next_end <= request.num_prompt_tokens);
 }
 
-/// Plans saves of the full chunks that are computed and were not tried yet. Returns the number of tokens that may be
-/// saved.
+/// Plans saves of the full chunks that are computed and whose save was not tried yet. Returns the number of tokens that
+/// may be saved.
 std::uint32_t SchedulerCore::plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs) {
   const std::uint32_t chunk_tokens = config_.chunk_tokens;
   std::uint32_t savable = std::min(request.computed, request.chain.size());
@@ -27,7 +27,7 @@ std::uint32_t SchedulerCore::plan_full_chunks(RequestState& request, std::vector
   return savable;
 }
 
-/// Saves full chunks as they fill, and the prompt's tail if a decode worker will read it.
+/// Plans saves of full chunks as they fill, and of the prompt's tail if a decode worker will read it.
 void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
   const std::uint32_t chunk_tokens = config_.chunk_tokens;
   const std::uint32_t savable = plan_full_chunks(request, plan.saves_after);
@@ -39,7 +39,8 @@ void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
   }
 }
 
-/// The request loses its blocks: plans to save, at the start of the next step, what is computed and not in the pool.
+/// Plans the last saves of a request that loses its blocks. What is computed and not in the pool is saved at the start
+/// of the next step.
 void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   if (!request.cacheable) return;
   const std::uint32_t savable = plan_full_chunks(request, saves_before_next_);
@@ -49,9 +50,9 @@ void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   }
 }
 
-/// Returns the blocks [first_block, end_block) of a KV group, with kNoBlock for those before its sliding window when
-/// the token after `window_end` tokens is next. The table has the null block there, or, if it is of an earlier step, a
-/// block that another request may use by now.
+/// Returns the blocks [first_block, end_block) of a KV group, with kNoBlock for blocks before the group's sliding
+/// window once `window_end` tokens are computed. There the table has the null block or, if the table is from an earlier
+/// step, a block that another request may use by now.
 std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
                                               std::uint32_t end_block, std::uint32_t window_end) const {
   const std::vector<BlockId>& all = table[group];
@@ -66,9 +67,9 @@ std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size
   return blocks;
 }
 
-/// Returns for which number of computed tokens the engine keeps windows while the chunk that ends at `end` is saved.
-/// The last step left a state at its end, kept that at its start, and perhaps left one between them; of no other
-/// chunk's end there is a state.
+/// Returns the `window_end` of blocks_of() for a save of the chunk that ends at `end`. Models with state have a state
+/// only at the last step's start, at its end and perhaps at a checkpoint between them: for a chunk that ends elsewhere,
+/// `end` + 1 makes the save leave out the state.
 std::uint32_t SchedulerCore::window_end_of_chunk(const RequestState& request, std::uint32_t end) const {
   if (!config_.keeps_state) return request.window_end;
   const bool has_state = end == request.step_end || end == request.window_end || end == request.checkpoint;
@@ -110,7 +111,7 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
     return std::nullopt;
   }
   if (present != nullptr) pool_.invalidate(present->ref);
-  if (pool_.find(meta.key) != nullptr) return std::nullopt;  // a chunk of another length is still being written
+  if (pool_.find(meta.key) != nullptr) return std::nullopt;  // a chunk of this key but another length is being written
   if (!has_blocks(request, start, end)) return std::nullopt;
   const std::optional<ChunkRef> slot = pool_.reserve(meta, "save of " + request.id.value);
   if (!slot) {

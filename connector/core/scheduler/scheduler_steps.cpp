@@ -14,7 +14,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
     // A request that was preempted and admitted again in one step released its old blocks at the lookup.
     if (request != nullptr && request->running && request->admitted_in <= step_) release_blocks(*request);
   }
-  // A request that was looked up and not allocated was refused by vLLM.
+  // vLLM has refused to admit the requests whose lookup was answered and that were not allocated.
   const std::vector<RequestId> refused(open_lookups_.begin(), open_lookups_.end());
   // vLLM reserves blocks for each waiting asynchronous load, failed ones included, and keeps a failed request at the
   // head of its queue. If nothing runs and nothing loads, no block would ever become free.
@@ -74,7 +74,8 @@ RequestState* SchedulerCore::find_scheduled(const ScheduledRequest& scheduled, s
   return last;
 }
 
-/// Returns at which end of a block the step leaves a state before its own end; 0: nowhere.
+/// Returns the number of tokens up to the state that the step keeps before its own end, as CoreConfig's
+/// checkpoint_alignment says; 0: none.
 std::uint32_t SchedulerCore::checkpoint_of(const RequestState& request) const {
   const std::uint32_t alignment = config_.checkpoint_alignment, start = request.window_end;
   if (alignment == 0 || request.step_end == 0 || start != reusable(start)) return 0;
@@ -84,12 +85,12 @@ std::uint32_t SchedulerCore::checkpoint_of(const RequestState& request) const {
   for (std::size_t group = 0; group < config_.windows.size(); ++group) {
     if (config_.windows[group] == 0) continue;
     const std::vector<BlockId>& blocks = request.blocks.at(group);
-    if (block >= blocks.size() || blocks[block] == kNullBlock) return 0;  // the engine had no block for it
+    if (block >= blocks.size() || blocks[block] == kNullBlock) return 0;  // the engine had no block for the state
   }
   return end;
 }
 
-/// The request was preempted: plans its last saves, since its blocks are overwritten in the next step.
+/// Handles a preemption: plans the request's last saves, since its blocks are overwritten in the next step.
 void SchedulerCore::release_blocks(RequestState& request) {
   // The last plan counted every speculative token as accepted. All tokens known now except the last one have their KV;
   // the last one's place may contain KV of a rejected token.
@@ -119,7 +120,7 @@ void SchedulerCore::invalidate_planned_saves() {
   counters_.save_failures += saving_.size();
   for (const ChunkRef chunk : saving_) pool_.fail_write(chunk);
   for (auto& [id, request] : requests_) {
-    request.computed = 0;  // until vLLM schedules the request again
+    request.computed = 0;  // 0 until vLLM schedules the request again
     request.saved = 0;
   }
 }
@@ -135,7 +136,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     Admission& admission = load.admission;
     admission.loaded = std::min(admission.loaded, done.tokens_loaded);
     load.found_corrupt |= !done.corrupt.empty();
-    // With a synchronous load the engine may already have computed on the missing KV.
+    // With a synchronous load the engine may already have used the missing KV in its computation.
     if (!loads_async() && (done.tokens_loaded < admission.to_load || load.found_corrupt)) invalidate_planned_saves();
     for (const ChunkRef chunk : done.corrupt) {
       counters_.load_failures += 1;
@@ -151,7 +152,8 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
       load_ended(*request, load);
     }
     actions_.push_back(
-        LogLine{fmt::format("request {} attempt {}{}: {} tokens, hit {}, local {}, to load {}, loaded {}",
+        LogLine{fmt::format("request {} attempt {}{}: {} tokens, {} found in a cache, {} of these in the engine's; {} "
+                            "to load, {} loaded",
                             done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", admission.tokens,
                             admission.hit, admission.local, admission.to_load, admission.loaded),
                 admission.loaded < admission.to_load});

@@ -1,5 +1,5 @@
-// The nodes from which nothing could be fetched, which are left alone for a while: a node behind a firewall answers
-// every request for a lease and never delivers a byte. Pure.
+// Nodes from which a fetch has failed. Nothing is fetched from them for a while, because a node whose workers are
+// behind a firewall may grant every lease and never deliver a byte. Pure.
 #pragma once
 
 #include <map>
@@ -9,24 +9,25 @@
 
 namespace kvferry {
 
-/// A circuit breaker for each endpoint. The first failure closes a node off for kPauseMin, each further one for twice
-/// as long, at most kPauseMax. After a pause one fetch at a time tries the node, until one succeeds.
+/// A circuit breaker for each endpoint. The first failure blocks fetches from a node for kPauseMin, each further
+/// failure for twice the previous time, at most kPauseMax. After a pause one fetch at a time tries the node, until one
+/// succeeds.
 class SuspectNodes {
  public:
   static constexpr TimeNs kPauseMin = 5 * kSecond, kPauseMax = 60 * kSecond;
-  static constexpr TimeNs kExpiresAfter = 600 * kSecond;  // without a fetch that failed
+  static constexpr TimeNs kExpiresAfter = 600 * kSecond;  // a node is removed this long after its last pause
 
-  /// `try_time`: how long a fetch may take, and so keeps the other ones waiting for its outcome.
+  /// `try_time`: the longest time for which one fetch that tries a node keeps other fetches from it.
   explicit SuspectNodes(TimeNs try_time) : try_time_(try_time) {}
 
   /// Returns false while nothing may be fetched from this node.
   bool allows(const std::string& endpoint, TimeNs now) const;
-  /// To be called with each fetch that begins.
+  /// Must be called whenever a fetch asks this node.
   void asked(const std::string& endpoint, TimeNs now);
-  /// The node answered, and there was nothing to fetch: another fetch may try it.
+  /// Records that the node answered but had nothing to fetch, so that another fetch may try it.
   void had_nothing(const std::string& endpoint);
   void succeeded(const std::string& endpoint) { nodes_.erase(endpoint); }
-  /// Closes the node off and returns for how long; 0: it is closed off already, because an earlier fetch failed.
+  /// Blocks fetches from the node and returns for how long, 0 if an earlier failure blocks them already.
   TimeNs failed(const std::string& endpoint, TimeNs now);
   void tick(TimeNs now);
 

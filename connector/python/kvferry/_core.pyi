@@ -35,10 +35,10 @@ class ControllerClient:
 
 class Direction(enum.Enum):
     PULL = 0
-    """From the peer's memory to this side's."""
+    """Copies from the peer's memory to this process's."""
 
     PUSH = 1
-    """From this side's memory to the peer's."""
+    """Copies from this process's memory to the peer's."""
 
 class Region:
     """Registered memory."""
@@ -83,19 +83,19 @@ class Notification:
 
 class Transport:
     """
-    Moves byte ranges between registered memory of two processes. Threads: any. Errors are KvFerryError with one sentence.
+    Moves byte ranges between registered memory of two processes. Every method may be called from any thread. Errors raise KvFerryError with one sentence.
     """
 
     def __init__(self, *, path: str = 'auto', listen_host: str = '', gpu: int | None = None) -> None:
         """
-        path: what the connector's setting of this name allows. listen_host: host name or address for other hosts; empty: every interface. gpu: number of the GPU whose memory can be registered as well.
+        path: a value of the connector's setting `path`. listen_host: host name or address at which peers connect; empty: every interface. gpu: number of the GPU whose memory can be registered as well.
         """
 
     def address(self) -> bytes:
         """Returns opaque bytes with which a peer connects to this transport."""
 
     def describe(self) -> str:
-        """Returns a sentence with the path and library that move the bytes."""
+        """Returns a sentence that names the path and library in use."""
 
     def register(self, buffer: object) -> Region:
         """
@@ -104,7 +104,7 @@ class Transport:
 
     def register_memory(self, address: int, size: int, *, gpu: bool = False) -> Region:
         """
-        Registers memory by its address, for example tensor.data_ptr(). The caller keeps the memory until unregister() or close().
+        Registers memory by its address, for example tensor.data_ptr(). The caller must not free it before unregister() or close().
         """
 
     def unregister(self, region: Region) -> None:
@@ -125,10 +125,10 @@ class Transport:
         """
 
     def cancel(self, transfer: int) -> None:
-        """Asks for the transfer's end. Its Completion still follows."""
+        """Asks for the end of a transfer. Its Completion still follows."""
 
     def poll(self) -> list[Completion | Notification]:
-        """Returns what has completed or arrived since the last call."""
+        """Returns completions and notifications since the last call."""
 
     def wait(self, timeout: float) -> list[Completion | Notification]:
         """
@@ -146,17 +146,19 @@ class Transport:
 
 def fingerprint_difference(here: str, there: str) -> str:
     """
-    Describes the difference of two fingerprints, field by field; empty if they are equal.
+    Returns the differences of two fingerprints, field by field; empty if they are equal.
     """
 
 def settings_markdown() -> str:
-    """The settings as a Markdown table."""
+    """Returns the settings as a Markdown table."""
 
 def version() -> str:
     """Returns the version of this kvferry."""
 
 def check_config(extra_json: str) -> dict[str, Any]:
-    """Returns the settings in effect. KvFerryError names a bad key or value."""
+    """
+    Returns the settings in effect. Raises KvFerryError that names a bad key or value.
+    """
 
 class SchedulerNode:
     def __init__(self, *, extra_json: str, engine_id: str, role: str, fingerprint: str, block_tokens: int, windows: Sequence[int], keeps_state: bool, checkpoint_alignment: int, runs_ahead: bool, start_timeout_ms: int) -> None: ...
@@ -177,7 +179,7 @@ class SchedulerNode:
 
     def lookup(self, request_id: str, num_local: int) -> tuple[int | None, bool]:
         """
-        Returns the number of tokens after num_local that can be loaded, None if the lookup is pending; and if the load would be asynchronous.
+        Returns two values: the number of tokens after num_local that can be loaded (None if the lookup is pending), and True if the load would be asynchronous.
         """
 
     def allocated(self, request_id: str, num_external: int, block_ids: Sequence[Sequence[int]]) -> None: ...

@@ -1,4 +1,4 @@
-// The controller's client for Python. A thread keeps it registered; calls wait without the interpreter's lock.
+// The controller's client for Python. A thread keeps the node registered; calls wait without the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -23,23 +23,23 @@ namespace {
 
 using namespace kvferry;
 
-constexpr int kTurnMs = 50;  // longest wait of the thread
+constexpr int kTurnMs = 50;  // longest wait of the client's thread
 constexpr const char* kTierNames[] = {"gpu", "host", "disk", "remote"};
 
-// Engine id, incarnation, endpoint, number of full chunks, tier, confirmed.
+// Engine id, incarnation, endpoint, number of full chunks, tier, controller::Holder::confirmed.
 using HolderTuple = std::tuple<std::string, std::uint64_t, std::string, std::uint32_t, std::string, bool>;
 
 std::vector<ChunkKey> keys_from(const std::vector<nb::bytes>& keys) {
   std::vector<ChunkKey> result(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].size() != sizeof(ChunkKey))
-      throw PythonError(fmt::format("kvferry: a key has {} bytes, not {}", keys[i].size(), sizeof(ChunkKey)));
+      throw PythonError(fmt::format("kvferry: a key has {} bytes; it must have {}", keys[i].size(), sizeof(ChunkKey)));
     std::memcpy(result[i].bytes.data(), keys[i].c_str(), sizeof(ChunkKey));
   }
   return result;
 }
 
-/// Threads: any.
+/// Every method may be called from any thread.
 class PyClient {
  public:
   PyClient(const std::string& controller, std::string engine_id, std::string name_space, std::string fingerprint,

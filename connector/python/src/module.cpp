@@ -186,8 +186,8 @@ struct PyWorker {
 /// and the caller's reference keeps the bytes of a plan alive.
 using WithoutLock = nb::call_guard<nb::gil_scoped_release>;
 
-void bind_controller(nb::module_& m);  // controller.cpp
-void bind_transport(nb::module_& m);   // transport.cpp
+void bind_controller(nb::module_& m);  // defined in controller.cpp
+void bind_transport(nb::module_& m);   // defined in transport.cpp
 
 NB_MODULE(_core, m) {
   m.doc() = "kvferry's scheduler and worker nodes";
@@ -195,13 +195,14 @@ NB_MODULE(_core, m) {
   bind_controller(m);
   bind_transport(m);
   m.def("fingerprint_difference", &fingerprint_difference, "here"_a, "there"_a,
-        "Describes the difference of two fingerprints, field by field; empty if they are equal.");
+        "Returns the differences of two fingerprints, field by field; empty if they are equal.");
   m.def(
-      "settings_markdown", [] { return settings_markdown(connector_settings()); }, "The settings as a Markdown table.");
+      "settings_markdown", [] { return settings_markdown(connector_settings()); },
+      "Returns the settings as a Markdown table.");
   m.def(
       "version", [] { return std::string(version()); }, "Returns the version of this kvferry.");
   m.def("check_config", &config_dict, "extra_json"_a,
-        "Returns the settings in effect. KvFerryError names a bad key or value.");
+        "Returns the settings in effect. Raises KvFerryError that names a bad key or value.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,
@@ -224,8 +225,8 @@ NB_MODULE(_core, m) {
           [](const PyScheduler& self, const std::string& id) { return self.node->num_tokens(RequestId{id}); },
           "request_id"_a)
       .def("lookup", &PyScheduler::lookup, "request_id"_a, "num_local"_a,
-           "Returns the number of tokens after num_local that can be loaded, None if the lookup is pending; and if the "
-           "load would be asynchronous.")
+           "Returns two values: the number of tokens after num_local that can be loaded (None if the lookup is "
+           "pending), and True if the load would be asynchronous.")
       .def(
           "allocated",
           [](PyScheduler& self, const std::string& id, std::uint32_t num_external, const BlockTable& blocks) {
@@ -265,7 +266,7 @@ NB_MODULE(_core, m) {
                     const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>&>(),
            nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layout"_a, "gpu"_a = -1, "shard"_a = nb::none())
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
-      // `stream` is torch's: a cudaStream_t as a number, 0 for the default stream.
+      // `stream` is torch's cuda_stream: a cudaStream_t as a number, 0 for the default stream.
       .def(
           "begin_step",
           [](PyWorker& self, const nb::bytes& plan, std::uintptr_t stream) {

@@ -60,7 +60,7 @@ class RunningReader {
   /// Overwrites the first running.size() of `requests`, which have the values of the previous step.
   void read(const RunningRequests& running, std::span<ScheduledRequest> requests) {
     if (running.computed.size() != running.size() || running.blocks.size() != running.size())
-      throw nanobind::value_error("ids, counts and block lists must have the same length");
+      throw nanobind::value_error("the lists of ids, counts and blocks of running requests must have the same length");
     const std::size_t num_before = last_ids_.size();
     last_ids_.resize(running.size());
     InOrder counts(running.scheduled);
@@ -87,7 +87,7 @@ class RunningReader {
   }
 
  private:
-  /// Reads a dict whose keys are mostly looked up in its own order.
+  /// Reads a dict whose keys are mostly looked up in the dict's own order.
   class InOrder {
    public:
     explicit InOrder(const nanobind::dict& dict) : dict_(dict.ptr()) { next(); }

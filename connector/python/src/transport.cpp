@@ -43,7 +43,7 @@ struct PyRegion {
 };
 using Event = std::variant<Completion, Notification>;
 
-/// Threads: any. Members other than transport_ are guarded by the interpreter's lock.
+/// Every method may be called from any thread. Members other than transport_ are guarded by the interpreter's lock.
 class PyTransport {
  public:
   PyTransport(std::string_view path, std::string listen_host, std::optional<int> gpu) {
@@ -166,8 +166,8 @@ class PyTransport {
 
 void bind_transport(nb::module_& m) {
   nb::enum_<Direction>(m, "Direction")
-      .value("PULL", Direction::kPull, "From the peer's memory to this side's.")
-      .value("PUSH", Direction::kPush, "From this side's memory to the peer's.");
+      .value("PULL", Direction::kPull, "Copies from the peer's memory to this process's.")
+      .value("PUSH", Direction::kPush, "Copies from this process's memory to the peer's.");
   nb::class_<PyRegion>(m, "Region", "Registered memory.")
       .def_ro("size", &PyRegion::size, "Size in bytes.")
       .def_prop_ro(
@@ -187,19 +187,19 @@ void bind_transport(nb::module_& m) {
       .def_prop_ro(
           "body", [](const Notification& self) { return to_bytes(self.body); }, "The notification given to submit().");
   nb::class_<PyTransport>(m, "Transport",
-                          "Moves byte ranges between registered memory of two processes. Threads: any. Errors are "
-                          "KvFerryError with one sentence.")
+                          "Moves byte ranges between registered memory of two processes. Every method may be called "
+                          "from any thread. Errors raise KvFerryError with one sentence.")
       .def(nb::init<std::string_view, std::string, std::optional<int>>(), nb::kw_only(), "path"_a = "auto",
            "listen_host"_a = "", "gpu"_a = nb::none(),
-           "path: what the connector's setting of this name allows. listen_host: host name or address for other hosts; "
+           "path: a value of the connector's setting `path`. listen_host: host name or address at which peers connect; "
            "empty: every interface. gpu: number of the GPU whose memory can be registered as well.")
       .def("address", &PyTransport::address, "Returns opaque bytes with which a peer connects to this transport.")
-      .def("describe", &PyTransport::describe, "Returns a sentence with the path and library that move the bytes.")
+      .def("describe", &PyTransport::describe, "Returns a sentence that names the path and library in use.")
       .def("register", &PyTransport::register_buffer, "buffer"_a,
            "Registers a writable buffer (bytearray, mmap, numpy array, ...), which stays alive until unregister() or "
            "close().")
       .def("register_memory", &PyTransport::register_memory, "address"_a, "size"_a, nb::kw_only(), "gpu"_a = false,
-           "Registers memory by its address, for example tensor.data_ptr(). The caller keeps the memory until "
+           "Registers memory by its address, for example tensor.data_ptr(). The caller must not free it before "
            "unregister() or close().")
       .def("unregister", &PyTransport::unregister, "region"_a,
            "Raises KvFerryError if a transfer still uses the region; the caller can try again later.")
@@ -211,8 +211,9 @@ void bind_transport(nb::module_& m) {
            "Starts a transfer between `region` and the peer's region whose `exported` is `remote`. A range is "
            "(local offset, remote offset, bytes). Returns the transfer's number; exactly one Completion follows. The "
            "peer receives a non-empty notification after the last byte.")
-      .def("cancel", &PyTransport::cancel, "transfer"_a, "Asks for the transfer's end. Its Completion still follows.")
-      .def("poll", &PyTransport::poll, "Returns what has completed or arrived since the last call.")
+      .def("cancel", &PyTransport::cancel, "transfer"_a,
+           "Asks for the end of a transfer. Its Completion still follows.")
+      .def("poll", &PyTransport::poll, "Returns completions and notifications since the last call.")
       .def("wait", &PyTransport::wait, "timeout"_a,
            "Same as poll(), but waits until there is something to return or `timeout` seconds have passed.")
       .def("close", &PyTransport::close,

@@ -172,7 +172,7 @@ TEST_F(Pool, BreaksItsPromisesLoudly) {
   ChunkPool pool(2, 1);
   const ChunkRef ref = ready(pool, chunk(1));
   EXPECT_BREAKS(pool.rank_written(ref, 0, true, 7), "exactly-once");
-  EXPECT_BREAKS(pool.reserve(chunk(1), "test"), "written twice");
+  EXPECT_BREAKS(pool.reserve(chunk(1), "test"), "the pool has it already");
   EXPECT_BREAKS(pin(pool, {ref}, 0), "bounded-hold");
   EXPECT_BREAKS(pool.pin({ref}, "", 0, 100), "bounded-hold");
   EXPECT_BREAKS(pool.fail_write(ref), "is not being written");

@@ -91,7 +91,7 @@ TEST_F(Orders, HalfOfThePoolStaysFreeWhateverIsAsked) {
   EXPECT_EQ(core_->counters().pins_refused, 2u);
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
-  EXPECT_THAT(lines[0].text, HasSubstr("2 of 6 chunks that the controller asked for are not pinned"));
+  EXPECT_THAT(lines[0].text, HasSubstr("2 of 6 chunks that the controller ordered to pin are not pinned"));
   core_->pin_ordered(kHold + 1, keys(1), kSecond * 60, now_);
   EXPECT_EQ(core_->num_controller_pinned(), 4u);
 }

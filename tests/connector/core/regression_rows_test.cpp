@@ -102,7 +102,8 @@ TEST_P(Row000, AResumedRequestLoadsWhatTheEngineLostIntoTheBlocksItGot) {
   EXPECT_EQ(admissions[1].to_load, hit - 16);
   EXPECT_EQ(admissions[1].loaded, hit - 16);
   const std::string line =
-      fmt::format("(resumed): 49 tokens, hit {}, local 16, to load {}, loaded {}", hit, hit - 16, hit - 16);
+      fmt::format("(resumed): 49 tokens, {} found in a cache, 16 of these in the engine's; {} to load, {} loaded", hit,
+                  hit - 16, hit - 16);
   EXPECT_THAT(log_, ::testing::Contains(HasSubstr(line)));
 }
 
@@ -225,7 +226,9 @@ TEST_F(Row001Engine, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemp
   run(engine);
   EXPECT_EQ(engine.outputs().at("0"), plain_output(zero));
   EXPECT_EQ(engine.outputs().at("1"), plain_output(one));
-  EXPECT_THAT(log_, ElementsAre(HasSubstr("(resumed): 65 tokens, hit 40, local 0, to load 40, loaded 40")));
+  EXPECT_THAT(log_,
+              ElementsAre(HasSubstr(
+                  "(resumed): 65 tokens, 40 found in a cache, 0 of these in the engine's; 40 to load, 40 loaded")));
 }
 
 // ---- row 003: the counter that went negative ----

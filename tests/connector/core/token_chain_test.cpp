@@ -55,10 +55,10 @@ TEST_F(Chain, ATailsKeyFollowsFromItsParentAndItsTokens) {
   EXPECT_EQ(made.tail_key(3, 4), chunk_key(made.key(2), std::span(tokens_).subspan(96, 4)));
   EXPECT_EQ(made.tail_key(0, 5), chunk_key(root_key("model", ""), std::span(tokens_).first(5)));
   EXPECT_NE(made.tail_key(1, 5), made.tail_key(1, 6));
-  EXPECT_BREAKS(made.tail_key(3, 5), "tail of 5");
-  EXPECT_BREAKS(made.tail_key(1, 32), "tail of 32");
-  EXPECT_BREAKS(made.tail_key(1, 0), "tail of 0");
-  EXPECT_BREAKS(made.key(3), "chunk 3 of 3");
+  EXPECT_BREAKS(made.tail_key(3, 5), "no tail of 5 tokens");
+  EXPECT_BREAKS(made.tail_key(1, 32), "no tail of 32 tokens");
+  EXPECT_BREAKS(made.tail_key(1, 0), "no tail of 0 tokens");
+  EXPECT_BREAKS(made.key(3), "chunk 3 does not exist");
 }
 
 TEST_F(Chain, AGroupNeedsSixteenTokensAndIsOneForAllTailsThatStartAlike) {
