@@ -168,7 +168,6 @@ void SchedulerCore::end_attempt(RequestState& request) {
   open_lookups_.erase(request.id);
   request.attempt_open = false;
   request.fetched = false;
-  request.source_left = false;
 }
 
 void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks, TimeNs now) {
@@ -182,6 +181,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   request.blocks = blocks;
   request.admitted_in = step_ + 1;
   request.skip_external_until_admitted = false;
+  request.source_left = false;
   if (continues) {  // its asynchronous load has ended; the admission is the same
     request.running = true;
     return;

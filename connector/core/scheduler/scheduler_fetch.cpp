@@ -90,7 +90,8 @@ bool SchedulerCore::is_source_next(RequestState& request) const {
 /// sources without waiting for a lookup: the engine may make the next one only after the request's wait_deadline.
 void SchedulerCore::ask_sources_again(TimeNs now) {
   for (auto& [id, request] : requests_)
-    if (!request.fetch && is_source_next(request) && could_grow(request, cover(request), 0)) start_fetch(request, now);
+    if (!request.fetch && !request.running && is_source_next(request) && could_grow(request, cover(request), 0))
+      start_fetch(request, now);
 }
 
 /// Requests a lease from the next node that can extend the prefix, or ends the fetch.

@@ -379,6 +379,20 @@ TEST_F(Granting, AReservationEndsSoonIfItsRequestHasArrivedBeforeIt) {
   EXPECT_EQ(core_->num_reservations(), 0u);
 }
 
+TEST_F(Granting, AfterAFailedPushItsSourceIsAskedThoughTheEngineHadNoRoomBefore) {
+  const PushReply reply = core_->push_offered("p", prompt(20), now_);
+  NewRequest added = request("r", 20);
+  added.source = HandoffSource{"tcp://p:1", "r", 20};
+  core_->add_request(added, now_);
+  EXPECT_FALSE(lookup("r", 19).pending) << "the engine's own cache had the prompt";
+  build();  // and no room for the request, which it looks up again later
+  core_->push_settled({reply.ticket, {{0, false, 0, {}}, {1, false, 0, {}}}});
+  reclaim_all();
+  take<RequestLease>();
+  core_->tick(now_ += kMillisecond);
+  EXPECT_THAT(take<RequestLease>(), SizeIs(1)) << "by now the cache may have lost the prompt";
+}
+
 TEST_F(Granting, AfterAFailedPushItsSourceIsAskedThoughTheEngineLooksNothingUp) {
   const PushReply reply = core_->push_offered("p", prompt(20), now_);
   NewRequest added = request("r", 20);
