@@ -108,7 +108,8 @@ Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shar
   if (here != there) {
     return Error{
         ErrorCode::kInvalidArgument,
-        fmt::format("the model has {} layers of {} KV heads on one side, {} layers of {} KV heads on the other",
+        fmt::format("the reading node's model has {} layers of {} KV heads, the holding node's has {} layers of {} KV "
+                    "heads; both must run the same model",
                     here.layers, here.heads, there.layers, there.heads)};
   }
   std::uint64_t num_cells = 0;

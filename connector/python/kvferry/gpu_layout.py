@@ -48,6 +48,7 @@ def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> Laye
     if value_dim == spec.head_size and (heads, content) == (2 * spec.num_kv_heads, spec.head_size):
         return LayerPlanes([plane(0, 0), plane(spec.num_kv_heads, 0)], *per_head)
     return refuse_to_start(
-        f"the KV tensor of layer {name} has shape {shape}, in which this version cannot find K and V of "
-        f"{spec.num_kv_heads} heads with {spec.head_size} elements (values: {value_dim})"
+        f"the KV tensor of layer {name} has shape {shape}; this version cannot find K and V of {spec.num_kv_heads} "
+        f"heads in it (a K vector has {spec.head_size} elements, a V vector {value_dim}); it supports K and V of equal "
+        f"size, side by side in the content or all K heads before all V heads"
     )

@@ -95,7 +95,8 @@ TEST_F(UnlikeNodes, AModelOfOtherLayersIsRefusedWithBothSidesNumbers) {
   };
   EXPECT_EQ(why({{"", "", 128, {0, 4, 0, 4}}}), "");
   EXPECT_EQ(why({{"", "", 128, {0, 8, 0, 4}}}),
-            "the model has 8 layers of 4 KV heads on one side, 4 layers of 4 KV heads on the other");
+            "the reading node's model has 8 layers of 4 KV heads, the holding node's has 4 layers of 4 KV heads; both "
+            "must run the same model");
   EXPECT_EQ(
       why({{"", "", 256, {0, 4, 0, 4}}}),
       "the holder's chunk of 4 layers and 2 heads has 64 bytes, which does not fit this node's chunk of 4 layers and 4 "

@@ -183,7 +183,8 @@ TEST(ShardMap, WhatCantBeRightIsRefused) {
   };
   EXPECT_EQ(refusal({{0, 2, 0, 4}, {3, 1, 0, 4}}), "no rank has layer 2, head 0");
   EXPECT_EQ(refusal({{0, 3, 0, 4}}),
-            "the model has 4 layers of 4 KV heads on one side, 3 layers of 4 KV heads on the other");
+            "the reading node's model has 4 layers of 4 KV heads, the holding node's has 3 layers of 4 KV heads; both "
+            "must run the same model");
   EXPECT_EQ(refusal({}), "a node can't have 0 ranks; 1 to 4096 are allowed");
   EXPECT_NE(refusal({{0, 4, 0, 4}, {0, 0, 0, 4}}), "");
   EXPECT_NE(refusal({{0, 4, 0, 4}, {0, 4, 0, 0}}), "");

@@ -16,8 +16,9 @@ class Metrics:
         self.cancelled = self._counter("cancelled", "Requests whose client closed the connection")
         self.skipped_prefills = self._counter("skipped_prefills", "Requests sent straight to decode, by reason",
                                               "reason")
-        self.first_tokens = self._counter("first_tokens", "Answers by the server that sampled the first token, and why "
-                                          "it was not the prefill server", "source", "reason")
+        self.first_tokens = self._counter(
+            "first_tokens", "Answers, by the server that sampled their first token (source) and, if that was the decode "
+            "server, why (reason)", "source", "reason")
         self.continued_streams = self._counter("continued_streams", "Streams that another decode server continued")
         self.broken_streams = self._counter("broken_streams", "Streamed answers that ended in an error event")
         self.stripped_params = self._counter("stripped_params",

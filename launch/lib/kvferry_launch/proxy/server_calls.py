@@ -63,7 +63,7 @@ class ServerCalls:
     async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes | None, stream: Stream,
                        response: web.StreamResponse) -> None:
         """Passes a stream on. `piece`: its first bytes; None: none were read yet. Errors: ServerError."""
-        reason = "its stream has no end"
+        reason = "no end mark"
         try:
             while piece != b"":
                 node.waits.heard()
@@ -76,7 +76,7 @@ class ServerCalls:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             reason = f"{type(error).__name__}: {error}"
         if not stream.done:
-            raise ServerError(node, "decode", f"the server ended in the middle of the answer ({reason})")
+            raise ServerError(node, "decode", f"its stream stopped before the end of the answer ({reason})")
 
     async def broken_off(self, one: ClientRequest, response: web.StreamResponse, failure: ServerError
                           ) -> web.StreamResponse:
