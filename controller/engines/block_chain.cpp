@@ -24,7 +24,7 @@ ShortKey root_block_key(std::uint64_t seed, std::string_view lora_name, std::opt
 }
 
 ShortKey next_block_key(ShortKey parent, std::span<const std::uint32_t> tokens, std::uint64_t extras) {
-  // The parent's key is the seed, so blocks with equal tokens after different parents have unrelated keys.
+  // The seed contains the parent's key, so blocks with equal tokens after different parents have unrelated keys.
   return never_zero(XXH3_64bits_withSeed(tokens.data(), tokens.size_bytes(), parent ^ extras));
 }
 

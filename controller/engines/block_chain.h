@@ -10,14 +10,16 @@
 
 namespace kvferry::controller {
 
-/// Returns the parent key of a prompt's first block. `seed` must be unknown to clients.
+/// Returns the parent key of a prompt's first block. `seed` must be unknown to clients, which could otherwise construct
+/// blocks with equal keys.
 ShortKey root_block_key(std::uint64_t seed, std::string_view lora_name, std::optional<std::uint64_t> lora_id);
 
 /// Returns a block's key, never 0. `extras`: hash of everything besides its tokens that the block's KV depends on;
 /// 0 if there is nothing else.
 ShortKey next_block_key(ShortKey parent, std::span<const std::uint32_t> tokens, std::uint64_t extras);
 
-/// Hashes the extra keys of successive blocks, except the LoRA adapter's name, which is part of the root key.
+/// Hashes the extra keys of successive blocks (`extra_keys` in vLLM's events), except the LoRA adapter's name, which is
+/// part of the root key.
 class ExtraKeys {
  public:
   /// `msgpack`: an array that has nil or an array of keys for each block, or an empty string. `lora_name` must outlive

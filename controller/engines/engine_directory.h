@@ -19,7 +19,7 @@ struct EngineInfo {
   std::string instance_id;  // name that routers use
   std::string model;
   std::string tenant = "default";
-  std::string salt;                      // separates models with the same name
+  std::string salt;                      // engines of one model share blocks only if their salts are equal
   std::string lora_name;                 // LoRA adapter assumed for events that name none
   std::string kind;                      // vLLM, SGLang ...; only displayed
   std::string endpoint;                  // address of the engine's event publisher
@@ -28,14 +28,14 @@ struct EngineInfo {
   std::optional<std::uint32_t> dp_rank;  // data-parallel rank; none: each batch names its rank
 };
 
-using EngineNumber = std::uint32_t;  // never reused
+using EngineNumber = std::uint32_t;  // number of a registration; never reused
 
 struct EngineBatchCounters {
   std::uint64_t events = 0;
   std::uint64_t events_unknown = 0;
   std::uint64_t events_malformed = 0;
   std::uint64_t batches_malformed = 0;
-  std::uint64_t clears = 0;  // events by which an engine cleared its cache
+  std::uint64_t clears = 0;  // events that report that the engine cleared its cache
 };
 
 struct EngineStatus {
@@ -61,7 +61,7 @@ struct RankMatch {
   std::uint32_t rank = 0;
   std::uint32_t in_tier[kNumTiers] = {};
   std::uint32_t up_to_tier[kNumTiers] = {};
-  bool confirmed = true;  // false: events are missing and a replay is pending
+  bool confirmed = true;  // false: batches may be missing that no replay has delivered yet
 };
 
 struct PromptQuery {
@@ -85,7 +85,7 @@ class EngineDirectory {
 
   struct Added {
     EngineNumber id;
-    std::optional<EngineNumber> replaced;  // engine removed because its instance, tenant, model and rank were the same
+    std::optional<EngineNumber> replaced;  // removed engine with the same instance, model, tenant and rank
     bool is_known = false;                 // an identical engine was registered before; `id` is its number
   };
   /// Registers an engine. kFull: the limit on registered engines is reached.
@@ -98,7 +98,7 @@ class EngineDirectory {
 
   /// Returns the stream that takes the engine's batches and requests replays; nullptr if the engine was removed.
   EngineStream* stream(EngineNumber id);
-  /// Expires silent engines. Call at least every few 100 ms.
+  /// Marks silent and disconnected engines as lost, and requests overdue replays. Call at least every few 100 ms.
   void tick(TimeNs now);
   /// Does maintenance on about `num_lines` cache lines of each index. Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);

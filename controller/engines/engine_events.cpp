@@ -99,7 +99,7 @@ Error broken(const MsgpackReader& reader, std::string_view payload, std::string_
 
 }  // namespace
 
-/// Fields of an event that are not passed on, but from which the tier and the group kind are derived.
+/// Fields of an event that the sink does not receive; the tier and the group kind are derived from them.
 struct EngineEventDecoder::Fields {
   std::string_view medium, locality, group_kind;
   bool has_hashes = false;
@@ -122,7 +122,8 @@ std::optional<std::uint32_t> rank_of_batch(std::string_view payload) {
   MsgpackReader reader(payload);
   std::uint32_t num_fields = 0;
   if (!reader.read_array(num_fields) || num_fields < 3) return std::nullopt;
-  // The rank is the last of three fields. It takes one byte unless the engine has more than 128 ranks.
+  // The rank is the last of three fields. A last byte below 0x80 is taken as the rank: msgpack encodes ranks below 128
+  // in one byte.
   if (num_fields == 3 && static_cast<std::uint8_t>(payload.back()) < 0x80)
     return static_cast<std::uint8_t>(payload.back());
   std::optional<std::uint32_t> rank;
@@ -196,8 +197,8 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
   }
 }
 
-/// Passes the next event to `sink`, or counts and skips it if a field is wrong. Returns false if the batch is truncated
-/// or its next value is no event.
+/// Passes the next event to `sink`, or counts and skips it if its kind is unknown or a field is wrong. Returns false if
+/// the batch is truncated or its next value is no event.
 bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink, EngineBatch& batch) {
   const MsgpackReader begun = reader;
   const bool is_map = reader.next_is_map();

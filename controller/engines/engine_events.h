@@ -13,7 +13,8 @@
 
 namespace kvferry::controller {
 
-/// The kind of attention of a layer group decides whether its blocks make a prefix usable.
+/// Kind of attention of a layer group (in vLLM: KV cache group). A prefix is usable only if the groups with full
+/// attention have all of its blocks.
 enum class GroupKind { kUnknown, kFullAttention, kOther };
 
 /// Views and spans point into the batch and the decoder, and are valid only during the call of the sink.
@@ -76,7 +77,7 @@ class EngineEventDecoder {
 /// Returns the rank in a batch, usually without parsing the events before it; nullopt if it is missing or malformed.
 std::optional<std::uint32_t> rank_of_batch(std::string_view payload);
 
-/// Accepts the media names of all known engines, upper or lower case: GPU, CPU, CPU_PINNED, DISK, STORAGE ...
+/// Returns the tier for the name that an engine uses for a medium, in upper or lower case: GPU, CPU_PINNED, STORAGE ...
 Tier tier_of_medium(std::string_view medium);
 
 }  // namespace kvferry::controller

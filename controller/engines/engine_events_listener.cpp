@@ -18,7 +18,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;  // enough for a prompt of millions of tokens
-constexpr int kQueueMax = 1000;            // limit on queued batches of an engine; dropped batches are requested again
+constexpr int kQueueMax = 1000;            // limit on queued batches of an engine; more are dropped and requested again
 constexpr int kMessagesPerSocketMax = 64;  // limit on messages taken from one socket before the next socket is read
 constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
 constexpr int kSocketsMax = 8192;
@@ -196,7 +196,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
       stream.received(*sequence, payload, now);
   }
 
-  /// Opens a new connection for each replay, so that answers to older requests never arrive.
+  /// Requests the replay that the stream wants, if any, on a new connection: answers to older requests never arrive.
   void send_replay_request(EngineNumber engine, EngineSockets& sockets) {
     EngineStream* stream = directory_.stream(engine);
     const EngineInfo* info = directory_.info(engine);

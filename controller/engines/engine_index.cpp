@@ -9,8 +9,9 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kOwnKeysMax = 1 << 16;      // limit on entries of a holder's own_keys
-constexpr std::size_t kRemovalsTogetherMax = 64;  // flush() runs at this many removals
+// Limit on a holder's own_keys (hashes that it uses for other tokens than another engine does); more are not kept.
+constexpr std::size_t kOwnKeysMax = 1 << 16;
+constexpr std::size_t kRemovalsTogetherMax = 64;  // number of queued removals at which flush() runs
 constexpr std::size_t kSlotsPerChange = 8;        // number of slots of keys_of_ that each removal tidies
 constexpr std::size_t kLeftBehindMin = 4096;
 
@@ -89,7 +90,7 @@ ShortKey EngineIndex::unplaced_key(ShortKey hash) const {
   return next_block_key(options_.index.seed ^ 0x756e706c61636564, halves, 0);
 }
 
-/// Fills chain_ with the keys of the blocks. Returns false if the tokens or the parent are missing.
+/// Fills chain_ with the keys of the blocks. Returns false if tokens are missing or the parent is unknown.
 bool EngineIndex::chain(Holder& holder, const BlocksStored& blocks) {
   const std::size_t size = options_.block_size;
   if (blocks.block_size != size || blocks.tokens.size() != blocks.hashes.size() * size) return false;

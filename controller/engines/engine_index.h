@@ -1,5 +1,5 @@
 // Which engine holds which blocks, for engines that publish KV cache events but don't run the connector. One index
-// serves one model, tenant and block size.
+// serves one model, tenant, salt and block size.
 //
 // Engines choose their own block hashes; two engines may have different hashes for the same tokens. So each block gets
 // a key of its own, a hash chained over its tokens. A map translates engines' hashes to these keys, because events name
@@ -34,7 +34,7 @@ struct EngineIndexCounters {
   std::uint64_t blocks_removed = 0;    // blocks in removed events, including unknown blocks
   std::uint64_t blocks_dropped = 0;    // blocks that were not indexed because a memory limit was reached
   std::uint64_t blocks_unplaced = 0;   // blocks without tokens or with an unknown parent: found by hash only
-  std::uint64_t other_group = 0;       // events of layer groups that don't decide whether a prefix is usable
+  std::uint64_t other_group = 0;       // events of layer groups that are not indexed; see `group` in Holder
   std::uint64_t other_block_size = 0;  // events with another block size than this index
   std::uint64_t hashes_ambiguous = 0;  // hashes that two engines use for different tokens
 };
@@ -46,7 +46,7 @@ struct PromptSalt {
   std::string_view cache_salt;
 };
 
-using HolderIndex = std::uint32_t;  // index of a holder; reused after the holder's removal
+using HolderIndex = std::uint32_t;  // index of a holder, which is one rank of an engine; reused after its removal
 
 /// How many blocks from the start of the prompt a holder has.
 struct EngineMatch {
@@ -61,7 +61,7 @@ class EngineIndex {
  public:
   explicit EngineIndex(EngineIndexOptions options);
 
-  /// `lora_name`: LoRA adapter of events that name none; may be empty.
+  /// `lora_name`: LoRA adapter assumed for events that name none; may be empty.
   HolderIndex add_holder(std::string lora_name);
   void remove_holder(HolderIndex holder);
   void clear(HolderIndex holder);
@@ -97,7 +97,7 @@ class EngineIndex {
     std::string lora_name;
     std::optional<std::uint32_t> group;  // layer group whose events are indexed; see counts()
     bool group_is_full = false;          // whether `group` has full attention
-    /// Block keys by hash, for hashes that this engine uses for other tokens than the engine whose key is in keys_of_.
+    /// Keys of blocks by hash, for hashes that keys_of_ maps to another engine's block with other tokens.
     std::unordered_map<ShortKey, ShortKey> own_keys;
   };
 
@@ -119,16 +119,16 @@ class EngineIndex {
   std::vector<HolderIndex> free_holders_;
   std::vector<HolderIndex> holder_of_node_;
   std::size_t num_blocks_ = 0;
-  std::size_t num_left_behind_ = 0;  // upper bound of the entries of keys_of_ whose key has no holder
+  std::size_t num_left_behind_ = 0;  // upper bound on the entries of keys_of_ whose block has no holder
   EngineIndexCounters counters_;
 
   std::vector<ShortKey> chain_;           // scratch: keys of the current blocks
   std::vector<ShortKey> removed_hashes_;  // hashes passed to removed() since the last flush()
   HolderIndex removed_holder_ = 0;
   Tier removed_tier_ = Tier::kGpu;
-  struct Walker {
+  struct Walker {  // a holder that has all of the prompt's blocks so far
     NodeIndex node;
-    std::uint8_t alone, together;  // bit masks of tiers that have all blocks so far, alone or with faster tiers
+    std::uint8_t alone, together;  // bit masks of tiers that have all these blocks, alone or with faster tiers
     std::uint32_t match;           // index in match()'s `matches`
   };
   std::vector<Walker> walkers_;

@@ -8,7 +8,7 @@
 namespace kvferry::controller {
 namespace {
 
-/// First number of a replay that only checks that the engine is alive: no batch has a number this high.
+/// First sequence number of a replay that only checks that the engine is alive: no batch has a number this high.
 constexpr std::uint64_t kProbeSequence = (std::uint64_t{1} << 63) - 1;
 
 }  // namespace
@@ -144,7 +144,7 @@ void EngineStream::replayed(std::uint64_t sequence, std::string_view payload, Ti
       if (XXH3_64bits(payload.data(), payload.size()) != last_applied_hash_) restart(now);
       return;
     }
-    // The replay begins after the last applied batch: the missing batches and the engine's identity are unknown.
+    // The replay begins after the last applied batch, so it doesn't show whether the engine is the same.
     ++counters_.gaps_unrepaired;
     drop_everything();
     return request(Replay::kFromStart, now);

@@ -2,8 +2,8 @@
 // Pure: the caller passes the time and sends the requested replays.
 //
 // An engine numbers its batches from 0 when it starts and keeps the newest for replay. The numbers don't reveal a
-// restart if the engine has since published more batches than before. So after each interruption the replay also covers
-// the last applied batch, and the engine counts as the same only if that batch is unchanged.
+// restart if the engine has published more batches since the restart than before it. So after each interruption the
+// replay also covers the last applied batch, and the engine counts as the same only if that batch is unchanged.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct EngineStreamOptions {
   TimeNs retry_first = 200 * kMillisecond;  // pause before a failed replay is tried again; doubles up to retry_max
   TimeNs retry_max = 10 * kSecond;
   TimeNs drop_after = 60 * kSecond;                       // time after which a lost engine's blocks are dropped
-  std::size_t waiting_bytes_max = std::size_t{32} << 20;  // bound on the batches that wait for missing ones
+  std::size_t waiting_bytes_max = std::size_t{32} << 20;  // limit on the size of batches that wait for missing ones
 };
 
 struct EngineStreamCounters {
@@ -116,7 +116,7 @@ class EngineStream {
   std::size_t waiting_bytes_ = 0;
 
   bool is_connected_ = false;
-  bool has_ever_replayed_ = false;  // before a first answer to a replay, the engine's silence is no evidence of a loss
+  bool has_ever_replayed_ = false;  // whether the engine ever answered a replay; if not, silence does not make it lost
   bool is_live_ = true;
   TimeNs last_received_at_;
   TimeNs disconnected_at_;

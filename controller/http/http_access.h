@@ -32,8 +32,8 @@ class HttpAccess {
   explicit HttpAccess(const std::optional<net::ClusterKey>& key);
 
   /// Returns nullopt if the request is allowed. `authorization`: value of the Authorization header, or empty. The token
-  /// may come as "Bearer TOKEN". For GET and HEAD it may also be the password of Basic, for browsers; not for POST,
-  /// because another site's page can make a browser send Basic credentials with a POST request.
+  /// may come as "Bearer TOKEN". For GET and HEAD, browsers may also send it as the password of Basic authentication.
+  /// For POST they may not, because another site's page can make a browser send Basic credentials with a POST request.
   std::optional<HttpRefusal> refusal(std::string_view method, std::string_view path,
                                      std::string_view authorization) const;
   /// Returns false if a POST request with this Authorization header is refused for every path.

@@ -27,7 +27,8 @@ struct HttpAnswer {
   std::string body;
 };
 
-/// Threads: any number. Parses and formats on the calling thread, and calls the directories on the owner thread.
+/// Threads: any number. Parses and formats on the calling thread, and uses `backend` on the owner thread, which is the
+/// server's one thread.
 class HttpApi {
  public:
   /// Runs `work` on the owner thread and waits for it. kUnavailable: `work` did not start in time, and never will.

@@ -1,5 +1,5 @@
 // The connections of HTTP clients. One thread reads all requests and writes all answers, and other threads compute the
-// answers, so that a client that sends or reads slowly does not occupy any of them.
+// answers, so that a client that sends or reads slowly occupies no thread.
 #pragma once
 
 #include <condition_variable>
@@ -23,12 +23,12 @@
 namespace kvferry::controller {
 
 constexpr std::size_t kHttpThreads = 16;              // number of threads that compute answers
-constexpr std::size_t kHttpConnectionsMax = 1024;     // a new connection above this limit replaces the slowest one
+constexpr std::size_t kHttpConnectionsMax = 1024;     // limit; a further connection replaces the slowest one
 constexpr TimeNs kHttpRequestMax = 10 * kSecond;      // limit on the time from the first byte of a request to its last
 constexpr TimeNs kHttpAnswerMax = 10 * kSecond;       // limit on the time that the client takes to read the answer
 constexpr TimeNs kHttpIdleMax = 5 * kSecond;          // limit on the time between two requests on a connection
 constexpr std::size_t kHttpSmallBytes = 64 << 10;     // bytes that each connection may always have in memory
-constexpr std::size_t kHttpLargeBytesMax = 64 << 20;  // limit on the sum over all connections with more than that
+constexpr std::size_t kHttpLargeBytesMax = 64 << 20;  // limit on the sum over connections above kHttpSmallBytes
 
 class HttpConnections {
  public:

@@ -20,7 +20,7 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-/// Parses a number of bytes. Returns false if `text` is not one, or if a body of this size would be too long.
+/// Parses a number of bytes. Returns false if `text` is not a number, or if a body of this size would be too long.
 bool parse_bytes(std::string_view text, int base, std::size_t& bytes) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes, base);
   return error == std::errc() && end == text.data() + text.size() && bytes <= kHttpBodyBytesMax;

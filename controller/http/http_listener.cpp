@@ -74,7 +74,7 @@ class OwnerCalls {
   }
 
  private:
-  static constexpr std::size_t kCallsMax = 256;  // limit on waiting calls
+  static constexpr std::size_t kCallsMax = 256;  // limit on waiting calls; further calls fail at once
   static constexpr std::size_t kCallsPerTakeMax = 32;
   enum class State { kWaiting, kRunning, kDone, kGivenUp };
   struct Call {

@@ -21,9 +21,9 @@ struct HttpBackend {
   std::string endpoint;  // address of the ZeroMQ listener; only displayed
 };
 
-/// Reads, parses and answers requests on threads of its own; serve() runs their calls into the directories on the owner
-/// thread. With a `key` it answers only clients that HttpAccess allows. Port 0: any free one; the listener's address
-/// has the port in use, e.g. "127.0.0.1:41234". kUnavailable: the port is in use, or the address is not local.
+/// Reads, parses and answers requests on threads of its own; serve() runs the threads' calls into `backend` on the
+/// owner thread. With a `key` it answers only clients that HttpAccess allows. Port 0: any free one; the listener's
+/// address has the port in use, e.g. "127.0.0.1:41234". kUnavailable: the port is in use, or the address is not local.
 Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend,
                                                    const std::optional<net::ClusterKey>& key);
 

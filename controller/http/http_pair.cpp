@@ -15,7 +15,8 @@ using nlohmann::json;
 constexpr std::size_t kKeysMax = 65'536;
 constexpr std::size_t kNodesMax = 4096;
 
-/// A parsed request. The chunk keys of `tokens` can be computed only once the namespace's fingerprint is known.
+/// A parsed request. The chunk keys of `tokens` can be computed only once the namespace's fingerprint (of the model and
+/// its KV, see fingerprint.h) is known.
 struct PairRequest {
   PairQuery query;
   std::string extras;

@@ -33,7 +33,7 @@ T checked(Result<T> result) {
 /// Throws HttpFailure with the field's name, its value (nullptr: missing) and what is allowed.
 [[noreturn]] void bad_field(std::string_view name, const nlohmann::json* value, std::string_view allowed);
 
-/// All functions throw HttpFailure with kInvalidArgument if a field is missing or its value is not allowed.
+/// All functions but find() throw HttpFailure (kInvalidArgument) if a needed field is missing or a value not allowed.
 class HttpRequest {
  public:
   /// Fails if `body` is not a JSON object.

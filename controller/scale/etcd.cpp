@@ -11,7 +11,7 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kEventsMax = 1024;  // limit on events waiting for the owner
+constexpr std::size_t kEventsMax = 1024;  // limit on events waiting for the owner; beyond it, the threads wait
 constexpr std::int64_t kEtcdRetryMsMin = 100;
 
 class HttpEtcd final : public Etcd {
@@ -186,7 +186,7 @@ class HttpEtcd final : public Etcd {
 
   const EtcdOptions options_;
   OwnerQueue<EtcdEvent> events_{kEventsMax};
-  std::mutex mutex_;  // guards the next four members
+  std::mutex mutex_;  // guards stopping_, requests_ and refused_
   std::condition_variable changed_;
   bool stopping_ = false;
   std::deque<std::pair<std::uint64_t, EtcdRequest>> requests_;

@@ -29,7 +29,7 @@ class EtcdGateway {
       body += bytes;
       return body.size() <= options_.bytes_max;
     });
-    // A complete body is enough: httplib fails on the trailers that the gateway sends after its errors.
+    // A complete body is enough: httplib fails on the trailers that the gateway sends after error replies.
     if (body.empty() || body.size() > options_.bytes_max) {
       if (!done) return done.error();
       return Error{ErrorCode::kUnavailable, fmt::format("etcd at {} sent an empty reply", name())};
@@ -58,7 +58,7 @@ class EtcdGateway {
     return Error{ErrorCode::kUnavailable, fmt::format("etcd at {}: {}", name(), httplib::to_string(result.error()))};
   }
 
-  /// Logs in if the URL has a user and there is no token yet.
+  /// Logs in if the URL has a user and there is no login token yet.
   Result<void> log_in() {
     const ServiceUrl& url = options_.url.members[member_];
     if (url.user.empty() || !token_.empty()) return {};

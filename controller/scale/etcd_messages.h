@@ -50,7 +50,7 @@ struct EtcdReply {
   bool done = true;                 // false: a put or erase found another mod_revision, see `found`
   std::int64_t revision = 0;        // revision of etcd after the request
   std::int64_t lease = 0;           // the lease that was granted or kept alive
-  std::int64_t ttl_s = 0;           // remaining time; 0: expired
+  std::int64_t ttl_s = 0;           // remaining time of the lease; 0: expired
   std::optional<EtcdPair> found{};  // with done == false: the pair in etcd; none: the key does not exist
 };
 /// All watched keys at `revision`; later changes follow.
@@ -77,7 +77,8 @@ struct HttpPost {
 };
 
 HttpPost post_of(const EtcdRequest& request);
-/// Reads all keys that begin with `prefix`, or with `count_only` their number. Fails if the member has no leader.
+/// Request for all keys that begin with `prefix`, or with `count_only` for their number only. It fails if the member
+/// has no leader.
 HttpPost range_of(std::string_view prefix, bool count_only);
 HttpPost watch_of(std::string_view prefix, std::int64_t from_revision);
 HttpPost login_of(std::string_view user, std::string_view password);
@@ -90,7 +91,7 @@ Result<std::string> token_of(std::string_view body);
 
 struct WatchLine {
   bool is_cancelled = false;  // etcd ended the watch: its member lost its leader, or the revision is compacted
-  bool is_compacted = false;  // the revision is compacted: read everything again
+  bool is_compacted = false;  // the revision to watch from is compacted: read everything again
   EtcdChanges changes{};
 };
 Result<WatchLine> watch_line_of(std::string_view line);

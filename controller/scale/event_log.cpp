@@ -8,8 +8,8 @@ namespace kvferry::controller::scale {
 namespace {
 
 constexpr std::size_t kRecordBytes = 64;  // approximate size of a record without its strings
-/// First sequence number of nodes from the log. It is higher than a node's own numbers, so that the node's Hello makes
-/// the directory request a snapshot.
+/// First sequence number that LogReader uses in the directory for a node from the log. It is higher than the node's own
+/// numbers, so that the node's Hello makes the directory request a snapshot.
 constexpr std::uint64_t kFirstSequence = std::uint64_t{1} << 62;
 
 LogRecord record_of(LogKind kind, const NodeInfo& info) {
@@ -64,7 +64,7 @@ void LogWriter::add(Remembered added) {
   remembered_.push_back(std::move(added));
 }
 
-/// Applies to nodes_ a record that is being written or is too old to be remembered.
+/// Applies a record to nodes_, because it is being written or is too old to be remembered.
 void LogWriter::settle(const Remembered& settled) {
   const auto known = nodes_.find(settled.node);
   switch (static_cast<LogKind>(settled.record.kind)) {

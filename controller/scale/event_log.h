@@ -111,8 +111,8 @@ class LogWriter {
 
 /// Applies the log to a directory. Nodes from the log expire as usual. When such a node sends Hello to this replica,
 /// the directory requests a snapshot from it, and the node's later log entries are ignored. After a gap in a node's
-/// sequence numbers, the node's later log entries are ignored; a kHole record removes all nodes. Threads: the
-/// directory's owner. `now` must not decrease.
+/// sequence numbers, its log entries are ignored until its next Hello or snapshot in the log. A kHole record removes
+/// all nodes that are known from the log only. Threads: the directory's owner. `now` must not decrease.
 class LogReader {
  public:
   /// `may_join` returns false for an outdated incarnation.

@@ -12,7 +12,7 @@
 
 namespace kvferry::controller::scale {
 
-/// To be called first in a new thread: the main thread handles the process's signals, and SIGPIPE must not end the
+/// Each new thread must call this first: the main thread handles the process's signals, and SIGPIPE must not end the
 /// process.
 inline void block_all_signals() {
   sigset_t all;

@@ -19,9 +19,9 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kEventsPerTurn = 16;  // limit on etcd events in one turn
-constexpr std::size_t kEntriesPerTurn = 2;  // limit on log entries in one turn; they have at most 64 KiB each
-constexpr std::int64_t kFollowMs = 10'000;  // limit on reading new entries while some nodes are known only from the log
+constexpr std::size_t kEventsPerTurn = 16;   // limit on etcd events in one turn
+constexpr std::size_t kEntriesPerTurn = 2;   // limit on log entries in one turn; they have at most 64 KiB each
+constexpr std::int64_t kFollowMs = 10'000;   // limit on reading after the log's end, for nodes known only from the log
 constexpr std::int64_t kReadMsMax = 60'000;  // limit on reading the log: all live nodes have sent Hello by then
 constexpr std::int64_t kShutdownMs = 300;
 constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // lifetime of a quota in etcd, for replicas that start later
@@ -230,7 +230,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
       log().warn("the event log is unreachable ({}); this controller continues without it", state.trouble);
   }
 
-  /// Revokes this replica's lease, so that the other replicas notice its end at once.
+  /// Revokes this replica's lease, so that the other replicas notice its shutdown at once.
   void revoke_lease() {
     std::optional<EtcdRequest> request = shared_.final_request();
     if (!etcd_ || !request || shared_.etcd_gone_since()) return;

@@ -212,7 +212,7 @@ void ReplicatedState::send(std::vector<Request>& requests, const std::string& ke
   requests.push_back({token, std::move(request)});
 }
 
-/// Drops nodes that have been gone for longer than keep_ms, a few in each call, and records whose deadline has passed.
+/// Drops gone nodes, a few in each call: after keep_ms, or at once if there are too many. Drops expired records, too.
 void ReplicatedState::sweep(TimeNs now) {
   auto it = nodes_.upper_bound(swept_last_);
   for (std::size_t n = std::min(nodes_.size(), kSweptPerTurn); n > 0; --n) {

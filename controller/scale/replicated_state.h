@@ -20,8 +20,8 @@ struct ReplicatedStateOptions {
   std::string prefix = "kvferry/";  // prefix of all keys in etcd
   std::string name{};               // this replica's name
   std::string endpoint{};           // address of this replica's listener for nodes
-  std::uint64_t run = 0;            // if two replicas have the same name, the one with the higher run owns the name
-  std::int64_t lease_s = 5;         // when this replica's lease expires, the others consider it dead
+  std::uint64_t run = 0;            // grows with each start; of replicas with the same name, the highest run owns it
+  std::int64_t lease_s = 5;         // lease of this replica; when it expires, the other replicas consider this one dead
   std::int64_t retry_ms_min = 100;  // pause after a failed request; it doubles with each failure
   std::int64_t retry_ms_max = 2000;
   std::int64_t keep_ms = 3'600'000;  // how long a node's incarnation is kept after the node was last alive
@@ -87,17 +87,17 @@ class ReplicatedState {
     std::uint64_t token;
     EtcdRequest request;
   };
-  /// Returns the requests to send to etcd now. Call it often.
+  /// Returns the requests to send to etcd now. The caller must call due() often: it also renews the lease.
   std::vector<Request> due(TimeNs now);
   std::vector<SharedNews> take_news();
-  /// Returns the request to send at shutdown: it revokes the lease, so that the other replicas notice the end at once.
+  /// Returns the request to send at shutdown: it revokes the lease, so that the other replicas drop this one at once.
   std::optional<EtcdRequest> final_request() const;
 
   /// Returns this replica and those with a lease in etcd, by name; while etcd is unreachable, the last known ones.
   std::vector<Replica> replicas() const;
   /// Returns the valid records by their keys in etcd.
   const std::map<std::string, SharedRecord>& records() const { return records_; }
-  /// Returns when etcd became unreachable, or this replica's start; nullopt while etcd is reachable.
+  /// Returns when etcd became unreachable; 0 if it was never reachable; nullopt while it is reachable.
   std::optional<TimeNs> etcd_gone_since() const { return gone_since_; }
   const std::string& etcd_error() const { return error_; }
   /// Returns true if a replica with this name was started later and owns the name now.

@@ -1,5 +1,5 @@
-// The listeners for nodes. One uses ZeroMQ. The other has a lower latency: it uses streams (TCP or a Unix socket), in
-// which the same messages follow their lengths.
+// The listeners for nodes. One uses ZeroMQ. The other has a lower latency: it uses streams (TCP or a Unix socket),
+// which carry the same messages, each after its length.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, S
 
 /// The memory for each peer is bounded: a message of more than kMessageBytesMax is refused and ends its connection;
 /// replies to a peer that does not read are dropped and counted while 8 MiB wait. At the maximum number of connections,
-/// a new one replaces the longest silent connection without a registered node.
+/// a new one replaces the one that was silent for longest among those without a registered node.
 Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions);
 
 }  // namespace kvferry::controller

@@ -40,15 +40,15 @@ class Server {
   /// Makes a server without listeners.
   Server(const DirectoryOptions& options, const Clock& clock) : clock_(clock), sessions_(options, clock.now()) {}
 
-  /// Adds a listener; to be called before run(). kUnavailable: no file descriptor is left to wait for the listener.
+  /// Adds a listener; must not be called after run(). kUnavailable: no file descriptor is left to wait for it.
   Result<void> add_listener(std::unique_ptr<Listener> listener);
   /// Same as add_listener(), but returns the error if `listener` is one, else the listener's actual address.
   Result<std::string> add_bound(Result<std::unique_ptr<BoundListener>> listener);
   /// Adds a function that is called at the end of each turn of the loop, after messages and expired leases. It must not
-  /// block for long. To be called before run().
+  /// block for long. at_turn_end() itself must not be called after run().
   void at_turn_end(std::function<void(TimeNs now)> then) { turn_ends_.push_back(std::move(then)); }
 
-  /// For listeners and functions of at_turn_end(). Use it only on the thread of run(), or before run().
+  /// Listeners and functions of at_turn_end() may use the sessions and the directory, as may the caller before run().
   Sessions& sessions() { return sessions_; }
   Directory& directory() { return sessions_.directory(); }
 

@@ -18,8 +18,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // bound on the input of one connection in one turn
-constexpr std::size_t kStreamMessagesPerTurnMax = 1024;       // bound, so that a flood does not delay lease checks
+constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // limit on the input of one connection in one turn
+constexpr std::size_t kStreamMessagesPerTurnMax = 1024;       // limit in one turn: a flood must not delay lease checks
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
@@ -38,8 +38,8 @@ struct StreamConnection {
   TimeNs heard_at;
   std::string in{};  // an incomplete message, with its length before it
   UnsentMessages out{kUnsentRepliesBytesMax};
-  bool waits_for_room = false;  // epoll reports when the socket is writable
-  bool is_given_up = false;     // closed at the end of the turn
+  bool waits_for_room = false;  // `out` has unsent replies; epoll reports when the socket is writable
+  bool is_given_up = false;     // to be closed at the end of the turn, to make room for a new connection
   /// Set if the connection was refused: its input is ignored until this time or until the peer closes the connection,
   /// because closing a socket with unread input would discard the output.
   std::optional<TimeNs> ends_at{};
@@ -69,7 +69,7 @@ class StreamListener final : public BoundListener, private ReplySender {
     bool more_waits = num_events == static_cast<int>(events.size());
     num_received_ = 0;
     for (int i = 0; i < num_events; ++i) {
-      // The remaining connections stay readable; epoll reports first those that were not reported for longest.
+      // The remaining connections stay readable; epoll reports first those that have waited longest.
       if (num_received_ >= kStreamMessagesPerTurnMax) {
         more_waits = true;
         break;

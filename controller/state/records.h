@@ -19,9 +19,9 @@ namespace kvferry::controller {
 
 constexpr std::uint32_t kStateFormat = 1;  // raise it with each change that an older release would misread
 
-/// A log continues the log with the next lower number, unless `begins_anew` is set: then changes between the two logs
-/// are missing, and only the snapshot with the same number as the later log has them. A snapshot and all logs with its
-/// number or a higher one are the whole state.
+/// A log continues the log with the next lower number. If `begins_anew` is set, changes between them are missing;
+/// only the snapshot with this log's number has them. A snapshot and all logs with its number or a higher one are the
+/// whole state.
 struct FileHead {
   std::string kind;  // "log" or "snapshot"
   std::uint32_t format = kStateFormat;

@@ -55,9 +55,9 @@ struct LoadedState {
   std::vector<std::string> set_aside;  // paths of damaged files, to be renamed
 };
 
-/// Loads the state into an empty directory. Truncates a torn end of the last log. If a file is damaged, loads the data
-/// before the damage; the nodes publish the rest again. kInvalidArgument: a file has another format. kUnavailable: a
-/// file cannot be read.
+/// Loads the state into an empty directory. Removes a torn batch at the end of the last log. If a file is damaged,
+/// loads the data before the damage; the nodes publish the rest again. kInvalidArgument: a file has another format.
+/// kUnavailable: a file cannot be read.
 Result<LoadedState> load_state(const StateFolder& folder, DirectoryState& state);
 
 /// Syncs a folder, so that its file names survive a loss of power.

@@ -1,9 +1,10 @@
 // Persists a directory in a state folder: a log of its changes, and occasional snapshots.
 //
 // The changes of one turn of the server's loop form one batch of the log, which another thread writes. When the log has
-// grown, a new log begins together with a snapshot: an image of the nodes, and a walk through the tables, one block
-// each turn. The snapshot is valid once the log of the changes during the walk is on disk; then older files are
-// removed. After a write failure the log has a gap, and the state is not durable before the next snapshot.
+// grown, a new log begins together with a snapshot: an image of the nodes, and a walk through the directory's tables,
+// one TableBlock (part of a table) each turn. The snapshot is valid once the log of the changes during the walk is on
+// disk; then older files are removed. After a write failure the log has a gap, and the state is not durable before the
+// next snapshot.
 #pragma once
 
 #include <unistd.h>
@@ -31,7 +32,7 @@ struct StateOptions {
   WriteCall write = ::write;
 };
 
-/// A listener that runs last in each turn of the server's loop. Threads: the directory's owner thread.
+/// Records changes as the directory's Journal; makes snapshots as a Listener. Threads: the directory's owner thread.
 class StateJournal final : public Journal, public Listener {
  public:
   /// Loads the folder into `directory`, which must be empty and outlive the journal, and then records its changes.
@@ -48,7 +49,7 @@ class StateJournal final : public Journal, public Listener {
   std::uint64_t kept_below(NodeId node, std::uint64_t next_sequence) override;
   StateStatus status(TimeNs now) const override;
 
-  /// Queues the current batch for writing. Call at the end of each turn.
+  /// Queues the current batch for writing. The server calls it at the end of each turn.
   void flush();
 
   int fd() const override;
@@ -63,7 +64,7 @@ class StateJournal final : public Journal, public Listener {
  private:
   enum class Phase { kIdle, kWalking, kSyncing, kFinishing };
   struct Durable {
-    std::uint64_t below = 0;       // messages below this number are durable, as last reported to the node
+    std::uint64_t below = 0;       // messages with lower numbers are durable, as last reported to the node
     std::uint64_t next_below = 0;  // the next value of `below`, once the batch `mark` is written
     std::uint64_t mark = 0;
   };
@@ -88,7 +89,7 @@ class StateJournal final : public Journal, public Listener {
   const Clock& clock_;
   DirectoryState state_;
   EventFd wake_up_{std::nothrow};
-  std::atomic<bool> wants_wake_up_{false};  // the snapshot's next step waits for progress of a file
+  std::atomic<bool> wants_wake_up_{false};  // a snapshot is in progress; its next step may wait for a file
   BackgroundFile log_, snapshot_;
 
   std::string batch_;       // changes since the last flush(); empty: none
