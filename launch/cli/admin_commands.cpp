@@ -23,7 +23,7 @@ using Time = std::chrono::steady_clock;
 
 constexpr std::int64_t kAdminTimeoutMs = 2000;
 constexpr std::chrono::milliseconds kPollEvery{200};
-constexpr std::chrono::milliseconds kIdleFor{1500};  // required idle time: proxies may still send requests to the node
+constexpr std::chrono::milliseconds kIdleFor{1500};  // how long a node must be idle: proxies may still send it requests
 
 struct Flags {
   SettingFlags values;  // the flags of add_controller_option()

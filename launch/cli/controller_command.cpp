@@ -20,8 +20,8 @@ namespace {
 
 std::atomic<controller::Server*> g_server{nullptr};
 
-/// Returns the newest incarnation that the controller accepts: an hour ahead of this host's clock, since the clocks of
-/// a cluster differ by less.
+/// Returns the newest incarnation that the controller accepts. An incarnation is the time of a start; an hour ahead of
+/// this host's clock is allowed, since the clocks of a cluster differ by less.
 std::uint64_t newest_incarnation() {
   return static_cast<std::uint64_t>((std::chrono::system_clock::now() + std::chrono::hours(1)).time_since_epoch() /
                                     std::chrono::nanoseconds(1));

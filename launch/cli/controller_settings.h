@@ -17,7 +17,7 @@
 
 namespace kvferry::cli {
 
-/// The settings of `kvferry controller`. An empty string stands for a default that follows from other settings.
+/// The settings of `kvferry controller`. An empty string: not given; with_shown_default() says what then applies.
 struct ControllerConfig {
   std::string bind = "tcp://127.0.0.1:14600";
   std::string stream = "none";
@@ -120,7 +120,7 @@ struct ControllerAddress {
 };
 /// Adds `--controller` and `--cluster-key-file`; KVFERRY_CONTROLLER and KVFERRY_CLUSTER_KEY_FILE also set them.
 void add_controller_option(CLI::App& command, SettingFlags& flags);
-/// Returns what add_controller_option() added. kInvalidArgument: the controller is not an endpoint; the errors of
+/// Returns the controller that the flags or the environment name. Errors: kInvalidArgument (not an endpoint), those of
 /// net::read_cluster_key().
 Result<ControllerAddress> controller_of(const SettingFlags& flags);
 

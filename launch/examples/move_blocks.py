@@ -11,7 +11,7 @@ def child(pipe: connection.Connection) -> None:
     cache = bytearray(b"".join(bytes([number]) * BLOCK for number in range(64)))
     with Transport() as transport:
         pipe.send((transport.address(), transport.register(cache).exported))
-        pipe.recv()  # the parent is done
+        pipe.recv()  # waits until the parent is done
     assert cache[5 * BLOCK : 6 * BLOCK] == b"p" * BLOCK
 
 

@@ -18,8 +18,8 @@ struct ConnectorFlags {
 };
 
 /// Prints progress on stderr and a table on stdout; writes the JSON file that the flags name. kInvalidArgument: a
-/// flag has an invalid value; kUnavailable: the file can't be written. A Python without vLLM, or a peer that does not
-/// load, only causes a warning.
+/// flag has an invalid value; kUnavailable: the file can't be written. A Python without vLLM, or a connector named in
+/// `peers` that can't be loaded, only causes a warning.
 Result<void> run_connector_bench(const ConnectorFlags& flags);
 
 }  // namespace kvferry::bench

@@ -110,7 +110,7 @@ struct Batch {
   std::string payload;
 };
 
-/// Counts the hashes and drops them.
+/// Counts the hashes of the decoded events and keeps nothing else.
 class CountingSink final : public controller::EngineEventSink {
  public:
   void stored(const controller::BlocksStored& blocks) override {

@@ -1,4 +1,4 @@
-// A controller in a child process, filled with the benchmark's load, and two echo servers in the same process.
+// A child process with a controller, filled with the benchmark's load, and two echo servers.
 #pragma once
 
 #include <sys/types.h>

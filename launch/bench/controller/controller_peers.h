@@ -1,8 +1,9 @@
-// Other projects' directories under the load of `kvferry bench controller`, measured by programs of launch/bench/peers.
+// Other projects' directories, here called peers, under the load of `kvferry bench controller`. A program of
+// launch/bench/peers measures each.
 //
 // A program reads {"hashes", "repeat", "seconds"} as a line of JSON. It writes lines: {"step": text} for the progress,
-// {"peer": figures} or {"error": reason}, and {"done": true} at its end. Rates of a peer that is a server are per
-// second of the server's processor time.
+// {"peer": figures} or {"error": reason}, and {"done": true} at its end. Figures named per_s_per_core are per second of
+// the processor time of the peer's server.
 #pragma once
 
 #include <functional>

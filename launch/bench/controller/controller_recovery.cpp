@@ -35,7 +35,7 @@ controller::DirectoryOptions directory_options() {
 }
 
 struct StateFigures {
-  double worst_lookup_us = 0;  // during a snapshot, with the other work of that turn of the thread
+  double worst_lookup_us = 0;  // slowest one during a snapshot; includes the journal's work before it
   double snapshot_s = 0;
   double bytes = 0;
 };

@@ -94,7 +94,7 @@ class RemoteBench {
       const TimeNs now = clock_.now();
       link.process(now);
       if (link.receive()) return clock_.now() - begun;
-      if (!is_sent) is_sent = link.send("an empty message");  // the link was not connected yet
+      if (!is_sent) is_sent = link.send("an empty message");  // send() fails until the link is connected
       if (now - begun > kPatienceMs * kMillisecond) throw no_answer();
     }
   }

@@ -20,7 +20,7 @@ constexpr std::uint64_t kSecondsMax = 600;
 constexpr std::uint64_t kRateMax = 10'000;
 constexpr std::uint64_t kStepsOfOneSize = 6;
 constexpr rlim_t kFilesMax = 200'000;
-constexpr std::uint64_t kFilesOfLink = 4;  // a socket, ZeroMQ's mailbox, an event descriptor and an epoll descriptor
+constexpr std::uint64_t kFilesOfLink = 4;  // a connection's socket, ZeroMQ mailbox, eventfd and epoll descriptor
 constexpr std::uint64_t kFilesBeside = 200;
 
 /// Returns a step for each size of the fleet and each rate of lookups.

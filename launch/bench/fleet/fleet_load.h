@@ -1,8 +1,8 @@
 // The load of `kvferry bench fleet`: the chunks that each of many nodes holds, stores, evicts and looks up.
 //
 // A node holds conversations of 128 chunks. The first 8 chunks of each are one of 16 system prompts, which every node
-// holds; the other chunks are the conversation's own, and every fourth conversation lies on two nodes. A node stores
-// the next chunk of its newest conversation and evicts the last of its oldest, so that it always holds the same number
+// holds; the other chunks are the conversation's own. Two nodes hold every fourth conversation. A node stores the next
+// chunk of its newest conversation and evicts the last chunk of its oldest one, so that it always holds the same number
 // of chunks. Keys are computed, so that thousands of nodes need no memory for them.
 #pragma once
 
@@ -27,7 +27,8 @@ struct Conversation {
   std::uint32_t node = 0;
   std::uint64_t number = 0;  // number of the conversation on that node
 
-  /// Returns the prefix of the own chunks. Two neighbouring nodes share the prefix of every fourth conversation.
+  /// Returns the prefix (controller_load.h) of the conversation's own chunks. Two neighbouring nodes share the prefix
+  /// of every fourth conversation.
   std::uint64_t prefix() const {
     const std::uint64_t owner = number % 4 == 0 ? node & ~std::uint32_t{1} : node;
     return owner << 24 | (number & 0xffffff);
@@ -41,7 +42,7 @@ struct Conversation {
     fill_keys<ChunkKey>(position < kSystemChunks ? system_prefix(number) : prefix(), position, std::span(&key, 1));
     return key;
   }
-  /// Fills `keys` with all keys, in the order of a lookup.
+  /// Fills `keys` with all keys of the conversation, from its first chunk to its last.
   void keys(std::vector<ChunkKey>& keys) const {
     keys.resize(kConversationChunks);
     fill_keys<ChunkKey>(system_prefix(number), 0, std::span(keys).first(kSystemChunks));

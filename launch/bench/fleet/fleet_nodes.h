@@ -23,7 +23,7 @@ struct FleetLoad {
 /// Results of lookups since the last take_lookups().
 struct LookupTimes {
   std::vector<double> us;       // time from the call to the reply, for each lookup
-  std::uint64_t num_wrong = 0;  // replies that did not name the node that holds all the keys
+  std::uint64_t num_wrong = 0;  // replies that did not name the node whose conversation was looked up
   std::uint64_t num_failed = 0;
 };
 
@@ -56,8 +56,8 @@ class Fleet {
   std::uint32_t num_up() const;
   LookupTimes take_lookups();
   std::size_t num_waiting() const;  // lookups without an answer
-  /// Returns the time of the last answer since take_lookups() that took over 50 ms and at least `older_than`; nullopt
-  /// if there is none.
+  /// Returns when the last slow answer since take_lookups() arrived, one that took over 50 ms and at least
+  /// `older_than`; nullopt if there is none.
   std::optional<TimeNs> last_slow(TimeNs older_than) const;
   /// Makes another node look up a conversation that only `node` holds.
   void probe(std::uint32_t node);

@@ -48,8 +48,8 @@ class Phases {
     turn_for(kWarmUp);
     const TimeNs counted_at = fleet_.now();
     const Totals before = totals();
-    // The nodes stood still while the status was fetched and now catch up in a burst, which nodes on their own machines
-    // would not send.
+    // The nodes stood still while totals() waited, and now catch up in a burst that nodes on machines of their own
+    // would not send. The lookups of that burst do not count.
     turn_for(kSettle);
     fleet_.take_lookups();
     fleet_.take_lateness();
@@ -122,8 +122,8 @@ class Phases {
     row_["rolling_failed_lookups"] = lookups.num_failed;
   }
 
-  /// Kills a controller. A single controller is then started again with its state; of several replicas, the others
-  /// serve its nodes.
+  /// Kills a controller, measures the time until its nodes have one again, and starts it again with its state. If there
+  /// are other replicas, the nodes turn to those; a single controller's nodes wait until it has started again.
   void killed_controller() {
     const bool is_alone = step_.controllers.num_replicas == 1;
     fleet_.take_lookups();

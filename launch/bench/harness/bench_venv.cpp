@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// --no-deps avoids torch, which takes gigabytes: for host memory nixl-cu13 needs only numpy, Mooncake's engine needs
-// nothing else, and LMCache's controller needs only the listed packages.
+// pip's --no-deps avoids torch, which takes gigabytes and is not needed, or is in vLLM's Python already. It leaves out
+// all other dependencies too, so these lists name those that are needed.
 const std::map<std::string, std::vector<std::string>>& packages() {
   static const std::map<std::string, std::vector<std::string>> all{
       {"nixl", {"--no-deps", "numpy", "nixl-cu13"}},

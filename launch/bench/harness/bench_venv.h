@@ -1,5 +1,6 @@
-// The benchmark's virtual environment: peers and matplotlib, installed from PyPI when they are first asked for. In a
-// checkout it is build/bench-venv, else $XDG_CACHE_HOME/kvferry/bench-venv (~/.cache by default).
+// The benchmark's Python virtual environment: matplotlib and the other systems to measure (--peers), installed from
+// PyPI when they are first asked for. In a checkout it is build/bench-venv, else $XDG_CACHE_HOME/kvferry/bench-venv
+// (~/.cache by default).
 #pragma once
 
 #include <span>
@@ -11,11 +12,13 @@
 namespace kvferry::bench {
 
 /// Installs what is missing for "nixl", "mooncake", "ucx", "plot", "connector_lmcache", or "controller_" followed by
-/// one of kControllerPeers; `say` gets a line for each step that takes a while. PYTHON names the interpreter (python3
-/// by default), and pip's own settings are honoured. Failures: kUnavailable with the reason in one line, kCancelled.
+/// one of kControllerPeers; `say` gets a line for each step that takes a while. The environment variable PYTHON names
+/// the interpreter (python3 by default), and pip's own settings are honoured. Failures: kUnavailable with the reason in
+/// one line, kCancelled.
 void ensure_installed(const std::string& what, const Say& say);
 
-/// Returns the command that runs a script with the virtual environment's Python. Call ensure_installed() first.
+/// Returns the command that runs a script with the virtual environment's Python. Before the command is run, the caller
+/// must have called ensure_installed(), which writes the script.
 Command script_command(const std::string& script, std::vector<std::string> words);
 
 /// Writes a script and returns its path, for a Python outside the virtual environment. kUnavailable: the file can't be

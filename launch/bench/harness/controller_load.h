@@ -1,9 +1,10 @@
 // The load of `kvferry bench controller`: prefixes that workers hold, and lookups of them. `bench fleet` takes its keys
 // from here too, and peers/controller_load.py is the same in Python.
 //
-// Keys come in prefixes of 1024. Each prefix has one worker, and every second prefix has another worker as well, which
-// makes 1.5 placements per hash. Workers publish their prefixes in batches of 32 keys, alternately, as engines do. Keys
-// are computed from (prefix, position), so that the load takes no memory of its own.
+// Keys, called hashes in the figures, come in prefixes of 1024 keys. One worker holds each prefix, and another worker
+// every second prefix as well, which makes 1.5 holders per key. Workers publish their prefixes in batches of 32 keys,
+// alternately, as engines do. Keys are computed from (prefix, position in the prefix), so that the load takes no memory
+// of its own.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +46,8 @@ inline std::uint32_t second_worker(std::uint64_t prefix) {
   return (first_worker(prefix) + 1 + static_cast<std::uint32_t>(prefix / 2) % (kNumWorkers - 1)) % kNumWorkers;
 }
 
-/// Calls handle(worker, prefix, position) for each batch of prefixes [begin, end), alternating between 64
-/// prefixes at a time.
+/// Calls handle(worker, prefix, position of the first key) for each batch of the prefixes [begin, end). Takes 64
+/// prefixes at a time: first their first batches, then their second ones, and so on.
 template <class Handle>
 void for_each_batch(std::uint64_t begin, std::uint64_t end, const Handle& handle) {
   for (std::uint64_t some = begin; some < end; some += kNumWorkers) {

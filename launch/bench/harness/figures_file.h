@@ -1,4 +1,5 @@
-// The outputs of a benchmark: a file of JSON figures, with the machine's facts, and the picture that a script draws.
+// The outputs of a benchmark: a file of JSON figures, with facts about the machine, and the picture that
+// peers/plots.py draws.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,7 +12,8 @@ namespace kvferry::bench {
 /// Returns {"version", "boot_id", "cores", "cpu", "kernel", "huge_pages", "date"}; a fact that can't be read is empty.
 nlohmann::json host_facts();
 
-/// Writes the figures into `name`, or nothing if `name` is empty. Failure kUnavailable: the file can't be written.
+/// Writes the figures into the file `name`; writes nothing if `name` is empty. Failure kUnavailable: the file can't be
+/// written.
 void write_json(const std::string& name, const nlohmann::json& figures);
 
 /// Returns a figure divided by `unit`, with `digits` digits after the point; "-" if the figure is missing.
@@ -21,8 +23,8 @@ std::string number_text(const nlohmann::json& figures, const std::string& name, 
 /// reason. Failure: kCancelled.
 void try_part(const std::string& name, nlohmann::json& missing, const Say& say, const std::function<void()>& part);
 
-/// Draws the figures into `name` (.png) with peers/plots.py's drawing `kind`, or nothing if `name` is empty; installs
-/// matplotlib on demand. If the picture can't be drawn, `say` gets a warning. Failure: kCancelled.
+/// Draws the figures into the file `name` (.png), or nothing if `name` is empty; installs matplotlib on demand. `kind`:
+/// a key of KINDS in peers/plots.py. If the picture can't be drawn, `say` gets a warning. Failure: kCancelled.
 void draw(const std::string& name, const std::string& kind, const nlohmann::json& figures, const Say& say);
 
 }  // namespace kvferry::bench

@@ -17,7 +17,7 @@ struct Unit {
   std::uint64_t bytes;
 };
 constexpr std::array<Unit, 3> kUnits{{{"GiB", 1ULL << 30}, {"MiB", 1ULL << 20}, {"KiB", 1ULL << 10}}};
-constexpr double kFlagBytesMax = 1ULL << 50;  // a larger value is taken for a typing error
+constexpr double kFlagBytesMax = 1ULL << 50;  // a larger size is rejected as a typing error
 
 }  // namespace
 

@@ -10,7 +10,7 @@
 namespace kvferry::bench {
 namespace {
 
-constexpr std::size_t kLineBytesMax = 1 << 20;  // an exported address is the longest field
+constexpr std::size_t kLineBytesMax = 1 << 20;  // a longer line is an error; exported addresses are the longest fields
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Exchanges JSON objects, one per line, over a socket or a pair of pipes, between driver, listener and workers.
+// Exchanges JSON objects, one per line, over a socket or a pair of pipes, between the processes of a benchmark.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ class LineLink {
   /// If `out` is empty, `in` is a socket that is also used for sending.
   explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
-  /// kPeerLost: the other side has closed the connection.
+  /// kPeerLost: the other process has closed the connection.
   Result<void> send(const nlohmann::json& message);
   /// Errors: kTimeout, kCancelled (the user's interrupt), kPeerLost (the connection is closed), kCorrupt
   /// (the line is no JSON object, or too long).

@@ -60,7 +60,7 @@ ChildProcess::ChildProcess(const Command& command) : errors_(::memfd_create("std
   if (::pipe2(from_child, O_CLOEXEC) != 0) throw failure();
   const OwnedFd childs_stdout(from_child[1]);
   link_.emplace(OwnedFd(from_child[0]), std::move(commands));
-  // Made before fork(), because the child must not allocate between fork() and exec().
+  // argv and envp are made before fork(), because the child must not allocate between fork() and exec().
   std::vector<std::string> words = command.words;
   std::vector<std::string> environment = environment_with(command.environment);
   const std::vector<char*> argv = pointers(words);
@@ -150,7 +150,7 @@ Command self_command(std::vector<std::string> words) {
 void run_peer_program(const Command& command, const Json& spec, const Say& say,
                       const std::function<void(const Json&)>& take) {
   ChildProcess child(command);
-  (void)child.link().send(spec);  // if the program has already ended, its last line of stderr is the better error
+  (void)child.link().send(spec);  // ignores a failure: if the program has ended, its last line of stderr says more
   while (true) {
     const Result<Json> received = checked(child.link().receive(kLinePatience));
     if (!received && received.error().code == ErrorCode::kPeerLost)

@@ -19,11 +19,12 @@ struct Command {
   std::vector<std::string> environment;  // NAME=VALUE, added to this process's own variables
 };
 
-/// Exchanges lines with the program over its stdin and stdout, and keeps its stderr. The kernel ends the program when
-/// the thread that started it ends. The destructor waits for the program to end, then sends SIGTERM, then SIGKILL.
+/// A program that this process starts. Lines are exchanged over its stdin and stdout; its stderr is kept. The kernel
+/// ends the program when the thread that started it ends. The destructor closes the program's stdin; if the program
+/// still runs 2 s later, or at once after the user's interrupt, it gets SIGTERM, and 4 s later SIGKILL.
 class ChildProcess {
  public:
-  /// Failure kUnavailable: no process or pipe is left.
+  /// Failure kUnavailable: the system can't create the process or its pipes.
   explicit ChildProcess(const Command& command);
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
@@ -33,7 +34,7 @@ class ChildProcess {
   /// Returns the last line that the program has written to stderr.
   std::string last_words() const;
   /// Closes the program's stdin and waits. Returns the exit status, 128 + the number of the signal that ended the
-  /// program, or -1 if it still runs.
+  /// program, or -1 if it still runs after `patience_ns`.
   int wait(TimeNs patience_ns);
   /// Sends SIGKILL and waits.
   void kill();
@@ -58,8 +59,9 @@ Command self_command(std::vector<std::string> words);
 
 using Say = std::function<void(const std::string&)>;
 
-/// Runs a peer's program: sends `spec`, hands {"step": text} to `say` and every other line to `take` until
-/// {"done": true}. Failures: those of the program, of `take`, and kUnavailable if the program ends too early.
+/// Runs a program of launch/bench/peers: sends `spec`, hands the text of {"step": text} to `say` and every other line
+/// to `take`, and returns at {"done": true}. Failures: the errors that the program reports, those of `take`,
+/// kUnavailable if the program ends before {"done": true}, kTimeout, kCancelled.
 void run_peer_program(const Command& command, const nlohmann::json& spec, const Say& say,
                       const std::function<void(const nlohmann::json&)>& take);
 

@@ -1,6 +1,7 @@
-"""A peer's worker process of `kvferry bench transfer`: launch/bench/transfer/worker.h in Python.
+"""The worker process of `kvferry bench transfer` for peers: launch/bench/transfer/worker.h in Python.
 
-Each peer implements Engine. The pattern and the order of the blocks are those of launch/bench/transfer/pattern.cpp.
+Each peer, which is another system such as NIXL, implements Engine. The pattern and the order of the blocks are
+those of launch/bench/transfer/pattern.cpp.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def num_blocks(spec: dict[str, Any]) -> int:
 
 
 def longest_running(spec: dict[str, Any]) -> int:
-    """Returns how many tokens the longest running request can have: its prompt, a token per step, and two blocks."""
+    """Returns how many tokens the longest running request can have: its prompt, a token per step, and spare blocks."""
     return RUNNING_PROMPT_TOKENS + spec["running"] + spec["repeat"] + 2 * BLOCK_TOKENS
 
 

@@ -144,7 +144,7 @@ class Indexer(RemoteDirectory):
             self.workers[told[0]].send_multipart(message)
             last[told[0]] = told
         for worker, prefix, position in last.values():  # a worker's events arrive in order, so its last one is enough
-            # The last stored batch completes a prefix; the last evicted batch is the first one of a prefix.
+            # Last stored: the end of a prefix, so all its keys are found. Last evicted: its start, so none are found.
             depth = position + BATCH_KEYS if position else 0
             asked = query(keys_at(prefix, 0, max(depth, 1)))
             wait_until(lambda worker=worker, depth=depth, asked=asked:

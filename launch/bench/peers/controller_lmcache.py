@@ -30,7 +30,7 @@ ASKER = "asker"
 
 
 def import_controller(name: str) -> Any:
-    """Imports a module of LMCache's controller."""
+    """Imports a module of LMCache's controller, with mock modules in place of torch and transformers."""
     importlib.import_module("lmcache")  # works without torch
     while True:
         try:
@@ -140,7 +140,7 @@ class Controller(RemoteDirectory):
     def take(self, prepared: list[tuple[bool, Batch, bytes]]) -> None:
         for _, _, batch in prepared:
             self.events.send(batch)
-        is_store, (_, prefix, position), _ = prepared[-1]  # all events arrive in order over one socket
+        is_store, (_, prefix, position), _ = prepared[-1]  # events arrive in order, so waits for the last one only
 
         def is_taken() -> bool:
             answer = self.ask(asked_for(prefix, position, 1))

@@ -12,7 +12,7 @@ PREFIX_KEYS = 1024
 BATCH_KEYS = 32
 LOOKUP_KEYS = 128
 
-Batch = tuple[int, int, int]  # worker, prefix, position
+Batch = tuple[int, int, int]  # worker, prefix, position of the first key in the prefix
 
 
 def keys_at(prefix: int, position: int, count: int) -> np.ndarray:
@@ -28,7 +28,8 @@ def workers_of(prefix: int) -> list[int]:
 
 
 def batches(begin: int, end: int, batch_keys: int = BATCH_KEYS) -> Iterator[Batch]:
-    """Yields the batches of prefixes [begin, end), alternating between 64 prefixes at a time."""
+    """Yields the batches of prefixes [begin, end). Takes 64 prefixes at a time: first their first batches, then their
+    second ones, and so on."""
     for some in range(begin, end, NUM_WORKERS):
         for position in range(0, PREFIX_KEYS, batch_keys):
             for prefix in range(some, min(some + NUM_WORKERS, end)):

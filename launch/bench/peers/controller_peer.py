@@ -1,7 +1,7 @@
-"""The measurements of a peer's program of `kvferry bench controller --peers`.
+"""The measurements of `kvferry bench controller --peers`.
 
-A peer implements a Directory for each way to reach it. launch/bench/controller/controller_peers.h describes the lines
-of JSON on stdin and stdout.
+A peer is another project's directory; its program implements a Directory for each way to reach it.
+launch/bench/controller/controller_peers.h describes the lines of JSON on stdin and stdout.
 """
 
 from __future__ import annotations

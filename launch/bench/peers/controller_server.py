@@ -1,4 +1,4 @@
-"""Starts and observes servers that hold a peer's directory, for the peers' programs of `kvferry bench controller`."""
+"""Starts and observes the servers of other projects' directories, for `kvferry bench controller --peers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of JSON on stdin and stdout between `kvferry bench` and a peer's program."""
+"""Lines of JSON on stdin and stdout between `kvferry bench` and a program of this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERNAL = 10  # kInternal of transport/base/result.h
 
 
 class JsonLines:
-    """Takes over stdout at once: libraries that print must not mix their output with the answers."""
+    """Keeps stdout for these lines: what libraries print to stdout goes to stderr."""
 
     def __init__(self) -> None:
         self._lines = os.fdopen(os.dup(0), "r")

@@ -1,6 +1,6 @@
 """Mooncake's transfer engine over TCP, which finds peers by address (P2PHANDSHAKE).
 
-A request is one batch with notify.
+A request is one batch transfer with a notification.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """NIXL with its UCX backend, used as vLLM's connector uses it.
 
-Each side prepares the list of all blocks once; a request picks blocks from both lists by index (make_prepped_xfer), is
-posted, and is polled until it is done; the other side polls for the notification. Setting "default" has NIXL's progress
-thread, as users run it; "best" has none.
+Each worker prepares two lists for a job: its own blocks, and the other worker's. A request picks blocks from both lists
+by index (make_prepped_xfer), is posted, and is polled until it is done. The other worker polls for the notification.
+Setting "default" has NIXL's progress thread, as users run it; "best" has none.
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ def draw_fleet(figures: Figures) -> Any:
 
 
 def draw_transfer(figures: Figures) -> Any:
-    """Draws rates against the block size: solid lines for engines, dashed ones for the machine's limits."""
+    """Draws rates against the block size: solid lines for engines (dotted for an engine's second
+    setting), dashed ones for the machine's limits."""
     rows = figures["rows"]
     across = list(dict.fromkeys((row["path"], row["memory"]) for row in rows))
     down = list(dict.fromkeys(row["op"] for row in rows))

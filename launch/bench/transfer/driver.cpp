@@ -67,13 +67,14 @@ class Driver {
     }
   }
 
-  /// Returns all measurements; those of one path, memory and block size are adjacent, to see the same machine load.
+  /// Returns all measurements. Those of one path, memory and block size are adjacent, so that the machine's other load
+  /// is about the same for all of them.
   std::vector<Point> points() const {
     std::vector<Point> all;
     for (const std::string& path : options_.paths)
       for (const MemoryKind memory : options_.memories) {
         if (path == "shm" && memory == MemoryKind::kForeign && options_.memories.size() > 1)
-          continue;  // the other side can't map it
+          continue;  // another process can't map private memory
         for (const Shape& shape : options_.shapes)
           for (const Contender& contender : contenders(path, options_.peers, far_.is_same_host()))
             all.push_back({path, memory, shape, contender});

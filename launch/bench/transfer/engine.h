@@ -1,5 +1,5 @@
-// One way to move bytes, run by a benchmark's worker process. A measurement has two workers: the initiator moves
-// the bytes, the target owns the other memory and answers.
+// One way to move bytes, run by a benchmark's worker process. A measurement has two workers with a memory each: the
+// initiator moves bytes between the two memories, and the target answers.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace kvferry::bench {
 
-constexpr TimeNs kPatience = 60 * kSecond;  // longer than any transfer or start may take
+constexpr TimeNs kPatience = 60 * kSecond;  // limit of every wait for a transfer or a start
 
 /// The configuration of a worker; the first message to it has the same fields (peers/bench_worker.py reads them too).
 struct WorkerSpec {
@@ -24,7 +24,7 @@ struct WorkerSpec {
   Side side = Side::kInitiator;
   std::uint64_t bytes = 0;
   int core = -1;     // core of the calling thread, not of the engine's own threads; -1: any
-  std::string host;  // this side's address on the route to the other side
+  std::string host;  // this worker's address on the route to the other worker
 };
 
 nlohmann::json to_json(const WorkerSpec& spec);
@@ -37,7 +37,7 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  /// Returns the argument of the other side's connect(). `memory` must outlive the engine.
+  /// Returns the argument for connect() in the other worker. `memory` must outlive the engine.
   virtual nlohmann::json start(const WorkerSpec& spec, BenchMemory& memory) = 0;
   virtual void connect(const nlohmann::json& peer) = 0;
   virtual std::string describe() const { return ""; }
@@ -49,11 +49,12 @@ class Engine {
     own_ = block_offsets(job, side);
     others_ = block_offsets(job, side == Side::kInitiator ? Side::kTarget : Side::kInitiator);
   }
-  /// Moves all blocks of the job with one request: from building its descriptors until the target's answer.
+  /// Moves all blocks of the job with one request, from building the request's descriptors to receiving the target's
+  /// answer. This whole call is timed.
   virtual void transfer() = 0;
   /// The target's part of transfer(): waits for the notification, then answers.
   virtual void answer() {}
-  /// Sends one block with a notification to the other side, and waits until the other side has sent the same back.
+  /// Moves one block and notifies the target, then waits until the target has done the same.
   virtual void ping() = 0;
   /// The target's part of ping().
   virtual void pong() {}

@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 constexpr std::uint64_t kRounds = 2000;
 constexpr std::uint64_t kRoundsMin = 100;
 constexpr std::uint64_t kRoundsFirst = 20;
-constexpr double kPingSecondsMax = 1;  // limits the number of rounds if the blocks are large
+constexpr double kPingSecondsMax = 1;  // time for all rounds, so large blocks get fewer rounds (at least kRoundsMin)
 constexpr std::uint64_t kCallBytes[] = {64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20};
 
 struct Timed {
@@ -28,7 +28,7 @@ Timed transfer_once(WorkerPair& pair) {
   return {std::max(initiator.value("seconds", 0.0), 1e-9), initiator.value("cpu_s", 0.0) + target.value("cpu_s", 0.0)};
 }
 
-/// Returns the number of bytes per system call that is fastest for this job. Only for sockets.
+/// Returns the number of bytes per system call that is fastest for this job; only the engine "socket" uses it.
 std::uint64_t tune(WorkerPair& pair, const Job& job) {
   std::uint64_t best = 0;
   double best_seconds = 0;

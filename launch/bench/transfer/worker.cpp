@@ -106,7 +106,7 @@ class Worker {
     const std::span<std::byte> others = engine_->target_memory();
     const std::span<std::byte> destination = job_.is_push && !others.empty() ? others : memory_->span();
     if (std::getenv("KVFERRY_BENCH_DAMAGE") != nullptr)
-      destination[0] ^= std::byte{1};  // lets the benchmark's tests see a mismatch
+      destination[0] ^= std::byte{1};  // for tests: makes the check fail
     return {{"verified", holds_pattern(destination, job_, seed)}, {"describe", engine_->describe()}};
   }
 

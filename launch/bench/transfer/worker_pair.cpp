@@ -10,7 +10,7 @@ constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;  // lets the wo
 
 WorkerPair::~WorkerPair() {
   if (!has_target_ || !listener_.send({{"do", "stop_worker"}})) return;
-  // Answers of the worker may still arrive before the listener's own empty one.
+  // Answers of the target may still arrive before the listener's own answer, which is an empty object.
   while (true) {
     const Result<Json> answer = listener_.receive(kPatience);
     if (!answer || answer->empty()) return;

@@ -19,7 +19,7 @@ class WorkerPair {
 
   /// Starts the target and connects the two workers.
   void connect(const WorkerSpec& initiator, int target_core);
-  /// Sends a command to one side and returns its answer; errors name the side.
+  /// Sends a command to one worker and returns its answer. If that worker has ended, the error says which one.
   nlohmann::json ask_initiator(const nlohmann::json& message);
   nlohmann::json ask_target(const nlohmann::json& message);
   /// Sends a command to both sides, which execute it at the same time.

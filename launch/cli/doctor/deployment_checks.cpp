@@ -21,7 +21,7 @@ using Findings = std::vector<Finding>;  // without the check's name, which exami
 
 constexpr std::int64_t kStatusMs = 2000;
 constexpr int kConnectMs = 1500;
-constexpr std::uint64_t kSilenceMs = 2000;  // a node's heartbeats come every 500 ms
+constexpr std::uint64_t kSilenceMs = 2000;  // a silence this long is reported; heartbeats come every 500 ms
 
 std::string name_of(const NodeStatus& node) { return fmt::format("node {}", node.engine_id.value); }
 

@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 using Findings = std::vector<Finding>;  // without the check's name, which examine_host() adds
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-constexpr std::uint64_t kSharedMemoryMin = 64 * kMiB;  // default size in a container, which is too small for vLLM
+// /dev/shm must have more than this, a container's default size, which is too small for vLLM.
+constexpr std::uint64_t kSharedMemoryMin = 64 * kMiB;
 constexpr std::uint64_t kDescriptorsMin = 4096;
 
 std::string mib(std::uint64_t bytes) { return fmt::format("{} MiB", bytes / kMiB); }

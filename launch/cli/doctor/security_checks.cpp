@@ -27,8 +27,8 @@ std::string contents(const fs::path& file) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-/// Returns whether the process is the program, or has loaded the Python module. The kernel shows other users' processes
-/// to root only.
+/// Returns whether the process runs the program kvferry, or has loaded kvferry's Python module. The kernel shows other
+/// users' processes to root only.
 bool runs_kvferry(const fs::path& process) {
   std::error_code ignored;
   if (fs::read_symlink(process / "exe", ignored).filename() == "kvferry") return true;
