@@ -2,7 +2,7 @@
 
 A layer's tensor has the shape [block, head, token, content] for every physical order (vLLM's KVCacheLayout: LBHNC,
 LBNHC, BLHNC ...); only the strides differ. K and V of a head are side by side in the content, or all K heads come
-before all V heads. A latent cache (MLA) has one plane.
+before all V heads. K and V are one plane each; a latent cache (MLA) is one plane.
 """
 
 from typing import TYPE_CHECKING, NamedTuple

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CacheLayout(NamedTuple):
-    layers: list[tuple[str, int, Plane, Plane]]  # in the model's order: name, KV group, K, V; latent: K twice
+    layers: list[tuple[str, int, Plane, Plane]]  # in the model's order: name, KV group, K, V (= K if `planes` is 1)
     planes: int  # 2, or 1 for a latent cache
     num_kv_heads: int
     head_dim: int  # in elements
@@ -70,9 +70,9 @@ def cache_layout(
 def _state_planes(
     name: str, tensor: torch.Tensor, spec: "MambaSpec", planes: int, heads: int, dim: int, size: int, num_blocks: int
 ) -> LayerPlanes:
-    """Describes a layer's states as if each page were KV of `planes`, `heads` and `dim` with as many bytes.
+    """Describes a layer's states as if each block were KV of `planes` planes and `heads` heads with `dim` elements.
 
-    A chunk has either a whole page or no byte of it, so it does not matter which bytes count as which token.
+    A chunk has either a whole block or no byte of it, so it does not matter which bytes count as which token.
     """
     row = dim * size
     plane = spec.block_size * row

@@ -22,14 +22,14 @@ class _Adapter:
     path: str
     signature: str  # the files' signatures when the digest was taken
     digest: str | None  # None: the content that the worker has loaded is unknown
-    is_reloaded: bool  # vLLM's prefix cache may have blocks of its former content, under the same hashes
+    is_reloaded: bool  # True if its content has changed: vLLM's prefix cache may have old blocks under the same hashes
 
 
 class RequestExtras:
     """Makes the text of the extras: the adapter's digest, the weights epoch and cache_salt.
 
-    `weights_epoch`: number of completed resets since the start. `is_reset_due`: True after a reset that vLLM did not
-    complete, until the next reset. `num_reloads`: how often an adapter's content has changed.
+    `weights_epoch`: number of completed resets of the cache since the start. `is_reset_due`: True after a reset that
+    left blocks in vLLM's prefix cache, until the next reset. `num_reloads`: how often an adapter's content has changed.
     """
 
     def __init__(self) -> None:

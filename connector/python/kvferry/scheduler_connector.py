@@ -55,7 +55,7 @@ class SchedulerConnector:
                 windows=windows(specs),
                 keeps_state=keeps_state(specs),
                 checkpoint_alignment=checkpoint_alignment(specs),
-                # With pipeline parallelism later steps are planned while the first one is executed.
+                # In both cases vLLM plans a step while an earlier one still runs.
                 runs_ahead=vllm_config.scheduler_config.async_scheduling or parallel.pipeline_parallel_size > 1,
                 start_timeout_ms=START_TIMEOUT_MS,
             )
@@ -66,10 +66,10 @@ class SchedulerConnector:
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
         self._extras = RequestExtras()
-        self._extras_of: dict[str, str | None] = {}  # [request id] extras in its keys; None: it has no keys
+        self._extras_of: dict[str, str | None] = {}  # [request id] extras in its chunk keys; None: it has none
         self._wants_report: set[str] = set()
         self._kv_cache_manager: KVCacheManager | None = None
-        self._admitted: dict[str, list[int]] = {}  # [request id] blocks of the first KV group; admitted in this step
+        self._admitted: dict[str, list[int]] = {}  # [request admitted in this step] its blocks in KV group 0
         self._stats = StatsSource()
         logger.info(
             "kvferry: engine %s serves %s as %s at %s:%d",
@@ -221,8 +221,8 @@ class SchedulerConnector:
     def _evict_failed_blocks(self, bad_blocks: set[int]) -> None:
         """Removes blocks whose load failed, and blocks computed from them, from vLLM's prefix cache.
 
-        Under `recompute` vLLM leaves them there, since the request computes them again; but the request may be aborted
-        or preempted before that. Only requests admitted in this step can have such blocks.
+        With kv_load_failure_policy `recompute` vLLM leaves them there, since the request computes them again; but the
+        request may be aborted or preempted before that. Only requests admitted in this step can have such blocks.
         """
         bad = set(bad_blocks)
         known = 0

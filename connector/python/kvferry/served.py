@@ -93,7 +93,7 @@ def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
 
 
 def checkpoint_alignment(specs: "list[Any]") -> int:
-    """Returns checkpoint_alignment of CoreConfig: within a step vLLM copies states at multiples of it; 0: never."""
+    """Returns CoreConfig::checkpoint_alignment: inside a step vLLM copies states at its multiples; 0: never."""
     return next((spec.prefill_checkpoint_alignment or 0 for spec in specs
                  if getattr(spec, "num_prefill_checkpoint_blocks", 0)), 0)  # fmt: skip
 

@@ -34,13 +34,13 @@ class KeyFileError(Exception):
 
 @dataclass(frozen=True)
 class Signer:
-    """Signs and checks fields of kv_transfer_params. `clock`: seconds since 1970."""
+    """Signs and checks fields of kv_transfer_params. `clock` returns seconds since 1970."""
 
     key: bytes
     clock: Callable[[], float] = time.time
 
     def signed(self, names: tuple[str, ...], params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `params` with a ticket. Each of the names must be in it, with a string or an integer."""
+        """Returns `params` with a ticket. `params` must have a string or an integer for each name."""
         return {**params, TICKET: self._ticket(names, params, int(self.clock()) + LIFETIME_S)}
 
     def refusal(self, names: tuple[str, ...], params: Mapping[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ class WorkerConnector:
         self._vllm_config = vllm_config
         specs = served_specs(kv_cache_config, vllm_config)
         self._block_tokens = specs[0].block_size
-        # vLLM calls save_kv_layer() in attention layers only, but all layers of a chunk have to be saved in order.
+        # True if vLLM calls save_kv_layer() in all layers, as pushes layer by layer need; False with layers of state.
         self._has_layer_hooks = not keeps_state(specs)
         self._kv_cache_config = kv_cache_config
         self._node: WorkerNode | None = None
@@ -31,9 +31,10 @@ class WorkerConnector:
         self._wants_layers = False  # True if the current step has saves that are pushed layer by layer
         speculative = vllm_config.speculative_config
         self._speculates = speculative is not None
-        # The layers of a draft model are in the chunks, and vLLM runs them in the last pipeline stage.
+        # True if this rank runs a draft model: vLLM runs it in the last pipeline stage. The KV of its layers is in the
+        # chunks.
         self._drafts = self._speculates and speculative.uses_draft_kv_cache() and get_pp_group().is_last_rank
-        self._open_report: StepReport | None = None  # given to vLLM, which sends it after wait_for_save()
+        self._open_report: StepReport | None = None  # vLLM has it already; save() adds the step's saves
         self._extra_json = settings_json(vllm_config, specs)
         try:
             check_config(self._extra_json)
@@ -99,9 +100,10 @@ class WorkerConnector:
     def take_report(self) -> StepReport | None:
         """Returns what this rank did in the step.
 
-        With speculative decoding, vLLM's v1 model runner calls this before wait_for_save(), which it calls after the
-        drafter, in the last pipeline stage only. So either save() completes the report later, or the save runs here:
-        the next step's report is too late, because the decode node asks for the prompt during that step.
+        With speculative decoding, vLLM's v1 model runner calls this before wait_for_save(). It calls wait_for_save()
+        after the draft model, in the last pipeline stage only. If this rank runs a draft model, save() completes the
+        report later. Otherwise the save runs here: the next step's report would be too late, because the decode node
+        asks for the prompt during that step.
         """
         if self._drafts:
             self._open_report = StepReport(self._take_payloads())

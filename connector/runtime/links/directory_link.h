@@ -13,7 +13,7 @@
 
 namespace kvferry {
 
-/// Threads: one owner makes all calls.
+/// Threads: one at a time.
 class DirectoryLink {
  public:
   DirectoryLink(const LinkParts& parts, std::unique_ptr<controller::Client> directory)

@@ -11,9 +11,10 @@ namespace {
 // Longest time that a lease request waits for saves: when a prompt is handed over, the GPU may still copy its last
 // chunks to the pool.
 constexpr TimeNs kSavePatience = 200 * kMillisecond;
-// Limit on hashing runs of chunks for a reader of other parallelism; shorter than the reader's own limit of one second.
+// Longest time for hashing runs (parts) of chunks for a reader of other parallelism; shorter than the second for which
+// the reader waits.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
-constexpr std::size_t kDelayedMax = 1000;  // limit on requests that wait for saves; others don't wait
+constexpr std::size_t kDelayedMax = 1000;  // limit on requests that wait for saves; beyond it a request does not wait
 
 }  // namespace
 
@@ -100,8 +101,8 @@ void LeaseLinks::answer(Request request) {
   }
 }
 
-/// Sends an answer, without the ranks' addresses and regions if nothing is leased, because they suffice to read the
-/// pools.
+/// Sends an answer. If nothing is leased, it leaves out the ranks' addresses and regions, because these suffice to read
+/// the pools.
 void LeaseLinks::send(const Asker& asker, LeaseAnswer answer) {
   for (RankEndpoint& rank : answer.ranks) {
     if (!answer.reply.chunks.empty()) break;

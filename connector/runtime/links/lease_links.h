@@ -10,7 +10,7 @@
 
 namespace kvferry {
 
-/// Threads: one owner makes all calls.
+/// Threads: one at a time.
 class LeaseLinks {
  public:
   explicit LeaseLinks(const LinkParts& parts) : parts_(parts) {}
@@ -36,7 +36,8 @@ class LeaseLinks {
     LeaseRequest request;
     TimeNs deadline = 0;  // when the request is answered without the chunks that are still being saved
   };
-  /// Returns true if a chunk of a handed-over prompt is still being saved. Called under the core's lock.
+  /// Returns true if the request is for a handed-over prompt of which a chunk is still being saved. Called under the
+  /// core's lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);
   void send(const Asker& asker, LeaseAnswer answer);

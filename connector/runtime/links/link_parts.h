@@ -16,12 +16,13 @@
 
 namespace kvferry {
 
-/// [chunk] Number of workers that have not yet reported its save. With a GPU, they report it in a later step.
+/// [chunk] Number of workers that have not yet reported the chunk's save. With a GPU, they report it in a later step.
 using UnreportedSaves = std::map<ChunkRef, std::uint32_t>;
 
 /// All referenced objects outlive the parts. The send functions return false if the message could not be queued.
 struct LinkParts {
-  /// with_core() calls an event with the core and the time, under the core's lock, and queues the core's actions.
+  /// with_core() calls the given function with the core and the time, under the core's lock, and queues the core's
+  /// actions.
   using Event = std::function<void(SchedulerCore& core, TimeNs now)>;
   std::function<void(const Event&)> with_core;
   PeerLinks& peers;

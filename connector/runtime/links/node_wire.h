@@ -1,4 +1,4 @@
-// Messages between nodes, and between a node's scheduler and its workers. Each is sent in an Envelope, whose version is
+// Messages between nodes, and between a scheduler node and its workers. Each is sent in an Envelope, whose version is
 // checked first. Structs only grow at their ends; any other change raises kNodeWire.newest.
 //
 // To add a message, define a struct and add it to AnyMessage and to the variant of its direction; the compiler then
@@ -18,14 +18,14 @@
 namespace kvferry {
 
 constexpr VersionRange kNodeWire{2, 2};                       // the versions that this release speaks
-constexpr std::uint32_t kNodeWireVersion = kNodeWire.newest;  // version used between processes of one node
+constexpr std::uint32_t kNodeWireVersion = kNodeWire.newest;  // version used between a scheduler and its workers
 
 struct Envelope {
   std::uint32_t version = kNodeWireVersion;
   std::uint32_t type = 0;
   std::uint64_t id = 0;  // chosen by the sender of a request; the answer repeats it
   std::string body;
-  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; 0, 0: only `version`, an older sender
+  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; 0, 0: it is older and speaks only `version`
   std::string release{};                 // the sender's kvferry version
   KVFERRY_FIELDS(version, type, id, body, oldest, newest, release);
 };

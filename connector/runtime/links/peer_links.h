@@ -49,8 +49,8 @@ constexpr TimeNs kIdlePeer = 10 * 60 * kSecond;
 constexpr std::size_t kPeersMax = 512;
 
 /// The first message to a node opens the connection. A peer without a message in either direction for kIdlePeer is
-/// dropped with its socket, and so is the longest idle one if a new peer would exceed `peers_max`: nodes come and go
-/// for months, and requests may name addresses without a node. Threads: one.
+/// dropped with its socket, and so is the longest idle one if a new peer would exceed `peers_max`. Otherwise sockets
+/// would accumulate: nodes come and go for months, and requests may name addresses without a node. Threads: one.
 class PeerLinks {
  public:
   explicit PeerLinks(const Clock& clock, std::size_t peers_max = kPeersMax, ZmqContextRef context = {})
@@ -68,7 +68,7 @@ class PeerLinks {
   PeerVersions& versions() { return versions_; }
   std::uint32_t version_with(const std::string& endpoint) const { return versions_.spoken_with(endpoint); }
 
-  /// The ranks in a node's last lease answer, and how to read them; the map is empty if both nodes have the same shape.
+  /// The ranks in a node's last lease answer, and how to read them; the map is empty if both nodes' shards are equal.
   struct Ranks {
     std::vector<RankEndpoint> all;
     ShardMap map;

@@ -28,7 +28,7 @@ void PushLinks::execute(StartPush& wanted) {
 }
 
 void PushLinks::execute(SettlePush& wanted) {
-  // If the settlement is lost, the other node's grants end at their deadline.
+  // If the settlement is lost, the decode node revokes the grants at their deadline.
   parts_.send_node(wanted.endpoint, 0, wanted.settlement);
 }
 

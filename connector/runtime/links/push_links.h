@@ -1,5 +1,5 @@
-// Pushes on the scheduler node's thread: carries the core's push actions to the other node and to this engine's
-// workers, and the answers of both to the core. A part of NodeLinks, which owns the sockets.
+// Pushes on the scheduler node's thread: carries the core's push actions to the peer and to this engine's workers, and
+// the answers of the peer and the workers to the core. A part of NodeLinks, which owns the sockets.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// Threads: one owner makes all calls.
+/// Threads: one at a time.
 class PushLinks {
  public:
   explicit PushLinks(const LinkParts& parts) : parts_(parts) {}
@@ -31,17 +31,17 @@ class PushLinks {
   void ended(const PushOutcome& outcome);
 
  private:
-  /// An offer that is answered once every rank has granted its share.
+  /// A push offer that is answered once every rank has answered its GrantOrder.
   struct Granting {
     Asker asker;
     PushReply reply;
-    std::vector<std::uint32_t> indices;            // offered chunks whose slots are granted
+    std::vector<std::uint32_t> indices;            // indices of the offered chunks that have a reserved slot
     std::vector<std::vector<std::string>> grants;  // [rank][offered chunk]
     std::uint32_t ranks_left = 0;
   };
 
   const LinkParts& parts_;
-  std::map<std::uint64_t, Granting> granting_;  // keyed by ticket
+  std::map<std::uint64_t, Granting> granting_;  // keyed by the id of the slot reservation (PushReply::ticket)
 };
 
 }  // namespace kvferry

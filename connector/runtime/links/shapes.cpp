@@ -6,9 +6,9 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kMapsKept = 64;       // limit on the entries in maps_
-constexpr std::size_t kRunsKept = 1 << 20;  // limit on the runs in all entries of maps_, 32 MiB together
-constexpr std::size_t kWaitingMax = 256;    // limit on the answers that wait for checksums of runs
+constexpr std::size_t kMapsKept = 64;       // limit on the entries in maps_; beyond it all are removed
+constexpr std::size_t kRunsKept = 1 << 20;  // same for the runs in all entries of maps_, 32 MiB together
+constexpr std::size_t kWaitingMax = 256;    // limit on waiting_; beyond it requests are refused
 
 /// Returns true if a node has one pipeline stage. Nodes whose version is too old to send shards have only one.
 bool is_one_stage(const std::vector<Shard>& shards) {

@@ -1,5 +1,5 @@
-// The ZeroMQ sockets between nodes, and between a node's scheduler and its workers. Without a cluster key they share
-// one ZeroMQ context.
+// The ZeroMQ sockets between nodes, and between a scheduler node and its workers. Without a cluster key they share one
+// ZeroMQ context.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace kvferry {
 
 using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context that the process's sockets share
 
-/// Threads: one owner per socket. When fd() becomes readable, call receive() until it returns nullopt.
+/// Threads: one at a time. When fd() becomes readable, call receive() until it returns nullopt.
 class ServerSocket {
  public:
   /// Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one message is disconnected.

@@ -41,8 +41,8 @@ class SchedulerNode {
   /// namespace has another model.
   static Result<std::unique_ptr<SchedulerNode>> start(SchedulerOptions options);
 
-  /// Takes the workers' handshakes in rank order, before the first request. kInvalidArgument: they contradict each
-  /// other.
+  /// Takes the workers' handshakes in rank order. Must be called before the first request. kInvalidArgument: the
+  /// handshakes contradict each other.
   Result<void> attach_workers(const std::vector<std::string>& hellos);
 
   /// The address at which other nodes ask for leases: remote_host and remote_port in kv_transfer_params.
@@ -65,8 +65,8 @@ class SchedulerNode {
 
   /// Returns counters and gauges by metric name, without the kvferry_ prefix.
   std::map<std::string, double> metrics();
-  /// Same as metrics(), but returns nullopt if nothing has changed since the last values, or if these are less than
-  /// 100 ms old and there are requests. Every step calls it, so it has to be cheap.
+  /// Same as metrics(), but returns nullopt if nothing has changed since the values that it returned last, or if there
+  /// are requests and those values are less than 100 ms old. Every step calls it, so it has to be fast.
   std::optional<std::map<std::string, double>> take_metrics();
 
   /// Deregisters from the controller and joins the thread. Idempotent.
@@ -77,7 +77,7 @@ class SchedulerNode {
   SchedulerNode(SchedulerOptions options, net::HostPort address, Incarnation incarnation,
                 std::unique_ptr<controller::Client> directory, std::unique_ptr<ServerSocket> peers);
   static Metrics metrics_of(const SchedulerCore& core);
-  /// Runs an engine call on the core under its lock, then hands its actions to the links.
+  /// Runs `call` on the core under the core's lock, then hands the core's actions to the links.
   template <class Call>
   auto with_core(Call call);
 

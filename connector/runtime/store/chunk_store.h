@@ -1,5 +1,6 @@
 // The chunks of one rank: in the pool's slots, which other nodes read, and perhaps also in GPU memory. The store copies
-// them to and from the engine's blocks, in the order of the engine's stream.
+// them to and from the engine's blocks, in the order of the engine's stream. The arrival of a chunk from another node
+// is a landing: land() begins it, take_landed() reports its end.
 #pragma once
 
 #include <cstddef>
@@ -37,9 +38,9 @@ class ChunkStore {
   /// Returns the saves that have ended since the last call. `ok`: the slot is whole and other nodes may read it.
   virtual std::vector<SaveDone> take_saved() = 0;
   using IsReadable = std::function<bool(ChunkRef)>;
-  /// Unpacks chunks into blocks and verifies them before it returns. Returns one outcome for each job. A job stops at
-  /// the first chunk that does not match the plan, because later tokens can't be used without it; the blocks from there
-  /// on are undefined.
+  /// Unpacks chunks into blocks and verifies them before it returns. Returns one outcome for each job. A job ends at
+  /// the first chunk whose load fails or whose generation or checksum is wrong, because later tokens can't be used
+  /// without it. The content of the blocks from there on is undefined.
   virtual std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
                                         DeviceStream stream) = 0;
 
@@ -48,21 +49,25 @@ class ChunkStore {
     RegionId region;
     std::uint64_t offset = 0;
   };
-  /// Returns where a transfer may write this chunk; landed() has to follow. kFull: the GPU still uses the slot.
+  /// Returns where a transfer may write this chunk. The caller must call landed() after the transfer. kFull: the GPU
+  /// still uses the slot.
   virtual Result<Place> land(ChunkRef chunk, std::uint64_t bytes) = 0;
-  /// Same as land(), but always returns the slot: for a chunk whose checksum is unknown until all its parts arrived.
+  /// Same as land(), but always returns the slot: for a chunk whose checksum is unknown until all its parts
+  /// have arrived.
   virtual Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) { return land(chunk, bytes); }
   struct Landed {
     ChunkRef chunk;
     bool ok = false;
     std::uint64_t checksum = 0;  // chunk_checksum() of this rank's bytes, if ok
   };
-  /// Ends landings whose transfers no longer touch their memory. take_landed() reports each chunk once.
+  /// Takes chunks whose transfers no longer touch their memory, and copies them to their slots where necessary.
+  /// take_landed() reports each chunk once.
   virtual void landed(std::span<const Landed> chunks) = 0;
   /// Returns the landings that have ended since the last call. `ok`: the slot is whole and other nodes may read it.
   virtual std::vector<Landed> take_landed() = 0;
 
-  /// Returns the number of slots that are not reused yet, because their work timed out and may still write them.
+  /// Returns the number of slots that are not reused yet, because the GPU's work on them timed out and may still write
+  /// to them.
   virtual std::size_t num_fenced() const = 0;
 };
 
@@ -83,12 +88,13 @@ struct GpuTier {
   Gpu gpu;
   std::uint64_t bytes = 0;  // size of all frames; 0: chunks are packed straight into the slots
   bool is_landing_place = false;
-  TimeNs timeout = 30 * kSecond;  // time after which a save counts as failed and its slot is fenced
+  TimeNs timeout = 30 * kSecond;  // time after which a save or a landing counts as failed
   const Clock& clock;
   Transport& transport;  // must be shut down before the store is destroyed
 };
 
-/// Makes a store for blocks in GPU memory. Errors: the packer's, the device's; kInvalidArgument: too few `tier.bytes`.
+/// Makes a store for blocks in GPU memory. Errors: those of the packer and of the device. kInvalidArgument:
+/// `tier.bytes` is not 0 and too small for one chunk.
 Result<std::unique_ptr<ChunkStore>> make_gpu_store(ChunkStoreParts parts, GpuTier tier);
 
 }  // namespace kvferry

@@ -146,7 +146,8 @@ void GpuStore::report(const Work& work, const Work::Item& item, bool ok, std::ui
     saved_.push_back({item.chunk, ok, ok ? checksum : 0});
 }
 
-/// Reports the work as failed. The frames and slots that the device may still touch stay fenced until it has finished.
+/// Reports the work as failed. The frames and slots that the device may still touch are not reused until it has
+/// finished.
 void GpuStore::give_up(Work& work, std::string_view why) {
   log().error("{} {} chunks failed: {}; {} slots are not reused until the GPU has finished",
               work.kind == Work::Kind::kLanding ? "receiving" : "saving", work.items.size(), why, work.slots.size());

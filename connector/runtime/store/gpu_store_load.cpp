@@ -41,7 +41,7 @@ std::vector<LoadOutcome> GpuStore::load(const std::vector<LoadJob>& jobs, const 
   }
   bool is_over = work.passes.empty() && work.slots.empty();
   if (work.event) {
-    const Result<void> waited = work.event->wait();  // without the lock, so that landings go on
+    const Result<void> waited = work.event->wait();  // without the lock: chunks from other nodes may arrive meanwhile
     if (!waited) log().error("waiting for the GPU to load chunks failed: {}", waited.error().what);
     is_over = static_cast<bool>(waited);
   }
@@ -69,7 +69,7 @@ std::vector<LoadOutcome> GpuStore::load(const std::vector<LoadJob>& jobs, const 
 
 /// Chooses where each chunk is read from: its frame, a free frame that is filled from its slot, or the slot itself.
 void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStream stream) {
-  std::map<ChunkRef, FrameRef> filled;  // requests of one step may share a prefix, so each chunk is filled once
+  std::map<ChunkRef, FrameRef> filled;  // loads of one step may share a chunk, whose frame is filled once
   std::vector<DeviceCopy> up;
   for (LoadPart& part : parts) {
     if (part.state != LoadPart::State::kUnderWay) continue;

@@ -1,4 +1,4 @@
-// GpuStore's saves (block -> frame -> slot) and landings (transfer -> frame -> slot).
+// GpuStore's saves (block -> frame -> slot) and landings of chunks from other nodes (transfer -> frame -> slot).
 #include <utility>
 
 #include "connector/runtime/store/gpu_store.h"

@@ -1,5 +1,5 @@
 // A part of the service loop: carries out PullOrders. Moves the bytes into this rank's pool, verifies them, and reports
-// one outcome for each order.
+// one outcome for each order. A chunk has landed when the store reports that it is in its slot, or that it failed.
 #pragma once
 
 #include <cstdint>
@@ -23,26 +23,27 @@ class Puller {
   /// Starts the transfers of an order. An order with invalid numbers is refused: its outcome says that every chunk
   /// failed.
   void start(PullOrder order);
-  /// completed() and landed() return false if the transfer or the chunk belongs to no pull.
+  /// Called when a transfer has ended, and when a chunk has landed. Return false if it belongs to no pull.
   bool completed(const Completion& completion);
   bool landed(const ChunkStore::Landed& chunk);
-  /// Submits what the transport had no room for, and cancels pulls whose deadline has passed.
+  /// Submits again the transfers for which the transport had no room, and cancels pulls whose deadline has passed.
   void progress();
-  /// Returns true if the store still has to copy an arrived chunk to where other nodes may read it.
+  /// Returns true if some chunk has been passed to the store and has not landed yet.
   bool is_landing() const { return !landing_.empty(); }
   bool is_busy() const { return !running_.empty() || !waiting_.empty(); }
 
  private:
   struct Pull {
     explicit Pull(PullOrder from);
-    /// Returns true if the holder has other parallelism, so that chunks are put together from runs.
+    /// Returns true if the holder has other parallelism: each chunk is put together from runs (parts) of its ranks'
+    /// chunks.
     bool has_runs() const { return !order.sources.empty(); }
 
     PullOrder order;
     std::size_t num_left = 0;               // items without an outcome
-    std::vector<bool> ok;                   // [item]; false after the first failed piece
+    std::vector<bool> ok;                   // [item] false before plan(), and after the first failed piece
     std::vector<std::uint64_t> checksums;   // [item] checksum of this rank's chunk; 0 until all its bytes are verified
-    std::vector<std::uint32_t> num_pieces;  // [item] number of pieces under way
+    std::vector<std::uint32_t> num_pieces;  // [item] number of its pieces that have not ended
     std::string what;                       // reason of the last failure; empty: none
   };
   using PullPtr = std::shared_ptr<Pull>;

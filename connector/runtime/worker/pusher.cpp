@@ -9,7 +9,7 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kDroppedMax = 4096;  // limit on the entries in dropped_
+constexpr std::size_t kDroppedMax = 4096;  // limit on dropped_; beyond it the push with the lowest number is removed
 
 }  // namespace
 
@@ -50,7 +50,7 @@ void Pusher::layer_saved(const SaveItem& save, std::uint32_t layer, std::uint64_
   {
     const std::lock_guard lock(mutex_);
     Item& item = item_of(save.push, save.push_index, save.chunk, save.num_tokens);
-    if (item.layer_sums.size() != layer) return;  // an earlier layer is missing; the rest is sent after the save
+    if (item.layer_sums.size() != layer) return;  // an earlier layer is missing, so this one is sent after the save
     item.layer_sums.push_back(checksum);
     advance(save.push, save.push_index);
   }
@@ -82,7 +82,8 @@ CopyRange Pusher::layers(const Item& item, std::uint32_t first, std::uint32_t en
   return {item.chunk.slot * parts_.slot_bytes + first * layer_bytes, first * layer_bytes, (end - first) * layer_bytes};
 }
 
-/// Returns how many layers may be sent. The last one waits for the end of the save, which also ends the transfer.
+/// Returns how many layers may be sent. The last layer is sent after the save has ended, because sending it ends the
+/// transfer.
 std::uint32_t Pusher::layers_ready(const Item& item) const {
   if (item.is_whole) return parts_.num_layers;
   return std::min(static_cast<std::uint32_t>(item.layer_sums.size()), parts_.num_layers - 1);
@@ -103,7 +104,7 @@ void Pusher::advance(std::uint64_t id, std::uint32_t index) {
     return;
   }
   if (is_ended) {
-    // While a save writes the slot the push stays open; saved() ends it.
+    // While a save writes the slot, the chunk's push is not over; saved() ends it.
     if (item.is_saved) end(id, index, item, false, push.is_dropped || item.is_whole ? "" : "its save failed");
     return;
   }

@@ -18,7 +18,7 @@
 
 namespace kvferry {
 
-/// Threads: the service thread and the step thread.
+/// Threads: the service thread, and the step thread (the engine's worker thread, which runs the steps).
 class Pusher {
  public:
   /// `wake` is called on the step thread when there is work for the service thread.
@@ -34,9 +34,11 @@ class Pusher {
   void drop(std::uint64_t push);
   /// Returns false if the transfer belongs to no push.
   bool completed(const Completion& completion);
-  /// Retries what the transport had no room for, and sends the outcomes. Returns true if it sent one.
+  /// Submits again the transfers for which the transport had no room, and sends the outcomes. Returns true if it sent
+  /// one.
   bool progress(const SendOutcome& send);
-  /// Returns true if a transfer has to be retried, for which the service thread gets no wake-up.
+  /// Returns true if a transfer has to be retried. The service thread is not woken up for it, so progress() has to be
+  /// called soon.
   bool is_waiting() const;
 
   // ---- step thread ----
@@ -62,7 +64,7 @@ class Pusher {
   struct Push {
     std::optional<PushOrder> order;
     bool is_dropped = false;
-    std::map<std::uint32_t, Item> items;  // keyed by the index in the offer
+    std::map<std::uint32_t, Item> items;  // keyed by the chunk's index in the push offer
   };
 
   // All methods below are called with mutex_ held.
@@ -81,8 +83,8 @@ class Pusher {
   std::map<std::uint64_t, Push> pushes_;
   std::set<std::uint64_t> dropped_;  // newest dropped pushes; the step thread may still save chunks for them
   std::map<TransferId, std::pair<std::uint64_t, std::uint32_t>> running_;
-  std::set<std::pair<std::uint64_t, std::uint32_t>> full_;  // chunks refused by the full transport, to be retried
-  std::vector<std::string> outcomes_;                       // sealed in envelopes, not sent yet
+  std::set<std::pair<std::uint64_t, std::uint32_t>> full_;  // (push, index) of transfers to submit again
+  std::vector<std::string> outcomes_;                       // encoded Envelopes that are not sent yet
 };
 
 }  // namespace kvferry

@@ -1,5 +1,5 @@
-// A part of the service loop: carries out ChecksumOrders. Hashes the runs of this rank's chunks that a reader of
-// other parallelism will pull, one chunk at a time, so that pulls need not wait.
+// A part of the service loop: carries out ChecksumOrders. Hashes the runs (parts) of this rank's chunks that a reader
+// of other parallelism will pull. progress() hashes one chunk only, so that the loop's other work does not wait long.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ class ServiceLoop {
   static Result<std::unique_ptr<ServiceLoop>> start(const WorkerParts& parts);
   /// The endpoint to which the scheduler node sends its orders; reachable on this machine only.
   const std::string& endpoint() const { return socket_->endpoint(); }
-  /// The part that the step thread reports its saves to.
+  /// The part to which the engine's worker thread reports its saves.
   Pusher& pusher() { return pusher_; }
   /// Joins the thread. Transfers under way go on until the transport is shut down. Idempotent.
   void shutdown() { loop_.stop(); }

@@ -26,7 +26,8 @@ class SlotGrants {
   bool landed(const ChunkStore::Landed& chunk);
   /// Retries revocations that wait for the end of a peer's copy, and sends the outcomes. Returns true if it sent one.
   bool progress();
-  /// Returns true if a revocation or a landing is pending, so that progress() has to be called soon.
+  /// Returns true if a revocation waits for the end of a peer's copy, or the store has not reported a chunk that a
+  /// revocation passed to it; then progress() has to be called soon.
   bool is_waiting() const { return !revoking_.empty() || !landing_.empty(); }
 
  private:
@@ -34,10 +35,11 @@ class SlotGrants {
     ChunkRef chunk;
     std::optional<GrantId> grant;          // the transport's grant; empty: none, or revoked
     bool has_begun = false;                // true if the core has begun a write of the slot; false: invalid order
-    bool has_place = false;                // the store waits for landed()
+    bool has_place = false;                // true if the store has given the chunk a place; it waits for landed()
     std::optional<RevokedChunk> revoking;  // the revoked chunk, as revoke() was given it; empty: not revoked yet
   };
-  using Key = std::pair<std::uint64_t, std::uint32_t>;  // ticket, index in the offer
+  /// Id of the slot reservation (PushReply::ticket), index of the chunk in the offer.
+  using Key = std::pair<std::uint64_t, std::uint32_t>;
 
   std::string grant(const GrantedChunk& wanted, GrantedSlot& slot);
   void take_back(const Key& key, GrantedSlot& slot);
@@ -48,7 +50,7 @@ class SlotGrants {
   std::map<Key, GrantedSlot> slots_;
   std::set<Key> revoking_;  // slots whose revocation waits for the end of a peer's copy
   std::map<ChunkRef, Key> landing_;
-  std::map<std::uint64_t, Revoked> outcomes_;  // keyed by ticket
+  std::map<std::uint64_t, Revoked> outcomes_;  // keyed by the id of the slot reservation
 };
 
 }  // namespace kvferry

@@ -22,7 +22,7 @@ class TransportPeers {
   /// Connects to the transport with this address, where needed, and submits the transfer; its `peer` is set here.
   /// Errors: those of Transport::connect() and submit().
   Result<TransferId> submit(const std::string& address, PagedTransfer transfer);
-  /// To be called with every completion of the transport.
+  /// The caller must pass every completion of the transport to it.
   void completed(const Completion& completion);
   /// Disconnects peers without a transfer for kIdlePeerNs. Cheap enough for every turn of a loop.
   void expire();

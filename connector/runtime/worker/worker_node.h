@@ -49,7 +49,8 @@ class WorkerNode {
   void load(DeviceStream stream = nullptr);
   /// Returns true if the step's plan has saves that are pushed to another node layer by layer by save_layer().
   bool wants_layers() const { return wants_layers_; }
-  /// In the forward pass: packs a layer of pushed chunks when its KV is in its blocks. Called in the layout's order.
+  /// In the forward pass, once a layer's KV is in its blocks: packs this layer of the chunks that are pushed. Called
+  /// for the layers in the order of KvLayout::layers.
   void save_layer(std::uint32_t layer);
   /// After the forward pass: packs the chunks that are full now. With a GPU a later step may report them.
   void save(DeviceStream stream = nullptr) { save_all(std::exchange(plan_.saves_after, {}), stream); }

@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-/// The worker core, which the service thread shares with the step thread.
+/// The worker core, which the service thread shares with the engine's worker thread.
 class SharedWorkerCore {
  public:
   SharedWorkerCore(std::uint32_t rank, std::uint32_t num_slots) : core_(rank, num_slots) {}
@@ -36,7 +36,7 @@ class SharedWorkerCore {
   WorkerCore core_;
 };
 
-/// All referenced objects and the pool outlive the parts.
+/// What each part gets. All referenced objects and the pool outlive the service loop.
 struct WorkerParts {
   Transport& transport;
   ChunkStore& store;
@@ -57,7 +57,7 @@ struct WorkerParts {
   }
 };
 
-/// Sends a sealed outcome to the scheduler node.
+/// Sends an outcome to the scheduler node. `bytes`: its envelope, made by seal().
 using SendOutcome = std::function<void(const std::string& bytes)>;
 
 }  // namespace kvferry

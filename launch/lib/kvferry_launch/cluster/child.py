@@ -43,7 +43,9 @@ class Child(ManagedProcess):
         return self._process is not None
 
     def tell(self, line: str) -> None:
-        """Writes a line to the guard, which may pass it on to the command unless it is ".". A full pipe drops the line.
+        """Writes a line to the guard, which passes it on if it runs with --stdin and the line is not ".".
+
+        The line is lost if the pipe is full.
         """
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ POLICY = ("--policy", "round_robin")  # any server will do, because every decode
 
 
 class Announcer:
-    """Announces each worker to vllm-router over its own ZeroMQ socket, as vllm-router's discovery mode expects."""
+    """Announces the workers to vllm-router, each over a separate ZeroMQ socket, as its discovery mode expects."""
 
     def __init__(self, address: str) -> None:
         import zmq  # a requirement of vLLM, so every host of vllm-router has it

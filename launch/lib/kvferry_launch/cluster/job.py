@@ -34,7 +34,7 @@ def run_mpi(spec: Spec, token: str) -> int:
 
 
 def follow(spec: Spec, command: list[str]) -> int:
-    """Runs the job's command and prints its output. A guard process ends the command however this process ends."""
+    """Runs the job's command and prints its output. A guard process ends the command if this process is killed."""
     interrupts = noted_signals(*DEATH_SIGNALS)
     guard = [sys.executable, script("lib/kvferry_launch/node/guard.py"), "--grace", str(STOP_GRACE_S), "--"]
     child = Child(f"{spec.on}-job", [*guard, *command], spec.logs / f"{spec.on}-job.log")

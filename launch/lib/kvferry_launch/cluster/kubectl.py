@@ -85,7 +85,7 @@ def front_url(spec: Spec) -> str:
 
 
 def pods(spec: Spec) -> list[dict[str, Any]]:
-    """Returns a row for each pod, with the fields that `status` has for the nodes of other backends."""
+    """Returns a row for each pod, with the fields that `status` has for nodes outside of Kubernetes."""
     found = json.loads(call(spec, "get", "pods", "-l", selector(spec), "-o", "json"))
     return [row(pod) for pod in found["items"]]
 

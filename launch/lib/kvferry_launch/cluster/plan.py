@@ -22,7 +22,7 @@ FIRST_RANK = "rank-0"  # the rank of an MPI run that supervises and runs the con
 
 @dataclass(frozen=True)
 class Place:
-    """A host: its name in the backend, and the address at which other nodes reach it."""
+    """A host: its name for ssh, Slurm or MPI, and the address at which other nodes reach it."""
 
     name: str
     address: str

@@ -71,7 +71,7 @@ class Spec:
 
 
 def load(file: Path, on: str | None = None) -> Spec:
-    """Reads and checks the file; `on` replaces the file's backend. Errors: SpecError."""
+    """Reads and checks the file; `on` replaces the file's own value of `on`. Errors: SpecError."""
     try:
         document = parse(file, file.read_text(encoding="utf-8"))
     except OSError as error:

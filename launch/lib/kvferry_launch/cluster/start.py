@@ -17,7 +17,7 @@ SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "Se
 
 @dataclass(frozen=True)
 class Starter:
-    """Turns a node's command into the command that this host runs; the backend comes from the spec."""
+    """Turns a node's command into the command that this host runs, for the spec's value of `on`."""
 
     planner: Planner
     run: str = "RUN"  # token of the MPI run

@@ -41,8 +41,8 @@ class NodeError(Exception):
 
 
 def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str], with_key: bool) -> int:
-    """Checks kvferry's settings and, if `with_key`, its key file, in an interpreter; returns `pool_bytes`, or 0 if the
-    interpreter has no kvferry. `env`: the server's whole environment. Errors: NodeError.
+    """Checks kvferry's settings and, if `with_key`, its key file, with the interpreter `python`; returns `pool_bytes`,
+    or 0 if the interpreter has no kvferry. `env`: the server's whole environment. Errors: NodeError.
     """
     asked = json.dumps({"extra": extra, "with_key": with_key})
     try:
@@ -69,7 +69,7 @@ def check_memory(pool_bytes: int) -> None:
 
 
 def wait_controller(given: str, endpoints: list[Endpoint], within_s: float = CONTROLLER_WITHIN_S) -> None:
-    """Waits until a controller accepts a connection. `given`: the endpoints as given. Errors: NodeError."""
+    """Waits until a controller accepts a connection. `given`: the user's text, for the error. Errors: NodeError."""
     deadline = time.monotonic() + within_s
     while not any(accepts(endpoint) for endpoint in endpoints):
         if time.monotonic() > deadline:

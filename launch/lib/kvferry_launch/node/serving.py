@@ -112,7 +112,8 @@ def report_health(role: str, url: str, local_url: str) -> None:
         os.close(us)
         os.waitpid(child, 0)
         return
-    # The watcher is a grandchild, so that the server, which waits for its own children, has no unknown child.
+    # The process that runs watch() is a grandchild, so that the server, which waits for its own children, has no
+    # unknown child.
     if os.fork() != 0:
         os._exit(0)
     for holder in _reserved:

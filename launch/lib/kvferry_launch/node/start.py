@@ -171,7 +171,8 @@ def serves_url(arguments: argparse.Namespace) -> str:
 def own_address(endpoints: list[Endpoint]) -> str:
     """Returns this host's address on the route to the first controller on another host, else on the default route.
 
-    Returns loopback if every controller is on this host. Errors: NodeError if one is elsewhere and there is no route.
+    Returns loopback if every controller is on this host. Errors: NodeError if there is no route to a controller and no
+    default route.
     """
     addresses = [serving.own_address(endpoint.host, endpoint.port) if endpoint.host else serving.LOOPBACK
                  for endpoint in endpoints]

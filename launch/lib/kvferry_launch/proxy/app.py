@@ -42,7 +42,7 @@ class Options:
     body_bytes_max: int = 8 << 20
     log_requests: bool = True
     first_token_of_prefill: bool = True
-    sign_push_target: Callable[[Body], Body | None] = lambda target: target  # None: the decode server pulls KV
+    sign_push_target: Callable[[Body], Body | None] = lambda target: target  # if it returns None: KV is pulled
     controller_token: str = field(default="", repr=False)
 
 

@@ -37,7 +37,8 @@ class ClientRequest:
         self.response: web.StreamResponse | None = None  # set once the client's answer has begun
 
     def headers(self, attempt: int) -> dict[str, str]:
-        """Returns the headers for a server. Each attempt has its own request id: a server may still run the last one.
+        """Returns the headers for a server. Each attempt has a request id of its own, because the same server may still
+        run an earlier attempt.
         """
         made = forwarded(self.request.headers)
         made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
@@ -46,7 +47,7 @@ class ClientRequest:
 
 @contextmanager
 def to_client() -> Iterator[None]:
-    """Turns connection errors in the `with` block into ClientGoneError: aiohttp has the same types for servers."""
+    """Turns connection errors in the `with` block into ClientGoneError, which differs from a server's errors."""
     try:
         yield
     except (ConnectionError, aiohttp.ClientError) as error:

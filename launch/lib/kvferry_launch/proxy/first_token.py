@@ -1,4 +1,4 @@
-"""Makes the token that the prefill server sampled the first one of a stream, which the decode server continues. No I/O.
+"""Begins a stream with the token that the prefill server sampled; the decode server continues the stream. No I/O.
 
 The decode server gets the prompt with that token, so it loads the whole prompt and computes nothing of it. The answer
 must equal that of one server, so this is done only for requests whose parameters are all known to allow it; other

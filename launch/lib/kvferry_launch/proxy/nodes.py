@@ -24,7 +24,7 @@ DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again
 # A server that the controller no longer lists may only be slow. Its running requests go to another server after:
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
 ALONE_SILENCE_S = 10.0  # time without a byte from the lost server, if no other server takes requests
-COME_BACK_WITHIN_S = 5.0  # a new request waits for a lost server to return, if there is no other server
+COME_BACK_WITHIN_S = 5.0  # longest wait of a new request for a lost server to return, if there is no other server
 _PREFILL_ROLES = ("kv_producer", "kv_both")
 _DECODE_ROLES = ("kv_consumer", "kv_both")
 

@@ -32,7 +32,7 @@ class ServerCalls:
 
     async def streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int, first: FirstToken | None
                         ) -> web.StreamResponse:
-        """Passes events on to the client as they arrive, without those that it has already. Errors: ServerError."""
+        """Passes events on as they arrive, without text that the client has already. Errors: ServerError."""
         begin = time.monotonic()
         async with self._asked(node, "decode", one, body, attempt) as answer:
             if answer.content_type != "text/event-stream":

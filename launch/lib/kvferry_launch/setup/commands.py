@@ -79,7 +79,7 @@ def _lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
 
 @contextmanager
 def stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
-    """Yields whether the stamp differs from its inputs' hash; writes the stamp if the block raises no error."""
+    """Yields True unless the file `stamp` has the hash of the inputs; writes the hash if the block raises no error."""
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
     stale = not stamp.exists() or stamp.read_text() != digest
     yield stale

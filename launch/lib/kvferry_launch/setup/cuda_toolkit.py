@@ -1,4 +1,4 @@
-"""Installs the toolkit of the preset cuda from NVIDIA's packages on PyPI into build/cuda-toolkit, without a GPU."""
+"""Installs CUDA for the CMake preset cuda from NVIDIA's packages on PyPI into build/cuda-toolkit; needs no GPU."""
 
 import os
 import sys

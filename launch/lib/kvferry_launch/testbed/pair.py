@@ -21,7 +21,7 @@ DECODE_FLAGS = ("--num-gpu-blocks-override", str(DECODE_BLOCKS), "--max-model-le
 
 @dataclass(frozen=True)
 class PairSetup:
-    """The configuration of a pair. Without a connector the pair is two plain servers, to test the tests."""
+    """The configuration of a pair. Without a connector the pair is two plain servers, to check the tests themselves."""
 
     name: str
     connector: KvConnector | None

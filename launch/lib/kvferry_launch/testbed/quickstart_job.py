@@ -1,5 +1,5 @@
-"""launch/quickstart's job: sends requests through a pair that must preempt, compares all tokens with a plain server,
-and prints a table. Runs in .venv.
+"""launch/quickstart's job: sends requests through a prefill and a decode server that must preempt, compares all tokens
+with a plain server's, and prints a table. Runs in .venv.
 """
 
 import argparse
