@@ -79,7 +79,7 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   slot.state = State::kReady;
   slot.lru = lru_.insert(lru_.end(), slot.ref.slot);
   if (slot.meta.is_tail && slot.meta.tail_group) {
-    constexpr std::size_t kTailsPerGroup = 16;  // older tails can still be found by their exact key
+    constexpr std::size_t kTailsPerGroup = 16;  // largest size of a group; older tails are found by their keys only
     std::vector<std::uint32_t>& group = by_group_[*slot.meta.tail_group];
     group.push_back(slot.ref.slot);
     if (group.size() > kTailsPerGroup) group.erase(group.begin());
@@ -113,7 +113,7 @@ void ChunkPool::erase_key(const Slot& slot) {
 }
 
 void ChunkPool::invalidate(ChunkRef chunk) {
-  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // the slot was reused already
+  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // the slot has been reused since
   if (slots_[chunk.slot].state == State::kReady) evict(slots_[chunk.slot]);
 }
 

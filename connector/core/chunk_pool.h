@@ -1,5 +1,6 @@
 // The slot table of a chunk pool: the chunk in each slot, its pins, and the order of eviction. Metadata only: the bytes
-// are in the workers' pools, and each rank's share of a chunk is in the same slot. Pure: the caller passes the time.
+// are in the workers' pools, where each rank has its share of a chunk in the slot of the same number. Pure: the caller
+// passes the time.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,7 @@ class ChunkPool {
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
     std::uint32_t pins = 0;
-    std::string writer;                      // what writes the slot, for messages; empty if not kWriting
+    std::string writer;                      // what writes the slot, such as a request's save; empty if not kWriting
     std::list<std::uint32_t>::iterator lru;  // valid in kReady
   };
 
@@ -56,11 +57,11 @@ class ChunkPool {
   void set_window_from(ChunkRef chunk, std::uint32_t window_from);
   /// Makes the write in progress fail, whatever the ranks report.
   void fail_write(ChunkRef chunk);
-  /// Makes the write in progress fail, and frees the chunk's key for another slot. This slot stays in use, because a
-  /// peer may still write into it.
+  /// Makes the write in progress fail, and frees the chunk's key for another slot. This slot stays in use until all
+  /// ranks have reported, because a peer may still write into it.
   void abandon_write(ChunkRef chunk);
-  /// Evicts a ready chunk, so that no lookup finds it; the slot is free when its last pin ends. Ignores chunks that are
-  /// not in the pool.
+  /// Evicts a ready chunk, so that no lookup finds it; the slot is free when its last pin ends. Does nothing if the
+  /// chunk is not ready or not in the pool.
   void invalidate(ChunkRef chunk);
 
   /// Marks the chunks as just used, the first one as the most recent, so that a prefix is evicted from its end.
@@ -68,9 +69,9 @@ class ChunkPool {
   /// Makes this chunk the next one to evict, because a newer chunk contains its tokens.
   void demote(ChunkRef chunk);
 
-  /// Pins the chunks until unpin() or the deadline. `owner` is for messages.
+  /// Pins the chunks until unpin() or the deadline. `owner` says what the pin is for.
   PinId pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now, TimeNs deadline);
-  /// Returns false if the pin expired before or is unknown.
+  /// Returns false if the pin has expired or is unknown.
   bool unpin(PinId id);
   bool pinned(PinId id) const { return pins_.contains(id.value); }
   /// Ends the pins whose deadline has passed. Returns their owners.

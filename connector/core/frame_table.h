@@ -1,5 +1,6 @@
-// The frames of a rank's GPU memory: a write-back cache above the pool's slots. Each frame has a chunk, a state and
-// pins. The scheduler deals with slots only: a clean frame without pins can be reused, since its slot has the bytes.
+// The frames of a rank's GPU pool: a write-back cache above the host pool's slots. Each frame has a chunk, a state and
+// pins. A clean frame without pins can be reused, because its slot has the same bytes. The scheduler connector knows
+// only slots, not frames.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +28,10 @@ class FrameTable {
 
   enum class State : std::uint8_t {
     kFree,
-    kGathering,        // the model's stream writes the frame
-    kLanding,          // a transfer writes the frame
+    kGathering,        // KV is being packed into the frame on the model's CUDA stream
+    kLanding,          // a transfer from another node writes the frame
     kFillingFromSlot,  // the slot is being copied into the frame
-    kDirty,            // complete, but not in the slot
+    kDirty,            // complete, but not copied to the slot yet
     kWritingBack,      // the frame is being copied to the slot
     kClean,            // complete, and the slot has the same bytes
     kRetired,          // belongs to no chunk; becomes free when its last pin ends
@@ -52,10 +53,10 @@ class FrameTable {
     FramePin pin;  // prevents the frame's reuse while it is being filled
   };
   /// Reserves a frame to fill with the chunk's bytes: a free one, or the least recently used clean one without pins.
-  /// `purpose` is kGathering, kLanding or kFillingFromSlot. Returns nullopt if there is no such frame. The chunk's slot
-  /// must not have a frame yet.
+  /// `purpose` is kGathering, kLanding or kFillingFromSlot. Returns nullopt if there is neither. The chunk's slot must
+  /// not have a frame yet.
   std::optional<Reserved> reserve(ChunkRef chunk, State purpose, std::string owner);
-  /// Returns the clean frame that has exactly this generation of the slot, nullopt if there is none.
+  /// Returns the clean frame with the bytes of this slot in exactly this generation, nullopt if there is none.
   std::optional<FrameRef> find(ChunkRef chunk) const;
   const Frame& frame(FrameRef ref) const;
 
@@ -63,8 +64,8 @@ class FrameTable {
   FramePin pin(FrameRef ref, std::string owner);
   void unpin(FramePin pin);
 
-  // Transitions, in this order. They return false if the frame no longer belongs to the chunk.
-  /// The frame has all its bytes: kGathering or kLanding -> kDirty; kFillingFromSlot -> kClean.
+  // State transitions, in this order. They return false if the frame no longer belongs to the chunk.
+  /// Records that the frame has all its bytes: kGathering or kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
   bool write_back_started(FrameRef ref);
   bool written_back(FrameRef ref);

@@ -12,11 +12,13 @@
 namespace kvferry {
 
 struct LeaseRequest {
-  std::string fingerprint;  // human-readable; the holder refuses a request with another fingerprint
+  std::string fingerprint;  // the reader's (fingerprint.h); the holder refuses the request unless its own is equal
   std::vector<ChunkKey> keys;
-  std::string handoff_request;  // the holder's request whose handoff pin ends with this lease; empty: none
-  std::vector<Shard> shards =
-      {};  // [rank] the reader's shards; empty from an older version, which reads only nodes with the same shards
+  /// Id of the prefill request on the holder whose prompt is unpinned once this lease is released; empty: none.
+  std::string handoff_request;
+  /// [rank] The reader's shards (shard_map.h). Empty if the reader runs an older version, which reads only from nodes
+  /// with the same shards.
+  std::vector<Shard> shards = {};
   KVFERRY_FIELDS(fingerprint, keys, handoff_request, shards);
 };
 
@@ -24,9 +26,10 @@ struct LeasedChunk {
   std::uint32_t index = 0;  // the chunk's place in LeaseRequest::keys
   ChunkRef chunk;           // slot in the holder's pool
   std::uint32_t num_tokens = 0;
-  std::vector<std::uint64_t> checksums;                        // [rank]
-  std::uint32_t window_from = 0;                               // see ChunkMeta::window_from
-  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run] if the reader has other shards
+  std::vector<std::uint64_t> checksums;  // [rank]
+  std::uint32_t window_from = 0;         // see ChunkMeta::window_from
+  /// [rank][run] Replaces `checksums` if the shards differ.
+  std::vector<std::vector<std::uint64_t>> run_checksums = {};
   KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums);
 };
 
@@ -42,7 +45,7 @@ struct PullItem {
   ChunkRef remote;
   ChunkRef local;
   std::uint32_t num_tokens = 0;
-  std::vector<std::uint64_t> checksums;  // [rank]; empty if the holder has other shards: this node computes them
+  std::vector<std::uint64_t> checksums;  // [rank]; empty if the holder's shards differ: this node then computes them
   std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run]; used if `checksums` is empty
   KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums);
 };

@@ -2,7 +2,7 @@
 //
 // Each rank executes a step in this order: saves_before (blocks of preempted and finished requests, before they are
 // overwritten), loads, the forward pass, saves_after. All four end within the step, so kvferry reads and writes an
-// engine block only in the step whose plan contains it: that is the promise fenced-reuse.
+// engine block only in the step whose plan contains it: that is the promise fenced-reuse (promises.h).
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct SaveItem {
 
 struct SaveJob {
   std::string request_id;
-  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] the blocks that the items cover; see kNoBlock
+  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] the blocks that the items cover, or kNoBlock
   std::vector<SaveItem> items;
   KVFERRY_FIELDS(request_id, block_ids, items);
 };
@@ -56,7 +56,7 @@ struct LoadJob {
   std::uint32_t attempt = 0;
   std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] begins with the block of the first loaded token
   std::vector<LoadItem> items;
-  bool is_async = false;  // the engine waits until the load has ended, and uses all of it or nothing
+  bool is_async = false;  // the engine schedules the request only after the load, and uses all of it or nothing
   KVFERRY_FIELDS(request_id, attempt, block_ids, items, is_async);
 };
 

@@ -18,7 +18,7 @@ inline void idempotent_lookup(std::uint32_t first_hit, std::uint32_t hit_now, co
                 request, first_hit, hit_now);
 }
 
-/// local + external < num_tokens: a load leaves at least one token for the engine to compute.
+/// With external tokens, local + external < num_tokens: a load leaves at least one token for the engine to compute.
 inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64_t num_tokens,
                         const std::string& request) {
   KVFERRY_CHECK(
@@ -39,7 +39,8 @@ inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
                 step);
 }
 
-/// A save covers only computed and known tokens, and its blocks contain them.
+/// A save covers only tokens that are computed and known, and the job's blocks contain these tokens. `first_block` is
+/// the index of the job's first block in the request, `known` the number of tokens in the request's chain.
 void saved_is_computed(const SaveJob& job, std::uint32_t first_block, std::uint32_t computed, std::uint32_t known,
                        std::uint32_t block_tokens);
 
@@ -54,7 +55,7 @@ inline void exactly_once(bool expected, const std::string& what) {
   KVFERRY_CHECK(expected, "exactly-once: {} was reported twice or never requested", what);
 }
 
-/// Every pin has an owner, and a deadline in the future when it is made.
+/// Every pin has an owner and, when it is made, a deadline in the future.
 inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) {
   KVFERRY_CHECK(deadline > now && !owner.empty(),
                 "bounded-hold: a pin needs an owner and a future deadline, not '{}' and {} ns at time {} ns", owner,

@@ -1,6 +1,7 @@
 // The messages of a push, between two nodes and between a scheduler and its workers. The prefill node offers a prompt's
 // chunks before they are computed; the decode node reserves a slot for each chunk that it needs; the prefill node's
-// workers write into those slots while the model runs; settlements report which chunks are complete.
+// workers write into those slots while the model runs; settlements report which chunks are complete. The fields
+// `ticket` are the decode node's id of the slot reservation.
 #pragma once
 
 #include <cstdint>
@@ -32,12 +33,12 @@ struct PushOffer {
 /// The decode node's answer for one offered chunk.
 enum class PushVerdict : std::uint8_t {
   kDeclined = 0,  // e.g. no slot is free, or the shards differ; the decode node pulls the chunk when needed
-  kPresent = 1,   // the chunk is in the pool already, or is being written
-  kGranted = 2    // a slot is reserved
+  kPresent = 1,   // the decode node's pool has the chunk, or the chunk is being written there
+  kGranted = 2    // the decode node has reserved a slot
 };
 
 struct PushReply {
-  std::uint64_t ticket = 0;            // the decode node's id of the slot reservation; 0: none
+  std::uint64_t ticket = 0;            // id of the slot reservation; 0: none
   std::string refused;                 // the reason, if the whole offer is refused
   std::vector<std::uint8_t> verdicts;  // [offered chunk] PushVerdict; unknown values count as kDeclined
   KVFERRY_FIELDS(ticket, refused, verdicts);

@@ -1,4 +1,4 @@
-// Unguessable ids for leases and reservations, because a peer that knows such an id can end the lease or reservation.
+// Unguessable ids for leases and slot reservations, because a peer that knows the id can end the lease or reservation.
 // Pure: the ids are derived from a random secret that the runtime passes.
 #pragma once
 

@@ -24,7 +24,7 @@ class TokenChain {
   TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras);
 
   void append(std::span<const std::int32_t> tokens);
-  /// Drops the tokens from `num_tokens` on, for engines that reject output tokens.
+  /// Drops the tokens from index `num_tokens` on, for example output tokens that the engine has rejected.
   void truncate(std::uint32_t num_tokens);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(tokens_.size()); }
@@ -36,7 +36,8 @@ class TokenChain {
   std::span<const ChunkKey> keys();
   /// Returns the key of the tail of num_tokens tokens after i full chunks.
   ChunkKey tail_key(std::uint32_t i, std::uint32_t num_tokens);
-  /// Returns the key of the tail group after i full chunks, nullopt if fewer than kTailGroupTokens tokens follow.
+  /// Returns the key of the tail group (chunk_key.h) after i full chunks, nullopt if fewer than kTailGroupTokens tokens
+  /// follow.
   std::optional<ChunkKey> tail_group(std::uint32_t i);
   /// Describes the chunk of num_tokens tokens after i full chunks: a full chunk or a tail.
   ChunkMeta meta(std::uint32_t i, std::uint32_t num_tokens);

@@ -25,11 +25,11 @@ struct PullSource {
 };
 
 /// The scheduler's order to copy chunks of another node into this rank's pool: from the rank with the same number or,
-/// if the nodes' shards differ, in runs from several ranks.
+/// if the nodes' shards differ, in runs (shard_map.h) from several ranks.
 struct PullOrder {
   std::uint64_t pull = 0;
-  std::string remote_address;  // address of the other rank's transport
-  std::string remote_region;   // exported region of the other rank's pool
+  std::string remote_address;  // transport address of the rank with the same number
+  std::string remote_region;   // exported region of that rank's pool
   std::int64_t timeout_ms = 0;
   std::vector<PullItem> items;
   std::vector<PullSource> sources = {};  // ranks to read; empty: the one at remote_address
@@ -56,7 +56,7 @@ class WorkerCore {
   WorkerCore(std::uint32_t rank, std::uint32_t num_slots) : rank_(rank), slots_(num_slots) {}
 
   // ---- calls of a step, in the order that plan.h describes ----
-  /// Begins the step of a plan. Called once for each plan, in order.
+  /// Begins the step of a plan. The caller must pass each step once, in increasing order.
   void begin_step(std::uint64_t step);
   /// Begins a write of the slot, which must be writable().
   void begin_write(ChunkRef chunk);
@@ -72,10 +72,10 @@ class WorkerCore {
   std::optional<WorkerReport> take_report();
 
   // ---- pulls ----
-  /// Begins the writes of the slots. The runtime then starts the transfer. kInvalidArgument: the pull is in progress
-  /// already, its timeout is out of range, or a slot is not writable(); nothing was begun.
+  /// Begins the writes of the slots. The runtime then starts the transfer. Errors: kInvalidArgument: the pull is in
+  /// progress already, its timeout is out of range, or a slot is not writable(); nothing was begun.
   Result<void> pull_ordered(const PullOrder& order, TimeNs now);
-  /// Ends a pull. Called exactly once for each pull, when its transfer no longer touches memory.
+  /// Ends a pull. The runtime must call it exactly once for each pull, when the transfer no longer touches memory.
   PullOutcome pull_ended(std::uint64_t pull, std::vector<bool> ok, std::string what);
   /// Returns the pulls whose deadline has passed since the last call. The runtime cancels them; pull_ended() follows.
   std::vector<std::uint64_t> overdue_pulls(TimeNs now);

@@ -15,7 +15,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
         "different models on the two sides: " + fingerprint_difference(parts_.config.fingerprint, offer.fingerprint);
     return reply;
   }
-  if (offer.num_ranks != parts_.config.num_ranks) return reply;  // other shards: this node pulls the chunks instead
+  if (offer.num_ranks != parts_.config.num_ranks) return reply;  // this node will pull the chunks, as the shards differ
   Reservation reservation;
   GrantOrder order;
   const std::uint64_t ticket = parts_.numbers.draw();
@@ -141,7 +141,7 @@ void PushReceiver::tick(TimeNs now) {
   }
 }
 
-/// Erases the key from ticket_of_. Returns false if the key has another reservation's ticket, or none.
+/// Erases the key from ticket_of_. Returns false if the chunk belongs to another slot reservation, or to none.
 bool PushReceiver::erase_ticket(const ChunkKey& key, std::uint64_t ticket) {
   const auto found = ticket_of_.find(key);
   if (found == ticket_of_.end() || found->second != ticket) return false;

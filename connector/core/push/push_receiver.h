@@ -2,10 +2,10 @@
 // them, and has every grant revoked: when the prefill node settles, at the deadline, or if a worker cannot grant
 // access. Pure: a part of the scheduler core.
 //
-// A slot is reserved, then granted, then being revoked, and finally ready or free once every rank has revoked its
-// grant. Until then it counts as being written: it is neither read nor reused. If a rank can't revoke its grant in
-// time, another slot can be reserved for the chunk, and this slot stays out of use until the rank has revoked its
-// grant.
+// A slot is reserved and granted to the prefill node; later the grants of all ranks are revoked. Until every rank has
+// revoked its grant, the slot counts as being written: it is neither read nor reused. Then it is ready or free. If a
+// rank can't revoke its grant in time, another slot can be reserved for the chunk, and the first slot stays out of use
+// until the rank has revoked its grant. A `ticket` is the id of a slot reservation.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@ class PushReceiver {
  public:
   explicit PushReceiver(PushParts parts) : parts_(parts) {}
 
-  /// Reserves slots in the order of the offer, for at most half of the pool over all reservations. `from` names the
-  /// prefill node in messages.
+  /// Reserves slots in the order of the offer, until all reservations together have half of the pool's slots. `from` is
+  /// the prefill node's name, for Slot::writer.
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to them.
   void grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices);
-  /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. Unknown tickets are only
-  /// counted.
+  /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. A settlement with an
+  /// unknown id of the slot reservation is only counted.
   void settled(const PushSettlement& settlement);
   /// Records that one rank has revoked its grants. Returns the chunks that became ready.
   std::vector<ChunkRef> revoked(const Revocation& answer);
@@ -50,12 +50,12 @@ class PushReceiver {
     ChunkKey key;
     ChunkRef slot;
     std::uint32_t num_tokens = 0;
-    bool is_granted = false;  // false while the grant is being revoked
+    bool is_granted = false;  // false once the revocation has begun
     std::uint32_t ranks_left = 0;
   };
   struct Reservation {
     TimeNs deadline = 0;
-    std::map<std::uint32_t, Chunk> chunks;  // [index in the offer]; erased when all ranks have revoked
+    std::map<std::uint32_t, Chunk> chunks;  // [index in the offer] chunks that some rank has not revoked
   };
   void revoke(std::uint64_t ticket, Reservation& reservation, std::span<const SettledChunk> chunks);
   bool erase_ticket(const ChunkKey& key, std::uint64_t ticket);

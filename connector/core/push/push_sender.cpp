@@ -49,7 +49,7 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
     if (item.state == State::kFinished) {  // the request finished before the answer arrived
       if (is_granted) settle(push, index, false);
     } else if (item.state == State::kTransferring) {
-      if (!is_granted) item.failed = true;  // the workers have no grant and will report that
+      if (!is_granted) item.failed = true;  // the workers have no grant and will report the failure
       advance(id, push, index);
     } else if (!is_granted) {
       finish(id, push, index);
@@ -81,7 +81,7 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
 void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot,
                                 TimeNs now) {
   Item& item = push.items[index];
-  if (slot.meta.num_tokens != item.meta.num_tokens) return;  // another node sent this chunk with a wrong length
+  if (slot.meta.num_tokens != item.meta.num_tokens) return;  // another node sent the slot's chunk with a wrong length
   item.state = State::kTransferring;
   item.chunk = slot.ref;
   item.is_ready = true;
@@ -143,8 +143,8 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
 /// Settles the item once its outcome is final.
 void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
   Item& item = push.items[index];
-  if (item.ranks_done.size() < parts_.config.num_ranks) return;  // the other ranks still read the slot
-  if (!item.failed && !item.is_ready) return;                    // the save is not reported yet
+  if (item.ranks_done.size() < parts_.config.num_ranks) return;  // ranks that have not reported may read the slot
+  if (!item.failed && !item.is_ready) return;                    // the chunk's save has not ended yet
   // The chunk may have been invalidated since it became ready.
   const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);
   const bool is_good = !item.failed && !push.is_dropped && slot.state == ChunkPool::State::kReady;

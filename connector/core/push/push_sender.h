@@ -1,5 +1,6 @@
 // The prefill side of pushes: which chunk of which prompt is pushed to which decode node, and what is settled. Pure: a
-// part of the scheduler core, which passes the events on; the runtime executes the actions.
+// part of the scheduler core, which passes the events on; the runtime executes the actions. A `ticket` is the id of a
+// slot reservation. Calls and states of an offered chunk:
 //
 //   offer() -> kOffered -> answered() -> kAccepted -> saving() or chunk_ready() -> kTransferring -> kFinished: settled
 //
@@ -40,15 +41,16 @@ class PushSender {
     std::uint32_t index = 0;
     auto operator<=>(const Tag&) const = default;
   };
-  /// Records that a save of the chunk into this slot is planned. Returns the push that sends the chunk layer by layer,
-  /// nullopt if there is none.
+  /// Records that a save of the chunk into this slot is planned. Returns the chunk's place in the push that sends it
+  /// layer by layer, nullopt if there is none.
   std::optional<Tag> saving(const ChunkKey& key, ChunkRef chunk, TimeNs now);
   /// Records that the chunk is ready in the pool: saved, pulled, or received by a push.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
   void chunk_write_failed(ChunkRef chunk);
-  /// Records the end of one rank's transfer of a chunk. Called exactly once for each rank and transferred chunk.
+  /// Records the end of one rank's transfer of a chunk. The runtime must call this exactly once for
+  /// each rank and transferred chunk.
   void chunk_push_ended(const PushOutcome& outcome);
-  /// The engine has finished the request: fails its offered chunks that are neither in the pool nor being written.
+  /// Ends the push of a finished request's chunks that are neither in the pool nor being written.
   void request_finished(const RequestId& request);
   void tick(TimeNs now);
 
@@ -56,10 +58,10 @@ class PushSender {
 
  private:
   enum class State : std::uint8_t {
-    kOffered,       // not answered yet
+    kOffered,       // the decode node has not answered yet
     kAccepted,      // the decode node reserved a slot
-    kTransferring,  // the workers were given the chunk
-    kFinished       // settled, or there was nothing to settle
+    kTransferring,  // the workers were ordered to push the chunk
+    kFinished       // over; if the decode node has reserved a slot, the settlement was sent
   };
   struct Item {
     ChunkMeta meta;

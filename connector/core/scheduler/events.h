@@ -31,8 +31,10 @@ struct NewRequest {
   std::uint32_t num_prompt_tokens = 0;
   std::string extras;             // everything that changes the KV of all tokens: a LoRA's digest, cache_salt
   std::vector<TokenExtra> items;  // multimodal items
-  bool cacheable = true;          // false for prompt embeddings, and for streamed sessions, which change past tokens
-  bool handoff = false;           // do_remote_decode: a decode worker will read the prompt from this node
+  /// True if the request's KV may be loaded and saved. False for prompt embeddings, which have no token ids, and for
+  /// streamed sessions, which change past tokens.
+  bool cacheable = true;
+  bool handoff = false;  // do_remote_decode: a decode worker will read the prompt from this node
   std::optional<HandoffSource> source;
   /// With `handoff`: the endpoint of the decode node that receives the prompt while it is computed
   /// (kv_transfer_params.kvferry_push_to).

@@ -27,7 +27,7 @@ struct Coverage {
 
 /// A lookup that was answered in this step and is not allocated yet.
 struct OpenLookup {
-  std::uint32_t hit = 0;  // number of tokens in the pool; with sliding windows fewer may be usable
+  std::uint32_t hit = 0;  // number of the request's tokens that the pool has; with sliding windows fewer may be usable
   std::uint32_t num_local = 0;
   std::uint32_t num_external = 0;
   std::vector<ChunkRef> chunks;
@@ -64,11 +64,11 @@ struct RequestState {
   RequestId id;
   std::uint32_t computed = 0;    // number of tokens whose KV exists once the planned steps are done
   std::uint32_t saved = 0;       // full chunks that end at or before this token are in the pool or their save was tried
-  std::uint32_t window_end = 0;  // number of computed tokens when vLLM last freed blocks before the windows
+  std::uint32_t window_end = 0;  // number of computed tokens when vLLM last freed blocks that lie before a window
   std::uint32_t step_end = 0;    // number of computed tokens after the last step
-  std::uint32_t checkpoint = 0;  // number of tokens up to the state that the last step kept before its end; 0: none
+  std::uint32_t checkpoint = 0;  // number of tokens before the last step's checkpoint (core_config.h); 0: none
   std::uint32_t num_prompt_tokens;
-  bool running = false;  // the request has blocks
+  bool running = false;  // the request has blocks and does not wait for an asynchronous load
   bool cacheable;
   bool handoff;
   BlockTable blocks;  // as of the last step that changed them
@@ -83,7 +83,7 @@ struct RequestState {
   std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
   bool fetched = false;      // a fetch was started in this attempt
-  bool source_left = false;  // the handoff source was not asked for chunks that were being written
+  bool source_left = false;  // some chunks were not requested from the handoff source, as they were being written
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 
@@ -96,7 +96,8 @@ struct RequestState {
   std::uint32_t last_tail_end = 0;    // the token at which that tail ends
   std::uint32_t preemptions = 0;
   std::uint32_t failed_loads = 0;
-  bool skip_external_until_admitted = false;  // recompute instead of loading, since the load would never get blocks
+  // Recompute instead of loading: nothing runs or loads, so no blocks would become free for the load.
+  bool skip_external_until_admitted = false;
   std::uint64_t yield_in_step = 0;  // the step in which the lookup stays pending, so that vLLM tries other requests
   std::vector<Admission> admissions;
 };
@@ -123,7 +124,7 @@ struct FetchPull {
 /// A lease that this node granted to another node.
 struct GrantedLease {
   PinId pin;
-  std::string handoff;  // the request whose handoff pin ends with this lease; empty: none
+  std::string handoff;  // the request whose prompt is unpinned when this lease is released; empty: none
   std::size_t num_chunks = 0;
 };
 

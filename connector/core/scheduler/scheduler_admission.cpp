@@ -21,7 +21,8 @@ Coverage SchedulerCore::cover(RequestState& request) {
     coverage.chunks.push_back(slot->ref);
   }
   coverage.tokens = i * chain.chunk_tokens();
-  // A tail may follow: one of the tail group after these chunks, or one whose end is known from a save or the source.
+  // A tail may follow these chunks: one of their tail group, or one whose end is known from this request's last save or
+  // from the handoff source.
   const ChunkPool::Slot* best = nullptr;
   const auto consider = [&](const ChunkPool::Slot* slot) {
     if (slot == nullptr || (best != nullptr && slot->meta.num_tokens <= best->meta.num_tokens)) return;
@@ -48,8 +49,8 @@ Coverage SchedulerCore::cover(RequestState& request) {
   return coverage;
 }
 
-/// Returns how many of the first `num_tokens` tokens can be reused. For models with state they must end with a block,
-/// because a state is kept only there.
+/// Returns how many of the first `num_tokens` tokens can be reused. For models with state only whole blocks can,
+/// because a state is kept only at the end of a block.
 std::uint32_t SchedulerCore::reusable(std::uint32_t num_tokens) const {
   return config_.keeps_state ? num_tokens - num_tokens % config_.chunk_tokens : num_tokens;
 }
@@ -62,8 +63,8 @@ bool SchedulerCore::could_grow(const RequestState& request, const Coverage& cove
   return std::max(hit, num_local) < most;
 }
 
-/// Returns the first token whose block layers with a sliding window still need once `end` tokens are computed. For
-/// models with state: the first token of the block that has the state after `end` tokens.
+/// Returns the first token of the first block that layers with a sliding window still need once `end` tokens are
+/// computed. For models with state: the first token of the block that has the state after `end` tokens.
 std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
   if (config_.keeps_state) return end == 0 ? 0 : reusable(end - 1);
   if (window_ == 0 || end < window_) return 0;
@@ -75,7 +76,7 @@ std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
 /// chunk. Returns the number of tokens that are left.
 std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
                                          std::uint32_t num_local) const {
-  if (num_local != reusable(num_local)) return num_local;  // a state can't be loaded inside a block
+  if (num_local != reusable(num_local)) return num_local;  // models with state: loads begin at a block's start
   while (hit > num_local) {
     const std::uint32_t needed_from = std::max(num_local, window_start(hit));
     std::uint32_t fits = hit;
@@ -102,7 +103,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     open_lookups_.insert(id);
     return {};
   }
-  if (request.running) release_blocks(request);  // preempted; build_step() gets the preemption only later
+  if (request.running) release_blocks(request);  // it was preempted; build_step() is told so later
   request.async_load = RequestState::AsyncLoad::kNone;
   if (request.open_lookup) {
     // A second lookup in one step returns the stored hit, minus what the engine has in its own cache now.
@@ -175,7 +176,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;
-  if (request.running) release_blocks(request);  // preempted; lookup() ignores requests that are not cacheable
+  if (request.running) release_blocks(request);  // preempted; lookup() releases blocks of cacheable requests only
   const bool continues = num_external == 0 && request.async_load == RequestState::AsyncLoad::kDone;
   request.async_load = RequestState::AsyncLoad::kNone;
   request.blocks = blocks;
@@ -220,7 +221,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   request.computed = local + num_external;
   request.window_end = request.step_end = request.computed;
   request.checkpoint = 0;
-  request.saved = 0;  // the next step skips chunks that the pool has
+  request.saved = 0;  // chunks that the pool already has are skipped when the saves are planned
 }
 
 LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_external,

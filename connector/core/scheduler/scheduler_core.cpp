@@ -1,4 +1,4 @@
-// Handles a request's events, except those of its admission (scheduler_admission.cpp), and deadlines.
+// Handles deadlines, and a request's events other than its admission (scheduler_admission.cpp).
 #include "connector/core/scheduler/scheduler_core.h"
 
 #include <algorithm>
@@ -100,7 +100,7 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   return result;
 }
 
-/// Pins the prompt's chunks until the decode worker's lease ends.
+/// Pins the prompt's chunks until the decode node releases its lease, at most for handoff_ttl.
 void SchedulerCore::pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now) {
   const std::string& id = request.id.value;
   unpin_handoff(id);

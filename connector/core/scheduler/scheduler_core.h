@@ -50,7 +50,7 @@ class SchedulerCore {
   /// Truncates the request's tokens to `keep`, then appends the new ones.
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id) const;
-  /// get_num_new_matched_tokens: returns the number of tokens after num_local that this node's pool can load.
+  /// get_num_new_matched_tokens: returns the number of tokens after num_local that can be loaded from the pool.
   Answer lookup(const RequestId& id, std::uint32_t num_local, TimeNs now);
   /// update_state_after_alloc, with the request's whole block table; called again with num_external = 0 when an
   /// asynchronous load has ended.
@@ -66,11 +66,11 @@ class SchedulerCore {
   /// reset_cache, between two steps: later lookups find no chunk that is in the pool now or whose save is planned now.
   void reset_cache();
 
-  // ---- events of the network; late and unknown ids are ignored, except ids of pulls: workers end a pull once ----
+  // ---- events of the network; late and unknown ids are ignored, except by pull_done(): workers end a pull once ----
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
-  /// One rank's outcome: ok[i] belongs to item i of the pull. checksums[i] is the checksum of this rank's chunk for an
-  /// item that was ordered without checksums because the holder has other shards.
+  /// One rank's outcome: ok[i] belongs to item i of the pull. checksums[i] is this rank's checksum of item i; it is
+  /// used if the pull was ordered without checksums, because the holder's shards differ.
   void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
                  const std::vector<std::uint64_t>& checksums = {});
   LeaseReply lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now);
@@ -86,7 +86,7 @@ class SchedulerCore {
     now_ = now;
     sender_.chunk_push_ended(outcome);
   }
-  /// The runtime executes GrantSlots before it sends the reply.
+  /// The runtime must execute GrantSlots before it sends the reply.
   PushReply push_offered(const std::string& from, const PushOffer& offer, TimeNs now);
   void push_grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices) {
     receiver_.grant_failed(ticket, indices);
@@ -204,7 +204,7 @@ class SchedulerCore {
   SuspectNodes suspects_{config_.load_timeout};
   std::vector<SaveJob> saves_before_next_;  // saves of preempted and finished requests
   std::vector<LoadJob> loads_next_;
-  std::set<ChunkRef> saving_;  // planned saves that some rank has not reported
+  std::set<ChunkRef> saving_;  // slots of planned saves that some rank has not reported
   std::uint64_t step_ = 0;     // number of the last built plan
   std::uint64_t last_id_ = 0;
   std::uint32_t window_ = 0;  // size of the sliding windows; 0: none

@@ -48,7 +48,7 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   for (std::uint32_t i = 0; i < full; ++i) {
     if (i * config_.chunk_tokens + 1 >= chain.size()) break;  // the engine computes the last token anyway
     const ChunkPool::Slot* present = find_chunk(chain.key(i), config_.chunk_tokens);
-    // The state at the end of the longest hit is needed, those before it are not.
+    // Only the state at the end of the longest possible hit is needed, not the earlier ones.
     const bool is_last = (i + 1) * config_.chunk_tokens == reusable(chain.size() - 1);
     if (present == nullptr || (is_last && lacks_state(*present)))
       missing.push_back(chain.meta(i, config_.chunk_tokens));
@@ -86,8 +86,8 @@ bool SchedulerCore::is_source_next(RequestState& request) const {
   return request.source_left && !has_writing(handed_off(request));
 }
 
-/// Called after writes have ended, because those of a push may have failed. Fetches what is missing from the handoff
-/// sources without waiting for a lookup: the engine may make the next one only after the request's wait_deadline.
+/// Fetches missing chunks from the handoff sources. Called after writes have ended, because those of a push may have
+/// failed. Does not wait for the next lookup, which the engine may make only after the request's wait_deadline.
 void SchedulerCore::ask_sources_again(TimeNs now) {
   for (auto& [id, request] : requests_)
     if (!request.fetch && !request.running && is_source_next(request) && could_grow(request, cover(request), 0))
@@ -115,8 +115,8 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
       if (const std::uint32_t rest = tokens % config_.chunk_tokens; rest > 0)
         offer.tails.push_back(request.chain.meta(offer.num_full_chunks, rest));
       handoff_request = source.request_id;
-      // Chunks that a push writes are not requested. If the push fails, a later lookup asks the source again, because
-      // only the source can name short tails.
+      // Chunks that a push writes are not requested. If the push fails, the source is asked again, because the
+      // directory is not asked for tails shorter than kTailGroupTokens.
       request.source_left = has_writing(handed_off(request));
     } else if (!fetch.asked_directory) {
       fetch.asked_directory = true;
@@ -269,8 +269,8 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   }
   pull.has_failed |= std::ranges::find(ok, true) == ok.end();
   if (++pull.ranks_done < config_.num_ranks) return;
-  // A pull that fails at once costs a request little. After a slow failure the holder is a suspect, so that not every
-  // request waits for it in vain.
+  // A pull that fails at once costs a request little. After a slow failure the holder becomes a suspect, so that not
+  // every request waits for it in vain.
   if (!pull.has_failed)
     suspects_.succeeded(pull.endpoint);
   else if (now - pull.started_at >= config_.try_timeout)

@@ -7,7 +7,8 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kChunksPerPiece = 32;  // small, so that a replication does not delay the pulls of requests
+// Largest number of chunks in one pull of a replication; small, so that it does not delay the pulls of requests.
+constexpr std::size_t kChunksPerPiece = 32;
 
 }  // namespace
 
@@ -74,8 +75,8 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
   advance_replications(now);
 }
 
-/// Requests the next piece, if none is in progress. One piece at a time over all orders leaves room for the fetches of
-/// requests.
+/// Requests the next piece of the first replication, if none is in progress. One piece at a time over all orders leaves
+/// room for the fetches of requests.
 void SchedulerCore::advance_replications(TimeNs now) {
   while (!replications_.empty() && replications_.front().piece.empty()) {
     Replication& replication = replications_.front();
@@ -100,7 +101,7 @@ void SchedulerCore::advance_replications(TimeNs now) {
   }
 }
 
-/// Returns true if the replication in progress waits for this answer.
+/// Returns true if the replication in progress waits for the answer to this lease request.
 bool SchedulerCore::is_replication_lease(std::uint64_t fetch) const {
   if (replications_.empty()) return false;
   const Replication& replication = replications_.front();

@@ -8,7 +8,8 @@
 namespace kvferry {
 namespace {
 
-// Limit on the chunks of all leases together, since any process can request leases without end: 16 MiB of pins.
+// Limit on the chunks of all leases together (16 MiB of pins), since any process can request leases without end.
+// Chunks beyond it are not leased.
 constexpr std::size_t kLeasedChunksMax = 1 << 20;
 
 }  // namespace

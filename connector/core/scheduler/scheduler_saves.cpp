@@ -7,7 +7,7 @@
 
 namespace kvferry {
 
-/// Returns true if the next chunk to save is computed but some of its tokens are unknown here.
+/// Returns true if the next chunk to save is computed, but request.chain does not have all computed tokens yet.
 bool SchedulerCore::lacks_tokens(const RequestState& request) const {
   const std::uint32_t next_end = request.saved + config_.chunk_tokens;
   return request.computed >= next_end && request.chain.size() < request.computed &&
@@ -50,9 +50,9 @@ void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   }
 }
 
-/// Returns the blocks [first_block, end_block) of a KV group, with kNoBlock for blocks before the group's sliding
-/// window once `window_end` tokens are computed. There the table has the null block or, if the table is from an earlier
-/// step, a block that another request may use by now.
+/// Returns the blocks [first_block, end_block) of a KV group, with kNoBlock for each block that lies before the group's
+/// sliding window once `window_end` tokens are computed. In its place the table has the null block or, if the table is
+/// from an earlier step, a block that another request may use by now.
 std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
                                               std::uint32_t end_block, std::uint32_t window_end) const {
   const std::vector<BlockId>& all = table[group];
@@ -67,9 +67,9 @@ std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size
   return blocks;
 }
 
-/// Returns the `window_end` of blocks_of() for a save of the chunk that ends at `end`. Models with state have a state
-/// only at the last step's start, at its end and perhaps at a checkpoint between them: for a chunk that ends elsewhere,
-/// `end` + 1 makes the save leave out the state.
+/// Returns the argument `window_end` of blocks_of() for a save of the chunk that ends at `end`. Models with state have
+/// a state only at the last step's start, at its end and perhaps at a checkpoint between them. For a chunk that ends
+/// elsewhere, `end` + 1 makes the save leave out the state.
 std::uint32_t SchedulerCore::window_end_of_chunk(const RequestState& request, std::uint32_t end) const {
   if (!config_.keeps_state) return request.window_end;
   const bool has_state = end == request.step_end || end == request.window_end || end == request.checkpoint;
@@ -90,8 +90,8 @@ bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_
   return true;
 }
 
-/// Reserves a slot for chunk `chunk` of the request. Returns nullopt if the pool has the chunk or no free slot, or if
-/// the engine has freed some of its blocks.
+/// Reserves a slot for chunk `chunk` of the request. Returns nullopt if the pool has the chunk or can't reserve a slot,
+/// or if the engine has freed some of the chunk's blocks.
 std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::uint32_t chunk,
                                                   std::uint32_t num_tokens) {
   ChunkMeta meta = request.chain.meta(chunk, num_tokens);

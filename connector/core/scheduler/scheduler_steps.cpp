@@ -16,8 +16,8 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   }
   // vLLM has refused to admit the requests whose lookup was answered and that were not allocated.
   const std::vector<RequestId> refused(open_lookups_.begin(), open_lookups_.end());
-  // vLLM reserves blocks for each waiting asynchronous load, failed ones included, and keeps a failed request at the
-  // head of its queue. If nothing runs and nothing loads, no block would ever become free.
+  // vLLM reserves blocks for each waiting asynchronous load, failed loads included, and keeps a request whose load has
+  // failed at the head of its queue. If nothing runs and nothing loads, no block would ever become free.
   const bool is_stuck =
       loads_async() && input.scheduled.empty() && loads_.empty() && !refused.empty() &&
       std::none_of(requests_.begin(), requests_.end(), [](const auto& r) { return r.second.running; });
@@ -74,8 +74,7 @@ RequestState* SchedulerCore::find_scheduled(const ScheduledRequest& scheduled, s
   return last;
 }
 
-/// Returns the number of tokens up to the state that the step keeps before its own end, as CoreConfig's
-/// checkpoint_alignment says; 0: none.
+/// Returns the number of tokens before the step's checkpoint (CoreConfig::checkpoint_alignment), 0 if it has none.
 std::uint32_t SchedulerCore::checkpoint_of(const RequestState& request) const {
   const std::uint32_t alignment = config_.checkpoint_alignment, start = request.window_end;
   if (alignment == 0 || request.step_end == 0 || start != reusable(start)) return 0;
@@ -110,12 +109,12 @@ void SchedulerCore::load_ended(RequestState& request, const PendingLoad& load) {
   if (request.async_load == RequestState::AsyncLoad::kInProgress && request.attempt.value == load.admission.attempt)
     request.async_load = is_complete ? RequestState::AsyncLoad::kDone : RequestState::AsyncLoad::kNone;
   // A damaged chunk was invalidated, so the next lookup differs. A load that failed for another reason, or repeatedly,
-  // would fail again.
+  // would fail again: the request is no longer loaded or saved.
   if (!is_complete && (!load.found_corrupt || ++request.failed_loads >= kMaxFailedLoads)) request.cacheable = false;
 }
 
-/// Fails every planned save, because a load failed or the cache is reset. KV computed since the load, by its request or
-/// by others that share its blocks, may depend on KV that was never loaded. vLLM computes that KV again.
+/// Fails every planned save, because a load failed or the cache is reset. KV computed since the load, by the load's
+/// request or by others that share its blocks, may depend on KV that was never loaded. vLLM computes that KV again.
 void SchedulerCore::invalidate_planned_saves() {
   counters_.save_failures += saving_.size();
   for (const ChunkRef chunk : saving_) pool_.fail_write(chunk);

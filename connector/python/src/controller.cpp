@@ -23,7 +23,7 @@ namespace {
 
 using namespace kvferry;
 
-constexpr int kTurnMs = 50;  // longest wait of the client's thread
+constexpr int kTurnMs = 50;  // longest wait of the client's thread and of lookup() before they look again
 constexpr const char* kTierNames[] = {"gpu", "host", "disk", "remote"};
 
 // Engine id, incarnation, endpoint, number of full chunks, tier, controller::Holder::confirmed.
@@ -181,7 +181,7 @@ class PyClient {
   std::uint64_t num_lost_ = 0;
   std::unordered_map<ChunkKey, controller::ChunkEntry> held_;
   std::unordered_map<std::uint64_t, std::optional<std::vector<HolderTuple>>>
-      answers_;  // [token] answers that a caller waits for
+      answers_;  // [lookup's token] answers that a caller waits for, empty until they arrive
   PollLoop loop_;
 };
 

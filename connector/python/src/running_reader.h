@@ -1,4 +1,4 @@
-// Reads lists of Python integers fast, and vLLM's list of running requests in place.
+// Fast conversion of lists of Python integers and of vLLM's running requests.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,8 +13,8 @@
 
 namespace kvferry {
 
-/// Reads an integer in place if it has one Python digit, as all token ids and counts have. Returns -1 with a Python
-/// error set if the object is not an integer that fits.
+/// Converts an integer; fast if CPython stores it in one digit (30 bits), as all token ids and counts. Returns -1 with
+/// a Python error set if the object is not an integer that fits.
 inline std::int64_t small_integer(PyObject* object) {
   if (PyLong_CheckExact(object)) {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -48,16 +48,16 @@ struct RunningRequests {
   const nanobind::list& computed;   // list[int]
   const nanobind::list& blocks;     // list[tuple[list[int], ...] | None]: blocks to add, or the whole table
   const nanobind::set& resumed;     // set[str]: requests for which `blocks` has the whole table
-  const nanobind::dict& scheduled;  // dict[str, int], for all requests
+  const nanobind::dict& scheduled;  // dict[str, int]: tokens to compute in this step, for all requests
 
   std::size_t size() const { return ids.size(); }
 };
 
-/// Reads running requests into a step. Keeps the ids of the previous step, so that a request at the same place, as
-/// nearly all are, is recognised by its str object.
+/// Reads running requests into a step. Nearly all requests have the same place in the list as in the previous step:
+/// each is recognised by its id's str object, which this class keeps.
 class RunningReader {
  public:
-  /// Overwrites the first running.size() of `requests`, which have the values of the previous step.
+  /// Overwrites the first running.size() of `requests`, which must have the values of the previous step.
   void read(const RunningRequests& running, std::span<ScheduledRequest> requests) {
     if (running.computed.size() != running.size() || running.blocks.size() != running.size())
       throw nanobind::value_error("the lists of ids, counts and blocks of running requests must have the same length");
