@@ -38,7 +38,8 @@ class Backend {
   virtual void post(Task task) = 0;
   /// Posts a task and returns when it has run.
   void post_and_wait(const Task& task);
-  /// Returns when the progress thread has ended and every posted task has run; a task that calls stop() must be posted.
+  /// Waits until the progress thread has ended and every posted task has run. The caller must have posted a task that
+  /// calls stop().
   virtual void join() = 0;
 
   /// Implements Transport::wait(). This default sleeps until the completion queue's descriptor or one that
@@ -95,7 +96,8 @@ struct OptionCheck {
   bool is_met = false;
   std::string what;
 };
-/// kInvalidArgument: a check is not met; the message has the text of the first one. `options`: name of their struct.
+/// Checks options. kInvalidArgument: a check is not met; the message has the text of the first unmet one. `options`:
+/// name of the options' struct.
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks);
 
 /// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: it is malformed or of another

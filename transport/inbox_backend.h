@@ -1,4 +1,5 @@
-// Base of the backends whose progress thread polls a library (UCX, NCCL, CUDA): runs posted tasks, works and sleeps.
+// Base of the backends whose progress thread polls a library (UCX, NCCL, CUDA). It has the loop that runs posted tasks,
+// does the work that is ready, and sleeps when there is none.
 #pragma once
 
 #include <poll.h>

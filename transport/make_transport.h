@@ -19,7 +19,7 @@ namespace kvferry {
 
 /// Options of every backend. The defaults suit a worker node.
 struct CommonOptions {
-  std::uint32_t transfers_max = 1024;  // limit of transfers without a polled completion; then submit() returns kFull
+  std::uint32_t transfers_max = 1024;  // submit() returns kFull while this many transfers are pending or not polled
   TimeNs spin_ns = 20'000;             // a waiting thread polls this long before it sleeps
   TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
 };
@@ -35,21 +35,22 @@ struct UcxOptions : CommonOptions {
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
 };
 
-/// Transfers within one host: the submitting side copies, through a mapping of the peer's shared memory or by CMA.
+/// Transfers within one host: the submitting side copies, through a mapping of the peer's shared memory or by CMA
+/// (process_vm_readv() and process_vm_writev()).
 struct ShmOptions : CommonOptions {
   bool use_mappings = true;             // maps the peer's memory if it was registered with a descriptor
   bool use_cma = true;                  // uses CMA for all other memory
   std::uint64_t inline_bytes = 65'536;  // transfers of up to this many bytes are copied within submit()
-  std::uint32_t copy_threads = 0;  // threads that share large copies; 0: 1, or 2 from 2 cores on, or 4 from 16 cores on
+  std::uint32_t copy_threads = 0;  // threads that share large copies; 0: 4 from 16 cores on, 2 from 2 cores on, else 1
 };
 
 /// Sockets between any two hosts.
 struct TcpOptions : CommonOptions {
   std::string listen_host;  // host to listen on, which address() names to peers; empty: all interfaces
   net::PortRange listen_ports;
-  std::uint32_t connections = 4;            // connections to each peer on another host; they share its transfers
+  std::uint32_t connections = 4;            // connections to each peer on another host
   std::uint32_t local_connections = 1;      // connections to each peer on this host
-  std::uint64_t segment_bytes = 512 << 10;  // size of the parts of a transfer that are given to connections
+  std::uint64_t segment_bytes = 512 << 10;  // longer transfers are cut into segments of this size
   std::uint64_t window_bytes = 16 << 20;    // limit of pulled bytes requested and not yet received, for each connection
   std::optional<net::ClusterKey> key;       // the key that all peers must have; without it, peers must have none
   net::Encrypt encrypt = net::Encrypt::kBetweenHosts;  // the connections to encrypt, if there is a key
@@ -62,14 +63,14 @@ struct NcclOptions : CommonOptions {
   TcpOptions control;        // options of the control link; its CommonOptions are ignored
   std::string library;       // path of libnccl.so.2; empty: $KVFERRY_NCCL_LIBRARY, or the loader's search
   std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and sent as one
-  std::uint64_t piece_bytes = 8 << 20;        // size of a transfer's pieces; cancel() and revoke() wait for one
+  std::uint64_t piece_bytes = 8 << 20;        // size of a transfer's pieces; cancel() and revoke() wait for begun ones
   std::uint32_t pieces_per_peer_max = 8;      // limit of one peer's pieces that are requested or under way
   TimeNs stuck_ns = kSecond;                  // a cancelled transfer without progress for this long ends its session
   TimeNs hung_ns = 30 * kSecond;              // a communicator stuck for this long, with a live peer, ends its session
 };
 
-/// GPU memory of two processes of one host: this side's device maps the peer's memory and copies. Both devices must be
-/// the same GPU, or GPUs that reach each other.
+/// Copies between the GPU memory of two processes of one host: the submitting process maps the peer's memory, and its
+/// GPU copies. Both processes must use the same GPU, or GPUs that can access each other's memory.
 struct GpuIpcOptions : CommonOptions {
   Device* device = nullptr;                  // the GPU that copies; must outlive the transport
   std::uint64_t piece_bytes = 16 << 20;      // maximum of bytes copied in one launch
@@ -77,7 +78,7 @@ struct GpuIpcOptions : CommonOptions {
 };
 
 /// Each of the functions below starts a progress thread. kInvalidArgument: an option is out of range.
-/// kUnavailable: UCX found no usable transport on this host.
+/// kUnavailable from this one: UCX found no usable transport on this host.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
 /// kUnavailable: the address to listen on can't be bound.
@@ -102,7 +103,7 @@ struct TransportOptions {
   CommonOptions common;
   ShmOptions shm;            // its CommonOptions are ignored; `path` says whether mappings and CMA are used
   TcpOptions tcp;            // its CommonOptions are ignored
-  Device* device = nullptr;  // GPU whose memory can be registered, outlives the transport; nullptr: host memory only
+  Device* device = nullptr;  // GPU whose memory can be registered, must outlive the transport; nullptr: none
 };
 
 /// Makes a transport with all backends that `path` allows behind one address; a planner chooses one for each peer.

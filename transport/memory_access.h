@@ -1,4 +1,4 @@
-// Holds registered memory for one copy; the destructor ends the access.
+// The access of one copy to registered memory, which can't be unregistered until the access ends.
 #pragma once
 
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace kvferry {
 
-/// One access that TransferTable::begin_access() has allowed; an empty object stands for no access.
+/// One access that TransferTable::begin_access() has allowed; the destructor ends it. An empty object is no access.
 class MemoryAccess {
  public:
   MemoryAccess() = default;

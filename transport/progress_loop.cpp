@@ -203,7 +203,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
         if (look(0, true)) busy_at = clock_.now();
       }
     } else if (is_spinning) {
-      set_spinning(is_spinning = false);  // needs one more round, as a peer that wrote before this call woke no thread
+      set_spinning(is_spinning = false);  // one more round follows: a peer that wrote before this call woke no thread
     } else {
       has_driver_slept_ = true;
       const int sleep_ms = milliseconds_until(std::min(deadline, ends_at), now);

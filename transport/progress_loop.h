@@ -1,4 +1,5 @@
-// The progress thread of a backend that uses sockets. A thread that waits for completions can do that work instead.
+// The progress thread of a backend that uses sockets. A thread that waits for completions can do its work
+// instead.
 #pragma once
 
 #include <atomic>
@@ -17,14 +18,16 @@ namespace kvferry {
 
 /// One lock guards all of the owner's state. The thread that holds it runs the loop: the progress thread, a caller in
 /// call(), or a caller in drive(), which is called the driver. So a backend needs no lock of its own, and a call to an
-/// idle backend wakes no other thread.
+/// idle backend wakes no other thread. While there is a driver, the progress thread is parked: it waits outside the
+/// loop.
 class ProgressLoop {
  public:
   /// The backend. All methods are called under the loop's lock.
   class Owner {
    public:
     virtual ~Owner() = default;
-    /// Handles events of a watched descriptor, also shortly after its unwatch(). `tag`: the argument of watch().
+    /// Handles events of a descriptor that was given to watch() with `tag`. Events may still come shortly after
+    /// unwatch().
     virtual void on_ready(std::uint64_t tag, std::uint32_t events) = 0;
     /// Does a bounded amount of the work that is queued or due. Returns true if it should be called again soon.
     virtual bool advance(TimeNs now) = 0;
@@ -49,19 +52,20 @@ class ProgressLoop {
   /// called afterwards, but call() still runs its task. Idempotent.
   void stop();
 
-  /// Reports a descriptor's events to Owner::on_ready(). Under the loop's lock only. `tag` must not be 0.
+  /// From now on the descriptor's events are passed to Owner::on_ready(). Call it only under the loop's lock or before
+  /// start(). `tag` must not be 0.
   void watch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void unwatch(int fd);
   /// Any thread. Makes drive() return also while `fd` is readable. The progress thread ignores `fd`.
   void add_wakeup_fd(int fd);
-  /// Under the loop's lock only: makes the progress thread call advance().
+  /// Makes the progress thread call advance(). Call it only under the loop's lock.
   void kick() { inbox_.wake().set(); }
 
   /// Any thread that does not hold the loop's lock. Runs the task under the lock: now if the lock is free, else soon,
   /// in the order of calls. Never blocks for longer than a task takes.
   void call(TaskInbox::Task task);
-  /// Any thread: does the loop's work until is_over(), which is called often and without the lock, returns true or the
-  /// time has passed. Returns the last result of is_over(), or nullopt at once if another thread is in drive().
+  /// Any thread: does the loop's work until is_over() returns true or the time has passed. is_over() is called often
+  /// and without the lock. Returns the last result of is_over(), or nullopt at once if another thread is in drive().
   std::optional<bool> drive(TimeNs timeout_ns, const std::function<bool()>& is_over);
 
  private:
@@ -94,7 +98,7 @@ class ProgressLoop {
   std::atomic<bool> is_driving_{false};
   std::atomic<bool> is_parked_{true};  // true also before the thread is started
   std::atomic<TimeNs> driven_at_{0};
-  std::atomic<bool> has_driver_slept_{false};  // if true, the thread stays parked until the driver leaves
+  std::atomic<bool> has_driver_slept_{false};  // the driver has slept: the thread stays parked until drive() ends
   std::mutex park_mutex_;
   std::condition_variable unpark_;
   std::thread thread_;

@@ -66,14 +66,14 @@ class TransferTable {
   /// Unregisters a region. kFull: own transfers or peers' copies still use it; call again.
   Result<void> remove_region(RegionId region);
 
-  /// Makes a grant; `rkey` is copied into its descriptor.
+  /// Makes a grant; `rkey` is put into the grant's RegionDescriptor.
   Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey);
   Result<std::string> exported(GrantId grant) const;
   /// Revokes a grant: from the first call on, no access by it begins. kFull: an access has not ended yet; call again.
   Result<void> remove_grant(GrantId grant);
   /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `grant` 0:
-  /// offsets count from the region's start. kRefused: the region was unregistered, the grant was revoked, or it does
-  /// not cover these bytes.
+  /// offsets count from the region's start. kRefused: the region was unregistered, the grant was revoked, the region or
+  /// grant does not cover the bytes, or the region can be written only with a grant.
   Result<std::byte*> begin_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes,
                                   bool writes);
   void end_access(RegionId region, GrantId grant);

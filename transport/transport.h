@@ -22,9 +22,8 @@ using TransferId = StrongId<struct TransferIdTag, std::uint64_t>;  // an accepte
 using GrantId = StrongId<struct GrantIdTag, std::uint32_t>;        // a peer's right to access a part of a region
 
 /// Memory to register. With `fd` it is a shared mapping of that file from `fd_offset` on, which peers on the same host
-/// can map too (SharedMemory::region()) if the file is sealed against shrinking; -1: any other memory. With `device` it
-/// is that GPU's memory; the caller must submit a transfer only after the GPU has written the bytes that the transfer
-/// reads.
+/// can map too (SharedMemory::region()) if the file has F_SEAL_SHRINK; -1: any other memory. With `device` it is that
+/// GPU's memory; the caller must submit a transfer only after the GPU has written the bytes that the transfer reads.
 struct MemoryRegion {
   void* base = nullptr;
   std::uint64_t bytes = 0;
@@ -123,7 +122,7 @@ class Transport {
   /// moves); kFull: too many transfers are pending or have unread completions, poll and try again; kCancelled: shut
   /// down. After an error no Completion follows.
   virtual Result<TransferId> submit(PagedTransfer transfer) = 0;
-  /// Adds ranges to a transfer that was submitted with is_fed; `checksums` for all of its ranges or for none.
+  /// Adds ranges to a transfer that was submitted with is_fed. Either all ranges of a transfer have checksums or none.
   /// kInvalidArgument: bad range, or the transfer takes no more ranges; nothing was added. kCancelled: shut down.
   virtual Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                             bool is_last) = 0;
@@ -137,13 +136,13 @@ class Transport {
   virtual int event_fd() const = 0;
   /// Returns true once poll() or poll_notifications() would return something, false when `timeout_ns` has passed. Where
   /// a backend can, the calling thread does the progress thread's work meanwhile, which saves waking another thread:
-  /// the fastest way to wait. One thread at a time gains by that; others wait on the descriptor.
+  /// the fastest way to wait. Only one thread at a time can do so; others sleep on the descriptor.
   virtual bool wait(TimeNs timeout_ns) = 0;
   /// From now on wait() also returns, with false, while `fd` is readable. Further calls add descriptors. Call before
   /// the first wait().
   virtual void set_wait_interrupt_fd(int fd) = 0;
-  /// Peers get `address` as the sender of this side's notifications, instead of address(): for a transport that is part
-  /// of another one. Call before the first connect().
+  /// Peers get `address` instead of address() as the sender of this side's notifications. Needed for a transport that
+  /// is part of another one, to whose address peers connect. Call before the first connect().
   virtual void set_source_address(const std::string& address) = 0;
 
   /// Ends all transfers (kCancelled), waits for peers' copies that it knows of, joins the progress thread. Idempotent;

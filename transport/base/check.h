@@ -1,4 +1,5 @@
-// KVFERRY_CHECK asserts an invariant of kvferry's own code, in release builds too. Operational errors are Results.
+// KVFERRY_CHECK asserts an invariant of kvferry's own code, in release builds too. Operational errors are returned
+// as a Result (result.h).
 #pragma once
 
 #include <fmt/format.h>

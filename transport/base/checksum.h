@@ -5,8 +5,8 @@
 //
 //     checksum = XXH3-64, seeded with the number of bytes, of the segments' XXH3-64 as little-endian u64, in order
 //
-// A last segment that is not full is hashed as if zeros followed; the seed distinguishes it from one that ends in
-// zeros.
+// A partial last segment is filled up with zeros. The seed makes the checksum differ from that of bytes that end in
+// these zeros.
 #pragma once
 
 #include <cstddef>

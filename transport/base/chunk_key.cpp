@@ -9,7 +9,8 @@
 namespace kvferry {
 namespace {
 
-// One-byte domains keep root, chunk and group keys apart even where their inputs happen to be equal.
+// The first byte that is hashed, so that a root key, a chunk key and a tail group key differ even if all other inputs
+// are equal.
 enum class Domain : std::uint8_t { kRoot = 1, kChunk = 2, kTailGroup = 3 };
 
 class Sha256 {

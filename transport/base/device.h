@@ -44,8 +44,8 @@ class Device {
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
   /// Frees memory that allocate() returned. Blocks until the device's work has ended.
   virtual void release(MemoryKind kind, std::byte* base) = 0;
-  /// Pins existing host memory. Pins of the same memory are counted, because a store and a transport may both pin one
-  /// pool. Memory that overlaps pinned memory in any other way is refused.
+  /// Page-locks existing host memory, so that the GPU can access it. Calls for the same memory are counted, because a
+  /// chunk store and a transport may both pin one pool. Other memory that overlaps pinned memory is refused.
   virtual Result<void> pin(std::span<std::byte> memory) = 0;
   virtual void unpin(std::span<std::byte> memory) = 0;
 
@@ -70,8 +70,8 @@ class Device {
 
   /// Returns a handle with which other processes of this host can open this device memory.
   virtual Result<std::string> export_memory(std::span<const std::byte> memory);
-  /// Maps `bytes` bytes that a process exported; memory of this process is returned at its own address. The handle is
-  /// checked, because it comes from a peer and an access outside an allocation would end the process. Each
+  /// Maps `bytes` bytes that a process exported. If this process exported them, returns their original address. The
+  /// handle is checked, because it comes from a peer and an access outside an allocation would end the process. Each
   /// open_memory() needs a close_memory(), after the device's last access. Errors: kCorrupt if the handle is malformed
   /// or covers fewer bytes.
   virtual Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes);

@@ -51,7 +51,7 @@ struct [[nodiscard]] Error {
   std::string str() const;
 };
 
-/// The error for a message that the peer's protocol does not allow.
+/// Returns the error for a peer's message that the protocol does not allow.
 inline Error protocol_error(std::string what, SourceLine where = SourceLine::current()) {
   return {ErrorCode::kCorrupt, std::move(what), where};
 }

@@ -1,6 +1,6 @@
-// The settings engine of the connector and of the commands. A table has one row for each setting; every setting can
-// come from a YAML file, from KVFERRY_<KEY> in the environment, and from the caller (flags, or vLLM's extra config),
-// which wins over the environment, which wins over the file, which wins over the default.
+// The settings engine of the connector and of the commands. A table has one row for each setting. The sources of its
+// value, from the highest precedence to the lowest: the caller (flags, or vLLM's extra config), KVFERRY_<KEY> in the
+// environment, a YAML file, the default.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace kvferry {
 using SettingValue = std::variant<bool, std::int64_t, std::uint64_t, std::string>;
 std::string setting_text(const SettingValue& value);
 
-/// The text of one setting's value in its source.
+/// A setting's value as one of its sources gives it.
 struct SettingText {
   std::string text;
   bool is_string = true;  // false: a JSON number, boolean or anything else that is not a string
@@ -92,17 +92,17 @@ struct SettingSources {
 /// Names of a row: its key, then its aliases.
 using SettingNames = std::vector<std::string_view>;
 
-/// Returns all entries, those of the weakest source first; within a source, aliases come first. The last entry of a
-/// setting wins. Only the rows' environment variables are read. kInvalidArgument: the file is unreadable or
-/// malformed, or a key is unknown.
+/// Returns all entries, those of the source with the lowest precedence first; within a source, aliases come first. The
+/// last entry of a setting wins. Only the rows' environment variables are read. kInvalidArgument: the file is
+/// unreadable or malformed, or a key is unknown.
 Result<std::vector<SettingEntry>> collect_settings(const std::vector<SettingNames>& rows,
                                                    const SettingSources& sources);
 
 Error bad_setting(const SettingEntry& entry, std::string_view allowed);
 
-/// Fills `Options` from the sources. Every value is checked, also one that a stronger source overrides.
-/// kInvalidArgument: see collect_settings(), or a bad value; the message has the key, value and place, and what is
-/// allowed.
+/// Fills `Options` from the sources. Every value is checked, also one that a source of higher precedence
+/// overrides. kInvalidArgument: see collect_settings(), or a bad value; the message has the key, value and place, and
+/// what is allowed.
 template <class Options>
 Result<Options> read_settings(std::span<const Setting<Options>> table, const SettingSources& sources) {
   std::vector<SettingNames> names;

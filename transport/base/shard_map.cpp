@@ -31,7 +31,7 @@ std::uint64_t cell_of(const Shard& shard, std::uint32_t layer, std::uint32_t hea
   return std::uint64_t{layer - shard.first_layer} * shard.num_heads + (head - shard.first_head);
 }
 
-/// Returns how many cells, from (`layer`, `head`) on, are consecutive in both chunks.
+/// Returns how many cells, from (`layer`, `head`) on, are consecutive in both the reader's and the holder's chunk.
 std::uint64_t run_length(const Shard& reader, const Shard& holder, std::uint32_t layer, std::uint32_t head) {
   const std::uint32_t reader_end = reader.first_head + reader.num_heads;
   const std::uint32_t holder_end = holder.first_head + holder.num_heads;
@@ -43,7 +43,7 @@ std::uint64_t run_length(const Shard& reader, const Shard& holder, std::uint32_t
   return in_layer + std::uint64_t{end - layer} * reader.num_heads;
 }
 
-/// Returns the runs that fill the reader's chunk. `turn` selects among holders that are equally good.
+/// Returns the runs that fill the reader's chunk. `turn` selects among holders with equally long runs.
 std::vector<ShardRun> runs_of(const Shard& reader, std::size_t turn, std::span<const Shard> holders) {
   std::vector<ShardRun> runs;
   for (std::uint64_t cell = 0; cell < reader.num_cells(); cell += runs.back().cells) {

@@ -1,5 +1,5 @@
 // Which part of a model's KV each rank of a node holds, and how a rank of one node reads its part from the ranks of
-// another, whatever tensor and pipeline parallelism the two have. All functions are pure.
+// another, whatever tensor and pipeline parallelism the two nodes have. All functions are pure.
 //
 // A cell is what a chunk has of one layer and one KV head: K and V of all its tokens, or the latent of MLA, which
 // counts as one head. A rank's chunk is its cells, layer by layer and head by head, so a run of cells is a run of
@@ -52,9 +52,10 @@ Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_
 using ShardMap = std::vector<std::vector<ShardRun>>;  // [reader's rank][run]
 
 /// Computes where each cell of each reader's chunk is read, in the order of that chunk, in as few runs as possible.
-/// Readers of the same cells are spread over the ranks that hold them. With equal shards on both sides each rank reads
-/// from the rank with the same number. Both nodes compute the map, so the result must depend on the arguments only.
-/// Errors: kInvalidArgument if check_shards() rejects a side, or if the models differ in size.
+/// Readers of the same cells are spread over the ranks that hold them. If readers and holders have equal shards, each
+/// rank reads from the rank with the same number. Both nodes compute the map, so the result must depend on the
+/// arguments only. Errors: kInvalidArgument if check_shards() rejects readers or holders, or if the models differ in
+/// size.
 Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shard> holders);
 
 }  // namespace kvferry

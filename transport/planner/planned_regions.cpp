@@ -127,7 +127,7 @@ Result<void> PlannedRegions::revoke(GrantId id) {
   const auto grant = grants_.find(id);
   if (grant == grants_.end()) return unknown("grant", id);
   grant->second.is_revoked = true;
-  // Each call revokes in all backends, so that no peer's copy begins through one while another backend is busy.
+  // Each call revokes the grant in all backends, also after one has returned kFull, so that no further copy begins.
   Result<void> outcome;
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     std::optional<GrantId>& inner = grant->second.ids[index];

@@ -1,5 +1,5 @@
-// Regions and grants of a planner: each consists of one in every backend that reaches the memory. Private to this
-// folder.
+// Regions and grants of a planner: each consists of a region or grant in every backend that reaches the memory. Private
+// to this folder.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The planner: a transport that owns one for each backend, and submits a transfer to the fastest one for its peer.
+// The planner: a transport that owns one transport for each backend, and submits to the fastest one for each peer.
 #include <poll.h>
 #include <sys/epoll.h>
 
@@ -260,7 +260,7 @@ class PlannedTransport final : public Transport {
       peer->second.measured += fmt::format("; GPU memory by {}", Measurements::describe(on_device));
     log().info("transport: measured the paths to peer {}, uses the fastest: {}", id, peer->second.measured);
   }
-  /// Puts the fastest first. Backends that do not work or were not measured come last, for memory only they reach.
+  /// Puts the fastest backend first. Those that failed or were not measured come last, for memory that only they reach.
   void sort_routes(const std::vector<planner::Measured>& measured, std::vector<std::size_t>& routes) const {
     std::vector<std::size_t> chosen;
     for (const planner::Measured& one : measured) {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kBlockBytes = 64 << 10;  // typical block size of paged caches
 constexpr int kRounds = 3;                       // the first round connects and warms up
-constexpr TimeNs kPatience = kSecond;            // time limit for a path: below 1 MB/s, its speed does not matter
+constexpr TimeNs kPatience = kSecond;            // time limit for measuring a path; beyond it the path counts as failed
 
 }  // namespace
 

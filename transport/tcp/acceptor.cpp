@@ -10,9 +10,9 @@
 namespace kvferry::tcp {
 namespace {
 
-/// Limit on the reason that is sent to an unauthenticated client: with the header it gets 64 bytes.
+/// Limit on the reason that is sent to an unauthenticated client, which with the header gets at most 64 bytes.
 constexpr std::size_t kRefusalBytesMax = 64 - sizeof(MessageHeader);
-constexpr std::string_view kNoHello = "no valid hello";  // also replaces a longer reason, which is only logged
+constexpr std::string_view kNoHello = "no valid hello";  // sent also instead of a longer reason, which is only logged
 
 }  // namespace
 

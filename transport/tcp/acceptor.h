@@ -1,5 +1,5 @@
-// Accepts connections, and closes each whose client does not prove in time that it has the cluster key, if there is
-// one, and sends a valid Hello with the secret of this node's address.
+// Accepts connections. Within a time limit a client must prove that it has the cluster key (if there is one) and send a
+// valid Hello, with the secret from this node's address. Otherwise its connection is closed.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ class Acceptor final : public MessageHandler {
   using Welcome = std::function<void(Connection&, const Hello&)>;
   Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secret, Welcome welcome);
 
-  /// Adds a connection that has to send its Hello. If kPendingMax others are pending, the oldest of them is dropped.
+  /// Adds a connection whose Hello has not come yet. If kPendingMax others are pending, the oldest of them is dropped.
   void accept(OwnedFd socket);
   /// Drops connections that are pending for too long. Returns the time at which check() must be called next.
   TimeNs check(TimeNs now);
@@ -31,7 +31,8 @@ class Acceptor final : public MessageHandler {
   void on_broken(Connection& connection, const std::string& why) override;
 
   static constexpr std::size_t kPendingMax = 256;
-  static constexpr TimeNs kHelloNs = kSecond;  // time for the TLS handshake, if there is a cluster key, and the Hello
+  // Time limit for the Hello and, with a cluster key, the TLS handshake before it; silence_ns if that is less.
+  static constexpr TimeNs kHelloNs = kSecond;
 
  private:
   struct PendingPeer {

@@ -31,12 +31,13 @@ class Connection;
 struct OutMessage {
   std::string head;
   std::vector<iovec> parts;    // the first is reserved for the head, the others are the payload
-  std::uint64_t transfer = 0;  // the transfer whose local memory the payload is; 0: none
+  std::uint64_t transfer = 0;  // the transfer in whose local memory the payload is; 0: none
   MemoryAccess access;         // access to the payload, held until it is sent
 };
 
-/// Handles a connection's messages; is an end of a link, or the acceptor. All methods are called under the loop's lock.
-/// A handler may close the connection, or call its fail(), within any of them.
+/// Handles a connection's messages: the acceptor, or an end of a link (all connections that one transport has opened to
+/// another). All methods are called under the loop's lock. A handler may close the connection, or call its fail(),
+/// within any of them.
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
@@ -69,14 +70,14 @@ class Connection {
   /// Returns the index that the handler has given to this connection.
   std::size_t lane() const { return lane_; }
   void set_lane(std::size_t lane) { lane_ = lane; }
-  /// Begins with a TLS handshake, before which no message passes. Called before the first advance().
+  /// Lets the connection begin with a TLS handshake; messages pass after it. Must precede the first advance().
   void secure(std::unique_ptr<net::TlsSession> tls) {
     tls_ = std::move(tls);
     is_shaking_hands_ = true;
   }
   /// Returns whether the TLS handshake has yet to be done.
   bool is_shaking_hands() const { return is_shaking_hands_; }
-  /// Called when the peer has shown the secret: from then on its messages may hold longer texts.
+  /// Called when the peer has sent a valid Hello or Welcome: from then on its messages may hold longer texts.
   void trust() { text_bytes_max_ = kAnswerBytesMax; }
 
   /// Records whether this connection is in the backend's queue. Returns whether that is a change.
@@ -125,7 +126,7 @@ class Connection {
 
   const std::uint64_t id_;
   OwnedFd socket_;
-  std::unique_ptr<net::TlsSession> tls_;  // null: no TLS, or not needed since the handshake
+  std::unique_ptr<net::TlsSession> tls_;  // null: no TLS, or clear text after the handshake
   bool is_shaking_hands_ = false;
   MessageHandler* handler_;
   std::size_t lane_ = 0;

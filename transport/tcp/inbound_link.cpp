@@ -94,7 +94,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
     if (pending_text_bytes_ > kPendingTextBytesMax)
       return protocol_error("the notifications of the peer's unfinished pushes exceed the limit of 64 MiB");
   }
-  // The push ends only after all its segments, so it exists while payload of it is being received on any connection.
+  // A push ends only after all its segments, so pushes_ has it while any connection is receiving payload of it.
   if (header.num_entries > 0) ++push.num_segments_begun;
   if (push.is_final && push.num_segments_begun > push.num_segments)
     return protocol_error("the peer sent more segments of a push than it announced");

@@ -1,4 +1,5 @@
-// The target's end of a link: writes pushed bytes into registered memory, sends pulled ones, answers with each outcome.
+// The target's end of a link, whose connections (lanes) the initiator has opened. Writes pushed bytes into registered
+// memory, sends pulled bytes, and answers with each outcome.
 #pragma once
 
 #include <array>
@@ -19,7 +20,7 @@ class TcpBackend;
 
 class InboundLink final : public MessageHandler {
  public:
-  /// `over` is called once, when a connection has broken and all the others are closed.
+  /// `over` is called once, after all connections were closed, by close() or because one of them has broken.
   InboundLink(TcpBackend& host, std::string from, std::function<void()> over);
 
   /// Returns false if the link has kLanesMax connections already.
@@ -35,8 +36,10 @@ class InboundLink final : public MessageHandler {
   void on_broken(Connection& connection, const std::string& why) override;
 
   static constexpr std::size_t kLanesMax = 64;
-  static constexpr std::size_t kPushesMax = 65'536;              // limit on pushes that are begun and not ended
-  static constexpr std::size_t kPendingTextBytesMax = 64 << 20;  // limit on the bytes of these pushes' notifications
+  // Limits on the pushes that are begun and not ended, and on the bytes of their notifications. If a peer exceeds
+  // one, the link is closed.
+  static constexpr std::size_t kPushesMax = 65'536;
+  static constexpr std::size_t kPendingTextBytesMax = 64 << 20;
 
  private:
   struct Push {
@@ -49,7 +52,7 @@ class InboundLink final : public MessageHandler {
     ErrorCode code = ErrorCode::kOk;
     std::string notification;
     std::vector<std::uint32_t> corrupt;
-    std::unordered_map<std::size_t, RangeDigest> digests;  // key: lane; hash of the range received there
+    std::unordered_map<std::size_t, RangeDigest> digests;  // key: lane; hash of the range it receives
   };
   struct Pull {
     MessageHeader header;

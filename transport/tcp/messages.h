@@ -1,5 +1,7 @@
 // The messages between two TCP transports: a fixed little-endian header, then what the header announces, in this order:
 // entries, their checksums, a text, the payload. The receiver must check every number in them.
+//
+// The initiator of a transfer is the node that submits it; the target is the initiator's peer.
 #pragma once
 
 #include <bit>
@@ -26,9 +28,9 @@ enum class MessageKind : std::uint8_t {
   kWelcome,    // text: why the hello was refused; empty if it was accepted
   kPush,       // entries and their payload; with kFinal also the notification
   kPull,       // entries that the initiator requests
-  kData,       // the payload of `request`, or with kRefused the reason
-  kAnswer,     // the outcome of push `id`; text: AnswerBody, or empty if it succeeded
-  kNotify,     // text: the notification of a pull; the peer sends kAnswer
+  kData,       // the payload of the pull with this `request`; with kRefused no payload, and text: the reason
+  kAnswer,     // the outcome of push `id`, or of the kNotify with `id`; text: AnswerBody, or empty if it succeeded
+  kNotify,     // text: the notification of a pull; the target answers it with kAnswer
   kCancel,     // the queued rest of pull `id` need not be sent
   kPing,
   kPong,
@@ -36,7 +38,7 @@ enum class MessageKind : std::uint8_t {
 
 enum Flags : std::uint8_t {
   kFinal = 1,      // the last message of a push; its num_segments counts the segments of the whole push
-  kAborted = 2,    // with kFinal: the push has failed; no answer and no notification
+  kAborted = 2,    // with kFinal: the initiator has given up the push; the target sends no answer and no notification
   kChecksums = 4,  // the message has a checksum for each entry, compared when its range ends
   kRefused = 8,
   kUnsound = 16,  // with kFinal: the initiator has found a corrupt range itself; no notification
@@ -67,12 +69,13 @@ struct Entry {
 static_assert(sizeof(Entry) == 16);
 constexpr std::uint32_t kEndsRange = std::uint32_t{1} << 31;
 
-constexpr std::uint32_t kEntriesMax = 1000;  // so that head, entries and read-ahead fit into one system call (IOV_MAX)
+// Limit on a message's entries, so that head, payload and read-ahead fit into one system call (IOV_MAX).
+constexpr std::uint32_t kEntriesMax = 1000;
 constexpr std::uint32_t kPayloadMax = 64 << 20;
-constexpr std::uint32_t kRequestsMax = 256;  // limit on unanswered pulls of one connection
+constexpr std::uint32_t kRequestsMax = 256;  // limit on unanswered kPull messages of a connection; more end the link
 constexpr std::uint32_t kHelloBytesMax = 8192;
 constexpr std::uint32_t kAnswerBytesMax = 1 << 20;
-constexpr std::size_t kCorruptMax = 100'000;  // limit on ranges named in one answer
+constexpr std::size_t kCorruptMax = 100'000;  // limit on ranges named in an answer; further ones are left out
 
 using Endpoint = net::HostPort;  // where a peer listens; the host is numeric
 

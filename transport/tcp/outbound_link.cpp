@@ -16,7 +16,7 @@ void OutboundLink::submit(AcceptedTransfer accepted) {
   const TransferId id = accepted.id;
   if (is_over_) return host_.transfer_table().complete(id, ErrorCode::kPeerLost, why_over_);
   if (transfers_.empty()) {
-    // Before this transfer the peer owed no answer, so its silence does not count.
+    // Before this transfer the peer owed no answer, so its silence until now does not count.
     for (const Lane& lane : lanes_) {
       if (lane.connection != nullptr) lane.connection->reset_silence(host_.now());
     }
@@ -100,7 +100,7 @@ void OutboundLink::end_pull(OutTransfer& transfer, Connection& connection) {
   if (transfer.verifier.has_corrupt()) return finish_corrupt(transfer);
   const std::string& notification = transfer.what().notification;
   if (notification.empty()) return finish(transfer, ErrorCode::kOk, "");
-  // The transfer ends only with the answer: closing a connection that has unread bytes discards what was sent on it.
+  // The transfer ends only with the answer: if the connection were closed earlier, the notification might be lost.
   transfer.is_final_sent = true;
   connection.send({.kind = MessageKind::kNotify, .id = transfer.what().id.value}, notification);
 }

@@ -53,7 +53,7 @@ class OutboundLink final : public MessageHandler {
     std::uint32_t num_requests_made = 0;
     std::vector<Request> requests;
     Request current;                                           // the request whose payload is being received
-    std::vector<std::pair<std::size_t, bool>> current_copies;  // [sink] its copy, and whether it ends the copy
+    std::vector<std::pair<std::size_t, bool>> current_copies;  // [sink] index of its copy; whether it ends that copy
     TimeNs pinged_at = 0;
   };
 

@@ -48,7 +48,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   /// Returns Notification::from of the notifications that this node sends.
   const std::string& source_address() const { return source_address_; }
   TimeNs now() const { return clock_.now(); }
-  /// Makes a connection of the socket and watches it.
+  /// Makes a connection of the socket, whose events the loop passes to on_ready() from now on.
   Connection& adopt(OwnedFd socket, MessageHandler& handler, bool is_connecting);
   /// Queues the connection for the next advance().
   void wake(Connection& connection);

@@ -42,7 +42,7 @@ std::uint64_t bytes_left_in(const std::string& folder, const Version& version) {
 }
 
 /// Returns the least bytes_left_in() of a cgroup and its ancestors. In a container, `path` may be the cgroup's path on
-/// the host, which does not exist here; then `root` is the container's own cgroup.
+/// the host, which does not exist below `root`; then `root` is the container's own cgroup.
 std::uint64_t least_along(const std::string& root, std::string path, const Version& version) {
   if (path.find("..") != std::string::npos) path.clear();
   std::uint64_t least = bytes_left_in(root, version);

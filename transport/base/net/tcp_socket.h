@@ -37,7 +37,7 @@ Result<OwnedFd> connect_tcp(const HostPort& address);
 constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveProbes = 3;
-/// Limit on the time for which sent bytes stay unacknowledged on a ZeroMQ connection.
+/// A ZeroMQ connection is closed if sent bytes stay unacknowledged for this long.
 constexpr int kUnacknowledgedMs = 5000;
 /// Sets TCP_NODELAY and keepalive. On a listening socket, accepted connections inherit the options.
 void set_tcp_options(int fd);

@@ -21,9 +21,9 @@ constexpr const char* kCipher = "TLS_AES_128_GCM_SHA256";
 constexpr std::array<std::uint8_t, 2> kCipherId = {0x13, 0x01};  // the number of kCipher in TLS messages
 constexpr std::uint8_t kContext = 'k';  // session id context, which OpenSSL requires of a server that verifies clients
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
-constexpr std::size_t kBatchBytes = 256 << 10;      // bytes that are encrypted, and then sent with one system call
-constexpr std::size_t kReadAheadBytes = 128 << 10;  // bytes that are read with one system call
-// Names of the key that the connecting side sends. They say whether the connection stays encrypted.
+constexpr std::size_t kBatchBytes = 256 << 10;      // send() encrypts up to about this many bytes per call
+constexpr std::size_t kReadAheadBytes = 128 << 10;  // OpenSSL reads up to this many bytes at a time
+// Names of the cluster key. The one that the connecting end sends says whether the connection stays encrypted.
 constexpr std::uint8_t kEncrypted = 'e', kClear = 'c';
 
 TlsSession& session_of(BIO* bio) { return *static_cast<TlsSession*>(::BIO_get_data(bio)); }
@@ -37,7 +37,8 @@ std::string reason() {
 
 }  // namespace
 
-/// Callbacks for OpenSSL. They read and write the socket, because OpenSSL's own writes may raise SIGPIPE.
+/// Callbacks with which OpenSSL reads the socket, queues what flush() writes (its own writes may raise SIGPIPE), and
+/// names or finds the key.
 struct TlsCallbacks {
   static int read(BIO* bio, char* to, std::size_t bytes, std::size_t* got) {
     TlsSession& session = session_of(bio);
@@ -160,7 +161,7 @@ Result<bool> TlsSession::handshake() {
   const bool is_flushed = flush();  // after a failure this sends OpenSSL's alert to the peer
   if (!is_flushed && (code == 1 || waits)) return Error{ErrorCode::kPeerLost, std::strerror(errno)};
   if (waits) return false;
-  if (code != 1 || ::SSL_session_reused(ssl_) != 1)  // a handshake without the key reuses no session
+  if (code != 1 || ::SSL_session_reused(ssl_) != 1)  // OpenSSL counts the use of the key as a session's reuse
     return Error{
         ErrorCode::kRefused,
         fmt::format("the peer has another cluster key or none, or only one side's encrypt_tcp demands encryption: {}",

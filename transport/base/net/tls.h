@@ -21,7 +21,7 @@ struct ssl_st;
 namespace kvferry::net {
 
 /// Which connections stay encrypted after the handshake. The others continue in clear text: a process without the key
-/// can't open such a connection, but a host on the path that changes packets can change its bytes.
+/// can't open one, but a host between the two ends can read and change what it carries.
 enum class Encrypt : std::uint8_t { kNever, kBetweenHosts, kAlways };
 constexpr std::array<std::string_view, 3> kEncryptNames = {"never", "between_hosts", "always"};
 /// Returns nullopt if `name` is none of kEncryptNames.
@@ -47,8 +47,8 @@ class TlsContext {
 };
 
 /// One end of a TLS connection. Both ends prove that they have the cluster key, with an ephemeral key exchange, before
-/// either reads or writes anything else. The connecting side says whether the connection stays encrypted; the accepting
-/// side refuses a connection in clear that it wants encrypted itself. No call blocks. Threads: one owner.
+/// either reads or writes anything else. The connecting end says whether the connection stays encrypted. The accepting
+/// end refuses clear text if its own setting demands encryption. No call blocks. Threads: one owner.
 class TlsSession {
  public:
   static constexpr std::size_t kHandshakeBytesMax = 4096;  // a peer whose handshake is longer is refused
@@ -67,10 +67,10 @@ class TlsSession {
   bool encrypts() const { return encrypts_; }
 
   /// Like readv() and writev() of a non-blocking socket, except that receive() goes on until `parts` are full or the
-  /// socket is empty, and that send() may keep bytes that it counts as sent.
+  /// socket is empty, and that send() may buffer bytes that it counts as sent.
   ssize_t receive(std::span<const iovec> parts);
   ssize_t send(std::span<const iovec> parts);
-  /// Returns whether send() has kept bytes; another send(), even with empty parts, sends them.
+  /// Returns whether send() has buffered bytes; another send(), even with empty parts, sends them.
   bool has_unsent() const { return sent_ < out_.size(); }
 
  private:

@@ -16,9 +16,9 @@ namespace kvferry::net {
 /// A ZeroMQ context: the I/O thread that the sockets of one process can share. Threads: any.
 ///
 /// With a cluster key, all tcp:// sockets of the context are encrypted and authenticated by CURVE. All members of a
-/// deployment derive the same pair of keys from the cluster key, so each knows the public key of every other one, which
-/// no other process knows. A connection without the key ends before a message passes. Other sockets, such as ipc://,
-/// are neither encrypted nor authenticated.
+/// deployment derive the same pair of keys from the cluster key; no other process knows even its public key. A
+/// connection without the key ends before a message passes. Sockets of other kinds, e.g. ipc://, are neither encrypted
+/// nor authenticated.
 class ZmqContext {
  public:
   static constexpr int kSocketsMaxDefault = 1023;
@@ -28,8 +28,8 @@ class ZmqContext {
   ZmqContext& operator=(const ZmqContext&) = delete;
   void* handle() const { return handle_; }
 
-  /// Prepares a socket that will listen at or connect to `endpoint`. kUnavailable: this libzmq was built without CURVE,
-  /// or no socket is left.
+  /// These prepare a socket that will listen at, or connect to, `endpoint`. kUnavailable: this libzmq was built without
+  /// CURVE, or no socket is left.
   Result<void> secure_server(void* socket, std::string_view endpoint);
   Result<void> secure_client(void* socket, std::string_view endpoint);
 

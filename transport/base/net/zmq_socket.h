@@ -85,10 +85,10 @@ class ZmqSocket {
   void set_linger(int ms);
 
   enum class Change { kNone, kConnected, kDisconnected, kRefused };
-  /// Returns a socket that receives a message for each connect and disconnect of this one; destroy it before this one.
-  /// A socket has one monitor.
+  /// Returns a monitor: a socket that receives a message for each connect and disconnect of this one. The caller must
+  /// destroy the monitor before this socket, which can have only one.
   Result<std::unique_ptr<ZmqSocket>> make_monitor();
-  /// Same as make_monitor(), for connections whose ZeroMQ handshake failed (kRefused).
+  /// Same as make_monitor(), but reports only connections whose ZeroMQ handshake failed (kRefused).
   Result<std::unique_ptr<ZmqSocket>> make_refusal_monitor();
   /// Returns the next change that a monitor reports; kNone if no message waits.
   Change next_change();
