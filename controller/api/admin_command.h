@@ -27,7 +27,7 @@ constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
 struct AdminResult {
   std::string text;          // result as a sentence
-  std::uint64_t number = 0;  // id of the pin, or number of affected nodes or keys
+  std::uint64_t number = 0;  // pin: its id; quota: the quota; unpin, clear: number of nodes; move: number of chunks
 };
 
 /// Sends `command` to the controller at `endpoint`, whose cluster key is `key`, and waits for its answer, up to

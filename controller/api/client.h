@@ -1,5 +1,5 @@
-// The controller's client: registers a node, reports the node's chunks, and looks up which nodes hold given chunks. All
-// calls are asynchronous messages; the owner's poll loop drives the client on one thread.
+// The controller's client: registers a node, reports the node's chunks, and looks up which nodes hold given chunks. No
+// call of a Client waits for a reply; the owner's poll loop calls process() on one thread, which returns the replies.
 #pragma once
 
 #include <cstdint>
@@ -51,19 +51,19 @@ struct Holder {
   Incarnation incarnation;
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;  // this node holds keys[0 .. num_full_chunks)
-  // At most 16 tails that this node holds: first exact_tails, then those of the deepest group, within a group the
-  // newest first. Groups that lie within the full chunks are skipped.
+  // At most 16 tails that this node holds: first those in exact_tails, then those in tail_groups, from the last group
+  // to the first, the newest tail of a group first. Skips tail_groups[i] for i < num_full_chunks.
   std::vector<ChunkEntry> tails;
   Tier tier = Tier::kHost;  // slowest tier among the full chunks
-  bool confirmed = true;    // false: the chunks may be out of date, until lost messages or a restart have been repaired
+  bool confirmed = true;    // false: the chunks may be out of date: messages were lost, or the controller restarted
 };
 
 struct LookupReply {
   std::uint64_t token = 0;  // the token that lookup() returned
-  // At most 64, without the asking node. Draining nodes come last; nodes with more full chunks come first, and among
-  // equals the node whose last message is the newest.
+  // At most 64, without the asking node. Draining nodes come after all others. Within each kind, nodes with more full
+  // chunks come first; at equal numbers, the node whose last message is the newest.
   std::vector<Holder> holders;
-  // Increases with each change of the index, also across restarts; a controller without a state folder starts at 0.
+  // Increases with each change of the index, also across restarts; without a state folder it is 0 after a restart.
   std::uint64_t index_version = 0;
 };
 struct Registered {};  // the node is registered, for the first time or again after Lost
@@ -72,12 +72,13 @@ struct Refused {
   std::string reason;
   Incarnation newest_incarnation{};  // newest one of this engine id that the controller knows; 0: none
 };
-/// The controller was silent for `lost_after_ms`, or the connection broke. The client keeps trying to register.
+/// The controller was silent for `lost_after_ms` or ended the registration, or the connection broke. The client keeps
+/// trying to register.
 struct Lost {
   std::string reason;
 };
-/// The controller lacks messages that the client no longer stores: publish() everything, in one call or many,
-/// then call end_snapshot(). Until then the controller answers lookups from the node's earlier chunks.
+/// The controller needs a list of all chunks of this node: publish() everything, in one call or many, then call
+/// end_snapshot(). Until then the controller answers lookups from the node's earlier chunks.
 struct SnapshotWanted {};
 /// A lookup had no answer within lookup_timeout_ms. Never reported if lookup_timeout_ms is 0.
 struct LookupFailed {
@@ -115,15 +116,16 @@ struct ClientOptions {
   NodeInfo node;
   std::int64_t heartbeat_ms = 500;
   std::int64_t lost_after_ms = 2000;
-  // A lookup ends in LookupReply or LookupFailed within this time after the first process() that follows lookup(). The
-  // client may send it again before. 0: lookups have no time limit; the caller enforces its own.
+  // A lookup ends in LookupReply or LookupFailed within this time after the first process() that follows lookup().
+  // Until then the client may send the lookup several times. 0: lookups have no time limit; the caller enforces its
+  // own.
   std::int64_t lookup_timeout_ms = 0;
   VersionRange protocol{};  // protocol versions that this client speaks; empty: those of this release
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; tcp:// connections are encrypted with it
 };
 
 /// Threads: one owner, which polls fd() for reading and calls process(), at least every heartbeat_ms. If it calls
-/// process() every 50 ms, the controller notices a lost message within 150 ms, by the heartbeat that follows it.
+/// process() every 50 ms, the controller notices a lost message within 150 ms, by the next heartbeat.
 class Client {
  public:
   virtual ~Client() = default;
@@ -144,9 +146,9 @@ class Client {
   /// more, SnapshotWanted follows the registration.
   virtual void publish(const std::vector<ChunkEntry>& chunks) = 0;
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
-  /// Completes the answer to SnapshotWanted. To be called after everything that this node holds has been published.
+  /// Completes the answer to SnapshotWanted. The caller must have published everything that this node holds.
   virtual void end_snapshot() = 0;
-  /// Returns the token of the reply, which process() returns as an event; if lookup_timeout_ms is 0, it may never come.
+  /// Returns the token of the LookupReply that process() returns later; if lookup_timeout_ms is 0, it may never do so.
   /// kUnavailable: not registered, and lookup_timeout_ms is 0; kInvalidArgument: more than 65536 keys; kFull: too many
   /// lookups with a timeout are unanswered.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
@@ -158,13 +160,13 @@ class Client {
 /// kInvalidArgument: an endpoint is malformed or repeated, or is stream:// and there is a cluster key.
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 
-/// Blocks until the client is registered. Drops all events, and answers the first SnapshotWanted with an empty
-/// snapshot: a node that already holds chunks publishes them afterwards.
+/// Blocks until the client is registered. Drops all events, and answers SnapshotWanted with an empty snapshot, so a
+/// node that already holds chunks must publish them afterwards.
 /// kRefused: the controller refused the node; kUnavailable: not registered after `timeout_ms`.
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms);
 
-/// Makes a client and waits until it is registered, for a process that starts. An incarnation is the time of a start.
-/// If the clock was set back since an earlier start, the controller refuses the node because it knows a newer
+/// Makes a client and waits until it is registered. An incarnation is the time at which a node's process started.
+/// If the clock was set back since an earlier process started, the controller refuses the node because it knows a newer
 /// incarnation; options.node.incarnation then becomes that incarnation plus 1, and the node registers again.
 Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, const Clock& clock,
                                                        std::int64_t timeout_ms);

@@ -12,20 +12,20 @@ namespace kvferry::controller {
 
 /// Printable texts about a node, which the status shows. wire::Hello, NodeStatus, NodeImage and JoinedRecord contain
 /// them as one element. To add a field, append it to the members and to KVFERRY_FIELDS, and add a row to kNodeDetails,
-/// which the code that checks and shows the fields reads.
+/// from which other code knows the fields to check and show.
 struct NodeDetails {
   std::string host{};  // name of the machine or pod on which the node runs
   KVFERRY_FIELDS(host);
 };
 
 struct NodeDetail {
-  std::string_view name;  // key in JSON
+  std::string_view name;  // field name in the status's JSON
   std::string NodeDetails::*text;
   std::size_t bytes_max;
 };
 inline constexpr NodeDetail kNodeDetails[] = {{"host", &NodeDetails::host, 256}};
 
-/// Identity and addresses of a node. A new field belongs in NodeDetails, unless no status may show it.
+/// Identity and addresses of a node. Add new fields to NodeDetails instead, except those that no status may show.
 struct NodeInfo {
   EngineId engine_id{};
   Incarnation incarnation{};

@@ -18,9 +18,9 @@ struct Counters {
   std::uint64_t lookups = 0;
   std::uint64_t lookup_keys = 0;       // full-chunk keys in lookups
   std::uint64_t lookup_hits = 0;       // lookups with at least one holder
-  std::uint64_t chunks_published = 0;  // entries of Publish messages, known ones included
-  std::uint64_t chunks_evicted = 0;    // entries of Evict messages, unknown ones included
-  std::uint64_t chunks_dropped = 0;    // published entries that exceeded a memory bound
+  std::uint64_t chunks_published = 0;  // entries of Publish messages, including those that the index already had
+  std::uint64_t chunks_evicted = 0;    // entries of Evict messages, including those that the index did not have
+  std::uint64_t chunks_dropped = 0;    // published entries that were not stored because of a limit or quota on chunks
   std::uint64_t heartbeats = 0;
   std::uint64_t nodes_registered = 0;
   std::uint64_t nodes_refused = 0;
@@ -31,11 +31,11 @@ struct Counters {
   std::uint64_t messages_unregistered = 0;  // messages from connections without a registered node
   std::uint64_t replies_dropped = 0;        // replies whose connection was gone or whose peer did not read
   std::uint64_t resends_wanted = 0;
-  std::uint64_t digests_differed = 0;    // heartbeats whose digests contradicted the index
+  std::uint64_t digests_differed = 0;    // heartbeats whose digests differed from the index
   std::uint64_t orders_sent = 0;         // Pin, Unpin, Replicate and EvictOrder messages
   std::uint64_t messages_taken = 0;      // received messages of any kind
   std::uint64_t messages_sent = 0;       // replies and orders, without the dropped ones
-  std::uint64_t handshakes_refused = 0;  // connections that ended before the peer proved that it has the key
+  std::uint64_t handshakes_refused = 0;  // connections whose peer did not prove that it has the cluster key
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
                  messages_unregistered, replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
@@ -85,7 +85,7 @@ struct ScaleStatus {
   bool etcd_ok = false;
   std::uint64_t etcd_gone_ms = 0;  // how long etcd has been unreachable
   std::string etcd_trouble;        // last failure; cleared by the next success
-  std::uint64_t etcd_owed = 0;     // keys that may still have to be written to etcd
+  std::uint64_t etcd_owed = 0;     // number of keys whose value in etcd may be out of date
   bool name_taken = false;         // a replica that started later has the same name
   std::string event_log;           // address of the log, without a password; empty: none
   bool log_ok = false;
@@ -93,9 +93,9 @@ struct ScaleStatus {
   bool log_writer = false;          // this replica writes the log
   std::uint64_t log_lag_bytes = 0;  // bytes sent to the log and not yet confirmed
   std::uint64_t log_appended = 0;   // entries that this replica wrote to the log
-  std::uint64_t log_holes = 0;      // gaps because the log could not accept entries in time
+  std::uint64_t log_holes = 0;      // gaps where entries were dropped because the log did not accept them in time
   std::uint64_t log_read = 0;       // entries that this replica read from the log
-  bool log_reading = false;         // this replica started late and is still reading the log
+  bool log_reading = false;         // this replica has started and is still reading the log
   KVFERRY_FIELDS(name, replicas, etcd, etcd_ok, etcd_gone_ms, etcd_trouble, etcd_owed, name_taken, event_log, log_ok,
                  log_trouble, log_writer, log_lag_bytes, log_appended, log_holes, log_read, log_reading);
 };
@@ -108,7 +108,7 @@ struct Status {
   std::uint64_t num_pins = 0, num_pinned_keys = 0;
   StateStatus state{};
   ScaleStatus scale{};
-  bool insecure = false;  // processes of other hosts reach the controller without a cluster key
+  bool insecure = false;  // processes on other hosts can reach the controller without a cluster key
   KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure);
 };
 

@@ -71,7 +71,7 @@ std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, Clien
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options) {
   const std::vector<std::string> endpoints = KVFERRY_TRY(split_endpoints(options.controller));
   std::vector<std::unique_ptr<Client>> clients;
-  // All replicas get the same secret, because each of them reads in the event log what the others received.
+  // All replicas must get the same secret, because the event log passes each Hello on to the other replicas.
   const std::string secret = options.node.secret.empty() ? KVFERRY_TRY(make_secret()) : options.node.secret;
   for (const std::string& endpoint : endpoints) {
     std::unique_ptr<ClientLink> link = KVFERRY_TRY(make_link(endpoint, {.cluster_key = options.cluster_key}));
@@ -122,7 +122,7 @@ Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t ti
 
 Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, const Clock& clock,
                                                        std::int64_t timeout_ms) {
-  constexpr int kTriesMax = 3;  // a retry fails too if another process with this engine id starts at that time
+  constexpr int kTriesMax = 3;  // the second try fails if another process registered this engine id meanwhile
   for (int tries = 1;; ++tries) {
     std::unique_ptr<Client> client = KVFERRY_TRY(make_client(options));
     Incarnation newest;

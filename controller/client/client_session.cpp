@@ -17,7 +17,7 @@ TimeNs ttl_of(std::uint64_t ms) { return static_cast<TimeNs>(std::min(ms, kTtlMs
 
 }  // namespace
 
-/// Handles the controller's messages. Those for another incarnation, or in an unexpected state, are late and ignored.
+/// Handles the controller's messages. A message for another incarnation or state of the session is late and ignored.
 struct ClientSession::Receiver {
   ClientSession& session;
   std::vector<ClientEvent>& events;
@@ -100,7 +100,7 @@ void ClientSession::receive(std::string_view bytes, std::vector<ClientEvent>& ev
 }
 
 bool ClientSession::check_silence(TimeNs now, std::vector<ClientEvent>& events) {
-  // If many nodes register at once, their Hellos queue up. Repeated ones make the queue longer, so the wait doubles.
+  // If many nodes register at once, their Hellos queue up. Repeats make the queue longer, so the wait doubles.
   const TimeNs patience = (options_.lost_after_ms * kMillisecond) << std::min(num_silences_, kHelloDoublingsMax);
   if (!waiting_since_ || now - *waiting_since_ <= patience) return false;
   if (is_registered())
@@ -127,8 +127,8 @@ void ClientSession::send_due(TimeNs now) {
 }
 
 bool ClientSession::send_hello() {
-  version_ = options_.protocol.oldest;  // every controller with a version in common can read the oldest one
-  beat_load_ = 0;                       // a new registration has load 0, so a load that differs is reported soon
+  version_ = options_.protocol.oldest;  // the oldest one, so that older controllers can read the Hello
+  beat_load_ = 0;                       // a new registration begins with load 0; if load_ differs, it is reported soon
   return send(encode(wire::Hello{.node = options_.node,
                                  .next_sequence = publisher_.next_sequence(),
                                  .oldest_protocol = options_.protocol.oldest,

@@ -15,7 +15,7 @@
 
 namespace kvferry::controller {
 
-// Enough for the messages of one second at a million keys per second.
+// Default limit on the messages that a Publisher stores: those of one second at a million keys per second.
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;
 
 /// Checks the size of a lookup. kInvalidArgument: it has too many keys for one message.
@@ -31,16 +31,17 @@ class ClientSession {
   ClientSession(const ClientSession&) = delete;
   ClientSession& operator=(const ClientSession&) = delete;
 
-  /// Handles one message. In each turn, the owner calls receive() for each message, then check_silence(), then
-  /// send_due().
+  /// Handles one message. In each turn of its loop, the owner calls receive() for each message, then check_silence(),
+  /// then send_due().
   void receive(std::string_view bytes, std::vector<ClientEvent>& events);
-  /// Returns true if the controller was silent for lost_after_ms, or up to four times as long while a Hello has had no
-  /// answer. The caller then reconnects: TCP takes minutes to notice a peer that ended without closing the connection.
+  /// Returns true if the controller was silent for too long: lost_after_ms or, after Hellos without an answer, up to
+  /// four times that. The caller then reconnects: TCP takes minutes to notice a peer that ended without closing the
+  /// connection.
   bool check_silence(TimeNs now, std::vector<ClientEvent>& events);
-  /// Sends a Hello or, if the node is registered, a heartbeat when it is due. After a publish or evict it is due
-  /// earlier, because a heartbeat shows the controller whether the last of these messages was lost.
+  /// Sends a Hello or, if the node is registered, a heartbeat when it is due. After a publish or evict a heartbeat is
+  /// due earlier, because a heartbeat shows the controller whether the last of these messages was lost.
   void send_due(TimeNs now);
-  /// To be called when the connection broke. Lookups that are pending then get no answer.
+  /// The owner must call this when the connection broke. Pending lookups get no answer.
   void broken(std::vector<ClientEvent>& events);
 
   void publish(const std::vector<ChunkEntry>& chunks, Tier tier = Tier::kHost) {

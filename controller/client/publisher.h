@@ -38,9 +38,9 @@ class Publisher {
   void end_snapshot();
 
   enum class Answer {
-    kOnItsWay,       // a snapshot that repairs what the controller lacks was begun before its request arrived
+    kOnItsWay,       // nothing was sent: a snapshot that repairs the loss was begun before the request arrived
     kSentAgain,      // the missing messages were sent again
-    kSnapshotBegun,  // missing messages are no longer stored: the caller publishes everything, then ends the snapshot
+    kSnapshotBegun,  // a snapshot was begun: the caller must publish everything, then call end_snapshot()
   };
   Answer answer(const wire::SnapshotWanted& wanted);
 
@@ -60,7 +60,7 @@ class Publisher {
   Send send_;
   std::uint64_t next_sequence_ = 0;
   std::optional<std::uint64_t> snapshot_begun_at_;
-  std::deque<std::string> kept_;  // the newest messages, without a gap; none from before the begin of the last snapshot
+  std::deque<std::string> kept_;  // newest messages, without a gap; none older than the begin of the last snapshot
   std::size_t kept_bytes_ = 0;
   std::uint64_t kept_below_ = 0;
   std::unordered_map<ChunkKey, std::uint8_t> tiers_of_;  // [published key] one bit for each tier that holds it

@@ -13,7 +13,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPendingLookupsMax = 16'384;  // limit on unanswered lookups
+constexpr std::size_t kPendingLookupsMax = 16'384;  // most unanswered lookups; then lookup() drops the oldest or fails
 constexpr std::int64_t kAsksPerTimeout = 3;         // how often an unanswered lookup is sent within lookup_timeout_ms
 
 class ReplicaClient final : public Client {
@@ -78,7 +78,7 @@ class ReplicaClient final : public Client {
   Result<std::uint64_t> lookup(const LookupQuery& query) override {
     KVFERRY_TRY(check_lookup(query));
     if (pending_.size() == kPendingLookupsMax) {
-      // Without a timeout the caller gives lookups up by a limit of its own, and the oldest first.
+      // Without a timeout here the caller enforces its own, so it gives up the oldest lookup first.
       if (timeout_ == 0)
         drop(pending_.begin()->first);
       else
@@ -101,7 +101,7 @@ class ReplicaClient final : public Client {
   };
   struct Pending {
     LookupQuery query;
-    Replica* replica = nullptr;  // controller that has the lookup; nullptr: it must still be sent to one
+    Replica* replica = nullptr;  // controller that the lookup was sent to; nullptr: it must still be sent
     std::optional<TimeNs> ends_at, asked_at;
   };
   using PendingMap = std::map<std::uint64_t, Pending>;
@@ -205,7 +205,7 @@ class ReplicaClient final : public Client {
   std::uint64_t unique_pin_id(const Replica& replica, std::uint64_t pin_id) const {
     return pin_id * replicas_.size() + static_cast<std::uint64_t>(&replica - replicas_.data());
   }
-  void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}  // never called: the replicas' clients have no timeout
+  void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}  // never called: replica.client has no lookup timeout
 
   ClientOptions options_;
   TimeNs timeout_;

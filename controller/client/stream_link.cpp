@@ -22,7 +22,7 @@ constexpr TimeNs kBackOffMin = 100 * kMillisecond;
 constexpr TimeNs kBackOffMax = kSecond;
 constexpr TimeNs kConnectTime = 2 * kSecond;
 
-/// A name server may take seconds, and getaddrinfo() can't be cancelled, so a detached thread calls it.
+/// Resolution of a host name by a detached thread: getaddrinfo() may take seconds and can't be cancelled.
 struct HostLookup {
   std::string host;
   std::string number;  // numeric address; empty: not found

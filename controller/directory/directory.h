@@ -25,16 +25,16 @@ namespace kvferry::controller {
 
 struct DirectoryOptions {
   std::int64_t lease_ms = 2500;        // a node that is silent for this long is removed (five heartbeats)
-  std::int64_t grace_ms = 1000;        // extension of all leases after expire() was called late (two heartbeats)
+  std::int64_t grace_ms = 1000;        // shortest time left of a lease after a late expire() (two heartbeats)
   std::int64_t snapshot_ms = 10'000;   // an unfinished snapshot is dropped after this time
   std::int64_t repair_retry_ms = 200;  // shortest time between two repair requests to a node
   std::size_t nodes_max = 4096;
   std::size_t chunks_per_node_max = std::size_t{1} << 20;
-  std::size_t chunks_max = std::size_t{1} << 24;  // (node, tier, chunk) entries over all nodes
+  std::size_t chunks_max = std::size_t{1} << 24;  // limit on (node, tier, chunk) entries of all nodes
   std::size_t tails_per_group_max = 256;
   std::size_t holders_per_reply_max = 64;
-  // Returns the newest incarnation (a time) that a node may register with now; nullptr: no limit. Otherwise a peer
-  // could register a node with so new an incarnation that all later processes of the node would be refused.
+  // Returns the newest incarnation (a time) that a node may register with now; nullptr: no limit. Without a
+  // limit a node could register with so new an incarnation that all its later processes would be refused.
   std::uint64_t (*newest_incarnation)() = nullptr;
   IndexOptions index{};  // options of each namespace's table; `seed` should be random
 };
@@ -62,31 +62,31 @@ struct Joined {
 /// Registered nodes, their leases and their chunks.
 /// A node's messages are numbered, starting with the number that it joins with, and applied completely and in order. A
 /// number below the expected one is a repetition and is dropped. A higher one shows a loss: the message is dropped and
-/// sent again in order, because a lost publish applied after a later eviction would undo it. A snapshot's begin voids
-/// everything before, so it is applied after a loss too. A snapshot fills a generation of its own, which lookups don't
-/// see and which replaces the former generation when the snapshot ends. Messages meanwhile change both generations. A
-/// snapshot that takes too long or is begun again is dropped. Lookups skip a node as soon as it leaves or expires. The
-/// time of a call does not depend on how many chunks a node had.
+/// the node must send it again after the missing ones, because a publish applied after a later evict would undo it. A
+/// snapshot's begin voids everything before, so it is applied after a loss too. A snapshot fills a generation of its
+/// own. Lookups don't see it until the snapshot ends; then it replaces the former one. Messages meanwhile change both
+/// generations. A snapshot that takes too long or is begun again is dropped. Lookups skip a node as soon as it leaves
+/// or expires. The time of a call does not depend on how many chunks a node had.
 /// Threads: one at a time. `now` must never decrease.
 class Directory {
   struct Namespace;
 
  public:
-  /// The chunks of a node since one of its snapshots.
+  /// The chunks that a node has published since one of its snapshots began, without the evicted ones.
   struct Generation {
-    ChunkTable::HolderIndex index = 0;  // holder in home->table
+    ChunkTable::HolderIndex index = 0;  // holder in the table of the node's namespace
     bool is_partial = false;            // chunks were dropped for lack of room, so the digest differs
   };
   struct Node {
     NodeInfo info;
     Namespace* home = nullptr;
     Generation seen;                   // chunks that lookups see
-    std::optional<Generation> next{};  // unfinished snapshot; has the index of `seen` if `seen` was empty
+    std::optional<Generation> next{};  // unfinished snapshot; shares the index of `seen` if that was empty
     TimeNs snapshot_begun_at = 0;      // time at which `next` was begun
     TimeNs heard_at = 0;
     std::uint64_t next_sequence = 0;   // all lower numbers were applied
     std::uint64_t heard_below = 0;     // all lower numbers were used; if above next_sequence, messages are missing
-    bool owes_snapshot = true;         // true until a snapshot of the node has ended
+    bool owes_snapshot = true;         // a snapshot of the node is needed and has not ended
     bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
     std::optional<TimeNs> asked_at{};  // time of the last repair request, or of the last message that answers it
     unsigned num_differed = 0;         // consecutive digest mismatches
@@ -96,7 +96,7 @@ class Directory {
     TimeNs load_reported_at = 0;
 
     bool has_gap() const { return heard_below > next_sequence; }
-    /// Returns true if no message of the node is missing.
+    /// Returns true if the node's chunks are known to be up to date.
     bool is_confirmed() const { return !owes_snapshot && !has_gap() && !is_reloaded; }
     bool needs_snapshot() const { return owes_snapshot && !next; }
   };
@@ -114,8 +114,8 @@ class Directory {
 
   /// `next_sequence`: number of the node's next publish or evict, which shows whether its last one was lost.
   /// `digests`: digest of the node's chunks in each tier at that number; ignored unless there are kNumTiers. If they
-  /// differ though no message is missing, the node must send a snapshot. If that does not help, the wait before the
-  /// next snapshot doubles, up to about a minute.
+  /// differ from the index though no message is missing, the node must send a snapshot. If that does not help, the wait
+  /// before the next snapshot doubles, up to about a minute.
   Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests = {});
   Update publish(NodeId node, std::uint64_t sequence, SnapshotMark mark, std::span<const ChunkEntry> chunks, TimeNs now,
                  Tier tier = Tier::kHost);
@@ -133,13 +133,13 @@ class Directory {
   /// Same as find_holders() above, for unregistered callers; unknown namespaces yield no holders.
   void find_holders(const std::string& name_space, const LookupView& query, std::vector<HolderView>& found);
 
-  /// Removes the nodes whose lease expired and returns them. To be called many times within lease_ms, each time after
-  /// all received messages: a call more than half a lease after the previous one extends all leases by grace_ms,
-  /// because the nodes may have sent heartbeats that are not read yet. Also frees some memory of removed nodes and
-  /// resizes tables. Takes well below a millisecond.
+  /// Removes the nodes whose lease expired and returns them. The caller must call it many times within lease_ms, each
+  /// time after it has handled all received messages. After a call more than half a lease after the previous one, all
+  /// leases last at least grace_ms, because heartbeats of the nodes may not be read yet. Also frees some memory of
+  /// removed nodes and resizes tables. Takes well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
-  /// Returns nullptr for an unknown node. The pointer is valid until nodes change.
+  /// Returns nullptr for an unknown node. The pointer is valid until a node joins or is removed.
   const Node* node(NodeId id) const;
   /// Returns the fingerprint of the live nodes of a namespace; empty if it has none.
   std::string fingerprint_of(const std::string& name_space) const;
@@ -152,7 +152,7 @@ class Directory {
   std::vector<NodeId> holders_of(const std::string& name_space, const ChunkKey& key) const;
   /// Returns the entries of those `keys` that `node` holds.
   std::vector<ChunkEntry> entries_of(NodeId node, std::span<const ChunkKey> keys) const;
-  /// Requests a snapshot from the node.
+  /// Makes repair() request a snapshot from the node.
   void want_snapshot(NodeId node);
   /// Marks the node as leaving or not leaving. Lookups rank leaving nodes last.
   void set_leaving(NodeId node, bool is_leaving);
@@ -165,7 +165,7 @@ class Directory {
   /// Returns what to request from the node; zeros for an unknown node.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
-  /// The pointers are valid until nodes change.
+  /// The pointers are valid until a node joins or is removed.
   std::vector<std::pair<NodeId, const NodeInfo*>> nodes() const;
   /// Returns the sequence number below which the node's messages outlive this process (see Journal) or, without a
   /// journal, were applied; 0 for an unknown node.

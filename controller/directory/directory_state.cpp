@@ -6,7 +6,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kKeysPerBlock = 4096;  // 64 KiB of keys; walking them takes about 50 us
-constexpr unsigned kRestartBits = 32;        // the bits of the index version from this one on count restarts
+constexpr unsigned kRestartBits = 32;        // the index version's bits from this position on count restarts
 
 }  // namespace
 

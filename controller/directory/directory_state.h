@@ -26,7 +26,7 @@ struct NodeImage {
                  info.secret, info.details);
 };
 
-/// A node's registration, as stored in the log.
+/// A node's registration, as stored in the log of the state folder.
 struct JoinedRecord {
   NodeId id;
   NodeInfo info{};
@@ -44,9 +44,10 @@ struct DirectoryImage {
   KVFERRY_FIELDS(last_node_id, index_version, nodes, num_keys);
 };
 
-/// A snapshot that blocks no lookups consists of an image, a walk through the tables that begins at the same moment,
-/// and the journal from then on. Changes during the walk are in the journal too, whose records are idempotent. Threads:
-/// the directory's. A call takes as long as a lookup or two, except image(), which is linear in the number of nodes.
+/// Saves a directory without blocking lookups, and reloads it. What is saved is an image, the blocks of a walk through
+/// the tables that begins at the same moment, and the journal from then on. A change during the walk may be in a block
+/// and in the journal, whose records can be applied twice without harm. Threads: the directory's. A call takes as long
+/// as a lookup or two, except image(), which is linear in the number of nodes.
 class DirectoryState {
  public:
   explicit DirectoryState(Directory& directory) : directory_(directory) {}
@@ -59,7 +60,7 @@ class DirectoryState {
   void end_walk();
 
   // Reloading needs an empty directory without a journal. Call begin_reload(), reload() for the blocks in any order,
-  // end_blocks(), replay_...() for the journal's records, and finish(). Repetitions and unknown nodes have no effect.
+  // end_blocks(), replay_...() for the journal's records, and finish(). Repeated records change nothing.
   void begin_reload(const DirectoryImage& image);
   void reload(const std::string& name_space, const TableBlock& block);
   void end_blocks();
@@ -71,11 +72,11 @@ class DirectoryState {
     directory_.evict(node, sequence, keys, 0);
   }
   void replay_snapshot_dropped(NodeId node);
-  /// Ends the reload: all nodes are unconfirmed, all leases begin now, and the index version exceeds all reported ones.
+  /// Ends the reload: all nodes are unconfirmed, all leases begin now, and the index version is higher than before.
   void finish(TimeNs now);
 
   std::uint64_t index_version() const { return directory_.index_version_; }
-  /// Raises the index version to at least `version`, which was reported before the restart.
+  /// Raises the index version to at least `version`, which lookups returned before the restart.
   void at_least_version(std::uint64_t version) {
     directory_.index_version_ = std::max(directory_.index_version_, version);
   }

@@ -33,8 +33,8 @@ std::vector<Drains::Replication> Drains::advance(const Cluster& cluster, TimeNs 
   return replications;
 }
 
-/// Ends replications whose chunks have arrived or that are late. Chunks that have not arrived are replicated to another
-/// target, until tries_max targets have been tried.
+/// Ends replications whose chunks have arrived or whose deadline has passed. Chunks that have not arrived are
+/// replicated to another target, until tries_max targets have been tried.
 void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
   std::erase_if(drain.running, [&](Running& running) {
     std::erase_if(running.chunks, [&](const ChunkEntry& chunk) {

@@ -21,9 +21,9 @@ struct DrainOptions {
   unsigned tries_max = 3;                 // number of targets that are tried for a chunk
 };
 
-/// After begin() the caller requests a snapshot from the node, which lists all that it holds. Chunks that the node
-/// publishes during the drain are replicated as well. The index shows whether chunks arrived, so no acknowledgement can
-/// be lost. Pure: time is an argument. Threads: one at a time.
+/// After begin() the caller must request a snapshot from the node, which lists all that it holds. Chunks that the node
+/// publishes during the drain are replicated as well. The index shows which chunks arrived; no acknowledgements
+/// are needed. Pure: time is an argument. Threads: one at a time.
 class Drains {
  public:
   enum class Place { kNowhere, kOnlyThere, kElsewhere };
@@ -46,7 +46,7 @@ class Drains {
     std::uint64_t num_left = 0;        // chunks that wait or are being replicated
     std::uint64_t num_replicated = 0;  // chunks that were only on the node and are elsewhere now
     std::uint64_t num_lost = 0;        // chunks that could not be replicated to any of tries_max targets
-    bool is_listed = false;            // the snapshot requested by begin() has ended
+    bool is_listed = false;            // the snapshot that the caller requested after begin() has ended
     bool is_done() const { return is_listed && num_left == 0; }
   };
 
@@ -59,7 +59,7 @@ class Drains {
   bool is_draining(NodeId node) const { return drains_.contains(node); }
   /// Adds the chunks to the node's drain; has no effect if the node is not being drained.
   void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark);
-  /// Checks running replications and returns the next ones. To be called about every 100 ms.
+  /// Checks running replications and returns the next ones. The caller must call it often, e.g. every 50 ms.
   std::vector<Replication> advance(const Cluster& cluster, TimeNs now);
   Progress progress(NodeId node) const;
   bool empty() const { return drains_.empty(); }

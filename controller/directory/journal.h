@@ -29,7 +29,8 @@ class Journal {
   virtual void snapshot_dropped(NodeId node) = 0;
 
   /// Returns the sequence number below which the node's messages outlive the process. `next_sequence`: all messages
-  /// with lower numbers were applied. The result may be one call old. It does not decrease until the node joins again.
+  /// with lower numbers were applied. The result may lag behind what is stored, and does not
+  /// decrease until the node joins again.
   virtual std::uint64_t kept_below(NodeId node, std::uint64_t next_sequence) = 0;
   virtual StateStatus status(TimeNs now) const = 0;
 };

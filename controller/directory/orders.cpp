@@ -49,7 +49,7 @@ wire::AdminReply Orders::pin(const wire::AdminRequest& request, std::optional<No
   const Directory::Node* reader = asker && request.owner.empty() ? directory_.node(*asker) : nullptr;
   const std::string& name_space = reader != nullptr ? reader->info.name_space : request.name_space;
   const std::string owner = reader != nullptr ? reader_name(reader->info) : request.owner;
-  // An operator must not use the name of a reading node, because either could then end the other's pins.
+  // An operator must not use a node's name as owner: when that node is removed, the operator's pins would end too.
   if (reader == nullptr && owner.starts_with("node "))
     return refused(request, "an owner's name cannot begin with 'node ', which is reserved for read leases");
   const auto ttl = static_cast<TimeNs>(std::min<std::uint64_t>(request.ttl_ms, 1'000'000'000)) * kMillisecond;

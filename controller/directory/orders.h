@@ -17,8 +17,8 @@ struct AdminRequest;
 struct AdminReply;
 }  // namespace wire
 
-/// A node may ignore an order, and each order ends by itself at its deadline; its effect shows in what the nodes
-/// publish and evict. Pure: time is an argument. Threads: the directory's owner.
+/// A node may ignore an order; the effect shows in what the nodes publish and evict. Pins and replications end by
+/// themselves at their deadlines. Pure: time is an argument. Threads: the directory's owner.
 class Orders final : private Drains::Cluster {
  public:
   explicit Orders(Directory& directory, PinOptions pins = {}, DrainOptions drains = {})

@@ -37,12 +37,12 @@ struct PairQuery {
 };
 
 struct Pair {
-  std::size_t prefill = 0, decode = 0;  // indexes into the nodes
+  std::size_t prefill = 0, decode = 0;  // indexes into the `nodes` of choose()
   bool skip_prefill = false;            // the decode node computes the missing tokens itself
 };
 
 /// Counts the requests that it assigns to a node as load until the node reports again, so that a burst between two
-/// heartbeats is spread over the nodes. Pure: the times are in the nodes. Threads: one at a time.
+/// heartbeats is spread over the nodes. Pure: the only times are those in PairNode. Threads: one at a time.
 class Pairing {
  public:
   /// kUnavailable: there is no prefill or no decode node; the error message has the reasons.
@@ -71,8 +71,8 @@ struct PromptKeys {
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);
 
 /// Returns everything besides the tokens that a request's KV depends on, spelled as in the connector
-/// (kvferry/request_extras.py). The connector names a LoRA by a digest of its files, which is not known here, so with a
-/// LoRA no node's keys match.
+/// (kvferry/request_extras.py). The connector names a LoRA by a digest of its files, which the controller does not
+/// know, so with a LoRA no node's keys match.
 std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& cache_salt);
 
 }  // namespace kvferry::controller

@@ -34,9 +34,10 @@ class SessionObserver {
   virtual Incarnation newest(const NodeInfo& info) const = 0;
   /// A node registered, perhaps again.
   virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) = 0;
-  /// A Publish or Evict of `node` arrived, also if the directory dropped it.
+  /// A Publish or Evict of `node` arrived, even if the directory dropped it.
   virtual void received(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) = 0;
-  /// A node left, expired or was fenced; also reported for a node that never registered with this replica.
+  /// A node left, expired or was replaced by a newer incarnation. The node may never have registered with
+  /// this replica.
   virtual void gone(NodeId node, TimeNs now) = 0;
 
   /// An admin command of a client of this replica succeeded.
@@ -87,7 +88,7 @@ class Sessions {
   struct Session {
     NodeId node;
     Incarnation incarnation;
-    std::uint64_t replicas_version = 0;  // newest list of replicas that was sent to the node
+    std::uint64_t replicas_version = 0;  // version of the newest list of replicas that the node was sent
   };
   /// Returns nullptr if the connection has no registered node. The pointer is valid until the next non-const call.
   const Session* session(ConnectionId connection) const;

@@ -13,10 +13,11 @@
 
 namespace kvferry::controller {
 
-/// Identifies a holder of a table and is never reused, unlike its HolderIndex, which is reused after removal.
+/// Identifies a holder of a table. Never reused; a HolderIndex is reused after its holder was removed.
 using Life = std::uint64_t;
 
-/// Keys in table order, in runs with equal holders. A block is self-contained: if one is lost, the others stay usable.
+/// A part of a saved table: keys in table order, in runs with equal holders. If a block is lost, the others stay
+/// usable.
 struct TableBlock {
   struct Member {
     Life life = 0;
@@ -48,7 +49,7 @@ struct TableBlock {
   }
 };
 
-/// Limit on the tails of one holder in one group, and of one match; the newest are kept.
+/// Limit on the tails of one holder in one group, beyond which the oldest are dropped, and on the tails of a Match.
 constexpr std::size_t kTailsPerHolderMax = 16;
 
 /// Pure, without a clock. The caller bounds the number of chunks; this class bounds tails.
@@ -62,7 +63,7 @@ class ChunkTable {
     HolderIndex holder = 0;
     std::uint32_t num_full_chunks = 0;
     Tier tier = Tier::kGpu;         // slowest tier among the full chunks
-    std::vector<ChunkEntry> tails;  // exact_tails first, then by group (deepest first), then newest first
+    std::vector<ChunkEntry> tails;  // exact_tails first, then by group (last one first), then newest first
   };
   struct Added {
     std::size_t num_new = 0;
@@ -97,7 +98,7 @@ class ChunkTable {
   using Walk = PlacementIndex<ChunkKey>::Walk;
   /// Writes the next keys of live holders, including hidden ones, to `block`: `budget` keys, or fewer if there are
   /// tails. With set_pinned(true), a walk sees every key that exists from its begin to its end, and may see a key twice
-  /// or miss a concurrent change. Returns false at the end of the table.
+  /// or miss a change made meanwhile. Returns false at the end of the table.
   bool walk(Walk& at, std::size_t budget, TableBlock& block) const;
   void set_pinned(bool is_pinned) { index_.set_pinned(is_pinned); }
 
@@ -114,7 +115,7 @@ class ChunkTable {
   std::size_t num_tails(HolderIndex holder) const { return holders_[holder].tails.size(); }
 
   /// Finds every holder except `asker` that has keys[0] or one of the requested tails, in no particular order. Skips
-  /// tails whose group lies within the holder's own full chunks: the full chunk covers them. Cost: that of
+  /// tails of tail_groups[i] if the holder has keys[i], which matches more tokens. Cost: that of
   /// PlacementIndex::lookup(), and linear in the visited tails.
   void lookup(const LookupView& query, std::optional<HolderIndex> asker, std::vector<Match>& matches);
 

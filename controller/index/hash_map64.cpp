@@ -104,7 +104,8 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
     move_some(num_slots);
     return true;
   }
-  // No shrinking during a sweep: keys not reached yet lie close together and would overfill a part of the new table.
+  // No shrinking during a sweep: keys that it has not reached lie close together and would overfill a part of
+  // the new table.
   if (!in_sweep_ && now_.num_slots > kSlotsMin && num_keys_ < now_.num_slots / 5) {
     begin_resize(std::max(kSlotsMin, std::uint64_t{num_keys_} * 2));
     return true;

@@ -19,7 +19,7 @@ class HashMap64 {
  public:
   using Keep = std::function<bool(std::uint64_t value)>;
 
-  /// `seed` must be unknown to clients.
+  /// `seed` must be unknown to clients: with it, they could choose keys that all share one home.
   explicit HashMap64(std::uint64_t seed);
 
   void prefetch(std::uint64_t key) const {
@@ -30,13 +30,13 @@ class HashMap64 {
   /// Returns nullptr if absent. The pointer is valid until the next change; do not set the value to 0.
   std::uint64_t* find(std::uint64_t key);
   const std::uint64_t* find(std::uint64_t key) const { return const_cast<HashMap64*>(this)->find(key); }
-  /// `key` must be absent. Returns false, without inserting, if the slots around its home are full; with a secret seed,
-  /// this practically never happens.
+  /// `key` must be absent. Returns false, without inserting, if no slot from its home on is free; with a secret
+  /// seed, this practically never happens.
   bool insert(std::uint64_t key, std::uint64_t value);
   bool erase(std::uint64_t key);
 
   /// Starts a sweep: tidy() passes the existing values to `keep`, a few in each call, and erases those that it rejects.
-  /// A value that moves into an erased slot may be skipped.
+  /// A value that an erasure moves to another slot may be skipped.
   void begin_sweep();
   bool in_sweep() const { return in_sweep_; }
   /// Processes about `num_slots` slots for each pending task (resize, sweep). Returns false if no task is left.

@@ -64,7 +64,7 @@ class HolderSets {
  private:
   static constexpr unsigned kIndexBits = 27;
   static constexpr unsigned kNumClasses = 32;
-  static constexpr unsigned kBlockRecordsLog = 8;  // log2 of a block's records in class 0; one less in each next class
+  static constexpr unsigned kBlockRecordsLog = 8;  // log2 of the records per block in class 0; one less per next class
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   struct Record {
@@ -94,7 +94,7 @@ class HolderSets {
     return reinterpret_cast<Record*>(block + (index & ((1U << log) - 1)) * record_bytes(size_class));
   }
 
-  /// If this change equals the last one, reuses its result and returns true.
+  /// If `last` has the same set and placement, reuses its result and returns true.
   bool repeats(const Change& last, Id& set, Placement placement);
   Id allocate_again(Id set);
   Id allocate(std::span<const Placement> members, bool is_shared);
@@ -108,7 +108,7 @@ class HolderSets {
   std::size_t num_shared_ = 0;
   std::size_t num_single_ = 0;
   std::vector<Placement> scratch_;
-  Change last_add_, last_remove_;  // most batches repeat one change for all their keys
+  Change last_add_, last_remove_;  // reused, because most batches repeat one change for all their keys
 };
 
 }  // namespace kvferry::controller

@@ -1,8 +1,8 @@
 // Keys and their values in insertion order.
 //
 // Keys of one prefix are inserted together and looked up together. A caller that found one key therefore compares the
-// entry right after it first, which is already in the processor's cache. At the end of such a run, a `follower` hint
-// holds the position at which an earlier lookup continued.
+// entry right after it first, which is already in the processor's cache. Where the next key is in another place, a
+// `follower` hint holds the position at which an earlier lookup found it.
 #pragma once
 
 #include <cstddef>
@@ -69,8 +69,8 @@ class KeyLog {
     if (++cursor.position % kGroup == 0) fetch_follower(cursor.position);
     return true;
   }
-  /// Returns the position at which the last lookup that passed `position` continued, if its next key was not in the
-  /// next entry; 0: none. kGroup positions share one such hint.
+  /// Returns a hint for a lookup whose next key is not in the entry after `position`: the position at which the last
+  /// such lookup found its next key; 0: none. kGroup positions share one hint.
   Position follower(Position position) const { return segment_of(position).followers[offset_of(position) / kGroup]; }
   void set_follower(Position position, Position follower) {
     segment_of(position).followers[offset_of(position) / kGroup] = follower;
@@ -88,7 +88,7 @@ class KeyLog {
   /// Returns the full segment with the fewest entries if moving these to the end of the log is worth it, else
   /// num_segments().
   std::size_t sparse_segment() const;
-  /// Returns true if more than three in ten positions are free. sparse_segment() may still find none.
+  /// Returns true if over three in ten positions of a log of several segments are free. sparse_segment() may find none.
   bool is_sparse() const { return num_used_ - num_live_ > num_used_ / 10 * 3 && num_used_ > kCapacity; }
 
  private:

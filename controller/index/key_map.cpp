@@ -187,7 +187,7 @@ void KeyMap<Key>::compact(std::size_t num_entries, const Clean& clean) {
       break;
     }
     if (log_.value(compact_at_) == 0) continue;
-    clean_at(compact_at_, clean);  // the sweep may already be past the entry's new position
+    clean_at(compact_at_, clean);  // here, because a running sweep may already be past the entry's new position
     if (!log_.is_open(compact_at_) || log_.value(compact_at_) == 0) continue;
     const Key key = log_.key(compact_at_);
     const Value value = log_.value(compact_at_);

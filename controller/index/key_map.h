@@ -76,8 +76,8 @@ class KeyMap {
 
   /// Makes room for `num_keys` keys. The map must be empty.
   void reserve(std::size_t num_keys);
-  /// Returns true if tidy() has to run: the table is over 80 % full or is being resized. Code that inserts keys calls
-  /// tidy() only then, because tidy() would shrink a reserved table that is not full yet.
+  /// Returns true if tidy() has to run: the table is over 80 % full or is being resized. Code that fills a reserved
+  /// table calls tidy() only then, because tidy() would shrink a table that is mostly empty.
   bool is_crowded() const { return is_resizing() || num_keys_ * 5 > now_.num_buckets * Bucket::kSlots * 4; }
 
   struct Walk {

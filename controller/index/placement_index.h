@@ -28,7 +28,7 @@ struct IndexOptions {
 
 /// Key: ShortKey or ChunkKey. Threads: one at a time.
 /// A removed node is invisible at once. Later changes and tidy() reclaim its memory and resize the table in small
-/// steps, so that a call takes at most a few times as long as its own change.
+/// steps, so that no call takes more than a few times as long as its own change alone.
 template <class Key>
 class PlacementIndex {
  public:
@@ -81,9 +81,9 @@ class PlacementIndex {
     return num_placements;
   }
 
-  /// Finds every node except `asker` that has keys[0], in no particular order. Stops at the first key that no candidate
-  /// has. Cost for each key: one step if the keys were added in this order, else one search; also linear in the key's
-  /// holders if they differ from the previous key's.
+  /// Finds every node except `asker` that has keys[0], in no particular order. Stops at the first key that none of
+  /// them has. Cost for each key: one step if the keys were added in this order, else one search; also linear in the
+  /// key's holders if they differ from the previous key's.
   void lookup(std::span<const Key> keys, std::optional<NodeIndex> asker, std::vector<PrefixMatch>& matches);
 
   /// Calls `see(first, end, placements)` for each run of keys with equal placements, in order and including removed and
@@ -127,11 +127,11 @@ class PlacementIndex {
 
   KeyMap<Key> map_;
   HolderSets sets_;
-  std::vector<Node> nodes_;           // [node] state that lookups use, without the digests
+  std::vector<Node> nodes_;           // [node] state of the node; digests are apart, as lookups don't need them
   std::vector<TierDigests> digests_;  // [node] digests of its keys; zeros for a removed node
   std::vector<NodeIndex> free_;
-  std::vector<NodeIndex> removed_;    // oldest first; sets may still contain them
-  std::size_t num_removed_seen_ = 0;  // the current sweep removes this many of the first nodes in removed_ from sets
+  std::vector<NodeIndex> removed_;    // removed nodes that sets may still contain, oldest first
+  std::size_t num_removed_seen_ = 0;  // the current sweep removes the first num_removed_seen_ of removed_ from all sets
   std::vector<NodeIndex> run_;        // nodes that hold all keys so far, in the lookup in progress
 };
 

@@ -1,7 +1,7 @@
 // The messages between nodes and the controller. Each is a msgpack array whose first element is the header. A struct
 // grows only at its end: an old reader ignores new fields, a new reader keeps the defaults of missing ones. Any other
-// change raises kProtocol.newest. Header, Hello and Refused never change otherwise, so that any two releases can agree
-// on a version or refuse each other. PROTOCOL.md has the table.
+// change raises kProtocol.newest. Header, Hello and Refused must never change in another way, so that any two releases
+// can agree on a version or refuse each other. PROTOCOL.md has the table.
 #pragma once
 
 #include <cstdint>
@@ -126,7 +126,7 @@ struct LookupReply {
 struct SnapshotWanted {
   Header header{kProtocolVersion, 11};
   std::uint64_t incarnation = 0;
-  std::uint64_t next_sequence = 0;  // a snapshot that begins at this number or later suffices; all lower ones were used
+  std::uint64_t next_sequence = 0;  // the node has used all lower numbers; a snapshot begun here or later suffices
   bool resend_will_do = false;      // no snapshot is needed if all messages from resend_from on are sent again
   std::uint64_t resend_from = ~std::uint64_t{0};  // first missing number; older controllers don't send it
   KVFERRY_FIELDS(header, incarnation, next_sequence, resend_will_do, resend_from);
@@ -142,7 +142,7 @@ struct AdminReply {
   std::uint64_t token = 0;
   bool is_done = false;
   std::string text{};        // outcome or reason of the refusal, as a sentence
-  std::uint64_t number = 0;  // id of the pin, or number of affected nodes or keys
+  std::uint64_t number = 0;  // pin: its id; quota: the quota; unpin, clear: number of nodes; move: number of chunks
   KVFERRY_FIELDS(header, token, is_done, text, number);
 };
 /// Orders the node to pin those of `keys` that it holds.

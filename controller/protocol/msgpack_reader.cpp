@@ -5,8 +5,8 @@
 namespace kvferry::controller {
 namespace {
 
-/// Where an unsigned integer of up to 32 bits lies within the eight bytes that begin with its tag, if they are read as
-/// one big-endian number.
+/// How to read an unsigned integer of up to 32 bits, by its tag: the eight bytes from the tag on, as one big-endian
+/// number, are shifted right by `shift` and masked.
 struct SmallInteger {
   std::uint8_t num_bytes;  // size with the tag; 0: the tag begins another kind of value
   std::uint8_t shift;
@@ -47,7 +47,7 @@ constexpr std::size_t fixed_size(std::uint8_t tag) {
 }  // namespace
 
 bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t count) {
-  // Tokens take one to five bytes each. A branch on the size would often be mispredicted, so there is none.
+  // A token id takes one to five bytes. A branch on the size would often be mispredicted, so there is none.
   const std::uint8_t* at = at_;
   std::uint32_t i = 0;
   for (; i < count && end_ - at >= 8; ++i) {
@@ -60,7 +60,7 @@ bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t cou
     at += form.num_bytes;
   }
   MsgpackReader rest = *this;
-  for (rest.at_ = at; i < count; ++i) {  // for the last eight bytes, and for small numbers in a longer form
+  for (rest.at_ = at; i < count; ++i) {  // the rest: fewer than eight bytes, or numbers in a longer form
     std::uint64_t value = 0;
     if (!rest.read_integer(value) || value > 0xffffffff) return false;
     values[i] = static_cast<std::uint32_t>(value);

@@ -1,5 +1,5 @@
 // Reads msgpack in place, without objects, allocation or recursion. Each read returns whether it succeeded; a failed
-// read does not move the reader. msgpack-cxx would build an object for each token, and decoding is on the hot path.
+// read does not move the reader. msgpack-cxx would build an object for each value, and decoding is on the hot path.
 #pragma once
 
 #include <bit>

@@ -15,7 +15,7 @@
 namespace kvferry::controller {
 
 /// Identifies a registered (namespace, engine id, incarnation). Ids are never reused, so late messages of an expired
-/// node or a fenced incarnation match no node.
+/// node or a replaced incarnation match no node.
 using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 
 /// Role of a Publish in a snapshot, which lists everything that a node holds.
@@ -26,8 +26,8 @@ enum class SnapshotMark {
   kEnds,      // last message of the snapshot
 };
 
-/// A digest of the keys that a node holds in one tier. Two sides that applied the same changes have equal digests.
-/// The order of changes does not matter. Keys are hashes, so different sets have equal digests with a probability of
+/// A digest of the keys that a node holds in one tier. If node and controller applied the same changes, in any
+/// order, their digests are equal. Keys are hashes, so different sets have equal digests with a probability of
 /// 2^-64.
 struct TierDigest {
   std::uint64_t num_keys = 0;

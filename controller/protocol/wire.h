@@ -22,7 +22,7 @@ constexpr std::size_t kKeysPerLookupMax = 65'536;               // limit on keys
 
 /// Parses a message. `Message`: FromNode or FromController. Never throws. Memory is bounded by a small multiple of
 /// bytes.size(), whatever lengths the bytes claim. Errors: kCorrupt: not one of these messages; kRefused: a version
-/// outside of `versions`; the error states both. Hello and Refused are accepted in any version.
+/// outside of `versions`; the error names it and `versions`. Hello and Refused are accepted in any version.
 template <class Message>
 Result<Message> parse(std::string_view bytes, VersionRange versions = kProtocol);
 extern template Result<FromNode> parse(std::string_view bytes, VersionRange versions);
@@ -42,7 +42,7 @@ SnapshotMark mark_of(const Publish& publish);
 Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish);
 
 // For speed, lookups are read in place and answered without intermediate objects. All other
-// messages, and lookups of another shape, go through parse().
+// messages, and lookups that are encoded in another way, go through parse().
 
 /// A Lookup whose keys are views of the message's bytes.
 struct LookupFields {
