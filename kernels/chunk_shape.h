@@ -22,7 +22,8 @@ struct ChunkShape {
 };
 
 /// Errors: kInvalidArgument if heads are out of range, the conversion is not supported, an element type's size differs
-/// from the layout's, or scales are given, but not a positive one for each K and V. Precondition: check_layout().
+/// from the layout's, or scales are given, but not one positive scale for each layer's K and V. Precondition: the
+/// layout has passed check_layout().
 Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format);
 
 std::string_view name_of(ElementType type);
@@ -39,8 +40,8 @@ Result<void> check_layout(const KvLayout& layout);
 Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
                           std::size_t chunk_bytes);
 
-/// Same as check_gather(), but the chunk has chunk_tokens tokens, the run's begin at token skip_tokens of the chunk,
-/// and only some of its heads may be copied.
+/// Same as check_gather(), but the chunk has chunk_tokens tokens, the run's first token is token skip_tokens of the
+/// chunk, and only some of the chunk's heads may be copied.
 Result<void> check_scatter(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
                            std::size_t chunk_bytes, std::uint32_t chunk_tokens, std::uint32_t skip_tokens);
 

@@ -11,8 +11,9 @@
 
 namespace kvferry {
 
-/// Copies `tokens` tokens of one head between a block (cache: the first token's first element, `strides` its plane) and
-/// chunk rows of row_bytes bytes each, the first at `chunk`. element_bytes is the size of an element in the cache.
+/// Copies `tokens` tokens of one head between a block of the cache and rows of a chunk. `strides`: the plane's layout;
+/// `cache`: address of the first token's first element in the block; `chunk`: address of the first row; `row_bytes`:
+/// bytes of each row; `element_bytes`: size of an element in the cache.
 using CopyRows = void (*)(const PlaneLayout& strides, std::byte* cache, std::byte* chunk, std::size_t tokens,
                           std::size_t row_bytes, std::size_t element_bytes);
 

@@ -19,8 +19,8 @@ struct HostStream {
   const ChunkShape& shape;
   std::span<const PlanePlan> planes;
 
-  /// Returns true if this class suits the run: it is large enough and, for a gather, a head's rows in each block are
-  /// whole checksum segments.
+  /// Returns true if this class suits the run: the run is large enough, a head's rows in a block fit a small buffer
+  /// and, for a gather, they are whole checksum segments.
   bool suits_gather(const TokenRun& run) const;
   bool suits_scatter(const TokenRun& run) const;
   /// Same as Packer's functions, for arguments that have passed their checks.

@@ -13,7 +13,7 @@
 
 namespace kvferry {
 
-/// Tokens of one chunk, as in Packer's functions. The block ids are read before the call returns.
+/// Tokens of one chunk, as in Packer's functions. gather() and scatter() read the block ids before they return.
 struct PackerJob {
   TokenRun run;
   std::byte* chunk = nullptr;  // in device memory or pinned host memory

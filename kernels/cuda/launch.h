@@ -22,9 +22,9 @@ struct Launch {
   device::SegmentSecret secret;
 };
 
-/// Each lane copies 16 bytes at a time. The plan must be is_vectorisable(), chunk addresses multiples of 16. With
-/// `hashes` it also fills each job's segments; in a scatter, all runs must then be whole chunks and `layers` all
-/// layers.
+/// Each thread copies 16 bytes at a time. The plan must be is_vectorisable(), and chunk addresses multiples of 16. With
+/// `hashes` the kernel also fills each job's `segments`; in a scatter, all runs must then be whole chunks, and `layers`
+/// must be all layers.
 cudaError_t launch_gather(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
                           cudaStream_t stream);
 cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
@@ -34,7 +34,7 @@ cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, Element
 cudaError_t launch_elements(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool gathers,
                             cudaStream_t stream);
 
-/// A chunk in device memory whose segments are to be hashed.
+/// Bytes that the device can access and whose segments are to be hashed.
 struct HashJob {
   const std::byte* bytes;
   std::uint64_t num_bytes;

@@ -12,7 +12,7 @@
 
 namespace kvferry {
 
-/// Threads: any. The device must be current.
+/// Threads: any. The GPU of the memory must be the calling thread's current device.
 class SharedAllocations {
  public:
   /// Returns a handle for open() in other processes. Errors: kUnavailable if the memory is not from cudaMalloc()
@@ -34,7 +34,7 @@ class SharedAllocations {
   Result<std::byte*> own_memory(std::uint64_t address, std::uint64_t bytes);
 
   std::mutex mutex_;
-  std::map<std::uint64_t, std::uint64_t> exported_;  // key: address; value: most bytes exported from there
+  std::map<std::uint64_t, std::uint64_t> exported_;  // key: address; value: bytes of the longest export from it
   std::map<std::byte*, Opened> opened_;              // key: address of the mapping in this process
 };
 

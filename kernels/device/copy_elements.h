@@ -66,7 +66,8 @@ KVFERRY_DEVICE void copy_element(const PackPlan& plan, const PackJob& job, std::
   }
 }
 
-/// Returns a lane's part of the hash of segment `segment` of `num_bytes` bytes; `bytes` may be unaligned.
+/// Returns a lane's part of the hash of segment number `segment` of the bytes [bytes, bytes + num_bytes). `bytes` may
+/// be unaligned.
 KVFERRY_DEVICE std::uint64_t hash_segment(const std::byte* bytes, std::uint64_t num_bytes, const SegmentSecret& secret,
                                           std::uint64_t segment, std::uint32_t lane) {
   SegmentLane hash(lane);

@@ -1,4 +1,4 @@
-// Bodies of the copy kernels: four lanes copy one segment of a job's run.
+// Bodies of the copy kernels: four threads, called lanes, copy one segment of a job's run.
 //
 // A lane copies 16 bytes of every 64-byte stripe, the bytes that it also hashes (segment_hash.h); four lanes read and
 // write 64 contiguous bytes. Sizes and addresses of rows must be multiples of 16, as in all of vLLM's GPU layouts.
@@ -25,7 +25,8 @@ struct LanePart {
   bool is_whole = false;   // the segment ends in these layers, so the sum is its hash
 };
 
-/// Returns how many of a lane's stripes, the first at byte `first`, begin before byte `end`.
+/// Returns how many of a segment's stripes have this lane's 16 bytes before byte `end`; in the first stripe they begin
+/// at byte `first`.
 KVFERRY_DEVICE std::uint32_t stripes_before(std::uint64_t end, std::uint64_t first) {
   if (end <= first) return 0;
   const std::uint64_t count = (end - first + kStripeBytes - 1) / kStripeBytes;

@@ -39,7 +39,7 @@ struct SmallFloat {
     // The code has no branches, so that compilers can vectorise it.
     // Drops mantissa bits with round to nearest even; a carry correctly runs into the exponent.
     constexpr int kDropped = 23 - kMantissaBits;
-    constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // the float's exponent of the smallest normal number
+    constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // a float's biased exponent for the smallest normal number
     const std::uint32_t normal = ((magnitude + (1U << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1)) >> kDropped) -
                                  ((kFirstNormal - 1) << kMantissaBits);
     // Subnormal numbers are multiples of one quantum; this addition makes that quantum the weight of the float's last
@@ -55,7 +55,8 @@ struct SmallFloat {
   KVFERRY_DEVICE static float to_float(Storage stored) {
     const std::uint32_t magnitude = stored & ((1U << kSignBit) - 1);
     const std::uint32_t sign = static_cast<std::uint32_t>(stored >> kSignBit) << 31;
-    // Moves the bits to a float's places and multiplies by the difference of the exponents; holds for subnormals too.
+    // Moves the bits to their places in a float and corrects the exponent's bias by a multiplication, which is right
+    // for subnormal numbers too.
     const float misplaced = float_of(sign | magnitude << (23 - kMantissaBits));
     const float finite = misplaced * float_of(static_cast<std::uint32_t>(127 + 127 - kBias) << 23);
     const std::uint32_t special = sign | (magnitude == kInfinity ? 0x7F800000U : 0x7FC00000U);

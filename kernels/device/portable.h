@@ -1,4 +1,4 @@
-// Macros that make one source device code for nvcc, and plain C++ for tests without a GPU.
+// Macros that let one source be device code for nvcc and plain C++ for other compilers (host packer, tests).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Walks a job's rows: a row is one token of one head of K or V of one layer, head_dim elements.
+// Walks a job's rows. A row has the head_dim elements of one token, for one head of K or V of one layer.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ class RowCursor {
   /// Returns the position within the row of the chunk, in bytes.
   KVFERRY_DEVICE std::uint32_t column() const { return column_; }
   KVFERRY_DEVICE std::byte* in_chunk() const { return chunk_row_ + column_; }
-  /// Returns the address of the row's first element in the cache, or nullptr if the block is -1.
+  /// Returns the address of the row's first element in the cache, or nullptr if the block's id is -1.
   KVFERRY_DEVICE std::byte* cache_row() const { return cache_row_; }
   KVFERRY_DEVICE const PlaneView& view() const { return plan_.planes[layer_ * plan_.planes_per_layer + plane_]; }
 

@@ -19,7 +19,7 @@ constexpr std::uint32_t kBlockStripes = 16;    // stripes between two scrambles
 
 /// The words of XXH3's default secret that its steps read.
 struct SegmentSecret {
-  std::uint64_t stripe[kBlockStripes + 7];  // stripe s of a block takes eight words from s on
+  std::uint64_t stripe[kBlockStripes + 7];  // stripe s of every kBlockStripes stripes takes eight words from word s on
   std::uint64_t last_stripe[8];
   std::uint64_t scramble[8];
   std::uint64_t merge[8];

@@ -1,4 +1,5 @@
-// How the backend of mapped GPU memory uses its control link: hellos, watches and notifications.
+// How the gpu_ipc backend uses its control link: for hellos, for watches (requests that end when the peer is gone) and
+// for notifications.
 #include <utility>
 
 #include "transport/base/check.h"
@@ -49,7 +50,8 @@ PagedTransfer GpuIpcBackend::without_ranges(const Peer& peer) const {
 
 void GpuIpcBackend::send_hello(const PeerPtr& peer) {
   peer->has_hello = true;
-  // The hello completes once the peer has proved that it has this address; the watch completes when the peer is gone.
+  // The hello completes once the peer has proved that it has this address. The watch is a transfer to which no ranges
+  // are ever fed, so it stays pending until the peer is gone.
   for (const ControlRequest::Kind kind : {ControlRequest::Kind::kHello, ControlRequest::Kind::kWatch}) {
     PagedTransfer nothing = without_ranges(*peer);
     nothing.is_fed = kind == ControlRequest::Kind::kWatch;

@@ -9,8 +9,8 @@ namespace kvferry::gpu_ipc {
 namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
-constexpr TimeNs kPollNs = 50'000;  // time between polls of a device that has been busy for longer than spin_ns
-constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // time between checks of a queue full of notifications
+constexpr TimeNs kPollNs = 50'000;  // time between polls of a busy device that has finished nothing for spin_ns
+constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // time between checks of a completion queue without room
 constexpr TimeNs kIdleNs = 60 * kSecond;
 
 }  // namespace
@@ -103,8 +103,8 @@ void GpuIpcBackend::idle(TimeNs busy_at) {
 bool GpuIpcBackend::advance_all() {
   bool is_busy = false;
   is_polling_ = false;
-  // Finished copies of all transfers are counted before any transfer enqueues more, so that the room goes to the most
-  // urgent transfers.
+  // Finished copies of all transfers are counted before any transfer enqueues more, so that the most urgent transfers
+  // get the room that these copies leave below in_flight_bytes.
   for (auto& ones : transfers_) {
     for (auto& [id, transfer] : ones) is_busy |= reap(*transfer);
   }
@@ -239,7 +239,7 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
   ShmOptions link;
   link.spin_ns = options.spin_ns;
   link.silence_ns = options.silence_ns;
-  link.transfers_max = 1 << 20;  // one for each notification of this transport, and two for each peer
+  link.transfers_max = 1 << 20;  // enough for every pending notification, and a hello and a watch for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
   DeviceStream stream = KVFERRY_TRY(options.device->make_stream());
   auto backend = std::make_unique<gpu_ipc::GpuIpcBackend>(options, stream, std::move(control));

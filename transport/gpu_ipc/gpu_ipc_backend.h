@@ -21,7 +21,7 @@ struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
   std::string control;         // the control link's address
-  std::string control_region;  // exported region that the control link's transfers name; they have no ranges
+  std::string control_region;  // exported region that transfers on the control link name, although they have no ranges
   KVFERRY_FIELDS(protocol_version, incarnation, control, control_region);
 };
 
@@ -86,10 +86,10 @@ class GpuIpcBackend final : public InboxBackend {
     DeviceTransfer device;
     PeerPtr peer;
     std::shared_ptr<Mappings> mappings;  // null until the first piece is posted
-    TransferId notification;             // transfer of the notification on the control link; 0: not sent yet
+    TransferId notification;             // id of the control link's transfer that carries it; 0: not sent yet
   };
   using TransferPtr = std::unique_ptr<Transfer>;
-  /// The purpose of a transfer on the control link.
+  /// The purpose of a transfer on the control link. A kWatch ends when the peer is gone.
   struct ControlRequest {
     enum class Kind { kHello, kWatch, kNotification } kind;
     PeerPtr peer;
@@ -106,8 +106,8 @@ class GpuIpcBackend final : public InboxBackend {
   bool reap(Transfer& transfer);
   bool advance(Transfer& transfer);
   bool post_piece(Transfer& transfer);
-  /// Sends the notification after the last copy; its arrival also shows that the peer is alive. Returns false if the
-  /// control link has no room for it; then call notify() again.
+  /// Sends the notification, even an empty one, after the last copy: its arrival also shows that the peer is alive.
+  /// Returns false if the control link has no room for it; then call notify() again.
   bool notify(Transfer& transfer);
   /// Returns a push without ranges over the control link, to be submitted as a hello, a watch or a notification.
   PagedTransfer without_ranges(const Peer& peer) const;
@@ -129,9 +129,9 @@ class GpuIpcBackend final : public InboxBackend {
   std::map<TransferId, TransferPtr> transfers_[3];  // [priority], the oldest first
   std::vector<TransferId> over_;                    // completed transfers, to be erased from transfers_
   std::unordered_map<TransferId, ControlRequest> control_requests_;
-  std::vector<std::shared_ptr<Mappings>> given_up_;  // kept open: a device that failed may still copy there
+  std::vector<std::shared_ptr<Mappings>> given_up_;  // kept open, because a failed device may still access them
   std::uint64_t bytes_in_flight_ = 0;
-  bool is_polling_ = false;   // the device's progress must be polled
+  bool is_polling_ = false;   // if true, the device or the full control link must be polled
   bool has_backlog_ = false;  // the completion queue has no room for notifications
   bool has_control_requests_to_push_ = false;
 };

@@ -12,7 +12,7 @@ namespace {
 
 constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this long counts as dead
 
-/// The operations of one NCCL group; both sides compute the same operations from the parts' sizes.
+/// The sends or receives of one NCCL group. Sender and receiver compute equal sizes of them from the parts' sizes.
 struct Layout {
   std::vector<std::span<std::byte>> operations;
   std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // (place in the staging buffer, part)

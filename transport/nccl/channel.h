@@ -60,9 +60,9 @@ struct PieceTransfer {
 class Channel {
  public:
   struct Report {
-    bool is_started = false;  // true: this sender's bytes are next in the communicator; false: the piece has ended
+    bool is_started = false;  // true: a sender's piece is next in the communicator; false: the piece has ended
     std::uint64_t token = 0;
-    Result<void> outcome;  // outcome of an ended piece, whose memory is no longer touched; it may fail before it starts
+    Result<void> outcome;  // outcome of an ended piece, which touches no memory any more; it may fail before it starts
   };
 
   static Result<std::unique_ptr<Channel>> open(Device& device, StagingPool& staging, Communicators& communicators,
@@ -82,7 +82,7 @@ class Channel {
   const std::string& why() const { return why_; }
   /// Returns true if advance() must be called to notice the end of work that is under way.
   bool is_busy() const { return is_aborting_ ? !is_quiet_ : !is_set_up_ || is_posting_ || !in_flight_.empty(); }
-  /// Returns when the last piece began or ended, or 0 if no work is under way.
+  /// Returns when the channel last made progress, or began to work after it was idle; 0 if no work is under way.
   TimeNs progressed_at() const { return is_busy() ? progressed_at_ : 0; }
 
   /// Drops queued pieces and aborts those under way. No reports follow.
@@ -106,7 +106,7 @@ class Channel {
   /// Starts a piece. Returns false, and reports the piece as ended, if the device refuses to copy its parts to the
   /// staging buffer.
   bool begin(PieceTransfer& piece, std::vector<Report>& reports);
-  /// Moves the queue's first piece to in_flight_, once the communicator has posted its group to the stream.
+  /// Moves the queue's first piece to in_flight_. Precondition: the communicator has posted the piece's NCCL group.
   void end_posting();
   void reap(TimeNs now, std::vector<Report>& reports);
   void settle(TimeNs now);

@@ -9,12 +9,12 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr std::size_t kSentMax = 64;               // maximum of transfers submitted and not completed, for each peer
+constexpr std::size_t kSentMax = 64;               // limit of uncompleted transfers to a peer; more wait in its queue_
 constexpr std::size_t kPartBytes = 48 << 10;       // longer messages are split into several notifications
 constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer messages are dropped
-constexpr TimeNs kPartialMax = 60 * kSecond;       // limit on the time from a message's first part to its last
+constexpr TimeNs kPartialMax = 60 * kSecond;       // a message that lacks parts this long after its first is dropped
 constexpr std::size_t kStreamBytes = 8;
-constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // the stream, and a byte that is 1 if more parts follow
+constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // each part begins with stream_, then 1 if more follow, else 0
 
 }  // namespace
 

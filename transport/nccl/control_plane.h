@@ -50,8 +50,8 @@ class ControlPlane {
   /// Returns a descriptor that is readable while advance() has something to read.
   int event_fd() const { return inner_->event_fd(); }
 
-  /// Returns the connection to this address, or a new one if the last is lost. A connection is closed when only this
-  /// object refers to it and all its messages are sent. For a malformed address the connection is lost from the start.
+  /// Returns the connection to this address; makes one if there is none or it is lost. A connection is closed when only
+  /// this object refers to it and all its messages are sent. With a malformed address it is lost from the start.
   ControlPeerPtr reach(const ControlAddress& address, TimeNs now);
   void send(ControlPeer& peer, const std::string& message);
 

@@ -1,4 +1,5 @@
-// The target's end of a session: serves the initiator's requests, piece by piece. Private to this folder.
+// The end of a session at the target, whose memory is accessed: serves the initiator's requests, piece by piece.
+// Private to this folder.
 #pragma once
 
 #include <cstdint>

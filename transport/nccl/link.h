@@ -28,8 +28,8 @@ struct Context {
   TimeNs now = 0;              // time at which the progress thread began this round
 };
 
-/// A session is opened by the initiator of transfers and carries only its transfers: pulls through one channel, pushes
-/// through another, each opened when it is first needed. Progress thread only.
+/// A session is opened by the initiator of transfers and carries only the initiator's transfers: pulls through one
+/// channel, pushes through another, each opened when it is first needed. Progress thread only.
 class Link {
  public:
   Link(Context& context, std::uint64_t session, ControlPeerPtr peer)
@@ -41,7 +41,7 @@ class Link {
   std::uint64_t session() const { return session_; }
   /// Handles a message of this session. Returns an error if the peer violates the protocol.
   virtual Result<void> on_message(const Message& message) = 0;
-  /// Does the work that is due without waiting: checks on the peer, advances the channels and this end's requests.
+  /// Does the work that is due, and never waits: pings the peer, advances the channels and this end's requests.
   void advance();
   /// Ends the session and aborts what is under way.
   void lose(const std::string& why, bool notify_peer = true);

@@ -32,7 +32,7 @@ struct Address {
 enum class Kind : std::uint8_t {
   kHello = 1,  // the first message of a session
   kOpen,       // names the communicator of one direction, for the target to join
-  kAsk,        // requests one piece of work with the target's memory
+  kAsk,        // requests a piece of a pull or push, or checksums of the target's memory
   kData,       // announces that the bytes of pull `token` are next in the communicator
   kAnswer,     // the outcome of a kAsk or kNotify
   kNotify,
@@ -61,7 +61,7 @@ enum class Purpose : std::uint8_t {
 /// Limits of one piece. They are low because cancel() and revoke() wait for a piece.
 constexpr std::uint64_t kPieceBytesMax = 8 << 20;
 constexpr std::size_t kExtentsMax = 512;
-/// Limit on one peer's unanswered requests.
+/// Limit on a session's unanswered kAsk requests; one more ends the session.
 constexpr std::size_t kServedMax = 128;
 
 struct Ask {

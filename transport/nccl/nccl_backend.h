@@ -56,7 +56,7 @@ class NcclBackend final : public InboxBackend {
   StagingPool staging_;
   Context context_;
   const std::string address_;
-  std::unordered_map<RegionId, std::span<std::byte>> pinned_;  // pinned host memory; any thread, one call at a time
+  std::unordered_map<RegionId, std::span<std::byte>> pinned_;  // pinned host memory; any thread uses it, one at a time
 
   std::unordered_map<PeerId, std::unique_ptr<OutboundLink>> outbound_;
   std::vector<std::unique_ptr<OutboundLink>> dropped_;  // links to disconnected peers, which may still touch memory

@@ -1,4 +1,4 @@
-// One accepted transfer: its division into pieces, the bytes that are missing, and its outcome. Sends nothing,
+// One accepted transfer: its division into pieces, the number of missing bytes, and its outcome. Sends nothing,
 // reads no memory and computes only the checksums of empty ranges. Private to this folder.
 #pragma once
 

@@ -166,7 +166,7 @@ Result<void> OutboundLink::on_answer(const Answer& answer) {
     transfer->arrived(request.parts);
   }
   request.is_answered = true;
-  if (request.is_touching) return {};  // this side still sends the push; on_report() will continue
+  if (request.is_touching) return {};  // the channel still sends the push; on_report() will end the request
   if (request.wants == Wants::kPull || request.wants == Wants::kPush) --num_pieces_;
   requests_.erase(found);
   return {};

@@ -48,7 +48,7 @@ void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::
 
 Result<void> copy_by_cma(std::span<const CopyRange> ranges, std::byte* local_base, std::uint64_t remote_base,
                          Direction direction, int pid) {
-  constexpr std::size_t kRangesMax = 512;  // ranges of a system call; the kernel allows 1024, which is not faster
+  constexpr std::size_t kRangesMax = 512;  // limit of ranges in a system call; the kernel's limit, 1024, is not faster
   std::array<iovec, kRangesMax> local;
   std::array<iovec, kRangesMax> remote;
   std::size_t index = 0;

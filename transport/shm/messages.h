@@ -26,7 +26,7 @@ enum class Type : char {
   kWelcome = 'W',     // Welcome; with the notification ring and the control page as descriptors, unless refused
   kMapRequest = 'm',  // MapRequest
   kMapReply = 'M',    // MapReply; with the region's descriptor, unless refused
-  kUnmap = 'u',       // MapRequest, from the owner: the region is unregistered, unmap it
+  kUnmap = 'u',       // MapRequest; from the region's owner, who has unregistered it: the receiver must unmap it
   kWake = 'w',        // no body; the ring has notifications
   kPing = 'p',        // no body
   kPong = 'P',        // no body
@@ -36,7 +36,7 @@ struct Hello {
   std::uint32_t protocol_version = 0;
   std::uint64_t to_incarnation = 0;
   std::string secret;
-  std::string from;  // the sender's source address
+  std::string from;  // source address of the sender's notifications
   KVFERRY_FIELDS(protocol_version, to_incarnation, secret, from);
 };
 

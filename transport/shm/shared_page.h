@@ -1,5 +1,6 @@
-// Memory that two processes of one host share, which saves them system calls: the ring of notifications and the control
-// page. What the other process writes there is never trusted. Private to this folder.
+// Memory that two processes of one host share, which saves them system calls: the ring of notifications, and the
+// control page with a slot for each region and grant. What the other process writes there is never trusted. Private to
+// this folder.
 #pragma once
 
 #include <atomic>
@@ -18,7 +19,7 @@ namespace kvferry::shm {
 Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable);
 
 /// A ring of notifications for one producer process and one consumer process; each calls from one thread at a time. The
-/// producer also records here which slot's memory it is copying, because the consumer owns that memory.
+/// producer also records here in which slot's memory it copies, so that the consumer, which owns that memory, can wait.
 class NoteRing {
  public:
   static constexpr std::uint64_t kCapacity = std::uint64_t{256} << 10;  // bytes; each note takes 4 more for its length
@@ -31,7 +32,7 @@ class NoteRing {
   /// Returns nullopt if the ring is empty or malformed; if malformed, is_broken() is true.
   std::optional<std::string> pop();
   bool has_notes() const { return header().tail.load(std::memory_order_acquire) != head_; }
-  /// The consumer calls this and then checks the ring once more before it sleeps; the next push() will wake it.
+  /// The consumer calls this and then checks the ring once more before it sleeps: the next push() sets `must_wake`.
   void ask_to_be_woken() { header().is_woken.store(0, std::memory_order_seq_cst); }
   bool is_broken() const { return is_broken_; }
 
@@ -60,9 +61,10 @@ class NoteRing {
   bool is_broken_ = false;
 };
 
-/// A page that each transport creates and all its peers map: says whether the transport polls, and which memory peers
-/// may touch. A peer enters a slot (NoteRing) and then checks whether it is open; the owner closes the slot and then
-/// checks which peers are inside. Whichever store comes first, the owner misses no copy.
+/// A page that each transport creates and all its peers map. It says whether the transport polls; each region and grant
+/// has a slot in it, which is open while peers may touch that memory. A peer enters a slot (NoteRing) and then checks
+/// whether it is open; the owner closes the slot and then checks which peers are inside. Whichever store comes first,
+/// the owner misses no copy.
 class ControlPage {
  public:
   static constexpr std::uint32_t kSlots = 131072;  // for grants (TransferTable::kGrantsMax) and regions

@@ -18,9 +18,10 @@ constexpr std::uint64_t kListenerTag = std::uint64_t{1} << 40;
 constexpr std::uint64_t kLinkTag = std::uint64_t{2} << 40;     // combined with the PeerId
 constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // combined with the number of the connection
 constexpr std::uint64_t kTagMask = std::uint64_t{0xff} << 40;
-constexpr std::size_t kPendingHandshakesMax = 64;  // limit of connections that have not sent a hello
+constexpr std::size_t kPendingHandshakesMax = 64;  // limit of connections without a hello; further ones are closed
 constexpr TimeNs kBacklogRetryNs = 10 * kMillisecond;
-// Time between checks of the sockets by a thread that polls in drive(), which finds notifications in shared memory.
+// Time between checks of the sockets by a thread that polls in drive(). They are rare, because that thread finds
+// notifications in shared memory.
 constexpr TimeNs kLookNs = 5'000;
 
 std::string random_name() {
@@ -155,7 +156,7 @@ bool ShmBackend::advance(TimeNs now) {
     std::vector<std::uint32_t> broken;
     for (auto& [number, inbound] : inbound_) {
       if (!inbound.ring) continue;
-      if (is_spinning_ && !inbound.ring->has_notes()) continue;  // nothing to deliver, no wake-up to request
+      if (is_spinning_ && !inbound.ring->has_notes()) continue;  // no note, and no wake-up needed while polling
       has_more |= inbound.ring->has_notes();
       if (!deliver_notes(inbound)) broken.push_back(number);
     }

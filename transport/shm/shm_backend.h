@@ -20,7 +20,8 @@
 
 namespace kvferry::shm {
 
-/// Threads: the same as for Backend; ProgressLoop::Owner's and private methods run under the loop's lock.
+/// Threads: the same as for Backend. The methods of ProgressLoop::Owner, and private ones that do not say otherwise,
+/// run under the loop's lock.
 class ShmBackend final : public Backend, public ProgressLoop::Owner {
  public:
   explicit ShmBackend(const ShmOptions& options);
@@ -84,9 +85,10 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   void drop_pending_handshakes(TimeNs now);
   void await_copies() const;
 
-  // Regions and grants: any thread, one call at a time (shm_backend_regions.cpp).
+  // Regions and grants, each with a slot on the control page (shm_backend_regions.cpp). Any thread may call these
+  // methods, one call at a time.
   Result<std::uint32_t> reserve_slot();
-  /// Closes a slot, so that no peer begins a copy there. Returns false while a peer still copies; then call again.
+  /// Closes a slot, so that no peer begins a copy for it. Returns false while a peer still copies; then call again.
   bool close_slot(std::uint32_t slot);
 
   const ShmOptions options_;

@@ -10,7 +10,7 @@
 namespace kvferry::shm {
 namespace {
 
-constexpr TimeNs kRetryNs = kMillisecond;  // time until the next attempt when the ring is full
+constexpr TimeNs kRetryNs = kMillisecond;  // time between attempts while the most urgent transfer waits for the peer
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// This side's connection to one peer: its socket, its mapped regions and the pending transfers. Private to this folder.
+// The connection to one peer: the socket, the peer's mapped regions and the pending transfers. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace kvferry::shm {
 
-/// Called under the loop's lock only. A link that has failed stays failed; its transfers end with kPeerLost.
+/// Called under ProgressLoop's lock only. A link that has failed stays failed; its transfers end with kPeerLost.
 class ShmLink {
  public:
   ShmLink(PeerId peer, Address address, const ShmOptions& options, TransferTable& transfer_table,

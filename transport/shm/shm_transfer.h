@@ -55,7 +55,7 @@ class ShmTransfer {
   void cut_piece(std::uint64_t bytes_max);
   void copy_part(Part& part, const RemoteMemory& remote);
   Result<void> copy(std::span<const CopyRange> slices, const RemoteMemory& remote) const;
-  /// Hashes slices that have just been copied. `range`: range of the first slice; on return, range of the next slice.
+  /// Hashes slices that have just been copied. `range`: index of the first slice's range; on return, of the next's.
   void check(std::span<const CopyRange> slices, std::uint32_t& range, RangeDigest& digest,
              std::vector<std::uint32_t>& corrupt_ranges) const;
 
@@ -63,9 +63,9 @@ class ShmTransfer {
   RegionMemoryKey key_;
   RangeVerifier verifier_{accepted_};
   PieceCursor cursor_;
-  std::vector<CopyRange> slices_;  // slices of the current piece
+  std::vector<CopyRange> slices_;  // the current piece, cut into slices that each lie in one copy
   std::vector<Part> parts_;        // division of the slices among threads
-  RangeDigest unfinished_;         // state of the range that continues in the next piece
+  RangeDigest unfinished_;         // hash state of a range that continues in the next piece
   bool bypass_cache_ = false;
 };
 

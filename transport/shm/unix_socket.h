@@ -28,17 +28,17 @@ struct Received {
 Result<OwnedFd> listen_on(const std::string& name);
 /// kPeerLost: no socket with this name listens.
 Result<OwnedFd> connect_to(const std::string& name);
-/// Returns an empty descriptor if no connection waits, or if it comes from another user's process.
+/// Returns an empty descriptor if no connection waits, or if it is from a user other than this process's and root.
 OwnedFd accept_from(int listener);
 
-/// Returns false if the other side is gone or its queue is full.
+/// Returns false if the process at the other end is gone or its queue is full.
 bool send_packet(int socket, Type type, std::string_view body = {}, std::span<const int> fds = {});
 template <class Message>
 bool send_message(int socket, Type type, const Message& message, std::span<const int> fds = {}) {
   return send_packet(socket, type, encode(message), fds);
 }
 Received receive_packet(int socket);
-/// Returns whether the other side is gone, even if packets are left to be received.
+/// Returns whether the process at the other end is gone, even if packets are left to be received.
 bool is_hung_up(int socket);
 
 /// Returns the pid of the process at the other end; 0 if it is not in this process's PID namespace.

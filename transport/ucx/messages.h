@@ -33,8 +33,8 @@ enum AmId : unsigned {
   kAnswerAm = 7
 };
 
-/// The first message on every endpoint. Ports are reused, and a one-sided operation that reached another process would
-/// touch that process's memory: nothing else is posted before the Welcome.
+/// The first message on every endpoint; nothing else is posted before the Welcome. Ports are reused, so the address may
+/// by now reach another process, whose memory a one-sided operation would touch.
 struct Hello {
   std::uint32_t protocol_version = 0;
   std::uint64_t to_incarnation = 0;

@@ -40,7 +40,7 @@ Result<std::pair<Message, std::string_view>> read_packed(std::string_view packed
   return std::pair(std::move(message), packed.substr(head_bytes));
 }
 
-/// Copies what a peer requests to or from this side's memory. Returns the packed BlocksAnswer. `is_served`: set to
+/// Copies what a peer requests to or from this node's memory. Returns the packed BlocksAnswer. `is_served`: set to
 /// whether all was copied.
 std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload,
                   bool& is_served);

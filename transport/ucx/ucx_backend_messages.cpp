@@ -9,10 +9,11 @@
 namespace kvferry::ucx {
 namespace {
 
-/// Limit on bytes of answers that one peer has not read: several times what a correct peer requests at a time.
+/// Limit on bytes of answers that one peer has not read: several times what a correct peer requests at a time. Above
+/// it, the peer's requests get no answer.
 constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
 
-/// Logs and drops a message that no correct peer sends.
+/// Returns the message. If it is malformed, logs that it is dropped and returns nullopt.
 template <class Message>
 std::optional<Message> checked(Result<Message> message, std::string_view what) {
   if (message) return std::move(*message);

@@ -21,7 +21,7 @@ using RkeyPtr = std::shared_ptr<ucp_rkey>;
 /// Closing takes several progress() calls: the backend calls advance_close() until is_closed(), and never blocks.
 class UcxPeer {
  public:
-  /// `token`: random, so that only the peer that was asked can send a welcome or a pong.
+  /// `token`: random and sent to this peer only, so that no other peer can send a welcome or a pong for it.
   UcxPeer(UcpWorker& worker, PeerId id, Address address, std::uint64_t token)
       : worker_(worker), id_(id), address_(std::move(address)), token_(token) {}
   UcxPeer(const UcxPeer&) = delete;

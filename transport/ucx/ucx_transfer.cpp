@@ -11,7 +11,7 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::uint32_t kMessagesPerPeerMax = 8;  // unanswered messages, of about 2 MiB together
+constexpr std::uint32_t kMessagesPerPeerMax = 8;  // limit of unanswered messages, about 2 MiB together
 // Background operations get operations_per_peer_max divided by this, because an urgent transfer waits for those posted.
 constexpr std::uint32_t kBackgroundShare = 8;
 
@@ -250,7 +250,7 @@ bool UcxTransfer::verify_on_device() {
 
 void UcxTransfer::post_flush() {
   phase_ = Phase::kFlushing;
-  // A finished get has its bytes here, a finished put may still be on its way: the flush ends when all have arrived.
+  // The bytes of a finished get have arrived. Those of a finished put may still be on their way until the flush ends.
   if (mode_ == Mode::kPacked || is_pull() || accepted_.copies.empty()) return;
   ucp_request_param_t param = request_param();
   param.op_attr_mask &= ~static_cast<std::uint32_t>(UCP_OP_ATTR_FIELD_MEMH);

@@ -27,7 +27,8 @@ struct LocalMemory {
 };
 
 /// A transfer's bytes are moved by one-sided operations on the peer's memory, or in messages that the peer serves.
-/// Not movable: UCX holds `this` as the callbacks' argument. Progress thread only. All references outlive it.
+/// Not movable: UCX holds `this` as the callbacks' argument. Progress thread only. The constructor's reference
+/// arguments must outlive it.
 class UcxTransfer {
  public:
   UcxTransfer(const UcxOptions& options, UcxPeer& peer, PendingMessages& pending, AcceptedTransfer accepted,
@@ -43,10 +44,10 @@ class UcxTransfer {
   void on_answer(const std::vector<LocalPiece>& pieces, const BlocksAnswer& answer, std::string_view payload);
   /// Returns whether nothing is posted any more and the outcome is known.
   bool is_over() const;
-  /// Returns whether a GPU may read the local memory.
+  /// Returns whether a GPU may still be reading the local memory.
   bool is_hashing() const { return verifier_.is_hashing(); }
   void cancel(TimeNs now);
-  /// Returns when this transfer, if cancelled and without progress, must end its connection, or 0 for never.
+  /// Returns when this transfer must end its connection because it is cancelled and makes no progress; 0: never.
   TimeNs stuck_deadline() const;
 
   TransferId id() const { return accepted_.id; }
