@@ -122,9 +122,8 @@ void DirectoryState::replay_joined(NodeId id, const NodeInfo& info, std::uint64_
   const std::uint64_t last = directory_.last_node_id_;
   if (!is_known) directory_.last_node_id_ = id.value - 1;  // join() assigns the next id
   // join() refuses the node if fewer nodes are allowed than before the restart.
-  const Result<Joined> joined = directory_.join(info, next_sequence, 0);
+  (void)directory_.join(info, next_sequence, 0);
   directory_.last_node_id_ = std::max({last, directory_.last_node_id_, id.value});
-  if (!joined) return;
 }
 
 void DirectoryState::replay_published(NodeId id, std::uint64_t sequence, SnapshotMark mark, Tier tier,
