@@ -61,7 +61,8 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
     return bad(fmt::format("{}: its strides reach beyond the 63-bit address space", who));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });
-  Wide inner_bytes = layout.element_bytes;  // minimum of bytes that a step of the axis must span
+  Wide inner_bytes =
+      layout.element_bytes;  // spanned by an element and the axes checked so far; the next step must be as long
   for (const Axis& axis : axes) {
     if (axis.count == 1) continue;
     if (axis.step() < inner_bytes)

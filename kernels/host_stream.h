@@ -1,5 +1,5 @@
-// Gathers and scatters more bytes than a core's cache holds: in the order of blocks in memory, not in the chunk's
-// order, with stores that bypass the caches. Private to this folder.
+// Gather and scatter for runs that are larger than a core's cache: they go through the KV blocks in the order of
+// memory, not of the chunk, and their stores bypass the caches. Private to this folder.
 #pragma once
 
 #include <cstddef>

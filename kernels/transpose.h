@@ -10,7 +10,7 @@ namespace kvferry {
 
 constexpr std::size_t kTileBytes = 16;
 
-/// An aligned 16-byte vector of T; loaded and stored by memcpy, so that no address needs to be aligned.
+/// A 16-byte vector of T. The type requires alignment; vectors are loaded and stored by memcpy, so memory needs none.
 template <class T>
 struct TileRow {
   using Type __attribute__((vector_size(kTileBytes))) = T;

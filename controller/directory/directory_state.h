@@ -18,7 +18,7 @@ struct NodeImage {
   NodeId id;
   NodeInfo info{};
   std::uint64_t next_sequence = 0;
-  Life seen = 0;  // id of the node's chunks in TableBlocks
+  Life seen = 0;  // id in TableBlocks of the node's chunks that lookups find
   Life next = 0;  // id of the unfinished snapshot's chunks in TableBlocks; 0: none
   bool owes_snapshot = true, seen_is_partial = false, next_is_partial = false;
   KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,

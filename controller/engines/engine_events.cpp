@@ -122,10 +122,12 @@ std::optional<std::uint32_t> rank_of_batch(std::string_view payload) {
   MsgpackReader reader(payload);
   std::uint32_t num_fields = 0;
   if (!reader.read_array(num_fields) || num_fields < 3) return std::nullopt;
-  // The rank is the last of three fields. A last byte below 0x80 is taken as the rank: msgpack encodes ranks below 128
-  // in one byte.
-  if (num_fields == 3 && static_cast<std::uint8_t>(payload.back()) < 0x80)
-    return static_cast<std::uint8_t>(payload.back());
+  // The rank is the last of three fields, and msgpack encodes ranks below 128 in one byte. Such a byte may also be the
+  // last of a longer integer, which begins with 0xcd two bytes or with 0xce four bytes before it.
+  const auto from_end = [&](std::size_t i) {
+    return payload.size() > i ? static_cast<std::uint8_t>(payload[payload.size() - 1 - i]) : std::uint8_t{0};
+  };
+  if (num_fields == 3 && from_end(0) < 0x80 && from_end(2) != 0xcd && from_end(4) != 0xce) return from_end(0);
   std::optional<std::uint32_t> rank;
   if (!reader.skip() || !reader.skip() || !read_optional(reader, rank)) return std::nullopt;
   return rank;

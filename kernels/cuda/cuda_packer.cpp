@@ -58,7 +58,7 @@ class CudaPass final : public StreamPacker::Pass {
     layout_ = layout;
     fill(jobs);
     return cuda_result(cudaMemcpyAsync(device_.data(), host_.data(), layout_.segments, cudaMemcpyHostToDevice, stream_),
-                       "sending a pass to the GPU");
+                       "starting a gather or scatter of KV");
   }
 
   Result<void> copy_layers(std::uint32_t first, std::uint32_t end) override {
@@ -100,19 +100,19 @@ class CudaPass final : public StreamPacker::Pass {
       KVFERRY_TRY(cuda_result(code, "fetching checksums"));
     }
     is_finished_ = true;
-    return cuda_result(cudaEventRecord(done_.get(), stream_), "recording the end of a pass");
+    return cuda_result(cudaEventRecord(done_.get(), stream_), "recording the end of a gather or scatter of KV");
   }
 
   Result<bool> is_done() const override {
     const CurrentDevice current(state_->ordinal);
     if (!is_finished_) return false;
-    return is_event_reached(done_.get(), "querying the end of a pass");
+    return is_event_reached(done_.get(), "checking whether a gather or scatter of KV has ended");
   }
 
   Result<std::vector<std::uint64_t>> wait() override {
     const CurrentDevice current(state_->ordinal);
     if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "wait() was called before finish()"};
-    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "waiting for a pass"));
+    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "waiting for a gather or scatter of KV"));
     if (!wants_checksums_) return std::vector<std::uint64_t>{};
     return checksums_of(chunk_bytes_, host_.data() + layout_.segments);
   }

@@ -1,4 +1,5 @@
-// Handles deadlines, and a request's events other than its admission (scheduler_admission.cpp).
+// A request's start, token updates and end; the pool's publications, evictions and reset; tick(), which handles the
+// deadlines. The other scheduler_*.cpp files have admission, fetches, saves, steps, peers and orders.
 #include "connector/core/scheduler/scheduler_core.h"
 
 #include <algorithm>

@@ -39,7 +39,8 @@ void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
       true});
 }
 
-/// Returns the chunks of `offer` that extend the prefix in the pool, in order.
+/// Returns the chunks of `offer` that the request can use and the pool lacks, in prefix order: full chunks, also the
+/// last one if the pool's copy lacks its state, then the longest matching tail.
 std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const HolderOffer& offer) {
   TokenChain& chain = request.chain;
   const std::uint32_t full = std::min(offer.num_full_chunks, chain.num_full_chunks());

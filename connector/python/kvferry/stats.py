@@ -28,7 +28,7 @@ COUNTERS = {
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
     "push_failures_total": "Chunks that a decode node wanted pushed and that did not arrive.",
     "tickets_refused_total": "Addresses in kv_transfer_params that were ignored for lack of a valid ticket.",
-    "mislabeled_chunks_total": "Chunks dropped because another node sent a length that is not that of their key.",
+    "mislabeled_chunks_total": "Chunks dropped because another node named a number of tokens that their key excludes.",
     "unasked_answers_total": "Answers ignored because they came from a node that was not asked.",
     "leases_refused_total": "Leases of chunks refused because other nodes had too many already.",
     "holders_suspected_total": "Pauses in fetching from a node from which nothing arrived in time.",

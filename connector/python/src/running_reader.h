@@ -53,8 +53,8 @@ struct RunningRequests {
   std::size_t size() const { return ids.size(); }
 };
 
-/// Reads running requests into a step. Nearly all requests have the same place in the list as in the previous step:
-/// each is recognised by its id's str object, which this class keeps.
+/// Reads a step's running requests. Nearly all have the same place in the list as in the previous step. Such a request
+/// is recognised by the address of its id's str object, which this class keeps alive; its id is not converted again.
 class RunningReader {
  public:
   /// Overwrites the first running.size() of `requests`, which must have the values of the previous step.

@@ -22,7 +22,7 @@ class SlotGrants {
 
   void grant(const GrantOrder& order);
   void revoke(const Revocation& order);
-  /// Returns false if no revocation has passed this chunk to the store.
+  /// Called when the store has reported a chunk. Returns false if no revocation had passed the chunk to the store.
   bool landed(const ChunkStore::Landed& chunk);
   /// Retries revocations that wait for the end of a peer's copy, and sends the outcomes. Returns true if it sent one.
   bool progress();

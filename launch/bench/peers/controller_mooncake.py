@@ -56,7 +56,7 @@ class Master(RemoteDirectory):
         code = store.setup(f"127.0.0.1:{free_port()}", "P2PHANDSHAKE", SEGMENT_BYTES, BUFFER_BYTES, "tcp", "",
                            f"127.0.0.1:{port}")
         if code != 0:
-            raise RuntimeError(f"a client of Mooncake's store does not start: {code}")
+            raise RuntimeError(f"a client of Mooncake's store did not start: setup() returned {code}")
         return store
 
     def to(self, workers: list[int]) -> ReplicateConfig:

@@ -1,6 +1,7 @@
 """The measurements of `kvferry bench controller --peers`.
 
-A peer is another project's directory; its program implements a Directory for each way to reach it.
+A peer is another project that keeps a directory of which worker holds which keys (Dynamo, LMCache, Mooncake, Redis);
+its program implements a class Directory for each way to reach that directory.
 launch/bench/controller/controller_peers.h describes the lines of JSON on stdin and stdout.
 """
 

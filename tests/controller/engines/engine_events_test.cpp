@@ -112,6 +112,11 @@ TEST(EngineEvents, AnEventWithAWrongFieldIsPassedBy) {
   EXPECT_THAT(heard.events[0].hashes, ElementsAre(~std::uint64_t{0}));
 }
 
+TEST(EngineEvents, RanksOfAnyLengthAreRead) {
+  for (const std::uint32_t rank : {0U, 127U, 128U, 255U, 256U, 1024U, 65'536U})
+    EXPECT_EQ(rank_of_batch(BatchMaker(EventForm::kArray, false).cleared().done(rank)), rank);
+}
+
 /// What the classes of SGLang 0.5.23 (sglang/srt/disaggregation/kv_events.py), encoded by msgspec, make of two stored
 /// events, of which the second has a cache salt, a removal and a clearing, from rank 3.
 constexpr std::string_view kFromSglang =

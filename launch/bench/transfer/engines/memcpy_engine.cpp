@@ -1,5 +1,5 @@
-// Measures the memory's limit: one thread of one process copies the blocks, into a second mapping of a shared segment
-// or between two private memories.
+// Measures how fast memory allows copies to be: one thread of one process copies the blocks between its memory and a
+// second mapping of a shared segment, or between two private memories.
 #include <cstring>
 
 #include "launch/bench/transfer/engine.h"

@@ -212,7 +212,10 @@ def render(arguments: argparse.Namespace) -> int:
 
 
 def ask_here(arguments: argparse.Namespace) -> int:
-    """Sends a request to the `up` on this host and prints the answer, for a caller on another host."""
+    """Sends a request to the `up` process of this host and prints its answer.
+
+    Another host runs this through srun, because it can't connect to the Unix socket of `up`.
+    """
     print(json.dumps(ask(arguments.folder, json.loads(arguments.what))))
     return 0
 

@@ -172,10 +172,12 @@ def main() -> None:
             take_key(arguments.key_file)
     except (OSError, ValueError) as error:
         sys.exit(f"kvferry guard: can't write the cluster key to {arguments.key_file}: {error}")
+    if not command:
+        sys.exit("kvferry guard: the command to run is missing")
     try:
         guard = Guard(command, arguments.grace, arguments.silence, arguments.stdin)
-    except (OSError, IndexError) as error:
-        sys.exit(f"kvferry guard: can't run {' '.join(command[:1]) or 'an empty command'}: {error}")
+    except OSError as error:
+        sys.exit(f"kvferry guard: can't run {command[0]}: {error}")
     sys.exit(guard.run())
 
 

@@ -31,7 +31,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--without-prefill", choices=("decode", "refuse"), default="decode",
                         help="behaviour without a prefill server: decode servers compute prompts, or requests get 503")
     parser.add_argument("--first-token", choices=("prefill", "decode"), default="prefill",
-                        help="server that samples a stream's first token; prefill: only if the answer stays the same")
+                        help="server that samples the first token of a stream; with prefill, requests whose answer "
+                        "might then differ from a single server's still get it from the decode server")
     parser.add_argument("--transfer", choices=("push", "pull"), default="push",
                         help="push: prefill servers send KV to the decode server while they compute; pull: the decode "
                         "server fetches KV after the prefill server has answered")

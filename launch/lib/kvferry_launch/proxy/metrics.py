@@ -17,8 +17,8 @@ class Metrics:
         self.skipped_prefills = self._counter("skipped_prefills", "Requests sent straight to decode, by reason",
                                               "reason")
         self.first_tokens = self._counter(
-            "first_tokens", "Answers, by the server that sampled their first token (source) and, if that was the decode "
-            "server, why (reason)", "source", "reason")
+            "first_tokens", "Answers, by the server that sampled their first token (source) and, if that was the "
+            "decode server, why (reason)", "source", "reason")
         self.continued_streams = self._counter("continued_streams", "Streams that another decode server continued")
         self.broken_streams = self._counter("broken_streams", "Streamed answers that ended in an error event")
         self.stripped_params = self._counter("stripped_params",

@@ -42,7 +42,10 @@ class Stream:
         self._tail = _EVENT_END
 
     def begin(self, first: FirstToken | None = None) -> bytes:
-        """Begins a server's stream. Returns the event of `first` for the client, if the stream begins after `first`."""
+        """Begins a server's stream. `first`: the token that the prefill server sampled, if the stream goes on after it.
+
+        Returns the event with this token, which the client gets first; empty without one.
+        """
         self._servers += 1
         self._again, self._pending = 0, b""
         self._goes_on_after = first

@@ -45,7 +45,7 @@ def main() -> NoReturn:
     parsed = arguments()
     setup.ensure_or_exit(vllm=True)
     if parsed.prepare_only:
-        print("everything is in place; launch/quickstart runs in seconds to a minute from here")
+        print("everything is installed and built; launch/quickstart takes about a minute now")
         sys.exit(0)
     start_job = "from kvferry_launch.testbed.quickstart import job; job()"
     os.execv(VENV_PYTHON, [str(VENV_PYTHON), "-c", start_job, *sys.argv[1:]])
