@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <fstream>
@@ -23,6 +25,9 @@ namespace {
 using namespace kvferry;
 using namespace kvferry::sim;
 
+// Lines of the tally that 30,000 schedules may leave at 0, and from how many schedules on they may not.
+constexpr std::array<std::string_view, 2> kRare = {"excused_time_over", "excused_behind"};
+constexpr std::size_t kSchedulesForRare = 1'000'000;
 constexpr double kHangSeconds = 60;                 // of one schedule, which takes milliseconds
 constexpr std::uint64_t kSchedulesForAll = 30'000;  // in so many everything that can happen does
 
@@ -194,7 +199,8 @@ int report(const Run& run, const std::string& json_file, bool expects_all) {
   if (run.failure) print_failure(*run.failure);
   if (expects_all && !run.failure && !run.is_interrupted) {
     for (const Tally::Line& line : run.tally.lines()) {
-      if (line.count > 0) continue;
+      const bool is_rare = std::ranges::count(kRare, std::string_view(line.name)) > 0;
+      if (line.count > 0 || (is_rare && run.num_wanted < kSchedulesForRare)) continue;
       fmt::print(stderr, "never happened: {} ({})\n", line.what, line.name);
       ok = false;
     }

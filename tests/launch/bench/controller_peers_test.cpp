@@ -67,7 +67,7 @@ TEST(ControllerPeers, WhatCantBeMeasuredIsOneLineThatSaysWhyAndTheNextOneIsMeasu
   } kCases[] = {
       {R"(read -r spec; echo '{"error": "no redis-server here", "code": 10}')", "no redis-server here"},
       {"echo 'Traceback' >&2; echo 'ModuleNotFoundError: hiredis' >&2; exit 1", "ModuleNotFoundError: hiredis"},
-      {R"(read -r spec; echo '{"peer": {"engine": "fake"}}')", "unknown line"},
+      {R"(read -r spec; echo '{"peer": {"engine": "fake"}}')", "a line that is neither a step, figures nor an error"},
       {"read -r spec; echo hello", "not a JSON object"},
   };
   for (const auto& [program, why] : kCases) {
