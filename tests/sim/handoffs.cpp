@@ -40,6 +40,7 @@ Mishaps::Kind Mishaps::to_chunk_at(const Handoff& handoff, std::size_t chunk, st
 Mishaps::Kind Mishaps::excuse(const Handoff& handoff, std::size_t chunk, TimeNs until) const {
   const std::size_t from = handoff.from, to = handoff.to;
   until += kNoticed;
+  if (handoff.is_pulled[chunk]) return &Tally::excused_pulled;
   if (!handoff.is_there[chunk]) {
     if (const Kind kind = to_chunk_at(handoff, chunk, from, handoff.asked, handoff.handed + kNoticed)) return kind;
     if (handoff.is_uncached) return &Tally::excused_damaged;

@@ -24,9 +24,10 @@ struct Handoff {
   TimeNs longest_wait = 0;  // of the decode node's lookups
   std::uint32_t num_tokens = 0;
   std::vector<ChunkMeta> chunks;
-  std::vector<bool> is_there;  // [chunk] the prefill node has it, or saves it, when the prompt is handed over
-  bool is_uncached = false;    // the prefill node keeps nothing of it, since three of its loads found damage
-  bool is_suspect = false;     // the decode node asks nothing of the prefill node then
+  std::vector<bool> is_there;   // [chunk] the prefill node has it, or saves it, when the prompt is handed over
+  std::vector<bool> is_pulled;  // [chunk] the prefill node pulls it then, for another request or by an order
+  bool is_uncached = false;     // the prefill node keeps nothing of it, since three of its loads found damage
+  bool is_suspect = false;      // the decode node asks nothing of the prefill node then
 };
 
 class Mishaps {

@@ -25,6 +25,7 @@ class Excuses : public ::testing::Test {
     handoff_.handed = kHanded;
     for (const std::uint8_t chunk : {1, 2}) handoff_.chunks.push_back({key(chunk), 4, false, {}});
     handoff_.is_there = {true, true};
+    handoff_.is_pulled = {false, false};
   }
   /// What excuses chunk 0 after one mishap with the chunk of this key.
   Mishaps::Kind after(Mishaps::Kind kind, std::size_t node, std::uint8_t chunk, TimeNs when, TimeNs lasts = 0) const {
@@ -78,6 +79,12 @@ TEST_F(Excuses, AChunkThatWasNeverThereIsExcusedByWhatHappenedAtThePrefillNode) 
   EXPECT_EQ(after(&Tally::excused_lost, kDecode, 1, kOnTheWay), nullptr) << "nothing was to be had";
   EXPECT_EQ(after_link(&Tally::excused_no_slot, kPrefill, kPrefill, kBefore), &Tally::excused_no_slot);
   EXPECT_EQ(after_link(&Tally::excused_no_slot, kDecode, kDecode, kOnTheWay), nullptr);
+}
+
+TEST_F(Excuses, AChunkThatThePrefillNodePullsIsExcused) {
+  handoff_.is_pulled[1] = true;
+  EXPECT_EQ(Mishaps().excuse(handoff_, 0, kAdmitted), nullptr) << "another chunk's";
+  EXPECT_EQ(Mishaps().excuse(handoff_, 1, kAdmitted), &Tally::excused_pulled);
 }
 
 TEST_F(Excuses, ANodesMishapsCountAtTheTwoNodes) {

@@ -26,7 +26,7 @@ using namespace kvferry;
 using namespace kvferry::sim;
 
 // Lines of the tally that 30,000 schedules may leave at 0, and from how many schedules on they may not.
-constexpr std::array<std::string_view, 2> kRare = {"excused_time_over", "excused_behind"};
+constexpr std::array<std::string_view, 3> kRare = {"excused_time_over", "excused_behind", "excused_pulled"};
 constexpr std::size_t kSchedulesForRare = 1'000'000;
 constexpr double kHangSeconds = 60;                 // of one schedule, which takes milliseconds
 constexpr std::uint64_t kSchedulesForAll = 30'000;  // in so many everything that can happen does

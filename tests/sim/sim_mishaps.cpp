@@ -19,7 +19,9 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
   made.chunks = chain.prefix(made.num_tokens);
   for (const ChunkMeta& chunk : made.chunks) {
     const ChunkPool::Slot* slot = nodes_[from].engine->core().pool().find(chunk.key);
-    made.is_there.push_back(slot != nullptr && !slot->write_failed);
+    const bool is_written = slot != nullptr && (slot->state == ChunkPool::State::kReady || is_save(*slot));
+    made.is_there.push_back(is_written && !slot->write_failed);
+    made.is_pulled.push_back(slot != nullptr && !is_written);
   }
   made.is_suspect = suspected_.contains({to, from});
   constexpr auto kFailedLoads = 3;  // after so many the core keeps nothing of a request

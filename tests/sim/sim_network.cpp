@@ -156,7 +156,7 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
   SchedulerCore& core = holder.engine->core();
   const auto is_being_saved = [&](const ChunkKey& key) {
     const ChunkPool::Slot* slot = core.pool().find(key);
-    return slot != nullptr && slot->state == ChunkPool::State::kWriting && slot->writer.starts_with("save of ");
+    return slot != nullptr && is_save(*slot);
   };
   if (!wanted.request.handoff_request.empty() && now() < deadline &&
       std::ranges::any_of(wanted.request.keys, is_being_saved)) {

@@ -143,6 +143,10 @@ class World {
   void note_suspicion(std::size_t node, const std::string& log_line);
   void note_full_pool(std::size_t node);
   void note_forged_answer(std::size_t node, std::uint64_t fetch);
+  /// Returns true if an engine's own save writes into the slot.
+  static bool is_save(const ChunkPool::Slot& slot) {
+    return slot.state == ChunkPool::State::kWriting && slot.writer.starts_with("save of ");
+  }
   std::shared_ptr<Question> new_question(std::size_t asker, const std::vector<ChunkKey>& keys);
   void send_about(const Question& question, std::size_t from, std::size_t to, std::function<void()> what);
   ChunkKey key_in(std::size_t node, std::uint32_t slot) const {

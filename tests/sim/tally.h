@@ -89,6 +89,7 @@ namespace kvferry::sim {
   X(excused_save_failed, "- the save of the chunk failed")                      \
   X(excused_evicted, "- the chunk was evicted")                                 \
   X(excused_no_slot, "- no slot was free for the chunk")                        \
+  X(excused_pulled, "- a pull wrote the chunk at the prefill node")             \
   X(excused_suspected, "- the prefill node was left alone as silent")           \
   X(excused_time_over, "- the chunk was on its way when the wait was over")     \
   X(excused_behind, "- another chunk of the prompt came too late")              \
