@@ -263,7 +263,7 @@ MUTANTS = [Mutant(*row) for row in (
      "open_lookups_.insert(id);",
      "Windows.ARequestWithoutKeysLetsOthersGoFirstIfNothingRunsOrLoads"),
     ("a-late-offer-is-waited-for", "exact-load", "scheduler/scheduler_peers.cpp",
-     "if (reply.ticket != 0 && request.source_left)", "if (false)",
+     "if (request.source_left)", "if (false)",
      "Granting.AReservationEndsSoonIfItsRequestHasArrivedBeforeIt"),
     ("a-reservation-without-an-end", "bounded-hold", RECEIVER,
      "if (reservation.deadline > now) continue;", "continue;"),

@@ -211,6 +211,16 @@ class Granting : public CoreBench {
       made.chunks.push_back({chain.tail_key(chain.num_full_chunks(), rest), rest, {}});
     return made;
   }
+  /// Adds a request of this length, of whose prompt node p has computed so many tokens.
+  void hand_over(std::size_t num_tokens, std::uint32_t num_computed) {
+    NewRequest added = request("r", num_tokens);
+    added.source = HandoffSource{"tcp://p:1", "r", num_computed};
+    core_->add_request(added, now_);
+  }
+  /// Settles a push of two chunks, of which none was written.
+  void settle_as_failed(const PushReply& reply) {
+    core_->push_settled({reply.ticket, {{0, false, 0, {}}, {1, false, 0, {}}}});
+  }
   std::vector<RevokedChunk> reclaim_all(std::uint32_t rank = 0) {
     std::vector<RevokedChunk> all;
     for (const RevokeSlots& one : take<RevokeSlots>()) {
@@ -332,9 +342,7 @@ TEST_F(Granting, ATailsKeyWithAnotherLengthIsDropped) {
   const PushReply reply = core_->push_offered("p", offer, now_);
   core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
   reclaim_all();
-  NewRequest added = request("r", 25);
-  added.source = HandoffSource{"tcp://p:1", "r", 24};
-  core_->add_request(added, now_);
+  hand_over(25, 24);
   lookup("r");
   EXPECT_EQ(core_->counters().mislabeled_chunks, 1u);
   EXPECT_EQ(core_->pool().num_ready(), 1u);
@@ -356,9 +364,7 @@ TEST_F(Granting, AReservationEndsByItself) {
 
 TEST_F(Granting, AReservationEndsSoonAfterItsRequestHasArrived) {
   core_->push_offered("p", prompt(20), now_);
-  NewRequest added = request("r", 20);
-  added.source = HandoffSource{"tcp://p:1", "r", 20};
-  core_->add_request(added, now_);
+  hand_over(20, 20);
   EXPECT_TRUE(lookup("r").pending) << "it may come yet";
   core_->tick(now_ += 1100 * kMillisecond);
   reclaim_all();
@@ -367,11 +373,9 @@ TEST_F(Granting, AReservationEndsSoonAfterItsRequestHasArrived) {
 
 TEST_F(Granting, AReservationEndsSoonIfItsRequestHasArrivedBeforeIt) {
   const PushReply failed = core_->push_offered("p", prompt(20), now_);
-  NewRequest added = request("r", 20);
-  added.source = HandoffSource{"tcp://p:1", "r", 20};
-  core_->add_request(added, now_);
+  hand_over(20, 20);
   EXPECT_TRUE(lookup("r").pending) << "it is being pushed";
-  core_->push_settled({failed.ticket, {{0, false, 0, {}}, {1, false, 0, {}}}});
+  settle_as_failed(failed);
   reclaim_all();
   core_->push_offered("p", prompt(20), now_);
   core_->tick(now_ += 1100 * kMillisecond);
@@ -381,12 +385,10 @@ TEST_F(Granting, AReservationEndsSoonIfItsRequestHasArrivedBeforeIt) {
 
 TEST_F(Granting, AfterAFailedPushItsSourceIsAskedThoughTheEngineHadNoRoomBefore) {
   const PushReply reply = core_->push_offered("p", prompt(20), now_);
-  NewRequest added = request("r", 20);
-  added.source = HandoffSource{"tcp://p:1", "r", 20};
-  core_->add_request(added, now_);
+  hand_over(20, 20);
   EXPECT_FALSE(lookup("r", 19).pending) << "the engine's own cache had the prompt";
   build();  // and no room for the request, which it looks up again later
-  core_->push_settled({reply.ticket, {{0, false, 0, {}}, {1, false, 0, {}}}});
+  settle_as_failed(reply);
   reclaim_all();
   take<RequestLease>();
   core_->tick(now_ += kMillisecond);
@@ -395,11 +397,9 @@ TEST_F(Granting, AfterAFailedPushItsSourceIsAskedThoughTheEngineHadNoRoomBefore)
 
 TEST_F(Granting, AfterAFailedPushItsSourceIsAskedThoughTheEngineLooksNothingUp) {
   const PushReply reply = core_->push_offered("p", prompt(20), now_);
-  NewRequest added = request("r", 20);
-  added.source = HandoffSource{"tcp://p:1", "r", 20};
-  core_->add_request(added, now_);
+  hand_over(20, 20);
   EXPECT_TRUE(lookup("r").pending) << "it is being pushed";
-  core_->push_settled({reply.ticket, {{0, false, 0, {}}, {1, false, 0, {}}}});
+  settle_as_failed(reply);
   for (const RevokeSlots& revoked : take<RevokeSlots>()) {
     core_->tick(now_ += kMillisecond);
     EXPECT_THAT(take<RequestLease>(), IsEmpty()) << "its slots are not free yet";
