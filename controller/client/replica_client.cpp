@@ -77,18 +77,15 @@ class ReplicaClient final : public Client {
 
   Result<std::uint64_t> lookup(const LookupQuery& query) override {
     KVFERRY_TRY(check_lookup(query));
-    if (pending_.size() == kPendingLookupsMax) {
-      // Without a timeout here the caller enforces its own, so it gives up the oldest lookup first.
-      if (timeout_ == 0)
-        drop(pending_.begin()->first);
-      else
-        return Error{ErrorCode::kFull, fmt::format("{} lookups are unanswered, as many as may be", pending_.size())};
-    }
+    if (timeout_ > 0 && pending_.size() == kPendingLookupsMax)
+      return Error{ErrorCode::kFull, fmt::format("{} lookups are unanswered, as many as may be", pending_.size())};
     Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);
     // With a timeout, a controller may still register this node in time.
     if (!asked && timeout_ == 0) return asked.error();
+    // Without a timeout the caller gives lookups up by a limit of its own, and the oldest first.
+    if (pending_.size() == kPendingLookupsMax) drop(pending_.begin()->first);
     pending_.emplace(token, std::move(pending));
     return token;
   }
