@@ -1,10 +1,13 @@
 """Set-up says in one line what is in its way, and does nothing twice."""
 
+import io
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from kvferry_launch.paths import LAUNCH
+from kvferry_launch.progress import REDRAW_INTERVAL_S, Step
 from kvferry_launch.setup import SetupError, commands, debian, venv
 
 
@@ -78,3 +81,35 @@ def test_a_stamp_is_stale_until_its_block_ended_well_and_after_its_input_changed
     source.write_text("two")
     with commands.stamped(stamp, source) as stale:
         assert stale
+
+
+def test_a_step_that_fails_ends_the_command_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "REPO", tmp_path)
+
+    def call(name: str, code: str) -> None:
+        commands.run_logged(name, [sys.executable, "-c", code], tmp_path / f"{name}.log")
+
+    fail, wait = "raise SystemExit(3)", "import time; time.sleep(60)"
+    with pytest.raises(SetupError, match=r"^thread failed \(exit status 3\)"), \
+            commands.beside(lambda: call("thread", fail)):
+        call("block", wait)
+    with pytest.raises(SetupError, match=r"^block failed \(exit status 3\)"), \
+            commands.beside(lambda: call("thread", wait)):
+        call("block", fail)
+    with commands.beside(lambda: call("thread", "print()")):
+        call("block", "print()")
+
+
+def test_of_two_steps_on_a_terminal_the_first_draws_its_bar() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    with Step("first", screen) as first, Step("second", screen) as second:
+        second.update(0.5)
+        assert "second" not in screen.getvalue()
+        first.done()
+        time.sleep(REDRAW_INTERVAL_S)
+        second.update(0.5)
+        assert "second [############............]  50%" in screen.getvalue()

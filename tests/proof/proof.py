@@ -15,6 +15,7 @@ from kvferry_launch.progress import Step
 from kvferry_launch.testbed import toy_model
 from kvferry_launch.testbed.answers import Generation
 from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.preloaded import vllm_is_preloaded
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from load import Load
@@ -101,6 +102,11 @@ def main() -> int:
     if flags.requests < len(configurations):
         sys.exit(f"tests/proof/run: --requests is {flags.requests}; allowed: at least {len(configurations)}, "
                  "one for each configuration")
+    with vllm_is_preloaded():
+        return prove_all(flags, configurations)
+
+
+def prove_all(flags: argparse.Namespace, configurations: list[Configuration]) -> int:
     count = -(-flags.requests // len(configurations))
     models = make_models(configurations)
     expected = references(configurations, models, count, flags.seed)

@@ -1,6 +1,6 @@
 """Fixtures of the tests on real vLLM: toy models, references, and running servers that tests share.
 
-A server takes 15 to 40 s to start and there may be two cores only, so one pair or deployment runs at a time. Tests
+A server takes some seconds to start and there may be two cores only, so one pair or deployment runs at a time. Tests
 name theirs with @pytest.mark.servers(NAME) and are sorted so that the tests of one follow each other; those also
 marked @pytest.mark.disruptive(N) (they kill a server) come last among them, in the order of N.
 
@@ -19,6 +19,7 @@ from kvferry_launch.paths import LOGS, MODELS
 from kvferry_launch.process import ManagedProcess, stop_all
 from kvferry_launch.testbed import toy_model
 from kvferry_launch.testbed.pair import DECODE_FLAGS, Pair, PairSetup, own_cores
+from kvferry_launch.testbed.preloaded import vllm_is_preloaded
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
@@ -88,6 +89,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return (servers.args[0] if servers else "~", disruptive.args[0] if disruptive else 0)
 
     items.sort(key=order)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _preloaded() -> Iterator[None]:
+    """The servers of these tests are forks of one process; those that scripts start are not."""
+    with vllm_is_preloaded():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO, Protocol
 
 PR_SET_PDEATHSIG = 1
 STOP_GRACE_S = 10.0
@@ -21,6 +22,17 @@ class ProcessError(Exception):
     """A process died or was not ready in time; the message holds the tail of its log."""
 
 
+class Child(Protocol):
+    """What ManagedProcess uses of subprocess.Popen."""
+
+    pid: int
+    stdin: IO[bytes] | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 class ManagedProcess:
     """One child with its output in a log file. Start it from the main thread: it ends with the thread that starts it.
 
@@ -28,19 +40,25 @@ class ManagedProcess:
     children end too. If this process is killed, the kernel sends SIGTERM to the child.
     """
 
-    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path) -> None:
+    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path,
+                 pass_fds: tuple[int, ...] = ()) -> None:
         self.name = name
         self.command = command
         self.env = env  # added to this process's environment
         self.log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pass_fds = pass_fds
+        self._process: Child | None = None
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as out:
-            self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=out,
-                                             stderr=subprocess.STDOUT, env=os.environ | self.env,
-                                             start_new_session=True, preexec_fn=_die_with_parent)
+        self.log.write_bytes(b"")
+        self._process = self._spawn()
+
+    def _spawn(self) -> Child:
+        with self.log.open("ab") as out:
+            return subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                                    env=os.environ | self.env, start_new_session=True, preexec_fn=_die_with_parent,
+                                    pass_fds=self._pass_fds)
 
     @property
     def pid(self) -> int:

@@ -1,6 +1,7 @@
 """The progress of a long step: a bar with percent and elapsed time on a terminal, plain lines elsewhere."""
 
 import sys
+import threading
 import time
 from typing import TextIO
 
@@ -9,12 +10,16 @@ REDRAW_INTERVAL_S = 0.1
 PLAIN_INTERVAL_S = 15.0
 
 
+_lock = threading.Lock()
+_running: "list[Step]" = []  # on a terminal the first of them draws its bar
+
+
 class Step:
     """A step with a known or unknown amount of work, used as a context manager.
 
     `update()` may be called as often as the caller likes; it draws at most every 0.1 s. On a pipe a line appears at the
     start, every PLAIN_INTERVAL_S seconds and at the end, so that a log shows progress without thousands of lines.
-    Not thread-safe.
+    Steps may run in several threads, each in one of its own.
     """
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
@@ -29,10 +34,12 @@ class Step:
 
     def __enter__(self) -> "Step":
         self._start = self._drawn_at = time.monotonic()
-        if self._live:
-            self._draw()
-        else:
-            self._print(f"{self._label} ...")
+        with _lock:
+            _running.append(self)
+            if self._live:
+                self._draw()
+            else:
+                self._print(f"{self._label} ...")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -48,23 +55,29 @@ class Step:
         now = time.monotonic()
         if now - self._drawn_at >= (REDRAW_INTERVAL_S if self._live else PLAIN_INTERVAL_S):
             self._drawn_at = now
-            if self._live:
-                self._draw()
-            else:
-                share = "" if self._fraction is None else f" {self._fraction:4.0%}"
-                self._print(f"{self._label}{share} {self.elapsed_s:.0f} s {self._note}".rstrip())
+            with _lock:
+                if self._live:
+                    self._draw()
+                else:
+                    share = "" if self._fraction is None else f" {self._fraction:4.0%}"
+                    self._print(f"{self._label}{share} {self.elapsed_s:.0f} s {self._note}".rstrip())
 
     def done(self, outcome: str = "done") -> None:
         """Prints the outcome and the duration as the last line. If the caller does not call it, __exit__() does."""
         self._closed = True
         line = f"{self._label}: {outcome} ({self.elapsed_s:.1f} s)"
-        self._print(f"\r\x1b[K{line}" if self._live else line)
+        with _lock:
+            if self in _running:
+                _running.remove(self)
+            self._print(f"\r\x1b[K{line}" if self._live else line)
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._start
 
     def _draw(self) -> None:
+        if _running and _running[0] is not self:
+            return
         if self._fraction is None:
             bar = ""
         else:

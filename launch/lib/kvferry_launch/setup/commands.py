@@ -5,6 +5,7 @@ import os
 import re
 import select
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ NO_NETWORK = re.compile(
     r"|Failed to establish a new connection|Name or service not known|Max retries exceeded"
 )
 TAIL_LINES = 25
+_stop = threading.Event()  # commands that run end
 
 
 class SetupError(Exception):
@@ -61,10 +63,37 @@ def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str]
         raise SetupError(f"{what} failed ({reason}); the full output is in {log.relative_to(REPO)}", text)
 
 
+@contextmanager
+def beside(step: Callable[[], None]) -> Iterator[None]:
+    """Runs `step` in a thread beside the block. If one of the two fails, the other one's command is ended."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            step()
+        except BaseException as error:
+            errors.append(error)
+            _stop.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    except BaseException as error:
+        errors.insert(0 if isinstance(error, KeyboardInterrupt) else len(errors), error)
+        _stop.set()
+    thread.join()
+    _stop.clear()
+    if errors:
+        raise errors[0]
+
+
 def _lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
     pending = b""
     while True:
         ready, _, _ = select.select([fd], [], [], 0.5)
+        if _stop.is_set():
+            raise SetupError("stopped, since another step failed")
         tick()
         if not ready:
             continue

@@ -1,6 +1,7 @@
 """launch/setup: every step that a checkout needs, each skipped if its result is already right."""
 
 import argparse
+import contextlib
 import fcntl
 import hashlib
 import sys
@@ -12,9 +13,9 @@ from typing import Any
 from kvferry_launch.paths import BUILD, LOGS, MODELS, REPO, VENV_PYTHON
 from kvferry_launch.progress import Step
 from kvferry_launch.setup.build import ensure_build
-from kvferry_launch.setup.commands import SetupError, run_logged
+from kvferry_launch.setup.commands import SetupError, beside, run_logged
 from kvferry_launch.setup.debian import ensure_debian_packages
-from kvferry_launch.setup.venv import ensure_venv
+from kvferry_launch.setup.venv import ensure_venv, ensure_vllm
 
 
 def ensure_toy_model(name: str = "toy") -> Path:
@@ -45,9 +46,10 @@ def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequenc
             print("another set-up of this checkout is running; waiting for it", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         ensure_debian_packages(tests)
-        ensure_venv(vllm)
-        if build:
-            ensure_build(tests, only)
+        ensure_venv((3, 11) if vllm else (3, 10))
+        with beside(ensure_vllm) if vllm else contextlib.nullcontext():
+            if build:
+                ensure_build(tests, only)
         if vllm:
             ensure_toy_model()
 

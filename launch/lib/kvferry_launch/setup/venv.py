@@ -16,11 +16,11 @@ SITE_PACKAGES_EXPECTED = 190  # number of packages in a complete .venv with vLLM
 NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
-def ensure_venv(vllm: bool) -> None:
-    """Makes .venv and installs launch/requirements.txt into it, with `vllm` also launch/requirements-vllm.txt."""
+def ensure_venv(least: tuple[int, int]) -> None:
+    """Makes .venv, of this version of Python or a later one, and installs launch/requirements.txt into it."""
     python = os.environ.get("PYTHON", "python3")
     if not VENV_PYTHON.exists():
-        _check_python(python, (3, 11) if vllm else (3, 10))
+        _check_python(python, least)
         with Step("Virtual environment .venv") as step:
             shutil.rmtree(VENV, ignore_errors=True)
             run_logged(f"{python} -m venv .venv", [python, "-m", "venv", str(VENV)], LOGS / "venv.log",
@@ -29,16 +29,19 @@ def ensure_venv(vllm: bool) -> None:
     with stamped(VENV / ".kvferry-base", base) as stale:
         if stale:
             _pip_step("Python packages", ["-r", str(base)], expected=len(requirements(base)) + 6)
-    if vllm:
-        listing = LAUNCH / "requirements-vllm.txt"
-        with stamped(VENV / ".kvferry-vllm", listing) as stale:
-            if stale:
-                _check_python(str(VENV_PYTHON), (3, 11))
-                _install_vllm(requirements(listing))
     link = _site_packages() / "kvferry-build.pth"  # makes `kvferry` and `kvferry_launch` importable in .venv
     target = f"{RELEASE / 'python'}\n{LAUNCH / 'lib'}\n"
     if not link.exists() or link.read_text() != target:
         link.write_text(target)
+
+
+def ensure_vllm() -> None:
+    """Installs launch/requirements-vllm.txt into .venv."""
+    listing = LAUNCH / "requirements-vllm.txt"
+    with stamped(VENV / ".kvferry-vllm", listing) as stale:
+        if stale:
+            _check_python(str(VENV_PYTHON), (3, 11))
+            _install_vllm(requirements(listing))
 
 
 def requirements(path: Path) -> dict[str, str]:

@@ -57,8 +57,10 @@ def job() -> NoReturn:
         signal.signal(name, signal.default_int_handler)
     try:
         from kvferry_launch.testbed import quickstart_job  # needs packages that set-up installs
+        from kvferry_launch.testbed.preloaded import vllm_is_preloaded
 
-        sys.exit(quickstart_job.run(arguments()))
+        with vllm_is_preloaded():
+            sys.exit(quickstart_job.run(arguments()))
     except ProcessError as error:
         sys.exit(f"launch/quickstart: {error}")
     except KeyboardInterrupt:

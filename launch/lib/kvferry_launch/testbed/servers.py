@@ -16,6 +16,7 @@ from kvferry_launch.node.cluster_key import KEY_ENV
 from kvferry_launch.node.vllm import CPU_ENV, vllm_command
 from kvferry_launch.paths import KVFERRY, LOGS
 from kvferry_launch.process import ManagedProcess, ProcessError, free_port
+from kvferry_launch.testbed.preloaded import server_process
 
 READY_TIMEOUT_S = 300.0  # on an idle host a start takes 15 to 40 s
 POLL_INTERVAL_S = 0.2
@@ -45,7 +46,7 @@ class VllmServer:
                  *self.flags)
         env = CPU_ENV | {"VLLM_CPU_OMP_THREADS_BIND": self.cores, "VLLM_NO_USAGE_STATS": "1"} | self.env
         command = vllm_command(sys.executable, str(self.model), self.host, self.port, self.kv_config, flags)
-        self.process = ManagedProcess(self.name, command, env, self.log_folder / f"{self.name}.log")
+        self.process = server_process(self.name, command, env, self.log_folder / f"{self.name}.log")
 
     @property
     def url(self) -> str:
