@@ -1,5 +1,5 @@
-// What the scheduler core asks its runtime to do. The runtime takes the actions after each event and executes them in
-// order.
+// Actions that the scheduler core asks its runtime to execute. The runtime takes the actions after each event and
+// executes them in order.
 #pragma once
 
 #include <cstdint>
@@ -46,20 +46,20 @@ struct AnnounceEvictions {
 };
 
 // ---- pushes, prefill side ----
-/// A message to the decode node.
+/// Sends a push offer to the decode node.
 struct OfferPush {
   std::uint64_t push = 0;
   std::string endpoint;
   PushOffer offer;
 };
-/// A message to all workers.
+/// Orders all workers to push a chunk that is complete in its slot.
 using StartPush = PushStart;
-/// A message to the decode node.
+/// Tells the decode node which chunks of a push are complete.
 struct SettlePush {
   std::string endpoint;
   PushSettlement settlement;
 };
-/// A message to all workers, which cancel the transfers of this push and erase its state.
+/// Orders all workers to cancel the transfers of this push and to erase its state.
 struct DropPush {
   std::uint64_t push = 0;
 };

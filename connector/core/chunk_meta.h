@@ -15,8 +15,8 @@ struct ChunkMeta {
   std::optional<ChunkKey> tail_group;  // set for tails of at least kTailGroupTokens tokens (chunk_key.h)
   std::uint32_t window_from = 0;       // layers with a sliding window have KV only from this token of the chunk on
 
-  /// Returns true if num_tokens is possible for a full chunk or a tail. Does not check that `key` was made from so
-  /// many tokens: only a request that has the tokens can check that.
+  /// Returns true if num_tokens is possible for a full chunk or a tail. Does not check that `key` was computed from
+  /// that many tokens: only a request that has the tokens can check that.
   bool has_possible_length(std::uint32_t chunk_tokens) const {
     return is_tail ? num_tokens > 0 && num_tokens < chunk_tokens : num_tokens == chunk_tokens;
   }

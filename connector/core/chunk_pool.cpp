@@ -79,7 +79,7 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   slot.state = State::kReady;
   slot.lru = lru_.insert(lru_.end(), slot.ref.slot);
   if (slot.meta.is_tail && slot.meta.tail_group) {
-    constexpr std::size_t kTailsPerGroup = 16;  // largest size of a group; older tails are found by their keys only
+    constexpr std::size_t kTailsPerGroup = 16;  // longest list in by_group_; an older tail is found only by its key
     std::vector<std::uint32_t>& group = by_group_[*slot.meta.tail_group];
     group.push_back(slot.ref.slot);
     if (group.size() > kTailsPerGroup) group.erase(group.begin());

@@ -1,6 +1,6 @@
-// The slot table of a chunk pool: the chunk in each slot, its pins, and the order of eviction. Metadata only: the bytes
-// are in the workers' pools, where each rank has its share of a chunk in the slot of the same number. Pure: the caller
-// passes the time.
+// The slot table of a chunk pool: the chunk in each slot, the slot's pins, and the order of eviction. The table has
+// only metadata. The bytes are in the workers' pools: each rank stores its share of a chunk in the slot with the same
+// number. The class has no I/O and no clock: the caller passes the time.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +20,25 @@
 
 namespace kvferry {
 
-using PinId = StrongId<struct PinIdTag, std::uint64_t>;  // 0: no pin
+using PinId = StrongId<struct PinIdTag, std::uint64_t>;  // the value 0 means: no pin
 
 class ChunkPool {
  public:
   ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks);
 
-  /// kRetired: the key was removed, but the slot is still pinned; the slot becomes free when its last pin ends.
+  /// kRetired: the slot's key was removed, but the slot is still pinned. The slot becomes free when its last pin ends.
   enum class State : std::uint8_t { kFree, kWriting, kReady, kRetired };
   struct Slot {
     State state = State::kFree;
     ChunkRef ref;
     ChunkMeta meta;
-    std::vector<std::uint64_t> checksums;  // [rank]; valid in kReady
+    std::vector<std::uint64_t> checksums;  // [rank]; valid only in state kReady
     std::vector<bool> written;             // [rank] true if the rank has reported the end of its write
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
     std::uint32_t pins = 0;
     std::string writer;                      // what writes the slot, such as a request's save; empty if not kWriting
-    std::list<std::uint32_t>::iterator lru;  // valid in kReady
+    std::list<std::uint32_t>::iterator lru;  // place in lru_; valid only in state kReady
   };
 
   /// Returns the slot that contains the chunk `key` or into which the chunk is being written, nullptr if there is none.
@@ -47,21 +47,22 @@ class ChunkPool {
   /// Returns the ready tails of a group, newest first.
   std::vector<const Slot*> tails(const ChunkKey& group) const;
 
-  /// Reserves a slot for writing the chunk `meta`, which must not be in the pool: a free slot, or else the least
-  /// recently used one without pins, whose chunk is evicted. Returns nullopt if every slot is pinned or being written.
+  /// Reserves a slot for writing the chunk `meta`, which must not be in the pool. If no slot is free, evicts the least
+  /// recently used chunk that has no pins, and reserves that chunk's slot. Returns nullopt if every slot is pinned or
+  /// being written.
   std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer);
-  /// Records that a rank has written its share. After the last rank, the slot is ready, or free if any rank failed.
-  /// Returns true if the slot became ready.
+  /// Records that a rank has ended the write of its share of the chunk. Once all ranks have reported, the slot becomes
+  /// ready, or free if any rank failed. Returns true if the slot became ready.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
   /// Sets ChunkMeta::window_from of a chunk that is being written.
   void set_window_from(ChunkRef chunk, std::uint32_t window_from);
-  /// Makes the write in progress fail, whatever the ranks report.
+  /// Marks the write in progress as failed, whatever the ranks report later.
   void fail_write(ChunkRef chunk);
-  /// Makes the write in progress fail, and frees the chunk's key for another slot. This slot stays in use until all
-  /// ranks have reported, because a peer may still write into it.
+  /// Marks the write in progress as failed, and lets another slot be reserved for the chunk's key. This slot stays in
+  /// use until all ranks have reported, because a peer may still write into it.
   void abandon_write(ChunkRef chunk);
-  /// Evicts a ready chunk, so that no lookup finds it; the slot is free when its last pin ends. Does nothing if the
-  /// chunk is not ready or not in the pool.
+  /// Evicts a ready chunk, so that no lookup finds the chunk. The slot becomes free when its last pin ends. Does
+  /// nothing if the chunk is not ready or not in the pool.
   void invalidate(ChunkRef chunk);
 
   /// Marks the chunks as just used, the first one as the most recent, so that a prefix is evicted from its end.
@@ -77,7 +78,8 @@ class ChunkPool {
   /// Ends the pins whose deadline has passed. Returns their owners.
   std::vector<std::string> expire_pins(TimeNs now);
 
-  /// Returns the keys evicted since the last call. Report them to the controller before a plan reuses the slots.
+  /// Returns the keys evicted since the last call. The caller must report these keys to the controller before a plan
+  /// reuses their slots.
   std::vector<ChunkKey> take_evicted() { return std::exchange(evicted_, {}); }
   /// Returns all ready slots, least recently used first.
   std::vector<const Slot*> ready() const;
@@ -108,7 +110,8 @@ class ChunkPool {
   std::uint32_t writing_ = 0;
   std::uint32_t pinned_ = 0;
   std::unordered_map<ChunkKey, std::uint32_t> by_key_;
-  std::unordered_map<ChunkKey, std::vector<std::uint32_t>> by_group_;  // [tail group] slots, oldest first
+  /// [tail group] Slots of the group's tails, oldest first.
+  std::unordered_map<ChunkKey, std::vector<std::uint32_t>> by_group_;
   std::map<std::uint64_t, Pin> pins_;
   std::uint64_t last_pin_ = 0;
   std::vector<ChunkKey> evicted_;

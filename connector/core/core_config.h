@@ -13,8 +13,8 @@ struct CoreConfig {
   std::string fingerprint;
   std::uint32_t chunk_tokens = 256;
   std::uint32_t block_tokens = 16;
-  /// [KV group] Number of tokens that the group's layers attend to, the current one included; 0: all. All sliding
-  /// windows have the same size.
+  /// [KV group] Number of tokens that the group's layers attend to, including the current token; 0 means all tokens.
+  /// All sliding windows have the same size.
   std::vector<std::uint32_t> windows = {0};
   /// True for models with state (Mamba, linear attention, short convolutions). A block of a KV group with a window then
   /// holds the model's state after the block's last token, if the engine kept the state there: at the end of a step, or
@@ -43,8 +43,8 @@ struct CoreConfig {
   std::string secret;  // random bytes, new at each start, from which the ids of leases and reservations are derived
 
   /// Returns true if a request is scheduled only after its load has ended. The alternative is a load within a step. If
-  /// such a load fails, vLLM must recompute from the first bad block on. It can't do so with several KV groups, with
-  /// sliding windows (earlier blocks are gone), or if it has already planned later steps.
+  /// such a load fails, vLLM must recompute from the first bad block on. vLLM can't do that with several KV groups,
+  /// with sliding windows (earlier blocks are gone), or if it has already planned later steps.
   bool loads_async() const { return runs_ahead || windows.size() > 1 || windows[0] > 0; }
 };
 

@@ -1,6 +1,6 @@
-// The frames of a rank's GPU pool: a write-back cache above the host pool's slots. Each frame has a chunk, a state and
-// pins. A clean frame without pins can be reused, because its slot has the same bytes. The scheduler connector knows
-// only slots, not frames.
+// The frames of a rank's GPU pool, which is a write-back cache above the host pool's slots. Each frame has a chunk, a
+// state and pins. A clean frame without pins can be reused, because its slot has the same bytes. The scheduler
+// connector knows only slots, not frames.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ class FrameTable {
     ChunkRef chunk;
     std::uint32_t pins = 0;
     std::optional<std::uint64_t> checksum;   // chunk_checksum() of the frame's bytes, if known
-    std::list<std::uint32_t>::iterator lru;  // valid in kClean
+    std::list<std::uint32_t>::iterator lru;  // place in lru_; valid only in state kClean
   };
 
   explicit FrameTable(std::uint32_t num_frames);
@@ -52,9 +52,9 @@ class FrameTable {
     FrameRef frame;
     FramePin pin;  // prevents the frame's reuse while it is being filled
   };
-  /// Reserves a frame to fill with the chunk's bytes: a free one, or the least recently used clean one without pins.
-  /// `purpose` is kGathering, kLanding or kFillingFromSlot. Returns nullopt if there is neither. The chunk's slot must
-  /// not have a frame yet.
+  /// Reserves a frame that the caller fills with the chunk's bytes. If no frame is free, reuses the least recently used
+  /// clean frame without pins. Returns nullopt if there is no such frame either. `purpose` is kGathering, kLanding or
+  /// kFillingFromSlot. The chunk's slot must not have a frame yet.
   std::optional<Reserved> reserve(ChunkRef chunk, State purpose, std::string owner);
   /// Returns the clean frame with the bytes of this slot in exactly this generation, nullopt if there is none.
   std::optional<FrameRef> find(ChunkRef chunk) const;
@@ -64,7 +64,7 @@ class FrameTable {
   FramePin pin(FrameRef ref, std::string owner);
   void unpin(FramePin pin);
 
-  // State transitions, in this order. They return false if the frame no longer belongs to the chunk.
+  // State transitions. They must be called in this order, and return false if the frame no longer belongs to the chunk.
   /// Records that the frame has all its bytes: kGathering or kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
   bool write_back_started(FrameRef ref);
@@ -74,8 +74,8 @@ class FrameTable {
 
   /// Marks the frame as just used.
   void touch(FrameRef ref);
-  /// Separate a frame from its chunk: call drop_slot() before the slot gets other bytes, drop() if the frame's bytes
-  /// are invalid. The frame becomes free when its last pin ends.
+  /// Both functions separate a frame from its chunk. Call drop_slot() before the slot gets other bytes, and drop() if
+  /// the frame's bytes are invalid. The frame becomes free when its last pin ends.
   void drop_slot(std::uint32_t slot);
   void drop(FrameRef ref);
 

@@ -12,7 +12,8 @@
 namespace kvferry {
 
 struct LeaseRequest {
-  std::string fingerprint;  // the reader's (fingerprint.h); the holder refuses the request unless its own is equal
+  /// Fingerprint of the reader's model (fingerprint.h). The holder refuses the request if its own fingerprint differs.
+  std::string fingerprint;
   std::vector<ChunkKey> keys;
   /// Id of the prefill request on the holder whose prompt is unpinned once this lease is released; empty: none.
   std::string handoff_request;
@@ -28,13 +29,14 @@ struct LeasedChunk {
   std::uint32_t num_tokens = 0;
   std::vector<std::uint64_t> checksums;  // [rank]
   std::uint32_t window_from = 0;         // see ChunkMeta::window_from
-  /// [rank][run] Replaces `checksums` if the shards differ.
+  /// [rank][run] Checksums of the parts of the chunk that the reader copies. Set instead of `checksums` if the two
+  /// nodes' shards differ.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};
   KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums);
 };
 
 struct LeaseReply {
-  std::uint64_t lease = 0;  // 0: nothing was leased
+  std::uint64_t lease = 0;  // 0: no chunk was leased
   std::string refused;      // the reason, if the holder refuses the whole request
   std::vector<LeasedChunk> chunks;
   KVFERRY_FIELDS(lease, refused, chunks);
@@ -45,7 +47,8 @@ struct PullItem {
   ChunkRef remote;
   ChunkRef local;
   std::uint32_t num_tokens = 0;
-  std::vector<std::uint64_t> checksums;  // [rank]; empty if the holder's shards differ: this node then computes them
+  /// [rank] Empty if the holder's shards differ: this node then computes the checksums.
+  std::vector<std::uint64_t> checksums;
   std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run]; used if `checksums` is empty
   KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums);
 };

@@ -1,8 +1,9 @@
-// The messages between the scheduler connector and the worker connectors: StepPlan with each step, WorkerReport back.
+// Messages between the scheduler connector and the worker connectors. The scheduler connector sends a StepPlan with
+// each step; each worker connector answers with a WorkerReport.
 //
 // Each rank executes a step in this order: saves_before (blocks of preempted and finished requests, before they are
 // overwritten), loads, the forward pass, saves_after. All four end within the step, so kvferry reads and writes an
-// engine block only in the step whose plan contains it: that is the promise fenced-reuse (promises.h).
+// engine block only in the step whose plan names that block. This is the promise fenced-reuse (promises.h).
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@
 
 namespace kvferry {
 
-/// A chunk's slot in the pool of every rank. The slot's generation grows at each reuse, so that old references do not
-/// match.
+/// A chunk's slot in the pool of every rank. The slot's generation grows at each reuse, so that references to an
+/// earlier chunk no longer match.
 struct ChunkRef {
   std::uint32_t slot = 0;
   std::uint64_t generation = 0;
@@ -35,7 +36,7 @@ struct SaveItem {
 
 struct SaveJob {
   std::string request_id;
-  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] the blocks that the items cover, or kNoBlock
+  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] blocks that the items cover; kNoBlock: not saved
   std::vector<SaveItem> items;
   KVFERRY_FIELDS(request_id, block_ids, items);
 };
@@ -56,7 +57,8 @@ struct LoadJob {
   std::uint32_t attempt = 0;
   std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] begins with the block of the first loaded token
   std::vector<LoadItem> items;
-  bool is_async = false;  // the engine schedules the request only after the load, and uses all of it or nothing
+  /// True if the engine schedules the request only after the load, and uses the load only if all tokens were loaded.
+  bool is_async = false;
   KVFERRY_FIELDS(request_id, attempt, block_ids, items, is_async);
 };
 

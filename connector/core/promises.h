@@ -1,5 +1,5 @@
-// The connector's promises (README: "Promises"), each with its name and its check. The cores call a check wherever the
-// promise could break, in release builds too.
+// The connector's promises (README: "Promises"). Each promise has a name and a check. The cores call the check wherever
+// the promise could break, in release builds too.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ inline void idempotent_lookup(std::uint32_t first_hit, std::uint32_t hit_now, co
                 request, first_hit, hit_now);
 }
 
-/// With external tokens, local + external < num_tokens: a load leaves at least one token for the engine to compute.
+/// If there are external tokens, local + external < num_tokens: the engine must compute at least one token itself.
 inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64_t num_tokens,
                         const std::string& request) {
   KVFERRY_CHECK(
@@ -27,9 +27,9 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
       request, local, external, num_tokens);
 }
 
-/// After an allocation with n > 0 external tokens the plan loads exactly those n tokens, in order, into blocks of the
-/// job. `first_token` is the first token to load, needed_from[KV group] the first one that is attended to later; both
-/// are counted from the job's first block.
+/// After an allocation with n > 0 external tokens, the plan loads exactly those n tokens, in order, into blocks of the
+/// job. `first_token` is the first token to load. needed_from[KV group] is the first token that the group's layers
+/// attend to later. Both are counted from the job's first block.
 void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens,
                 std::span<const std::uint32_t> needed_from);
 

@@ -1,7 +1,7 @@
 // The messages of a push, between two nodes and between a scheduler and its workers. The prefill node offers a prompt's
-// chunks before they are computed; the decode node reserves a slot for each chunk that it needs; the prefill node's
-// workers write into those slots while the model runs; settlements report which chunks are complete. The fields
-// `ticket` are the decode node's id of the slot reservation.
+// chunks before they are computed. The decode node reserves a slot for each chunk that it needs. The prefill node's
+// workers write into those slots while the model runs. Settlements report which chunks are complete. Each field
+// `ticket` is the id that the decode node gave to the slot reservation.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ struct OfferedChunk {
 struct PushOffer {
   std::string fingerprint;
   std::uint32_t num_ranks = 0;
-  std::vector<Shard> shards;  // [rank] set by the prefill node's runtime; a decode node with other shards declines
+  /// [rank] Set by the prefill node's runtime. A decode node with other shards declines all chunks.
+  std::vector<Shard> shards;
   std::vector<OfferedChunk> chunks;
   KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks);
 };
@@ -90,7 +91,8 @@ struct RevokedChunk {
   KVFERRY_FIELDS(index, chunk, ok, checksums);
 };
 
-/// The order to revoke the grants of these slots, and a rank's answer once the prefill node cannot write them any more.
+/// An order to revoke the grants of these slots. A rank answers with the same message once the prefill node cannot
+/// write into the slots any more.
 struct Revocation {
   std::uint64_t ticket = 0;
   std::uint32_t rank = 0;  // the rank that answers; 0 in an order

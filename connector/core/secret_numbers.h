@@ -1,5 +1,5 @@
 // Unguessable ids for leases and slot reservations, because a peer that knows the id can end the lease or reservation.
-// Pure: the ids are derived from a random secret that the runtime passes.
+// The class has no I/O: it derives the ids from a random secret that the runtime passes.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace kvferry {
 
 class SecretNumbers {
  public:
-  /// The same secret gives the same numbers.
+  /// Two objects with the same secret draw the same numbers.
   explicit SecretNumbers(std::string secret) : secret_(std::move(secret)) {}
 
-  /// Returns a new number each time, never 0. A peer can't compute a number from others that it has received.
+  /// Returns a new number each time, never 0. A peer can't compute a number from other numbers that it has received.
   std::uint64_t draw();
 
  private:

@@ -31,15 +31,15 @@ class TokenChain {
   std::uint32_t chunk_tokens() const { return chunk_tokens_; }
   std::uint32_t num_full_chunks() const { return size() / chunk_tokens_; }
 
-  /// Returns the key of full chunk i; i < num_full_chunks().
+  /// Returns the key of full chunk i. `i` must be less than num_full_chunks().
   const ChunkKey& key(std::uint32_t i);
   std::span<const ChunkKey> keys();
-  /// Returns the key of the tail of num_tokens tokens after i full chunks.
+  /// Returns the key of the tail that has num_tokens tokens and follows i full chunks.
   ChunkKey tail_key(std::uint32_t i, std::uint32_t num_tokens);
   /// Returns the key of the tail group (chunk_key.h) after i full chunks, nullopt if fewer than kTailGroupTokens tokens
-  /// follow.
+  /// follow these chunks.
   std::optional<ChunkKey> tail_group(std::uint32_t i);
-  /// Describes the chunk of num_tokens tokens after i full chunks: a full chunk or a tail.
+  /// Returns the metadata of the chunk that has num_tokens tokens and follows i full chunks: a full chunk or a tail.
   ChunkMeta meta(std::uint32_t i, std::uint32_t num_tokens);
   /// Returns the chunks of the first num_tokens tokens; the last one may be a tail.
   std::vector<ChunkMeta> prefix(std::uint32_t num_tokens);

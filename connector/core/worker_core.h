@@ -1,5 +1,6 @@
-// The worker connector's state machine, one per rank: which slots may be written or read, which pulls are in progress,
-// what is reported. Pure; the runtime moves the bytes and calls WorkerCore under one lock.
+// The worker connector's state machine, one for each rank. It knows which slots may be written or read, which pulls are
+// in progress, and which results to report. It has no I/O: the runtime moves the bytes and calls WorkerCore under one
+// lock.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ struct PullOrder {
   std::string remote_region;   // exported region of that rank's pool
   std::int64_t timeout_ms = 0;
   std::vector<PullItem> items;
-  std::vector<PullSource> sources = {};  // ranks to read; empty: the one at remote_address
+  std::vector<PullSource> sources = {};  // ranks of the other node to read from; empty: only the rank at remote_address
   std::vector<ShardRun> runs = {};       // runs to read for each chunk; ShardRun::holder is an index into `sources`
   std::uint64_t num_cells = 0;           // number of cells (shard_map.h) in a chunk of this rank
   KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells);
@@ -42,7 +43,7 @@ struct PullOutcome {
   std::uint32_t rank = 0;
   std::vector<bool> ok;                       // [item]
   std::string what;                           // the reason of a failure, for the log
-  std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksum, if the order had none
+  std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksums; set if the order had none
   KVFERRY_FIELDS(pull, rank, ok, what, checksums);
 };
 
@@ -60,8 +61,8 @@ class WorkerCore {
   void begin_step(std::uint64_t step);
   /// Begins a write of the slot, which must be writable().
   void begin_write(ChunkRef chunk);
-  /// Returns true if the slot exists, is not being written and has an older generation. Orders that come through a
-  /// socket are checked with it, and refused if it returns false.
+  /// Returns true if the slot exists, is not being written and has an older generation. The caller checks an order from
+  /// a socket with this function, and refuses the order if the result is false.
   bool writable(ChunkRef chunk) const;
   void end_write(ChunkRef chunk, bool ok);
   void saved(ChunkRef chunk, bool ok, std::uint64_t checksum);
@@ -72,12 +73,13 @@ class WorkerCore {
   std::optional<WorkerReport> take_report();
 
   // ---- pulls ----
-  /// Begins the writes of the slots. The runtime then starts the transfer. Errors: kInvalidArgument: the pull is in
-  /// progress already, its timeout is out of range, or a slot is not writable(); nothing was begun.
+  /// Begins the writes of the pull's slots. The runtime then starts the transfer. Returns kInvalidArgument, and begins
+  /// nothing, if the pull is in progress already, its timeout is out of range, or a slot is not writable().
   Result<void> pull_ordered(const PullOrder& order, TimeNs now);
-  /// Ends a pull. The runtime must call it exactly once for each pull, when the transfer no longer touches memory.
+  /// Ends a pull. The runtime must call this exactly once for each pull, when the transfer no longer touches memory.
   PullOutcome pull_ended(std::uint64_t pull, std::vector<bool> ok, std::string what);
-  /// Returns the pulls whose deadline has passed since the last call. The runtime cancels them; pull_ended() follows.
+  /// Returns the pulls whose deadline has passed since the last call. The runtime cancels them and then calls
+  /// pull_ended().
   std::vector<std::uint64_t> overdue_pulls(TimeNs now);
   std::size_t num_pulls() const { return pulls_.size(); }
   std::uint32_t rank() const { return rank_; }

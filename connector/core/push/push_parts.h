@@ -1,4 +1,4 @@
-// The scheduler core's parts that both sides of a push use.
+// The parts of the scheduler core that PushSender and PushReceiver share.
 #pragma once
 
 #include <vector>

@@ -15,7 +15,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
         "different models on the two sides: " + fingerprint_difference(parts_.config.fingerprint, offer.fingerprint);
     return reply;
   }
-  if (offer.num_ranks != parts_.config.num_ranks) return reply;  // this node will pull the chunks, as the shards differ
+  if (offer.num_ranks != parts_.config.num_ranks) return reply;  // the shards differ, so this node will pull the chunks
   Reservation reservation;
   GrantOrder order;
   const std::uint64_t ticket = parts_.numbers.draw();

@@ -1,11 +1,11 @@
-// The decode side of pushes: reserves slots for chunks that a prefill node offers, lets the workers grant access to
-// them, and has every grant revoked: when the prefill node settles, at the deadline, or if a worker cannot grant
-// access. Pure: a part of the scheduler core.
+// The decode side of pushes, a part of the scheduler core; it has no I/O. PushReceiver reserves slots for the chunks
+// that a prefill node offers, and orders the workers to grant access to these slots. It orders them to revoke a grant
+// when the prefill node settles the chunk, at the deadline, or if a worker cannot grant access.
 //
-// A slot is reserved and granted to the prefill node; later the grants of all ranks are revoked. Until every rank has
-// revoked its grant, the slot counts as being written: it is neither read nor reused. Then it is ready or free. If a
-// rank can't revoke its grant in time, another slot can be reserved for the chunk, and the first slot stays out of use
-// until the rank has revoked its grant. A `ticket` is the id of a slot reservation.
+// Until every rank has revoked its grant, a reserved slot counts as being written: it is neither read nor reused.
+// Afterwards the slot is ready or free. If a rank can't revoke its grant in time, another slot can be reserved for the
+// chunk, and the first slot stays out of use until the rank has revoked its grant. A `ticket` is the id of a slot
+// reservation.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class PushReceiver {
   explicit PushReceiver(PushParts parts) : parts_(parts) {}
 
   /// Reserves slots in the order of the offer, until all reservations together have half of the pool's slots. `from` is
-  /// the prefill node's name, for Slot::writer.
+  /// the prefill node's name, which Slot::writer shows.
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to them.
   void grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices);
@@ -55,7 +55,7 @@ class PushReceiver {
   };
   struct Reservation {
     TimeNs deadline = 0;
-    std::map<std::uint32_t, Chunk> chunks;  // [index in the offer] chunks that some rank has not revoked
+    std::map<std::uint32_t, Chunk> chunks;  // [index in the offer] chunks of which some rank has not revoked its grant
   };
   void revoke(std::uint64_t ticket, Reservation& reservation, std::span<const SettledChunk> chunks);
   bool erase_ticket(const ChunkKey& key, std::uint64_t ticket);

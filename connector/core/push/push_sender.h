@@ -1,6 +1,6 @@
-// The prefill side of pushes: which chunk of which prompt is pushed to which decode node, and what is settled. Pure: a
-// part of the scheduler core, which passes the events on; the runtime executes the actions. A `ticket` is the id of a
-// slot reservation. Calls and states of an offered chunk:
+// The prefill side of pushes: knows which chunk of which prompt is pushed to which decode node, and settles each chunk.
+// A part of the scheduler core, which passes events to PushSender; the runtime executes the actions. A `ticket` is the
+// id of a slot reservation. Calls and states of an offered chunk:
 //
 //   offer() -> kOffered -> answered() -> kAccepted -> saving() or chunk_ready() -> kTransferring -> kFinished: settled
 //
@@ -26,7 +26,7 @@ namespace kvferry {
 
 class PushSender {
  public:
-  /// `delivered` is called with each request whose whole prompt the decode node has.
+  /// `delivered` is called for each request whose whole prompt has reached the decode node.
   PushSender(PushParts parts, std::function<void(const RequestId&)> delivered)
       : parts_(parts), delivered_(std::move(delivered)) {}
 
@@ -41,8 +41,8 @@ class PushSender {
     std::uint32_t index = 0;
     auto operator<=>(const Tag&) const = default;
   };
-  /// Records that a save of the chunk into this slot is planned. Returns the chunk's place in the push that sends it
-  /// layer by layer, nullopt if there is none.
+  /// Records that a save of the chunk into this slot is planned. Returns the chunk's place in the push that sends the
+  /// chunk layer by layer, nullopt if no push sends it.
   std::optional<Tag> saving(const ChunkKey& key, ChunkRef chunk, TimeNs now);
   /// Records that the chunk is ready in the pool: saved, pulled, or received by a push.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
@@ -61,7 +61,7 @@ class PushSender {
     kOffered,       // the decode node has not answered yet
     kAccepted,      // the decode node reserved a slot
     kTransferring,  // the workers were ordered to push the chunk
-    kFinished       // over; if the decode node has reserved a slot, the settlement was sent
+    kFinished       // the push of this chunk has ended; if a slot was reserved, the settlement was sent
   };
   struct Item {
     ChunkMeta meta;
@@ -96,7 +96,7 @@ class PushSender {
   PushParts parts_;
   std::function<void(const RequestId&)> delivered_;
   std::map<std::uint64_t, Push> pushes_;
-  std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // [chunk] items that are not finished
+  std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // [chunk] places of the chunk in pushes that are not finished
   std::uint64_t next_push_ = parts_.numbers.draw();
 };
 

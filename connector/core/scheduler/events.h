@@ -18,7 +18,7 @@ namespace kvferry {
 using BlockTable = std::vector<std::vector<BlockId>>;  // [KV group][block]
 constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for a block that a KV group does not need
 
-/// Where a prefill node left this request's prompt (kv_transfer_params with do_remote_prefill).
+/// Says which prefill node keeps this request's prompt (kv_transfer_params with do_remote_prefill).
 struct HandoffSource {
   std::string endpoint;
   std::string request_id;  // the prefill node's id of the request
@@ -45,15 +45,15 @@ struct ScheduledRequest {
   RequestId id;
   std::uint32_t num_computed = 0;       // number of tokens computed before this step
   std::uint32_t num_scheduled = 0;      // number of tokens to compute in this step
-  std::optional<BlockTable> block_ids;  // the whole new table, if the request was given one
-  BlockTable new_block_ids = {};        // [KV group] blocks added, if block_ids is empty
+  std::optional<BlockTable> block_ids;  // the request's whole new block table, if the engine replaced it
+  BlockTable new_block_ids = {};        // [KV group] added blocks, if block_ids is empty
   bool same_place = false;  // the request had the same index in the previous step, so its id need not be compared
 };
 struct StepInput {
   std::vector<ScheduledRequest> scheduled;
   std::vector<RequestId> preempted;
 };
-/// Returns the request's tokens from index `known` on. Called when a chunk fills, not in each step.
+/// Returns the request's tokens from index `known` on. Called only when a chunk becomes full, not in each step.
 using TokenSource = std::function<std::vector<std::int32_t>(const RequestId& id, std::uint32_t known)>;
 
 /// The answer to a lookup.
@@ -63,7 +63,7 @@ struct Answer {
   bool is_async = false;
 };
 
-/// One admission of a request, for reports. Only `loaded` changes afterwards.
+/// Record of one admission of a request, for reports. Only `loaded` changes after the admission.
 struct Admission {
   std::uint32_t attempt = 0;
   std::uint32_t hit = 0;    // number of tokens found, local and external together
@@ -83,7 +83,8 @@ struct FinishedRequest {
   std::vector<Admission> admissions;
 };
 
-/// The controller's order to copy these chunks from the node at `endpoint` into this pool, in this order, within `ttl`.
+/// The controller's order to copy these chunks from the node at `endpoint` into this node's pool, in this order, within
+/// `ttl`.
 struct ReplicateOrder {
   std::string endpoint;
   std::vector<ChunkMeta> chunks;  // num_tokens of full chunks is ignored

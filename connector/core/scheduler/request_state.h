@@ -34,8 +34,8 @@ struct OpenLookup {
   PinId pin;
 };
 
-/// A fetch of chunks from other nodes into the pool: asks the directory, then requests a lease from one holder after
-/// another and pulls what it grants, until a deadline.
+/// A fetch copies chunks from other nodes into the pool. It asks the directory, then requests a lease from one holder
+/// after another and pulls the leased chunks, until a deadline.
 struct Fetch {
   std::uint64_t id = 0;
   enum class Stage : std::uint8_t { kDirectory, kLease, kPull } stage = Stage::kDirectory;
@@ -60,7 +60,8 @@ struct RequestState {
     chain.append(from.tokens);
   }
 
-  // Fields read in every step lie side by side: with hundreds of running requests they are not in the CPU cache.
+  // The fields that every step reads lie side by side, in few cache lines: with hundreds of running requests the fields
+  // are no longer in the CPU cache.
   RequestId id;
   std::uint32_t computed = 0;    // number of tokens whose KV exists once the planned steps are done
   std::uint32_t saved = 0;       // full chunks that end at or before this token are in the pool or their save was tried
@@ -71,7 +72,7 @@ struct RequestState {
   bool running = false;  // the request has blocks and does not wait for an asynchronous load
   bool cacheable;
   bool handoff;
-  BlockTable blocks;  // as of the last step that changed them
+  BlockTable blocks;  // the request's blocks as of the last step that changed them
 
   TokenChain chain;
   std::optional<HandoffSource> source;
@@ -83,7 +84,7 @@ struct RequestState {
   std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
   bool fetched = false;      // a fetch was started in this attempt
-  bool source_left = false;  // some chunks were not requested from the handoff source, as they were being written
+  bool source_left = false;  // some chunks were not requested from the handoff source because they were being written
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 
@@ -96,13 +97,14 @@ struct RequestState {
   std::uint32_t last_tail_end = 0;    // the token at which that tail ends
   std::uint32_t preemptions = 0;
   std::uint32_t failed_loads = 0;
-  // Recompute instead of loading: nothing runs or loads, so no blocks would become free for the load.
+  // True if the request must be recomputed instead of loaded, because nothing runs or loads: no blocks would become
+  // free for the load.
   bool skip_external_until_admitted = false;
   std::uint64_t yield_in_step = 0;  // the step in which the lookup stays pending, so that vLLM tries other requests
   std::vector<Admission> admissions;
 };
 
-/// A load that some rank has not reported.
+/// A load that at least one rank has not reported yet.
 struct PendingLoad {
   PinId pin;
   std::set<std::uint32_t> ranks_done;
@@ -133,7 +135,8 @@ struct ControllerPin {
   std::size_t num_chunks = 0;
 };
 
-/// A ReplicateOrder in progress: one lease and one pull for each piece, one piece at a time.
+/// A ReplicateOrder in progress. Its chunks are copied in pieces, one piece at a time; each piece needs one lease and
+/// one pull.
 struct Replication {
   std::string endpoint;
   std::deque<ChunkMeta> remaining;

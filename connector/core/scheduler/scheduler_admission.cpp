@@ -21,8 +21,8 @@ Coverage SchedulerCore::cover(RequestState& request) {
     coverage.chunks.push_back(slot->ref);
   }
   coverage.tokens = i * chain.chunk_tokens();
-  // A tail may follow these chunks: one of their tail group, or one whose end is known from this request's last save or
-  // from the handoff source.
+  // A tail may follow these full chunks: a tail of their tail group, or a tail whose end is known from this request's
+  // last save or from the handoff source.
   const ChunkPool::Slot* best = nullptr;
   const auto consider = [&](const ChunkPool::Slot* slot) {
     if (slot == nullptr || (best != nullptr && slot->meta.num_tokens <= best->meta.num_tokens)) return;
@@ -49,13 +49,13 @@ Coverage SchedulerCore::cover(RequestState& request) {
   return coverage;
 }
 
-/// Returns how many of the first `num_tokens` tokens can be reused. For models with state only whole blocks can,
-/// because a state is kept only at the end of a block.
+/// Returns how many of the first `num_tokens` tokens can be reused. For models with state only whole blocks can be
+/// reused, because a state is kept only at the end of a block.
 std::uint32_t SchedulerCore::reusable(std::uint32_t num_tokens) const {
   return config_.keeps_state ? num_tokens - num_tokens % config_.chunk_tokens : num_tokens;
 }
 
-/// Returns true if chunks of other nodes could lengthen a hit.
+/// Returns true if chunks from other nodes could lengthen the hit.
 bool SchedulerCore::could_grow(const RequestState& request, const Coverage& coverage, std::uint32_t num_local) const {
   const std::uint32_t most = reusable(request.chain.size() - 1);
   std::uint32_t hit = reusable(std::min(coverage.tokens, most));
@@ -83,7 +83,7 @@ std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::
     std::uint32_t chunk_start = 0;
     for (const ChunkRef chunk : chunks) {
       const ChunkMeta& meta = pool_.slot(chunk.slot).meta;
-      // If a chunk lacks needed tokens, so does every hit that ends inside the chunk: the hit must end before it.
+      // If a chunk lacks KV of needed tokens, no hit can end inside that chunk: the hit must end before the chunk.
       if (chunk_start < hit && meta.window_from > 0 && needed_from < chunk_start + meta.window_from) fits = chunk_start;
       chunk_start += meta.num_tokens;
     }
@@ -103,10 +103,10 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     open_lookups_.insert(id);
     return {};
   }
-  if (request.running) release_blocks(request);  // it was preempted; build_step() is told so later
+  if (request.running) release_blocks(request);  // the request was preempted; vLLM tells build_step() later
   request.async_load = RequestState::AsyncLoad::kNone;
   if (request.open_lookup) {
-    // A second lookup in one step returns the stored hit, minus what the engine has in its own cache now.
+    // A second lookup in one step returns the stored hit, minus the tokens that the engine has in its own cache now.
     OpenLookup& open = *request.open_lookup;
     std::uint32_t pinned = 0;
     for (const ChunkRef chunk : open.chunks)
@@ -138,7 +138,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
 }
 
 Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now) {
-  // A load must leave one token to compute.
+  // A load must leave at least one token for the engine to compute.
   const std::uint32_t hit = reusable(std::min(coverage.tokens, request.chain.size() - 1));
   const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(coverage.chunks, hit, num_local);
   OpenLookup open;
@@ -160,7 +160,7 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   return answer;
 }
 
-/// Erases the open lookup. Every attempt ends here, admitted or not.
+/// Erases the open lookup. Every attempt ends in this function, whether the request was admitted or not.
 void SchedulerCore::end_attempt(RequestState& request) {
   if (request.open_lookup) {
     pool_.unpin(request.open_lookup->pin);
@@ -176,18 +176,19 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;
-  if (request.running) release_blocks(request);  // preempted; lookup() releases blocks of cacheable requests only
+  // The request was preempted, but lookup() releases only blocks of cacheable requests.
+  if (request.running) release_blocks(request);
   const bool continues = num_external == 0 && request.async_load == RequestState::AsyncLoad::kDone;
   request.async_load = RequestState::AsyncLoad::kNone;
   request.blocks = blocks;
   request.admitted_in = step_ + 1;
   request.skip_external_until_admitted = false;
   request.source_left = false;
-  if (continues) {  // its asynchronous load has ended; the admission is the same
+  if (continues) {  // the request's asynchronous load has ended, so this is no new admission
     request.running = true;
     return;
   }
-  if (!request.attempt_open) request.attempt.value += 1;  // admitted without a lookup: not cacheable
+  if (!request.attempt_open) request.attempt.value += 1;  // the request is not cacheable, so lookup() opened no attempt
   Admission admission;
   admission.attempt = request.attempt.value;
   admission.resumed = request.preemptions > 0;

@@ -43,12 +43,13 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const ChunkKey root = root_key(config_.fingerprint, request.extras);
   RequestState& state =
       requests_.try_emplace(request.id, NewRequest(request), root, config_.chunk_tokens).first->second;
-  // vLLM may reuse an id while the earlier request's load is in progress: the attempt's number distinguishes them.
+  // vLLM may reuse an id while the earlier request's load is in progress. The attempt's number distinguishes the two
+  // loads.
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
   if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
     state.attempt.value = std::prev(after)->first.second;
   if (state.source) state.source->num_tokens = reusable(state.source->num_tokens);
-  // The prompt was handed over, so its push is nearly done: chunks that do not arrive soon are pulled instead.
+  // The prompt was handed over, so its push is nearly done. Chunks that do not arrive soon are pulled instead.
   if (state.source && receiver_.num_reserved_chunks() > 0) receiver_.shorten_deadline(handed_off(state), now);
   if (state.cacheable && could_grow(state, cover(state), 0)) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to)
@@ -94,8 +95,8 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   sender_.request_finished(id);
   result.admissions = std::move(request.admissions);
   end_attempt(request);
-  if (request.fetch)
-    fetches_.erase(request.fetch->id);  // a pull in progress still fills the pool; a late lease is released
+  // A pull in progress still fills the pool; a lease that arrives late is released.
+  if (request.fetch) fetches_.erase(request.fetch->id);
   std::replace(last_order_.begin(), last_order_.end(), &request, static_cast<RequestState*>(nullptr));
   requests_.erase(id);
   return result;
@@ -147,7 +148,7 @@ void SchedulerCore::announce_evictions() {
 }
 
 /// Returns the slot of the chunk with this key and this number of tokens, nullptr if there is none. A chunk with this
-/// key and another length comes from another node and is wrong: it is dropped, and counted once.
+/// key and another length comes from another node and is wrong: the chunk is dropped, and counted once.
 const ChunkPool::Slot* SchedulerCore::find_chunk(const ChunkKey& key, std::uint32_t num_tokens) {
   const ChunkPool::Slot* slot = pool_.find(key);
   if (slot == nullptr || slot->meta.num_tokens == num_tokens) return slot;
@@ -172,7 +173,7 @@ void SchedulerCore::tick(TimeNs now) {
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
   erase_ended_leases();
   suspects_.tick(now);
-  std::vector<RequestState*> overdue;  // advance_fetch() changes fetches_
+  std::vector<RequestState*> overdue;  // collected first, because advance_fetch() changes fetches_
   for (const auto& [fetch, id] : fetches_)
     if (RequestState& request = requests_.at(id); request.fetch->try_deadline <= now) overdue.push_back(&request);
   for (RequestState* request : overdue) {

@@ -1,14 +1,15 @@
-// The scheduler connector's state machine: decides what is loaded, saved, fetched, leased, pushed and evicted. Pure:
-// events come in as method calls with the time, answers and actions (actions.h) go out. No I/O, no clock, no threads;
-// the runtime calls it under one lock and executes take_actions().
+// The scheduler connector's state machine: decides what is loaded, saved, fetched, leased, pushed and evicted. Events
+// come in as method calls with the time; answers and actions (actions.h) go out. The class has no I/O, no clock and no
+// threads: the runtime calls it under one lock and executes the actions that take_actions() returns.
 //
-// A request passes through add_request, lookup (any number of times), allocated, build_step ..., finished; a preemption
-// in build_step leads back to lookup. A lookup counts only verified chunks of this node's own pool: chunks of other
-// nodes are first copied into the pool, while the lookup stays pending. So once vLLM has allocated blocks, no network
-// failure can affect the request.
+// A request passes through add_request, lookup (any number of times), allocated, build_step (any number of times) and
+// finished; a preemption in build_step leads back to lookup. A lookup counts only verified chunks of this node's own
+// pool: chunks of other nodes are first copied into the pool, while the lookup stays pending. So once vLLM has
+// allocated blocks, no network failure can affect the request.
 //
-// Input from other nodes and the controller is checked on arrival; a chunk's length only when a request has the chunk's
-// tokens. Wrong input is dropped and counted: promises (promises.h) are about this node's own state alone.
+// Input from other nodes and from the controller is checked on arrival. Only a chunk's length is checked later, when a
+// request has the chunk's tokens. Wrong input is dropped and counted: the promises (promises.h) are only about this
+// node's own state.
 //
 // Over 200 lines, because all events of the engine, of the network and of the controller enter here.
 #pragma once
@@ -42,7 +43,7 @@ namespace kvferry {
 class SchedulerCore {
  public:
   explicit SchedulerCore(CoreConfig config);
-  SchedulerCore(const SchedulerCore&) = delete;  // the parts of a core refer to each other
+  SchedulerCore(const SchedulerCore&) = delete;  // not copyable, because the parts of a core refer to each other
 
   // ---- events of the engine; unknown request ids are ignored, since vLLM may abort a request at any time ----
   void add_request(const NewRequest& request, TimeNs now);
@@ -50,23 +51,26 @@ class SchedulerCore {
   /// Truncates the request's tokens to `keep`, then appends the new ones.
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id) const;
-  /// get_num_new_matched_tokens: returns the number of tokens after num_local that can be loaded from the pool.
+  /// vLLM's get_num_new_matched_tokens: returns the number of tokens after num_local that can be loaded from the pool.
   Answer lookup(const RequestId& id, std::uint32_t num_local, TimeNs now);
-  /// update_state_after_alloc, with the request's whole block table; called again with num_external = 0 when an
-  /// asynchronous load has ended.
+  /// vLLM's update_state_after_alloc, with the request's whole block table. vLLM calls it again with num_external = 0
+  /// when an asynchronous load has ended.
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks, TimeNs now);
-  /// build_connector_meta: ends lookups whose allocation failed, plans the step's saves and loads. The tokens of
-  /// preempted requests must be up to date; those of scheduled requests are taken from `tokens`.
+  /// vLLM's build_connector_meta: ends lookups whose allocation failed, and plans the step's saves and loads. The
+  /// caller must have updated the tokens of preempted requests; the tokens of scheduled requests are taken from
+  /// `tokens`.
   StepPlan build_step(const StepInput& input, TimeNs now, const TokenSource& tokens = {});
-  /// request_finished: plans the remaining saves for the start of the next step, before the blocks can be reused.
+  /// vLLM's request_finished: plans the remaining saves for the start of the next step, before the blocks can be
+  /// reused.
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted,
                            TimeNs now);
   void worker_report(const WorkerReport& report, TimeNs now);
   bool loads_async() const { return config_.loads_async(); }
-  /// reset_cache, between two steps: later lookups find no chunk that is in the pool now or whose save is planned now.
+  /// vLLM's reset_cache, called between two steps: later lookups find no chunk that is in the pool now or whose save is
+  /// planned now.
   void reset_cache();
 
-  // ---- events of the network; late and unknown ids are ignored, except by pull_done(): workers end a pull once ----
+  // ---- events of the network; all but pull_done() ignore late and unknown ids, as a worker ends each pull once ----
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
   /// One rank's outcome: ok[i] belongs to item i of the pull. checksums[i] is this rank's checksum of item i; it is
@@ -76,8 +80,8 @@ class SchedulerCore {
   LeaseReply lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now);
   void lease_released(std::uint64_t lease);
 
-  // ---- events of pushes (push_wire.h), prefill side, then decode side ----
-  /// Returns true if the node at `endpoint` was made this offer and has not answered it.
+  // ---- events of pushes (push_wire.h): first the prefill side's, then the decode side's ----
+  /// Returns true if this push was offered to the node at `endpoint` and the node has not answered yet.
   bool awaits_push_answer(std::uint64_t push, const std::string& endpoint) const {
     return sender_.awaits_answer(push, endpoint);
   }
@@ -124,7 +128,7 @@ class SchedulerCore {
   std::size_t num_reserved_chunks() const { return receiver_.num_reserved_chunks(); }
 
  private:
-  // Defined in scheduler_core.cpp:
+  // These functions are defined in scheduler_core.cpp.
   RequestState* find(const RequestId& id);
   void pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
   void unpin_handoff(const std::string& request);
@@ -132,7 +136,7 @@ class SchedulerCore {
   void announce_evictions();
   void erase_ended_leases();
   const ChunkPool::Slot* find_chunk(const ChunkKey& key, std::uint32_t num_tokens);
-  // Defined in scheduler_admission.cpp:
+  // These functions are defined in scheduler_admission.cpp.
   Coverage cover(RequestState& request);
   std::uint32_t reusable(std::uint32_t num_tokens) const;
   bool could_grow(const RequestState& request, const Coverage& coverage, std::uint32_t num_local) const;
@@ -144,13 +148,13 @@ class SchedulerCore {
   LoadJob plan_load(const RequestState& request, std::uint32_t num_external, const BlockTable& blocks) const;
   Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
   void end_attempt(RequestState& request);
-  // Defined in scheduler_steps.cpp:
+  // These functions are defined in scheduler_steps.cpp.
   RequestState* find_scheduled(const ScheduledRequest& scheduled, std::size_t place);
   std::uint32_t checkpoint_of(const RequestState& request) const;
   void release_blocks(RequestState& request);
   static void load_ended(RequestState& request, const PendingLoad& load);
   void invalidate_planned_saves();
-  // Defined in scheduler_saves.cpp:
+  // These functions are defined in scheduler_saves.cpp.
   std::uint32_t plan_full_chunks(RequestState& request, std::vector<SaveJob>& jobs);
   void plan_running_saves(RequestState& request, StepPlan& plan);
   bool lacks_tokens(const RequestState& request) const;
@@ -161,7 +165,7 @@ class SchedulerCore {
   std::vector<BlockId> blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
                                  std::uint32_t end_block, std::uint32_t window_end) const;
   void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
-  // Defined in scheduler_fetch.cpp:
+  // These functions are defined in scheduler_fetch.cpp.
   void start_fetch(RequestState& request, TimeNs now);
   void advance_fetch(RequestState& request, TimeNs now);
   bool ask_directory(RequestState& request, TimeNs now);
@@ -174,7 +178,7 @@ class SchedulerCore {
   void ask_sources_again(TimeNs now);
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
                               const LeaseReply& reply, TimeNs now);
-  // Defined in scheduler_orders.cpp:
+  // These functions are defined in scheduler_orders.cpp.
   void advance_replications(TimeNs now);
   bool is_replication_lease(std::uint64_t fetch) const;
   void replication_lease_answered(const LeaseReply& reply, TimeNs now);
@@ -190,7 +194,8 @@ class SchedulerCore {
   PushReceiver receiver_;
   TimeNs now_ = 0;  // time of the event that is being handled
   std::unordered_map<RequestId, RequestState> requests_;
-  std::vector<RequestState*> last_order_;       // requests of the previous step; the next step has nearly the same
+  /// Requests of the previous step; the next step has nearly the same requests.
+  std::vector<RequestState*> last_order_;
   std::set<RequestId> open_lookups_;            // requests with a lookup answered in this step and not allocated yet
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] requests with a fetch
   std::map<std::uint64_t, FetchPull> pulls_;

@@ -27,7 +27,7 @@ void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.fetch.reset();
 }
 
-/// Blocks fetches from this node for a while, because a request has waited for it in vain.
+/// Blocks fetches from this node for a while, because a request has waited in vain for its chunks.
 void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
   const TimeNs pause = suspects_.failed(endpoint, now);
   if (pause == 0) return;
@@ -39,8 +39,8 @@ void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
       true});
 }
 
-/// Returns the chunks of `offer` that the request can use and the pool lacks, in prefix order: full chunks, also the
-/// last one if the pool's copy lacks its state, then the longest matching tail.
+/// Returns the chunks of `offer` that the request can use and the pool lacks, in prefix order: full chunks, then the
+/// longest matching tail. The last full chunk is returned also if the pool's copy of it lacks the model's state.
 std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const HolderOffer& offer) {
   TokenChain& chain = request.chain;
   const std::uint32_t full = std::min(offer.num_full_chunks, chain.num_full_chunks());
@@ -87,19 +87,20 @@ bool SchedulerCore::is_source_next(RequestState& request) const {
   return request.source_left && !has_writing(handed_off(request));
 }
 
-/// Fetches missing chunks from the handoff sources. Called after writes have ended, because those of a push may have
-/// failed. Does not wait for the next lookup, which the engine may make only after the request's wait_deadline.
+/// Fetches missing chunks from the handoff sources. Called after writes have ended, because the writes of a push may
+/// have failed. The fetch does not wait for the next lookup: the engine may make that lookup only after the request's
+/// wait_deadline.
 void SchedulerCore::ask_sources_again(TimeNs now) {
   for (auto& [id, request] : requests_)
     if (!request.fetch && !request.running && is_source_next(request) && could_grow(request, cover(request), 0))
       start_fetch(request, now);
 }
 
-/// Requests a lease from the next node that can extend the prefix, or ends the fetch.
+/// Requests a lease from the next node that can extend the prefix. Ends the fetch if there is no such node.
 void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   Fetch& fetch = *request.fetch;
   if (fetch.stage == Fetch::Stage::kLease || fetch.stage == Fetch::Stage::kPull) {
-    // A new id, so that late answers to the previous try are ignored.
+    // The fetch gets a new id, so that late answers to the previous try are ignored.
     fetches_.erase(fetch.id);
     fetch.id = ++last_id_;
     fetches_[fetch.id] = request.id;
@@ -175,7 +176,7 @@ void SchedulerCore::directory_answered(std::uint64_t fetch, std::vector<HolderOf
 
 void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply,
                                    TimeNs now) {
-  // A duplicate answer names a lease that is in use and is released after its pull.
+  // A duplicate answer names a lease that is in use. That lease is released after its pull.
   const auto is_in_use = [&](const auto& entry) {
     return reply.lease != 0 && entry.second.endpoint == endpoint && entry.second.lease == reply.lease;
   };
@@ -200,7 +201,8 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
     actions_.push_back(
         LogLine{fmt::format("{} refuses to lease KV for request {}: {}", endpoint, request.id, reply.refused), true});
   }
-  // A push may have reserved slots for requested chunks in the meantime. These are not pulled, and the push may fail.
+  // A push may have reserved slots for requested chunks in the meantime. Those chunks are not pulled, and the push may
+  // fail.
   if (request.source && has_writing(current.wanted)) {
     request.source_left = true;
     receiver_.shorten_deadline(current.wanted, now);

@@ -7,7 +7,8 @@
 namespace kvferry {
 namespace {
 
-// Largest number of chunks in one pull of a replication; small, so that it does not delay the pulls of requests.
+// Largest number of chunks in one pull of a replication. It is small, so that a replication does not delay the pulls of
+// requests.
 constexpr std::size_t kChunksPerPiece = 32;
 
 }  // namespace
@@ -75,8 +76,8 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
   advance_replications(now);
 }
 
-/// Requests the next piece of the first replication, if none is in progress. One piece at a time over all orders leaves
-/// room for the fetches of requests.
+/// Requests the next piece of the first replication, if no piece is in progress. Only one piece of all orders is in
+/// progress at a time, which leaves room for the fetches of requests.
 void SchedulerCore::advance_replications(TimeNs now) {
   while (!replications_.empty() && replications_.front().piece.empty()) {
     Replication& replication = replications_.front();

@@ -8,8 +8,8 @@
 namespace kvferry {
 namespace {
 
-// Limit on the chunks of all leases together (16 MiB of pins), since any process can request leases without end.
-// Chunks beyond it are not leased.
+// Limit on the chunks of all leases together (16 MiB of pins), since any process can request leases without end. Chunks
+// beyond this limit are not leased.
 constexpr std::size_t kLeasedChunksMax = 1 << 20;
 
 }  // namespace
@@ -48,7 +48,8 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
 
 void SchedulerCore::lease_released(std::uint64_t lease) {
   const auto found = leases_.find(lease);
-  if (found == leases_.end()) {  // expired, released before, of an earlier incarnation, or never granted
+  // The lease has expired, was released before, is of an earlier incarnation, or was never granted.
+  if (found == leases_.end()) {
     counters_.unknown_releases += 1;
     return;
   }

@@ -39,8 +39,8 @@ void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
   }
 }
 
-/// Plans the last saves of a request that loses its blocks. What is computed and not in the pool is saved at the start
-/// of the next step.
+/// Plans the last saves of a request that loses its blocks. Computed chunks that are not in the pool are saved at the
+/// start of the next step.
 void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   if (!request.cacheable) return;
   const std::uint32_t savable = plan_full_chunks(request, saves_before_next_);
@@ -51,8 +51,8 @@ void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
 }
 
 /// Returns the blocks [first_block, end_block) of a KV group, with kNoBlock for each block that lies before the group's
-/// sliding window once `window_end` tokens are computed. In its place the table has the null block or, if the table is
-/// from an earlier step, a block that another request may use by now.
+/// sliding window once `window_end` tokens are computed. In place of such a block the table has the null block or, if
+/// the table is from an earlier step, a block that another request may use by now.
 std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
                                               std::uint32_t end_block, std::uint32_t window_end) const {
   const std::vector<BlockId>& all = table[group];
@@ -76,7 +76,7 @@ std::uint32_t SchedulerCore::window_end_of_chunk(const RequestState& request, st
   return has_state ? end : end + 1;
 }
 
-/// Returns false if the engine has freed a block of these tokens.
+/// Returns false if the engine has freed a block that a save of these tokens needs.
 bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const {
   if (request.blocks.size() != config_.windows.size()) return false;
   const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
@@ -124,7 +124,7 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
   return SaveItem{*slot, chunk * config_.chunk_tokens, num_tokens, tag.push, tag.index};
 }
 
-/// Adds a job with this one item and the blocks that it covers.
+/// Adds a job with this one item and the blocks that the item covers.
 void SchedulerCore::append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs) {
   const std::uint32_t block_tokens = config_.block_tokens;
   const std::uint32_t first_block = item.first_token / block_tokens;

@@ -1,4 +1,4 @@
-// The plan of a step, and the workers' reports on it.
+// Plans a step, and handles the workers' reports on it.
 #include <algorithm>
 #include <utility>
 
@@ -14,10 +14,11 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
     // A request that was preempted and admitted again in one step released its old blocks at the lookup.
     if (request != nullptr && request->running && request->admitted_in <= step_) release_blocks(*request);
   }
-  // vLLM has refused to admit the requests whose lookup was answered and that were not allocated.
+  // vLLM has not admitted the requests whose lookup was answered but that got no blocks.
   const std::vector<RequestId> refused(open_lookups_.begin(), open_lookups_.end());
   // vLLM reserves blocks for each waiting asynchronous load, failed loads included, and keeps a request whose load has
-  // failed at the head of its queue. If nothing runs and nothing loads, no block would ever become free.
+  // failed at the head of its queue. If nothing runs and nothing loads, no block would ever become free: the waiting
+  // requests must then skip their loads.
   const bool is_stuck =
       loads_async() && input.scheduled.empty() && loads_.empty() && !refused.empty() &&
       std::none_of(requests_.begin(), requests_.end(), [](const auto& r) { return r.second.running; });
