@@ -1,4 +1,6 @@
-"""A client of the controller: publishes the keys of this node's chunks, and looks up which nodes have given keys."""
+"""A client of the controller: publishes the keys of this node's chunks, and looks up which nodes have the chunks of a
+list of keys.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,21 @@ __all__ = ["Client", "Holder", "KvFerryError"]
 
 
 class Holder(NamedTuple):
-    """A node that has keys[0 .. num_full_chunks) of a lookup."""
+    """A node that has the chunks of the first num_full_chunks keys of a lookup."""
 
     engine_id: str
     incarnation: int
     endpoint: str
     num_full_chunks: int
     tier: str  # slowest tier among these chunks: gpu, host, disk or remote
-    confirmed: bool  # False if reports of this node were lost, until it has sent a new snapshot
+    confirmed: bool  # False if reports of this node were lost and it has not sent a new snapshot since
 
 
 class Client(ControllerClient):
-    """One registered node. A background thread keeps it registered. Threads: any.
+    """One registered node. A background thread keeps the node registered. Every method may be called from any thread.
 
-    `controller` is a tcp://, ipc://, unix:// or stream:// endpoint, or several of them with commas between. Keys have
-    16 bytes. A controller with a cluster key needs `cluster_key_file`. Failures raise
+    `controller` is a tcp://, ipc://, unix:// or stream:// endpoint, or several of them with commas between. A key has
+    16 bytes. If the controller has a cluster key, `cluster_key_file` must name the file with that key. Failures raise
     KvFerryError with one sentence.
     """
 

@@ -1,7 +1,8 @@
-"""Where vLLM's CPU backend keeps K and V, in strides for the C++ packer.
+"""Finds where vLLM's CPU backend keeps K and V, and describes the places by strides for the C++ packer.
 
-The order depends on the instruction set, the element type and whether the KV is quantized. So the attention kernel
-writes numbered tokens into a scratch block, and the strides follow from the positions of the numbers.
+The order of the elements depends on the instruction set, the element type and whether the KV is quantized. To find the
+order, vLLM's attention kernel writes numbered elements into a scratch block, and the strides follow from the positions
+of the numbers.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PageStrides(NamedTuple):
-    """Where K or V lies in one block and head, in elements."""
+    """The place of K or V within one block and head. All fields count elements."""
 
     start: int
     token: int
@@ -25,11 +26,12 @@ class PageStrides(NamedTuple):
 
 
 def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStrides]:
-    """Returns the strides of K and of V. Errors: KvFerryError if strides can't express what the kernel does."""
+    """Returns the strides of K and of V. Errors: KvFerryError if strides can't express the kernel's order of elements.
+    """
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     model_dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
-    if spec.dtype not in (model_dtype, torch.uint8):  # with another type the kernel would hang
+    if spec.dtype not in (model_dtype, torch.uint8):  # with any other element type the kernel would hang
         refuse_to_start(
             f"vLLM's attention for CPUs can't store KV of element type {spec.dtype} from {model_dtype}; "
             "--kv-cache-dtype can be auto, fp8, fp8_e4m3 or fp8_e5m2"
@@ -64,7 +66,7 @@ def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStr
 def _written_offsets(
     spec: "AttentionSpec", model_dtype: torch.dtype, cache_dtype: str, isa: str, plane: int
 ) -> torch.Tensor:
-    """Returns the offset in a block of each token and dim of K (plane 0) or V (1), as the kernel writes it."""
+    """Returns the offset in a block at which the kernel writes each token and dim of K (plane 0) or V (plane 1)."""
     from vllm import _custom_ops as ops
 
     block, dim = spec.block_size, spec.head_size

@@ -72,7 +72,7 @@ def _digest_of_piece(file: Path, offset: int) -> bytes:
 
 
 def _entry(file: Path) -> Path | None:
-    """Returns where the file's digest is kept, or None if there is no folder that this user alone can write to."""
+    """Returns the path of the file's stored digest, or None if there is no folder that this user alone can write to."""
     root = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(root) if root else Path.home() / ".cache") / "kvferry" / "digests"
@@ -107,7 +107,7 @@ def _remember(file: Path, signature: str, digest: str) -> None:
     if entry is None:
         return
     try:
-        handle, name = tempfile.mkstemp(dir=entry.parent)  # mkstemp() creates it with mode 0600
+        handle, name = tempfile.mkstemp(dir=entry.parent)  # mkstemp() creates the file with mode 0600
         try:
             with os.fdopen(handle, "w") as stream:
                 stream.write(f"{signature}\n{digest}")

@@ -1,4 +1,4 @@
-"""Start-up failures: one line on stderr, then the exception that ends the start."""
+"""Start-up failures: prints one line on stderr, then raises the exception that ends the start."""
 
 import sys
 from typing import NoReturn

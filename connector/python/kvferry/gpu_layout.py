@@ -1,4 +1,4 @@
-"""Where vLLM's GPU backends keep K and V, in strides for the C++ packer.
+"""Finds where vLLM's GPU backends keep K and V, and describes the places by strides for the C++ packer.
 
 A layer's tensor has the shape [block, head, token, content] for every physical order (vLLM's KVCacheLayout: LBHNC,
 LBNHC, BLHNC ...); only the strides differ. K and V of a head are side by side in the content, or all K heads come
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.v1.kv_cache_interface import AttentionSpec
 
-# base address, then block, head, token and dim strides, all in bytes
+# base address, then the strides of block, head, token and dim, all in bytes
 Plane = tuple[int, int, int, int, int]
 
 
@@ -24,7 +24,7 @@ class LayerPlanes(NamedTuple):
 
 
 def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> LayerPlanes:
-    """Returns the planes of one layer. Errors: KvFerryError with name and shape of a tensor that has another layout."""
+    """Returns the planes of one layer. Errors: KvFerryError, which names a tensor of another layout and its shape."""
     shape = tuple(tensor.shape)
     if len(shape) != 4 or shape[2] != spec.block_size:
         refuse_to_start(
@@ -40,7 +40,7 @@ def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> Laye
 
     value_dim = spec.head_size if spec.head_size_v is None else spec.head_size_v
     if value_dim == 0 or spec.state_content_bytes is not None:
-        # A latent vector, or content in the backend's own format: copied unchanged.
+        # A latent vector, or content in the backend's own format, is copied unchanged.
         return LayerPlanes([plane(0, 0)], heads, content)
     per_head = (spec.num_kv_heads, spec.head_size)
     if value_dim == spec.head_size and (heads, content) == (spec.num_kv_heads, 2 * spec.head_size):

@@ -1,4 +1,6 @@
-"""The objects that vLLM passes between scheduler and worker connectors: opaque bytes, made and read in C++."""
+"""The objects that vLLM passes between scheduler and worker connectors. Each contains opaque bytes, made and read in
+C++.
+"""
 
 from dataclasses import dataclass, field
 
@@ -11,21 +13,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass
 class WorkerHello(KVConnectorHandshakeMetadata):
-    """Worker to scheduler, once: the address of this rank's pool."""
+    """Sent once by each worker to the scheduler: the address of the rank's pool."""
 
     payload: bytes
 
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """Scheduler to workers, each step: the chunks to pack and unpack."""
+    """Sent in each step by the scheduler to the workers: the chunks to pack and unpack."""
 
     payload: bytes
 
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """Workers to scheduler, after a step: the chunks packed and unpacked, one entry per rank."""
+    """Sent after a step by the workers to the scheduler: the chunks packed and unpacked, one entry per rank."""
 
     payloads: list[bytes] = field(default_factory=list)
 

@@ -1,7 +1,8 @@
-"""The model's fingerprint, a readable text from which all chunk keys are derived and which nodes compare.
+"""Makes the model's fingerprint: a readable text from which all chunk keys are derived, and which nodes compare.
 
-It covers what changes KV: the weights' content, and the configuration that vLLM runs with. What changes no KV is left
-out, so that nodes which differ in it share chunks: parallelism, block size, vLLM's version, scheduling, tokenizer.
+The fingerprint covers what changes KV: the weights' content, and the configuration that vLLM runs with. It leaves out
+what changes no KV (parallelism, block size, vLLM's version, scheduling, tokenizer), so that nodes which differ only in
+these share chunks.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ logger = init_logger(__name__)
 
 FORMAT_VERSION = 2
 
-# Load formats whose weights are not, or not only, the files of the model's folder.
+# Load formats that take some or all of the weights from elsewhere than the files of the model's folder.
 _LOADED_FROM_ELSEWHERE = {"tensorizer", "runai_streamer", "runai_streamer_sharded", "modelexpress", "ipc_cache"}
 
 # Fields of a Hugging Face configuration that change no KV, or that tools rewrite in every copy.
@@ -47,7 +48,7 @@ def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int) -
     draft = ""
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.uses_draft_kv_cache() and speculative.draft_model_config is not None:
-        # The draft's layers have KV in the same chunks.
+        # The chunks also contain the KV of the draft model's layers.
         other = speculative.draft_model_config
         weights = model_identity(other, speculative.draft_load_config or vllm_config.load_config)
         draft = f"draft={speculative.method}:{weights}:{_digest(_kv_fields(other, effective_config(other)))} "
@@ -91,7 +92,9 @@ def model_identity(model: "ModelConfig", load_config: Any) -> str:
 
 
 def _files_of(model: "ModelConfig", load_config: Any) -> list[Path]:
-    """Returns the files of the weights, and other files of their folder that change KV: a processor, remote code."""
+    """Returns the weight files, and other files in their folder that change KV: a processor's configuration, remote
+    code.
+    """
     folder = _local_folder(model, load_config)
     files = weight_files(folder, str(load_config.load_format))
     if files and folder.is_dir():
@@ -101,7 +104,9 @@ def _files_of(model: "ModelConfig", load_config: Any) -> list[Path]:
 
 
 def weight_files(folder: Path, load_format: str) -> list[Path]:
-    """Returns the weight files of one kind, safetensors or older; `load_format` says which are looked for first."""
+    """Returns the weight files of one kind: safetensors, or older kinds. `load_format` says which kind is looked for
+    first.
+    """
     if folder.is_file():
         return [folder]
     kinds = ("*.safetensors",), ("*.bin", "*.pt", "*.gguf")
@@ -121,13 +126,13 @@ def _local_folder(model: "ModelConfig", load_config: Any) -> Path:
 
         return Path(snapshot_download(model.model, revision=model.revision, cache_dir=load_config.download_dir,
                                       local_files_only=True))  # fmt: skip
-    except Exception as error:  # the hub raises many types; the model's name is used instead
+    except Exception as error:  # the hub raises many types of error; the model's name is used instead
         logger.debug("kvferry: %s is not in the hub's cache: %s", model.model, error)
         return path
 
 
 def _base_name(source: str) -> str:
-    """Returns the last part of a path or hub name; in the hub's cache that is the model's name, not the commit."""
+    """Returns the last part of a path or hub name. In the hub's cache, that is the model's name, not the commit."""
     parts = [part for part in source.split("/") if part]
     hub = [part for part in parts if part.startswith("models--")]
     return hub[-1].split("--")[-1] if hub else (parts or [source])[-1]
@@ -139,8 +144,9 @@ def _base_name(source: str) -> str:
 def effective_config(model: "ModelConfig") -> Any:
     """Returns the Hugging Face configuration with vLLM's overrides.
 
-    The configuration is read again because loading a model changes vLLM's copy. In the scheduler's process the copy has
-    these changes only if there is one rank, so nodes of different parallelism would get different fingerprints.
+    The configuration is read again, because vLLM changes its own copy when it loads a model. In the scheduler's process
+    that copy has the changes only if there is one rank, so nodes of different parallelism would get different
+    fingerprints.
     """
     from vllm.transformers_utils.config import get_config
 
@@ -191,7 +197,9 @@ def _kv_fields(model: "ModelConfig", config: Any) -> dict[str, Any]:
 
 
 def _without_neutral(value: Any) -> Any:
-    """Removes neutral fields from model configurations. In other dictionaries the same names may mean other things."""
+    """Removes neutral fields from model configurations, but not from other dictionaries: there the same names may have
+    another meaning.
+    """
     if isinstance(value, dict):
         neutral = _NEUTRAL if "model_type" in value else ()
         return {str(key): _without_neutral(inner) for key, inner in value.items()
@@ -202,7 +210,7 @@ def _without_neutral(value: Any) -> Any:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """Returns the rope parameters of the model, or those of each kind of its layers."""
+    """Returns the model's rope parameters: one dictionary, or one for each kind of layer."""
     found = getattr(config.get_text_config(), "rope_parameters", None) or {}
     inner = [value for value in found.values() if isinstance(value, dict)]
     return inner if inner and len(inner) == len(found) else [found]

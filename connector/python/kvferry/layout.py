@@ -1,4 +1,4 @@
-"""The layout of one worker's KV tensors, as strides for the C++ packer, and its part of the model."""
+"""Describes one worker's KV tensors by strides for the C++ packer, and finds the worker's part of the model."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,7 +72,8 @@ def _state_planes(
 ) -> LayerPlanes:
     """Describes a layer's states as if each block were KV of `planes` planes and `heads` heads with `dim` elements.
 
-    A chunk has either a whole block or no byte of it, so it does not matter which bytes count as which token.
+    A chunk contains each block as a whole or not at all, so it does not matter which bytes of a block belong to which
+    token.
     """
     row = dim * size
     plane = spec.block_size * row

@@ -8,7 +8,9 @@ _PACKAGES = {"libcrypto": "libssl", "libucm": "libucx", "libucp": "libucx", "lib
 
 
 def why_not_loaded(error: ImportError) -> str:
-    """Returns one sentence, with the shared libraries that this host lacks and the Debian packages that have them."""
+    """Returns one sentence that names the shared libraries that this host lacks, and the Debian packages that contain
+    them.
+    """
     missing = _missing_libraries(error)
     if not missing:
         return f"kvferry's native module can't be loaded: {error}"
@@ -25,7 +27,9 @@ def package_of(library: str) -> str:
 
 
 def _missing_libraries(error: ImportError) -> list[str]:
-    """Returns the libraries that the module lacks: all that ldd lists, else the first, which `error` names."""
+    """Returns the shared libraries that the module needs and this host lacks. If ldd lists none, returns the one
+    library that `error` names.
+    """
     try:
         listed = subprocess.run(["ldd", error.path or ""], capture_output=True, text=True, timeout=10, check=False)
         missing = re.findall(r"(\S+) => not found", listed.stdout)

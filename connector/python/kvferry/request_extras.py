@@ -1,4 +1,6 @@
-"""The extras of chunk keys: what else than model and tokens changes a request's KV, such as adapter and cache_salt."""
+"""The extras of chunk keys: everything besides model and tokens that changes a request's KV, such as adapter and
+cache_salt.
+"""
 
 import os
 from dataclasses import dataclass
@@ -22,7 +24,8 @@ class _Adapter:
     path: str
     signature: str  # the files' signatures when the digest was taken
     digest: str | None  # None: the content that the worker has loaded is unknown
-    is_reloaded: bool  # True if its content has changed: vLLM's prefix cache may have old blocks under the same hashes
+    # True if the adapter's content has changed: vLLM's prefix cache may still have blocks of the old content.
+    is_reloaded: bool
 
 
 class RequestExtras:
@@ -61,7 +64,7 @@ class RequestExtras:
     def _adapter(self, lora: Any) -> _Adapter | None:
         """Returns the adapter with a digest of its files as the worker has read them.
 
-        vLLM reads them when it first sees the adapter's number, and again if a request says `load_inplace`. If the
+        vLLM reads the files when it first sees the adapter's number, and again if a request says `load_inplace`. If the
         files change in between, this process can't know which content the worker has.
         """
         known = self._adapters.get(lora.lora_int_id)
@@ -102,7 +105,7 @@ def _files_of(path: str) -> list[Path]:
     try:
         folder = Path(path).expanduser()
         found = [Path(entry.path) for entry in os.scandir(folder) if entry.is_file()]
-    except (OSError, RuntimeError):  # no such folder, or the home directory is unknown
+    except (OSError, RuntimeError):  # the folder does not exist, or the home directory is unknown
         found = _files_in_hub_cache(path)
     weights = [file for file in found if file.suffix in _ADAPTER_FILES]
     config = [file for file in found if file.name == "adapter_config.json"]
@@ -116,5 +119,5 @@ def _files_in_hub_cache(name: str) -> list[Path]:
         from huggingface_hub import snapshot_download
 
         return [file for file in Path(snapshot_download(name, local_files_only=True)).iterdir() if file.is_file()]
-    except Exception:  # the hub raises many types; the adapter's content is unknown
+    except Exception:  # the hub raises many types of error; each leaves the adapter's content unknown
         return []

@@ -11,7 +11,9 @@ logger = init_logger(__name__)
 
 
 class RouterParams:
-    """If this node has a cluster key, uses only addresses with a valid ticket. Errors: KeyFileError."""
+    """Reads the parameters that a router sends. If this node has a cluster key, only addresses with a valid ticket are
+    used. Errors: KeyFileError.
+    """
 
     def __init__(self, cluster_key_file: str) -> None:
         self._signer = _signer(cluster_key_file)
@@ -53,7 +55,9 @@ class RouterParams:
         return f"tcp://{place}:{port}", remote_id, min(count, num_tokens)
 
     def push_target(self, request_id: str, params: dict[str, Any]) -> str | None:
-        """Returns the endpoint of the decode node that the router chose before the prefill, if any."""
+        """Returns the endpoint of the decode node that the router chose before the prefill, or None if no usable one is
+        named.
+        """
         target = params.get("kvferry_push_to")
         if target is None:
             return None
@@ -76,7 +80,8 @@ class RouterParams:
         if refusal is None:
             return True
         self.num_refused += 1
-        if self.num_refused.bit_count() == 1:  # the 1st, 2nd, 4th ...: clients must not fill the disk with logs
+        # Logs only the 1st, 2nd, 4th, 8th ... refusal, so that clients can't fill the disk with logs.
+        if self.num_refused.bit_count() == 1:
             logger.warning(
                 "kvferry: request %s: an address in its kv_transfer_params is ignored, because it came with %s "
                 "(%d so far)",

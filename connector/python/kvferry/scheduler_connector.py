@@ -55,7 +55,7 @@ class SchedulerConnector:
                 windows=windows(specs),
                 keeps_state=keeps_state(specs),
                 checkpoint_alignment=checkpoint_alignment(specs),
-                # In both cases vLLM plans a step while an earlier one still runs.
+                # With asynchronous scheduling or pipeline stages, vLLM plans a step while an earlier step still runs.
                 runs_ahead=vllm_config.scheduler_config.async_scheduling or parallel.pipeline_parallel_size > 1,
                 start_timeout_ms=START_TIMEOUT_MS,
             )
@@ -66,10 +66,12 @@ class SchedulerConnector:
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
         self._extras = RequestExtras()
-        self._extras_of: dict[str, str | None] = {}  # [request id] extras in its chunk keys; None: it has none
+        # [request id] extras in the request's chunk keys; None: its KV is not shared.
+        self._extras_of: dict[str, str | None] = {}
         self._wants_report: set[str] = set()
         self._kv_cache_manager: KVCacheManager | None = None
-        self._admitted: dict[str, list[int]] = {}  # [request admitted in this step] its blocks in KV group 0
+        # [id of a request admitted in this step] the request's blocks in KV group 0.
+        self._admitted: dict[str, list[int]] = {}
         self._stats = StatsSource()
         logger.info(
             "kvferry: engine %s serves %s as %s at %s:%d",
@@ -115,7 +117,7 @@ class SchedulerConnector:
             self._wants_report.add(request.request_id)
 
     def _identity(self) -> str:
-        """Returns what two nodes compare at a hand-over."""
+        """Returns the text that two nodes compare at a hand-over."""
         return f"{self._fingerprint} weights_epoch={self._extras.weights_epoch}"
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -127,8 +129,8 @@ class SchedulerConnector:
         self._sync_tokens(request)
         if request.skip_reading_prefix_cache:
             return 0, False
-        # The KV is in this node's own pool, so the load is a copy inside the step. It is asynchronous for vLLM only if
-        # vLLM could not recover from a failed synchronous load.
+        # The KV is in this node's own pool, so the load is a copy inside the step. The load is asynchronous for vLLM
+        # only if vLLM could not recover from a failed synchronous load.
         return self._node.lookup(req_id, num_computed_tokens)
 
     def _sync_tokens(self, request: "Request") -> None:
@@ -214,15 +216,16 @@ class SchedulerConnector:
             self._evict_failed_blocks(output.invalid_block_ids)
         self._admitted.clear()
         report = output.kv_connector_worker_meta
-        if type(report) is StepReport:  # isinstance() takes microseconds with an ABC
+        if type(report) is StepReport:  # no isinstance(), which takes microseconds for a class derived from an ABC
             for payload in report.payloads:
                 self._node.worker_report(payload)
 
     def _evict_failed_blocks(self, bad_blocks: set[int]) -> None:
         """Removes blocks whose load failed, and blocks computed from them, from vLLM's prefix cache.
 
-        With kv_load_failure_policy `recompute` vLLM leaves them there, since the request computes them again; but the
-        request may be aborted or preempted before that. Only requests admitted in this step can have such blocks.
+        With kv_load_failure_policy `recompute` vLLM leaves such blocks in the cache, since the request computes them
+        again. But the request may be aborted or preempted before that. Only requests admitted in this step can have
+        such blocks.
         """
         bad = set(bad_blocks)
         known = 0

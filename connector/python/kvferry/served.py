@@ -75,7 +75,7 @@ def keeps_state(specs: "list[Any]") -> bool:
 
 
 def settings_json(vllm_config: "VllmConfig", specs: "list[Any]") -> str:
-    """Returns kv_connector_extra_config. If the model has state, chunk_tokens is the block size in any case."""
+    """Returns kv_connector_extra_config. If the model has state, chunk_tokens is replaced by the block size."""
     extra = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
     if keeps_state(specs):
         extra["chunk_tokens"] = specs[0].block_size
@@ -83,7 +83,9 @@ def settings_json(vllm_config: "VllmConfig", specs: "list[Any]") -> str:
 
 
 def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
-    """Returns the format of a rank's states, which all nodes that share them must have; empty if the model has none."""
+    """Returns a name for the format of a rank's states, which must be equal on all nodes that share states. Returns an
+    empty text if the model has no state.
+    """
     if not keeps_state(specs):
         return ""
     found = [f"{spec.shapes}:{spec.dtypes}" for spec in specs if hasattr(spec, "shapes")]
@@ -93,7 +95,9 @@ def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
 
 
 def checkpoint_alignment(specs: "list[Any]") -> int:
-    """Returns CoreConfig::checkpoint_alignment: inside a step vLLM copies states at its multiples; 0: never."""
+    """Returns CoreConfig::checkpoint_alignment: vLLM copies states inside a step only at multiples of it. 0: vLLM makes
+    no such copies.
+    """
     return next((spec.prefill_checkpoint_alignment or 0 for spec in specs
                  if getattr(spec, "num_prefill_checkpoint_blocks", 0)), 0)  # fmt: skip
 
@@ -126,7 +130,9 @@ def _check_states(
 
 
 def _unserved(spec: "KVCacheSpec") -> str:
-    """Returns the name of KV that can't be served, else an empty text. A subclass of a served spec can't be served."""
+    """Returns the name of the KV if it can't be served, otherwise an empty text. A subclass of a served spec can't be
+    served.
+    """
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
     if type(spec) is MambaSpec:

@@ -1,7 +1,7 @@
 """Tickets: signatures of the addresses in kv_transfer_params, made with a key that only nodes and proxies have.
 
-A router, or any HTTP client, can put addresses into a request. A node with the key uses only those that come with a
-ticket, and HTTP clients can't make one.
+A router, or any HTTP client, can put addresses into a request. A node with the key uses only addresses that come with a
+valid ticket, and HTTP clients can't make a ticket.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ LIFETIME_S = 600  # longest time between signing and use; the two hosts' clocks 
 KEY_BYTES_MIN = 32
 KEY_BYTES_MAX = 65536
 TICKET = "kvferry_ticket"
-# The fields that a ticket signs, of a hand-off and of the target of a push. The names are signed too, so that a
-# ticket of one kind is not valid as the other kind.
+# The names of the fields that a ticket signs: HANDOFF for a hand-off, PUSH_TARGET for the target of a push. The names
+# are signed too, so that a ticket of one kind is not valid as the other kind.
 HANDOFF = ("remote_engine_id", "remote_host", "remote_port", "remote_request_id", "remote_num_tokens",
            "kvferry_fingerprint")  # fmt: skip
 PUSH_TARGET = ("engine_id", "endpoint")
@@ -40,7 +40,7 @@ class Signer:
     clock: Callable[[], float] = time.time
 
     def signed(self, names: tuple[str, ...], params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns `params` with a ticket. `params` must have a string or an integer for each name."""
+        """Returns `params` with a ticket. `params` must have a string or an integer for each of `names`."""
         return {**params, TICKET: self._ticket(names, params, int(self.clock()) + LIFETIME_S)}
 
     def refusal(self, names: tuple[str, ...], params: Mapping[str, Any]) -> str | None:

@@ -95,7 +95,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.handshake()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        # vLLM calls this first in every step: blocks reassigned in this step still contain their old KV.
+        # vLLM calls this first in every step, so blocks that are reassigned in this step still contain their old KV.
         assert isinstance(kv_connector_metadata, StepPlan)
         self._worker.begin_step(kv_connector_metadata)
 
@@ -153,6 +153,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.shutdown()
 
 
-# Inside vLLM's MultiConnector the class is looked up by its name, without the module's path, for its metrics.
+# vLLM's MultiConnector looks up the class for its metrics by the class's name alone, without the module's path. The
+# name must therefore be registered.
 with contextlib.suppress(ValueError):  # the class is registered already
     KVConnectorFactory.register_connector(KvFerryConnector.__name__, __name__, KvFerryConnector.__name__)

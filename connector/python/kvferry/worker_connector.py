@@ -22,7 +22,8 @@ class WorkerConnector:
         self._vllm_config = vllm_config
         specs = served_specs(kv_cache_config, vllm_config)
         self._block_tokens = specs[0].block_size
-        # True if vLLM calls save_kv_layer() in all layers, as pushes layer by layer need; False with layers of state.
+        # True if vLLM calls save_kv_layer() in all layers, which pushes layer by layer need. False for models that have
+        # layers with state.
         self._has_layer_hooks = not keeps_state(specs)
         self._kv_cache_config = kv_cache_config
         self._node: WorkerNode | None = None
@@ -34,7 +35,8 @@ class WorkerConnector:
         # True if this rank runs a draft model: vLLM runs it in the last pipeline stage. The KV of its layers is in the
         # chunks.
         self._drafts = self._speculates and speculative.uses_draft_kv_cache() and get_pp_group().is_last_rank
-        self._open_report: StepReport | None = None  # vLLM has it already; save() adds the step's saves
+        # A report that vLLM has already taken; save() adds the step's saves to it.
+        self._open_report: StepReport | None = None
         self._extra_json = settings_json(vllm_config, specs)
         try:
             check_config(self._extra_json)

@@ -23,10 +23,10 @@ namespace {
 
 using namespace kvferry;
 
-constexpr int kTurnMs = 50;  // longest wait of the client's thread and of lookup() before they look again
+constexpr int kTurnMs = 50;  // longest time that the client's thread and lookup() wait before their next check
 constexpr const char* kTierNames[] = {"gpu", "host", "disk", "remote"};
 
-// Engine id, incarnation, endpoint, number of full chunks, tier, controller::Holder::confirmed.
+// The fields of a holder: engine id, incarnation, endpoint, number of full chunks, tier, controller::Holder::confirmed.
 using HolderTuple = std::tuple<std::string, std::uint64_t, std::string, std::uint32_t, std::string, bool>;
 
 std::vector<ChunkKey> keys_from(const std::vector<nb::bytes>& keys) {

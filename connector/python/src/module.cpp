@@ -1,4 +1,5 @@
-// kvferry._core: the scheduler node and the worker node for Python. Only converts arguments, results and errors.
+// kvferry._core: the scheduler node and the worker node for Python. This file only converts arguments, results and
+// errors.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -126,7 +127,7 @@ struct PyScheduler {
     const RunningRequests running{ids, computed, blocks, resumed, scheduled};
     // Running requests come first, so that admissions do not change their places.
     step.scheduled.resize(running.size() + admitted.size());
-    RunningReader reader = std::exchange(running_reader, {});  // stays empty if this step throws
+    RunningReader reader = std::exchange(running_reader, {});  // running_reader stays empty if this step throws
     reader.read(running, step.scheduled);
     for (std::size_t i = 0; i < admitted.size(); ++i) {
       const auto& [id, num_computed, count, table] = admitted[i];

@@ -13,8 +13,8 @@
 
 namespace kvferry {
 
-/// Converts an integer; fast if CPython stores it in one digit (30 bits), as all token ids and counts. Returns -1 with
-/// a Python error set if the object is not an integer that fits.
+/// Converts a Python integer. The conversion is fast if CPython stores the integer in one digit (30 bits), as it does
+/// for all token ids and counts. Returns -1 with a Python error set if the object is not an integer or does not fit.
 inline std::int64_t small_integer(PyObject* object) {
   if (PyLong_CheckExact(object)) {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -28,7 +28,7 @@ inline std::int64_t small_integer(PyObject* object) {
   return PyLong_AsLong(object);
 }
 
-/// Reads a list of integers. Throws TypeError if it is not a list or contains other objects.
+/// Reads a list of integers. Throws TypeError if `list` is not a list or contains other objects.
 inline std::vector<std::int32_t> integers(nanobind::handle list) {
   constexpr Py_ssize_t kAhead = 16;  // number of objects to prefetch ahead, since they are scattered in memory
   if (!PyList_Check(list.ptr())) throw nanobind::type_error("token ids must be a list");
@@ -42,7 +42,7 @@ inline std::vector<std::int32_t> integers(nanobind::handle list) {
   return values;
 }
 
-/// The fields of vLLM's CachedRequestData. A step has hundreds of running requests.
+/// The fields of vLLM's CachedRequestData, not converted yet, because a step has hundreds of running requests.
 struct RunningRequests {
   const nanobind::list& ids;        // list[str]
   const nanobind::list& computed;   // list[int]
@@ -57,7 +57,7 @@ struct RunningRequests {
 /// is recognised by the address of its id's str object, which this class keeps alive; its id is not converted again.
 class RunningReader {
  public:
-  /// Overwrites the first running.size() of `requests`, which must have the values of the previous step.
+  /// Overwrites the first running.size() elements of `requests`, which must have the values of the previous step.
   void read(const RunningRequests& running, std::span<ScheduledRequest> requests) {
     if (running.computed.size() != running.size() || running.blocks.size() != running.size())
       throw nanobind::value_error("the lists of ids, counts and blocks of running requests must have the same length");

@@ -158,7 +158,7 @@ class PyTransport {
 
   std::shared_ptr<Device> gpu_;
   std::unique_ptr<Transport> transport_;
-  std::map<RegionId, BufferView> buffers_;  // keep registered buffers from being freed or resized
+  std::map<RegionId, BufferView> buffers_;  // the views keep registered buffers from being freed or resized
   bool is_closed_ = false;
 };
 
