@@ -37,7 +37,8 @@ Route find_route(std::string_view controllers) {
   return route;
 }
 
-/// Returns the source address of packets to other networks, else any address that is not loopback, else an empty text.
+/// Returns the source address of packets to other networks. If there is none, returns any address that is not loopback,
+/// or an empty text if this host has only loopback.
 std::string primary_address() {
   for (const char* documentation_address : {"192.0.2.1", "2001:db8::1"}) {
     const Result<std::string> source = net::source_address_towards(documentation_address);

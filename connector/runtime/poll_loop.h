@@ -14,15 +14,15 @@ namespace kvferry {
 
 class PollLoop {
  public:
-  /// Does all the work there is, adds the file descriptors to wait for, and returns the longest time to wait for them
-  /// in milliseconds, or 0 if the loop should call it again at once.
+  /// A turn does all pending work, adds the file descriptors to wait for, and returns the longest time to wait for them
+  /// in milliseconds, or 0 if the loop should start the next turn at once.
   using Turn = std::function<int(std::vector<pollfd>& fds)>;
 
   ~PollLoop() { stop(); }
   void start(Turn turn);
-  /// Ends the wait in progress, or the next one at once. Threads: any.
+  /// Ends the wait in progress. If no wait is in progress, the next wait ends at once. May be called from any thread.
   void wake() { wake_.set(); }
-  /// Joins the thread. Idempotent.
+  /// Ends the loop and joins its thread. A second call does nothing.
   void stop();
 
  private:

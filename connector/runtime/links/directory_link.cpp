@@ -9,7 +9,8 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kLookupsMax = 10'000;  // limit on pending lookups; beyond it, the oldest are dropped
+// Limit on pending lookups; beyond this limit the oldest lookups are dropped.
+constexpr std::size_t kLookupsMax = 10'000;
 
 std::vector<controller::ChunkEntry> entries_of(const std::vector<ChunkMeta>& chunks) {
   std::vector<controller::ChunkEntry> entries;

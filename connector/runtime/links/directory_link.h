@@ -1,5 +1,5 @@
 // The scheduler node's link to the controller: carries the core's actions to the controller, and the controller's
-// answers and orders to the core. A part of NodeLinks; runs on its thread.
+// answers and orders to the core. A part of NodeLinks; runs on the thread of NodeLinks.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace kvferry {
 
-/// Threads: one at a time.
+/// Not thread-safe.
 class DirectoryLink {
  public:
   DirectoryLink(const LinkParts& parts, std::unique_ptr<controller::Client> directory)
@@ -27,7 +27,7 @@ class DirectoryLink {
   void execute(AnnounceEvictions& evicted) { directory_->evict(evicted.keys); }
 
   void take_events();
-  /// Deregisters from the controller. Idempotent; no other method may be called after it.
+  /// Deregisters from the controller. A second call does nothing; no other method may be called afterwards.
   void leave();
 
  private:

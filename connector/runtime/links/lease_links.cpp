@@ -14,7 +14,8 @@ constexpr TimeNs kSavePatience = 200 * kMillisecond;
 // Longest time for hashing runs (parts) of chunks for a reader of other parallelism; shorter than the second for which
 // the reader waits.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
-constexpr std::size_t kDelayedMax = 1000;  // limit on requests that wait for saves; beyond it a request does not wait
+// Limit on requests that wait for saves; beyond this limit a request does not wait.
+constexpr std::size_t kDelayedMax = 1000;
 
 }  // namespace
 
@@ -101,8 +102,8 @@ void LeaseLinks::answer(Request request) {
   }
 }
 
-/// Sends an answer. If nothing is leased, it leaves out the ranks' addresses and regions, because these suffice to read
-/// the pools.
+/// Sends an answer. If no chunk is leased, the answer leaves out the ranks' addresses and regions, because with these
+/// any process can read the pools.
 void LeaseLinks::send(const Asker& asker, LeaseAnswer answer) {
   for (RankEndpoint& rank : answer.ranks) {
     if (!answer.reply.chunks.empty()) break;

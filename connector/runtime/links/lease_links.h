@@ -1,5 +1,5 @@
-// Leases and pulls on the scheduler node's thread: asks other nodes for leases, answers their requests, and orders this
-// engine's workers to pull. A part of NodeLinks, which owns the sockets.
+// Leases and pulls on the scheduler node's thread. LeaseLinks asks other nodes for leases, answers the lease requests
+// of other nodes, and orders this engine's workers to pull. A part of NodeLinks, which owns the sockets.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace kvferry {
 
-/// Threads: one at a time.
+/// Not thread-safe.
 class LeaseLinks {
  public:
   explicit LeaseLinks(const LinkParts& parts) : parts_(parts) {}
@@ -25,7 +25,8 @@ class LeaseLinks {
   void pulled(const PullOutcome& outcome);
   void hashed(const ChecksumOutcome& outcome) { run_checksums_.take(outcome); }
 
-  /// Answers the requests that can be answered now. Returns true if one of the answers had waited for the workers.
+  /// Answers the lease requests that can be answered now. Returns true if one of these answers had waited for the
+  /// workers.
   bool progress();
   /// Returns true if a request waits for chunks that are being saved.
   bool is_waiting() const { return !waiting_.empty(); }
@@ -36,8 +37,8 @@ class LeaseLinks {
     LeaseRequest request;
     TimeNs deadline = 0;  // when the request is answered without the chunks that are still being saved
   };
-  /// Returns true if the request is for a handed-over prompt of which a chunk is still being saved. Called under the
-  /// core's lock.
+  /// Returns true if the request is for a handed-over prompt of which a chunk is still being saved. The caller must
+  /// hold the core's lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);
   void send(const Asker& asker, LeaseAnswer answer);

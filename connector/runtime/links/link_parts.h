@@ -1,4 +1,4 @@
-// What the parts of NodeLinks share: the core, and the sockets to other nodes and to this engine's workers.
+// The objects that the parts of NodeLinks share: the core, and the sockets to other nodes and to this engine's workers.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@
 
 namespace kvferry {
 
-/// [chunk] Number of workers that have not yet reported the chunk's save. With a GPU, they report it in a later step.
+/// [chunk] Number of workers that have not yet reported the chunk's save. A worker with a GPU reports a save in a later
+/// step.
 using UnreportedSaves = std::map<ChunkRef, std::uint32_t>;
 
 /// All referenced objects outlive the parts. The send functions return false if the message could not be queued.

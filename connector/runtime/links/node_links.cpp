@@ -8,7 +8,7 @@ namespace kvferry {
 namespace {
 
 constexpr TimeNs kTick = 50 * kMillisecond;
-// Longest time that actions for the controller wait: while the engine has requests, and otherwise.
+// Longest time that actions for the controller wait: kBusyWaitMs while the engine has requests, otherwise kIdleWaitMs.
 constexpr int kBusyWaitMs = 2, kIdleWaitMs = 20;
 
 template <class Answer>

@@ -30,13 +30,14 @@ class NodeLinks {
 
   /// Connects to the workers and starts the thread.
   Result<void> start(const std::vector<WorkerHello>& workers);
-  /// Queues the core's actions for the thread; call it with the lock held after each event. Returns true if the caller
-  /// should call wake(), best after it has released the lock, because an action is urgent and the thread may be asleep.
-  /// Waking the thread may cost the engine's own thread more than a whole step's plan, so actions for the controller
-  /// wait for the thread's next turn, at most 2 ms while there are requests and at most 20 ms otherwise.
+  /// Queues the core's actions for the thread. The caller must hold the lock, and must call this after each event.
+  /// Returns true if the caller should call wake(), best after the lock is released, because an action is urgent and
+  /// the thread may be asleep. Waking the thread may cost the engine's own thread more than a whole step's plan, so
+  /// actions for the controller wait for the thread's next turn, at most 2 ms while there are requests and at most 20
+  /// ms otherwise.
   bool enqueue(std::vector<Action> actions);
   void wake() { loop_.wake(); }
-  /// Deregisters from the controller and joins the thread. Idempotent.
+  /// Deregisters from the controller and joins the thread. A second call does nothing.
   void shutdown();
 
  private:

@@ -1,8 +1,9 @@
-// Messages between nodes, and between a scheduler node and its workers. Each is sent in an Envelope, whose version is
-// checked first. Structs only grow at their ends; any other change raises kNodeWire.newest.
+// Messages between nodes, and between a scheduler node and its workers. Each message is sent in an Envelope, whose
+// version is checked first. New fields are added only at the end of a struct; any other change must raise
+// kNodeWire.newest.
 //
 // To add a message, define a struct and add it to AnyMessage and to the variant of its direction; the compiler then
-// reports each place that has to handle it.
+// reports each place that has to handle the message.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,9 @@ struct Envelope {
   std::uint32_t type = 0;
   std::uint64_t id = 0;  // chosen by the sender of a request; the answer repeats it
   std::string body;
-  std::uint32_t oldest = 0, newest = 0;  // versions that the sender speaks; 0, 0: it is older and speaks only `version`
-  std::string release{};                 // the sender's kvferry version
+  /// Versions that the sender speaks; 0, 0: an older sender that speaks only `version`.
+  std::uint32_t oldest = 0, newest = 0;
+  std::string release{};  // the sender's kvferry version
   KVFERRY_FIELDS(version, type, id, body, oldest, newest, release);
 };
 
@@ -74,12 +76,12 @@ struct PushAnswer {
 };
 
 // ---- between a scheduler and its workers ----
-/// Asks a worker for the checksums of parts of its chunks, which a node of other parallelism wants to read.
+/// Asks a worker for checksums of parts of its chunks, because a node of other parallelism wants to read these parts.
 struct ChecksumOrder {
   struct Item {
     ChunkRef chunk;
     std::uint32_t num_tokens = 0;
-    std::uint64_t checksum = 0;  // checksum of the whole chunk; a chunk that doesn't match it is damaged
+    std::uint64_t checksum = 0;  // checksum of the whole chunk; if the bytes don't match it, the chunk is damaged
     KVFERRY_FIELDS(chunk, num_tokens, checksum);
   };
   std::uint64_t order = 0;
@@ -106,7 +108,7 @@ struct PushDrop : BareNumber {};  // `value` is the number of the push to drop
 /// A worker's answer to a Revocation.
 struct Revoked : Revocation {};
 
-/// What a worker sends its scheduler at start, as vLLM's handshake metadata.
+/// The message that a worker sends to its scheduler at start, as vLLM's handshake metadata.
 struct WorkerHello {
   std::uint32_t rank = 0;
   std::string link_endpoint;  // endpoint at which the worker receives orders
@@ -155,12 +157,12 @@ Result<Message> unseal(const Envelope& envelope) {
   }
 }
 
-/// For std::visit: one handler for each alternative.
+/// A visitor for std::visit, made of one handler for each alternative.
 template <class... Handlers>
 struct Overloaded : Handlers... {
   using Handlers::operator()...;
 };
 template <class... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang 14 doesn't deduce aggregates
+Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang 14 doesn't deduce the template arguments of aggregates
 
 }  // namespace kvferry

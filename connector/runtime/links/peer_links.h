@@ -23,17 +23,18 @@ namespace kvferry {
 
 /// Chooses the protocol version for each node. The first message to a node is in the oldest version that this node
 /// speaks. Each message names the versions of its sender; after the first answer both nodes use the newest version that
-/// they share. Pure: no I/O and no clock. Threads: one.
+/// they share. The class has no I/O and no clock, and is not thread-safe.
 class PeerVersions {
  public:
   explicit PeerVersions(VersionRange ours = kNodeWire) : ours_(ours) {}
 
   std::uint32_t spoken_with(const std::string& endpoint) const;
-  /// Takes the versions from an answer. kRefused, with a sentence: the nodes share no version, or this answer is in a
-  /// version that this node does not speak.
+  /// Records the versions that an answer names. Errors: kRefused with a sentence, if the nodes share no version or this
+  /// answer is in a version that this node does not speak.
   Result<void> learn(const std::string& endpoint, const Envelope& envelope);
   void drop(const std::string& endpoint) { spoken_.erase(endpoint); }
-  /// Checks that a request can be read. kRefused: as for learn(), with a sentence for the node that asks.
+  /// Checks that this node can read a request. Errors: kRefused for the same reasons as learn(), with a sentence for
+  /// the node that asks.
   Result<void> check(const std::string& who, const Envelope& envelope) const;
 
  private:
@@ -49,14 +50,15 @@ constexpr TimeNs kIdlePeer = 10 * 60 * kSecond;
 constexpr std::size_t kPeersMax = 512;
 
 /// The first message to a node opens the connection. A peer without a message in either direction for kIdlePeer is
-/// dropped with its socket, and so is the longest idle one if a new peer would exceed `peers_max`. Otherwise sockets
-/// would accumulate: nodes come and go for months, and requests may name addresses without a node. Threads: one.
+/// dropped with its socket. If a new peer would exceed `peers_max`, the peer that was idle longest is dropped.
+/// Otherwise sockets would accumulate: nodes come and go for months, and requests may name addresses without a node.
+/// Not thread-safe.
 class PeerLinks {
  public:
   explicit PeerLinks(const Clock& clock, std::size_t peers_max = kPeersMax, ZmqContextRef context = {})
       : clock_(clock), peers_max_(peers_max), context_(std::move(context)) {}
 
-  /// Returns false if `endpoint` is not an address or its queue is full.
+  /// Returns false if `endpoint` is not an address, or if the peer's queue is full.
   bool send(const std::string& endpoint, std::string_view bytes);
   struct Received {
     std::string endpoint;  // the endpoint that the socket was connected to
@@ -78,7 +80,7 @@ class PeerLinks {
 
   void drop_idle();
   std::size_t size() const { return peers_.size(); }
-  /// Adds the file descriptors to wait for.
+  /// Adds the sockets' file descriptors to `fds`, for the loop to wait for.
   void add_to(std::vector<pollfd>& fds) const;
 
  private:

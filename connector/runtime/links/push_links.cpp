@@ -76,7 +76,7 @@ void PushLinks::offered(Asker asker, const PushOffer& offer) {
 }
 
 void PushLinks::answered(const std::string& endpoint, std::uint64_t push, PushAnswer answer) {
-  // The workers write to the address that they get here, so it must come from the node to which the offer was sent.
+  // The workers write to the address in this answer, so the answer must come from the node to which the offer was sent.
   bool is_awaited = false;
   parts_.with_core([&](SchedulerCore& core, TimeNs) { is_awaited = core.awaits_push_answer(push, endpoint); });
   if (!is_awaited) answer = {};
@@ -123,7 +123,7 @@ void PushLinks::granted(const GrantOutcome& outcome) {
     parts_.with_core([&](SchedulerCore& core, TimeNs) { core.push_grant_failed(outcome.ticket, missing); });
   PushAnswer answer{granting.reply, parts_.ranks, std::move(granting.grants)};
   const bool is_granted = missing.size() < granting.indices.size();
-  for (RankEndpoint& rank : answer.ranks) {  // the grants are all that the asker needs to write its chunks
+  for (RankEndpoint& rank : answer.ranks) {  // the asker needs only the grants to write its chunks
     rank.pool_region.clear();
     if (!is_granted) rank.transport_address.clear();
   }

@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// Threads: one at a time.
+/// Not thread-safe.
 class PushLinks {
  public:
   explicit PushLinks(const LinkParts& parts) : parts_(parts) {}

@@ -6,9 +6,10 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kMapsKept = 64;       // limit on the entries in maps_; beyond it all are removed
-constexpr std::size_t kRunsKept = 1 << 20;  // same for the runs in all entries of maps_, 32 MiB together
-constexpr std::size_t kWaitingMax = 256;    // limit on waiting_; beyond it requests are refused
+constexpr std::size_t kMapsKept = 64;  // limit on the entries in maps_; beyond this limit all entries are removed
+// Limit on the runs in all entries of maps_ together (32 MiB); beyond this limit all entries are removed.
+constexpr std::size_t kRunsKept = 1 << 20;
+constexpr std::size_t kWaitingMax = 256;  // limit on waiting_; beyond this limit requests are refused
 
 /// Returns true if a node has one pipeline stage. Nodes whose version is too old to send shards have only one.
 bool is_one_stage(const std::vector<Shard>& shards) {
@@ -17,7 +18,8 @@ bool is_one_stage(const std::vector<Shard>& shards) {
   });
 }
 
-/// Returns true if the cells of both ranks have the same size; false also if a chunk does not divide into cells.
+/// Returns true if the cells of both ranks have the same size. Returns false also if a chunk can't be divided into
+/// equal cells.
 bool same_cell_bytes(const RankEndpoint& a, const RankEndpoint& b) {
   const std::uint64_t a_cells = a.shard.num_cells(), b_cells = b.shard.num_cells();
   return a.chunk_bytes % a_cells == 0 && b.chunk_bytes % b_cells == 0 &&

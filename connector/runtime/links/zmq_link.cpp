@@ -6,8 +6,9 @@
 namespace kvferry {
 namespace {
 
-// Limit on a message, because any process may reach the port, and a decoded message takes up to 30 times its size. It
-// is enough for the longest message of a node: a push offer for three million tokens in chunks of 16 tokens.
+// Limit on the size of a message, because any process may reach the port, and a decoded message takes up to 30 times as
+// much memory. The limit is enough for the longest message of a node: a push offer for three million tokens in chunks
+// of 16 tokens.
 constexpr std::int64_t kRequestBytesMax = 8 << 20;
 
 Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind, const ZmqContextRef& context,

@@ -1,5 +1,5 @@
-// The ZeroMQ sockets between nodes, and between a scheduler node and its workers. Without a cluster key they share one
-// ZeroMQ context.
+// The ZeroMQ sockets between nodes, and between a scheduler node and its workers. Without a cluster key all these
+// sockets share one ZeroMQ context.
 #pragma once
 
 #include <memory>
@@ -13,20 +13,20 @@ namespace kvferry {
 
 using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context that the process's sockets share
 
-/// Threads: one at a time. When fd() becomes readable, call receive() until it returns nullopt.
+/// Not thread-safe. When fd() becomes readable, the caller must call receive() until receive() returns nullopt.
 class ServerSocket {
  public:
   /// Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one message is disconnected.
-  /// kUnavailable: the address cannot be bound ("Address already in use").
+  /// Errors: kUnavailable if the address cannot be bound ("Address already in use").
   static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint, const ZmqContextRef& context = {});
-  const std::string& endpoint() const { return socket_->endpoint(); }  // with the port in use
+  const std::string& endpoint() const { return socket_->endpoint(); }  // the endpoint with the port in use
   const ZmqContextRef& context() const { return socket_->context(); }
   int fd() const { return socket_->fd(); }
   struct Message {
     std::string sender;
     std::string bytes;
   };
-  /// Returns the next message; skips malformed ones.
+  /// Returns the next message. Skips malformed messages.
   std::optional<Message> receive();
   /// Returns false, and drops the message, if the receiver has disconnected or its queue is full.
   bool send(const std::string& to, std::string_view bytes);
@@ -38,7 +38,7 @@ class ServerSocket {
 
 class ClientSocket {
  public:
-  /// Connects and reconnects in the background. kInvalidArgument: `endpoint` is malformed.
+  /// Connects and reconnects in the background. Errors: kInvalidArgument if `endpoint` is malformed.
   static Result<std::unique_ptr<ClientSocket>> connect(const std::string& endpoint, const ZmqContextRef& context = {});
   int fd() const { return socket_->fd(); }
   std::optional<std::string> receive();

@@ -162,8 +162,8 @@ Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
     const Answer answer = shared_.core->lookup(id, num_local, clock_.now());
     if (links_.enqueue(shared_.core->take_actions())) links_.wake();
     if (!answer.pending || patience_left_ <= std::chrono::steady_clock::duration::zero()) return answer;
-    // A round trip takes less time than a step: a short wait saves the request a step and delays other requests
-    // little.
+    // A round trip to another node takes less time than a step. So a short wait saves this request one step, and delays
+    // other requests only a little.
     const auto began = std::chrono::steady_clock::now();
     shared_.changed.wait_for(lock, patience_left_);
     patience_left_ -= std::chrono::steady_clock::now() - began;

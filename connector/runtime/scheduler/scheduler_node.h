@@ -32,17 +32,17 @@ struct SchedulerOptions {
   std::int64_t start_timeout_ms = 10'000;
 };
 
-/// Threads: the engine's scheduler thread. No method blocks on the network, except lookup(), which waits up to 2 ms per
-/// step for an answer.
+/// All methods are called on the engine's scheduler thread. No method blocks on the network, except lookup(), which
+/// waits up to 2 ms per step for an answer.
 class SchedulerNode {
  public:
-  /// kInvalidArgument: chunk_tokens is no multiple of block_tokens. kUnavailable: no free port, or the controller was
-  /// not reachable within start_timeout_ms. kRefused: the controller refused this node, for example because the
-  /// namespace has another model.
+  /// Errors: kInvalidArgument if chunk_tokens is no multiple of block_tokens; kUnavailable if no port is free, or the
+  /// controller was not reachable within start_timeout_ms; kRefused if the controller refused this node, for example
+  /// because the namespace has another model.
   static Result<std::unique_ptr<SchedulerNode>> start(SchedulerOptions options);
 
-  /// Takes the workers' handshakes in rank order. Must be called before the first request. kInvalidArgument: the
-  /// handshakes contradict each other.
+  /// Takes the workers' handshakes in rank order. Must be called before the first request. Errors: kInvalidArgument if
+  /// the handshakes contradict each other.
   Result<void> attach_workers(const std::vector<std::string>& hellos);
 
   /// The address at which other nodes ask for leases: remote_host and remote_port in kv_transfer_params.
@@ -56,7 +56,7 @@ class SchedulerNode {
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks);
   std::string build_step(const StepInput& input, const TokenSource& tokens = {});
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted);
-  /// kCorrupt: the bytes are not a report.
+  /// Errors: kCorrupt if the bytes are not a report.
   Result<void> worker_report(std::string_view report);
   /// Returns true if a worker has not reported a save yet. The engine must then run more steps, even without requests,
   /// because reports come with steps.
@@ -65,11 +65,12 @@ class SchedulerNode {
 
   /// Returns counters and gauges by metric name, without the kvferry_ prefix.
   std::map<std::string, double> metrics();
-  /// Same as metrics(), but returns nullopt if nothing has changed since the values that it returned last, or if there
-  /// are requests and those values are less than 100 ms old. Every step calls it, so it has to be fast.
+  /// Same as metrics(), but returns nullopt if the values have not changed since take_metrics() last returned them, or
+  /// if there are requests and take_metrics() last returned values less than 100 ms ago. Every step calls this
+  /// function, so it has to be fast.
   std::optional<std::map<std::string, double>> take_metrics();
 
-  /// Deregisters from the controller and joins the thread. Idempotent.
+  /// Deregisters from the controller and joins the thread. A second call does nothing.
   void shutdown() { links_.shutdown(); }
 
  private:

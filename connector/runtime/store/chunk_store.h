@@ -1,6 +1,6 @@
-// The chunks of one rank: in the pool's slots, which other nodes read, and perhaps also in GPU memory. The store copies
-// them to and from the engine's blocks, in the order of the engine's stream. The arrival of a chunk from another node
-// is a landing: land() begins it, take_landed() reports its end.
+// The store of one rank's chunks. Chunks are in the pool's slots, which other nodes read, and perhaps also in GPU
+// memory. The store copies chunks to and from the engine's blocks, in the order of the engine's stream. The arrival of
+// a chunk from another node is a landing: land() begins a landing, take_landed() reports its end.
 #pragma once
 
 #include <cstddef>
@@ -18,29 +18,32 @@
 
 namespace kvferry {
 
-/// Threads: any. Never throws. Work that a device refuses is reported as a failed save, load or landing.
+/// Every method may be called from any thread, and none throws. Work that a device refuses is reported as a failed
+/// save, load or landing.
 class ChunkStore {
  public:
   virtual ~ChunkStore() = default;
-  /// Describes the store's use of a GPU, for the log; empty if it uses none.
+  /// Describes the store's use of a GPU, for the log. Returns an empty text if the store uses no GPU.
   virtual std::string describe() const = 0;
 
   // ---- the engine's steps, on one thread ----
   /// Packs the KV that the stream has computed so far; later work in the stream may overwrite the blocks. take_saved()
   /// reports each item once, in this step or a later one.
   virtual void save(const std::vector<SaveJob>& jobs, DeviceStream stream) = 0;
-  /// Packs one layer of a save. The other layers follow in order, and then save(), which does not pack them again.
-  /// Returns the chunk_checksum() of the layer's bytes in the slot. kUnavailable: this store packs all layers at once.
+  /// Packs one layer of a save. The caller then packs the other layers in order, and calls save(), which does not pack
+  /// these layers again. Returns the chunk_checksum() of the layer's bytes in the slot. Errors: kUnavailable if this
+  /// store packs all layers at once.
   virtual Result<std::uint64_t> save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
     (void)job, (void)item, (void)layer;
     return Error{ErrorCode::kUnavailable, "this store packs whole chunks"};
   }
-  /// Returns the saves that have ended since the last call. `ok`: the slot is whole and other nodes may read it.
+  /// Returns the saves that have ended since the last call. `ok` is true if the slot is whole and other nodes may read
+  /// it.
   virtual std::vector<SaveDone> take_saved() = 0;
   using IsReadable = std::function<bool(ChunkRef)>;
   /// Unpacks chunks into blocks and verifies them before it returns. Returns one outcome for each job. A job ends at
-  /// the first chunk whose load fails or whose generation or checksum is wrong, because later tokens can't be used
-  /// without it. The content of the blocks from there on is undefined.
+  /// the first chunk whose load fails or whose generation or checksum is wrong, because the tokens after that chunk
+  /// can't be used without it. The content of the blocks from that chunk on is undefined.
   virtual std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
                                         DeviceStream stream) = 0;
 
@@ -49,21 +52,22 @@ class ChunkStore {
     RegionId region;
     std::uint64_t offset = 0;
   };
-  /// Returns where a transfer may write this chunk. The caller must call landed() after the transfer. kFull: the GPU
-  /// still uses the slot.
+  /// Returns where a transfer may write this chunk. The caller must call landed() after the transfer. Errors: kFull if
+  /// the GPU still uses the slot.
   virtual Result<Place> land(ChunkRef chunk, std::uint64_t bytes) = 0;
-  /// Same as land(), but always returns the slot: for a chunk whose checksum is unknown until all its parts
-  /// have arrived.
+  /// Same as land(), but always returns a place in the slot. Used for a chunk whose checksum is unknown until all its
+  /// parts have arrived.
   virtual Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) { return land(chunk, bytes); }
   struct Landed {
     ChunkRef chunk;
     bool ok = false;
     std::uint64_t checksum = 0;  // chunk_checksum() of this rank's bytes, if ok
   };
-  /// Takes chunks whose transfers no longer touch their memory, and copies them to their slots where necessary.
+  /// Takes chunks whose transfers no longer touch their memory, and copies the chunks to their slots where necessary.
   /// take_landed() reports each chunk once.
   virtual void landed(std::span<const Landed> chunks) = 0;
-  /// Returns the landings that have ended since the last call. `ok`: the slot is whole and other nodes may read it.
+  /// Returns the landings that have ended since the last call. `ok` is true if the slot is whole and other nodes may
+  /// read it.
   virtual std::vector<Landed> take_landed() = 0;
 
   /// Returns the number of slots that are not reused yet, because the GPU's work on them timed out and may still write
@@ -71,7 +75,7 @@ class ChunkStore {
   virtual std::size_t num_fenced() const = 0;
 };
 
-/// The pool outlives the store.
+/// The arguments of make_host_store() and make_gpu_store(). The memory `pool` must outlive the store.
 struct ChunkStoreParts {
   KvLayout layout;
   std::uint32_t rank = 0;
@@ -80,8 +84,8 @@ struct ChunkStoreParts {
   RegionId pool_region;
 };
 
-/// Makes a store for blocks in host memory: all work is done when a call returns; streams are ignored. Errors: those of
-/// make_host_packer().
+/// Makes a store for blocks in host memory. Each call does all its work before it returns, and ignores its stream.
+/// Errors: those of make_host_packer().
 Result<std::unique_ptr<ChunkStore>> make_host_store(ChunkStoreParts parts);
 
 struct GpuTier {
@@ -93,8 +97,8 @@ struct GpuTier {
   Transport& transport;  // must be shut down before the store is destroyed
 };
 
-/// Makes a store for blocks in GPU memory. Errors: those of the packer and of the device. kInvalidArgument:
-/// `tier.bytes` is not 0 and too small for one chunk.
+/// Makes a store for blocks in GPU memory. Errors: those of the packer and of the device; kInvalidArgument if
+/// `tier.bytes` is not 0 but too small for one chunk.
 Result<std::unique_ptr<ChunkStore>> make_gpu_store(ChunkStoreParts parts, GpuTier tier);
 
 }  // namespace kvferry

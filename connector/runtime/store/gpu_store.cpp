@@ -113,7 +113,7 @@ void GpuStore::poll() {
   }
 }
 
-/// Reports work that the device has finished, and frees its frames and slots.
+/// Reports the outcome of work that the device has finished, and frees the work's frames and slots.
 void GpuStore::end(Work& work) {
   std::vector<std::uint64_t> checksums;
   bool ok = true;
@@ -146,8 +146,8 @@ void GpuStore::report(const Work& work, const Work::Item& item, bool ok, std::ui
     saved_.push_back({item.chunk, ok, ok ? checksum : 0});
 }
 
-/// Reports the work as failed. The frames and slots that the device may still touch are not reused until it has
-/// finished.
+/// Reports the work as failed. The frames and slots that the device may still touch are not reused until the device has
+/// finished the work.
 void GpuStore::give_up(Work& work, std::string_view why) {
   log().error("{} {} chunks failed: {}; {} slots are not reused until the GPU has finished",
               work.kind == Work::Kind::kLanding ? "receiving" : "saving", work.items.size(), why, work.slots.size());

@@ -1,7 +1,8 @@
-// Private to make_gpu_store(). The chunk store for blocks in GPU memory, with frames of GPU memory besides the slots.
+// The chunk store for blocks in GPU memory, with frames of GPU memory besides the slots. Only make_gpu_store() uses
+// this class.
 //
-// The engine's stream, `down_` (frame to slot) and `up_` (slot to frame) run in parallel; an event orders them wherever
-// bytes pass from one stream to another. The host waits for loads only.
+// The engine's stream, `down_` (frame to slot) and `up_` (slot to frame) run in parallel. Wherever bytes pass from one
+// stream to another, an event orders the two streams. The host waits for loads only.
 #pragma once
 
 #include <list>
@@ -43,7 +44,7 @@ class GpuStore final : public ChunkStore {
     enum class Kind : std::uint8_t { kSave, kLanding, kLoad };
     Kind kind = Kind::kSave;
     DeviceStream stream = nullptr;     // stream to which the last piece was submitted
-    std::optional<DeviceEvent> event;  // recorded after the last piece; empty if the device refused, to be retried
+    std::optional<DeviceEvent> event;  // recorded after the last piece; empty while the device refuses to record it
     std::vector<FramePin> pins;
     std::vector<std::uint32_t> slots;
     std::vector<PassPtr> passes;
@@ -81,7 +82,7 @@ class GpuStore final : public ChunkStore {
   Device& device() const { return *tier_.gpu.device; }
   void register_frames();
 
-  // All methods below are called with mutex_ held.
+  // The caller of each method below must hold mutex_.
   void use_slot(Work& work, std::uint32_t slot);
   bool is_over(Work& work);
   void poll();
@@ -114,9 +115,9 @@ class GpuStore final : public ChunkStore {
 
   mutable std::mutex mutex_;
   FrameTable table_;
-  std::vector<std::uint32_t> slot_uses_;  // [slot] number of Work objects that read or write it
+  std::vector<std::uint32_t> slot_uses_;  // [slot] number of Work objects that read or write the slot
   std::list<Work> works_;
-  std::map<std::uint32_t, Landing> landings_;  // keyed by slot: transfers into frames
+  std::map<std::uint32_t, Landing> landings_;  // [slot] transfers into frames that have not ended
   std::vector<SaveDone> saved_;
   std::vector<Landed> landed_;
 };

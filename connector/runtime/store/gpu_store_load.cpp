@@ -1,4 +1,5 @@
-// GpuStore's loads: frame -> block, after slot -> frame for chunks that are in no frame.
+// GpuStore's loads. Each chunk is unpacked from its frame into blocks. A chunk without a frame is first copied from its
+// slot into a free frame, or unpacked straight from its slot if no frame is free.
 #include <utility>
 
 #include "connector/runtime/store/gpu_store.h"
@@ -111,7 +112,7 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
   }();
   if (given) return;
   log().error("copying {} chunks from host to GPU memory failed: {}", up.size(), given.error().what);
-  Work stray;  // the device may have begun some of the copies
+  Work stray;  // keeps the frames and slots in use, because the device may have begun some of the copies
   stray.kind = Work::Kind::kLoad;
   stray.stream = *up_;
   for (const auto& [chunk, frame] : filled) {

@@ -50,7 +50,7 @@ class HostStore final : public ChunkStore {
     ChecksumStream checksum;
     std::uint32_t num_layers = 0;
   };
-  std::map<ChunkRef, Layered> layered_;  // saves whose first layers are packed
+  std::map<ChunkRef, Layered> layered_;  // saves of which some layers are packed already
   std::mutex mutex_;
   std::vector<SaveDone> saved_;
   std::vector<Landed> landed_;

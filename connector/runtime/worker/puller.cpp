@@ -129,7 +129,7 @@ bool Puller::completed(const Completion& completion) {
   return true;
 }
 
-/// Ends a piece whose transfer is over. A chunk is handed to the store with its last piece.
+/// Ends a piece whose transfer is over. When the last piece of a chunk has ended, the chunk is passed to the store.
 void Puller::close(const Piece& piece, const std::vector<bool>& ok, const std::string& what) {
   Pull& pull = *piece.pull;
   if (!what.empty()) pull.what = what;

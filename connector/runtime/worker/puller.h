@@ -1,5 +1,6 @@
-// A part of the service loop: carries out PullOrders. Moves the bytes into this rank's pool, verifies them, and reports
-// one outcome for each order. A chunk has landed when the store reports that it is in its slot, or that it failed.
+// Puller is the part of the service loop that executes PullOrders: it moves the bytes into this rank's pool, verifies
+// them, and reports one outcome for each order. A chunk has landed when the store reports that the chunk is in its
+// slot, or that its landing failed.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace kvferry {
 
-/// Threads: the service thread.
+/// All methods run on the service thread.
 class Puller {
  public:
   Puller(const WorkerParts& parts, TransportPeers& peers, const SendOutcome& send)
@@ -23,7 +24,8 @@ class Puller {
   /// Starts the transfers of an order. An order with invalid numbers is refused: its outcome says that every chunk
   /// failed.
   void start(PullOrder order);
-  /// Called when a transfer has ended, and when a chunk has landed. Return false if it belongs to no pull.
+  /// The loop calls completed() when a transfer has ended, and landed() when a chunk has landed. Both return false if
+  /// the transfer or the chunk belongs to no pull.
   bool completed(const Completion& completion);
   bool landed(const ChunkStore::Landed& chunk);
   /// Submits again the transfers for which the transport had no room, and cancels pulls whose deadline has passed.
@@ -35,15 +37,15 @@ class Puller {
  private:
   struct Pull {
     explicit Pull(PullOrder from);
-    /// Returns true if the holder has other parallelism: each chunk is put together from runs (parts) of its ranks'
-    /// chunks.
+    /// Returns true if the holder has other parallelism. Each chunk is then put together from runs (parts) of the
+    /// chunks of several of the holder's ranks.
     bool has_runs() const { return !order.sources.empty(); }
 
     PullOrder order;
     std::size_t num_left = 0;               // items without an outcome
     std::vector<bool> ok;                   // [item] false before plan(), and after the first failed piece
     std::vector<std::uint64_t> checksums;   // [item] checksum of this rank's chunk; 0 until all its bytes are verified
-    std::vector<std::uint32_t> num_pieces;  // [item] number of its pieces that have not ended
+    std::vector<std::uint32_t> num_pieces;  // [item] number of the item's pieces that have not ended
     std::string what;                       // reason of the last failure; empty: none
   };
   using PullPtr = std::shared_ptr<Pull>;
@@ -73,7 +75,7 @@ class Puller {
   TransportPeers& peers_;
   const SendOutcome& send_;
   std::map<TransferId, Piece> running_;
-  std::vector<Piece> waiting_;  // refused because the transport was full, to be retried
+  std::vector<Piece> waiting_;  // pieces to submit again, because the transport was full
   std::map<ChunkRef, std::pair<PullPtr, std::size_t>> landing_;
 };
 

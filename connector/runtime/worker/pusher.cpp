@@ -9,7 +9,8 @@
 namespace kvferry {
 namespace {
 
-constexpr std::size_t kDroppedMax = 4096;  // limit on dropped_; beyond it the push with the lowest number is removed
+// Limit on dropped_; beyond this limit the push with the lowest number is removed.
+constexpr std::size_t kDroppedMax = 4096;
 
 }  // namespace
 
@@ -162,7 +163,7 @@ void Pusher::feed(Item& item) {
   item.layers_fed = ready;
   item.is_fed_whole = item.is_whole;
   if (parts_.transport.feed(*item.transfer, std::move(ranges), std::move(checksums), item.is_fed_whole)) return;
-  item.failed = true;  // the transfer has failed already, or is cancelled here; its Completion follows
+  item.failed = true;  // the transfer has failed already or is cancelled here; in both cases its Completion follows
   parts_.transport.cancel(*item.transfer);
 }
 

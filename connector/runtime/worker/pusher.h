@@ -1,5 +1,5 @@
-// A part of the service loop, on the sending side of pushes: writes chunks into slots that another node grants, layer
-// by layer while the model computes them, or whole.
+// Pusher is the part of the service loop for the sending side of pushes. It writes chunks into slots that another node
+// grants: layer by layer while the model computes the chunk, or the whole chunk at once.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@
 
 namespace kvferry {
 
-/// Threads: the service thread, and the step thread (the engine's worker thread, which runs the steps).
+/// Methods run on two threads: the service thread, and the step thread (the engine's worker thread, which runs the
+/// steps).
 class Pusher {
  public:
   /// `wake` is called on the step thread when there is work for the service thread.
@@ -26,19 +27,19 @@ class Pusher {
       : parts_(parts), peers_(peers), wake_(std::move(wake)) {}
 
   // ---- service thread ----
-  /// Sets the slots that another node grants for a push.
+  /// Records the slots that another node grants for a push.
   void set_target(PushOrder order);
   /// Pushes a chunk that is already whole in its slot.
   void start(const PushStart& start);
-  /// Ends a push; transfers under way are cancelled.
+  /// Ends a push and cancels its running transfers.
   void drop(std::uint64_t push);
   /// Returns false if the transfer belongs to no push.
   bool completed(const Completion& completion);
-  /// Submits again the transfers for which the transport had no room, and sends the outcomes. Returns true if it sent
-  /// one.
+  /// Submits again the transfers for which the transport had no room, and sends the outcomes. Returns true if an
+  /// outcome was sent.
   bool progress(const SendOutcome& send);
-  /// Returns true if a transfer has to be retried. The service thread is not woken up for it, so progress() has to be
-  /// called soon.
+  /// Returns true if a transfer has to be retried. Nothing wakes the service thread for the retry, so progress() has to
+  /// be called soon.
   bool is_waiting() const;
 
   // ---- step thread ----
@@ -67,7 +68,7 @@ class Pusher {
     std::map<std::uint32_t, Item> items;  // keyed by the chunk's index in the push offer
   };
 
-  // All methods below are called with mutex_ held.
+  // The caller of each method below must hold mutex_.
   Item& item_of(std::uint64_t push, std::uint32_t index, ChunkRef chunk, std::uint32_t num_tokens);
   void advance(std::uint64_t id, std::uint32_t index);
   void begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item);

@@ -1,5 +1,6 @@
-// A part of the service loop: carries out ChecksumOrders. Hashes the runs (parts) of this rank's chunks that a reader
-// of other parallelism will pull. progress() hashes one chunk only, so that the loop's other work does not wait long.
+// RunHasher is the part of the service loop that executes ChecksumOrders: it hashes the runs (parts) of this rank's
+// chunks that a reader of other parallelism will pull. progress() hashes one chunk only, so that the loop's other work
+// does not wait long.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +11,13 @@
 
 namespace kvferry {
 
-/// Threads: the service thread.
+/// All methods run on the service thread.
 class RunHasher {
  public:
   RunHasher(const WorkerParts& parts, const SendOutcome& send) : parts_(parts), send_(send) {}
 
   void start(ChecksumOrder order);
-  /// Hashes one chunk and sends its outcome; returns false if there was none to hash.
+  /// Hashes one chunk and sends the chunk's outcome. Returns false if there was no chunk to hash.
   bool progress();
 
  private:

@@ -1,5 +1,5 @@
-// The worker's service thread: receives the scheduler node's orders and the transport's completions, and hands each to
-// the part that handles it: Puller, Pusher, SlotGrants or RunHasher.
+// The worker's service thread: receives the scheduler node's orders and the transport's completions, and passes each to
+// Puller, Pusher, SlotGrants or RunHasher.
 #pragma once
 
 #include <memory>
@@ -18,13 +18,13 @@ namespace kvferry {
 
 class ServiceLoop {
  public:
-  /// Starts the thread. kUnavailable: no local socket can be opened.
+  /// Starts the thread. Errors: kUnavailable if no local socket can be opened.
   static Result<std::unique_ptr<ServiceLoop>> start(const WorkerParts& parts);
   /// The endpoint to which the scheduler node sends its orders; reachable on this machine only.
   const std::string& endpoint() const { return socket_->endpoint(); }
-  /// The part to which the engine's worker thread reports its saves.
+  /// Returns the part to which the engine's worker thread reports its saves.
   Pusher& pusher() { return pusher_; }
-  /// Joins the thread. Transfers under way go on until the transport is shut down. Idempotent.
+  /// Joins the thread. Running transfers go on until the transport is shut down. A second call does nothing.
   void shutdown() { loop_.stop(); }
 
  private:

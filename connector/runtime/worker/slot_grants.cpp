@@ -17,7 +17,7 @@ void SlotGrants::grant(const GrantOrder& order) {
   send_(seal(0, outcome));
 }
 
-/// Returns the exported grant; empty if the memory can't be granted.
+/// Returns the exported grant, or an empty text if the memory can't be granted.
 std::string SlotGrants::grant(const GrantedChunk& wanted, GrantedSlot& slot) {
   slot.has_begun = parts_.fits(wanted.chunk, wanted.num_tokens) && parts_.core.locked([&](WorkerCore& core) {
     const bool is_writable = core.writable(wanted.chunk);
@@ -32,7 +32,8 @@ std::string SlotGrants::grant(const GrantedChunk& wanted, GrantedSlot& slot) {
   const std::uint64_t bytes = wanted.num_tokens * parts_.bytes_per_token;
   const auto place = parts_.store.land(wanted.chunk, bytes);
   slot.has_place = static_cast<bool>(place);
-  if (!place || place->region != parts_.pool_region) return {};  // GPU memory: its grant could not be revoked
+  // The place is in GPU memory, whose grant could not be revoked.
+  if (!place || place->region != parts_.pool_region) return {};
   const auto granted = parts_.transport.grant(place->region, place->offset, bytes);
   if (!granted) return {};
   slot.grant = *granted;
@@ -51,7 +52,8 @@ void SlotGrants::revoke(const Revocation& order) {
   }
 }
 
-/// Revokes the grant of a slot; then the store may copy the chunk to where other nodes read it.
+/// Revokes the grant of a slot, and then passes the chunk to the store, which may copy it to the place where other
+/// nodes read it.
 void SlotGrants::take_back(const Key& key, GrantedSlot& slot) {
   if (slot.grant) {
     const Result<void> revoked = parts_.transport.revoke(*slot.grant);

@@ -1,5 +1,5 @@
-// A part of the service loop, on the receiving side of pushes: grants other nodes access to slots of this rank's pool,
-// and revokes it, so that the slots are no longer written.
+// SlotGrants is the part of the service loop for the receiving side of pushes. It grants other nodes access to slots of
+// this rank's pool, and revokes the grants, after which other nodes can't write the slots any more.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-/// Threads: the service thread.
+/// All methods run on the service thread.
 class SlotGrants {
  public:
   SlotGrants(const WorkerParts& parts, const SendOutcome& send) : parts_(parts), send_(send) {}
@@ -24,10 +24,11 @@ class SlotGrants {
   void revoke(const Revocation& order);
   /// Called when the store has reported a chunk. Returns false if no revocation had passed the chunk to the store.
   bool landed(const ChunkStore::Landed& chunk);
-  /// Retries revocations that wait for the end of a peer's copy, and sends the outcomes. Returns true if it sent one.
+  /// Retries revocations that wait for the end of a peer's copy, and sends the outcomes. Returns true if an outcome was
+  /// sent.
   bool progress();
   /// Returns true if a revocation waits for the end of a peer's copy, or the store has not reported a chunk that a
-  /// revocation passed to it; then progress() has to be called soon.
+  /// revocation passed to the store. In both cases progress() has to be called soon.
   bool is_waiting() const { return !revoking_.empty() || !landing_.empty(); }
 
  private:
@@ -35,10 +36,10 @@ class SlotGrants {
     ChunkRef chunk;
     std::optional<GrantId> grant;          // the transport's grant; empty: none, or revoked
     bool has_begun = false;                // true if the core has begun a write of the slot; false: invalid order
-    bool has_place = false;                // true if the store has given the chunk a place; it waits for landed()
-    std::optional<RevokedChunk> revoking;  // the revoked chunk, as revoke() was given it; empty: not revoked yet
+    bool has_place = false;                // true if the store has given the chunk a place and waits for landed()
+    std::optional<RevokedChunk> revoking;  // the revoked chunk that was passed to revoke(); empty: not revoked yet
   };
-  /// Id of the slot reservation (PushReply::ticket), index of the chunk in the offer.
+  /// A pair: the id of the slot reservation (PushReply::ticket), and the chunk's index in the offer.
   using Key = std::pair<std::uint64_t, std::uint32_t>;
 
   std::string grant(const GrantedChunk& wanted, GrantedSlot& slot);

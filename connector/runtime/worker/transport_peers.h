@@ -1,5 +1,5 @@
-// The peers of a worker's transport: disconnects those that are lost or idle, so that ended processes leave nothing
-// behind in the transport.
+// The peers of a worker's transport. Peers that are lost or idle are disconnected, so that ended processes leave
+// nothing behind in the transport.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,19 @@
 
 namespace kvferry {
 
-/// Threads: any.
+/// Every method may be called from any thread.
 class TransportPeers {
  public:
   static constexpr TimeNs kIdlePeerNs = 600 * kSecond;
 
   TransportPeers(Transport& transport, const Clock& clock) : transport_(transport), clock_(clock) {}
 
-  /// Connects to the transport with this address, where needed, and submits the transfer; its `peer` is set here.
-  /// Errors: those of Transport::connect() and submit().
+  /// Connects to the transport at `address` if it is not connected yet, sets the transfer's `peer`, and submits the
+  /// transfer. Errors: those of Transport::connect() and submit().
   Result<TransferId> submit(const std::string& address, PagedTransfer transfer);
-  /// The caller must pass every completion of the transport to it.
+  /// The caller must pass every completion of the transport to this function.
   void completed(const Completion& completion);
-  /// Disconnects peers without a transfer for kIdlePeerNs. Cheap enough for every turn of a loop.
+  /// Disconnects peers without a transfer for kIdlePeerNs. The call is cheap enough for every turn of a loop.
   void expire();
   std::size_t size() const;
 

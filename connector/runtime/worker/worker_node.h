@@ -1,5 +1,5 @@
-// One rank's node: owns the chunk pool's memory and copies between it and the engine's blocks during the step. A second
-// thread (ServiceLoop) exchanges chunks with other nodes' pools.
+// One rank's node: owns the chunk pool's memory, and copies chunks between the pool and the engine's blocks during the
+// step. A second thread (ServiceLoop) exchanges chunks with other nodes' pools.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ struct WorkerOptions {
   TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
 };
 
-/// Threads: the engine's worker thread; any thread may call handshake() and describe().
+/// All methods run on the engine's worker thread, except handshake() and describe(), which any thread may call.
 class WorkerNode {
  public:
-  /// kUnavailable: no shared memory left, or no transport. kInvalidArgument: a pool that holds less than two chunks, or
-  /// an invalid layout.
+  /// Errors: kUnavailable if no shared memory is left or there is no transport; kInvalidArgument if the pool holds less
+  /// than two chunks or the layout is invalid.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options);
   ~WorkerNode() { shutdown(); }
 
@@ -41,30 +41,31 @@ class WorkerNode {
   /// Returns one sentence for the log with the pool's size, its slots and the transport.
   std::string describe() const;
 
-  // `stream` is the engine's stream, in which it reads and writes the blocks.
-  /// Begins a step: takes its plan and packs the blocks that the step may overwrite. kCorrupt: the bytes are not a
-  /// plan.
+  // `stream` is the stream in which the engine reads and writes the blocks.
+  /// Begins a step: takes the step's plan and packs the blocks that the step may overwrite. Errors: kCorrupt if the
+  /// bytes are not a plan.
   Result<void> begin_step(std::string_view plan, DeviceStream stream = nullptr);
-  /// Before the forward pass: unpacks the chunks that the step's requests load.
+  /// Called before the forward pass. Unpacks the chunks that the step's requests load.
   void load(DeviceStream stream = nullptr);
   /// Returns true if the step's plan has saves that are pushed to another node layer by layer by save_layer().
   bool wants_layers() const { return wants_layers_; }
-  /// In the forward pass, once a layer's KV is in its blocks: packs this layer of the chunks that are pushed. Called
-  /// for the layers in the order of KvLayout::layers.
+  /// Called in the forward pass when a layer's KV is in its blocks, for the layers in the order of KvLayout::layers.
+  /// Packs this layer of the chunks that are pushed.
   void save_layer(std::uint32_t layer);
-  /// After the forward pass: packs the chunks that are full now. With a GPU a later step may report them.
+  /// Called after the forward pass. Packs the chunks that are full now. With a GPU, a later step may report these
+  /// saves.
   void save(DeviceStream stream = nullptr) { save_all(std::exchange(plan_.saves_after, {}), stream); }
 
   /// Returns the report for the scheduler, nullopt if there is nothing to report.
   std::optional<std::string> take_report();
   /// Returns the blocks whose synchronous load has failed since the last call.
   std::vector<BlockId> take_failed_blocks() { return std::exchange(failed_blocks_, {}); }
-  /// Returns the asynchronous loads that have ended since the last call: the request, and whether its blocks are good;
-  /// if not, none of them may be used.
+  /// Returns the asynchronous loads that have ended since the last call: the request's id, and true if its blocks are
+  /// good. If they are not good, none of the blocks may be used.
   using FinishedLoad = std::pair<std::string, bool>;
   std::vector<FinishedLoad> take_finished_loads() { return std::exchange(finished_loads_, {}); }
 
-  /// Ends the service thread and the transport. Idempotent.
+  /// Ends the service thread and the transport. A second call does nothing.
   void shutdown();
 
  private:
@@ -85,10 +86,10 @@ class WorkerNode {
   SharedWorkerCore core_;
   std::unique_ptr<ServiceLoop> service_;
   std::string hello_;
-  StepPlan plan_;                        // plan of the step under way
+  StepPlan plan_;                        // plan of the current step
   bool wants_layers_ = false;            // whether this plan has saves that are pushed layer by layer
   std::set<ChunkRef> begun_;             // saves of this step that save_layer() has begun
-  std::map<ChunkRef, SaveItem> pushed_;  // saves under way that are pushed to another node
+  std::map<ChunkRef, SaveItem> pushed_;  // saves in progress that are pushed to another node
   std::vector<BlockId> failed_blocks_;
   std::vector<FinishedLoad> finished_loads_;
 };

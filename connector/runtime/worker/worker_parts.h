@@ -1,4 +1,4 @@
-// What the parts of a worker's service loop share.
+// The objects that the parts of a worker's service loop share.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class SharedWorkerCore {
   SharedWorkerCore(std::uint32_t rank, std::uint32_t num_slots) : core_(rank, num_slots) {}
 
   std::uint32_t rank() const { return core_.rank(); }
-  /// Calls `call` with the core, under its lock.
+  /// Calls `call` with the core, under the core's lock.
   template <class Call>
   auto locked(Call call) {
     const std::lock_guard lock(mutex_);
@@ -36,7 +36,8 @@ class SharedWorkerCore {
   WorkerCore core_;
 };
 
-/// What each part gets. All referenced objects and the pool outlive the service loop.
+/// The arguments that each part of the service loop receives. All referenced objects and the pool outlive the service
+/// loop.
 struct WorkerParts {
   Transport& transport;
   ChunkStore& store;
@@ -48,7 +49,7 @@ struct WorkerParts {
   std::uint64_t bytes_per_token = 0;
   std::uint32_t num_layers = 1;
 
-  /// Returns true if the pool has this slot and a chunk of so many tokens fits into it.
+  /// Returns true if the pool has this slot and a chunk of that many tokens fits into the slot.
   bool fits(ChunkRef chunk, std::uint32_t num_tokens) const {
     return num_tokens * bytes_per_token <= slot_bytes && chunk.slot < pool.size() / slot_bytes;
   }
@@ -57,7 +58,7 @@ struct WorkerParts {
   }
 };
 
-/// Sends an outcome to the scheduler node. `bytes`: its envelope, made by seal().
+/// Sends an outcome to the scheduler node. `bytes` is the outcome's envelope, made by seal().
 using SendOutcome = std::function<void(const std::string& bytes)>;
 
 }  // namespace kvferry
