@@ -23,7 +23,8 @@ using Time = std::chrono::steady_clock;
 
 constexpr std::int64_t kAdminTimeoutMs = 2000;
 constexpr std::chrono::milliseconds kPollEvery{200};
-constexpr std::chrono::milliseconds kIdleFor{1500};  // how long a node must be idle: proxies may still send it requests
+// A node must be idle for this time, since proxies may still send it requests.
+constexpr std::chrono::milliseconds kIdleFor{1500};
 
 struct Flags {
   SettingFlags values;  // the flags of add_controller_option()
@@ -46,7 +47,7 @@ Result<void> tell(const Flags& flags, const std::string& text, nlohmann::json ob
   return {};
 }
 
-/// A progress bar on a terminal; prints nothing elsewhere.
+/// A progress bar on stderr. Prints nothing if stderr is not a terminal.
 class ProgressLine {
  public:
   void show(std::uint64_t done, std::uint64_t all, std::string_view what) {
@@ -65,8 +66,8 @@ class ProgressLine {
   bool has_shown_ = false;
 };
 
-/// Waits until the node can be stopped; returns its last status. kUnavailable: timeout, or
-/// the node left; kRefused: another client cancelled the drain.
+/// Waits until the node can be stopped, and returns the node's last status. Errors: kUnavailable after the timeout or
+/// if the node has left; kRefused if another client has cancelled the drain.
 Result<NodeStatus> wait_drained(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const auto deadline = Time::now() + std::chrono::duration<double>(flags.timeout_s);

@@ -1,8 +1,8 @@
 // The commands of the `kvferry` binary. Each function adds a command to the command line and returns the function that
 // main() calls if the user gave that command.
 //
-// Exit status: 0 done; 1 a failure (port in use, controller unreachable); 2 the user's input is wrong. With 1
-// and 2 there is exactly one line "kvferry: ..." on stderr.
+// The exit status is 0 if the command succeeded, 1 after a failure (port in use, controller unreachable), and 2 if the
+// user's input is wrong. With 1 and 2 the command prints exactly one line "kvferry: ..." on stderr.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -71,9 +71,9 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
     is_open = true;
   }
   options.directory.newest_incarnation = newest_incarnation;
-  std::random_device random;  // clients must not be able to choose keys that collide
+  std::random_device random;  // a random seed, so that clients can't choose keys that collide
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
-  // Declared before `server`, because the server's listeners refer to it.
+  // `engines` is declared before `server`, because the server's listeners refer to it.
   controller::EngineDirectory engines({.index = options.directory.index});
   std::unique_ptr<controller::Server> server = KVFERRY_TRY(controller::Server::bind(options, clock));
   server->sessions().set_insecure(is_open);

@@ -17,7 +17,8 @@
 
 namespace kvferry::cli {
 
-/// The settings of `kvferry controller`. An empty string: not given; with_shown_default() says what then applies.
+/// The settings of `kvferry controller`. An empty string means that the user has not given the setting;
+/// with_shown_default() shows the default that then applies.
 struct ControllerConfig {
   std::string bind = "tcp://127.0.0.1:14600";
   std::string stream = "none";
@@ -56,7 +57,8 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
       setting("state", &C::state, "a folder, or 'none'",
               "Folder of the state that survives a restart; with 'none' nodes publish their chunks again")
           .with_shown_default("${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc"),
-      // etcd and event-log may hold passwords: their own parsers check them, with messages that leave the value out.
+      // etcd and event-log may hold passwords. Only their own parsers check them, with messages that leave the value
+      // out.
       setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
               "The etcd through which several replicas agree: all of its members separated by commas, optionally "
               "followed by a prefix for all keys")
@@ -120,15 +122,15 @@ struct ControllerAddress {
 };
 /// Adds `--controller` and `--cluster-key-file`; KVFERRY_CONTROLLER and KVFERRY_CLUSTER_KEY_FILE also set them.
 void add_controller_option(CLI::App& command, SettingFlags& flags);
-/// Returns the controller that the flags or the environment name. Errors: kInvalidArgument (not an endpoint), those of
-/// net::read_cluster_key().
+/// Returns the controller that the flags or the environment name. Errors: kInvalidArgument if the name is not an
+/// endpoint; those of net::read_cluster_key().
 Result<ControllerAddress> controller_of(const SettingFlags& flags);
 
-/// Returns the folder of the controller's state; empty: the controller keeps no state.
+/// Returns the folder of the controller's state, or an empty text if the controller keeps no state.
 std::string state_folder(const ControllerConfig& config);
-/// Returns the options of a controller with replicas; nullopt if the settings name no etcd and no event log.
-/// `endpoint`: where the controller listens. kInvalidArgument: an address can't be parsed, or there is none at which
-/// other machines reach this replica.
+/// Returns the options of a controller with replicas, nullopt if the settings name no etcd and no event log. The
+/// controller listens at `endpoint`. Errors: kInvalidArgument if an address can't be parsed, or if other machines can't
+/// reach this replica at any address.
 Result<std::optional<controller::scale::ReplicaOptions>> replica_options(const ControllerConfig& config,
                                                                          const std::string& endpoint);
 

@@ -17,7 +17,7 @@ namespace {
 
 using controller::NodeStatus;
 using controller::Status;
-using Findings = std::vector<Finding>;  // without the check's name, which examine_deployment() adds
+using Findings = std::vector<Finding>;  // findings without the check's name, which examine_deployment() adds
 
 constexpr std::int64_t kStatusMs = 2000;
 constexpr int kConnectMs = 1500;
@@ -25,7 +25,7 @@ constexpr std::uint64_t kSilenceMs = 2000;  // a silence this long is reported; 
 
 std::string name_of(const NodeStatus& node) { return fmt::format("node {}", node.engine_id.value); }
 
-/// Returns why nothing answers at an address, or an empty string.
+/// Returns why nothing answers at an address, or an empty string if a server answers.
 std::string why_unreachable(const net::HostPort& address) {
   const auto hosts = net::resolve(address.host);
   if (!hosts) return hosts.error().what;

@@ -10,8 +10,8 @@
 namespace kvferry::cli {
 
 std::vector<std::string> deployment_check_names();
-/// Checks the deployment. Blocks for up to three seconds for each node that does not answer. A controller that does not
-/// answer is a finding.
+/// Checks the deployment. Blocks for up to three seconds for each node that does not answer. If the controller does not
+/// answer, that is a finding too.
 std::vector<Finding> examine_deployment(const ControllerAddress& controller);
 
 }  // namespace kvferry::cli

@@ -1,4 +1,4 @@
-// What a check of `kvferry doctor` reports.
+// A finding of `kvferry doctor`: what one of its checks reports.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ struct Finding {
   std::string check{};   // name of the check
   std::string what{};    // what is wrong, a sentence without its full stop
   std::string advice{};  // what to do, also without a full stop
-  bool is_hint = false;  // everything works, but it could be faster or easier to operate
+  bool is_hint = false;  // true if everything works, but could be faster or easier to operate
 };
 
 }  // namespace kvferry::cli

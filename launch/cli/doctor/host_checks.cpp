@@ -17,10 +17,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Findings = std::vector<Finding>;  // without the check's name, which examine_host() adds
+using Findings = std::vector<Finding>;  // findings without the check's name, which examine_host() adds
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-// /dev/shm must have more than this, a container's default size, which is too small for vLLM.
+// /dev/shm must have more than this size, which is a container's default and too small for vLLM.
 constexpr std::uint64_t kSharedMemoryMin = 64 * kMiB;
 constexpr std::uint64_t kDescriptorsMin = 4096;
 
@@ -50,7 +50,7 @@ std::vector<std::string> entries(const fs::path& folder) {
 /// Returns the InfiniBand and RoCE devices.
 std::vector<std::string> rdma_devices(const Host& host) { return entries(host.root / "sys/class/infiniband"); }
 
-/// Returns a figure of /proc/meminfo in bytes; 0 if it is missing.
+/// Returns a figure of /proc/meminfo in bytes, 0 if the figure is missing.
 std::uint64_t memory_figure(const Host& host, const std::string& name) {
   std::ifstream file(host.root / "proc/meminfo");
   std::string key, rest;
@@ -59,7 +59,7 @@ std::uint64_t memory_figure(const Host& host, const std::string& name) {
   return 0;
 }
 
-/// Returns the hard limit on a resource in /proc/self/limits; the highest number if there is none.
+/// Returns the hard limit on a resource in /proc/self/limits, the highest number if there is no limit.
 std::uint64_t hard_limit(const Host& host, const std::string& name) {
   std::ifstream file(host.root / "proc/self/limits");
   for (std::string line; std::getline(file, line);) {
@@ -155,7 +155,7 @@ Findings check_rdma_ports(const Host& host) {
   for (const std::string& device : rdma_devices(host)) {
     const fs::path ports = host.root / "sys/class/infiniband" / device / "ports";
     for (const std::string& port : entries(ports)) {
-      const std::string state = first_line(ports / port / "state");  // "4: ACTIVE"
+      const std::string state = first_line(ports / port / "state");  // for example "4: ACTIVE"
       if (state.find("ACTIVE") != std::string::npos) continue;
       found.push_back(
           {.what = fmt::format("port {} of {} is not active ({})", port, device, state.empty() ? "no state" : state),

@@ -77,7 +77,8 @@ std::vector<net::HostPort> listening_addresses(const fs::path& process) {
   return found;
 }
 
-/// Sends `said` to the listener and returns the first 64 bytes of its answer; empty if fewer arrive within a second.
+/// Sends `said` to the listener and returns the first 64 bytes of its answer, or an empty text if fewer bytes arrive
+/// within a second.
 std::string answer_of(net::HostPort address, std::string_view said) {
   if (address.host == "0.0.0.0") address.host = "127.0.0.1";
   if (address.host == "::") address.host = "::1";

@@ -14,7 +14,8 @@ struct SecurityReport {
   std::vector<std::string> weaknesses;  // one sentence for each weakness
 };
 
-/// `pids`: the only processes to examine; empty: all. `controller`: endpoint of a controller to examine too, or empty.
+/// Examines the kvferry processes in `pids`, or all of this host if `pids` is empty. Examines also the controller at
+/// the endpoint `controller`, if it is not empty.
 SecurityReport examine_security(const std::vector<int>& pids, const std::string& controller);
 
 }  // namespace kvferry::cli
