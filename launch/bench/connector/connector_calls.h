@@ -1,4 +1,4 @@
-// Measures the calls of vLLM's scheduler to a KV connector, kvferry's or another one, in a Python that has vLLM.
+// Measures the calls of vLLM's scheduler to a KV connector (kvferry's or another one) in a Python that has vLLM.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct ConnectorCalls {
 
 constexpr std::string_view kConnectorPeers[] = {"nixl", "lmcache"};
 
-/// Returns `given`. If it is empty: .venv's Python of the checkout in which this program was built, or python3 if there
-/// is none.
+/// Returns `given`. If `given` is empty, returns .venv's Python of the checkout in which this program was built, or
+/// python3 if that checkout has no .venv.
 std::string vllm_python(const std::string& given);
 
-/// Returns p50 and p99 of lookups and steps in microseconds, by name, such as "lookup_us_p50". `connector`: "kvferry",
-/// for which a controller is started, or one of kConnectorPeers. Failure kUnavailable: calls.python has no vLLM, or
-/// can't load the connector.
+/// Returns p50 and p99 of lookups and steps in microseconds, by name, such as "lookup_us_p50". `connector` is
+/// "kvferry", for which a controller is started, or one of kConnectorPeers. Failures: kUnavailable if calls.python has
+/// no vLLM or can't load the connector.
 nlohmann::json measure_connector_calls(const std::string& connector, const ConnectorCalls& calls, const Say& say);
 
 }  // namespace kvferry::bench

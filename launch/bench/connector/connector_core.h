@@ -6,8 +6,8 @@
 
 namespace kvferry::bench {
 
-/// Returns the time of each repetition in microseconds. A repetition adds a request whose chunks are all in the pool
-/// and looks it up, which hashes each of its tokens once.
+/// Returns the time of each repetition in microseconds. A repetition adds a request whose chunks are all in the pool,
+/// and looks the request up, which hashes each of its tokens once.
 std::vector<double> time_core_lookups(std::uint32_t num_tokens, std::uint64_t repeat);
 
 /// Returns the time of each step in microseconds. In each step `running` requests decode one token each, and chunks

@@ -25,7 +25,7 @@ namespace kvferry::bench {
 namespace {
 
 constexpr TimeNs kReadyPatience = 600 * kSecond;
-constexpr int kTickMs = 100;  // longest wait, the same as in the controller's loop
+constexpr int kTickMs = 100;  // longest wait for a message, the same as in the controller's loop
 
 void echo_messages(net::ZmqSocket& router) {
   std::array<net::ZmqPart, 2> parts;  // the sender's id and the message

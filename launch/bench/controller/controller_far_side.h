@@ -19,7 +19,7 @@ class ControllerFarSide {
   ControllerFarSide& operator=(const ControllerFarSide&) = delete;
   ~ControllerFarSide();
 
-  /// Returns when the load is in the directory. Failure kUnavailable: the child process does not start.
+  /// Returns when the load is in the directory. Failures: kUnavailable if the child process does not start.
   void wait_filled();
   std::string zmq, stream;            // endpoints of the controller
   std::string zmq_echo, stream_echo;  // endpoints of the echo servers

@@ -19,8 +19,9 @@ using controller::Tier;
 
 constexpr TimeNs kRunTime = kSecond / 2;              // total time of the lookups in one repetition
 constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // most hashes that the removed node holds
-constexpr std::size_t kTidyBucketsPerTurn = 1024;     // the same number as in each turn of the server's loop
-constexpr std::uint64_t kChurnPrefixesMax = 1024;     // most prefixes added and removed in each repetition of events()
+// Buckets that one call of tidy() cleans up, as many as in each turn of the server's loop.
+constexpr std::size_t kTidyBucketsPerTurn = 1024;
+constexpr std::uint64_t kChurnPrefixesMax = 1024;  // most prefixes added and removed in each repetition of events()
 
 class LocalBench {
  public:

@@ -35,7 +35,7 @@ controller::DirectoryOptions directory_options() {
 }
 
 struct StateFigures {
-  double worst_lookup_us = 0;  // slowest one during a snapshot; includes the journal's work before it
+  double worst_lookup_us = 0;  // slowest lookup during a snapshot; includes the journal's work right before that lookup
   double snapshot_s = 0;
   double bytes = 0;
 };
@@ -91,7 +91,8 @@ StateFigures make_state(const std::string& folder, std::uint64_t num_prefixes) {
   return figures;
 }
 
-/// Starts a controller with the state that make_state() wrote. Returns the seconds until its first right answer.
+/// Starts a controller with the state that make_state() wrote. Returns the seconds until the controller's first right
+/// answer.
 double recover(const std::string& folder, std::uint64_t num_prefixes) {
   const SteadyClock clock;
   const TimeNs begun = clock.now();
@@ -122,7 +123,7 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
                  "a controller that was started with a killed controller's state did not answer in time"});
 }
 
-/// Sends an empty controller the snapshots of all workers, one message of each worker in turn. Returns the time in
+/// Sends the snapshots of all workers to an empty controller, one message of each worker in turn. Returns the time in
 /// seconds.
 double resync(std::uint64_t num_prefixes) {
   class NoReplies final : public controller::ReplySender {

@@ -15,8 +15,8 @@
 
 namespace kvferry::bench {
 
-/// Collects the figures: in a table for readers, by name in JSON for programs. To add a figure,
-/// call begin(), then row() for the table and figure() for the JSON.
+/// Collects the figures: in a table for readers, and by name in JSON for programs. To add a figure, call begin(), then
+/// row() for the table and figure() for the JSON.
 class ControllerReport {
  public:
   explicit ControllerReport(std::size_t num_steps) : progress_(num_steps) {}
@@ -57,14 +57,16 @@ class ControllerReport {
 
 constexpr std::size_t kNumSteps = 24;  // steps of the progress bar in all parts together
 
-// Every part fails with kCorrupt if a lookup returned a wrong answer, since that makes all figures of a run invalid.
+// Each part fails with kCorrupt if a lookup returned a wrong answer, since a wrong answer makes all figures of a run
+// invalid.
 
-/// Measures lookups over the controller's sockets and, to compare, empty messages over the same kinds of sockets.
-/// kUnavailable: the server's process does not start. Forks, so no other thread may be running; see ControllerFarSide.
+/// Measures lookups over the controller's sockets and, to compare, empty messages over the same kinds of sockets. Forks
+/// a process for the server (ControllerFarSide), so no other thread may be running. Failures: kUnavailable if the
+/// server's process does not start.
 void measure_remote(const ControllerLoad& load, ControllerReport& report);
 
-/// Measures the time until other nodes find a chunk that a busy node has published. kUnavailable: the controller
-/// does not answer.
+/// Measures the time until other nodes find a chunk that a busy node has published. Failures: kUnavailable if the
+/// controller does not answer.
 void measure_visible(const ControllerFarSide& far, ControllerReport& report);
 
 /// Measures the index and the directory on one core, in this process.

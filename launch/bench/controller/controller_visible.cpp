@@ -11,7 +11,7 @@ namespace {
 
 constexpr TimeNs kTurn = kMillisecond;
 constexpr std::uint64_t kBatchesPerTurn = 32;       // with kBatchKeys keys each: a million hashes a second
-constexpr std::uint64_t kTurns = 4000;              // number of turns, of which every second one evicts
+constexpr std::uint64_t kTurns = 4000;              // number of turns; every second turn evicts
 constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // no other node holds this prefix or later ones
 
 /// Repeats a lookup until it finds the key.
@@ -46,7 +46,7 @@ void measure_visible(const ControllerFarSide& far, ControllerReport& report) {
   std::vector<controller::ChunkEntry> chunks(kBatchKeys);
   const TimeNs begun = clock.now();
   for (std::uint64_t turn = 0; turn < kTurns; ++turn) {
-    // The second of two turns evicts what the first one published, so that the index keeps its size.
+    // Every second turn evicts the chunks that the turn before has published, so that the index keeps its size.
     const std::uint64_t prefix = kFirstPrefix + turn / 2;
     const TimeNs published = clock.now();
     for (std::uint64_t batch = 0; batch < kBatchesPerTurn; ++batch) {

@@ -21,8 +21,8 @@ struct FleetFlags {
 };
 
 /// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. A fleet
-/// that overloads the controller is a result, not an error. kInvalidArgument: a flag has an invalid value;
-/// kUnavailable: this machine can't run so many nodes, or etcd or redis-server is missing.
+/// that overloads the controller is a result, not an error. Errors: kInvalidArgument if a flag has an invalid value;
+/// kUnavailable if this machine can't run that many nodes, or if etcd or redis-server is missing.
 Result<void> run_fleet_bench(const FleetFlags& flags);
 
 }  // namespace kvferry::bench

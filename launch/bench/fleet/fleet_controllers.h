@@ -11,7 +11,7 @@ namespace kvferry::bench {
 
 struct FleetControllersOptions {
   std::size_t num_replicas = 1;  // several replicas need etcd and Redis, which start() starts too
-  bool over_streams = false;     // nodes connect by streams, not by ZeroMQ
+  bool over_streams = false;     // true if nodes connect by streams, false if by ZeroMQ
 };
 
 class FleetControllers {
@@ -20,7 +20,7 @@ class FleetControllers {
   FleetControllers(const FleetControllers&) = delete;
   FleetControllers& operator=(const FleetControllers&) = delete;
   ~FleetControllers();
-  /// Returns when all controllers listen. They run on core 1 if the machine has two cores. Failure kUnavailable: a
+  /// Returns when all controllers listen. They run on core 1 if the machine has two cores. Failures: kUnavailable if a
   /// program is missing or does not start.
   void start();
 
@@ -30,7 +30,7 @@ class FleetControllers {
   const std::string& address(std::size_t replica) const { return addresses_[replica]; }
   /// Ends the replica's process with SIGKILL.
   void kill(std::size_t replica);
-  /// Starts the replica again with the same port, state and name. Does not wait until it listens.
+  /// Starts the replica again with the same port, state and name. Returns before the replica listens.
   void start_again(std::size_t replica);
 
   double cpu_s(std::size_t replica) const;  // processor time of all threads of the replica

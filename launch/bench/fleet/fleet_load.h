@@ -1,9 +1,9 @@
 // The load of `kvferry bench fleet`: the chunks that each of many nodes holds, stores, evicts and looks up.
 //
-// A node holds conversations of 128 chunks. The first 8 chunks of each are one of 16 system prompts, which every node
-// holds; the other chunks are the conversation's own. Two nodes hold every fourth conversation. A node stores the next
-// chunk of its newest conversation and evicts the last chunk of its oldest one, so that it always holds the same number
-// of chunks. Keys are computed, so that thousands of nodes need no memory for them.
+// A node holds conversations of 128 chunks. The first 8 chunks of each conversation are one of 16 system prompts, which
+// every node holds; the other chunks are the conversation's own. Every fourth conversation is held by two nodes. A node
+// stores the next chunk of its newest conversation and evicts the last chunk of its oldest conversation, so that it
+// always holds the same number of chunks. Keys are computed, so that thousands of nodes need no memory for them.
 #pragma once
 
 #include <cstdint>

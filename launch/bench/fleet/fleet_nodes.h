@@ -1,4 +1,4 @@
-// Many nodes in one thread. Each is a real client of the controller, with its own identity and load.
+// Many nodes in one thread. Each node is a real client of the controller, with its own identity and load.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct LookupTimes {
 /// Not thread-safe. All clients share one ZeroMQ thread.
 class Fleet {
  public:
-  /// `controllers`: endpoints of the replicas, over which the nodes are spread evenly. Failure kUnavailable: not enough
-  /// file descriptors for so many nodes.
+  /// The nodes are spread evenly over `controllers`, the endpoints of the replicas. Throws a Failure kUnavailable if
+  /// there are not enough file descriptors for that many nodes.
   Fleet(std::vector<std::string> controllers, const FleetLoad& load);
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
@@ -41,29 +41,30 @@ class Fleet {
   /// the previous incarnation.
   void join(std::uint32_t node);
   void leave(std::uint32_t node);
-  /// Makes a node behave as if its machine had lost power: it neither sends nor reads, and its connection stays open.
+  /// Makes a node behave as if its machine had lost power: the node neither sends nor reads, and its connection stays
+  /// open.
   void fall_silent(std::uint32_t node);
   void set_traffic(bool is_on) { has_traffic_ = is_on; }
   /// Treats all nodes as unregistered until they have registered and published again.
   void expect_all_again();
 
-  /// Does the work of the nodes that is due, then waits for messages, 1 ms at most.
+  /// Does the nodes' work that is due, then waits for messages for 1 ms at most.
   void turn();
   TimeNs now() const { return clock_.now(); }
 
-  bool is_up(std::uint32_t node) const;  // registered, and the controller has its whole snapshot
+  bool is_up(std::uint32_t node) const;  // true if the node is registered and the controller has its whole snapshot
   std::uint32_t num_registered() const;
   std::uint32_t num_up() const;
   LookupTimes take_lookups();
-  std::size_t num_waiting() const;  // lookups without an answer
-  /// Returns when the last slow answer since take_lookups() arrived, one that took over 50 ms and at least
-  /// `older_than`; nullopt if there is none.
+  std::size_t num_waiting() const;  // lookups that wait for an answer
+  /// A slow answer is one that took over 50 ms and at least `older_than`. Returns when the last slow answer since
+  /// take_lookups() arrived, nullopt if there was none.
   std::optional<TimeNs> last_slow(TimeNs older_than) const;
   /// Makes another node look up a conversation that only `node` holds.
   void probe(std::uint32_t node);
   /// Returns the time of the first answer to probe() that did not name the node; nullopt if all answers named it.
   std::optional<TimeNs> seen_gone(std::uint32_t node) const;
-  /// Returns how much of the time since the last call the nodes' timers were more than 5 ms late. A long time means
+  /// Returns for how much of the time since the last call the nodes' timers were more than 5 ms late. A long time means
   /// that this process is overloaded.
   TimeNs take_lateness();
   const std::string& refusal() const {
@@ -100,7 +101,7 @@ class Fleet {
   std::uint64_t num_ticks_ = 0;  // milliseconds since started_at_ whose work is done
   std::uint64_t num_late_ticks_ = 0;
   LookupTimes times_;
-  std::vector<std::pair<TimeNs, TimeNs>> slow_;  // when slow lookups were sent and answered
+  std::vector<std::pair<TimeNs, TimeNs>> slow_;  // times at which each slow lookup was sent and answered
   std::string refusal_;
 };
 

@@ -122,8 +122,9 @@ class Phases {
     row_["rolling_failed_lookups"] = lookups.num_failed;
   }
 
-  /// Kills a controller, measures the time until its nodes have one again, and starts it again with its state. If there
-  /// are other replicas, the nodes turn to those; a single controller's nodes wait until it has started again.
+  /// Kills a controller, measures the time until its nodes have a controller again, and starts the killed controller
+  /// again with its state. If there are other replicas, the nodes turn to those; a single controller's nodes wait until
+  /// it has started again.
   void killed_controller() {
     const bool is_alone = step_.controllers.num_replicas == 1;
     fleet_.take_lookups();
@@ -214,7 +215,8 @@ class Phases {
   void turn_for(TimeNs time) {
     turn_within(time, [] { return false; });
   }
-  /// Failure kTimeout: reached() did not return true within `patience`; row_["broke"] then begins with `what`.
+  /// Throws a Failure kTimeout if reached() did not return true within `patience`; row_["broke"] then begins with
+  /// `what`.
   template <class Reached>
   void turn_until(const Reached& reached, TimeNs patience, const char* what) {
     if (turn_within(patience, reached)) return;

@@ -15,7 +15,7 @@ inline const char* name_of(MemoryKind kind) { return kind == MemoryKind::kKvferr
 /// Memory of either kind, with all pages populated; both kinds ask the system for huge pages.
 class BenchMemory {
  public:
-  /// Failure kUnavailable: not enough memory.
+  /// Throws a Failure kUnavailable if there is not enough memory.
   BenchMemory(MemoryKind kind, std::uint64_t bytes);
   BenchMemory(const BenchMemory&) = delete;
   BenchMemory& operator=(const BenchMemory&) = delete;

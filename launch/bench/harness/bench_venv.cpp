@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// pip's --no-deps avoids torch, which takes gigabytes and is not needed, or is in vLLM's Python already. It leaves out
-// all other dependencies too, so these lists name those that are needed.
+// pip's --no-deps avoids torch, which takes gigabytes, and is either not needed or in vLLM's Python already. --no-deps
+// leaves out all other dependencies too, so these lists name the packages that are needed.
 const std::map<std::string, std::vector<std::string>>& packages() {
   static const std::map<std::string, std::vector<std::string>> all{
       {"nixl", {"--no-deps", "numpy", "nixl-cu13"}},
@@ -53,7 +53,7 @@ void write_scripts() {
   std::error_code failure;
   fs::create_directories(venv() / "scripts", failure);
   for (const Script& script : scripts()) {
-    // A worker may be reading the old file, so the new one is renamed into place.
+    // A worker may be reading the old file, so the new file replaces it by a rename.
     const fs::path path = venv() / "scripts" / script.name;
     const fs::path fresh = path.string() + fmt::format(".{}", ::getpid());
     std::ofstream(fresh) << script.text;

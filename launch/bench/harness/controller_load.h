@@ -1,8 +1,8 @@
-// The load of `kvferry bench controller`: prefixes that workers hold, and lookups of them. `bench fleet` takes its keys
-// from here too, and peers/controller_load.py is the same in Python.
+// The load of `kvferry bench controller`: prefixes that workers hold, and lookups of these prefixes. `bench fleet` uses
+// the keys of this file too, and peers/controller_load.py is the same load in Python.
 //
-// Keys, called hashes in the figures, come in prefixes of 1024 keys. One worker holds each prefix, and another worker
-// every second prefix as well, which makes 1.5 holders per key. Workers publish their prefixes in batches of 32 keys,
+// Keys, called hashes in the figures, come in prefixes of 1024 keys. One worker holds each prefix, and a second worker
+// holds every second prefix too, which makes 1.5 holders per key. Workers publish their prefixes in batches of 32 keys,
 // alternately, as engines do. Keys are computed from (prefix, position in the prefix), so that the load takes no memory
 // of its own.
 #pragma once
@@ -47,7 +47,7 @@ inline std::uint32_t second_worker(std::uint64_t prefix) {
 }
 
 /// Calls handle(worker, prefix, position of the first key) for each batch of the prefixes [begin, end). Takes 64
-/// prefixes at a time: first their first batches, then their second ones, and so on.
+/// prefixes at a time: first the first batch of each prefix, then the second batch of each prefix, and so on.
 template <class Handle>
 void for_each_batch(std::uint64_t begin, std::uint64_t end, const Handle& handle) {
   for (std::uint64_t some = begin; some < end; some += kNumWorkers) {

@@ -31,7 +31,7 @@ std::string cpu_model() {
   return "";
 }
 
-/// Returns the word in brackets: "madvise" of "always [madvise] never". Empty if there is none.
+/// Returns the word in brackets, such as "madvise" of "always [madvise] never", or an empty text if there is none.
 std::string chosen(const std::string& line) {
   const std::size_t open = line.find('[');
   const std::size_t close = line.find(']');

@@ -11,8 +11,8 @@
 
 namespace kvferry::bench {
 
-/// Parses a number of bytes, optionally followed by B, KiB, MiB or GiB. kInvalidArgument: anything else, or not a whole
-/// number of bytes.
+/// Parses a number of bytes, optionally followed by B, KiB, MiB or GiB. Errors: kInvalidArgument if the text is
+/// anything else, or not a whole number of bytes.
 Result<std::uint64_t> parse_byte_size(std::string_view text);
 
 /// Returns the size in the largest unit that divides it without a remainder: "4KiB", "4097".

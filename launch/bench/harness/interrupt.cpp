@@ -20,7 +20,7 @@ extern "C" void on_interrupt(int) {
 }  // namespace
 
 void catch_interrupts() {
-  struct sigaction action {};  // no SA_RESTART: blocking calls return with EINTR
+  struct sigaction action {};  // SA_RESTART is not set, so that blocking calls return with EINTR
   action.sa_handler = on_interrupt;
   for (const int number : {SIGINT, SIGTERM}) ::sigaction(number, &action, nullptr);
 }

@@ -16,7 +16,7 @@ class LineLink {
   /// If `out` is empty, `in` is a socket that is also used for sending.
   explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
-  /// kPeerLost: the other process has closed the connection.
+  /// Errors: kPeerLost if the other process has closed the connection.
   Result<void> send(const nlohmann::json& message);
   /// Errors: kTimeout, kCancelled (the user's interrupt), kPeerLost (the connection is closed), kCorrupt
   /// (the line is no JSON object, or too long).
@@ -36,7 +36,7 @@ nlohmann::json to_json(const Error& error);
 Result<nlohmann::json> checked(Result<nlohmann::json> message);
 
 std::string to_hex(std::string_view bytes);
-/// kCorrupt: an odd number of characters, or characters other than 0-9 and a-f.
+/// Errors: kCorrupt if `text` has an odd number of characters, or characters other than 0-9 and a-f.
 Result<std::string> from_hex(std::string_view text);
 
 }  // namespace kvferry::bench

@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// Pins the thread until it ends; a core that does not exist leaves the thread unpinned.
+/// Pins the calling thread until the thread ends. If the core does not exist, the thread stays unpinned.
 inline void pin_calling_thread(int core) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -15,7 +15,8 @@ inline void pin_calling_thread(int core) {
   ::sched_setaffinity(0, sizeof cores, &cores);
 }
 
-/// Pins this thread until the destructor. Threads and processes that it starts meanwhile stay pinned for good.
+/// Pins the calling thread until the object is destroyed. Threads and processes that the calling thread starts in the
+/// meantime stay pinned for good.
 class PinnedHere {
  public:
   explicit PinnedHere(int core) {

@@ -19,12 +19,13 @@ struct Command {
   std::vector<std::string> environment;  // NAME=VALUE, added to this process's own variables
 };
 
-/// A program that this process starts. Lines are exchanged over its stdin and stdout; its stderr is kept. The kernel
-/// ends the program when the thread that started it ends. The destructor closes the program's stdin; if the program
-/// still runs 2 s later, or at once after the user's interrupt, it gets SIGTERM, and 4 s later SIGKILL.
+/// A program that this process starts. The two exchange lines over the program's stdin and stdout; the program's stderr
+/// is kept. The kernel ends the program when the thread that started it ends. The destructor closes the program's
+/// stdin. If the program still runs 2 s later, or at once after the user's interrupt, the destructor sends it SIGTERM,
+/// and 4 s later SIGKILL.
 class ChildProcess {
  public:
-  /// Failure kUnavailable: the system can't create the process or its pipes.
+  /// Throws a Failure kUnavailable if the system can't create the process or its pipes.
   explicit ChildProcess(const Command& command);
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
@@ -50,8 +51,8 @@ class ChildProcess {
 /// Returns the path of this program's file.
 std::filesystem::path own_program();
 
-/// Returns the path of `kvferry` in this program's folder: this program, except in a test. kUnavailable: there is no
-/// such file.
+/// Returns the path of `kvferry` in this program's folder. That is this program itself, except in a test. Failures:
+/// kUnavailable if there is no such file.
 std::string kvferry_program();
 
 /// Returns the command that runs this program with other arguments.
@@ -59,7 +60,7 @@ Command self_command(std::vector<std::string> words);
 
 using Say = std::function<void(const std::string&)>;
 
-/// Runs a program of launch/bench/peers: sends `spec`, hands the text of {"step": text} to `say` and every other line
+/// Runs a program of launch/bench/peers: sends `spec`, passes the text of {"step": text} to `say` and every other line
 /// to `take`, and returns at {"done": true}. Failures: the errors that the program reports, those of `take`,
 /// kUnavailable if the program ends before {"done": true}, kTimeout, kCancelled.
 void run_peer_program(const Command& command, const nlohmann::json& spec, const Say& say,
@@ -68,7 +69,7 @@ void run_peer_program(const Command& command, const nlohmann::json& spec, const 
 /// A new folder below the system's folder for temporary files; the destructor removes it.
 class TemporaryFolder {
  public:
-  /// Failure kUnavailable: the folder can't be made.
+  /// Throws a Failure kUnavailable if the folder can't be made.
   TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
@@ -79,7 +80,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-/// Returns the processor time of all threads of a process; 0 if there is no such process.
+/// Returns the processor time of all threads of a process in seconds, 0 if there is no such process.
 double cpu_seconds(pid_t pid);
 double resident_bytes(pid_t pid);
 

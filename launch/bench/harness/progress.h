@@ -1,4 +1,5 @@
-// The progress of a long command on stderr: a bar that redraws itself on a terminal, else a line for each step.
+// The progress of a long command on stderr: a bar that redraws itself if stderr is a terminal, otherwise a line for
+// each step.
 #pragma once
 
 #include <cstddef>

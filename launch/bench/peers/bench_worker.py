@@ -38,7 +38,7 @@ class Job:
     order_seed: int
 
     def blocks(self, side: int) -> np.ndarray:
-        """Returns the indices of the blocks in the side's order."""
+        """Returns the indices of the blocks in the order in which this side uses them."""
         order = list(range(self.num_blocks))
         seed = GOLDEN * (2 * self.order_seed + side + 1)
         for i in range(self.num_blocks, 1, -1):

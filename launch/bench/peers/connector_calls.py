@@ -102,7 +102,7 @@ def cache_config(blocks: int) -> KVCacheConfig:
 
 
 class NoLookup:
-    """Replaces LMCache's lookup client, whose server runs in a worker that needs a GPU; finds nothing."""
+    """Replaces LMCache's lookup client, whose server runs in a worker that needs a GPU. No lookup finds anything."""
 
     def lookup_cache(self, lookup_id: str) -> int:
         del lookup_id

@@ -23,7 +23,7 @@ from controller_peer import IN_FLIGHT, Directory, Layout, RemoteDirectory, main
 from controller_server import answers_at, free_port, start, wait_until
 from dynamo._core import RadixTree, compute_block_hash_for_seq
 
-BLOCK_TOKENS = 2  # a key's two halves are a block's tokens
+BLOCK_TOKENS = 2  # the two halves of a key are used as the tokens of a block
 MODEL = "model"
 
 
@@ -53,7 +53,7 @@ class Tree(Directory):
     def take(self, prepared: list[tuple[int, bytes]]) -> None:
         for worker, event in prepared:
             self.tree.apply_event(worker, event)
-        self.tree.find_matches([1])  # returns after the events are applied, because it uses the same queue
+        self.tree.find_matches([1])  # returns after the events: the tree has one queue
 
     def prepare_lookup(self, prefix: int, position: int) -> list[int]:
         return keys_at(prefix, position, LOOKUP_KEYS).tolist()
@@ -143,8 +143,9 @@ class Indexer(RemoteDirectory):
         for told, message in prepared:
             self.workers[told[0]].send_multipart(message)
             last[told[0]] = told
-        for worker, prefix, position in last.values():  # a worker's events arrive in order, so its last one is enough
-            # Last stored: the end of a prefix, so all its keys are found. Last evicted: its start, so none are found.
+        for worker, prefix, position in last.values():  # a worker's events arrive in order, so its last event is enough
+            # The last event that was stored is the end of a prefix, so all keys of the prefix are found. The last event
+            # that was evicted is the start of a prefix, so no key is found.
             depth = position + BATCH_KEYS if position else 0
             asked = query(keys_at(prefix, 0, max(depth, 1)))
             wait_until(lambda worker=worker, depth=depth, asked=asked:
@@ -199,7 +200,7 @@ def query(keys: np.ndarray) -> bytes:
 
 
 def scores(answer: bytes) -> dict[int, int]:
-    """Converts the indexer's counts of tokens to blocks."""
+    """Returns the number of blocks found for each worker, converted from the indexer's counts of tokens."""
     return {int(worker): next(iter(ranks.values())) // BLOCK_TOKENS
             for worker, ranks in json.loads(answer)["scores"].items()}
 

@@ -1,7 +1,7 @@
 """LMCache's cache controller: its registry in this process, and its controller manager over ZeroMQ.
 
-LMCache imports torch and transformers, but its controller does not use them. Mock modules replace them, because the
-real ones take gigabytes.
+LMCache imports torch and transformers, but its controller does not use them. Mock modules replace torch and
+transformers, because the real modules take gigabytes.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class Controller(RemoteDirectory):
     def take(self, prepared: list[tuple[bool, Batch, bytes]]) -> None:
         for _, _, batch in prepared:
             self.events.send(batch)
-        is_store, (_, prefix, position), _ = prepared[-1]  # events arrive in order, so waits for the last one only
+        # Events arrive in order, so waiting for the last event is enough.
+        is_store, (_, prefix, position), _ = prepared[-1]
 
         def is_taken() -> bool:
             answer = self.ask(asked_for(prefix, position, 1))

@@ -28,8 +28,9 @@ def workers_of(prefix: int) -> list[int]:
 
 
 def batches(begin: int, end: int, batch_keys: int = BATCH_KEYS) -> Iterator[Batch]:
-    """Yields the batches of prefixes [begin, end). Takes 64 prefixes at a time: first their first batches, then their
-    second ones, and so on."""
+    """Yields the batches of the prefixes [begin, end). Takes 64 prefixes at a time: first the first batch of each
+    prefix, then the second batch of each prefix, and so on.
+    """
     for some in range(begin, end, NUM_WORKERS):
         for position in range(0, PREFIX_KEYS, batch_keys):
             for prefix in range(some, min(some + NUM_WORKERS, end)):

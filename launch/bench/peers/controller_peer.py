@@ -29,7 +29,7 @@ IN_FLIGHT = 16
 class Directory:
     """One way to reach a peer's directory. The prepare methods are not timed."""
 
-    way = "in process"  # or "remote"
+    way = "in process"  # "in process" or "remote"
     load_keys = BATCH_KEYS  # keys in a batch of load(); events() always uses batches of 32
     any_position = True  # whether lookups may start in the middle of a prefix
 
@@ -51,7 +51,7 @@ class Directory:
         raise NotImplementedError
 
     def found(self, answer: Any) -> dict[int, int]:
-        """Returns for each worker how many of the 128 keys it holds before the first missing one."""
+        """Returns for each worker how many of the 128 keys the worker holds before the first missing key."""
         raise NotImplementedError
 
     def other_lookups(self) -> dict[str, Callable[[Any], Any]]:
@@ -81,7 +81,9 @@ class RemoteDirectory(Directory):
 
 
 def pipelined(ask: Callable[[int], None], receive: Callable[[int], None], seconds: float) -> int:
-    """Calls ask(n) and receive(n) for lookups n = 0, 1, ..., 16 of them in flight; returns how many were answered."""
+    """Calls ask(n) and receive(n) for the lookups n = 0, 1, ..., with 16 lookups in flight. Returns how many were
+    answered.
+    """
     end = time.perf_counter() + seconds
     num_asked = num_answered = 0
     while num_answered < num_asked or time.perf_counter() < end:
@@ -249,7 +251,7 @@ def main(version_of: Callable[[], str], layouts: Sequence[Layout], hashes_max: i
 
 def measured(version_of: Callable[[], str], layout: Layout, spec: dict[str, Any], asked: int,
              say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Measures each way. A way that fails is left out, with a note, as long as another one works."""
+    """Measures each way to reach the peer. A way that fails is left out, with a note, as long as another way works."""
     measurement = Measurement(layout.engine, spec, say)
     figures: dict[str, float] = {}
     notes = [layout.notes] if layout.notes else []

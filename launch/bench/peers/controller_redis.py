@@ -81,7 +81,7 @@ class RedisDirectory(RemoteDirectory):
 
 
 class Sets(RedisDirectory):
-    """A set of workers for each hash."""
+    """Keeps a Redis set of workers for each hash."""
 
     def request(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
         verb, member = b"SADD" if is_store else b"SREM", b"%d" % worker
@@ -96,7 +96,7 @@ class Sets(RedisDirectory):
 
 
 class Bitmaps(RedisDirectory):
-    """A bitmap of workers for each hash, so that one MGET is a lookup."""
+    """Keeps a bitmap of workers for each hash, so that one MGET is a lookup."""
 
     def request(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
         number, bit = b"%d" % worker, b"1" if is_store else b"0"
@@ -112,7 +112,8 @@ class Bitmaps(RedisDirectory):
 
 
 class Nodes(RedisDirectory):
-    """A Redis hash for each worker with a field for each of its keys, so that a lookup queries all 64 workers."""
+    """Keeps a Redis hash for each worker, with a field for each of its keys, so that a lookup queries all 64 workers.
+    """
 
     def request(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
         node = b"node%d" % worker

@@ -12,7 +12,7 @@ INTERNAL = 10  # kInternal of transport/base/result.h
 
 
 class JsonLines:
-    """Keeps stdout for these lines: what libraries print to stdout goes to stderr."""
+    """Reserves stdout for lines of JSON: what libraries print to stdout goes to stderr."""
 
     def __init__(self) -> None:
         self._lines = os.fdopen(os.dup(0), "r")

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Returns what to measure on this path: kvferry, then the machine's limits, then the peers.
+/// Returns the engines to measure on this path: kvferry, then the machine's limits, then the peers.
 std::vector<Contender> contenders(const std::string& path, const std::vector<std::string>& peers, bool is_same_host) {
   std::vector<Contender> all{{.engine = "kvferry", .setting = "default"}};
   if (is_same_host && path != "tcp" && path != "ucx") all.push_back({.engine = "kvferry", .setting = "1 thread"});
@@ -67,8 +67,8 @@ class Driver {
     }
   }
 
-  /// Returns all measurements. Those of one path, memory and block size are adjacent, so that the machine's other load
-  /// is about the same for all of them.
+  /// Returns all measurements. Measurements of one path, memory and block size are adjacent, so that the machine's
+  /// other load is about the same for all of them.
   std::vector<Point> points() const {
     std::vector<Point> all;
     for (const std::string& path : options_.paths)
@@ -130,7 +130,7 @@ class Driver {
   FarSide far_;
   std::vector<Row> rows_;
   std::map<std::string, std::string> engines_;
-  Json missing_ = Json::object();  // reason by engine, for each engine without rows
+  Json missing_ = Json::object();  // [engine] reason why the engine has no rows
   std::map<std::string, double> huge_shares_;
 };
 

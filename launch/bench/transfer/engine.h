@@ -1,5 +1,5 @@
-// One way to move bytes, run by a benchmark's worker process. A measurement has two workers with a memory each: the
-// initiator moves bytes between the two memories, and the target answers.
+// A way to move bytes, used by a benchmark's worker process. A measurement has two workers, each with a memory of its
+// own: the initiator moves bytes between the two memories, and the target answers.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,8 @@ namespace kvferry::bench {
 
 constexpr TimeNs kPatience = 60 * kSecond;  // limit of every wait for a transfer or a start
 
-/// The configuration of a worker; the first message to it has the same fields (peers/bench_worker.py reads them too).
+/// The configuration of a worker. The first message to the worker has the same fields (peers/bench_worker.py reads them
+/// too).
 struct WorkerSpec {
   std::string engine;
   std::string setting;
@@ -28,11 +29,11 @@ struct WorkerSpec {
 };
 
 nlohmann::json to_json(const WorkerSpec& spec);
-/// Failure kInvalidArgument: a field is missing or out of bounds.
+/// Throws a Failure kInvalidArgument if a field is missing or out of bounds.
 WorkerSpec worker_spec(const nlohmann::json& message);
 
-/// Used by one thread. Errors are thrown as a Failure. Every wait is limited to kPatience and ends early with
-/// kCancelled on the user's interrupt.
+/// Used by one thread. Errors are thrown as a Failure. Every wait is limited to kPatience, and ends early with
+/// kCancelled if the user interrupts the benchmark.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -42,8 +43,8 @@ class Engine {
   virtual void connect(const nlohmann::json& peer) = 0;
   virtual std::string describe() const { return ""; }
 
-  /// Computes the orders of the blocks; its time is not measured. `call_bytes` is for engines that limit the bytes of a
-  /// system call.
+  /// Computes the orders in which the two sides use the blocks; the time of this call is not measured. `call_bytes` is
+  /// for engines that limit the bytes of a system call.
   virtual void prepare(const Job& job, Side side, [[maybe_unused]] std::uint64_t call_bytes) {
     job_ = job;
     own_ = block_offsets(job, side);
@@ -61,7 +62,7 @@ class Engine {
   /// Returns true if ping() is a round trip, half of which is the latency; false if ping() goes one way.
   virtual bool is_round_trip() const { return true; }
 
-  /// Returns the target's memory if the engine holds it in this process; else empty.
+  /// Returns the target's memory if the engine holds that memory in this process, otherwise an empty span.
   virtual std::span<std::byte> target_memory() { return {}; }
 
  protected:

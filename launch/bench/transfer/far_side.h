@@ -14,7 +14,8 @@ using net::HostPort;
 /// The destructor ends the child process, if there is one.
 class FarSide {
  public:
-  /// Failures: kUnavailable (no listener at the address), kRefused (a listener of another version of kvferry).
+  /// Failures: kUnavailable if there is no listener at the address, kRefused if the listener is of another version of
+  /// kvferry.
   void open(const std::optional<HostPort>& address);
   /// Installs a system to compare with, such as nixl, on the far host too (bench_venv.h).
   void install(const std::string& what);

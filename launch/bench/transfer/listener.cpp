@@ -20,7 +20,7 @@ class Session {
  public:
   explicit Session(OwnedFd socket) : host_(net::local_address(socket.get()).host), driver_(std::move(socket)) {}
 
-  /// Returns when the driver has closed the connection. Failure: the driver sent a wrong message.
+  /// Returns when the driver has closed the connection. Throws a Failure if the driver sent a wrong message.
   void run() {
     while (!is_interrupted()) {
       pollfd fds[] = {{driver_.in_fd(), POLLIN, 0}, {worker_ ? worker_->link().in_fd() : -1, POLLIN, 0}};
@@ -74,7 +74,8 @@ class Session {
       return spec;
     });
     if (!started) return answer(to_json(started.error()));
-    if (!worker_->link().send(to_json(*started))) report_death();  // else run() relays the worker's answer
+    // After a successful send, run() relays the worker's answer.
+    if (!worker_->link().send(to_json(*started))) report_death();
   }
 
   void relay() {

@@ -51,7 +51,8 @@ void ping(WorkerPair& pair, std::uint64_t rounds, Row& row) {
   row.latency_us_p99 = answer.value("p99_us", 0.0);
 }
 
-/// Measures as many rounds as fit into kPingSecondsMax, estimated from a few first rounds, which also warm up.
+/// Measures as many rounds as fit into kPingSecondsMax. Their number is estimated from a few earlier rounds, which also
+/// warm up.
 void measure_latency(WorkerPair& pair, Row& row) {
   ping(pair, kRoundsFirst, row);
   const double rounds = kPingSecondsMax * 1e6 / std::max(2 * row.latency_us_p50, 1e-3);

@@ -9,7 +9,8 @@
 namespace kvferry::bench {
 namespace {
 
-// num_hidden_layers, num_key_value_heads, head_dim of each config.json; kv_lora_rank + qk_rope_head_dim for MLA.
+// Values of each model's config.json: num_hidden_layers, num_key_value_heads, head_dim. With MLA: num_hidden_layers, 0,
+// kv_lora_rank + qk_rope_head_dim.
 constexpr ModelShape kModels[] = {
     {"llama-3.1-8b", 32, 8, 128},
     {"llama-3.1-70b", 80, 8, 128},

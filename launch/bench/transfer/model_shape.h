@@ -26,11 +26,12 @@ struct ModelBlocks {
   std::string derivation;     // one line that shows how the numbers follow from the model
 };
 
-/// kInvalidArgument: the model is unknown; the error message lists the known models.
+/// Errors: kInvalidArgument if the model is unknown; the error message lists the known models.
 Result<ModelShape> find_model(std::string_view name);
 
-/// dtype: "bf16" or "fp8". tokens: the length of one request. tp: the number of tensor-parallel ranks, among which the
-/// KV heads are divided; each rank has all of MLA's latent. kInvalidArgument: a value that is not allowed.
+/// `dtype` is "bf16" or "fp8", `tokens` the length of one request, `tp` the number of tensor-parallel ranks. The KV
+/// heads are divided among the ranks, but each rank has all of MLA's latent. Errors: kInvalidArgument if a value is not
+/// allowed.
 Result<ModelBlocks> blocks_of(const ModelShape& model, std::string_view dtype, std::uint64_t tokens, std::uint64_t tp);
 
 }  // namespace kvferry::bench

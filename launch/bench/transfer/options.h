@@ -43,7 +43,7 @@ struct TransferOptions {
   std::vector<MemoryKind> memories;
   std::vector<bool> pushes;  // true: push, false: pull
   std::vector<Shape> shapes;
-  std::string derivation;  // one line that shows how the shapes follow from --model; else empty
+  std::string derivation;  // one line that shows how the shapes follow from --model; empty without --model
   int repeat = 5;
   std::vector<std::string> peers;
   std::string json_file;
@@ -53,7 +53,7 @@ struct TransferOptions {
   bool pin = true;
 };
 
-/// kInvalidArgument: the message names the flag, its value and the allowed values.
+/// Errors: kInvalidArgument with a message that names the flag, its value and the allowed values.
 Result<TransferOptions> parse_options(const TransferFlags& flags);
 
 }  // namespace kvferry::bench

@@ -5,18 +5,19 @@
 
 namespace kvferry::bench {
 
-/// Prints progress on stderr and the table on stdout; writes the JSON and the plot that the options name.
-/// Errors: kvferry could not be measured, no listener, user's interrupt. Any other engine's failure is only a warning.
+/// Prints progress on stderr and the table on stdout; writes the JSON and the plot that the options name. Returns an
+/// error if kvferry could not be measured, if there is no listener, or after the user's interrupt. A failure of any
+/// other engine is only a warning.
 Result<void> run_driver(const TransferOptions& options);
 
 /// Runs the far side, which waits for a driver and runs workers for it. A driver's messages are checked, but there is
 /// no password: run a listener in a trusted network only, for as long as a measurement takes. Serves one driver after
-/// the other until the user's interrupt. With `is_child` it prints its port as a JSON line, serves one driver and
-/// returns. kUnavailable: listening at the address failed.
+/// the other until the user's interrupt. If `is_child` is true, prints the listener's port as a JSON line, serves one
+/// driver and returns. Errors: kUnavailable if listening at the address failed.
 Result<void> run_listener(const HostPort& address, bool is_child);
 
-/// Serves the messages of worker.h on stdin and stdout until stdin ends or a command fails; that error is sent to the
-/// driver. Returns an error only if reading stdin failed.
+/// Serves the messages of worker.h on stdin and stdout until stdin ends or a command fails. The error of a failed
+/// command is sent to the driver. Returns an error only if reading stdin failed.
 Result<void> run_worker();
 
 }  // namespace kvferry::bench

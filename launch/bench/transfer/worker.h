@@ -1,5 +1,5 @@
 // A worker process: one side of a measurement, which executes commands in JSON lines on stdin. peers/bench_worker.py is
-// the same in Python.
+// the same program in Python.
 //
 //   first line: the WorkerSpec              -> {"peer": {...}, "huge_page_bytes": n}
 //   {"do": "connect", "peer": {...}}        -> {}

@@ -42,7 +42,8 @@ Json WorkerPair::receive_from_initiator() {
 Json WorkerPair::receive_from_target() { return need(checked(listener_.receive(kPatienceWithWorker))); }
 
 Json WorkerPair::ask_initiator(const Json& message) {
-  (void)initiator_.link().send(message);  // if the program has ended, receiving gives the better error
+  // A failure is ignored: if the program has ended, receiving gives the better error.
+  (void)initiator_.link().send(message);
   return receive_from_initiator();
 }
 

@@ -1,4 +1,5 @@
-// The two worker processes of one measurement: the initiator is a child of the driver, the target one of the listener.
+// The two worker processes of a measurement: the initiator is a child of the driver, the target is a child of the
+// listener.
 #pragma once
 
 #include "launch/bench/harness/programs.h"
@@ -7,10 +8,10 @@
 
 namespace kvferry::bench {
 
-/// Starts the initiator; the destructor stops both workers.
+/// The constructor starts the initiator; the destructor stops both workers.
 class WorkerPair {
  public:
-  /// `listener` must outlive the pair. `is_alone`: the engine needs no target process.
+  /// `listener` must outlive the pair. `is_alone` is true if the engine needs no target process.
   WorkerPair(LineLink& listener, const WorkerSpec& initiator, bool is_alone)
       : listener_(listener), initiator_(worker_command(initiator)), is_alone_(is_alone) {}
   WorkerPair(const WorkerPair&) = delete;
@@ -28,11 +29,11 @@ class WorkerPair {
     nlohmann::json initiator;
     nlohmann::json target;
   };
-  /// Sends the target's command, waits until the target is ready, then sends the initiator's.
+  /// Sends the target's command, waits until the target is ready, then sends the initiator's command.
   Answers ask_together(const nlohmann::json& initiator, const nlohmann::json& target);
 
   bool is_alone() const { return is_alone_; }
-  std::uint64_t huge_page_bytes() const { return huge_page_bytes_; }  // in the initiator's memory
+  std::uint64_t huge_page_bytes() const { return huge_page_bytes_; }  // bytes of the initiator's memory in huge pages
 
  private:
   nlohmann::json receive_from_initiator();

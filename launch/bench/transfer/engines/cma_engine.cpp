@@ -19,7 +19,7 @@ class CmaEngine final : public Engine {
  public:
   nlohmann::json start(const WorkerSpec&, BenchMemory& memory) override {
     memory_ = memory.span();
-    ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // fails on a kernel without Yama, where it is not needed
+    ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // fails on a kernel without Yama, which does not need this call
     return {{"pid", ::getpid()}, {"base", reinterpret_cast<std::uintptr_t>(memory_.data())}};
   }
 

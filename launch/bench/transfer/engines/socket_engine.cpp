@@ -73,9 +73,9 @@ class SocketEngine final : public Engine {
  private:
   void adopt(OwnedFd socket) {
     socket_ = std::move(socket);
-    const timeval second{1, 0};  // so that a blocked sender sees an interrupt
-    // The system's congestion control may pace the sender (BBR: a quarter of the rate). Reno does not, and every
-    // process may choose it.
+    const timeval second{1, 0};  // timeout of a send, so that a blocked sender notices an interrupt
+    // The system's congestion control may pace the sender (with BBR the rate falls to a quarter). Reno does not pace,
+    // and every process may choose Reno.
     constexpr std::string_view kSimplest = "reno";
     ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());
     ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &second, sizeof(second));

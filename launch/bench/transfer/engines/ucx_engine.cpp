@@ -109,7 +109,7 @@ class UcxEngine final : public Engine {
     return {{"address", address_hex}, {"rkey", rkey_hex}, {"base", reinterpret_cast<std::uintptr_t>(memory_.data())}};
   }
 
-  /// Spins until a request has completed, and frees it.
+  /// Spins until a request has completed, and frees the request.
   void finish(ucs_status_ptr_t request) {
     if (request == nullptr) return;
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), "an operation was refused");
