@@ -1,5 +1,5 @@
-// Two processes with a cache of 64 blocks each: the parent pulls four of the child's blocks and pushes two back. Prints
-// what was moved; exits with 1 if a byte is wrong.
+// Two processes have a cache of 64 blocks each. The parent pulls four of the child's blocks and pushes two blocks back.
+// The program prints what was moved, and exits with 1 if a byte is wrong.
 #include <kvferry/transport/make_transport.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
