@@ -1,4 +1,4 @@
-// A chunk's metadata: its key, its size, and for which of its tokens it has KV.
+// A chunk's metadata: its key, its number of tokens, and for which of these tokens it has KV.
 #pragma once
 
 #include <cstdint>

@@ -79,7 +79,8 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   slot.state = State::kReady;
   slot.lru = lru_.insert(lru_.end(), slot.ref.slot);
   if (slot.meta.is_tail && slot.meta.tail_group) {
-    constexpr std::size_t kTailsPerGroup = 16;  // longest list in by_group_; an older tail is found only by its key
+    // Limit on the tails in one list of by_group_; older tails are found only by their keys.
+    constexpr std::size_t kTailsPerGroup = 16;
     std::vector<std::uint32_t>& group = by_group_[*slot.meta.tail_group];
     group.push_back(slot.ref.slot);
     if (group.size() > kTailsPerGroup) group.erase(group.begin());
@@ -113,7 +114,7 @@ void ChunkPool::erase_key(const Slot& slot) {
 }
 
 void ChunkPool::invalidate(ChunkRef chunk) {
-  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // the slot has been reused since
+  if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;  // the slot was reused for another chunk
   if (slots_[chunk.slot].state == State::kReady) evict(slots_[chunk.slot]);
 }
 

@@ -30,8 +30,9 @@ struct CoreConfig {
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
   TimeNs load_timeout = 5 * kSecond;  // the longest time that a lookup stays pending
-  TimeNs try_timeout = 1 * kSecond;   // limit on the wait for an answer of the directory or of a holder, and for
-                                      // pushed chunks that a waiting request needs
+  /// Limit on the wait for an answer of the directory or of a holder, and for pushed chunks that a waiting request
+  /// needs.
+  TimeNs try_timeout = 1 * kSecond;
   TimeNs pull_timeout = 4 * kSecond;  // limit on the time of one pull
   TimeNs lease_ttl = 30 * kSecond;    // time after which a lease's pins end if the reader has not released it
   TimeNs handoff_ttl = 60 * kSecond;  // longest time that a finished prompt stays pinned for its decode worker

@@ -15,7 +15,8 @@ struct LeaseRequest {
   /// Fingerprint of the reader's model (fingerprint.h). The holder refuses the request if its own fingerprint differs.
   std::string fingerprint;
   std::vector<ChunkKey> keys;
-  /// Id of the prefill request on the holder whose prompt is unpinned once this lease is released; empty: none.
+  /// Id of the prefill request whose prompt the holder unpins once this lease is released; empty: no prompt is
+  /// unpinned.
   std::string handoff_request;
   /// [rank] The reader's shards (shard_map.h). Empty if the reader runs an older version, which reads only from nodes
   /// with the same shards.

@@ -109,9 +109,9 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
 
 std::span<const Setting<ConnectorConfig>> connector_settings();
 
-/// Reads all settings. `extra_json` is a JSON object, as in kv_connector_extra_config. Its values have priority over
-/// KVFERRY_<KEY> in the environment, and those over the YAML file that the key `config` names. Errors: kInvalidArgument
-/// with one sentence that names the key, the value and the allowed values.
+/// Reads all settings. `extra_json` is a JSON object, as in kv_connector_extra_config. A value in `extra_json` has
+/// priority over KVFERRY_<KEY> in the environment, and the environment over the YAML file that the key `config` names.
+/// Errors: kInvalidArgument with one sentence that names the key, the value and the allowed values.
 Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv& get_env);
 
 }  // namespace kvferry

@@ -29,7 +29,7 @@ constexpr std::chrono::milliseconds kIdleFor{1500};
 struct Flags {
   SettingFlags values;  // the flags of add_controller_option()
   std::string node;
-  std::string name_space = "default";  // also the connector's default
+  std::string name_space = "default";  // the connector has the same default
   std::uint64_t number = 0;
   double timeout_s = 600;
   bool undo = false, no_wait = false, as_json = false, no_quota = false, force = false;

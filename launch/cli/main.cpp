@@ -37,7 +37,7 @@ int run(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {
-    return app.exit(asked);  // --help and --version
+    return app.exit(asked);  // the user gave --help or --version
   } catch (const CLI::ParseError& wrong) {
     const std::vector<CLI::App*> chosen = app.get_subcommands();
     return fail(

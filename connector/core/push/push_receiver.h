@@ -28,17 +28,17 @@ class PushReceiver {
   /// Reserves slots in the order of the offer, until all reservations together have half of the pool's slots. `from` is
   /// the prefill node's name, which Slot::writer shows.
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
-  /// Revokes all grants of these chunks at once, because a worker could not grant access to them.
+  /// Revokes all grants of these chunks at once, because a worker could not grant access to the chunks' slots.
   void grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices);
-  /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. A settlement with an
-  /// unknown id of the slot reservation is only counted.
+  /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. If no slot reservation has
+  /// the settlement's id, only counts the settlement.
   void settled(const PushSettlement& settlement);
   /// Records that one rank has revoked its grants. Returns the chunks that became ready.
   std::vector<ChunkRef> revoked(const Revocation& answer);
   /// Shortens the deadlines of these chunks' reservations, because a request for the chunks has arrived. Chunks that
   /// are missing at the new deadline are pulled.
   void shorten_deadline(std::span<const ChunkMeta> chunks, TimeNs now);
-  /// Makes the write of every reserved chunk fail, even if it is settled as complete.
+  /// Makes the write of every reserved chunk fail, even if the prefill node settles the chunk as complete.
   void invalidate();
   void tick(TimeNs now);
 

@@ -178,7 +178,7 @@ void PushSender::finish(std::uint64_t id, Push& push, std::uint32_t index) {
   }
 }
 
-/// Ends an item that the workers were not ordered to push.
+/// Ends the push of an item that the workers were not ordered to push.
 void PushSender::fail(std::uint64_t id, Push& push, std::uint32_t index) {
   settle(push, index, false);
   finish(id, push, index);
@@ -228,7 +228,7 @@ void PushSender::tick(TimeNs now) {
     Push& push = it->second;
     ++it;
     if (!push.is_dropped && push.deadline <= now) {
-      push.is_answered = true;  // an overdue answer is not waited for any longer
+      push.is_answered = true;  // the push no longer waits for an answer that is overdue
       drop(id, push, now);
     } else if (push.is_dropped && push.erase_at <= now) {
       for (std::uint32_t index = 0; index < push.items.size(); ++index)

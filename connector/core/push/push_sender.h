@@ -79,7 +79,7 @@ class PushSender {
     std::uint64_t ticket = 0;
     bool is_answered = false;
     bool is_dropped = false;
-    bool is_incomplete = false;  // the decode node lacks some chunk and will not receive it
+    bool is_incomplete = false;  // true if the decode node lacks some chunk and will not receive it
     TimeNs deadline = 0;
     TimeNs erase_at = 0;  // time at which the push is erased, if is_dropped
     std::vector<Item> items;

@@ -34,7 +34,7 @@ struct NewRequest {
   /// True if the request's KV may be loaded and saved. False for prompt embeddings, which have no token ids, and for
   /// streamed sessions, which change past tokens.
   bool cacheable = true;
-  bool handoff = false;  // do_remote_decode: a decode worker will read the prompt from this node
+  bool handoff = false;  // true with do_remote_decode: a decode worker will read the prompt from this node
   std::optional<HandoffSource> source;
   /// With `handoff`: the endpoint of the decode node that receives the prompt while it is computed
   /// (kv_transfer_params.kvferry_push_to).
@@ -71,7 +71,7 @@ struct Admission {
   std::uint32_t to_load = 0;
   std::uint32_t loaded = 0;  // 0 until the workers report; a request may finish before that
   bool resumed = false;
-  std::uint32_t tokens = 0;  // length of the request at this admission
+  std::uint32_t tokens = 0;  // number of the request's tokens at this admission
 };
 
 struct FinishedRequest {

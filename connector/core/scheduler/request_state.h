@@ -20,9 +20,9 @@ namespace kvferry {
 
 /// The longest prefix of a request that is in the pool.
 struct Coverage {
-  std::vector<ChunkRef> chunks;  // in order
+  std::vector<ChunkRef> chunks;  // chunks of the prefix, in order
   std::uint32_t tokens = 0;
-  bool growing = false;  // the next chunk is being written, so a later lookup will find more
+  bool growing = false;  // true if the next chunk is being written, so that a later lookup will find more
 };
 
 /// A lookup that was answered in this step and is not allocated yet.
@@ -63,13 +63,14 @@ struct RequestState {
   // The fields that every step reads lie side by side, in few cache lines: with hundreds of running requests the fields
   // are no longer in the CPU cache.
   RequestId id;
-  std::uint32_t computed = 0;    // number of tokens whose KV exists once the planned steps are done
-  std::uint32_t saved = 0;       // full chunks that end at or before this token are in the pool or their save was tried
-  std::uint32_t window_end = 0;  // number of computed tokens when vLLM last freed blocks that lie before a window
+  std::uint32_t computed = 0;  // number of tokens whose KV exists once the planned steps are done
+  std::uint32_t saved = 0;     // full chunks that end at or before this token are in the pool or their save was tried
+  /// Number of computed tokens when vLLM last freed blocks that lie before a sliding window.
+  std::uint32_t window_end = 0;
   std::uint32_t step_end = 0;    // number of computed tokens after the last step
   std::uint32_t checkpoint = 0;  // number of tokens before the last step's checkpoint (core_config.h); 0: none
   std::uint32_t num_prompt_tokens;
-  bool running = false;  // the request has blocks and does not wait for an asynchronous load
+  bool running = false;  // true if the request has blocks and does not wait for an asynchronous load
   bool cacheable;
   bool handoff;
   BlockTable blocks;  // the request's blocks as of the last step that changed them
@@ -77,22 +78,23 @@ struct RequestState {
   TokenChain chain;
   std::optional<HandoffSource> source;
 
-  // The current attempt at admission.
+  // The next fields describe the current attempt at admission.
   Attempt attempt;  // counts from 1
   bool attempt_open = false;
   TimeNs wait_deadline = 0;
   std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
-  bool fetched = false;      // a fetch was started in this attempt
-  bool source_left = false;  // some chunks were not requested from the handoff source because they were being written
+  bool fetched = false;  // true if a fetch was started in this attempt
+  /// True if some chunks were not requested from the handoff source because they were being written.
+  bool source_left = false;
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 
-  // Valid while the request has blocks.
+  // The next two fields are valid while the request has blocks.
   enum class AsyncLoad : std::uint8_t { kNone, kInProgress, kDone } async_load = AsyncLoad::kNone;
   std::uint64_t admitted_in = 0;  // the step of the last admission
 
-  bool is_delivered = false;          // the prompt was pushed, so no handoff pin is needed
+  bool is_delivered = false;          // true if the prompt was pushed, so that no handoff pin is needed
   std::optional<ChunkRef> last_tail;  // this request's newest tail in the pool
   std::uint32_t last_tail_end = 0;    // the token at which that tail ends
   std::uint32_t preemptions = 0;
@@ -120,7 +122,7 @@ struct FetchPull {
   std::vector<PullItem> items;
   TimeNs started_at = 0;
   std::uint32_t ranks_done = 0;
-  bool has_failed = false;  // a rank received no chunk
+  bool has_failed = false;  // true if some rank received no chunk
 };
 
 /// A lease that this node granted to another node.

@@ -49,7 +49,7 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   for (std::uint32_t i = 0; i < full; ++i) {
     if (i * config_.chunk_tokens + 1 >= chain.size()) break;  // the engine computes the last token anyway
     const ChunkPool::Slot* present = find_chunk(chain.key(i), config_.chunk_tokens);
-    // Only the state at the end of the longest possible hit is needed, not the earlier ones.
+    // Only the state at the end of the longest possible hit is needed, not the states before it.
     const bool is_last = (i + 1) * config_.chunk_tokens == reusable(chain.size() - 1);
     if (present == nullptr || (is_last && lacks_state(*present)))
       missing.push_back(chain.meta(i, config_.chunk_tokens));
@@ -260,7 +260,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), fmt::format("pull {}", id));
   FetchPull& pull = found->second;
   for (std::size_t i = 0; i < ok.size(); ++i) {
-    const PullItem& item = pull.items[i];  // ok[i]: the bytes match the holder's checksums
+    const PullItem& item = pull.items[i];  // ok[i] is true if the bytes match the holder's checksums
     const bool has_checksums = !item.checksums.empty();
     const bool is_ok = ok[i] && (has_checksums || i < checksums.size());
     if (!is_ok) counters_.pull_failures += 1;

@@ -75,7 +75,8 @@ RequestState* SchedulerCore::find_scheduled(const ScheduledRequest& scheduled, s
   return last;
 }
 
-/// Returns the number of tokens before the step's checkpoint (CoreConfig::checkpoint_alignment), 0 if it has none.
+/// Returns the number of tokens before the step's checkpoint (CoreConfig::checkpoint_alignment), 0 if the step has no
+/// checkpoint.
 std::uint32_t SchedulerCore::checkpoint_of(const RequestState& request) const {
   const std::uint32_t alignment = config_.checkpoint_alignment, start = request.window_end;
   if (alignment == 0 || request.step_end == 0 || start != reusable(start)) return 0;

@@ -1,5 +1,5 @@
-// Nodes from which a fetch has failed. Nothing is fetched from them for a while, because a node whose workers are
-// behind a firewall may grant every lease and never deliver a byte. Pure.
+// Nodes from which a fetch has failed. Nothing is fetched from such a node for a while, because a node whose workers
+// are behind a firewall may grant every lease and never deliver a byte.
 #pragma once
 
 #include <map>

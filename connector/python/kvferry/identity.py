@@ -167,7 +167,7 @@ def effective_config(model: "ModelConfig") -> Any:
         )
         if nested:
             model._apply_dict_overrides(config, nested)
-    except Exception as error:  # get_config() raises many types; vLLM's own copy is used instead
+    except Exception as error:  # get_config() raises many types of error; vLLM's own copy is used instead
         logger.warning("kvferry: can't read the configuration of %s again; vLLM's copy is used: %s", model.model, error)
         return model.hf_config
     return config

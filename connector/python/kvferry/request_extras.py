@@ -24,8 +24,7 @@ class _Adapter:
     path: str
     signature: str  # the files' signatures when the digest was taken
     digest: str | None  # None: the content that the worker has loaded is unknown
-    # True if the adapter's content has changed: vLLM's prefix cache may still have blocks of the old content.
-    is_reloaded: bool
+    is_reloaded: bool  # True if the content has changed: vLLM's prefix cache may have blocks of the old content
 
 
 class RequestExtras:
@@ -44,8 +43,9 @@ class RequestExtras:
     def of(self, request: "Request", num_local_tokens: int = 0) -> str | None:
         """Returns the extras; None if the request's KV must not be shared.
 
-        KV must not be shared while a reset is due, if the content of the request's adapter is unknown, or if vLLM's
-        prefix cache has `num_local_tokens` for the request that may be computed with the adapter's former content.
+        KV must not be shared while a reset is due, or if the content of the request's adapter is unknown. It must not
+        be shared either if vLLM's prefix cache has KV for `num_local_tokens` of the request's tokens, and this KV may
+        be computed with the adapter's former content.
         """
         if self.is_reset_due:
             return None

@@ -35,7 +35,7 @@ class LeaseLinks {
   struct Request {
     Asker asker;
     LeaseRequest request;
-    TimeNs deadline = 0;  // when the request is answered without the chunks that are still being saved
+    TimeNs deadline = 0;  // time at which the request is answered without the chunks that are still being saved
   };
   /// Returns true if the request is for a handed-over prompt of which a chunk is still being saved. The caller must
   /// hold the core's lock.

@@ -106,7 +106,7 @@ class GpuStore final : public ChunkStore {
 
   ChunkStoreParts parts_;
   GpuTier tier_;
-  std::unique_ptr<StreamPacker> packer_;  // after tier_, so that it is destroyed before the device
+  std::unique_ptr<StreamPacker> packer_;  // declared after tier_, so that the packer is destroyed before the device
   std::uint64_t frame_bytes_ = 0;
   std::byte* frames_ = nullptr;
   bool is_pinned_ = false;

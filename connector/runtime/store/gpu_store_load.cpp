@@ -42,7 +42,8 @@ std::vector<LoadOutcome> GpuStore::load(const std::vector<LoadJob>& jobs, const 
   }
   bool is_over = work.passes.empty() && work.slots.empty();
   if (work.event) {
-    const Result<void> waited = work.event->wait();  // without the lock: chunks from other nodes may arrive meanwhile
+    // The wait does not hold the lock, because chunks from other nodes may arrive meanwhile.
+    const Result<void> waited = work.event->wait();
     if (!waited) log().error("waiting for the GPU to load chunks failed: {}", waited.error().what);
     is_over = static_cast<bool>(waited);
   }

@@ -104,7 +104,7 @@ void WorkerNode::save_layer(std::uint32_t layer) {
     for (const SaveItem& item : job.items) {
       if (item.push == 0) continue;
       if (begun_.insert(item.chunk).second) core_.locked([&](WorkerCore& core) { core.begin_write(item.chunk); });
-      // If this fails, save() packs the whole chunk and reports the outcome.
+      // If save_layer() fails, save() packs the whole chunk and reports the outcome.
       if (const auto checksum = store_->save_layer(job, item, layer))
         service_->pusher().layer_saved(item, layer, *checksum);
     }

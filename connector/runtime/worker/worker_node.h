@@ -24,7 +24,7 @@ struct WorkerOptions {
   std::string label;  // names the shared memory segment; unique per engine on this machine
   KvLayout layout;
   Shard shard = {};                      // the part of the model that the layout has; no layers: the whole model
-  std::optional<Gpu> gpu = {};           // the GPU that has the engine's blocks; empty: they are in host memory
+  std::optional<Gpu> gpu = {};           // the GPU that has the engine's blocks; empty: the blocks are in host memory
   TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kChunkTokens = 256, kEngineBlockTokens = 32;
 constexpr std::uint32_t kDistinctPrompts = 8;
-constexpr std::uint32_t kPromptTokens = 500;  // length of the first prompt; each further one is one token longer
+constexpr std::uint32_t kPromptTokens = 500;  // length of the first prompt; each further prompt is one token longer
 
 std::vector<std::int32_t> random_tokens(std::mt19937& random, std::uint32_t count) {
   std::vector<std::int32_t> tokens(count);

@@ -39,8 +39,8 @@ class LocalBench {
   }
 
  private:
-  /// Measures lookups. `ask(prefix, position)` prepares a lookup; `answer()` does it and returns whether the answer was
-  /// right. Only answer() is timed.
+  /// Measures lookups. `ask(prefix, position)` prepares a lookup; `answer()` performs the lookup and returns whether
+  /// the answer was right. Only answer() is timed.
   template <class Ask, class Answer>
   Speed time(std::uint64_t num_keys, const Ask& ask, const Answer& answer) {
     std::vector<Speed> speeds;

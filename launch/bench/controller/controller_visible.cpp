@@ -10,7 +10,8 @@ namespace kvferry::bench {
 namespace {
 
 constexpr TimeNs kTurn = kMillisecond;
-constexpr std::uint64_t kBatchesPerTurn = 32;       // with kBatchKeys keys each: a million hashes a second
+// Each batch has kBatchKeys keys, which makes a million hashes a second.
+constexpr std::uint64_t kBatchesPerTurn = 32;
 constexpr std::uint64_t kTurns = 4000;              // number of turns; every second turn evicts
 constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // no other node holds this prefix or later ones
 

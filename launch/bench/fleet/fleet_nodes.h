@@ -52,7 +52,8 @@ class Fleet {
   void turn();
   TimeNs now() const { return clock_.now(); }
 
-  bool is_up(std::uint32_t node) const;  // true if the node is registered and the controller has its whole snapshot
+  /// Returns true if the node is registered and the controller has all of the node's snapshot.
+  bool is_up(std::uint32_t node) const;
   std::uint32_t num_registered() const;
   std::uint32_t num_up() const;
   LookupTimes take_lookups();

@@ -17,7 +17,7 @@ struct FleetStep {
 constexpr TimeNs kSlowLookup = 10 * kMillisecond;  // a p99 above this counts as an overloaded controller
 
 /// Returns one row of figures by name. "broke" says what failed, or is empty. Calls begin() with each phase's name.
-/// Failures: kUnavailable (this machine can't run so many nodes), kCancelled.
+/// Failures: kUnavailable if this machine can't run so many nodes, kCancelled.
 nlohmann::json run_fleet_step(const FleetStep& step, const Say& begin);
 
 }  // namespace kvferry::bench

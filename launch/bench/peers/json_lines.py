@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Message = dict[str, Any]
-INTERNAL = 10  # kInternal of transport/base/result.h
+INTERNAL = 10  # the number of kInternal in transport/base/result.h
 
 
 class JsonLines:

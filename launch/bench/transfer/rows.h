@@ -27,7 +27,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Row, engine, setting, path, memory, op, block
                                    latency_us_p50, latency_us_p99, cpu_s_per_gib, verified)
 
 /// Returns a table per path, memory and direction, with a row per block size and engine. The column "kvferry/" is
-/// kvferry's rate divided by the row's.
+/// kvferry's rate divided by the rate of the row's engine.
 std::string table_of(const std::vector<Row>& rows);
 
 }  // namespace kvferry::bench

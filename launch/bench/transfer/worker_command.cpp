@@ -12,8 +12,8 @@ Failure unknown(const WorkerSpec& spec) {
                                                            spec.engine, spec.setting, spec.path)});
 }
 
-/// Returns UCX's environment variables. Path tcp restricts UCX to TCP; the setting "best" of engine ucx
-/// uses the fastest values.
+/// Returns UCX's environment variables. Path tcp restricts UCX to TCP. For engine ucx, the setting "best" uses the
+/// fastest values.
 std::vector<std::string> ucx_environment(const WorkerSpec& spec) {
   if (spec.path != "tcp") {
     if (spec.engine == "ucx" && spec.setting == "best") return {"UCX_TLS=posix,self"};

@@ -4,7 +4,8 @@ namespace kvferry::bench {
 namespace {
 
 using Json = nlohmann::json;
-constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;  // lets the worker report its own timeout first
+// Longer than kPatience, so that the worker reports its own timeout first.
+constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;
 
 }  // namespace
 

@@ -120,7 +120,7 @@ Findings check_leftovers(const Host& host) {
   const std::set<std::string> in_use = shared_files_in_use(host);
   std::uint64_t bytes = 0, number = 0;
   for (const std::string& name : entries(host.root / "dev/shm")) {
-    if (!name.starts_with("psm_") || in_use.contains(name)) continue;  // Python's default prefix, which vLLM uses
+    if (!name.starts_with("psm_") || in_use.contains(name)) continue;  // psm_ is Python's prefix; vLLM uses it
     std::error_code failed;
     const std::uintmax_t size = fs::file_size(host.root / "dev/shm" / name, failed);
     bytes += failed ? 0 : size;
@@ -155,7 +155,7 @@ Findings check_rdma_ports(const Host& host) {
   for (const std::string& device : rdma_devices(host)) {
     const fs::path ports = host.root / "sys/class/infiniband" / device / "ports";
     for (const std::string& port : entries(ports)) {
-      const std::string state = first_line(ports / port / "state");  // for example "4: ACTIVE"
+      const std::string state = first_line(ports / port / "state");  // the line is, for example, "4: ACTIVE"
       if (state.find("ACTIVE") != std::string::npos) continue;
       found.push_back(
           {.what = fmt::format("port {} of {} is not active ({})", port, device, state.empty() ? "no state" : state),
