@@ -24,7 +24,7 @@ struct CoreConfig {
   /// if this boundary is a multiple of `checkpoint_alignment` tokens after the step's start. 0: there are no
   /// checkpoints.
   std::uint32_t checkpoint_alignment = 0;
-  bool runs_ahead = false;  // the engine plans a step before it has the result of the previous one
+  bool runs_ahead = false;  // true if the engine plans a step before the previous step has a result
   std::uint32_t num_slots = 0;
   std::uint32_t num_ranks = 1;
   bool save_decode_cache = true;
@@ -34,7 +34,7 @@ struct CoreConfig {
   /// needs.
   TimeNs try_timeout = 1 * kSecond;
   TimeNs pull_timeout = 4 * kSecond;  // limit on the time of one pull
-  TimeNs lease_ttl = 30 * kSecond;    // time after which a lease's pins end if the reader has not released it
+  TimeNs lease_ttl = 30 * kSecond;    // time after which a lease's pins end if the reader has not released the lease
   TimeNs handoff_ttl = 60 * kSecond;  // longest time that a finished prompt stays pinned for its decode worker
   TimeNs push_ttl = 60 * kSecond;     // limit on the time from a push offer to its last chunk, on both nodes
   TimeNs push_grace = 30 * kSecond;   // time that workers have to end a dropped push before its slots are unpinned

@@ -79,7 +79,7 @@ struct GrantOrder {
 struct GrantOutcome {
   std::uint64_t ticket = 0;
   std::uint32_t rank = 0;
-  std::vector<std::string> grants;  // one for each of GrantOrder::chunks, in that order
+  std::vector<std::string> grants;  // one grant for each of GrantOrder::chunks, in the same order
   KVFERRY_FIELDS(ticket, rank, grants);
 };
 
@@ -91,8 +91,8 @@ struct RevokedChunk {
   KVFERRY_FIELDS(index, chunk, ok, checksums);
 };
 
-/// An order to revoke the grants of these slots. A rank answers with the same message once the prefill node cannot
-/// write into the slots any more.
+/// An order to revoke the grants of these slots. Once the prefill node cannot write into the slots any more, a rank
+/// answers with a message of the same fields (Revoked in node_wire.h).
 struct Revocation {
   std::uint64_t ticket = 0;
   std::uint32_t rank = 0;  // the rank that answers; 0 in an order
@@ -104,7 +104,7 @@ struct Revocation {
 struct PushOrder {
   std::uint64_t push = 0;
   std::string remote_address;
-  std::vector<std::string> grants;  // one for each chunk of the push offer, in its order
+  std::vector<std::string> grants;  // one grant for each chunk of the push offer, in the same order
   KVFERRY_FIELDS(push, remote_address, grants);
 };
 

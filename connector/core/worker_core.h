@@ -30,7 +30,7 @@ struct PullSource {
 struct PullOrder {
   std::uint64_t pull = 0;
   std::string remote_address;  // transport address of the rank with the same number
-  std::string remote_region;   // exported region of that rank's pool
+  std::string remote_region;   // exported region of the pool of the rank with the same number
   std::int64_t timeout_ms = 0;
   std::vector<PullItem> items;
   std::vector<PullSource> sources = {};  // ranks of the other node to read from; empty: only the rank at remote_address

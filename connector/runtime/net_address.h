@@ -10,7 +10,7 @@ namespace kvferry {
 
 struct AdvertisedHost {
   std::string host;     // a numeric address
-  std::string warning;  // why other hosts may be unable to reach `host`; empty if nothing suggests that
+  std::string warning;  // why other hosts may be unable to reach `host`; empty if there is no reason
 };
 
 /// Returns the local address on the route to the first of `controllers` (endpoints separated by commas) that is not on

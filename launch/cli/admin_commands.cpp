@@ -92,7 +92,7 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
   }
 }
 
-/// Returns kRefused if the node is the last one for prefill or for decode in its namespace.
+/// Returns kRefused if the node is the last node for prefill or for decode in its namespace.
 Result<void> check_not_last(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kAdminTimeoutMs, key));

@@ -45,7 +45,7 @@ struct ScheduledRequest {
   RequestId id;
   std::uint32_t num_computed = 0;       // number of tokens computed before this step
   std::uint32_t num_scheduled = 0;      // number of tokens to compute in this step
-  std::optional<BlockTable> block_ids;  // the request's whole new block table, if the engine replaced it
+  std::optional<BlockTable> block_ids;  // the request's whole new block table, if the engine replaced the old table
   BlockTable new_block_ids = {};        // [KV group] added blocks, if block_ids is empty
   bool same_place = false;  // the request had the same index in the previous step, so its id need not be compared
 };
@@ -69,7 +69,7 @@ struct Admission {
   std::uint32_t hit = 0;    // number of tokens found, local and external together
   std::uint32_t local = 0;  // number of tokens in the engine's own prefix cache
   std::uint32_t to_load = 0;
-  std::uint32_t loaded = 0;  // 0 until the workers report; a request may finish before that
+  std::uint32_t loaded = 0;  // 0 until the workers report; a request may finish before the workers report
   bool resumed = false;
   std::uint32_t tokens = 0;  // number of the request's tokens at this admission
 };
@@ -95,7 +95,7 @@ struct ReplicateOrder {
 struct HolderOffer {
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;
-  std::vector<ChunkMeta> tails;  // tails that follow those chunks
+  std::vector<ChunkMeta> tails;  // tails that follow the full chunks
 };
 
 }  // namespace kvferry

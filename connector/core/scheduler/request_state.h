@@ -45,7 +45,7 @@ struct Fetch {
   bool asked_directory = false;
   std::vector<HolderOffer> offers;  // holders that were not asked yet
   std::string endpoint;             // the holder that is being asked
-  std::vector<ChunkMeta> wanted;    // chunks requested from that holder
+  std::vector<ChunkMeta> wanted;    // chunks requested from the holder `endpoint`
   std::uint64_t pull = 0;
 };
 
@@ -73,7 +73,7 @@ struct RequestState {
   bool running = false;  // true if the request has blocks and does not wait for an asynchronous load
   bool cacheable;
   bool handoff;
-  BlockTable blocks;  // the request's blocks as of the last step that changed them
+  BlockTable blocks;  // the request's block table after the last step that changed it
 
   TokenChain chain;
   std::optional<HandoffSource> source;
@@ -96,7 +96,7 @@ struct RequestState {
 
   bool is_delivered = false;          // true if the prompt was pushed, so that no handoff pin is needed
   std::optional<ChunkRef> last_tail;  // this request's newest tail in the pool
-  std::uint32_t last_tail_end = 0;    // the token at which that tail ends
+  std::uint32_t last_tail_end = 0;    // the token at which last_tail ends
   std::uint32_t preemptions = 0;
   std::uint32_t failed_loads = 0;
   // True if the request must be recomputed instead of loaded, because nothing runs or loads: no blocks would become

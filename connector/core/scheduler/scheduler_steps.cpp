@@ -146,7 +146,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     if (load.ranks_done.size() < config_.num_ranks) continue;
     counters_.loaded_tokens += admission.loaded;
     pool_.unpin(load.pin);
-    // The request may be unknown by now: vLLM finishes requests before it passes on the report of their step.
+    // The request may be unknown by now: vLLM finishes requests before it calls worker_report() for the step.
     if (RequestState* request = find(RequestId{done.request_id})) {
       for (Admission& own : request->admissions)
         if (own.attempt == done.attempt) own.loaded = admission.loaded;

@@ -95,8 +95,8 @@ def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
 
 
 def checkpoint_alignment(specs: "list[Any]") -> int:
-    """Returns CoreConfig::checkpoint_alignment: vLLM copies states inside a step only at multiples of it. 0: vLLM makes
-    no such copies.
+    """Returns CoreConfig::checkpoint_alignment: vLLM copies states inside a step only at multiples of this number of
+    tokens after the step's start. 0: vLLM makes no such copies.
     """
     return next((spec.prefill_checkpoint_alignment or 0 for spec in specs
                  if getattr(spec, "num_prefill_checkpoint_blocks", 0)), 0)  # fmt: skip

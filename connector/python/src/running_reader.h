@@ -30,7 +30,7 @@ inline std::int64_t small_integer(PyObject* object) {
 
 /// Reads a list of integers. Throws TypeError if `list` is not a list or contains other objects.
 inline std::vector<std::int32_t> integers(nanobind::handle list) {
-  constexpr Py_ssize_t kAhead = 16;  // number of objects to prefetch ahead, since they are scattered in memory
+  constexpr Py_ssize_t kAhead = 16;  // number of objects to prefetch ahead, since the objects are scattered in memory
   if (!PyList_Check(list.ptr())) throw nanobind::type_error("token ids must be a list");
   const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
   std::vector<std::int32_t> values(static_cast<std::size_t>(size));

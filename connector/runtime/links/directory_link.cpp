@@ -57,7 +57,7 @@ void DirectoryLink::take(controller::ClientEvent& event) {
   std::visit(
       Overloaded{
           [&](controller::LookupReply& reply) { take_answer(reply); },
-          // The core needs no event, since it has its own deadline for the answer.
+          // The core needs no event for a failed lookup, since the core has its own deadline for the answer.
           [&](controller::LookupFailed& failed) { fetch_of_lookup_.erase(failed.token); },
           [&](controller::Registered&) {
             log().info("registered with the controller");

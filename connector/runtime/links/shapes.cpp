@@ -61,7 +61,7 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
                       here[0].shard.num_heads, here[0].chunk_bytes));
   }
   std::erase_if(answer.reply.chunks, [&](LeasedChunk& chunk) {
-    chunk.checksums.clear();  // these are checksums of the holder's ranks, not of this node's ranks
+    chunk.checksums.clear();  // the checksums are those of the holder's ranks, not of this node's ranks
     return !std::equal(map->begin(), map->end(), chunk.run_checksums.begin(), chunk.run_checksums.end(),
                        [](const auto& runs, const auto& checksums) { return runs.size() == checksums.size(); });
   });

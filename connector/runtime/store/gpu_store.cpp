@@ -61,7 +61,7 @@ GpuStore::~GpuStore() {
   }
   works_.clear();
   if (region_) {
-    // The transport refuses only if it is already shut down.
+    // The transport refuses to unregister a region only if the transport is already shut down.
     [[maybe_unused]] const Result<void> gone = tier_.transport.unregister_region(*region_);
   }
   if (frames_ != nullptr) device().release(MemoryKind::kDevice, frames_);

@@ -43,8 +43,9 @@ class GpuStore final : public ChunkStore {
   struct Work {
     enum class Kind : std::uint8_t { kSave, kLanding, kLoad };
     Kind kind = Kind::kSave;
-    DeviceStream stream = nullptr;     // stream to which the last piece was submitted
-    std::optional<DeviceEvent> event;  // recorded after the last piece; empty while the device refuses to record it
+    DeviceStream stream = nullptr;  // stream to which the last piece was submitted
+    /// Recorded after the last piece; empty while the device refuses to record an event.
+    std::optional<DeviceEvent> event;
     std::vector<FramePin> pins;
     std::vector<std::uint32_t> slots;
     std::vector<PassPtr> passes;
@@ -111,7 +112,7 @@ class GpuStore final : public ChunkStore {
   std::byte* frames_ = nullptr;
   bool is_pinned_ = false;
   std::optional<DeviceStream> down_, up_;
-  std::optional<RegionId> region_;  // region of the frames, if transfers may write to them
+  std::optional<RegionId> region_;  // region of the frames, if transfers may write to the frames
 
   mutable std::mutex mutex_;
   FrameTable table_;

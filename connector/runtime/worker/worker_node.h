@@ -23,7 +23,8 @@ struct WorkerOptions {
   std::uint32_t rank = 0;
   std::string label;  // names the shared memory segment; unique per engine on this machine
   KvLayout layout;
-  Shard shard = {};                      // the part of the model that the layout has; no layers: the whole model
+  /// The part of the model that `layout` has; a shard without layers: the whole model.
+  Shard shard = {};
   std::optional<Gpu> gpu = {};           // the GPU that has the engine's blocks; empty: the blocks are in host memory
   TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
 };

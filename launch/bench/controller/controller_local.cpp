@@ -132,8 +132,8 @@ class LocalBench {
     if constexpr (is_short) measure_death(index);
   }
 
-  /// Measures the memory of an index in which each key has random holders, out of 1024 nodes with four tiers each. That
-  /// is the worst case, because the index stores equal sets of holders only once.
+  /// Measures the memory of an index in which each key has random holders, out of 1024 nodes with four tiers each.
+  /// Random holders are the worst case, because the index stores equal sets of holders only once.
   void measure_random_replicas() {
     report_.begin("memory, random replicas");
     const double before_bytes = resident_bytes(::getpid());
@@ -201,7 +201,7 @@ class LocalBench {
   }
 
   /// Measures the slowest lookup after the removal of a node. Before each lookup tidy() cleans up a part of the index,
-  /// as in the server's loop. That time counts too, because a real lookup would wait for it.
+  /// as in the server's loop. The time of tidy() counts too, because a real lookup would wait for it.
   void measure_death(PlacementIndex<ShortKey>& index) {
     const std::uint64_t num_held = std::min(kDyingHashesMax / kPrefixKeys, num_prefixes_);
     report_.begin(fmt::format("a node of {} hashes dies", num_held * kPrefixKeys));

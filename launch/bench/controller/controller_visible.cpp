@@ -13,7 +13,7 @@ constexpr TimeNs kTurn = kMillisecond;
 // Each batch has kBatchKeys keys, which makes a million hashes a second.
 constexpr std::uint64_t kBatchesPerTurn = 32;
 constexpr std::uint64_t kTurns = 4000;              // number of turns; every second turn evicts
-constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // no other node holds this prefix or later ones
+constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // no other node holds this prefix or a later prefix
 
 /// Repeats a lookup until it finds the key.
 void wait_for(const ChunkKey& key, controller::Client& client, const Clock& clock) {

@@ -20,8 +20,8 @@ class FleetControllers {
   FleetControllers(const FleetControllers&) = delete;
   FleetControllers& operator=(const FleetControllers&) = delete;
   ~FleetControllers();
-  /// Returns when all controllers listen. They run on core 1 if the machine has two cores. Failures: kUnavailable if a
-  /// program is missing or does not start.
+  /// Returns when all controllers listen. The controllers run on core 1 if the machine has two cores. Failures:
+  /// kUnavailable if a program is missing or does not start.
   void start();
 
   /// Returns the endpoints to which nodes connect.

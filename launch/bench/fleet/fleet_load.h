@@ -21,11 +21,12 @@ constexpr std::size_t kConversationChunks = 128;
 constexpr std::size_t kSystemChunks = 8;
 constexpr std::uint64_t kSystemPrompts = 16;
 constexpr std::uint64_t kOwnChunks = kConversationChunks - kSystemChunks;
-constexpr std::uint64_t kConversationsMin = 4;  // the oldest, the newest, and two complete ones between them
+/// The oldest conversation, the newest, and two complete conversations between them.
+constexpr std::uint64_t kConversationsMin = 4;
 
 struct Conversation {
   std::uint32_t node = 0;
-  std::uint64_t number = 0;  // number of the conversation on that node
+  std::uint64_t number = 0;  // number of the conversation among those of this node
 
   /// Returns the prefix (controller_load.h) of the conversation's own chunks. Two neighbouring nodes share the prefix
   /// of every fourth conversation.

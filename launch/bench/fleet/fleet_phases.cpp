@@ -109,7 +109,7 @@ class Phases {
     restart(nodes, false, "dead nodes did not register again");
   }
 
-  /// Lets one node in ten leave and join again, eight at a time, under traffic.
+  /// Lets one node in ten leave and join again, eight nodes at a time, while the other nodes send traffic.
   void rolling_restart() {
     std::vector<std::uint32_t> nodes;
     for (std::uint32_t node = 5; node < num_nodes_; node += 10) nodes.push_back(node);
@@ -267,7 +267,7 @@ nlohmann::json run_fleet_step(const FleetStep& step, const Say& begin) {
   for (const auto& [what, phase] : all) {
     begin(what);
     const Result<void> done = attempt(phase);
-    if (!done && done.error().code == ErrorCode::kTimeout) return row;  // the row says what failed
+    if (!done && done.error().code == ErrorCode::kTimeout) return row;  // row["broke"] says what failed
     need(done);
   }
   phases.judge();

@@ -16,7 +16,7 @@ inline void pin_calling_thread(int core) {
 }
 
 /// Pins the calling thread until the object is destroyed. Threads and processes that the calling thread starts in the
-/// meantime stay pinned for good.
+/// meantime stay pinned afterwards.
 class PinnedHere {
  public:
   explicit PinnedHere(int core) {

@@ -185,7 +185,8 @@ double cpu_seconds(pid_t pid) {
 }
 
 double resident_bytes(pid_t pid) {
-  if (pid == ::getpid()) ::malloc_trim(0);  // gives freed memory back to the system, so that it does not count
+  // Gives freed memory back to the system, so that freed memory does not count.
+  if (pid == ::getpid()) ::malloc_trim(0);
   std::ifstream statm(fmt::format("/proc/{}/statm", pid));
   std::uint64_t size = 0, resident = 0;
   statm >> size >> resident;

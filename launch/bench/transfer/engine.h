@@ -51,7 +51,7 @@ class Engine {
     others_ = block_offsets(job, side == Side::kInitiator ? Side::kTarget : Side::kInitiator);
   }
   /// Moves all blocks of the job with one request, from building the request's descriptors to receiving the target's
-  /// answer. This whole call is timed.
+  /// answer. The time of this whole call is measured.
   virtual void transfer() = 0;
   /// The target's part of transfer(): waits for the notification, then answers.
   virtual void answer() {}
@@ -67,7 +67,7 @@ class Engine {
 
  protected:
   Job job_;
-  std::vector<std::uint64_t> own_, others_;  // offsets of the job's blocks on this side and on the other one
+  std::vector<std::uint64_t> own_, others_;  // offsets of the job's blocks on this side and on the other side
 };
 
 std::unique_ptr<Engine> make_kvferry_engine();

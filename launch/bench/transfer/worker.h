@@ -23,8 +23,8 @@ namespace kvferry::bench {
 
 nlohmann::json to_json(const Job& job, std::uint64_t call_bytes);
 
-/// Returns the command that starts an engine's worker on this host.
-/// Failures: kInvalidArgument (no such engine, setting or path), kUnavailable (the peer is not installed on this host).
+/// Returns the command that starts an engine's worker on this host. Failures: kInvalidArgument if there is no such
+/// engine, setting or path; kUnavailable if the peer is not installed on this host.
 Command worker_command(const WorkerSpec& spec);
 
 }  // namespace kvferry::bench

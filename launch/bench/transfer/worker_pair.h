@@ -23,7 +23,7 @@ class WorkerPair {
   /// Sends a command to one worker and returns its answer. If that worker has ended, the error says which one.
   nlohmann::json ask_initiator(const nlohmann::json& message);
   nlohmann::json ask_target(const nlohmann::json& message);
-  /// Sends a command to both sides, which execute it at the same time.
+  /// Sends a command to both sides, which execute the command at the same time.
   void ask_both(const nlohmann::json& message);
   struct Answers {
     nlohmann::json initiator;

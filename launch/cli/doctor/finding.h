@@ -7,8 +7,8 @@ namespace kvferry::cli {
 
 struct Finding {
   std::string check{};   // name of the check
-  std::string what{};    // what is wrong, a sentence without its full stop
-  std::string advice{};  // what to do, also without a full stop
+  std::string what{};    // a sentence that says what is wrong, without a full stop at its end
+  std::string advice{};  // a sentence that says what to do, without a full stop at its end
   bool is_hint = false;  // true if everything works, but could be faster or easier to operate
 };
 

@@ -120,7 +120,8 @@ Findings check_leftovers(const Host& host) {
   const std::set<std::string> in_use = shared_files_in_use(host);
   std::uint64_t bytes = 0, number = 0;
   for (const std::string& name : entries(host.root / "dev/shm")) {
-    if (!name.starts_with("psm_") || in_use.contains(name)) continue;  // psm_ is Python's prefix; vLLM uses it
+    // vLLM's files in /dev/shm begin with psm_, the default prefix of Python's shared memory.
+    if (!name.starts_with("psm_") || in_use.contains(name)) continue;
     std::error_code failed;
     const std::uintmax_t size = fs::file_size(host.root / "dev/shm" / name, failed);
     bytes += failed ? 0 : size;
