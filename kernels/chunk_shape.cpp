@@ -61,8 +61,8 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
     return bad(fmt::format("{}: its strides reach beyond the 63-bit address space", who));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });
-  Wide inner_bytes =
-      layout.element_bytes;  // spanned by an element and the axes checked so far; the next step must be as long
+  // Bytes that an element and the axes checked so far span; the step of the next axis must not be shorter.
+  Wide inner_bytes = layout.element_bytes;
   for (const Axis& axis : axes) {
     if (axis.count == 1) continue;
     if (axis.step() < inner_bytes)

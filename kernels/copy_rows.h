@@ -27,14 +27,14 @@ void copy_bytes(std::byte* cache, std::byte* chunk, std::size_t size) {
     std::memcpy(cache, chunk, size);
 }
 
-/// CopyRows for planes whose tokens are contiguous.
+/// Copy function (CopyRows) for planes whose tokens are contiguous.
 template <CopyDirection direction>
 void copy_run(const PlaneLayout&, std::byte* cache, std::byte* chunk, std::size_t tokens, std::size_t row_bytes,
               std::size_t) {
   copy_bytes<direction>(cache, chunk, tokens * row_bytes);
 }
 
-/// CopyRows for planes whose elements are contiguous within a token only.
+/// Copy function (CopyRows) for planes whose elements are contiguous only within a token.
 template <CopyDirection direction>
 void copy_each_row(const PlaneLayout& strides, std::byte* cache, std::byte* chunk, std::size_t tokens,
                    std::size_t row_bytes, std::size_t) {
@@ -42,7 +42,8 @@ void copy_each_row(const PlaneLayout& strides, std::byte* cache, std::byte* chun
     copy_bytes<direction>(cache, chunk, row_bytes);
 }
 
-/// CopyRows for planes in which the tokens of one dim are contiguous and the elements of one token are apart.
+/// Copy function (CopyRows) for planes in which the values of one dim are contiguous over the tokens, while the
+/// elements of one token are apart.
 template <CopyDirection direction, class T>
 void copy_transposed(const PlaneLayout& strides, std::byte* cache, std::byte* chunk, std::size_t tokens,
                      std::size_t row_bytes, std::size_t) {

@@ -120,7 +120,7 @@ class HostPacker final : public Packer {
   const KvLayout layout_;
   const ChunkFormat format_;
   const ChunkShape shape_;
-  std::vector<PlanePlan> planes_;  // K, V, K, V, ... or one latent plane a layer
+  std::vector<PlanePlan> planes_;  // K, V, K, V, ... or one latent plane for each layer
 };
 
 }  // namespace

@@ -22,7 +22,7 @@ struct HostStream::Piece {
   std::uint32_t first = 0;        // index of the first token in the run
   std::uint32_t tokens = 0;
   std::byte* cache = nullptr;  // address of the first element; nullptr if the block is kNoBlock
-  // Where to prefetch as many bytes as this piece has; nullptr: nowhere.
+  // Address from which to prefetch as many bytes as this piece has; nullptr: prefetch nothing.
   const std::byte* ahead = nullptr;
 };
 
@@ -73,7 +73,8 @@ bool HostStream::is_plain(const PlanePlan& plane) const {
   return !shape.converts && plane.gather == CopyRows{copy_run<CopyDirection::kGather>};
 }
 
-/// Returns the piece's rows as a chunk has them: in place if the cache's bytes are the same, else built in `stage`.
+/// Returns the piece's rows as a chunk has them: their address in the cache if the bytes are the same there, otherwise
+/// a copy built in `stage`.
 const std::byte* HostStream::collect(const Piece& piece, std::byte* stage) const {
   const PlaneLayout& strides = piece.plane.strides;
   if (piece.cache == nullptr) {

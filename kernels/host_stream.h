@@ -1,5 +1,5 @@
-// Gather and scatter for runs that are larger than a core's cache: they go through the KV blocks in the order of
-// memory, not of the chunk, and their stores bypass the caches. Private to this folder.
+// Gather and scatter for runs that are larger than a core's cache: both go through the KV blocks in the order of
+// memory, not in the order of the chunk, and their stores bypass the CPU caches. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@ struct HostStream {
   std::span<const PlanePlan> planes;
 
   /// Returns true if this class suits the run: the run is large enough, a head's rows in a block fit a small buffer
-  /// and, for a gather, they are whole checksum segments.
+  /// and, for a gather, these rows are whole checksum segments.
   bool suits_gather(const TokenRun& run) const;
   bool suits_scatter(const TokenRun& run) const;
-  /// Same as Packer's functions, for arguments that have passed their checks.
+  /// Same as the functions of Packer with these names, but the arguments must have passed the checks in chunk_shape.h.
   std::uint64_t gather(const TokenRun& run, std::byte* chunk) const;
   void scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                const TokenRun& run) const;

@@ -16,14 +16,14 @@ struct PlaneLayout {
   std::int64_t block_stride_bytes = 0;
   std::int64_t head_stride_bytes = 0;
   std::int64_t token_stride_bytes = 0;
-  // Equals element_bytes if a token's row is contiguous, which K of vLLM's CPU attention is not: it is transposed.
+  // Equals element_bytes if a token's row is contiguous. K of vLLM's CPU attention is transposed, so its rows are not.
   std::int64_t dim_stride_bytes = 0;
 };
 
 /// One attention layer of one rank. MLA has a single latent plane: one head, `value` unused (planes == 1).
 struct LayerLayout {
   std::string name;         // vLLM's layer name
-  std::uint32_t group = 0;  // KV cache group: which block table addresses this layer
+  std::uint32_t group = 0;  // KV cache group, which determines the block table of this layer
   PlaneLayout key;
   PlaneLayout value;
 };

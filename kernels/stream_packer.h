@@ -26,14 +26,14 @@ struct PackerJob {
 /// destructor block the host.
 class StreamPacker {
  public:
-  /// Jobs of one direction whose layers are being copied.
+  /// A group of jobs of one direction (gather or scatter), whose layers are copied in one or more steps.
   class Pass {
    public:
     virtual ~Pass() = default;
     /// Enqueues the copy of layers [first, end). The layers of a pass are copied in order, each once. Errors:
     /// kUnavailable if the device rejects the launch.
     virtual Result<void> copy_layers(std::uint32_t first, std::uint32_t end) = 0;
-    /// Enqueues the checksums, if the pass has any. Call it after the last layer. Returns at once.
+    /// Enqueues the checksums, if the pass has any; returns at once. Must be called after the last layer.
     virtual Result<void> finish() = 0;
     /// Returns true if the device has finished all work of the pass.
     virtual Result<bool> is_done() const = 0;
@@ -54,7 +54,7 @@ class StreamPacker {
                                                 bool wants_checksums) = 0;
 };
 
-/// A GPU and its packers.
+/// A GPU, and the function that makes packers for it.
 struct Gpu {
   std::shared_ptr<Device> device;
   /// Errors: those of make_host_packer(). The packer must not outlive the device.

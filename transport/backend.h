@@ -42,8 +42,8 @@ class Backend {
   /// calls stop().
   virtual void join() = 0;
 
-  /// Implements Transport::wait(). This default sleeps until the completion queue's descriptor or one that
-  /// set_wait_interrupt_fd() has added is readable, or the time has passed.
+  /// Implements Transport::wait(). This default sleeps until the completion queue's descriptor or a descriptor that was
+  /// passed to set_wait_interrupt_fd() is readable, or the time has passed.
   virtual bool wait(TimeNs timeout_ns) { return table_.completion_queue().wait(timeout_ns, interrupt_fds_); }
   virtual void set_wait_interrupt_fd(int fd) { interrupt_fds_.push_back(fd); }
 
@@ -51,7 +51,7 @@ class Backend {
 
   struct RegionKey {
     std::string rkey;        // RegionDescriptor::rkey; only this backend interprets it
-    bool is_device = false;  // whether it is GPU memory
+    bool is_device = false;  // whether the region is GPU memory
   };
   /// Makes memory reachable as region `id`. kUnavailable: this backend can't reach memory of this kind.
   virtual Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) = 0;
@@ -82,13 +82,13 @@ class Backend {
   std::string source_address_;  // Notification::from of the notifications that this node sends
 
  private:
-  std::vector<int> interrupt_fds_;  // descriptors that end wait(); none is added after the first wait()
+  std::vector<int> interrupt_fds_;  // descriptors that end wait() when readable; none is added after the first wait()
 };
 
 /// Returns bytes that no peer can guess.
 std::string random_bytes(std::size_t num_bytes);
 
-/// Compares in constant time, so that the time does not reveal how much of a wrong secret is right.
+/// Compares two secrets in constant time, so that the time does not reveal how much of a wrong secret is right.
 bool is_same_secret(std::string_view said, std::string_view own);
 
 /// One requirement on a backend's options, and the error's text if it is not met.
@@ -100,8 +100,8 @@ struct OptionCheck {
 /// name of the options' struct.
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks);
 
-/// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: it is malformed or of another
-/// version than `protocol_version`.
+/// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: the address is malformed or
+/// of another version than `protocol_version`.
 template <class Address>
 Result<Address> read_address(const std::string& bytes, std::uint32_t protocol_version, std::string_view protocol) {
   Result<Address> address = decode<Address>(bytes, "peer address");

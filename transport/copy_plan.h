@@ -1,4 +1,4 @@
-// Turns a caller's ranges into copies: checked against the bounds of both regions, joined where they
+// Turns a caller's ranges into copies. The ranges are checked against the bounds of both regions, and joined where they
 // touch.
 #pragma once
 
@@ -14,9 +14,9 @@ inline bool is_inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t r
   return offset <= region_bytes && bytes <= region_bytes - offset;
 }
 
-/// Returns the ranges in their order, without empty ones. A range that continues the previous one in both the local and
-/// the remote region is joined to it, because every copy costs a fixed time. kInvalidArgument: a range exceeds
-/// local_bytes or remote_bytes; the message names the first one that does.
+/// Returns the ranges in their order, without empty ones. A range that directly follows the previous range in both the
+/// local and the remote region is joined to it, because every copy costs a fixed time. kInvalidArgument: a range
+/// exceeds local_bytes or remote_bytes; the message names the first such range.
 Result<std::vector<CopyRange>> plan_copies(std::span<const CopyRange> ranges, std::uint64_t local_bytes,
                                            std::uint64_t remote_bytes);
 

@@ -156,7 +156,8 @@ void ProgressLoop::thread_main() {
     }
     if (is_driven()) continue;
     const bool has_seen = look(has_more || inbox_.has_tasks() ? 0 : milliseconds_until(deadline, clock_.now()), false);
-    // A driver that started meanwhile may sleep: it must be woken to handle the events that this thread has received.
+    // A driver that started meanwhile may sleep: the driver must be woken to handle the events that this thread has
+    // received.
     if (has_seen && is_driving_) inbox_.wake().set();
   }
 }
@@ -203,7 +204,8 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
         if (look(0, true)) busy_at = clock_.now();
       }
     } else if (is_spinning) {
-      set_spinning(is_spinning = false);  // one more round follows: a peer that wrote before this call woke no thread
+      // One more round follows, because a peer that wrote before this call woke no thread.
+      set_spinning(is_spinning = false);
     } else {
       has_driver_slept_ = true;
       const int sleep_ms = milliseconds_until(std::min(deadline, ends_at), now);

@@ -52,20 +52,21 @@ class ProgressLoop {
   /// called afterwards, but call() still runs its task. Idempotent.
   void stop();
 
-  /// From now on the descriptor's events are passed to Owner::on_ready(). Call it only under the loop's lock or before
-  /// start(). `tag` must not be 0.
+  /// From now on the descriptor's events are passed to Owner::on_ready(). May be called only under the loop's lock or
+  /// before start(). `tag` must not be 0.
   void watch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void unwatch(int fd);
-  /// Any thread. Makes drive() return also while `fd` is readable. The progress thread ignores `fd`.
+  /// May be called by any thread. Makes drive() also return while `fd` is readable. The progress thread ignores `fd`.
   void add_wakeup_fd(int fd);
-  /// Makes the progress thread call advance(). Call it only under the loop's lock.
+  /// Makes the progress thread call advance(). May be called only under the loop's lock.
   void kick() { inbox_.wake().set(); }
 
-  /// Any thread that does not hold the loop's lock. Runs the task under the lock: now if the lock is free, else soon,
-  /// in the order of calls. Never blocks for longer than a task takes.
+  /// May be called by any thread that does not hold the loop's lock. Runs the task under the lock: at once if the lock
+  /// is free, otherwise soon. Tasks run in the order of the calls. Blocks at most as long as a task takes.
   void call(TaskInbox::Task task);
-  /// Any thread: does the loop's work until is_over() returns true or the time has passed. is_over() is called often
-  /// and without the lock. Returns the last result of is_over(), or nullopt at once if another thread is in drive().
+  /// May be called by any thread. Does the loop's work until is_over() returns true or the time has passed. is_over()
+  /// is called often and without the lock. Returns the last result of is_over(), or nullopt at once if another thread
+  /// is in drive().
   std::optional<bool> drive(TimeNs timeout_ns, const std::function<bool()>& is_over);
 
  private:

@@ -1,4 +1,5 @@
-// Computes the checksums of a transfer's ranges as the bytes arrive, and compares them with those of the submitter.
+// Computes the checksums of a transfer's ranges as the bytes arrive, and compares them with the checksums that the
+// submitter passed.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +51,8 @@ class RangeVerifier {
     const CopyRange& copy = transfer_.copies[range];
     compare(range, chunk_checksum({transfer_.local_base + copy.local_offset, copy.bytes}));
   }
-  /// Counts bytes that arrived, in any order. Returns true if they complete the range. Call once for an empty range.
+  /// Counts bytes that arrived, in any order. Returns true if they complete the range. Must be called once for an empty
+  /// range.
   bool has_arrived(std::size_t range, std::uint64_t bytes);
 
   bool has_corrupt() const { return !corrupt_.empty(); }

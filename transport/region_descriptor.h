@@ -1,4 +1,4 @@
-// What export_region() and export_grant() encode; peers check bounds and access the memory with it.
+// The data that export_region() and export_grant() encode. Peers use it to check bounds and to access the memory.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct RegionDescriptor {
   std::string rkey;          // opaque to all but the backend; may be empty
   std::uint32_t region = 0;  // the owner's RegionId
   std::uint32_t grant = 0;   // the owner's GrantId, if base and bytes are a grant's; 0: the whole region
-  bool is_device = false;    // whether it is GPU memory, which no CPU accesses
+  bool is_device = false;    // whether the region is GPU memory, which no CPU accesses
   KVFERRY_FIELDS(incarnation, base, bytes, rkey, region, grant, is_device);
 };
 

@@ -36,7 +36,8 @@ std::uint64_t available_on_the_machine() {
   return std::numeric_limits<std::uint64_t>::max();
 }
 
-/// Returns the number of free bytes, which must not be exceeded: the kernel kills a process over its container's limit.
+/// Returns how many bytes can be allocated now. More must not be allocated, because the kernel kills a process that
+/// exceeds the limit of its container.
 std::uint64_t available_bytes() { return std::min(available_on_the_machine(), bytes_left_in_cgroups()); }
 
 Error no_memory(std::string_view what, std::uint64_t bytes) {
@@ -50,7 +51,8 @@ Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
 }
 
 /// Allocates the pages: huge ones if the kernel follows the mapping's madvise(), while fallocate() alone would allocate
-/// small ones. Works in steps, because a signal interrupts the call. reserve() reports what fails here.
+/// small ones. Works in steps, because a signal interrupts the call. Errors are ignored here, because reserve() reports
+/// them.
 void populate(std::span<std::byte> memory) {
   constexpr std::size_t kStepBytes = std::size_t{256} << 20;
   for (std::size_t done = 0; done < memory.size(); done += kStepBytes) {

@@ -38,12 +38,13 @@ class TaskInbox {
     return true;
   }
   bool has_tasks() const { return has_tasks_.load(std::memory_order_acquire); }
-  /// Clears wake(). Returns whether the owner may sleep until it is readable: no task was posted since the last run().
+  /// Clears wake(). Returns true if no task was posted since the last run(), so that the owner may sleep until wake()
+  /// is readable.
   bool prepare_to_sleep() {
     wake_.clear();
     return !has_tasks();
   }
-  /// Returns the event to sleep on: readable after a post() until it is cleared.
+  /// Returns the event on which the owner sleeps. It becomes readable when post() is called, until it is cleared.
   EventFd& wake() { return wake_; }
 
  private:

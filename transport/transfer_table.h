@@ -59,17 +59,19 @@ class TransferTable {
   static Result<void> check_region(const void* base, std::uint64_t bytes);
   /// Same as check_region(), for backends that copy with the CPU. kUnavailable: GPU memory.
   static Result<void> check_host_region(const MemoryRegion& memory, std::string_view backend);
-  /// Registering takes two steps, so that a backend can register the memory under the id before a transfer may use it.
+  /// Registering takes two steps, new_region_id() and add_region(), so that a backend can register the memory under the
+  /// id before a transfer may use it.
   RegionId new_region_id();
   void add_region(RegionId id, const MemoryRegion& memory, std::string exported);
   Result<std::string> exported(RegionId region) const;
-  /// Unregisters a region. kFull: own transfers or peers' copies still use it; call again.
+  /// Unregisters a region. kFull: own transfers or peers' copies still use the region; the caller must call again.
   Result<void> remove_region(RegionId region);
 
   /// Makes a grant; `rkey` is put into the grant's RegionDescriptor.
   Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey);
   Result<std::string> exported(GrantId grant) const;
-  /// Revokes a grant: from the first call on, no access by it begins. kFull: an access has not ended yet; call again.
+  /// Revokes a grant: from the first call on, no access by it begins. kFull: an access has not ended yet; the caller
+  /// must call again.
   Result<void> remove_grant(GrantId grant);
   /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `grant` 0:
   /// offsets count from the region's start. kRefused: the region was unregistered, the grant was revoked, the region or
@@ -93,7 +95,7 @@ class TransferTable {
                          bool is_last);
   /// Returns the peer if the transfer is pending and this is the first request to cancel it, otherwise nullopt.
   std::optional<PeerId> request_cancel(TransferId id);
-  /// Delivers the Completion; the transfer's region may be unregistered from here on.
+  /// Delivers the Completion; the transfer's region may be unregistered from now on.
   void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {});
   /// Returns the number of pending transfers: accepted, and not completed.
   std::size_t num_open() const;

@@ -22,8 +22,8 @@ using TransferId = StrongId<struct TransferIdTag, std::uint64_t>;  // an accepte
 using GrantId = StrongId<struct GrantIdTag, std::uint32_t>;        // a peer's right to access a part of a region
 
 /// Memory to register. With `fd` it is a shared mapping of that file from `fd_offset` on, which peers on the same host
-/// can map too (SharedMemory::region()) if the file has F_SEAL_SHRINK; -1: any other memory. With `device` it is that
-/// GPU's memory; the caller must submit a transfer only after the GPU has written the bytes that the transfer reads.
+/// can map too (SharedMemory::region()) if the file has F_SEAL_SHRINK; -1: any other memory. With `device` it is memory
+/// of that GPU; the caller must submit a transfer only after the GPU has written the bytes that the transfer reads.
 struct MemoryRegion {
   void* base = nullptr;
   std::uint64_t bytes = 0;
@@ -54,14 +54,16 @@ struct PagedTransfer {
   std::vector<CopyRange> ranges;
   std::string notification;  // if not empty: delivered to the peer when all bytes are visible there or have been read
   Priority priority = Priority::kNormal;
-  /// More ranges follow by feed(), layer by layer; the notification and the Completion come after the last of them.
+  /// If true, more ranges follow by feed(), layer by layer. The notification and the Completion come after the last of
+  /// these ranges.
   bool is_fed = false;
   /// chunk_checksum() of each range's bytes, in order; empty: not verified. Compared as the bytes arrive, in one pass.
   std::vector<std::uint64_t> checksums = {};
 };
 
-/// `code` is kOk, kCancelled, kPeerLost, kCorrupt (a checksum differs; no notification was sent), kRefused (the peer
-/// has revoked the grant or unregistered the region) or kInternal. The transfer's local memory is no longer touched.
+/// The outcome of a transfer. `code` is kOk, kCancelled, kPeerLost, kCorrupt (a checksum differs; no notification was
+/// sent), kRefused (the peer has revoked the grant or unregistered the region) or kInternal. The transfer's local
+/// memory is no longer touched.
 struct Completion {
   TransferId id;
   ErrorCode code = ErrorCode::kOk;
@@ -77,7 +79,7 @@ struct Notification {
 
 /// Threads: every method may be called from any thread, and never blocks on the network. A progress thread owns all
 /// sockets and library handles. Promise: each accepted transfer gets exactly one Completion, also if the peer dies or
-/// the transport shuts down, and by then its memory is no longer touched.
+/// the transport shuts down, and by then the transfer's memory is no longer touched.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -87,17 +89,18 @@ class Transport {
   /// Returns text for logs: the path and library that move the bytes.
   virtual std::string describe() const = 0;
 
-  /// Lets transfers of both sides use the memory. It must stay mapped until unregister_region() or shutdown() has
-  /// returned. kUnavailable: this transport can't reach memory of this kind.
+  /// Lets transfers of both sides use the memory. The memory must stay mapped until unregister_region() or shutdown()
+  /// has returned. kUnavailable: this transport can't reach memory of this kind.
   virtual Result<RegionId> register_region(const MemoryRegion& memory) = 0;
   Result<RegionId> register_region(void* base, std::uint64_t bytes) {
     return register_region(MemoryRegion{base, bytes});
   }
   /// Returns opaque bytes that name the region to peers (base, size, rkey).
   virtual Result<std::string> export_region(RegionId region) const = 0;
-  /// Unregisters a region. kInvalidArgument: unknown region; kFull: own transfers or a peer's copy still use it, call
-  /// again. Peers may be refused from the first call on. If the network card accesses the memory, the backend can't see
-  /// peers' accesses: the caller must agree with the peers before it unmaps the memory.
+  /// Unregisters a region. kInvalidArgument: unknown region; kFull: own transfers or a peer's copy still use the
+  /// region, so the caller must call again. Peers may be refused from the first call on. If the network card accesses
+  /// the memory, the backend can't see peers' accesses: the caller must agree with the peers before it unmaps the
+  /// memory.
   virtual Result<void> unregister_region(RegionId region) = 0;
 
   /// Lets peers access [offset, +bytes) of a region until revoke(). A transfer that names export_grant() as its
@@ -114,22 +117,24 @@ class Transport {
   /// reached. The connection is made later; transfers with a dead peer complete with kPeerLost. The same address gives
   /// the same PeerId until the peer is lost. A lost peer's id stays valid until disconnect().
   virtual Result<PeerId> connect(const std::string& address) = 0;
-  /// Frees what is kept for the peer. Its pending transfers complete with kPeerLost or kOk; the id is invalid
+  /// Removes a peer. Pending transfers with the peer complete with kPeerLost or kOk; the peer's id is invalid
   /// afterwards.
   virtual void disconnect(PeerId peer) = 0;
 
   /// Starts a transfer. kInvalidArgument: bad peer, region or range (both sides' bounds are checked before anything
-  /// moves); kFull: too many transfers are pending or have unread completions, poll and try again; kCancelled: shut
-  /// down. After an error no Completion follows.
+  /// moves); kFull: too many transfers are pending or have unread completions, the caller must poll and try again;
+  /// kCancelled: the transport is shut down. After an error no Completion follows.
   virtual Result<TransferId> submit(PagedTransfer transfer) = 0;
   /// Adds ranges to a transfer that was submitted with is_fed. Either all ranges of a transfer have checksums or none.
-  /// kInvalidArgument: bad range, or the transfer takes no more ranges; nothing was added. kCancelled: shut down.
+  /// kInvalidArgument: bad range, or the transfer takes no more ranges; nothing was added. kCancelled: the transport is
+  /// shut down.
   virtual Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                             bool is_last) = 0;
-  /// Ends the transfer soon. Its Completion (kCancelled, or kOk if already done) comes when its memory is not in use.
+  /// Ends the transfer soon. Its Completion (kCancelled, or kOk if the transfer was already done) comes when the
+  /// transfer no longer uses its memory.
   virtual void cancel(TransferId id) = 0;
 
-  /// These return the completions and the notifications since the last call.
+  /// poll() returns the completions, and poll_notifications() the notifications, that have arrived since the last call.
   virtual std::vector<Completion> poll() = 0;
   virtual std::vector<Notification> poll_notifications() = 0;
   /// Returns a file descriptor that is readable while poll() or poll_notifications() would return something.
@@ -138,15 +143,15 @@ class Transport {
   /// a backend can, the calling thread does the progress thread's work meanwhile, which saves waking another thread:
   /// the fastest way to wait. Only one thread at a time can do so; others sleep on the descriptor.
   virtual bool wait(TimeNs timeout_ns) = 0;
-  /// From now on wait() also returns, with false, while `fd` is readable. Further calls add descriptors. Call before
-  /// the first wait().
+  /// From now on wait() also returns, with false, while `fd` is readable. Further calls add descriptors. Must be called
+  /// before the first wait().
   virtual void set_wait_interrupt_fd(int fd) = 0;
-  /// Peers get `address` instead of address() as the sender of this side's notifications. Needed for a transport that
-  /// is part of another one, to whose address peers connect. Call before the first connect().
+  /// Peers get `address` instead of address() as the sender of this side's notifications. Needed if this transport is
+  /// part of another transport, to whose address peers connect. Must be called before the first connect().
   virtual void set_source_address(const std::string& address) = 0;
 
-  /// Ends all transfers (kCancelled), waits for peers' copies that it knows of, joins the progress thread. Idempotent;
-  /// the destructor calls it.
+  /// Ends all transfers (kCancelled), waits for the peers' copies that this transport knows of, and joins the progress
+  /// thread. Idempotent; the destructor calls shutdown().
   virtual void shutdown() = 0;
 };
 

@@ -26,8 +26,9 @@ struct AdminCommand {
 constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
 struct AdminResult {
-  std::string text;          // result as a sentence
-  std::uint64_t number = 0;  // pin: its id; quota: the quota; unpin, clear: number of nodes; move: number of chunks
+  std::string text;  // result as a sentence
+  // Pin: id of the pin; quota: the quota; unpin, clear: number of nodes; move: number of chunks
+  std::uint64_t number = 0;
 };
 
 /// Sends `command` to the controller at `endpoint`, whose cluster key is `key`, and waits for its answer, up to

@@ -21,7 +21,8 @@
 
 namespace kvferry::controller {
 
-/// One chunk that a node holds. A tail names its group, by which other nodes can find it (see chunk_key.h).
+/// One chunk that a node holds. If it is a tail, `tail_group` names the group under which other nodes can find the tail
+/// (see chunk_key.h).
 struct ChunkEntry {
   ChunkKey key;
   std::uint32_t num_tokens = 0;
@@ -31,9 +32,9 @@ struct ChunkEntry {
 
 struct LookupQuery {
   std::vector<ChunkKey> keys;  // full chunks in prefix order
-  // [i] group of the tails that follow the first i of `keys`; elements at the end may be missing
+  // tail_groups[i]: group of the tails that follow the first i of `keys`; the last elements may be missing
   std::vector<ChunkKey> tail_groups;
-  std::vector<ChunkKey> exact_tails;  // keys of tails to find, whatever their group
+  std::vector<ChunkKey> exact_tails;  // keys of tails to find, whatever groups the tails belong to
 };
 
 /// A LookupQuery that refers to keys stored elsewhere.
@@ -52,25 +53,28 @@ struct Holder {
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;  // this node holds keys[0 .. num_full_chunks)
   // At most 16 tails that this node holds: first those in exact_tails, then those in tail_groups, from the last group
-  // to the first, the newest tail of a group first. Skips tail_groups[i] for i < num_full_chunks.
+  // to the first, the newest tail of a group first. Tails of the groups tail_groups[i] with i < num_full_chunks are
+  // left out.
   std::vector<ChunkEntry> tails;
-  Tier tier = Tier::kHost;  // slowest tier among the full chunks
-  bool confirmed = true;    // false: the chunks may be out of date: messages were lost, or the controller restarted
+  Tier tier = Tier::kHost;  // slowest tier in which any of the full chunks is stored
+  bool confirmed = true;    // false: messages were lost or the controller restarted, so these chunks may be out of date
 };
 
 struct LookupReply {
   std::uint64_t token = 0;  // the token that lookup() returned
-  // At most 64, without the asking node. Draining nodes come after all others. Within each kind, nodes with more full
-  // chunks come first; at equal numbers, the node whose last message is the newest.
+  // At most 64 holders, without the node that asks. Draining nodes come after all others. Within each of these two
+  // groups, nodes with more full chunks come first; among nodes with equally many, the node with the newest message
+  // comes first.
   std::vector<Holder> holders;
-  // Increases with each change of the index, also across restarts; without a state folder it is 0 after a restart.
+  // Increases with each change of the index, and a restart of the controller does not lower it if the controller has a
+  // state folder. Without a state folder it is 0 after a restart.
   std::uint64_t index_version = 0;
 };
 struct Registered {};  // the node is registered, for the first time or again after Lost
 /// The controller refused the node, e.g. because its namespace has another fingerprint. The client does not try again.
 struct Refused {
   std::string reason;
-  Incarnation newest_incarnation{};  // newest one of this engine id that the controller knows; 0: none
+  Incarnation newest_incarnation{};  // newest incarnation of this engine id that the controller knows; 0: none
 };
 /// The controller was silent for `lost_after_ms` or ended the registration, or the connection broke. The client keeps
 /// trying to register.
@@ -111,21 +115,22 @@ using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, Snapsho
                                  ReplicateChunks, EvictChunks, LookupFailed>;
 
 struct ClientOptions {
-  // tcp://, ipc://, unix:// or stream://; or the endpoints of replicas, separated by commas, the preferred one first.
+  // Endpoint of the controller (tcp://, ipc://, unix:// or stream://), or the endpoints of its replicas, separated by
+  // commas, the preferred one first.
   std::string controller = "tcp://127.0.0.1:14600";
   NodeInfo node;
   std::int64_t heartbeat_ms = 500;
   std::int64_t lost_after_ms = 2000;
   // A lookup ends in LookupReply or LookupFailed within this time after the first process() that follows lookup().
-  // Until then the client may send the lookup several times. 0: lookups have no time limit; the caller enforces its
-  // own.
+  // Until then the client may send the lookup several times. 0: lookups have no time limit; the caller enforces a limit
+  // of its own.
   std::int64_t lookup_timeout_ms = 0;
   VersionRange protocol{};  // protocol versions that this client speaks; empty: those of this release
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; tcp:// connections are encrypted with it
 };
 
-/// Threads: one owner, which polls fd() for reading and calls process(), at least every heartbeat_ms. If it calls
-/// process() every 50 ms, the controller notices a lost message within 150 ms, by the next heartbeat.
+/// Threads: one owner, which polls fd() for reading and calls process(), at least every heartbeat_ms. If the owner
+/// calls process() every 50 ms, the controller notices a lost message within 150 ms, by the next heartbeat.
 class Client {
  public:
   virtual ~Client() = default;
@@ -136,8 +141,8 @@ class Client {
   virtual bool has_cluster_key() const = 0;
   /// Returns the sequence number of the next message that publish(), evict() or end_snapshot() will send.
   virtual std::uint64_t next_sequence() const = 0;
-  /// Messages with a lower sequence number than this are on the controller's disk or, if it has no state folder,
-  /// applied.
+  /// Returns a sequence number. All messages of this node with lower numbers are on the controller's disk or, if the
+  /// controller has no state folder, have been applied.
   virtual std::uint64_t kept_below() const = 0;
   /// Sets the number of requests on this node. Heartbeats report it, at the latest 200 ms after a change.
   virtual void set_load(std::uint64_t num_requests) = 0;
@@ -148,21 +153,21 @@ class Client {
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
   /// Completes the answer to SnapshotWanted. The caller must have published everything that this node holds.
   virtual void end_snapshot() = 0;
-  /// Returns the token of the LookupReply that process() returns later; if lookup_timeout_ms is 0, it may never do so.
-  /// kUnavailable: not registered, and lookup_timeout_ms is 0; kInvalidArgument: more than 65536 keys; kFull: too many
-  /// lookups with a timeout are unanswered.
+  /// Returns the token of the LookupReply that process() returns later; if lookup_timeout_ms is 0, that reply may never
+  /// come. kUnavailable: the node is not registered, and lookup_timeout_ms is 0; kInvalidArgument: `query` has more
+  /// than 65536 keys; kFull: too many lookups with a timeout are unanswered.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
   /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms for
   /// the message to be sent. The client does nothing afterwards.
   virtual void leave() = 0;
 };
 
-/// kInvalidArgument: an endpoint is malformed or repeated, or is stream:// and there is a cluster key.
+/// kInvalidArgument: an endpoint is malformed or repeated, or an endpoint is stream:// although there is a cluster key.
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 
 /// Blocks until the client is registered. Drops all events, and answers SnapshotWanted with an empty snapshot, so a
-/// node that already holds chunks must publish them afterwards.
-/// kRefused: the controller refused the node; kUnavailable: not registered after `timeout_ms`.
+/// node that already holds chunks must publish them afterwards. kRefused: the controller refused the node;
+/// kUnavailable: the client is not registered after `timeout_ms`.
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms);
 
 /// Makes a client and waits until it is registered. An incarnation is the time at which a node's process started.

@@ -13,8 +13,8 @@ class Listener {
  public:
   virtual ~Listener() = default;
 
-  /// Returns a descriptor that is readable while serve() has work to do, or a negative number if there is none. It may
-  /// be edge-triggered, as ZeroMQ's is.
+  /// Returns a descriptor that is readable while serve() has work to do, or a negative number if there is none. The
+  /// descriptor may be edge-triggered, as ZeroMQ's is.
   virtual int fd() const = 0;
 
   /// Handles waiting input up to a bound, so that no listener starves the others or delays lease checks. Never blocks

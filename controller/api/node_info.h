@@ -1,4 +1,4 @@
-// The identity of a node: what it registers with, and what messages, records and status reports carry.
+// The identity of a node, which registrations, messages, records and status reports contain.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace kvferry::controller {
 
 /// Printable texts about a node, which the status shows. wire::Hello, NodeStatus, NodeImage and JoinedRecord contain
 /// them as one element. To add a field, append it to the members and to KVFERRY_FIELDS, and add a row to kNodeDetails,
-/// from which other code knows the fields to check and show.
+/// which tells other code which fields to check and show.
 struct NodeDetails {
   std::string host{};  // name of the machine or pod on which the node runs
   KVFERRY_FIELDS(host);
@@ -25,7 +25,7 @@ struct NodeDetail {
 };
 inline constexpr NodeDetail kNodeDetails[] = {{"host", &NodeDetails::host, 256}};
 
-/// Identity and addresses of a node. Add new fields to NodeDetails instead, except those that no status may show.
+/// Identity and addresses of a node. Add new fields to NodeDetails instead, except fields that no status may show.
 struct NodeInfo {
   EngineId engine_id{};
   Incarnation incarnation{};
@@ -36,8 +36,9 @@ struct NodeInfo {
   std::string serves{};       // URL under which routers reach this node's server; empty: not announced
   // kvferry release. Empty before the client sets it, and for a node whose release does not send it.
   std::string version{};
-  // Random text of the node's process, without which a peer can't register as the same incarnation. No status shows it.
-  // Empty before make_client() sets it, and for a node whose release does not send it.
+  // Random text that proves the node's identity: a process that does not know the text can't register as the same
+  // incarnation. No status shows the text. It is empty before make_client() sets it, and for a node whose release does
+  // not send it.
   std::string secret{};
   NodeDetails details{};  // empty if the node's release does not send them
 };

@@ -39,28 +39,29 @@ class ClientLink {
 };
 
 struct LinkOptions {
-  bool is_bounded = true;  // end the connection if a received message has more than kMessageBytesMax
+  bool is_bounded = true;  // end the connection if a received message has more than kMessageBytesMax bytes
   // Context that many ZeroMQ links share to save threads; nullptr: the link makes a context of its own.
   std::shared_ptr<net::ZmqContext> zmq_context{};
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; a shared zmq_context must have it, too
 };
-/// kInvalidArgument: `endpoint` is malformed, or is stream:// and there is a cluster key; kUnavailable: no file
+/// kInvalidArgument: `endpoint` is malformed, or is stream:// although there is a cluster key; kUnavailable: no file
 /// descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const LinkOptions& options = {});
 
 /// Returns an addition to the error "not reachable": the cause may be a cluster key that is missing or differs.
 std::string_view cluster_key_hint(bool has_key);
 
-/// A client of the controller that `link` connects to.
+/// Makes a client of the controller that `link` connects to.
 std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options);
 
-/// A client of several controllers (replicas). `clients` has one client for each, the preferred one first; at least
-/// one. The node registers with each controller and publishes everything to each. Lookups go to the first controller
-/// that the node is registered with; when that controller is lost, unanswered lookups are sent to the next one. The
-/// client reports Registered when the first controller has registered the node, Lost when no controller has it
-/// registered any more, and Refused when all have refused it. The answer to a SnapshotWanted goes to all controllers,
-/// which changes nothing for those that did not request it. With lookup_timeout_ms each lookup ends in LookupReply or
-/// LookupFailed, even if the node is not registered at first or an answer is lost.
+/// Makes a client of several controllers (replicas). `clients` has one client for each controller, the preferred
+/// controller first, and must not be empty. The node registers with each controller and publishes everything to each.
+/// Lookups go to the first controller that the node is registered with; when that controller is lost, unanswered
+/// lookups are sent to the next one. The client reports Registered when the first controller has registered the node,
+/// Lost when the node is no longer registered with any controller, and Refused when all have refused it. The answer to
+/// a SnapshotWanted goes to all controllers, which changes nothing for those that did not request it. With
+/// lookup_timeout_ms each lookup ends in LookupReply or LookupFailed, even if the node is not registered at first or an
+/// answer is lost.
 Result<std::unique_ptr<Client>> make_replica_client(std::vector<std::unique_ptr<Client>> clients,
                                                     const ClientOptions& options);
 

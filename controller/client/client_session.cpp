@@ -7,7 +7,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPendingMax = 16'384;  // limit on unanswered lookups; beyond it the oldest are dropped
+// Limit on unanswered lookups; above this limit the oldest lookups are dropped.
+constexpr std::size_t kPendingMax = 16'384;
 constexpr std::int64_t kNewsBeatMs = 100;
 constexpr std::int64_t kLoadBeatMs = 200;
 constexpr std::uint32_t kHelloDoublingsMax = 2;           // limit on how often the wait for an answer to Hello doubles
@@ -93,7 +94,7 @@ ClientSession::ClientSession(ClientOptions options, Send send, std::size_t resen
 
 void ClientSession::receive(std::string_view bytes, std::vector<ClientEvent>& events) {
   Result<wire::FromController> message = wire::parse<wire::FromController>(bytes, options_.protocol);
-  if (!message) return;  // it is malformed or of another version; a Refused is readable in every version
+  if (!message) return;  // the message is malformed or of another version; only a Refused is readable in every version
   waiting_since_.reset();
   num_silences_ = 0;
   std::visit(Receiver{*this, events}, *message);
@@ -123,12 +124,13 @@ void ClientSession::send_due(TimeNs now) {
   const bool is_sent = state_ == State::kConnecting ? send_hello() : send_heartbeat();
   // Silence counts from the oldest unanswered message. A Hello that was not sent needs no answer.
   if (!waiting_since_ && (is_sent || is_registered())) waiting_since_ = now;
-  if (is_sent) sent_at_ = now;  // else the next call sends it: fd() becomes readable when the connection is up
+  if (is_sent) sent_at_ = now;  // otherwise the next call tries again: fd() becomes readable when the connection is up
 }
 
 bool ClientSession::send_hello() {
-  version_ = options_.protocol.oldest;  // the oldest one, so that older controllers can read the Hello
-  beat_load_ = 0;                       // a new registration begins with load 0; if load_ differs, it is reported soon
+  // The Hello is sent in the oldest version that this client speaks, so that older controllers can read the Hello.
+  version_ = options_.protocol.oldest;
+  beat_load_ = 0;  // a new registration begins with load 0; if load_ differs, it is reported soon
   return send(encode(wire::Hello{.node = options_.node,
                                  .next_sequence = publisher_.next_sequence(),
                                  .oldest_protocol = options_.protocol.oldest,

@@ -15,7 +15,8 @@
 
 namespace kvferry::controller {
 
-// Default limit on the messages that a Publisher stores: those of one second at a million keys per second.
+// Default limit on the size of the messages that a Publisher stores: enough for one second at a million keys per
+// second.
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;
 
 /// Checks the size of a lookup. kInvalidArgument: it has too many keys for one message.
@@ -41,7 +42,7 @@ class ClientSession {
   /// Sends a Hello or, if the node is registered, a heartbeat when it is due. After a publish or evict a heartbeat is
   /// due earlier, because a heartbeat shows the controller whether the last of these messages was lost.
   void send_due(TimeNs now);
-  /// The owner must call this when the connection broke. Pending lookups get no answer.
+  /// The owner must call this function when the connection has broken. Pending lookups get no answer.
   void broken(std::vector<ClientEvent>& events);
 
   void publish(const std::vector<ChunkEntry>& chunks, Tier tier = Tier::kHost) {
@@ -55,7 +56,8 @@ class ClientSession {
   }
   void set_load(std::uint64_t num_requests) { load_ = num_requests; }
   Result<std::uint64_t> lookup(const LookupQuery& query);
-  /// Returns true if a Leave was handed to the connection, which needs a moment to send it.
+  /// Unregisters the node. Returns true if a Leave was handed to the connection, which needs a moment to send the
+  /// message.
   bool leave();
 
   bool is_registered() const { return state_ == State::kRegistered; }
@@ -70,7 +72,7 @@ class ClientSession {
   std::uint64_t incarnation() const { return options_.node.incarnation.value; }
   bool send_hello();
   bool send_heartbeat();
-  /// Sends in the agreed version of the protocol.
+  /// Sends a message in the version of the protocol that both sides agreed on.
   bool send(std::string_view bytes);
   void lose(std::string reason, std::vector<ClientEvent>& events);
 
@@ -79,7 +81,7 @@ class ClientSession {
   State state_ = State::kConnecting;
   std::uint32_t version_;                   // agreed version of the protocol
   std::optional<TimeNs> sent_at_;           // time of the last Hello or Heartbeat that was sent
-  std::uint64_t beat_sequence_ = 0;         // next_sequence in the last heartbeat
+  std::uint64_t beat_sequence_ = 0;         // value of next_sequence() in the last heartbeat
   std::uint64_t load_ = 0, beat_load_ = 0;  // current load, and the load in the last heartbeat
   std::optional<TimeNs> waiting_since_;     // time of the first Hello or Heartbeat since the controller's last message
   std::uint32_t num_silences_ = 0;          // number of connections given up since the controller's last message

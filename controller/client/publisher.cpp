@@ -56,7 +56,8 @@ Publisher::Answer Publisher::answer(const wire::SnapshotWanted& wanted) {
   const bool has_begun = snapshot_begun_at_.has_value();
   if (has_begun && *snapshot_begun_at_ >= wanted.next_sequence) return Answer::kOnItsWay;
   const std::uint64_t first_kept = next_sequence_ - kept_.size();
-  // Sending a snapshot's begin again repairs everything before it, unless the controller has received that begin.
+  // The begin of a snapshot repairs all losses before it. If the controller has not received that begin, it is enough
+  // to send again from the begin on.
   const bool begin_is_missing = has_begun && *snapshot_begun_at_ >= wanted.resend_from;
   const std::uint64_t from = begin_is_missing ? *snapshot_begun_at_ : wanted.resend_from;
   if ((!wanted.resend_will_do && !begin_is_missing) || from < first_kept || from >= next_sequence_) {

@@ -63,7 +63,8 @@ class Publisher {
   std::deque<std::string> kept_;  // newest messages, without a gap; none older than the begin of the last snapshot
   std::size_t kept_bytes_ = 0;
   std::uint64_t kept_below_ = 0;
-  std::unordered_map<ChunkKey, std::uint8_t> tiers_of_;  // [published key] one bit for each tier that holds it
+  // [published key] one bit for each tier that holds the key's chunk
+  std::unordered_map<ChunkKey, std::uint8_t> tiers_of_;
   TierDigests digests_;
 };
 

@@ -13,8 +13,9 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kPendingLookupsMax = 16'384;  // most unanswered lookups; then lookup() drops the oldest or fails
-constexpr std::int64_t kAsksPerTimeout = 3;         // how often an unanswered lookup is sent within lookup_timeout_ms
+// Limit on unanswered lookups; at this limit lookup() drops the oldest lookup or fails.
+constexpr std::size_t kPendingLookupsMax = 16'384;
+constexpr std::int64_t kAsksPerTimeout = 3;  // how often an unanswered lookup is sent within lookup_timeout_ms
 
 class ReplicaClient final : public Client {
  public:
@@ -34,7 +35,8 @@ class ReplicaClient final : public Client {
   bool registered() const override { return first_registered(0) != nullptr; }
   const std::string& controller() const override { return options_.controller; }
   bool has_cluster_key() const override { return options_.cluster_key.has_value(); }
-  /// Each controller has its own series of numbers; both functions refer to the controller that lookups are sent to.
+  /// Each controller has its own series of numbers; the two functions below refer to the controller that lookups are
+  /// sent to.
   std::uint64_t next_sequence() const override { return preferred().next_sequence(); }
   std::uint64_t kept_below() const override { return preferred().kept_below(); }
 
@@ -47,7 +49,8 @@ class ReplicaClient final : public Client {
     if (registered() != was_registered_) {
       was_registered_ = registered();
       if (was_registered_)
-        events.insert(events.begin(), Registered{});  // before the SnapshotWanted that the registration caused
+        // Registered must come before the SnapshotWanted that the registration caused.
+        events.insert(events.begin(), Registered{});
       else
         events.emplace_back(Lost{lost_reason_});
     }
@@ -82,9 +85,10 @@ class ReplicaClient final : public Client {
     Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);
-    // With a timeout, a controller may still register this node in time.
+    // If lookups have a timeout, this lookup can still be sent when a controller registers the node before the timeout.
     if (!asked && timeout_ == 0) return asked.error();
-    // Without a timeout the caller gives lookups up by a limit of its own, and the oldest first.
+    // If lookups have no timeout, the caller gives lookups up by itself, the oldest first. So the oldest may be
+    // dropped.
     if (pending_.size() == kPendingLookupsMax) drop(pending_.begin()->first);
     pending_.emplace(token, std::move(pending));
     return token;
@@ -93,7 +97,8 @@ class ReplicaClient final : public Client {
  private:
   struct Replica {
     std::unique_ptr<Client> client;
-    std::map<std::uint64_t, std::uint64_t> asked;  // [token of the replica's client] token of this client
+    // [token of the replica's client] token that this client returned for the same lookup
+    std::map<std::uint64_t, std::uint64_t> asked;
     bool has_refused = false;
   };
   struct Pending {

@@ -25,7 +25,7 @@ constexpr TimeNs kConnectTime = 2 * kSecond;
 /// Resolution of a host name by a detached thread: getaddrinfo() may take seconds and can't be cancelled.
 struct HostLookup {
   std::string host;
-  std::string number;  // numeric address; empty: not found
+  std::string number;  // numeric address that was found; empty: none was found
   std::atomic<bool> is_done{false};
   EventFd wake_up{std::nothrow};
 };
@@ -101,7 +101,7 @@ class StreamLink final : public ClientLink {
 
   void reconnect() override {
     close();
-    has_broken_ = false;  // the owner ended the connection, so it did not break
+    has_broken_ = false;  // the owner ended the connection, so this is not reported as a broken connection
     retry_at_ = 0;
   }
   bool has_broken() override { return std::exchange(has_broken_, false); }
@@ -134,7 +134,7 @@ class StreamLink final : public ClientLink {
     socket_ = std::move(*socket);
     give_up_at_ = now + kConnectTime;
     watch(EPOLL_CTL_ADD, socket_.get(), EPOLLOUT);
-    if (address.is_unix()) process(now);  // a Unix socket is connected at once
+    if (address.is_unix()) process(now);  // a Unix socket connects at once, so the connection can be used now
   }
 
   void fail(TimeNs now) {

@@ -7,7 +7,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr int kSendQueueMax = 10'000;  // messages; enough for a snapshot of 160 million chunks
+constexpr int kSendQueueMax = 10'000;  // limit in messages; enough for a snapshot of 160 million chunks
 constexpr int kConnectTimeoutMs = 2000;
 
 class ZmqLink final : public ClientLink {
@@ -25,7 +25,7 @@ class ZmqLink final : public ClientLink {
   }
 
   bool send(std::string_view message) override { return socket_->send(message); }
-  void set_corked(bool) override {}  // ZeroMQ's I/O thread batches messages
+  void set_corked(bool) override {}  // nothing to do: ZeroMQ's I/O thread batches messages
 
   void reconnect() override {
     if (Result<void> connected = socket_->reconnect(); !connected) log().error("{}", connected.error().what);

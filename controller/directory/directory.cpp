@@ -7,7 +7,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines visited by one tidy(); takes up to 200 us
+constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines visited by one call of tidy(), which takes up to 200 us
 
 Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
   const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
@@ -58,7 +58,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
       joined.id = known->second;
       old = find(known->second);
     }
-    // A namespace may change its fingerprint if its only node is replaced.
+    // A namespace may change its fingerprint if the node that registers replaces the namespace's only node.
     const bool others_alive = home->nodes.size() > (old != nullptr ? 1U : 0U);
     const bool same_incarnation = old != nullptr && old->info.incarnation == info.incarnation;
     if (old != nullptr && old->info.incarnation > info.incarnation) {
@@ -87,7 +87,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
       old->info = info;
       old->info.secret = std::move(secret);
       old->heard_at = now;
-      if (next_sequence < old->next_sequence) {  // the node restarted its sequence numbers
+      if (next_sequence < old->next_sequence) {  // the node began its sequence numbers anew
         drop_snapshot(*old);
         old->owes_snapshot = true;
         old->next_sequence = old->heard_below = next_sequence;
@@ -178,7 +178,7 @@ void Directory::find_holders(Namespace& home, const LookupView& query, std::opti
     if (a.is_leaving != b.is_leaving) return b.is_leaving;
     if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
     if (a.heard_at != b.heard_at) return a.heard_at > b.heard_at;
-    return a.info->engine_id < b.info->engine_id;  // a fixed order among equals
+    return a.info->engine_id < b.info->engine_id;  // makes the order the same each time among otherwise equal nodes
   };
   const std::size_t num_kept = std::min(found.size(), options_.holders_per_reply_max);
   std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(num_kept), found.end(), better);
@@ -248,8 +248,8 @@ void Directory::remove(NodeId id) {
   if (journal_ != nullptr) journal_->gone(id);
 }
 
-/// Each call works on the next namespace. A namespace without nodes is erased when its table is empty: freeing a
-/// full table at once would take too long.
+/// Each call of tidy() works on one namespace, the one after the namespace of the last call. A namespace without nodes
+/// is erased when its table is empty: freeing a full table at once would take too long.
 void Directory::tidy() {
   for (std::size_t i = namespaces_.size(); i > 0; --i) {
     auto it = namespaces_.upper_bound(tidied_last_);

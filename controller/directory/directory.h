@@ -1,5 +1,4 @@
-// The directory of live nodes and the chunks that each holds. Pure: no I/O and no clock.
-// Over 200 lines, because it is the one owner of that state, and answers every question about it.
+// Over 200 lines, because one class owns all of this state and answers every question about it.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +25,7 @@ namespace kvferry::controller {
 struct DirectoryOptions {
   std::int64_t lease_ms = 2500;        // a node that is silent for this long is removed (five heartbeats)
   std::int64_t grace_ms = 1000;        // shortest time left of a lease after a late expire() (two heartbeats)
-  std::int64_t snapshot_ms = 10'000;   // an unfinished snapshot is dropped after this time
+  std::int64_t snapshot_ms = 10'000;   // a snapshot that has not ended after this time is dropped
   std::int64_t repair_retry_ms = 200;  // shortest time between two repair requests to a node
   std::size_t nodes_max = 4096;
   std::size_t chunks_per_node_max = std::size_t{1} << 20;
@@ -40,33 +39,37 @@ struct DirectoryOptions {
 };
 
 enum class Update {
-  kApplied,       // applied; or dropped, as the message is old or follows a loss whose repair was already requested
+  // Applied; or dropped, because the message is old or because it follows a loss whose repair was already requested
+  kApplied,
   kUnknownNode,   // the sender is not registered; nothing changed
   kRepairWanted,  // messages of this node are missing: request what repair() returns
 };
 
 /// The missing messages or the snapshot to request from a node.
 struct Repair {
-  std::uint64_t heard_below = 0;  // the node has used all lower sequence numbers
+  std::uint64_t heard_below = 0;  // the node has used all sequence numbers below this one
   std::uint64_t resend_from = 0;  // first missing sequence number
-  bool resend_will_do = false;    // false: only a snapshot begun at resend_from or later helps
+  // Whether sending messages again is enough; if false, the node must begin a snapshot at resend_from or later.
+  bool resend_will_do = false;
 };
 
 struct Joined {
   NodeId id;
   bool snapshot_wanted = false;
   bool resend_wanted = false;    // messages are missing: request what repair() returns; never true with snapshot_wanted
-  std::optional<NodeId> fenced;  // node id of the older incarnation that this one replaced
+  std::optional<NodeId> fenced;  // id of the older incarnation that the new node replaced
 };
 
 /// Registered nodes, their leases and their chunks.
-/// A node's messages are numbered, starting with the number that it joins with, and applied completely and in order. A
-/// number below the expected one is a repetition and is dropped. A higher one shows a loss: the message is dropped and
-/// the node must send it again after the missing ones, because a publish applied after a later evict would undo it. A
-/// snapshot's begin voids everything before, so it is applied after a loss too. A snapshot fills a generation of its
-/// own. Lookups don't see it until the snapshot ends; then it replaces the former one. Messages meanwhile change both
-/// generations. A snapshot that takes too long or is begun again is dropped. Lookups skip a node as soon as it leaves
-/// or expires. The time of a call does not depend on how many chunks a node had.
+/// The messages of a node are numbered, starting with the number that the node registers with. They are applied
+/// completely and in order. A message whose number is below the expected one is a repetition and is dropped. A higher
+/// number shows that a message was lost: the higher one is dropped, and the node must send it again after the missing
+/// ones, because a publish applied after a later evict would undo the evict. The begin of a snapshot makes all earlier
+/// messages irrelevant, so it is applied even after a loss. A snapshot is collected in a separate Generation, which
+/// lookups don't see until the snapshot ends; then it replaces the former Generation. Messages that arrive during a
+/// snapshot change both generations. A snapshot that takes too long, or that the node begins again, is dropped. Lookups
+/// skip a node as soon as it leaves or its lease expires. The time of a call does not depend on how many chunks a node
+/// had.
 /// Threads: one at a time. `now` must never decrease.
 class Directory {
   struct Namespace;
@@ -75,17 +78,18 @@ class Directory {
   /// The chunks that a node has published since one of its snapshots began, without the evicted ones.
   struct Generation {
     ChunkTable::HolderIndex index = 0;  // holder in the table of the node's namespace
-    bool is_partial = false;            // chunks were dropped for lack of room, so the digest differs
+    bool is_partial = false;  // chunks were dropped for lack of room, so the node's digests differ from the index
   };
   struct Node {
     NodeInfo info;
     Namespace* home = nullptr;
     Generation seen;                   // chunks that lookups see
-    std::optional<Generation> next{};  // unfinished snapshot; shares the index of `seen` if that was empty
+    std::optional<Generation> next{};  // unfinished snapshot; shares the index of `seen` if `seen` was empty
     TimeNs snapshot_begun_at = 0;      // time at which `next` was begun
     TimeNs heard_at = 0;
-    std::uint64_t next_sequence = 0;   // all lower numbers were applied
-    std::uint64_t heard_below = 0;     // all lower numbers were used; if above next_sequence, messages are missing
+    std::uint64_t next_sequence = 0;  // all messages with lower numbers were applied
+    // The node has used all lower numbers; if this is above next_sequence, messages are missing
+    std::uint64_t heard_below = 0;
     bool owes_snapshot = true;         // a snapshot of the node is needed and has not ended
     bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
     std::optional<TimeNs> asked_at{};  // time of the last repair request, or of the last message that answers it
@@ -102,20 +106,20 @@ class Directory {
   };
 
   explicit Directory(DirectoryOptions options = {}) : options_(options) {}
-  /// `journal` receives each change from here on; nullptr: none.
+  /// `journal` receives each change from now on; nullptr: no journal.
   void set_journal(Journal* journal) { journal_ = journal; }
   const Journal* journal() const { return journal_; }
 
-  /// Registers a node, identified by (namespace, engine id). An incarnation that is registered already keeps its
-  /// chunks, because only its connection broke; a newer incarnation replaces an older one at once. kRefused: the
+  /// Registers a node, identified by (namespace, engine id). If the same incarnation is registered already, it keeps
+  /// its chunks, because only its connection broke; a newer incarnation replaces an older one at once. kRefused: the
   /// namespace's live nodes have another fingerprint, or a newer incarnation is registered. kInvalidArgument: a field
   /// is empty, too long or not printable. kFull: nodes_max nodes are registered.
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
-  /// `next_sequence`: number of the node's next publish or evict, which shows whether its last one was lost.
-  /// `digests`: digest of the node's chunks in each tier at that number; ignored unless there are kNumTiers. If they
-  /// differ from the index though no message is missing, the node must send a snapshot. If that does not help, the wait
-  /// before the next snapshot doubles, up to about a minute.
+  /// `next_sequence`: number of the node's next publish or evict, which shows whether its last one was lost. `digests`:
+  /// digest of the node's chunks in each tier at that number; ignored unless there are kNumTiers. If the digests differ
+  /// from the index although no message is missing, the node must send a snapshot. If the digests still differ after
+  /// that, the wait before the next snapshot doubles, up to about a minute.
   Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests = {});
   Update publish(NodeId node, std::uint64_t sequence, SnapshotMark mark, std::span<const ChunkEntry> chunks, TimeNs now,
                  Tier tier = Tier::kHost);
@@ -124,19 +128,20 @@ class Directory {
   /// Removes the node. Returns false for an unknown node.
   bool leave(NodeId node);
 
-  /// Returns the holders except the asker, at most holders_per_reply_max: leaving nodes last, most full chunks first,
-  /// then the newest message first. kNotFound: the asker is not registered.
+  /// Returns the nodes that hold chunks of the query, without the node that asks, at most holders_per_reply_max. Nodes
+  /// that are leaving come last; then nodes with more full chunks come first, then nodes with a newer last message.
+  /// kNotFound: the node that asks is not registered.
   Result<std::vector<Holder>> lookup(NodeId asker, const LookupQuery& query, TimeNs now);
-  /// Same as lookup() without copies. `found` is valid until the next non-const call. Returns false if the asker is not
-  /// registered.
+  /// Same as lookup(), but does not copy. `found` is valid until the next non-const call. Returns false if the node
+  /// that asks is not registered.
   bool find_holders(NodeId asker, const LookupView& query, TimeNs now, std::vector<HolderView>& found);
-  /// Same as find_holders() above, for unregistered callers; unknown namespaces yield no holders.
+  /// Same as find_holders() above, for callers that are not registered; an unknown namespace has no holders.
   void find_holders(const std::string& name_space, const LookupView& query, std::vector<HolderView>& found);
 
   /// Removes the nodes whose lease expired and returns them. The caller must call it many times within lease_ms, each
   /// time after it has handled all received messages. After a call more than half a lease after the previous one, all
-  /// leases last at least grace_ms, because heartbeats of the nodes may not be read yet. Also frees some memory of
-  /// removed nodes and resizes tables. Takes well below a millisecond.
+  /// leases last at least grace_ms longer, because heartbeats that have arrived may not have been read yet. Also frees
+  /// some memory of removed nodes and resizes tables. Takes well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
   /// Returns nullptr for an unknown node. The pointer is valid until a node joins or is removed.
@@ -156,13 +161,14 @@ class Directory {
   void want_snapshot(NodeId node);
   /// Marks the node as leaving or not leaving. Lookups rank leaving nodes last.
   void set_leaving(NodeId node, bool is_leaving);
-  /// Bounds the chunks of a namespace; existing ones are not removed. With nullopt the namespace has no quota.
+  /// Limits the number of chunks of a namespace. Chunks above the limit are not removed, but no more are added. nullopt
+  /// removes the limit.
   void set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max);
   const std::map<std::string, std::size_t>& quotas() const { return quotas_; }
 
   void set_load(NodeId node, std::uint64_t num_requests, TimeNs now);
 
-  /// Returns what to request from the node; zeros for an unknown node.
+  /// Returns the messages or the snapshot to request from the node; all fields are 0 for an unknown node.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
   /// The pointers are valid until a node joins or is removed.
@@ -184,14 +190,14 @@ class Directory {
   struct Namespace {
     std::string fingerprint;
     ChunkTable table;
-    std::map<std::string, NodeId> nodes;                                // [engine id] node
-    std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // [holder in table] node
+    std::map<std::string, NodeId> nodes;                                // [engine id] id of the node
+    std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // [holder index in `table`] node
     std::size_t num_chunks = 0;                                         // sum of num_counted over these nodes
   };
 
   Node* find(NodeId id);
   std::size_t room_for(const Node& node, std::size_t num_held) const;
-  /// Returns true if the message is to be applied, false if it is old or follows a loss.
+  /// Returns true if the caller must apply the message. Returns false if the message is old or follows a loss.
   bool accept(Node& node, std::uint64_t sequence, bool voids_before);
   Update ask(Node& node, TimeNs now);
   template <class Change>
@@ -209,7 +215,7 @@ class Directory {
 
   DirectoryOptions options_;
   Journal* journal_ = nullptr;
-  bool is_reloading_ = false;  // true while a reload is running: reloaded chunks are not bounded
+  bool is_reloading_ = false;  // true during a reload, when the limits on the number of chunks do not apply
   std::map<std::string, std::unique_ptr<Namespace>> namespaces_;
   std::unordered_map<NodeId, std::unique_ptr<Node>> nodes_;
   std::uint64_t last_node_id_ = 0;

@@ -77,8 +77,8 @@ void Directory::set_quota(const std::string& name_space, std::optional<std::size
     quotas_.erase(name_space);
 }
 
-/// Returns how many new chunks a generation of `node` with `num_held` chunks may take. The limits already
-/// count the node's larger generation, so a smaller one may grow to its size.
+/// Returns how many new chunks a generation of `node` with `num_held` chunks may take. The limits already count the
+/// node's larger generation, so the smaller generation may grow to the size of the larger one.
 std::size_t Directory::room_for(const Node& node, std::size_t num_held) const {
   const std::size_t num_free = remaining(node.num_counted, num_held);
   std::size_t room = std::min(remaining(options_.chunks_max, num_chunks_) + num_free,

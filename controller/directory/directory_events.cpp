@@ -85,7 +85,8 @@ bool Directory::accept(Node& node, std::uint64_t sequence, bool voids_before) {
   node.heard_below = std::max(node.heard_below, sequence + 1);
   if (sequence > node.next_sequence && !voids_before) return false;
   node.next_sequence = sequence + 1;
-  if (node.asked_at) node.asked_at = node.heard_at;  // do not request the repair again while it arrives
+  // While the repair's messages arrive, the repair need not be requested again.
+  if (node.asked_at) node.asked_at = node.heard_at;
   if (!node.has_gap()) node.asked_at.reset();
   return true;
 }
@@ -94,7 +95,7 @@ Update Directory::ask(Node& node, TimeNs now) {
   const TimeNs retry = options_.repair_retry_ms * kMillisecond;
   if (!node.has_gap() && !node.needs_snapshot()) return Update::kApplied;
   if (node.asked_at && now - *node.asked_at < retry) return Update::kApplied;
-  // Where snapshots don't help, the node must not spend all its time on sending them.
+  // If snapshots do not make the digests equal, the node must not spend all its time on sending snapshots.
   const bool is_hopeless = node.num_differed > 1 && !node.has_gap();
   if (is_hopeless && now - node.snapshot_begun_at < retry << std::min(node.num_differed, kRepairDoublingsMax))
     return Update::kApplied;

@@ -40,7 +40,8 @@ void DirectoryState::begin_walk() {
 
 bool DirectoryState::walk(TableBlock& block, std::string& name_space) {
   const auto& spaces = directory_.namespaces_;
-  // A namespace that was removed meanwhile had no node left; a namespace that was created meanwhile is in the journal.
+  // A namespace that was removed meanwhile had no nodes, so nothing of it must be saved; a namespace that was created
+  // meanwhile is in the journal.
   auto it = walked_ ? spaces.find(*walked_) : spaces.begin();
   if (it == spaces.end() && walked_) {
     it = spaces.upper_bound(*walked_);
@@ -98,7 +99,8 @@ void DirectoryState::begin_reload(const DirectoryImage& image) {
 
 void DirectoryState::reload(const std::string& name_space, const TableBlock& block) {
   const auto home = directory_.namespaces_.find(name_space);
-  if (home == directory_.namespaces_.end()) return;  // created after the image; the journal has all its chunks
+  // A namespace that is missing here was created after the image, and the journal has all of its chunks.
+  if (home == directory_.namespaces_.end()) return;
   const auto& holders = holders_[name_space];
   ChunkTable& table = home->second->table;
   table.restore(block, holders);
@@ -120,8 +122,8 @@ void DirectoryState::replay_joined(NodeId id, const NodeInfo& info, std::uint64_
   directory_.is_reloading_ = true;
   const bool is_known = directory_.find(id) != nullptr;
   const std::uint64_t last = directory_.last_node_id_;
-  if (!is_known) directory_.last_node_id_ = id.value - 1;  // join() assigns the next id
-  // join() refuses the node if fewer nodes are allowed than before the restart.
+  if (!is_known) directory_.last_node_id_ = id.value - 1;  // makes join() assign `id` to the node
+  // The result is ignored: join() refuses the node if the limit on nodes is lower than before the restart.
   (void)directory_.join(info, next_sequence, 0);
   directory_.last_node_id_ = std::max({last, directory_.last_node_id_, id.value});
 }

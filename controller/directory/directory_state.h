@@ -18,8 +18,8 @@ struct NodeImage {
   NodeId id;
   NodeInfo info{};
   std::uint64_t next_sequence = 0;
-  Life seen = 0;  // id in TableBlocks of the node's chunks that lookups find
-  Life next = 0;  // id of the unfinished snapshot's chunks in TableBlocks; 0: none
+  Life seen = 0;  // id under which TableBlock lists the node's chunks that lookups find
+  Life next = 0;  // id under which TableBlock lists the chunks of the node's unfinished snapshot; 0: no snapshot
   bool owes_snapshot = true, seen_is_partial = false, next_is_partial = false;
   KVFERRY_FIELDS(id, info.name_space, info.engine_id, info.incarnation, info.role, info.endpoint, info.fingerprint,
                  next_sequence, seen, next, owes_snapshot, seen_is_partial, next_is_partial, info.serves, info.version,
@@ -44,22 +44,23 @@ struct DirectoryImage {
   KVFERRY_FIELDS(last_node_id, index_version, nodes, num_keys);
 };
 
-/// Saves a directory without blocking lookups, and reloads it. What is saved is an image, the blocks of a walk through
-/// the tables that begins at the same moment, and the journal from then on. A change during the walk may be in a block
-/// and in the journal, whose records can be applied twice without harm. Threads: the directory's. A call takes as long
-/// as a lookup or two, except image(), which is linear in the number of nodes.
+/// Saves a directory without blocking lookups, and reloads it. The saved state consists of an image, of the blocks of a
+/// walk through the tables that begins when the image is made, and of the journal from then on. A change during the
+/// walk may be in a block and in the journal too; that does no harm, because journal records can be applied twice.
+/// Threads: the directory's. A call takes as long as a lookup or two, except image(), which is linear in the number of
+/// nodes.
 class DirectoryState {
  public:
   explicit DirectoryState(Directory& directory) : directory_(directory) {}
 
   DirectoryImage image() const;
-  /// Begins a walk through all tables, which don't compact their entries until end_walk().
+  /// Begins a walk through all tables. The tables do not compact their entries until end_walk().
   void begin_walk();
   /// Sets `block` to the next block, which may be empty, and `name_space` to its namespace. Returns false at the end.
   bool walk(TableBlock& block, std::string& name_space);
   void end_walk();
 
-  // Reloading needs an empty directory without a journal. Call begin_reload(), reload() for the blocks in any order,
+  // Reloading requires an empty directory without a journal. Call begin_reload(), reload() for the blocks in any order,
   // end_blocks(), replay_...() for the journal's records, and finish(). Repeated records change nothing.
   void begin_reload(const DirectoryImage& image);
   void reload(const std::string& name_space, const TableBlock& block);
@@ -91,9 +92,9 @@ class DirectoryState {
   Directory& directory_;
   std::optional<std::string> walked_;  // namespace of the walk's next block
   ChunkTable::Walk walk_;
-  // [namespace][life] holder; only while reloading
+  // [namespace][life] holder; used only while reloading
   std::map<std::string, std::unordered_map<Life, ChunkTable::HolderIndex>> holders_;
-  std::vector<LoadedTail> tails_;  // only while reloading
+  std::vector<LoadedTail> tails_;  // tails of the reloaded blocks; used only while reloading
 };
 
 }  // namespace kvferry::controller

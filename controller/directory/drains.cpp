@@ -6,7 +6,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kChecksPerTurn = 4096;  // bound on the waiting chunks checked in one call, so that it stays short
+// Limit on the waiting chunks checked in one call, so that the call stays short
+constexpr std::size_t kChecksPerTurn = 4096;
 
 }  // namespace
 
@@ -53,8 +54,8 @@ void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, Ti
   });
 }
 
-/// Takes the next chunks from the queue, in order, because neighbours mostly belong to one prefix. Returns no chunks if
-/// none need replication now or there is no target.
+/// Takes the next chunks from the queue, in order, because neighbouring chunks mostly belong to one prefix. Returns no
+/// chunks if no chunk needs replication now or if there is no target node.
 Drains::Replication Drains::next_replication(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
   Replication replication{node, {}, {}, options_.replication_ttl};
   const std::vector<NodeId> targets = cluster.targets(node);

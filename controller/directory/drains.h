@@ -17,13 +17,13 @@ namespace kvferry::controller {
 struct DrainOptions {
   std::size_t chunks_per_replication = 128;
   std::size_t replications_max = 4;       // concurrent replications of one drain
-  TimeNs replication_ttl = 10 * kSecond;  // time after which another target is tried
-  unsigned tries_max = 3;                 // number of targets that are tried for a chunk
+  TimeNs replication_ttl = 10 * kSecond;  // time after which the replication is tried with another target node
+  unsigned tries_max = 3;                 // number of target nodes that are tried for a chunk
 };
 
-/// After begin() the caller must request a snapshot from the node, which lists all that it holds. Chunks that the node
-/// publishes during the drain are replicated as well. The index shows which chunks arrived; no acknowledgements
-/// are needed. Pure: time is an argument. Threads: one at a time.
+/// After begin() the caller must request a snapshot from the node, because the snapshot lists all chunks of the node.
+/// Chunks that the node publishes during the drain are replicated as well. The index shows which chunks have arrived at
+/// other nodes; no acknowledgements are needed. Pure: time is an argument. Threads: one at a time.
 class Drains {
  public:
   enum class Place { kNowhere, kOnlyThere, kElsewhere };
@@ -44,7 +44,7 @@ class Drains {
   };
   struct Progress {
     std::uint64_t num_left = 0;        // chunks that wait or are being replicated
-    std::uint64_t num_replicated = 0;  // chunks that were only on the node and are elsewhere now
+    std::uint64_t num_replicated = 0;  // chunks that only the leaving node held and that another node holds now
     std::uint64_t num_lost = 0;        // chunks that could not be replicated to any of tries_max targets
     bool is_listed = false;            // the snapshot that the caller requested after begin() has ended
     bool is_done() const { return is_listed && num_left == 0; }

@@ -1,4 +1,4 @@
-// Receives each change of a directory, to store it for a restart.
+// Interface that receives each change of a directory and stores it, so that a restart can restore the directory.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ class Journal {
   virtual void snapshot_dropped(NodeId node) = 0;
 
   /// Returns the sequence number below which the node's messages outlive the process. `next_sequence`: all messages
-  /// with lower numbers were applied. The result may lag behind what is stored, and does not
-  /// decrease until the node joins again.
+  /// with lower numbers were applied. The result may be lower than what is stored, and does not decrease until the node
+  /// joins again.
   virtual std::uint64_t kept_below(NodeId node, std::uint64_t next_sequence) = 0;
   virtual StateStatus status(TimeNs now) const = 0;
 };

@@ -21,7 +21,7 @@ wire::AdminReply refused(const wire::AdminRequest& request, std::string text) {
   return {.token = request.token, .is_done = false, .text = std::move(text)};
 }
 
-/// Returns the owner's name for the read leases of a node.
+/// Returns the text that names a node as the owner of its read leases.
 std::string reader_name(const NodeInfo& info) {
   return fmt::format("node '{}' of namespace '{}', incarnation {}", info.engine_id, info.name_space, info.incarnation);
 }

@@ -1,4 +1,4 @@
-// Orders to nodes' pools, and their causes: pins, read leases, drains, moves, clearing.
+// Orders to nodes, and what causes them: pins, read leases, drains, moves and clearing of pools.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@ struct AdminRequest;
 struct AdminReply;
 }  // namespace wire
 
-/// A node may ignore an order; the effect shows in what the nodes publish and evict. Pins and replications end by
-/// themselves at their deadlines. Pure: time is an argument. Threads: the directory's owner.
+/// Turns admin commands and read leases into orders to nodes. A node may ignore an order; the effect shows in what the
+/// nodes publish and evict. Pins and replications end by themselves at their deadlines. Pure: time is an argument.
+/// Threads: the directory's owner.
 class Orders final : private Drains::Cluster {
  public:
   explicit Orders(Directory& directory, PinOptions pins = {}, DrainOptions drains = {})
@@ -30,7 +31,8 @@ class Orders final : private Drains::Cluster {
     std::string bytes;
   };
 
-  /// Verbs: pin, unpin, drain, undrain, move, clear, quota. `asker`: the registered node that sent the request, if any.
+  /// Executes an admin command. Verbs: pin, unpin, drain, undrain, move, clear, quota. `asker`: the registered node
+  /// that sent the request, if any.
   wire::AdminReply execute(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now);
   void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark, TimeNs now);
   /// Ends the drain, moves and read leases of a node that was removed from the directory.
@@ -38,17 +40,17 @@ class Orders final : private Drains::Cluster {
   /// Checks deadlines and advances drains and moves. Cheap enough for each turn of the server's loop.
   void advance(TimeNs now);
 
-  /// Returns the orders, to be sent in this order. The caller drops orders to nodes without a connection.
+  /// Returns the orders that must be sent now, in this sequence. The caller drops orders to nodes without a connection.
   std::vector<Order> take_orders() { return std::exchange(orders_, {}); }
-  /// Returns the nodes from which to request a snapshot.
+  /// Returns the nodes from which the caller must request a snapshot.
   std::vector<NodeId> take_snapshots_wanted() { return std::exchange(snapshots_wanted_, {}); }
   void add_to(Status& status) const;
 
  private:
-  /// Replicates chunks and evicts each at its source once it has arrived.
+  /// A move in progress: replicates chunks, and evicts each chunk at its source once it has arrived.
   struct Move {
     NodeId from, to;
-    std::vector<ChunkKey> keys;  // keys that have not arrived
+    std::vector<ChunkKey> keys;  // keys of the chunks that have not arrived
     TimeNs deadline = 0;
   };
 

@@ -18,13 +18,14 @@ namespace kvferry::controller {
 // Costs of a pair of servers, in units of the time to compute one token.
 constexpr std::uint64_t kPrefillTokensPerRequest = 512;  // delay caused by each request on a prefill node
 constexpr std::uint64_t kDecodeTokensPerRequest = 128;   // delay caused by each request on a decode node
-constexpr std::uint64_t kTokensMovedPerComputed = 4;     // tokens whose KV is transferred in the time to compute one
-constexpr std::uint64_t kSkipTokensMax = 64;             // a decode node computes up to this many tokens itself
+// Number of tokens whose KV is transferred in the time to compute one token
+constexpr std::uint64_t kTokensMovedPerComputed = 4;
+constexpr std::uint64_t kSkipTokensMax = 64;  // the decode node computes up to this many missing tokens itself
 
 struct PairNode {
   std::string engine_id, role, serves, endpoint;
   std::uint64_t load = 0;        // requests on the node, as it reported
-  TimeNs load_reported_at = 0;   // time of that report; it includes the requests that were assigned earlier
+  TimeNs load_reported_at = 0;   // time of that report, which includes all requests assigned before it
   std::uint64_t num_cached = 0;  // length of the prompt's cached prefix, in tokens
   bool is_leaving = false;
 };
@@ -41,8 +42,9 @@ struct Pair {
   bool skip_prefill = false;            // the decode node computes the missing tokens itself
 };
 
-/// Counts the requests that it assigns to a node as load until the node reports again, so that a burst between two
-/// heartbeats is spread over the nodes. Pure: the only times are those in PairNode. Threads: one at a time.
+/// Chooses nodes for requests. A request counts as load of its node from the choice until the node reports its load
+/// again, so that a burst of requests between two heartbeats is spread over the nodes. Pure: the only times are those
+/// in PairNode. Threads: one at a time.
 class Pairing {
  public:
   /// kUnavailable: there is no prefill or no decode node; the error message has the reasons.
@@ -66,7 +68,7 @@ class Pairing {
 struct PromptKeys {
   std::vector<ChunkKey> keys;         // keys of full chunks
   std::vector<ChunkKey> tail_groups;  // [i] group of a tail after i full chunks, as in LookupQuery
-  ChunkKey rest_parent;               // key of the last full chunk, the root if there is none
+  ChunkKey rest_parent;               // key of the last full chunk, or the root key if there is no full chunk
 };
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);
 

@@ -23,8 +23,9 @@ using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // 
 struct PinOptions {
   TimeNs ttl_max = 24 * 3600 * kSecond;
   std::size_t keys_per_pin_max = 65'536;
-  std::size_t keys_max = std::size_t{1} << 20;            // limit on the sum over all pins
-  std::size_t keys_per_owner_max = std::size_t{1} << 18;  // so that no owner can use up keys_max
+  std::size_t keys_max = std::size_t{1} << 20;  // limit on the sum over all pins
+  // Limit on the sum over one owner's pins, so that no owner can use up keys_max
+  std::size_t keys_per_owner_max = std::size_t{1} << 18;
 };
 
 /// A pin covers keys of one namespace for one owner until a deadline. It does not fix where the chunks are: every node
@@ -47,18 +48,18 @@ class Pins {
 
   explicit Pins(PinOptions options = {}) : options_(options) {}
 
-  /// kInvalidArgument: no owner, no keys, or a `ttl` outside of (0, ttl_max]. kFull: more keys than are allowed for the
-  /// owner or for all pins together.
+  /// kInvalidArgument: `owner` or `keys` is empty, or `ttl` is outside of (0, ttl_max]. kFull: the keys exceed the
+  /// limit for the owner or for all pins together.
   Result<ControllerPinId> add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys,
                               TimeNs now, TimeNs ttl);
   /// Ends a pin and returns the nodes that have to unpin it. kNotFound: the pin does not exist or has ended already.
   Result<std::set<NodeId>> release(ControllerPinId id);
-  /// Ends all pins of an owner and returns the nodes that have to unpin each.
+  /// Ends all pins of an owner and returns, for each pin, the nodes that have to unpin it.
   std::map<ControllerPinId, std::set<NodeId>> release_owner(const std::string& owner);
-  /// Ends pins whose deadline has passed. Nodes get no order to unpin, because the order to pin had the deadline.
+  /// Ends pins whose deadline has passed. Nodes get no order to unpin, because the order to pin contained the deadline.
   void expire(TimeNs now);
 
-  /// Returns the orders to pin those of `keys` that pins cover. `node` holds all of `keys`.
+  /// Returns orders for `node`, which holds all of `keys`, to pin those of `keys` that some pin covers.
   std::vector<Order> orders_for(const std::string& name_space, NodeId node, std::span<const ChunkKey> keys, TimeNs now);
   /// Removes a node, which has left the directory, from all pins.
   void remove(NodeId node);

@@ -69,7 +69,8 @@ struct Sessions::Receiver {
     Result<std::vector<ChunkEntry>> chunks = wire::chunks_of(publish);
     if (!chunks) {
       self.count_malformed(chunks.error().what);
-      // The sequence number still counts, because the message would be malformed again if it were requested again.
+      // The message still counts as received, with no chunks, because the message would be malformed again if it were
+      // requested again.
       chunks = std::vector<ChunkEntry>{};
     }
     self.counters_.chunks_published += chunks->size();
@@ -167,7 +168,8 @@ struct Sessions::Receiver {
     if (update == Update::kRepairWanted) self.request_repair(turn, session);
   }
 
-  /// Returns the endpoints of the replicas if the node does not have the newest list, else none.
+  /// Returns the endpoints of the replicas if the node does not have the newest list of them. Otherwise returns an
+  /// empty list.
   std::vector<std::string> new_replicas() {
     if (self.observer_ == nullptr) return {};
     const std::uint64_t version = self.observer_->replicas_version();

@@ -75,7 +75,8 @@ void Sessions::fence(NodeId node, TimeNs now) {
 }
 
 void Sessions::begin_session(const Turn& turn, NodeId node, const NodeInfo& info) {
-  // A connection has one node: a node that used this connection before has to register on another one.
+  // A connection serves one node: if another node used this connection before, that node has to register again on
+  // another one.
   if (const Session* other = session(turn.from); other != nullptr && other->node != node) disconnected(turn.from);
   if (const auto known = peers_.find(node); known == peers_.end()) {
     ++counters_.nodes_registered;

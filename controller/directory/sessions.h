@@ -32,15 +32,15 @@ class SessionObserver {
   virtual std::optional<std::string> refusal(const NodeInfo& info) const = 0;
   /// Returns the newest incarnation with which a node of this engine id registered with any replica, 0 if none did.
   virtual Incarnation newest(const NodeInfo& info) const = 0;
-  /// A node registered, perhaps again.
+  /// Called when a node registered, for the first time or again.
   virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) = 0;
-  /// A Publish or Evict of `node` arrived, even if the directory dropped it.
+  /// Called for each Publish or Evict of `node`, even if the directory dropped the message.
   virtual void received(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) = 0;
-  /// A node left, expired or was replaced by a newer incarnation. The node may never have registered with
+  /// Called when a node left, expired or was replaced by a newer incarnation. The node may never have registered with
   /// this replica.
   virtual void gone(NodeId node, TimeNs now) = 0;
 
-  /// An admin command of a client of this replica succeeded.
+  /// Called when an admin command that this replica received has succeeded.
   virtual void executed(const wire::AdminRequest& request, TimeNs now) = 0;
 
   /// Returns the endpoints of the live replicas, this one included. replicas_version() starts at 1 and increases with
@@ -59,9 +59,9 @@ class ReplySender {
   virtual bool send(ConnectionId to, std::string_view bytes) = 0;
 };
 
-/// Sessions of all listeners, because a node may reconnect through another listener. Malformed messages are counted and
-/// dropped; messages of another protocol version are answered with Refused.
-/// Threads: the directory's owner. `now` must never decrease.
+/// The sessions of all listeners together, because a node may reconnect through another listener. Malformed messages
+/// are counted and dropped; messages of another protocol version are answered with Refused. Threads: the directory's
+/// owner. `now` must never decrease.
 class Sessions {
  public:
   /// `protocol`: supported versions; empty: those of this release.
@@ -78,7 +78,7 @@ class Sessions {
   /// Removes nodes whose lease expired, see Directory::expire(), and sends due orders to nodes.
   void expire(TimeNs now);
   Status status(TimeNs now) const;
-  /// Sets the observer of all further messages; nullptr: none.
+  /// Sets the observer of all further messages; nullptr: no observer.
   void set_observer(SessionObserver* observer) { observer_ = observer; }
   /// Executes an admin command that another replica received.
   void execute(const wire::AdminRequest& request, TimeNs now);
@@ -88,7 +88,7 @@ class Sessions {
   struct Session {
     NodeId node;
     Incarnation incarnation;
-    std::uint64_t replicas_version = 0;  // version of the newest list of replicas that the node was sent
+    std::uint64_t replicas_version = 0;  // version of the newest list of replicas that was sent to the node
   };
   /// Returns nullptr if the connection has no registered node. The pointer is valid until the next non-const call.
   const Session* session(ConnectionId connection) const;
@@ -96,7 +96,8 @@ class Sessions {
 
   Directory& directory() { return directory_; }
   const Counters& counters() const { return counters_; }
-  /// Counts a malformed message. Listeners call it too, for input that is no message. `reason`: what is wrong with it.
+  /// Counts a malformed message. Listeners also call this function for input that is no message. `reason`: what is
+  /// wrong with the input.
   void count_malformed(std::string_view reason);
   /// Sets Status::insecure.
   void set_insecure(bool insecure) { insecure_ = insecure; }

@@ -1,4 +1,4 @@
-// The controller's own keys for engines' blocks: XXH3 of a block's tokens, seeded with the key of the block before.
+// The controller's own keys for engines' blocks: XXH3 of a block's tokens, seeded with the key of the previous block.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace kvferry::controller {
 /// blocks with equal keys.
 ShortKey root_block_key(std::uint64_t seed, std::string_view lora_name, std::optional<std::uint64_t> lora_id);
 
-/// Returns a block's key, never 0. `extras`: hash of everything besides its tokens that the block's KV depends on;
-/// 0 if there is nothing else.
+/// Returns a block's key, never 0. `extras`: hash of everything besides the tokens that the block's KV depends on, or 0
+/// if the KV depends only on the tokens.
 ShortKey next_block_key(ShortKey parent, std::span<const std::uint32_t> tokens, std::uint64_t extras);
 
 /// Hashes the extra keys of successive blocks (`extra_keys` in vLLM's events), except the LoRA adapter's name, which is
@@ -25,7 +25,7 @@ class ExtraKeys {
   /// `msgpack`: an array that has nil or an array of keys for each block, or an empty string. `lora_name` must outlive
   /// this object.
   ExtraKeys(std::string_view msgpack, std::string_view lora_name);
-  /// Returns the hash for the next block; 0 if it has no extra keys.
+  /// Returns the hash for the next block, or 0 if the block has no extra keys.
   std::uint64_t next();
 
  private:
@@ -34,7 +34,8 @@ class ExtraKeys {
   std::string_view lora_name_;
 };
 
-/// Returns the `extras` of next_block_key() for the first block of a request with this cache salt; 0 if it is empty.
+/// Returns the `extras` of next_block_key() for the first block of a request with this cache salt, or 0 if `cache_salt`
+/// is empty.
 std::uint64_t salt_extras(std::string_view cache_salt);
 
 }  // namespace kvferry::controller

@@ -15,7 +15,7 @@ constexpr std::size_t kRanksMax = 64;  // limit on ranks of an engine; batches o
 
 }  // namespace
 
-/// The engines of one model, tenant, salt and block size.
+/// The engines that have the same model, tenant, salt and block size.
 struct EngineDirectory::Space {
   explicit Space(const EngineIndexOptions& options) : index(options) {}
   EngineIndex index;
@@ -24,7 +24,7 @@ struct EngineDirectory::Space {
     const Engine* engine = nullptr;
     std::uint32_t rank = 0;
   };
-  std::vector<Owner> owners;  // [HolderIndex] the engine and rank that it stands for; no engine: unused
+  std::vector<Owner> owners;  // [HolderIndex] engine and rank of this holder; no engine: the index is unused
 };
 
 class EngineDirectory::Engine final : public EngineStreamSink, public EngineEventSink {
@@ -32,7 +32,7 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
   Engine(const EngineInfo& info, Space& space, TimeNs now)
       : info_(info), space_(space), stream_({.has_replay = !info.replay_endpoint.empty()}, *this, now) {
     ++space_.num_engines;
-    if (info_.dp_rank) holder_of(*info_.dp_rank);  // status() lists the rank even before its first batch
+    if (info_.dp_rank) holder_of(*info_.dp_rank);  // makes status() list the rank even before the rank's first batch
   }
   ~Engine() override {
     for (const auto& [rank, holder] : holders_) {
@@ -224,8 +224,8 @@ Result<std::vector<RankMatch>> EngineDirectory::match(const PromptQuery& query) 
     const auto& [model, tenant, salt, block_size] = key;
     if (model != query.model || tenant != query.tenant) continue;
     if (query.block_size && *query.block_size != block_size) continue;
-    // The query's salt selects the engines that registered it. If there are none, it is the request's cache salt, which
-    // is part of the block keys of engines without a salt.
+    // If engines registered the query's salt, only these engines match. Otherwise the query's salt is the request's
+    // cache salt, which is part of the block keys of engines without a salt.
     if (salt != query.salt && !salt.empty()) continue;
     const bool has_own = spaces_.contains(SpaceKey{model, tenant, query.salt, block_size});
     if (has_own != (salt == query.salt)) continue;

@@ -61,17 +61,17 @@ struct RankMatch {
   std::uint32_t rank = 0;
   std::uint32_t in_tier[kNumTiers] = {};
   std::uint32_t up_to_tier[kNumTiers] = {};
-  bool confirmed = true;  // false: batches may be missing that no replay has delivered yet
+  bool confirmed = true;  // false: batches may be missing, and no replay has delivered them yet
 };
 
 struct PromptQuery {
   std::string model;
   std::string tenant = "default";
   std::string salt;                         // salt that the engines registered, or the request's cache salt
-  std::optional<std::uint32_t> block_size;  // none: all block sizes of the model's engines
+  std::optional<std::uint32_t> block_size;  // none: engines of any block size match
   std::string lora_name;
   std::optional<std::uint64_t> lora_id;
-  std::optional<std::string> instance_id;  // none: all instances
+  std::optional<std::string> instance_id;  // none: all instances match
   std::vector<std::uint32_t> tokens;       // tokens of the prompt; unused if `hashes` are given
   std::vector<ShortKey> hashes;
 };
@@ -91,14 +91,15 @@ class EngineDirectory {
   /// Registers an engine. kFull: the limit on registered engines is reached.
   Result<Added> add(const EngineInfo& info, TimeNs now);
   void remove(EngineNumber id);
-  /// Returns the engines of an instance. An empty model or tenant and a missing rank match all.
+  /// Returns the engines of an instance. An empty model or tenant and a missing rank match all engines.
   std::vector<EngineNumber> find(const std::string& instance_id, const std::string& model, const std::string& tenant,
                                  std::optional<std::uint32_t> dp_rank) const;
   const EngineInfo* info(EngineNumber id) const;
 
   /// Returns the stream that takes the engine's batches and requests replays; nullptr if the engine was removed.
   EngineStream* stream(EngineNumber id);
-  /// Marks silent and disconnected engines as lost, and requests overdue replays. Call at least every few 100 ms.
+  /// Marks silent and disconnected engines as lost, and requests overdue replays. Must be called at least every few 100
+  /// ms.
   void tick(TimeNs now);
   /// Does maintenance on about `num_lines` cache lines of each index. Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);

@@ -99,7 +99,7 @@ Error broken(const MsgpackReader& reader, std::string_view payload, std::string_
 
 }  // namespace
 
-/// Fields of an event that the sink does not receive; the tier and the group kind are derived from them.
+/// Fields of an event that are not passed to the sink. The tier and the group kind are derived from these fields.
 struct EngineEventDecoder::Fields {
   std::string_view medium, locality, group_kind;
   bool has_hashes = false;
@@ -122,8 +122,8 @@ std::optional<std::uint32_t> rank_of_batch(std::string_view payload) {
   MsgpackReader reader(payload);
   std::uint32_t num_fields = 0;
   if (!reader.read_array(num_fields) || num_fields < 3) return std::nullopt;
-  // The rank is the last of three fields, and msgpack encodes ranks below 128 in one byte. Such a byte may also be the
-  // last of a longer integer, which begins with 0xcd two bytes or with 0xce four bytes before it.
+  // The rank is the last of three fields, and msgpack encodes ranks below 128 in one byte. But a last byte below 128
+  // may also end a longer integer: such an integer begins two bytes earlier with 0xcd, or four bytes earlier with 0xce.
   const auto from_end = [&](std::size_t i) {
     return payload.size() > i ? static_cast<std::uint8_t>(payload[payload.size() - 1 - i]) : std::uint8_t{0};
   };
@@ -140,7 +140,8 @@ bool EngineEventDecoder::read_hashes(MsgpackReader& reader) {
   return std::all_of(hashes_.begin(), hashes_.end(), [&](ShortKey& hash) { return read_hash(reader, hash); });
 }
 
-/// Reads one field of an event. Returns false if it has the wrong type; the reader then is somewhere inside the field.
+/// Reads one field of an event. Returns false if the field has the wrong type; then the reader has stopped somewhere
+/// inside the field.
 bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t field, BlocksStored& blocks,
                                            Fields& more) {
   switch (field) {
@@ -164,7 +165,8 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
         blocks.tokens = {tokens_.data(), count};
         return true;
       }
-      reader = begun;  // not plain integers: some speculative decoders send pairs, from which no block key can be made
+      // The tokens are not plain integers: some speculative decoders send pairs, from which no block key can be made.
+      reader = begun;
       return reader.skip();
     }
     case kBlockSize: {

@@ -21,13 +21,13 @@ enum class GroupKind { kUnknown, kFullAttention, kOther };
 struct BlocksStored {
   std::span<const ShortKey> hashes;
   std::optional<ShortKey> parent;         // none: the first block starts a prompt
-  std::span<const std::uint32_t> tokens;  // empty: missing, or not plain integers
+  std::span<const std::uint32_t> tokens;  // empty: the event has no tokens, or they are not plain integers
   std::uint32_t block_size = 0;           // number of tokens in a block
-  std::string_view lora_name;             // empty: none
+  std::string_view lora_name;             // empty: no LoRA adapter
   std::optional<std::uint64_t> lora_id;
   Tier tier = Tier::kGpu;
-  std::string_view extra_keys;  // msgpack: an array with nil or an array for each block; empty: none
-  std::string_view cache_salt;  // cache salt as SGLang sends it (vLLM puts it in extra_keys); empty: none
+  std::string_view extra_keys;  // msgpack: an array with nil or an array for each block; empty: no extra keys
+  std::string_view cache_salt;  // cache salt as SGLang sends it (vLLM puts it in extra_keys); empty: no salt
   std::optional<std::uint32_t> group;
   GroupKind kind = GroupKind::kUnknown;
 };
@@ -54,10 +54,10 @@ struct EngineBatch {
 };
 
 /// Reads both event forms, [tag, fields in order] and {"type": tag, name: field}, with hashes as integers or bytes, and
-/// skips unknown fields. A hash in bytes stands for its last eight, big-endian: vLLM derives its integer hashes in the
-/// same way, so engines with either setting agree on a block's hash.
-/// An unknown medium counts as the slowest tier, a missing medium as the GPU. Threads: one at a time. Allocates memory
-/// only while its scratch vectors grow.
+/// skips unknown fields. Of a hash in bytes, only the last eight bytes count, as a big-endian integer: vLLM derives its
+/// integer hashes in the same way, so engines with either setting agree on a block's hash. An unknown medium counts as
+/// the slowest tier; a missing medium counts as the GPU. Threads: one at a time. Allocates memory only while its
+/// scratch vectors grow.
 class EngineEventDecoder {
  public:
   /// Passes the events of a batch to `sink` and skips malformed events. kCorrupt: `payload` is not a batch, or is
@@ -74,7 +74,8 @@ class EngineEventDecoder {
   std::vector<std::uint32_t> tokens_;
 };
 
-/// Returns the rank in a batch, usually without parsing the events before it; nullopt if it is missing or malformed.
+/// Returns the rank in a batch, usually without parsing the events before it; returns nullopt if the rank is missing or
+/// malformed.
 std::optional<std::uint32_t> rank_of_batch(std::string_view payload);
 
 /// Returns the tier for the name that an engine uses for a medium, in upper or lower case: GPU, CPU_PINNED, STORAGE ...

@@ -18,7 +18,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;  // enough for a prompt of millions of tokens
-constexpr int kQueueMax = 1000;            // limit on queued batches of an engine; more are dropped and requested again
+constexpr int kQueueMax = 1000;  // limit on queued batches of an engine; further ones are dropped and requested again
 constexpr int kMessagesPerSocketMax = 64;  // limit on messages taken from one socket before the next socket is read
 constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
 constexpr int kSocketsMax = 8192;
@@ -110,7 +110,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
  private:
   struct EngineSockets {
     std::unique_ptr<net::ZmqSocket> events, monitor, replay;
-    bool is_ready = false;  // whether ready_ contains the engine
+    bool is_ready = false;  // whether ready_ contains this engine
   };
 
   Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind) const {
@@ -139,7 +139,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     ready_.push_back(engine);
   }
 
-  /// Processes messages from an engine's sockets. Returns true if more may wait: ZeroMQ's descriptors are
+  /// Processes messages from an engine's sockets. Returns true if more messages may wait: ZeroMQ's descriptors are
   /// edge-triggered, so a socket that was not drained must be read again without waiting for an event.
   bool receive_from(EngineNumber engine, EngineSockets& sockets, TimeNs now, std::size_t& num_bytes) {
     EngineStream* stream = directory_.stream(engine);
@@ -196,7 +196,8 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
       stream.received(*sequence, payload, now);
   }
 
-  /// Requests the replay that the stream wants, if any, on a new connection: answers to older requests never arrive.
+  /// Requests the replay that the stream wants, if any. Uses a new connection for each request, so that answers to
+  /// older requests never arrive.
   void send_replay_request(EngineNumber engine, EngineSockets& sockets) {
     EngineStream* stream = directory_.stream(engine);
     const EngineInfo* info = directory_.info(engine);
@@ -213,7 +214,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     char number[8];
     for (unsigned i = 0; i < 8; ++i) number[i] = static_cast<char>(*first >> (56 - 8 * i));
     sockets.replay->send(std::array<std::string_view, 2>{"", {number, sizeof number}});
-    mark_ready(engine, sockets);  // because sending may have cleared the readiness event of a received message
+    mark_ready(engine, sockets);  // needed because sending may have cleared the readiness event of a received message
   }
 
   EngineDirectory& directory_;

@@ -9,7 +9,8 @@
 namespace kvferry::controller {
 namespace {
 
-// Limit on a holder's own_keys (hashes that it uses for other tokens than another engine does); more are not kept.
+// Limit on a holder's own_keys, the hashes that this holder uses for other tokens than another engine does. Further
+// hashes are not stored.
 constexpr std::size_t kOwnKeysMax = 1 << 16;
 constexpr std::size_t kRemovalsTogetherMax = 64;  // number of queued removals at which flush() runs
 constexpr std::size_t kSlotsPerChange = 8;        // number of slots of keys_of_ that each removal tidies
@@ -129,7 +130,7 @@ void EngineIndex::move_placements(ShortKey from, ShortKey to) {
 }
 
 /// Maps `hash` to `key`. If `hash` has another key already and one of the two is an unplaced_key(), the key made from
-/// tokens is used: `key` or the stored key is changed to it.
+/// tokens wins: the other one of `key` and the stored key is set to it.
 void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
   ShortKey* known = key_of(holder, hash);
   if (known == nullptr) {
@@ -138,7 +139,7 @@ void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
   }
   if (*known == key) return;
   const ShortKey unplaced = unplaced_key(hash);
-  if (key == unplaced) {  // this event lacks the tokens or the parent, but an earlier one had them
+  if (key == unplaced) {  // this event lacks the tokens or the parent, but an earlier event had them
     key = *known;
   } else if (*known == unplaced) {
     *known = key;
@@ -214,7 +215,7 @@ void EngineIndex::flush() {
   for (std::size_t i = 0; i < num_known; ++i) {
     const bool has_holder = by.own_keys.empty() ? !index_.holders_of(chain_[i]).empty() : is_held(chain_[i]);
     if (has_holder) {
-      ++num_left_behind_;  // if the other holders use another hash, only a sweep erases this hash
+      ++num_left_behind_;  // if the other holders use another hash for this block, only a sweep erases this hash
     } else if (by.own_keys.erase(removed_hashes_[i]) == 0) {
       keys_of_.erase(removed_hashes_[i]);
     }
@@ -230,7 +231,8 @@ bool EngineIndex::tidy(std::size_t num_lines) {
     num_left_behind_ = 0;
     keys_of_.begin_sweep();
   }
-  return tidy_hashes(num_lines / 8) || index_is_busy;  // only an eighth, because each slot costs a search in index_
+  // tidy_hashes() gets only an eighth of the lines, because each of its slots costs a search in index_.
+  return tidy_hashes(num_lines / 8) || index_is_busy;
 }
 
 bool EngineIndex::tidy_hashes(std::size_t num_slots) {

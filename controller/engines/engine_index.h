@@ -3,8 +3,8 @@
 //
 // Engines choose their own block hashes; two engines may have different hashes for the same tokens. So each block gets
 // a key of its own, a hash chained over its tokens. A map translates engines' hashes to these keys, because events name
-// parents and removed blocks only by the engine's hashes. A prompt is found by its tokens, whatever the engines' hashes
-// are, or by the hashes of any engine.
+// parents and removed blocks only by hash. A prompt is found by its tokens, whatever the engines' hashes are, or by the
+// hashes of any engine.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +30,11 @@ struct EngineIndexOptions {
 };
 
 struct EngineIndexCounters {
-  std::uint64_t blocks_stored = 0;     // blocks in stored events, including blocks already known
-  std::uint64_t blocks_removed = 0;    // blocks in removed events, including unknown blocks
-  std::uint64_t blocks_dropped = 0;    // blocks that were not indexed because a memory limit was reached
-  std::uint64_t blocks_unplaced = 0;   // blocks without tokens or with an unknown parent: found by hash only
+  std::uint64_t blocks_stored = 0;   // blocks in stored events, including blocks already known
+  std::uint64_t blocks_removed = 0;  // blocks in removed events, including unknown blocks
+  std::uint64_t blocks_dropped = 0;  // blocks that were not indexed because a memory limit was reached
+  // Blocks without tokens or with an unknown parent, which can be found by hash only
+  std::uint64_t blocks_unplaced = 0;
   std::uint64_t other_group = 0;       // events of layer groups that are not indexed; see `group` in Holder
   std::uint64_t other_block_size = 0;  // events with another block size than this index
   std::uint64_t hashes_ambiguous = 0;  // hashes that two engines use for different tokens
@@ -46,7 +47,8 @@ struct PromptSalt {
   std::string_view cache_salt;
 };
 
-using HolderIndex = std::uint32_t;  // index of a holder, which is one rank of an engine; reused after its removal
+// Index of a holder, which is one rank of an engine; reused after the holder's removal
+using HolderIndex = std::uint32_t;
 
 /// How many blocks from the start of the prompt a holder has.
 struct EngineMatch {
@@ -75,7 +77,7 @@ class EngineIndex {
   /// Finds every holder that has the first block, in no particular order. Tokens after the last whole block are
   /// ignored.
   void match_tokens(std::span<const std::uint32_t> tokens, const PromptSalt& salt, std::vector<EngineMatch>& matches);
-  /// Same as match_tokens(), but takes the hashes of the prompt's blocks, which may be those of any engine.
+  /// Same as match_tokens(), but takes the hashes of the prompt's blocks. The hashes of any engine are accepted.
   void match_hashes(std::span<const ShortKey> hashes, std::vector<EngineMatch>& matches);
 
   /// Does maintenance (resizing, compacting, sweeping) on about `num_lines` cache lines. Returns false if nothing is

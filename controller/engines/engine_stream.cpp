@@ -21,10 +21,10 @@ void EngineStream::connected(TimeNs now) {
   last_received_at_ = now;
   last_received_sequence_.reset();
   last_replayed_sequence_.reset();
-  waiting_.clear();  // these batches may be from another engine; the replay repeats those that are still valid
+  waiting_.clear();  // these batches may be from another engine; the replay repeats the batches that are still valid
   waiting_bytes_ = 0;
   if (is_live_ && options_.has_replay && has_applied_) {
-    is_live_ = false;  // until the replay shows that the engine is the same
+    is_live_ = false;  // the engine counts as lost until the replay shows that it is the same engine
     lost_at_ = now;
   }
   if (options_.has_replay) repair(now);
@@ -48,7 +48,7 @@ void EngineStream::note_alive(TimeNs now) {
 void EngineStream::received(std::uint64_t sequence, std::string_view payload, TimeNs now) {
   note_alive(now);
   const bool is_backwards = last_received_sequence_ && sequence <= *last_received_sequence_;
-  // A replay may have delivered the batch before the subscription did.
+  // A replay may have delivered this batch before the subscription did. Such a duplicate does not show a restart.
   const bool is_known = next_ && sequence < *next_;
   const bool is_duplicate = is_known && last_replayed_sequence_ && sequence <= *last_replayed_sequence_;
   if (is_backwards || (is_known && !is_duplicate)) restart(now);
@@ -133,7 +133,7 @@ void EngineStream::enqueue(std::uint64_t sequence, std::string_view payload, Tim
 void EngineStream::replayed(std::uint64_t sequence, std::string_view payload, TimeNs now) {
   has_ever_replayed_ = true;
   note_alive(now);
-  // A batch that answers an outdated request is ignored.
+  // The answer to an outdated request is ignored.
   if (replay_ == Replay::kNone || replay_ == Replay::kProbe || replay_request_) return;
   replay_progress_at_ = now;
   const bool is_first = !has_answered_;
@@ -188,7 +188,8 @@ void EngineStream::apply_waiting(TimeNs now) {
   for (const Waiting& batch : waiting) take_in_order(batch.sequence, batch.payload, now);
 }
 
-/// Gives up the missing batches and applies the waiting ones, because the replay endpoint is silent or too slow.
+/// Stops waiting for the missing batches and applies the waiting ones, because the replay endpoint is silent or too
+/// slow.
 void EngineStream::continue_without_replay(TimeNs now) {
   if (replay_ == Replay::kVerify || !waiting_.empty()) {
     if (has_applied_ && (replay_ == Replay::kVerify)) ++counters_.gaps_unrepaired;
@@ -209,7 +210,7 @@ void EngineStream::lose(TimeNs now) {
 
 void EngineStream::tick(TimeNs now) {
   if (const TimeNs late = now - last_tick_; late > options_.lease / 2) {
-    // This controller was late and received nothing meanwhile, so that time is no evidence of a silent engine.
+    // This controller was late and received nothing meanwhile, so this time must not count as silence of the engine.
     last_received_at_ += late;
     disconnected_at_ += late;
     replay_progress_at_ += late;

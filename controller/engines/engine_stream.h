@@ -38,11 +38,12 @@ struct EngineStreamOptions {
 struct EngineStreamCounters {
   std::uint64_t batches = 0;  // number of applied batches
   std::uint64_t duplicates = 0;
-  std::uint64_t gaps = 0;             // times that batches were missing
-  std::uint64_t gaps_unrepaired = 0;  // gaps that no replay filled, so that everything was dropped
+  std::uint64_t gaps = 0;  // number of times that batches were missing
+  // Number of gaps that no replay filled, so that all blocks of the engine were dropped
+  std::uint64_t gaps_unrepaired = 0;
   std::uint64_t restarts = 0;
   std::uint64_t replays = 0;  // requested replays, including retries and probes
-  std::uint64_t losses = 0;   // times that the engine was silent or disconnected for longer than its lease
+  std::uint64_t losses = 0;   // number of times that the engine was silent or disconnected for longer than its lease
 };
 
 /// Threads: one at a time.
@@ -50,16 +51,17 @@ class EngineStream {
  public:
   EngineStream(const EngineStreamOptions& options, EngineStreamSink& sink, TimeNs now);
 
-  void connected(TimeNs now);  // the subscription was connected or reconnected
+  void connected(TimeNs now);  // called when the subscription was connected or reconnected
   void disconnected(TimeNs now);
   void received(std::uint64_t sequence, std::string_view payload, TimeNs now);
   void replayed(std::uint64_t sequence, std::string_view payload, TimeNs now);
   void replay_ended(TimeNs now);
-  /// Checks all timeouts; call at least every few 100 ms. A late call does not count as silence of the engine.
+  /// Checks all timeouts; must be called at least every few 100 ms. A late call does not count as silence of the
+  /// engine.
   void tick(TimeNs now);
 
-  /// Returns, once, the sequence number from which a replay is to be requested; nullopt if none is to be requested. Use
-  /// a new connection for each request, so that answers to older requests never arrive.
+  /// Returns, once, the sequence number from which a replay is to be requested; nullopt if none is to be requested. The
+  /// caller must use a new connection for each request, so that answers to older requests never arrive.
   std::optional<std::uint64_t> take_replay_request();
 
   /// Returns false if the engine is lost; lookups then ignore its blocks.
@@ -98,7 +100,7 @@ class EngineStream {
 
   EngineStreamOptions options_;
   EngineStreamSink& sink_;
-  std::optional<std::uint64_t> next_;                    // sequence number of the batch to apply next; none: any
+  std::optional<std::uint64_t> next_;  // sequence number of the next batch; none: any number is accepted
   std::optional<std::uint64_t> last_received_sequence_;  // newest sequence number received on this connection
   std::optional<std::uint64_t>
       last_replayed_sequence_;  // newest replayed sequence number; the subscription may deliver batches up to it again
@@ -106,7 +108,7 @@ class EngineStream {
   bool has_applied_ = false;
 
   Replay replay_ = Replay::kNone;
-  bool has_answered_ = false;  // an answer arrived in the current replay
+  bool has_answered_ = false;  // whether an answer to the current replay request has arrived
   unsigned num_tries_ = 0;
   TimeNs replay_progress_at_ = 0;
   TimeNs retry_after_ = 0;
@@ -116,7 +118,7 @@ class EngineStream {
   std::size_t waiting_bytes_ = 0;
 
   bool is_connected_ = false;
-  bool has_ever_replayed_ = false;  // whether the engine ever answered a replay; if not, silence does not make it lost
+  bool has_ever_replayed_ = false;  // whether the engine has ever answered a replay; only then can silence make it lost
   bool is_live_ = true;
   TimeNs last_received_at_;
   TimeNs disconnected_at_;

@@ -21,7 +21,7 @@ HttpRole needed_for(std::string_view method, std::string_view path) {
   return is_question ? HttpRole::kReader : HttpRole::kAdmin;
 }
 
-/// Returns the password in the base64 of "USER:PASSWORD"; empty if there is none.
+/// Decodes the base64 of "USER:PASSWORD" and returns the password, or an empty text if there is none.
 std::string password_in(std::string_view base64) {
   std::string plain(base64.size() / 4 * 3, '\0');
   const int size =

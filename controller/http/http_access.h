@@ -17,7 +17,7 @@ enum class HttpRole : std::uint8_t {
   kAdmin,   // all requests; POST /register, for example, makes the controller connect to an address
 };
 
-/// Returns the token of kReader or kAdmin: 64 hexadecimal digits.
+/// Returns the token that gives a client the role kReader or kAdmin: 64 hexadecimal digits.
 std::string http_token(const net::ClusterKey& key, HttpRole role);
 
 struct HttpRefusal {
@@ -33,7 +33,8 @@ class HttpAccess {
 
   /// Returns nullopt if the request is allowed. `authorization`: value of the Authorization header, or empty. The token
   /// may come as "Bearer TOKEN". For GET and HEAD, browsers may also send it as the password of Basic authentication.
-  /// For POST they may not, because another site's page can make a browser send Basic credentials with a POST request.
+  /// For POST this is not allowed, because another site's page can make a browser send Basic credentials with a POST
+  /// request.
   std::optional<HttpRefusal> refusal(std::string_view method, std::string_view path,
                                      std::string_view authorization) const;
   /// Returns false if a POST request with this Authorization header is refused for every path.

@@ -27,11 +27,12 @@ struct HttpAnswer {
   std::string body;
 };
 
-/// Threads: any number. Parses and formats on the calling thread, and uses `backend` on the owner thread, which is the
-/// server's one thread.
+/// Threads: any number. Parses requests and formats answers on the calling thread, but uses `backend` only on the owner
+/// thread, which is the server's one thread.
 class HttpApi {
  public:
-  /// Runs `work` on the owner thread and waits for it. kUnavailable: `work` did not start in time, and never will.
+  /// Runs `work` on the owner thread and waits for it. kUnavailable: `work` did not start in time, and will not start
+  /// any more.
   using OnOwner = std::function<Result<void>(const std::function<void(TimeNs now)>& work)>;
 
   HttpApi(const HttpBackend& server, OnOwner on_owner) : backend(server), on_owner_(std::move(on_owner)) {}
@@ -39,7 +40,8 @@ class HttpApi {
   /// Answers one request. Never throws.
   HttpAnswer answer(const std::string& method, const std::string& path, const std::string& body);
 
-  /// Returns the result of work(now) on the owner thread; work() must not throw. Throws HttpFailure if it did not run.
+  /// Returns the result of work(now) on the owner thread; work() must not throw. Throws HttpFailure if work() did not
+  /// run.
   template <class Work>
   auto ask_owner(const Work& work) const {
     std::optional<decltype(work(TimeNs{}))> result;

@@ -103,7 +103,7 @@ void HttpConnections::accept_all() {
   }
 }
 
-/// Ends the connection that has waited longest for its client.
+/// Ends the connection whose client has kept the server waiting longest.
 void HttpConnections::end_slowest() {
   auto slowest = connections_.end();
   for (auto one = connections_.begin(); one != connections_.end(); ++one) {
@@ -168,7 +168,7 @@ bool HttpConnections::read(std::uint64_t id, Connection& connection) {
   return account(connection) && parse(id, connection);
 }
 
-/// Queues the request for the threads that answer, once it is complete or is to be refused.
+/// Queues the request for the threads that compute answers, once the request is complete or must be refused.
 bool HttpConnections::parse(std::uint64_t id, Connection& connection) {
   HttpFraming& framing = connection.framing;
   const HttpFraming::State state = framing.read(connection.in);
@@ -215,7 +215,7 @@ bool HttpConnections::write(std::uint64_t id, Connection& connection) {
 }
 
 /// Updates the number of bytes that the connection has in memory. Returns false if all connections together have too
-/// many. A request counts until its answer is ready.
+/// many bytes in memory. The bytes of a request count until its answer is ready.
 bool HttpConnections::account(Connection& connection) {
   const std::size_t bytes = connection.in.size() + connection.out.size();
   const std::size_t num_large = bytes > kHttpSmallBytes ? bytes : 0;

@@ -22,8 +22,9 @@
 
 namespace kvferry::controller {
 
-constexpr std::size_t kHttpThreads = 16;              // number of threads that compute answers
-constexpr std::size_t kHttpConnectionsMax = 1024;     // limit; a further connection replaces the slowest one
+constexpr std::size_t kHttpThreads = 16;  // number of threads that compute answers
+// Limit on connections; a further connection replaces the slowest one
+constexpr std::size_t kHttpConnectionsMax = 1024;
 constexpr TimeNs kHttpRequestMax = 10 * kSecond;      // limit on the time from the first byte of a request to its last
 constexpr TimeNs kHttpAnswerMax = 10 * kSecond;       // limit on the time that the client takes to read the answer
 constexpr TimeNs kHttpIdleMax = 5 * kSecond;          // limit on the time between two requests on a connection
@@ -32,11 +33,12 @@ constexpr std::size_t kHttpLargeBytesMax = 64 << 20;  // limit on the sum over c
 
 class HttpConnections {
  public:
-  /// Returns the bytes of the answer to a request; sets `is_last` if the connection is to end after it. Threads: any.
+  /// Returns the bytes of the answer to a request; sets `is_last` if the connection must end after this answer.
+  /// Threads: any.
   using Answer = std::function<std::string(std::string_view request, bool& is_last)>;
 
-  /// Returns false if a request with this Authorization header is to be refused without reading its body. Threads: the
-  /// one that reads requests.
+  /// Returns false if a request with this Authorization header must be refused without reading its body. Threads: the
+  /// thread that reads requests.
   using MaySend = std::function<bool(const std::string& authorization)>;
 
   HttpConnections(Answer answer, MaySend may_send_body)
@@ -75,7 +77,7 @@ class HttpConnections {
   void end_overdue(TimeNs now);
   void take_answers();
   void close(Connections::iterator connection);
-  // The following functions return false if the connection is to be closed.
+  // Each of the following functions returns false if the caller must close the connection.
   bool on_ready(std::uint64_t id, Connection& connection);
   bool read(std::uint64_t id, Connection& connection);
   bool parse(std::uint64_t id, Connection& connection);

@@ -82,7 +82,8 @@ HttpFraming::State HttpFraming::read_chunks(std::string_view bytes) {
     if (is_bad_) return State::kBad;
     if (bytes.size() < next) return State::kIncomplete;
     end_ = next;
-    if (bytes.substr(next - kLineEnd.size(), kLineEnd.size()) != kLineEnd) is_bad_ = true;  // e.g. trailers follow
+    // The request is bad if no empty line follows the last chunk, but for example trailers.
+    if (bytes.substr(next - kLineEnd.size(), kLineEnd.size()) != kLineEnd) is_bad_ = true;
     if (is_bad_) return State::kBad;
     if (chunk_bytes == 0) return State::kComplete;
   }

@@ -16,7 +16,7 @@ class HttpFraming {
   enum class State {
     kIncomplete,
     kComplete,  // the whole request has arrived; it has size() bytes
-    kBad,       // too long, or its end can't be determined; the connection is to be closed after the answer
+    kBad,       // too long, or its end can't be determined; the caller must close the connection after the answer
   };
   /// Continues to read the request. `bytes`: everything that has arrived since the request's first byte.
   State read(std::string_view bytes);

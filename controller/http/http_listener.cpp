@@ -27,7 +27,8 @@ class OwnerCalls {
   /// Returns a file descriptor that is readable while calls wait.
   int fd() const { return wake_up_.fd(); }
 
-  /// Threads: any but the owner thread. kUnavailable: `work` did not start within `timeout`, and never will.
+  /// Runs `work` on the owner thread and waits until it is done. Threads: any but the owner thread. kUnavailable:
+  /// `work` did not start within `timeout`, and will not start any more.
   Result<void> call(const std::function<void(TimeNs)>& work, TimeNs timeout) {
     const auto call = std::make_shared<Call>();
     call->work = &work;

@@ -13,7 +13,7 @@
 
 namespace kvferry::controller {
 
-/// The parts of the server that the API uses, on the owner thread only.
+/// The parts of the server that the HTTP API uses. Only the owner thread may use them.
 struct HttpBackend {
   Sessions& sessions;
   EngineDirectory& engines;
@@ -22,8 +22,9 @@ struct HttpBackend {
 };
 
 /// Reads, parses and answers requests on threads of its own; serve() runs the threads' calls into `backend` on the
-/// owner thread. With a `key` it answers only clients that HttpAccess allows. Port 0: any free one; the listener's
-/// address has the port in use, e.g. "127.0.0.1:41234". kUnavailable: the port is in use, or the address is not local.
+/// owner thread. With a `key`, the listener answers only requests that HttpAccess allows. Port 0 means any free port;
+/// the listener's address has the port in use, e.g. "127.0.0.1:41234". kUnavailable: the port is in use, or the address
+/// is not local.
 Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend,
                                                    const std::optional<net::ClusterKey>& key);
 

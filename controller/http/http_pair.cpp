@@ -83,8 +83,8 @@ PairRequest parse_pair_request(const HttpRequest& request) {
   return asked;
 }
 
-/// Returns how many of the prompt's tokens a holder has: those in its full chunks, and those in the longest of its
-/// tails that matches the tokens after them.
+/// Returns how many of the prompt's tokens a holder has: the tokens in the holder's full chunks, plus the tokens in its
+/// longest tail that matches the prompt after these chunks.
 std::uint64_t cached_tokens(const HolderView& holder, const PairRequest& asked, const PromptKeys& prompt,
                             std::uint32_t chunk_tokens) {
   std::uint64_t num_cached = std::uint64_t{holder.num_full_chunks} * chunk_tokens;

@@ -33,18 +33,20 @@ T checked(Result<T> result) {
 /// Throws HttpFailure with the field's name, its value (nullptr: missing) and what is allowed.
 [[noreturn]] void bad_field(std::string_view name, const nlohmann::json* value, std::string_view allowed);
 
-/// All functions but find() throw HttpFailure (kInvalidArgument) if a needed field is missing or a value not allowed.
+/// All functions but find() throw HttpFailure (kInvalidArgument) if a required field is missing or a value is not
+/// allowed.
 class HttpRequest {
  public:
   /// Fails if `body` is not a JSON object.
   explicit HttpRequest(const std::string& body);
 
-  /// Returns the first field of `names` that is present and not null (indexers use different names for a field), else
-  /// `fallback`; throws if there is no fallback either.
+  /// Returns the first field of `names` that is present and not null, because indexers use different names for a field.
+  /// If there is none, returns `fallback`, or throws if there is no fallback.
   std::string text(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
   /// Same as text(), but also accepts an integer and returns its digits.
   std::string name(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
-  /// Returns an integer from `least` to `most`. If it is missing, returns nullopt, or throws if `is_needed`.
+  /// Returns an integer from `least` to `most`. If the field is missing, returns nullopt, or throws if `is_needed` is
+  /// true.
   std::optional<std::uint64_t> number(std::initializer_list<const char*> names, std::uint64_t least, std::uint64_t most,
                                       bool is_needed) const;
   std::vector<std::uint32_t> tokens() const;

@@ -49,7 +49,8 @@ std::size_t ChunkTable::remove(HolderIndex holder, std::span<const ChunkKey> key
 std::vector<ChunkTable::HolderIndex> ChunkTable::holders_of(const ChunkKey& key) const {
   std::vector<HolderIndex> holders;
   for (const Placement& placement : index_.holders_of(key)) {
-    const bool is_known = !holders.empty() && holders.back() == placement.node();  // same node, another tier
+    // A node with the key in several tiers has several placements, one after the other.
+    const bool is_known = !holders.empty() && holders.back() == placement.node();
     if (!is_known && index_.is_visible(placement.node())) holders.push_back(placement.node());
   }
   return holders;
@@ -83,7 +84,7 @@ void ChunkTable::drop_tail(HolderIndex holder, const ChunkKey& key) {
 
 void ChunkTable::add_to_group(HolderIndex holder, const ChunkKey& key, const ChunkKey& group) {
   std::vector<GroupedTail>& tails = groups_[group];
-  // Tails of removed holders must not displace those of existing ones.
+  // Tails of removed holders must not displace tails of existing holders.
   std::erase_if(tails, [&](const GroupedTail& tail) { return !is_alive(tail); });
   tails.push_back({holder, holders_[holder].life, key});
   const auto mine = [&](const GroupedTail& tail) { return tail.holder == holder; };
@@ -95,7 +96,8 @@ void ChunkTable::add_to_group(HolderIndex holder, const ChunkKey& key, const Chu
 void ChunkTable::remove_from_group(HolderIndex holder, std::uint64_t life, const ChunkKey& key, const TailInfo& tail) {
   if (!tail.grouped) return;
   const auto group = groups_.find(tail.group);
-  if (group == groups_.end()) return;  // newer tails displaced this one, and were removed themselves
+  // The group may be gone: newer tails displaced this tail from it, and it ended when those were removed.
+  if (group == groups_.end()) return;
   std::erase_if(group->second, [&](const GroupedTail& other) {
     return other.holder == holder && other.life == life && other.key == key;
   });
@@ -130,7 +132,7 @@ ChunkTable::Match& ChunkTable::match_of(HolderIndex holder, std::vector<Match>& 
 
 void ChunkTable::add_tail(HolderIndex holder, const ChunkKey& key, std::vector<Match>& matches) {
   const auto found = holders_[holder].tails.find(key);
-  if (found == holders_[holder].tails.end()) return;  // the key is a full chunk
+  if (found == holders_[holder].tails.end()) return;  // the key is that of a full chunk
   std::vector<ChunkEntry>& tails = match_of(holder, matches).tails;
   const auto same = [&](const ChunkEntry& other) { return other.key == key; };
   if (tails.size() == kTailsPerHolderMax || std::any_of(tails.begin(), tails.end(), same)) return;

@@ -13,11 +13,11 @@
 
 namespace kvferry::controller {
 
-/// Identifies a holder of a table. Never reused; a HolderIndex is reused after its holder was removed.
+/// Identifies a holder of a table. A Life is never reused, but a HolderIndex is reused after its holder was removed.
 using Life = std::uint64_t;
 
-/// A part of a saved table: keys in table order, in runs with equal holders. If a block is lost, the others stay
-/// usable.
+/// A part of a saved table: keys in the order of the table, grouped into runs of keys with equal holders. If a block is
+/// lost, the other blocks stay usable.
 struct TableBlock {
   struct Member {
     Life life = 0;
@@ -29,7 +29,7 @@ struct TableBlock {
   };
   struct Tail {
     ChunkKey key;
-    ChunkKey group;  // all zeros: none
+    ChunkKey group;  // all zeros: no group
     Life life = 0;
     std::uint32_t num_tokens = 0;
     std::uint64_t age = 0;  // insertion number within the table
@@ -62,8 +62,9 @@ class ChunkTable {
   struct Match {
     HolderIndex holder = 0;
     std::uint32_t num_full_chunks = 0;
-    Tier tier = Tier::kGpu;         // slowest tier among the full chunks
-    std::vector<ChunkEntry> tails;  // exact_tails first, then by group (last one first), then newest first
+    Tier tier = Tier::kGpu;  // slowest tier among the full chunks
+    // Tails in exact_tails first, then those in tail_groups from the last group on, the newest first
+    std::vector<ChunkEntry> tails;
   };
   struct Added {
     std::size_t num_new = 0;
@@ -76,13 +77,13 @@ class ChunkTable {
       : tails_per_group_max_(tails_per_group_max), index_(options) {}
 
   HolderIndex add_holder() { return assign_life(index_.add_node()); }
-  /// Adds a holder that lookups skip until show_holder().
+  /// Adds a holder that lookups skip until show_holder() is called.
   HolderIndex add_hidden_holder() { return assign_life(index_.add_hidden_node()); }
   void show_holder(HolderIndex holder) { index_.show_node(holder); }
   void remove_holder(HolderIndex holder);
 
-  /// Adds the first `room` of the chunks that `holder` does not have yet. A tail that is added again becomes the newest
-  /// of its group.
+  /// Adds chunks that `holder` does not have yet, at most the first `room` of them. A tail that is added again becomes
+  /// the newest tail of its group.
   Added add(HolderIndex holder, Tier tier, std::span<const ChunkEntry> chunks, std::size_t room);
   /// Removes the keys from all tiers; returns the number of (key, tier) pairs that `holder` had.
   std::size_t remove(HolderIndex holder, std::span<const ChunkKey> keys);
@@ -104,10 +105,10 @@ class ChunkTable {
 
   /// Makes room for `num_keys` keys. The table must be empty.
   void reserve(std::size_t num_keys) { index_.reserve(num_keys); }
-  /// Adds the keys of a block. `holders` maps the block's lives to holders of this table; other lives are skipped. The
-  /// caller passes the block's tails to restore_tail().
+  /// Adds the keys of a block. `holders` maps each Life in the block to a holder of this table; a Life that is not in
+  /// the map is skipped. The caller passes the block's tails to restore_tail().
   void restore(const TableBlock& block, const std::unordered_map<Life, HolderIndex>& holders);
-  /// Adds the details of a tail; call in order of age. Ignores a key that `holder` does not have.
+  /// Adds the details of a tail. The caller must pass the oldest tail first. Ignores a key that `holder` does not have.
   void restore_tail(HolderIndex holder, const TableBlock::Tail& tail);
 
   const TierDigests& digests(HolderIndex holder) const { return index_.digests(holder); }
@@ -116,7 +117,7 @@ class ChunkTable {
 
   /// Finds every holder except `asker` that has keys[0] or one of the requested tails, in no particular order. Skips
   /// tails of tail_groups[i] if the holder has keys[i], which matches more tokens. Cost: that of
-  /// PlacementIndex::lookup(), and linear in the visited tails.
+  /// PlacementIndex::lookup(), plus time linear in the number of visited tails.
   void lookup(const LookupView& query, std::optional<HolderIndex> asker, std::vector<Match>& matches);
 
   /// Reclaims memory of removed holders and resizes tables: `num_steps` cache lines, and a quarter as many tails.
@@ -133,16 +134,16 @@ class ChunkTable {
   using Tails = std::unordered_map<ChunkKey, TailInfo>;
   struct Holder {
     Tails tails;
-    Life life = 0;                  // a new one for each holder that reuses this HolderIndex
-    std::uint32_t num_reached = 0;  // lookup in progress: the holder has keys[0 .. num_reached)
-    std::int64_t match = -1;        // lookup in progress: index of its Match, or -1
+    Life life = 0;                  // each holder that reuses this HolderIndex gets a new Life
+    std::uint32_t num_reached = 0;  // during lookup(): the holder has keys[0 .. num_reached)
+    std::int64_t match = -1;        // during lookup(): index of the holder's Match, or -1 if it has none
   };
   struct GroupedTail {
     HolderIndex holder;
     std::uint64_t life;
     ChunkKey key;
   };
-  struct DeadHolderTails {  // a removed holder; its tails still take up room in their groups
+  struct DeadHolderTails {  // a removed holder whose tails still take up room in their groups
     HolderIndex holder;
     std::uint64_t life;
     Tails tails;
@@ -163,7 +164,7 @@ class ChunkTable {
   std::vector<Holder> holders_;  // [HolderIndex] state of the holder
   std::uint64_t num_lives_ = 0;
   std::uint64_t num_tails_ever_ = 0;
-  std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // [group] its tails, oldest first
+  std::unordered_map<ChunkKey, std::vector<GroupedTail>> groups_;  // [group] the group's tails, oldest first
   std::vector<DeadHolderTails> dead_tails_;
   std::vector<PrefixMatch> prefix_matches_;  // buffer that lookup() reuses
   std::vector<ChunkKey> keys_;               // buffer that add() reuses

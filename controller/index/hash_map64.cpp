@@ -6,7 +6,8 @@
 namespace kvferry::controller {
 namespace {
 
-// Number of slots that each insertion moves during a resize; enough to end the resize before the new table fills.
+// Number of slots that each insertion moves during a resize. It is enough to end the resize before the new table is
+// full.
 constexpr std::size_t kSlotsMovedPerChange = 16;
 
 bool is_full(std::size_t num_keys, std::uint64_t num_slots) { return num_keys > num_slots / 4 * 3; }
@@ -33,7 +34,8 @@ std::uint64_t* HashMap64::find(std::uint64_t key) {
 }
 
 bool HashMap64::put(Table& table, std::uint64_t h, Slot entry) {
-  const Slot* last = table.slots + table.num_slots + kOverflowSlots - 1;  // stays free, so that every run ends
+  // The last slot stays free, so that every run of keys ends.
+  const Slot* last = table.slots + table.num_slots + kOverflowSlots - 1;
   for (Slot* slot = table.slots + home(h, table); slot != last; ++slot) {
     if (slot->value != 0) continue;
     *slot = entry;
@@ -61,7 +63,8 @@ bool HashMap64::erase(std::uint64_t key) {
   return true;
 }
 
-/// Fills the hole by moving the following keys up as far as their homes allow, so that no tombstone is needed.
+/// Fills the hole by moving the following keys forward as far as their home slots allow, so that no tombstone is
+/// needed.
 void HashMap64::erase_slot(Table& table, Slot* hole) {
   for (Slot* slot = hole + 1; slot->value != 0; ++slot) {
     if (table.slots + home(hash(slot->key), table) > hole) continue;
@@ -83,7 +86,7 @@ void HashMap64::move_some(std::size_t num_slots) {
   for (std::size_t num_seen = 0; resize_at_ < end; ++num_seen) {
     Slot& slot = now_.slots[resize_at_++];
     if (slot.value == 0) {
-      if (num_seen >= num_slots) break;  // stop only at a free slot, so that no run is split
+      if (num_seen >= num_slots) break;  // stop only at a free slot, so that no run of keys is split
       continue;
     }
     if (!put(next_, hash(slot.key), slot)) --num_keys_;
@@ -104,8 +107,8 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
     move_some(num_slots);
     return true;
   }
-  // No shrinking during a sweep: keys that it has not reached lie close together and would overfill a part of
-  // the new table.
+  // The table does not shrink during a sweep: the keys that the sweep has not reached lie close together and would
+  // overfill a part of the smaller table.
   if (!in_sweep_ && now_.num_slots > kSlotsMin && num_keys_ < now_.num_slots / 5) {
     begin_resize(std::max(kSlotsMin, std::uint64_t{num_keys_} * 2));
     return true;
@@ -120,7 +123,7 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
       erase_slot(now_, &slot);  // do not advance: another key may have moved into this slot
   }
   in_sweep_ = sweep_ < end;
-  return true;  // even if the sweep has ended, because the table may shrink then
+  return true;  // true even if the sweep has ended, because the table may then shrink
 }
 
 }  // namespace kvferry::controller

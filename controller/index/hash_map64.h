@@ -1,8 +1,8 @@
 // A map from 64-bit keys to 64-bit values: from engines' block hashes to the keys of EngineIndex.
 //
 // Open addressing with linear probing. A key's home slot is the high half of hash * num_slots, so the homes in two
-// tables of different sizes have the same order: a resize moves the slots from first to last, a few with each change.
-// A lookup reads one cache line, fewer than in KeyMap; with KeyMap, indexing vLLM's events was a quarter slower.
+// tables of different sizes have the same order: a resize moves the slots from first to last, a few with each change. A
+// lookup reads one cache line, fewer than in KeyMap; indexing vLLM's events takes a quarter more time with KeyMap.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 
 namespace kvferry::controller {
 
-/// Values are never 0. Threads: one at a time.
+/// The map cannot store the value 0. Threads: one at a time.
 class HashMap64 {
  public:
   using Keep = std::function<bool(std::uint64_t value)>;
 
-  /// `seed` must be unknown to clients: with it, they could choose keys that all share one home.
+  /// `seed` must be unknown to clients: clients that know it could choose keys that all have the same home slot.
   explicit HashMap64(std::uint64_t seed);
 
   void prefetch(std::uint64_t key) const {
@@ -27,16 +27,17 @@ class HashMap64 {
     const Table& table = table_of(h);
     __builtin_prefetch(table.slots + home(h, table));
   }
-  /// Returns nullptr if absent. The pointer is valid until the next change; do not set the value to 0.
+  /// Returns nullptr if `key` is absent. The pointer is valid until the next change. The caller must not set the value
+  /// to 0.
   std::uint64_t* find(std::uint64_t key);
   const std::uint64_t* find(std::uint64_t key) const { return const_cast<HashMap64*>(this)->find(key); }
-  /// `key` must be absent. Returns false, without inserting, if no slot from its home on is free; with a secret
-  /// seed, this practically never happens.
+  /// `key` must be absent. Returns false, without inserting, if no slot from the key's home slot on is free. With a
+  /// secret seed this practically never happens.
   bool insert(std::uint64_t key, std::uint64_t value);
   bool erase(std::uint64_t key);
 
-  /// Starts a sweep: tidy() passes the existing values to `keep`, a few in each call, and erases those that it rejects.
-  /// A value that an erasure moves to another slot may be skipped.
+  /// Starts a sweep: tidy() passes the existing values to `keep`, a few in each call, and erases the entries whose
+  /// values `keep` rejects. The sweep may skip an entry that an erasure moves to another slot.
   void begin_sweep();
   bool in_sweep() const { return in_sweep_; }
   /// Processes about `num_slots` slots for each pending task (resize, sweep). Returns false if no task is left.

@@ -70,7 +70,7 @@ HolderSets::Id HolderSets::make(std::span<const Placement> members) {
       return shared_[i];
     }
   }
-  // Sets with one member are always shared: they are few, and most chunks have one of them.
+  // Sets with one member are always shared: there are few of them, and most chunks use one of them.
   const bool is_shared = members.size() == 1 || num_shared_ < shared_max_;
   const Id set = allocate(members, is_shared);
   if (is_shared)
@@ -95,7 +95,7 @@ HolderSets::Id HolderSets::allocate(std::span<const Placement> members, bool is_
     index = home.first_free;
     home.first_free = record_of(size_class << kIndexBits | index)->num_references;
   } else {
-    if (home.num_records == 0 && size_class == 0) ++home.num_records;  // id 0 is the empty set
+    if (home.num_records == 0 && size_class == 0) ++home.num_records;  // the first id, 0, stands for the empty set
     index = home.num_records++;
     KVFERRY_CHECK(index < 1U << kIndexBits, "more than {} sets of up to {} holders", 1U << kIndexBits,
                   std::size_t{1} << size_class);
@@ -147,7 +147,7 @@ void HolderSets::add_to_shared(Id set) {
   ++num_shared_;
 }
 
-/// Moves the sets after the removed one up where their buckets allow, so that no tombstone is needed.
+/// Moves the entries after the removed one forward as far as their buckets allow, so that no tombstone is needed.
 void HolderSets::remove_from_shared(Id set) {
   const std::size_t mask = shared_.size() - 1;
   std::size_t hole = bucket_of(members(set));

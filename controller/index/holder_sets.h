@@ -15,7 +15,7 @@ namespace kvferry::controller {
 
 using NodeIndex = std::uint32_t;  // counts from 0; reused after the node's removal
 
-/// One tier of one node. Ordered by node, then by tier, fastest first.
+/// One tier of one node. Placements are ordered by node, then by tier with the fastest tier first.
 struct Placement {
   std::uint32_t bits = 0;
   Placement() = default;
@@ -34,14 +34,14 @@ class HolderSets {
 
   explicit HolderSets(std::size_t shared_max) : shared_max_(shared_max) {}
 
-  /// Replaces `set` by the set with `placement` added or removed. Other references keep the old set. Returns false if
-  /// nothing changes.
+  /// Replaces `set` by the set with `placement` added or removed. Other references still refer to the old set. Returns
+  /// false if nothing changes.
   bool add(Id& set, Placement placement);
   bool remove(Id& set, Placement placement);
 
-  /// Returns one reference to the set of `members`, which are sorted.
+  /// Returns the id of the set with `members`, which must be sorted, and counts one reference to this set.
   Id make(std::span<const Placement> members);
-  /// Returns one more reference to an equal set.
+  /// Returns the id of a set equal to `set`, and counts one reference to it.
   Id make_again(Id set) {
     Record* record = record_of(set);
     if (record->is_shared == 0) return allocate_again(set);
@@ -51,7 +51,7 @@ class HolderSets {
 
   void release(Id set);
 
-  /// Returns the sorted members; valid until the next change.
+  /// Returns the sorted members of `set`. The span is valid until the next change.
   std::span<const Placement> members(Id set) const {
     if (set == 0) return {};
     const Record* record = record_of(set);
@@ -59,12 +59,13 @@ class HolderSets {
   }
 
   std::size_t num_shared() const { return num_shared_; }
-  std::size_t num_single() const { return num_single_; }  // sets that are private to one reference
+  std::size_t num_single() const { return num_single_; }  // number of sets that are private to one reference
 
  private:
   static constexpr unsigned kIndexBits = 27;
   static constexpr unsigned kNumClasses = 32;
-  static constexpr unsigned kBlockRecordsLog = 8;  // log2 of the records per block in class 0; one less per next class
+  // Log2 of the records per block in class 0; each next class has one less
+  static constexpr unsigned kBlockRecordsLog = 8;
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
   struct Record {
@@ -94,7 +95,7 @@ class HolderSets {
     return reinterpret_cast<Record*>(block + (index & ((1U << log) - 1)) * record_bytes(size_class));
   }
 
-  /// If `last` has the same set and placement, reuses its result and returns true.
+  /// If `last` is the same change to the same set, sets `set` to the result of `last` and returns true.
   bool repeats(const Change& last, Id& set, Placement placement);
   Id allocate_again(Id set);
   Id allocate(std::span<const Placement> members, bool is_shared);
@@ -108,7 +109,7 @@ class HolderSets {
   std::size_t num_shared_ = 0;
   std::size_t num_single_ = 0;
   std::vector<Placement> scratch_;
-  Change last_add_, last_remove_;  // reused, because most batches repeat one change for all their keys
+  Change last_add_, last_remove_;  // last changes, for repeats(): most batches make the same change for all their keys
 };
 
 }  // namespace kvferry::controller

@@ -1,8 +1,8 @@
 // Keys and their values in insertion order.
 //
-// Keys of one prefix are inserted together and looked up together. A caller that found one key therefore compares the
-// entry right after it first, which is already in the processor's cache. Where the next key is in another place, a
-// `follower` hint holds the position at which an earlier lookup found it.
+// Keys of one prefix are inserted together and looked up together. A caller that found one key therefore first compares
+// the next key with the entry right after the found one, which is already in the processor's cache. If the next key is
+// not stored there, a `follower` hint has the position at which an earlier lookup found the next key.
 #pragma once
 
 #include <cstddef>
@@ -31,10 +31,10 @@ inline bool equal_keys(const Key& a, const Key& b) {
 template <class Key>
 class KeyLog {
  public:
-  using Position = std::uint32_t;  // place of an entry; 0: none
+  using Position = std::uint32_t;  // place of an entry; 0: no entry
   using Value = std::uint32_t;
 
-  /// Points at the entry `position`. The entry after it is always readable.
+  /// Points at the entry at `position`. The entry right after it is always readable.
   struct Cursor {
     Position position = 0;
     const Key* key = nullptr;
@@ -70,7 +70,7 @@ class KeyLog {
     return true;
   }
   /// Returns a hint for a lookup whose next key is not in the entry after `position`: the position at which the last
-  /// such lookup found its next key; 0: none. kGroup positions share one hint.
+  /// such lookup found its next key, or 0 if there was none. kGroup positions share one hint.
   Position follower(Position position) const { return segment_of(position).followers[offset_of(position) / kGroup]; }
   void set_follower(Position position, Position follower) {
     segment_of(position).followers[offset_of(position) / kGroup] = follower;
@@ -78,17 +78,18 @@ class KeyLog {
 
   std::size_t num_segments() const { return segments_.size(); }
   std::size_t num_used() const { return num_used_; }  // number of positions in segments that are not free
-  /// A segment has the positions [first_position(), end_position()); none if it is free.
+  /// A segment has the positions [first_position(), end_position()). A free segment has no positions.
   Position first_position(std::size_t segment) const {
     return static_cast<Position>(segment << kOffsetBits) + (segment == 0 ? 1 : 0);
   }
   Position end_position(std::size_t segment) const {
     return static_cast<Position>(segment << kOffsetBits) + segments_[segment].num_used;
   }
-  /// Returns the full segment with the fewest entries if moving these to the end of the log is worth it, else
-  /// num_segments().
+  /// Returns the full segment with the fewest entries, if moving these entries to the end of the log is worth the
+  /// effort. Otherwise returns num_segments().
   std::size_t sparse_segment() const;
-  /// Returns true if over three in ten positions of a log of several segments are free. sparse_segment() may find none.
+  /// Returns true if over three in ten positions of a log of several segments are free. Even then sparse_segment() may
+  /// find no segment worth moving.
   bool is_sparse() const { return num_used_ - num_live_ > num_used_ / 10 * 3 && num_used_ > kCapacity; }
 
  private:
@@ -102,9 +103,9 @@ class KeyLog {
 
   struct Segment {
     PageMemory memory;
-    Key* keys = nullptr;            // array of kCapacity + 1; the last one stays unused
+    Key* keys = nullptr;            // array of kCapacity + 1 keys; the last one stays unused
     Value* values = nullptr;        // same size as `keys`
-    Position* followers = nullptr;  // array of kCapacity / kGroup + 1
+    Position* followers = nullptr;  // array of kCapacity / kGroup + 1 positions
     std::uint32_t num_used = 0;
     std::uint32_t num_live = 0;
   };

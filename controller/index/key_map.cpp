@@ -126,8 +126,8 @@ void KeyMap<Key>::finish_erasing() {
   erased_.clear();
 }
 
-/// Keys of an overfull table lie too far from their homes; an underfull table wastes memory. A table that has just
-/// grown is 57 % full.
+/// Returns true if the table is over 80 % full, so that keys lie too far from their homes, or less than 25 % full, so
+/// that memory is wasted. A table that has just grown is 57 % full.
 template <class Key>
 bool KeyMap<Key>::wants_resize() const {
   const std::uint64_t num_slots = now_.num_buckets * Bucket::kSlots;
@@ -144,7 +144,8 @@ void KeyMap<Key>::resize(std::size_t num_buckets) {
   }
   const std::uint64_t last = now_.num_buckets + kBucketsPerKeyMax - 1;
   const std::uint64_t goal = num_buckets > last - resize_at_ ? last : resize_at_ + num_buckets;
-  // Stop only after a bucket that no key passed: then all keys with a home up to that bucket are stored up to it.
+  // Stop only after a bucket that no key passed: then all keys whose home is at or before that bucket are stored at or
+  // before it too.
   for (std::uint64_t i = resize_at_;; ++i) {
     const Bucket& bucket = now_.buckets[i];
     for (const Position position : bucket.positions) {
@@ -187,7 +188,7 @@ void KeyMap<Key>::compact(std::size_t num_entries, const Clean& clean) {
       break;
     }
     if (log_.value(compact_at_) == 0) continue;
-    clean_at(compact_at_, clean);  // here, because a running sweep may already be past the entry's new position
+    clean_at(compact_at_, clean);  // cleaned here, because a running sweep may already be past the entry's new position
     if (!log_.is_open(compact_at_) || log_.value(compact_at_) == 0) continue;
     const Key key = log_.key(compact_at_);
     const Value value = log_.value(compact_at_);

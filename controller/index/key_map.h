@@ -2,9 +2,9 @@
 // shrinks a few cache lines at a time.
 //
 // A bucket is one cache line. A key's home bucket is the high half of hash * num_buckets, so the homes in two tables of
-// different sizes have the same order: a resize moves the buckets from first to last and releases those it has moved.
-// A key that finds its home full goes to the next bucket. Each bucket counts the keys that passed it, so a lookup ends
-// at the first bucket that no key passed, and an erasure leaves no tombstone.
+// different sizes have the same order: a resize moves the buckets from first to last and releases those it has moved. A
+// key whose home bucket is full goes to the next bucket. Each bucket counts the keys that passed over it because it was
+// full, so a lookup ends at the first bucket that no key passed, and an erasure leaves no tombstone.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +20,9 @@
 
 namespace kvferry::controller {
 
-/// Key: ShortKey or ChunkKey. Values are never 0. Threads: one at a time.
-/// Cost: insert and erase touch at most kBucketsPerKeyMax buckets, whatever the keys. tidy() resizes the table and
-/// compacts a sparse log; it may run late, because a key that finds no bucket goes to an overflow map.
+/// Key: ShortKey or ChunkKey. Values are never 0. Threads: one at a time. Cost: insert and erase touch at most
+/// kBucketsPerKeyMax buckets, whatever the keys are. tidy() resizes the table and compacts a sparse log; it may run
+/// late, because a key for which all these buckets are full goes to an overflow map.
 template <class Key>
 class KeyMap {
  public:
@@ -31,10 +31,10 @@ class KeyMap {
   using Clean = std::function<Value(Value)>;
   using Cursor = typename Log::Cursor;
 
-  /// `seed` must be unknown to clients: with it, they could choose keys that all share one home.
+  /// `seed` must be unknown to clients: clients that know it could choose keys that all have the same home bucket.
   explicit KeyMap(std::uint64_t seed);
 
-  /// Determines the home bucket; public so that tests can make keys collide.
+  /// Determines the home bucket of a key. The function is public so that tests can make keys collide.
   std::uint64_t hash(const Key& key) const {
     std::uint64_t words[sizeof(Key) / 8];
     std::memcpy(words, &key, sizeof(Key));
@@ -44,8 +44,8 @@ class KeyMap {
   }
   void prefetch(const Key& key) const { __builtin_prefetch(home_of(hash(key))); }
 
-  /// Returns 0 if absent. Look up keys in insertion order with one cursor: most lookups then are a single step. Reset
-  /// the cursor after insert() or tidy().
+  /// Returns 0 if `key` is absent. Callers should look up keys in insertion order with one cursor, because most lookups
+  /// then are a single step. They must reset the cursor after insert() or tidy().
   Value find(const Key& key, Cursor& cursor) {
     if (cursor.position != 0) {
       if (log_.step(cursor, key)) return *cursor.value;
@@ -60,13 +60,14 @@ class KeyMap {
     const Position position = position_of(key);
     return position == 0 ? 0 : log_.value(position);
   }
-  /// Returns nullptr if absent. The pointer is valid until the next change; only erase() may set the value to 0.
+  /// Returns nullptr if `key` is absent. The pointer is valid until the next change. Only erase() may set the value to
+  /// 0.
   Value* find_place(const Key& key, Cursor& cursor) {
     return find(key, cursor) == 0 ? nullptr : &log_.value(cursor.position);
   }
   void insert(const Key& key, Value value);  // `key` must be absent
-  /// Erases the key that `cursor` has just found; the cursor stays usable. Call finish_erasing() before any other
-  /// change: it frees the memory.
+  /// Erases the key that `cursor` has just found; the cursor stays usable. The caller must call finish_erasing(), which
+  /// frees the memory, before any other change.
   void erase(const Cursor& cursor);
   void finish_erasing();
 
@@ -101,12 +102,12 @@ class KeyMap {
     return false;
   }
 
-  /// Starts or restarts a sweep: tidy() passes every value that exists now to its `clean`, at least once. Values that
-  /// are inserted later may be skipped.
+  /// Starts or restarts a sweep: tidy() passes every value that exists now to its argument `clean` at least once.
+  /// Values that are inserted later may be skipped.
   void begin_sweep();
   bool in_sweep() const { return in_sweep_; }
   /// Processes about `num_lines` cache lines for each pending task (resize, compaction, sweep). `clean` returns the new
-  /// value, or 0 to erase the key; if it is empty, values stay. Returns false if no task is left.
+  /// value, or 0 to erase the key; if `clean` is empty, all values stay as they are. Returns false if no task is left.
   bool tidy(std::size_t num_lines, const Clean& clean);
 
  private:
@@ -114,8 +115,8 @@ class KeyMap {
   struct alignas(64) Bucket {
     static constexpr unsigned kSlots = 10;
     Position positions[kSlots];  // 0: the slot is free
-    std::uint16_t tags[kSlots];  // low bits of the hash: they rule out nearly all other keys without reading the log
-    std::uint32_t num_passed;    // keys that found this bucket full and are stored in a later one
+    std::uint16_t tags[kSlots];  // low bits of the hash, which tell nearly all keys apart without reading the log
+    std::uint32_t num_passed;    // number of keys that found this bucket full and are stored in a later bucket
   };
   struct Table {
     PageMemory memory;
@@ -155,7 +156,7 @@ class KeyMap {
   Log log_;
   Table now_;
   Table next_;                   // during a resize: all keys whose home in now_ lies before resize_at_
-  std::uint64_t resize_at_ = 0;  // first bucket that is not moved; no key from here on has its home before it
+  std::uint64_t resize_at_ = 0;  // first bucket that is not moved; keys stored from here on have no home before it
   std::unordered_map<Key, Position> overflow_;
   std::size_t num_keys_ = 0;
   std::vector<Position> erased_;               // positions that finish_erasing() will free

@@ -31,7 +31,7 @@ PageMemory::PageMemory(std::size_t size_bytes, Pages pages) {
   data_ = begin + before;
   if (before > 0) ::munmap(begin, before);
   if (before < kHugePageBytes) ::munmap(data_ + size_bytes_, kHugePageBytes - before);
-  ::madvise(data_, size_bytes_, MADV_HUGEPAGE);  // a hint; small pages work, too
+  ::madvise(data_, size_bytes_, MADV_HUGEPAGE);  // only a hint to the kernel; small pages work too
 }
 
 PageMemory::~PageMemory() {

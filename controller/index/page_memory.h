@@ -6,8 +6,8 @@
 
 namespace kvferry::controller {
 
-/// Zeroed pages that occupy memory once touched. Huge pages if Pages::kHuge is given, the size is at least one huge
-/// page and the kernel has them enabled.
+/// Zeroed pages. A page occupies memory only after it was touched. The pages are huge pages if Pages::kHuge is given,
+/// the size is at least one huge page, and the kernel has huge pages enabled.
 class PageMemory {
  public:
   enum class Pages { kSmall, kHuge };

@@ -121,8 +121,8 @@ bool PlacementIndex<Key>::holds(NodeIndex node, Tier tier, const Key& key) const
   return std::binary_search(holders.begin(), holders.end(), Placement(node, tier));
 }
 
-/// A run is a series of keys with the same holders; nodes are visited only where a run begins or ends. Returns false if
-/// no node has keys[0 .. begin].
+/// Begins a run, which is a series of keys with the same holders; nodes are visited only where a run begins or ends.
+/// Returns false if no node has keys[0 .. begin].
 template <class Key>
 bool PlacementIndex<Key>::begin_run(HolderSets::Id set, std::uint32_t begin) {
   run_.clear();
@@ -145,7 +145,7 @@ void PlacementIndex<Key>::lookup(std::span<const Key> keys, std::optional<NodeIn
                                  std::vector<PrefixMatch>& matches) {
   matches.clear();
   if (keys.empty()) return;
-  // This lookup treats the asker as removed.
+  // During this lookup the asking node is treated as removed, so that it is not found.
   const std::uint32_t asker_reached = asker ? std::exchange(nodes_[*asker].num_reached, kNever) : 0;
   Cursor cursor;
   HolderSets::Id set = map_.find(keys[0], cursor);

@@ -40,7 +40,8 @@ class PlacementIndex {
   void show_node(NodeIndex node);
   void remove_node(NodeIndex node);
 
-  /// Returns the number of new keys. Keys that are looked up together should be added together and in that order.
+  /// Adds the keys and returns the number of new ones. Keys that are looked up together should be added together and in
+  /// the same order.
   std::size_t add(NodeIndex node, Tier tier, std::span<const Key> keys) {
     return add(node, tier, keys, keys.size(), [](std::size_t, Outcome) {});
   }
@@ -48,7 +49,7 @@ class PlacementIndex {
   /// Adds at most `room` new keys. Calls `report(i, outcome)` for each key.
   template <class Report>
   std::size_t add(NodeIndex node, Tier tier, std::span<const Key> keys, std::size_t room, const Report& report);
-  /// Returns the number of keys that `node` held in this tier.
+  /// Removes the keys from one tier of `node`. Returns the number of keys that `node` held in this tier.
   std::size_t remove(NodeIndex node, Tier tier, std::span<const Key> keys) {
     const auto number = static_cast<std::size_t>(tier);
     return remove(node, Tiers{number, number + 1}, keys);
@@ -70,7 +71,7 @@ class PlacementIndex {
   }
 
   bool holds(NodeIndex node, Tier tier, const Key& key) const;
-  /// Returns the holders of one key, including removed and hidden nodes: check is_visible().
+  /// Returns the holders of one key, including removed and hidden nodes. The caller must check is_visible().
   std::span<const Placement> holders_of(const Key& key) const { return sets_.members(map_.find(key)); }
   bool is_alive(NodeIndex node) const { return nodes_[node].num_reached != kNever; }
   bool is_visible(NodeIndex node) const { return nodes_[node].num_reached < kHidden; }
@@ -81,9 +82,9 @@ class PlacementIndex {
     return num_placements;
   }
 
-  /// Finds every node except `asker` that has keys[0], in no particular order. Stops at the first key that none of
-  /// them has. Cost for each key: one step if the keys were added in this order, else one search; also linear in the
-  /// key's holders if they differ from the previous key's.
+  /// Finds every node except `asker` that has keys[0], in no particular order. Stops at the first key that none of them
+  /// has. The cost for each key is one step if the keys were added in this order, otherwise one search. If a key's
+  /// holders differ from those of the previous key, time linear in the number of its holders is added.
   void lookup(std::span<const Key> keys, std::optional<NodeIndex> asker, std::vector<PrefixMatch>& matches);
 
   /// Calls `see(first, end, placements)` for each run of keys with equal placements, in order and including removed and
@@ -98,7 +99,7 @@ class PlacementIndex {
   const HolderSets& sets() const { return sets_; }
 
  private:
-  // Values of num_reached that no lookup reaches.
+  // Special values of num_reached, which are too high for any lookup to reach.
   static constexpr std::uint32_t kNever = ~std::uint32_t{0};  // the node is removed
   static constexpr std::uint32_t kHidden = kNever - 1;        // the node is alive, but hidden
   struct Node {                                               // state of the lookup in progress
@@ -127,8 +128,9 @@ class PlacementIndex {
 
   KeyMap<Key> map_;
   HolderSets sets_;
-  std::vector<Node> nodes_;           // [node] state of the node; digests are apart, as lookups don't need them
-  std::vector<TierDigests> digests_;  // [node] digests of its keys; zeros for a removed node
+  // [node] state of the node; its digests are stored in digests_, because lookups don't need them
+  std::vector<Node> nodes_;
+  std::vector<TierDigests> digests_;  // [node] digests of the node's keys; zeros for a removed node
   std::vector<NodeIndex> free_;
   std::vector<NodeIndex> removed_;    // removed nodes that sets may still contain, oldest first
   std::size_t num_removed_seen_ = 0;  // the current sweep removes the first num_removed_seen_ of removed_ from all sets

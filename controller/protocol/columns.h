@@ -1,4 +1,4 @@
-// Keys and tails as columns, which is how messages carry them.
+// Keys and tails as columns, the form in which messages carry them.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,10 @@ struct TailColumns {
   KVFERRY_FIELDS(keys, groups, num_tokens);
 };
 
-/// Appends full chunks and tails to columns of their own; num_tokens of full chunks is not transmitted.
+/// Appends full chunks and tails to separate columns; num_tokens of full chunks is not transmitted.
 void split_entries(std::span<const ChunkEntry> chunks, KeyBlob& full, TailColumns& tails);
 TailColumns to_columns(std::span<const ChunkEntry> tails);
-/// The reverse of split_entries(), tails first. kCorrupt: the columns differ in length.
+/// The reverse of split_entries(). The result has the tails first. kCorrupt: the columns differ in length.
 Result<std::vector<ChunkEntry>> join_entries(const KeyBlob& full, const TailColumns& tails);
 
 }  // namespace kvferry::controller::wire

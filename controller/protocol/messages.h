@@ -1,7 +1,7 @@
 // The messages between nodes and the controller. Each is a msgpack array whose first element is the header. A struct
 // grows only at its end: an old reader ignores new fields, a new reader keeps the defaults of missing ones. Any other
-// change raises kProtocol.newest. Header, Hello and Refused must never change in another way, so that any two releases
-// can agree on a version or refuse each other. PROTOCOL.md has the table.
+// change raises kProtocol.newest. Header, Hello and Refused must never change except at their end, so that any two
+// releases can agree on a version or refuse each other. PROTOCOL.md has the table.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct Hello {
   Header header{kProtocolVersion, 1};
   NodeInfo node{};
   std::uint64_t next_sequence = 0;  // number of the next Publish or Evict
-  // Protocol versions that the node speaks; 0: only the header's. The header has the oldest one, so that older
-  // controllers can read the message.
+  // Protocol versions that the node speaks; 0: the node speaks only the version in the header. The header has the
+  // node's oldest version, so that older controllers can read the message.
   std::uint32_t oldest_protocol = 0, newest_protocol = 0;
   KVFERRY_FIELDS(header, node.name_space, node.engine_id, node.incarnation, node.role, node.endpoint, node.fingerprint,
                  next_sequence, node.serves, node.version, oldest_protocol, newest_protocol, node.secret, node.details);
@@ -49,13 +49,14 @@ struct Heartbeat {
 struct Publish {
   Header header{kProtocolVersion, 6};
   std::uint64_t incarnation = 0;
-  std::uint64_t sequence = 0;    // Publish and Evict are numbered in one series without gaps
-  bool begins_snapshot = false;  // voids what this node held before: at once or, with has_end, when the snapshot ends
+  std::uint64_t sequence = 0;  // Publish and Evict are numbered in one series without gaps
+  // Voids what this node held before: at once, or if has_end is set, when the snapshot ends
+  bool begins_snapshot = false;
   KeyBlob full{};
   TailColumns tails{};
   std::uint32_t tier = static_cast<std::uint32_t>(Tier::kHost);  // tier of all entries
-  bool has_end = false;        // with begins_snapshot: a message with ends_snapshot follows; older nodes send none
-  bool ends_snapshot = false;  // everything that the node holds was published since the snapshot's begin
+  bool has_end = false;        // used with begins_snapshot: a message with ends_snapshot follows; older nodes send none
+  bool ends_snapshot = false;  // end of the snapshot: all that the node holds was published since its begin
   KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails, tier, has_end, ends_snapshot);
 };
 struct Evict {
@@ -95,7 +96,7 @@ struct StatusRequest {
 };
 
 // Controller to node.
-/// Confirms a Hello. The header has the version that both sides use from here on.
+/// Confirms a Hello. The header has the version that both sides use from now on.
 struct Registered {
   Header header{kProtocolVersion, 2};
   std::uint64_t incarnation = 0;
@@ -113,7 +114,7 @@ struct HeartbeatAck {
   Header header{kProtocolVersion, 5};
   std::uint64_t incarnation = 0;
   std::uint64_t kept_below = 0;         // see Client::kept_below()
-  std::vector<std::string> replicas{};  // as in Registered; empty: unchanged since the last list
+  std::vector<std::string> replicas{};  // endpoints as in Registered; empty: unchanged since the last list
   KVFERRY_FIELDS(header, incarnation, kept_below, replicas);
 };
 struct LookupReply {
@@ -126,12 +127,14 @@ struct LookupReply {
 struct SnapshotWanted {
   Header header{kProtocolVersion, 11};
   std::uint64_t incarnation = 0;
-  std::uint64_t next_sequence = 0;  // the node has used all lower numbers; a snapshot begun here or later suffices
-  bool resend_will_do = false;      // no snapshot is needed if all messages from resend_from on are sent again
+  // The node has used all lower numbers; a snapshot that begins at this number or later is enough
+  std::uint64_t next_sequence = 0;
+  bool resend_will_do = false;  // no snapshot is needed if all messages from resend_from on are sent again
   std::uint64_t resend_from = ~std::uint64_t{0};  // first missing number; older controllers don't send it
   KVFERRY_FIELDS(header, incarnation, next_sequence, resend_will_do, resend_from);
 };
-/// No registered node uses this connection, because the controller restarted or the lease expired: send Hello.
+/// Tells a node that no registered node uses this connection, because the controller restarted or the lease expired.
+/// The node must send Hello.
 struct Unregistered {
   Header header{kProtocolVersion, 12};
   std::uint64_t incarnation = 0;  // the incarnation in the message that is answered
@@ -141,8 +144,9 @@ struct AdminReply {
   Header header{kProtocolVersion, 16};
   std::uint64_t token = 0;
   bool is_done = false;
-  std::string text{};        // outcome or reason of the refusal, as a sentence
-  std::uint64_t number = 0;  // pin: its id; quota: the quota; unpin, clear: number of nodes; move: number of chunks
+  std::string text{};  // outcome or reason of the refusal, as a sentence
+  // Pin: id of the pin; quota: the quota; unpin, clear: number of nodes; move: number of chunks
+  std::uint64_t number = 0;
   KVFERRY_FIELDS(header, token, is_done, text, number);
 };
 /// Orders the node to pin those of `keys` that it holds.

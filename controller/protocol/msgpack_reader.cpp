@@ -30,7 +30,7 @@ constexpr std::size_t fixed_size(std::uint8_t tag) {
     case 0xcb:
       return 8;
     case 0xd4:
-      return 2;  // from here on extensions: their type and data
+      return 2;  // this and the next cases are extensions: their type and data
     case 0xd5:
       return 3;
     case 0xd6:
@@ -47,7 +47,8 @@ constexpr std::size_t fixed_size(std::uint8_t tag) {
 }  // namespace
 
 bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t count) {
-  // A token id takes one to five bytes. A branch on the size would often be mispredicted, so there is none.
+  // A token id takes one to five bytes. A branch on the size would often be mispredicted, so the loop has no such
+  // branch.
   const std::uint8_t* at = at_;
   std::uint32_t i = 0;
   for (; i < count && end_ - at >= 8; ++i) {

@@ -25,7 +25,7 @@ class MsgpackReader {
   bool read_array(std::uint32_t& count) { return read_count(0x90, 0xdc, 1, count); }
   bool read_map(std::uint32_t& count) { return read_count(0x80, 0xde, 2, count); }
 
-  /// Reads any integer; a negative one as its 64-bit two's complement.
+  /// Reads any integer; a negative integer is read as its 64-bit two's complement.
   bool read_integer(std::uint64_t& value) {
     if (at_ == end_) return false;
     const std::uint8_t tag = *at_;
@@ -70,7 +70,7 @@ class MsgpackReader {
   }
 
   /// Reads `count` integers below 2^32, the elements of an array whose header was just read, into `values`. Returns
-  /// false if one of them is something else.
+  /// false if an element is something else.
   bool read_small_integers(std::uint32_t* values, std::uint32_t count);
 
  private:

@@ -36,7 +36,7 @@ Error cannot_listen(std::string_view where, std::string_view why) {
 Result<BoundSocket> listen_on_path(const std::string& path) {
   const std::string endpoint = "unix://" + path;
   // The lock prevents two controllers that start at the same time from both replacing a dead controller's socket file.
-  // The kernel releases it when its process ends.
+  // The kernel releases the lock when the process that holds it ends.
   const std::string lock_path = path + ".lock";
   OwnedFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock) return cannot_listen(endpoint, fmt::format("{}: {}", lock_path, std::strerror(errno)));

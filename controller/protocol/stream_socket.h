@@ -31,8 +31,8 @@ void append_frame(std::string& out, std::string_view message);
 /// Returns the length at the start of `bytes`, which has at least kLengthBytes bytes.
 std::uint32_t frame_length(std::string_view bytes);
 
-/// Reads once from the socket, up to `to.size()` bytes. Returns 0 if the connection is over, a negative number if no
-/// input waits.
+/// Reads once from the socket, up to `to.size()` bytes. Returns the number of bytes read, 0 if the connection has
+/// ended, or a negative number if there is no input to read.
 long read_some(int socket, std::string& to);
 
 /// Messages that a connection has not sent yet.
@@ -42,7 +42,7 @@ class UnsentMessages {
 
   /// Appends a message. Returns false if there is no room for it.
   bool add(std::string_view message);
-  /// Writes once to the socket. Returns false if the connection is over.
+  /// Writes once to the socket. Returns false if the connection has ended.
   bool write_to(int socket);
   bool empty() const { return bytes_.empty(); }
 

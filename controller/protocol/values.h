@@ -21,7 +21,7 @@ using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 /// Role of a Publish in a snapshot, which lists everything that a node holds.
 enum class SnapshotMark {
   kNone,
-  kReplaces,  // first message of a snapshot that voids at once all that the node held before
+  kReplaces,  // first message of a snapshot; what the node held before is void at once
   kBegins,    // first message of a snapshot; what the node held before is valid until kEnds
   kEnds,      // last message of the snapshot
 };

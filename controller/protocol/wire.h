@@ -21,8 +21,8 @@ constexpr std::size_t kChunksPerPublishMax = 16'384;            // keeps a Publi
 constexpr std::size_t kKeysPerLookupMax = 65'536;               // limit on keys, groups and exact tails together
 
 /// Parses a message. `Message`: FromNode or FromController. Never throws. Memory is bounded by a small multiple of
-/// bytes.size(), whatever lengths the bytes claim. Errors: kCorrupt: not one of these messages; kRefused: a version
-/// outside of `versions`; the error names it and `versions`. Hello and Refused are accepted in any version.
+/// bytes.size(), whatever lengths the bytes claim. Errors: kCorrupt: `bytes` are not one of these messages; kRefused:
+/// the message's version is outside of `versions`; the error names both. Hello and Refused are accepted in any version.
 template <class Message>
 Result<Message> parse(std::string_view bytes, VersionRange versions = kProtocol);
 extern template Result<FromNode> parse(std::string_view bytes, VersionRange versions);
@@ -52,7 +52,7 @@ struct LookupFields {
   LookupView query;
 };
 /// Reads a Lookup of one of `versions` that is encoded as this release encodes it, with the same result as parse().
-/// Returns nullopt for all other bytes, for which the caller then calls parse().
+/// Returns nullopt for all other bytes; the caller must then call parse().
 std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange versions = kProtocol);
 
 /// Replaces the contents of `buffer` by the bytes of a LookupReply, as encode() would write them.

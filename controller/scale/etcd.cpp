@@ -11,7 +11,7 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kEventsMax = 1024;  // limit on events waiting for the owner; beyond it, the threads wait
+constexpr std::size_t kEventsMax = 1024;  // limit on events waiting for the owner; at this limit the threads wait
 constexpr std::int64_t kEtcdRetryMsMin = 100;
 
 class HttpEtcd final : public Etcd {
@@ -45,7 +45,7 @@ class HttpEtcd final : public Etcd {
       requests_.emplace_back(token, std::move(request));
       changed_.notify_all();
     } else {
-      refused_.push_back(token);  // its size is bounded by the owner's limit on requests in flight
+      refused_.push_back(token);  // no limit needed: the owner limits the requests in flight
     }
   }
 
@@ -124,8 +124,8 @@ class HttpEtcd final : public Etcd {
     --num_running_;
   }
 
-  /// Watches until there was no change for quiet_ms, or an error. Begins with a read, which also shows that the member
-  /// has a leader.
+  /// Watches until there was no change for quiet_ms or an error occurred. First sends a read request, which also shows
+  /// that the member has a leader.
   Result<void> watch(std::optional<std::int64_t>& next_revision, bool& is_lost, std::int64_t& retry_ms) {
     KVFERRY_TRY(watch_gateway_.log_in());
     const bool wants_all = !next_revision.has_value();

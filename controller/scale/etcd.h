@@ -1,5 +1,5 @@
-// A client of etcd v3 that never blocks its owner. Two threads use etcd's JSON gateway: one sends requests, one watches
-// keys. If a member of the etcd cluster does not answer, the thread that uses it switches to the next member.
+// A client of etcd v3 that never blocks its owner. Two threads use etcd's JSON gateway: one sends requests, the other
+// watches keys. If a member of the etcd cluster does not answer, the thread that uses it switches to the next member.
 #pragma once
 
 #include <memory>

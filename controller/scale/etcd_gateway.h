@@ -17,19 +17,20 @@ namespace kvferry::controller::scale {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// One thread's connection to etcd, to one member at a time.
+/// One thread's connection to etcd. It goes to one member of the cluster at a time.
 class EtcdGateway {
  public:
   explicit EtcdGateway(const EtcdOptions& options) : options_(options) {}
 
-  /// Sends a request to the current member. kUnavailable: no reply; the request may have been executed.
+  /// Sends a request to the current member. kUnavailable: no reply arrived; the request may have been executed.
   Result<std::string> post(const HttpPost& what, std::int64_t timeout_ms) {
     std::string body;
     const Result<void> done = stream(what, timeout_ms, [&](std::string_view bytes) {
       body += bytes;
       return body.size() <= options_.bytes_max;
     });
-    // A complete body is enough: httplib fails on the trailers that the gateway sends after error replies.
+    // A complete body is enough even if `done` is an error: httplib fails on the trailers that the gateway sends after
+    // error replies.
     if (body.empty() || body.size() > options_.bytes_max) {
       if (!done) return done.error();
       return Error{ErrorCode::kUnavailable, fmt::format("etcd at {} sent an empty reply", name())};

@@ -19,7 +19,7 @@ std::string to_base64(std::string_view plain) {
   return text;
 }
 
-/// Decodes base64. Throws if `text` is malformed, as nlohmann::json does for malformed JSON.
+/// Decodes base64. Throws an exception if `text` is malformed, as nlohmann::json does for malformed JSON.
 std::string from_base64(std::string_view text) {
   std::string plain(text.size() / 4 * 3, '\0');
   const int size =
@@ -36,7 +36,7 @@ std::string from_base64(std::string_view text) {
 std::string end_of(std::string_view prefix) {
   std::string end(prefix);
   while (!end.empty() && end.back() == '\xff') end.pop_back();
-  if (end.empty()) return std::string(1, '\0');  // all keys
+  if (end.empty()) return std::string(1, '\0');  // in etcd, the end "\0" means all keys
   end.back() = static_cast<char>(static_cast<unsigned char>(end.back()) + 1);
   return end;
 }

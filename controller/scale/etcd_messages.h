@@ -12,7 +12,8 @@
 
 namespace kvferry::controller::scale {
 
-/// A key and its value. `mod_revision`: revision of its last change; 0 in a request: the key must not exist.
+/// A key and its value. `mod_revision`: revision of the key's last change; in a request, 0 means that the key must not
+/// exist.
 struct EtcdPair {
   std::string key;
   std::string value;
@@ -77,14 +78,15 @@ struct HttpPost {
 };
 
 HttpPost post_of(const EtcdRequest& request);
-/// Request for all keys that begin with `prefix`, or with `count_only` for their number only. It fails if the member
-/// has no leader.
+/// Returns a request for all keys that begin with `prefix`, or, with `count_only`, for the number of these keys. The
+/// request fails if the member of etcd has no leader.
 HttpPost range_of(std::string_view prefix, bool count_only);
 HttpPost watch_of(std::string_view prefix, std::int64_t from_revision);
 HttpPost login_of(std::string_view user, std::string_view password);
 
-/// Parses the body of a reply. kNotFound: no such lease; kRefused: not allowed, or malformed; kUnavailable: malformed
-/// reply, or another member or a later attempt may succeed; kCancelled: the login has expired.
+/// Parses the body of a reply. kNotFound: the lease does not exist; kRefused: the request is malformed or not allowed;
+/// kUnavailable: the reply is malformed, or another member or a later attempt may succeed; kCancelled: the login has
+/// expired.
 Result<EtcdReply> reply_of(const EtcdRequest& request, std::string_view body);
 Result<EtcdAll> all_of(std::string_view body);
 Result<std::string> token_of(std::string_view body);

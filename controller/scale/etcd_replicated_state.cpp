@@ -7,7 +7,7 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kReplicasMax = 256;  // share of the replicas' keys in the limit on in_etcd_
+constexpr std::size_t kReplicasMax = 256;  // number of keys of replicas for which the limit on in_etcd_ has room
 
 }  // namespace
 
@@ -104,11 +104,11 @@ void ReplicatedState::note_all(const EtcdAll& all, TimeNs now) {
   in_etcd_.clear();
   news_.emplace_back(ReplicasChanged{});
   for (const EtcdPair& pair : all.pairs) note_value(pair, now);
-  // Etcd may have lost data: check the keys of all nodes and of this replica's own records ...
+  // Etcd may have lost data, so the keys of all nodes and of this replica's own records must be checked.
   mark_dirty(own_key());
   for (const auto& [name, node] : nodes_) mark_dirty(node_key(name));
   for (const auto& [key, own] : own_) mark_dirty(key);
-  // ... and drop other replicas' records that are no longer there.
+  // Records of other replicas that are no longer in etcd are dropped.
   std::erase_if(records_, [&](const auto& entry) {
     return value_in_etcd(entry.first) == nullptr && !own_.contains(entry.first);
   });

@@ -64,7 +64,7 @@ void LogWriter::add(Remembered added) {
   remembered_.push_back(std::move(added));
 }
 
-/// Applies a record to nodes_, because it is being written or is too old to be remembered.
+/// Applies a record to nodes_, because the record is being written or is too old to be remembered.
 void LogWriter::settle(const Remembered& settled) {
   const auto known = nodes_.find(settled.node);
   switch (static_cast<LogKind>(settled.record.kind)) {
@@ -151,7 +151,7 @@ void LogReader::apply(std::string_view bytes, TimeNs now) {
 
 void LogReader::apply(const std::string& writer, const LogRecord& record, TimeNs now) {
   if (static_cast<LogKind>(record.kind) == LogKind::kHole) {
-    // The nodes may have changed in the missing messages, so remove them until they send Hello to this replica.
+    // The nodes may have changed in the missing messages, so they are removed until they send Hello to this replica.
     for (const auto& [name, node] : std::exchange(nodes_, {})) directory_.leave(node.id);
     return;
   }

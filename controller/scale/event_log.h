@@ -19,7 +19,7 @@
 namespace kvferry::controller::scale {
 
 enum class LogKind : std::uint32_t {
-  kHello = 1,   // `bytes`: wire::Hello, whose next_sequence is the sequence number of the next message
+  kHello = 1,   // `bytes`: wire::Hello, whose next_sequence is the number of the node's next message
   kUpdate = 2,  // `bytes`: wire::Publish or wire::Evict
   kGone = 3,    // the node left, expired or was fenced
   kHole = 4,    // belongs to no node; records before it are missing
@@ -37,25 +37,25 @@ struct LogRecord {
 /// A node numbers its messages to each replica separately, so a sequence number belongs to the writer of the entry.
 struct LogEntry {
   std::uint32_t version = 1;
-  std::string writer{};  // name and run of the replica that wrote the entry
+  std::string writer{};  // name and run number of the replica that wrote the entry
   std::vector<LogRecord> records{};
   KVFERRY_FIELDS(version, writer, records);
 };
 
 struct LogWriterOptions {
-  std::string writer{};  // name and run of this replica
+  std::string writer{};  // name and run number of this replica
   std::int64_t remember_ms =
       15'000;  // age limit of remembered records: three leases of a replica, within which a new writer takes over
   std::size_t remember_bytes_max = 8U << 20;  // limit on the size of all remembered records
   std::size_t entry_bytes_max = 64U << 10;    // limit on the size of an entry; further records go into the next entry
   std::size_t checkpoint_bytes =
-      32U << 20;  // all Hellos are repeated after this many bytes, because the log is trimmed
+      32U << 20;  // after this many bytes the Hellos of all nodes are written again, because the log is trimmed
 };
 
-/// One replica writes at a time. The others remember recent records, so that the next writer can append them: readers
-/// tolerate duplicates, but not missing records. If the log cannot take an entry, a kHole record and the Hellos of all
-/// nodes follow as soon as it has room.
-/// Threads: one at a time. `now` must not decrease.
+/// Writes the event log. One replica writes at a time. The other replicas remember recent records, so that the next
+/// writer can append them: readers tolerate duplicates, but not missing records. If the log cannot take an entry, a
+/// kHole record and the Hellos of all nodes follow as soon as it has room. Threads: one at a time. `now` must not
+/// decrease.
 class LogWriter {
  public:
   /// Appends an entry to the log. Returns false if there is no room for it.
@@ -71,7 +71,8 @@ class LogWriter {
   void updated(NodeId node, std::uint64_t sequence, std::uint64_t applied_below, std::string_view message, TimeNs now);
   void gone(NodeId node, TimeNs now);
 
-  /// Appends the pending records; call at the end of each turn. `has_room`: the log's buffer is far from full.
+  /// Appends the pending records. The caller must call it at the end of each turn of its loop. `has_room`: the log's
+  /// buffer is far from full.
   void flush(TimeNs now, bool has_room);
 
   std::uint64_t num_holes() const { return num_holes_; }
@@ -119,12 +120,12 @@ class LogReader {
   LogReader(Directory& directory, std::function<bool(const NodeInfo&)> may_join)
       : directory_(directory), may_join_(std::move(may_join)) {}
 
-  /// Applies one entry; call in log order. Counts malformed entries.
+  /// Applies one entry. The caller must pass the entries in the order of the log. Counts malformed entries.
   void apply(std::string_view entry, TimeNs now);
   /// Stops applying the log to a node, which sent Hello to this replica or was removed from the directory.
   void remove(NodeId node);
 
-  /// Number of nodes that are known from the log only.
+  /// Returns the number of nodes that are known from the log only.
   std::size_t num_nodes() const { return nodes_.size(); }
   std::uint64_t num_malformed() const { return num_malformed_; }
 
@@ -134,7 +135,7 @@ class LogReader {
     std::uint64_t incarnation = 0;
     std::string writer;
     std::uint64_t expected = 0;  // sequence number of the writer's next record for this node
-    std::uint64_t applied = 0;   // next sequence number to use for this node in the directory
+    std::uint64_t applied = 0;   // next sequence number that the reader uses for this node in the directory
   };
 
   void apply(const std::string& writer, const LogRecord& record, TimeNs now);

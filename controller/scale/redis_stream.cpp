@@ -17,7 +17,7 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr std::int64_t kRedisRetryMsMin = 100;
 constexpr std::int64_t kPollMs = 20;            // poll interval at the stream's end
-constexpr std::size_t kPartsMax = 4;            // limit on parts waiting for the owner
+constexpr std::size_t kPartsMax = 4;            // limit on parts that wait for the owner to take them
 constexpr std::size_t kPipelinedMax = 64;       // limit on entries in flight
 constexpr std::size_t kBytesPerEntryMin = 256;  // minimum memory of an entry in Redis; bounds the number of entries
 
@@ -89,7 +89,7 @@ class HiredisStream final : public RedisStream {
     }
   }
 
-  /// Runs one round: appends waiting entries, reads a part, trims the stream. Waits if there is nothing to do.
+  /// Runs one round: appends waiting entries, reads entries, and trims the stream. Waits if there is nothing to do.
   Result<void> work() {
     std::vector<std::string> batch;
     bool is_reading = false;
@@ -159,8 +159,8 @@ class HiredisStream final : public RedisStream {
     return {};
   }
 
-  /// Trims the stream to its limit in bytes. MAXLEN counts entries, whose sizes differ a thousandfold, so the number to
-  /// keep is computed from the stream's actual memory.
+  /// Trims the stream to its limit in bytes. MAXLEN counts entries, whose sizes differ a thousandfold, so the number of
+  /// entries to keep is computed from the stream's actual memory.
   Result<void> trim() {
     const Reply used = ask({"MEMORY", "USAGE", options_.url.stream});
     KVFERRY_TRY(check(used.get()));
@@ -239,7 +239,7 @@ class HiredisStream final : public RedisStream {
 
   const RedisStreamOptions options_;
   OwnerQueue<LogPart> parts_{kPartsMax};
-  mutable std::mutex mutex_;  // guards the members up to context_
+  mutable std::mutex mutex_;  // guards the following members, up to context_
   std::condition_variable changed_;
   bool stopping_ = false;
   bool is_reading_ = false;
@@ -247,7 +247,7 @@ class HiredisStream final : public RedisStream {
   LogState state_;
   redisContext* context_ = nullptr;  // only thread_ changes this, while it holds mutex_
 
-  // Used by thread_ only.
+  // The following members are used by thread_ only.
   std::string read_below_ = "0";  // id of the last entry that was read
   SteadyTime read_at_{};
   SteadyTime trim_at_ = std::chrono::steady_clock::now();

@@ -40,14 +40,14 @@ class RedisStream {
 
   /// Returns a file descriptor that is readable while take() has parts to return.
   virtual int fd() const = 0;
-  /// Never blocks. Entries are appended in order; those that were unconfirmed when a connection broke may appear twice.
-  /// Returns false, without taking the entry, if the buffer is full.
+  /// Queues an entry for appending; never blocks. Entries are appended in order. Entries that were unconfirmed when a
+  /// connection broke may appear twice. Returns false, without queueing the entry, if the buffer is full.
   virtual bool append(std::string entry) = 0;
-  /// Reads all entries from the oldest one on, then new ones, until stop_reading(). Each entry arrives once, even after
-  /// a reconnect.
+  /// Reads all entries from the oldest one on, then new entries, until stop_reading() is called. Each entry arrives
+  /// once, even after a reconnect.
   virtual void start_reading() = 0;
   virtual void stop_reading() = 0;
-  /// Returns the next part, or nothing if none waits. Never blocks.
+  /// Returns the next part, or an empty vector if no part waits. Never blocks.
   virtual std::vector<LogPart> take() = 0;
   virtual LogState state() const = 0;
 };

@@ -19,10 +19,12 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kEventsPerTurn = 16;   // limit on etcd events in one turn
-constexpr std::size_t kEntriesPerTurn = 2;   // limit on log entries in one turn; they have at most 64 KiB each
-constexpr std::int64_t kFollowMs = 10'000;   // limit on reading after the log's end, for nodes known only from the log
-constexpr std::int64_t kReadMsMax = 60'000;  // limit on reading the log: all live nodes have sent Hello by then
+constexpr std::size_t kEventsPerTurn = 16;  // limit on etcd events in one turn
+constexpr std::size_t kEntriesPerTurn = 2;  // limit on log entries in one turn; they have at most 64 KiB each
+// Limit on the time of reading past the log's end to follow nodes known only from the log
+constexpr std::int64_t kFollowMs = 10'000;
+// Limit on reading the log: by then all live nodes have sent Hello to this replica
+constexpr std::int64_t kReadMsMax = 60'000;
 constexpr std::int64_t kShutdownMs = 300;
 constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // lifetime of a quota in etcd, for replicas that start later
 constexpr std::size_t kLogBufferMax = 16U << 20;
@@ -112,7 +114,8 @@ class ReplicaListener final : public Listener, private SessionObserver {
     here_.erase(name);
   }
   void executed(const wire::AdminRequest& command, TimeNs now) override {
-    // Any one replica can order nodes to drain, move or pin; a quota must be known to all replicas.
+    // Only quotas are shared: one replica alone can order nodes to drain, move or pin, but all replicas must know a
+    // quota.
     if (!etcd_ || command.verb != "quota") return;
     const Result<void> set = shared_.set({.kind = "quotas",
                                           .id = command.name_space,
@@ -136,7 +139,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
       const std::optional<TimeNs> gone_since = shared_.etcd_gone_since();
       status.etcd = fmt::format("{}", fmt::join(members, ","));
       status.etcd_ok = !gone_since;
-      // If etcd was never reachable, the time counts from this replica's start.
+      // If etcd was never reachable, it counts as unreachable since this replica's start.
       if (gone_since)
         status.etcd_gone_ms = static_cast<std::uint64_t>((now - std::max(*gone_since, started_at_)) / kMillisecond);
       status.etcd_trouble = shared_.etcd_error();

@@ -21,8 +21,9 @@ struct ReplicaOptions {
   std::int64_t lease_s = 5;
 };
 
-/// Returns a listener for the server, which also becomes the observer of `sessions`. Threads: the server's, and those
-/// of the clients of etcd and Redis. The destructor takes up to 300 ms to revoke this replica's lease in etcd.
+/// Returns a listener for the server. The listener also becomes the observer of `sessions`. Threads: the server's
+/// thread uses it; the clients of etcd and Redis have threads of their own. The destructor takes up to 300 ms to revoke
+/// this replica's lease in etcd.
 std::unique_ptr<Listener> make_replica(ReplicaOptions options, Sessions& sessions, TimeNs now);
 
 }  // namespace kvferry::controller::scale

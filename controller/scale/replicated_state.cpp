@@ -212,7 +212,8 @@ void ReplicatedState::send(std::vector<Request>& requests, const std::string& ke
   requests.push_back({token, std::move(request)});
 }
 
-/// Drops gone nodes, a few in each call: after keep_ms, or at once if there are too many. Drops expired records, too.
+/// Drops nodes that have been gone for keep_ms, a few in each call. If there are too many nodes, drops gone nodes at
+/// once. Also drops expired records.
 void ReplicatedState::sweep(TimeNs now) {
   auto it = nodes_.upper_bound(swept_last_);
   for (std::size_t n = std::min(nodes_.size(), kSweptPerTurn); n > 0; --n) {

@@ -1,6 +1,6 @@
-// What the replicas of a controller share through etcd, and each replica caches: the other replicas, the newest
-// incarnation of each node that any replica has seen, and records (quotas). Pure: the caller passes etcd's events in
-// and sends the requests.
+// The state that the replicas of a controller share through etcd and that each replica caches: the other replicas, the
+// newest incarnation of each node that any replica has seen, and records (quotas). Pure: the caller passes etcd's
+// events in and sends the requests.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct ReplicatedStateOptions {
   std::string prefix = "kvferry/";  // prefix of all keys in etcd
   std::string name{};               // this replica's name
   std::string endpoint{};           // address of this replica's listener for nodes
-  std::uint64_t run = 0;            // grows with each start; of replicas with the same name, the highest run owns it
+  std::uint64_t run = 0;  // grows with each start; if replicas have the same name, the one with the highest run owns it
   std::int64_t lease_s = 5;         // lease of this replica; when it expires, the other replicas consider this one dead
   std::int64_t retry_ms_min = 100;  // pause after a failed request; it doubles with each failure
   std::int64_t retry_ms_max = 2000;
@@ -53,7 +53,7 @@ struct SharedRecord {
   TimeNs deadline = 0;        // time at which the record expires, on this replica's clock
 };
 
-/// Another replica has seen this incarnation of the node: older incarnations must be fenced.
+/// News: another replica has seen this incarnation of the node, so older incarnations must be removed (fenced).
 struct NodeFenced {
   NodeName node;
   Incarnation incarnation;
@@ -64,8 +64,9 @@ struct RecordSet {
 };
 using SharedNews = std::variant<NodeFenced, ReplicasChanged, RecordSet>;
 
-/// While etcd is unreachable, the cached state stays valid. Changed keys are marked dirty and written when etcd is
-/// back, even if etcd has lost all its data. Threads: one at a time. `now` must not decrease.
+/// The state that the replicas share. While etcd is unreachable, the cached state stays valid. Changed keys are marked
+/// dirty and written when etcd is back, even if etcd has lost all its data. Threads: one at a time. `now` must not
+/// decrease.
 class ReplicatedState {
  public:
   explicit ReplicatedState(ReplicatedStateOptions options);
@@ -77,8 +78,8 @@ class ReplicatedState {
   /// Records that the node left, expired or was fenced at this replica.
   void left(const NodeName& node, TimeNs now);
 
-  /// Sets a record, or replaces the one with the same kind and id, at once in this replica. It expires in all replicas
-  /// within a second of its deadline.
+  /// Sets a record, or replaces the one with the same kind and id, at once in this replica. The record expires in all
+  /// replicas within a second of its deadline.
   Result<void> set(SharedRecord record, TimeNs now);
 
   void on(const EtcdEvent& event, TimeNs now);
@@ -87,13 +88,16 @@ class ReplicatedState {
     std::uint64_t token;
     EtcdRequest request;
   };
-  /// Returns the requests to send to etcd now. The caller must call due() often: it also renews the lease.
+  /// Returns the requests to send to etcd now. The caller must call due() often, because these requests also renew this
+  /// replica's lease.
   std::vector<Request> due(TimeNs now);
   std::vector<SharedNews> take_news();
-  /// Returns the request to send at shutdown: it revokes the lease, so that the other replicas drop this one at once.
+  /// Returns the request to send at shutdown. It revokes this replica's lease, so that the other replicas remove this
+  /// replica at once.
   std::optional<EtcdRequest> final_request() const;
 
-  /// Returns this replica and those with a lease in etcd, by name; while etcd is unreachable, the last known ones.
+  /// Returns this replica and all replicas with a lease in etcd, ordered by name. While etcd is unreachable, returns
+  /// the last known list.
   std::vector<Replica> replicas() const;
   /// Returns the valid records by their keys in etcd.
   const std::map<std::string, SharedRecord>& records() const { return records_; }
@@ -117,7 +121,7 @@ class ReplicatedState {
     bool is_here = false;
     TimeNs alive_at = 0;  // time when the node was last known to be alive
   };
-  struct OwnRecord {  // a record that was set at this replica
+  struct OwnRecord {  // a record that a caller of this replica set
     SharedRecord record;
     std::int64_t lease = 0;
   };
@@ -134,7 +138,7 @@ class ReplicatedState {
   std::string record_key(const std::string& kind, const std::string& id) const;
   void mark_dirty(const std::string& key) { dirty_.try_emplace(key, false); }
 
-  // The next functions process etcd's events; they are in etcd_replicated_state.cpp.
+  // The following functions process etcd's events; they are in etcd_replicated_state.cpp.
   void on_reply(const EtcdReply& reply, TimeNs now);
   void on_failure(const std::string& key, const EtcdRequest& request, const Error& error, TimeNs now);
   void note_all(const EtcdAll& all, TimeNs now);

@@ -13,7 +13,7 @@ struct RecordFields {
   std::string owner{};
   std::string value{};
   std::uint64_t version = 0;
-  std::uint64_t left_ms = 0;  // time to the deadline when the record was written
+  std::uint64_t left_ms = 0;  // time from the writing of the record to its deadline
   KVFERRY_FIELDS(owner, value, version, left_ms);
 };
 
@@ -23,7 +23,7 @@ inline RecordFields record_fields_of(std::string_view bytes) {
   return fields ? std::move(*fields) : RecordFields{};
 }
 
-/// Returns the number that the leading digits form; 0 if there are none.
+/// Returns the number that the leading digits of `text` form, or 0 if there are no digits.
 inline std::uint64_t number_of(std::string_view text) {
   std::uint64_t number = 0;
   std::from_chars(text.data(), text.data() + text.size(), number);

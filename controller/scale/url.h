@@ -10,7 +10,7 @@
 
 namespace kvferry::controller::scale {
 
-/// Print only host_port(): the password must not appear in logs.
+/// Address and login of a server. Only host_port() may be printed, because the password must not appear in logs.
 struct ServiceUrl {
   net::HostPort address;
   std::string user;
@@ -19,7 +19,8 @@ struct ServiceUrl {
   std::string host_port() const { return net::to_text(address); }
 };
 
-/// http://[USER:PASSWORD@]HOST:PORT[,...][/PREFIX]: the members of an etcd cluster, and the prefix of all keys.
+/// A URL of the form http://[USER:PASSWORD@]HOST:PORT[,...][/PREFIX]: the members of an etcd cluster, and the prefix of
+/// all keys.
 struct EtcdUrl {
   std::vector<ServiceUrl> members;
   std::string prefix = "kvferry";
@@ -27,7 +28,7 @@ struct EtcdUrl {
 /// kInvalidArgument: `text` is malformed; the message does not contain the password.
 Result<EtcdUrl> parse_etcd_url(std::string_view text);
 
-/// redis://[USER:PASSWORD@]HOST[:PORT][/DB][?stream=NAME&bytes=N].
+/// A URL of the form redis://[USER:PASSWORD@]HOST[:PORT][/DB][?stream=NAME&bytes=N].
 struct RedisUrl {
   ServiceUrl server;
   int database = 0;

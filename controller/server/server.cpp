@@ -10,7 +10,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr int kTickMs = 100;                  // longest time between two checks of the leases
-constexpr TimeNs kExpireTime = kMillisecond;  // shortest time between two checks, which delay lookups
+constexpr TimeNs kExpireTime = kMillisecond;  // shortest time between two checks, because a check delays lookups
 
 }  // namespace
 

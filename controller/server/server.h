@@ -21,7 +21,7 @@
 namespace kvferry::controller {
 
 struct ServerOptions {
-  std::string bind = "tcp://127.0.0.1:14600";    // endpoint of the ZeroMQ listener; port 0: any free one
+  std::string bind = "tcp://127.0.0.1:14600";    // endpoint of the ZeroMQ listener; port 0: any free port
   std::string stream{};                          // endpoint of the stream listener; empty: none
   std::string state{};                           // folder of the state that outlives the process; empty: none
   std::optional<net::ClusterKey> cluster_key{};  // key that peers need to connect over tcp://; none: peers need no key
@@ -32,23 +32,26 @@ struct ServerOptions {
 /// Threads: one owner thread sets the server up and calls run(); any thread or signal handler may call stop().
 class Server {
  public:
-  /// Makes a server that listens at once, but answers only in run(). `clock` must outlive the server.
-  /// kInvalidArgument: an endpoint is malformed, or stream:// with a cluster key; kUnavailable: cannot listen, e.g. the
-  /// port is in use; also the errors of StateJournal::open().
+  /// Makes a server that listens at once, but answers only in run(). `clock` must outlive the server. kInvalidArgument:
+  /// an endpoint is malformed, or is stream:// although there is a cluster key; kUnavailable: the server cannot listen,
+  /// e.g. because a port is in use; also the errors of StateJournal::open().
   static Result<std::unique_ptr<Server>> bind(const ServerOptions& options, const Clock& clock);
 
   /// Makes a server without listeners.
   Server(const DirectoryOptions& options, const Clock& clock) : clock_(clock), sessions_(options, clock.now()) {}
 
-  /// Adds a listener; must not be called after run(). kUnavailable: no file descriptor is left to wait for it.
+  /// Adds a listener; must not be called after run(). kUnavailable: no file descriptor is left to wait for the
+  /// listener's input.
   Result<void> add_listener(std::unique_ptr<Listener> listener);
-  /// Same as add_listener(), but returns the error if `listener` is one, else the listener's actual address.
+  /// Same as add_listener(), for a listener that was made with a Result. If the Result is an error, returns that error;
+  /// otherwise returns the listener's actual address.
   Result<std::string> add_bound(Result<std::unique_ptr<BoundListener>> listener);
   /// Adds a function that is called at the end of each turn of the loop, after messages and expired leases. It must not
   /// block for long. at_turn_end() itself must not be called after run().
   void at_turn_end(std::function<void(TimeNs now)> then) { turn_ends_.push_back(std::move(then)); }
 
-  /// Listeners and functions of at_turn_end() may use the sessions and the directory, as may the caller before run().
+  /// The sessions and the directory may be used by listeners, by functions passed to at_turn_end(), and by the caller
+  /// before run().
   Sessions& sessions() { return sessions_; }
   Directory& directory() { return sessions_.directory(); }
 

@@ -19,12 +19,13 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // limit on the input of one connection in one turn
-constexpr std::size_t kStreamMessagesPerTurnMax = 1024;       // limit in one turn: a flood must not delay lease checks
+// Limit on messages in one turn, so that a flood does not delay lease checks
+constexpr std::size_t kStreamMessagesPerTurnMax = 1024;
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
 constexpr std::size_t kUnsentRepliesBytesMax = std::size_t{8} << 20;  // enough for two of the longest messages
-constexpr TimeNs kRefusalTime = kSecond;                              // time for a peer to read why it was refused
+constexpr TimeNs kRefusalTime = kSecond;  // time for a peer to read why its connection was refused
 
 std::size_t connections_max() {
   rlimit limit{};
@@ -36,12 +37,13 @@ struct StreamConnection {
   ConnectionId id;
   OwnedFd socket;
   TimeNs heard_at;
-  std::string in{};  // an incomplete message, with its length before it
+  std::string in{};  // bytes of an incomplete message, with its length before it
   UnsentMessages out{kUnsentRepliesBytesMax};
   bool waits_for_room = false;  // `out` has unsent replies; epoll reports when the socket is writable
-  bool is_given_up = false;     // to be closed at the end of the turn, to make room for a new connection
-  /// Set if the connection was refused: its input is ignored until this time or until the peer closes the connection,
-  /// because closing a socket with unread input would discard the output.
+  // Set if this connection is closed at the end of the turn, to make room for a new connection
+  bool is_given_up = false;
+  /// Set if the connection was refused: its input is read and ignored until this time or until the peer closes the
+  /// connection, because closing a socket with unread input would discard the output.
   std::optional<TimeNs> ends_at{};
 };
 
@@ -69,7 +71,8 @@ class StreamListener final : public BoundListener, private ReplySender {
     bool more_waits = num_events == static_cast<int>(events.size());
     num_received_ = 0;
     for (int i = 0; i < num_events; ++i) {
-      // The remaining connections stay readable; epoll reports first those that have waited longest.
+      // Connections that are not handled now stay readable. In the next turn epoll reports those first that have waited
+      // longest.
       if (num_received_ >= kStreamMessagesPerTurnMax) {
         more_waits = true;
         break;
@@ -157,8 +160,8 @@ class StreamListener final : public BoundListener, private ReplySender {
     }
   }
 
-  /// Gives up the connection that was silent for longest among those without a registered node. Returns false if all
-  /// connections have one.
+  /// Gives up the connection that has been silent longest among the connections without a registered node. Returns
+  /// false if all connections have a registered node.
   bool make_room() {
     StreamConnection* silent = nullptr;
     for (const auto& [id, connection] : connections_) {
@@ -197,7 +200,7 @@ class StreamListener final : public BoundListener, private ReplySender {
   Sessions& sessions_;
   const std::size_t connections_max_ = connections_max();
   BoundSocket listener_;
-  std::string path_;  // path of a Unix socket
+  std::string path_;  // path of the Unix socket that this process listens on
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
   net::SpareFd spare_;
   std::unordered_map<ConnectionId, std::unique_ptr<StreamConnection>> connections_;

@@ -11,9 +11,10 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr int kZmqMessagesPerTurnMax = 1024;  // limit in one turn, so that a flood does not delay lease checks
-constexpr int kReceiveQueueMax = 32;          // limit on a peer's waiting messages, each of up to kMessageBytesMax
-constexpr int kReplyQueueMax = 256;           // limit on waiting replies to a peer
+// Limit on messages in one turn, so that a flood does not delay lease checks
+constexpr int kZmqMessagesPerTurnMax = 1024;
+constexpr int kReceiveQueueMax = 32;  // limit on a peer's waiting messages, each of up to kMessageBytesMax
+constexpr int kReplyQueueMax = 256;   // limit on waiting replies to a peer
 constexpr std::size_t kConnectionsKeptMin = 1024;
 
 /// Maps ZeroMQ's routing ids to connection ids. A ROUTER socket does not report closed connections, so connections

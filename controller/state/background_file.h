@@ -18,9 +18,9 @@ namespace kvferry::controller {
 /// A function like ::write(); tests pass functions that imitate a full disk or a crash.
 using WriteCall = std::function<ssize_t(int fd, const void* data, std::size_t size_bytes)>;
 
-/// Writes one file at a time. After a failure the file is cut back to its last whole append(), and further appends are
-/// dropped until the next open(). Written bytes are synced about once a second.
-/// Threads: one owner makes all calls; only the destructor and drain() wait.
+/// Writes one file at a time on a thread of its own. After a failure the file is cut back to the end of its last
+/// complete append(), and further appends are dropped until the next open(). Written bytes are synced about once a
+/// second. Threads: one owner makes all calls; only the destructor and drain() wait.
 class BackgroundFile {
  public:
   struct Progress {
@@ -39,7 +39,8 @@ class BackgroundFile {
 
   /// Creates a file, after syncing and closing the previous one.
   void open(std::string path);
-  /// Queues `bytes` to be written. `mark` must grow; progress() reports it once they are written.
+  /// Queues `bytes` to be written. `mark` must be higher than in the last call; progress() reports `mark` once the
+  /// bytes are written.
   void append(std::string bytes, std::uint64_t mark);
   void sync();
   /// Syncs the file and renames it to its final path; then the file's thread calls `after`, unless something failed.
@@ -71,7 +72,7 @@ class BackgroundFile {
   std::uint64_t last_written_ = 0;
   std::uint64_t last_synced_ = 0;
 
-  mutable std::mutex mutex_;  // guards the members below
+  mutable std::mutex mutex_;  // guards the members below it
   std::condition_variable wake_, idle_;
   std::deque<Job> jobs_;
   std::size_t queued_bytes_ = 0;

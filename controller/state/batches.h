@@ -17,13 +17,13 @@ namespace kvferry::controller {
 constexpr std::size_t kBatchHeadBytes = 16;
 constexpr std::size_t kBatchBodyBytesMax = std::size_t{64} << 20;
 
-/// Sets `batch` to an empty head; append the body to it.
+/// Sets `batch` to an empty head. The caller then appends the body to `batch`.
 inline void begin_batch(std::string& batch) { batch.assign(kBatchHeadBytes, '\0'); }
-/// Fills in the head of a complete batch. The body must have at most kBatchBodyBytesMax.
+/// Fills in the head of a complete batch. The body must have at most kBatchBodyBytesMax bytes.
 void end_batch(std::string& batch);
 
 struct BatchScan {
-  std::size_t good_bytes = 0;  // size of all batches before the first bad one
+  std::size_t good_bytes = 0;  // size of all batches before the first bad batch
   enum class End { kWhole, kTorn, kCorrupt } end = End::kWhole;
 };
 /// Calls `see` with the body of each batch up to the first bad one. If `see` returns false, the scan ends and that

@@ -83,7 +83,7 @@ class Loader {
     for (auto rest = files_.logs.lower_bound(number); rest != files_.logs.end(); ++rest) {
       const StateFile file = KVFERRY_TRY(open_file(folder_.log(*rest)));
       const bool is_needless = file.head ? file.head->begins_anew : file.bytes().size() < kBatchHeadBytes;
-      if (is_needless)  // the log is empty, or the snapshot that it needs was never finished
+      if (is_needless)  // the log is empty, or the snapshot that this log requires was never finished
         ::unlink(file.path.c_str());
       else
         add_damage(file.path, "cannot be used: the log before it is missing");

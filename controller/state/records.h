@@ -19,15 +19,15 @@ namespace kvferry::controller {
 
 constexpr std::uint32_t kStateFormat = 1;  // raise it with each change that an older release would misread
 
-/// A log continues the log with the next lower number. If `begins_anew` is set, changes between them are missing;
-/// only the snapshot with this log's number has them. A snapshot and all logs with its number or a higher one are the
-/// whole state.
+/// A log continues the log with the next lower number. If `begins_anew` is set, changes between them are missing; only
+/// the snapshot with this log's number has them. A snapshot and all logs whose number is not lower than the snapshot's
+/// contain the whole state.
 struct FileHead {
   std::string kind;  // "log" or "snapshot"
   std::uint32_t format = kStateFormat;
   std::uint64_t number = 0;
   bool begins_anew = false;
-  std::uint64_t index_version = 0;  // the directory's version when the file was begun
+  std::uint64_t index_version = 0;  // the directory's index version when the file was begun
   KVFERRY_FIELDS(kind, format, number, begins_anew, index_version);
 };
 

@@ -18,7 +18,8 @@ namespace kvferry::controller {
 
 class DirectoryState;
 
-/// Locks the folder for one process, from open() to the destructor. Threads: one at a time; any for const functions.
+/// Locks the folder for one process, from open() to the destructor. Threads: one at a time; const functions may be
+/// called by any thread.
 class StateFolder {
  public:
   struct Files {

@@ -159,7 +159,8 @@ void StateJournal::fail(const std::string& why, TimeNs now) {
   is_durable_ = is_recording_ = false;
   why_not_ = why;
   batch_.clear();
-  // This log is useless without its snapshot. Keep it if the snapshot's last step is running and may still succeed.
+  // This log is useless without its snapshot, so it is discarded. But it is kept if the snapshot's last step is
+  // running, which may still succeed.
   if (log_begins_anew_ && phase_ != Phase::kFinishing) log_.discard();
   if (phase_ != Phase::kIdle) abandon_snapshot();
   not_before_ = now + options_.retry_ms * kMillisecond;

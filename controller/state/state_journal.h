@@ -26,13 +26,15 @@ namespace kvferry::controller {
 
 struct StateOptions {
   std::string folder;
-  std::size_t log_bytes_min = std::size_t{16} << 20;     // a snapshot begins only after a log of this size
-  std::size_t queued_bytes_max = std::size_t{64} << 20;  // limit on unwritten bytes of the log; more count as a failure
-  std::int64_t retry_ms = 1000;                          // pause between attempts after a failure
+  std::size_t log_bytes_min = std::size_t{16} << 20;  // a snapshot begins only after a log of this size
+  // Limit on unwritten bytes of the log; above this limit the log has failed
+  std::size_t queued_bytes_max = std::size_t{64} << 20;
+  std::int64_t retry_ms = 1000;  // pause between attempts after a failure
   WriteCall write = ::write;
 };
 
-/// Records changes as the directory's Journal; makes snapshots as a Listener. Threads: the directory's owner thread.
+/// As the directory's Journal it records changes, and as a Listener of the server it makes snapshots. Threads: the
+/// directory's owner thread.
 class StateJournal final : public Journal, public Listener {
  public:
   /// Loads the folder into `directory`, which must be empty and outlive the journal, and then records its changes.
@@ -64,8 +66,8 @@ class StateJournal final : public Journal, public Listener {
  private:
   enum class Phase { kIdle, kWalking, kSyncing, kFinishing };
   struct Durable {
-    std::uint64_t below = 0;       // messages with lower numbers are durable, as last reported to the node
-    std::uint64_t next_below = 0;  // the next value of `below`, once the batch `mark` is written
+    std::uint64_t below = 0;       // messages with lower numbers are durable; last value reported to the node
+    std::uint64_t next_below = 0;  // the next value of `below`, valid once the batch with number `mark` is written
     std::uint64_t mark = 0;
   };
 
@@ -89,10 +91,10 @@ class StateJournal final : public Journal, public Listener {
   const Clock& clock_;
   DirectoryState state_;
   EventFd wake_up_{std::nothrow};
-  std::atomic<bool> wants_wake_up_{false};  // a snapshot is in progress; its next step may wait for a file
+  std::atomic<bool> wants_wake_up_{false};  // set during a snapshot, whose next step may have to wait for a file
   BackgroundFile log_, snapshot_;
 
-  std::string batch_;       // changes since the last flush(); empty: none
+  std::string batch_;       // changes since the last flush(); empty: no changes
   std::uint64_t mark_ = 0;  // number of the last queued batch
   std::unordered_map<NodeId, Durable> durable_;
 

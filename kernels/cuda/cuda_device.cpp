@@ -19,7 +19,7 @@
 namespace kvferry {
 namespace {
 
-// From this size on a range is copied by a copy engine, which takes microseconds to start but leaves the GPU's
+// Minimum size of a range that a copy engine copies. A copy engine takes microseconds to start but leaves the GPU's
 // processors to the model. One kernel launch copies all smaller ranges.
 constexpr std::uint64_t kCopyEngineBytes = 256 << 10;
 

@@ -34,7 +34,7 @@ cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, Element
 cudaError_t launch_elements(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool gathers,
                             cudaStream_t stream);
 
-/// Bytes that the device can access and whose segments are to be hashed.
+/// Bytes that the device can access and whose checksum segments it must hash.
 struct HashJob {
   const std::byte* bytes;
   std::uint64_t num_bytes;

@@ -106,7 +106,8 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
     return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more bytes than the allocation has"};
   }
   auto& opened = opened_[static_cast<std::byte*>(base)];
-  if (opened.num_users > 0) cudaIpcCloseMemHandle(base);  // undoes this second open: num_users counts the users
+  // A second open of the same handle is closed at once, because num_users counts the users.
+  if (opened.num_users > 0) cudaIpcCloseMemHandle(base);
   ++opened.num_users;
   opened.handle = std::move(parsed.handle);
   opened.bytes = parsed.allocation_bytes;

@@ -16,10 +16,11 @@ namespace kvferry {
 class SharedAllocations {
  public:
   /// Returns a handle for open() in other processes. Errors: kUnavailable if the memory is not from cudaMalloc()
-  /// (expandable segments, for example), or not in one allocation.
+  /// (expandable segments, for example), or does not lie in one allocation.
   Result<std::string> export_memory(std::span<const std::byte> memory);
-  /// Maps memory of another process; a handle of this process gives the memory's own address, since CUDA opens only
-  /// other processes' handles. Errors: kCorrupt if the handle is malformed, was not exported, or covers fewer bytes.
+  /// Maps memory of another process and returns its address. For a handle of this process, returns the memory's own
+  /// address, since CUDA can't open a handle in the process that made it. Errors: kCorrupt if the handle is malformed,
+  /// was not exported, or covers fewer than `bytes` bytes.
   Result<std::byte*> open(const std::string& exported, std::uint64_t bytes);
   void close(std::byte* memory);
 

@@ -21,12 +21,12 @@ KVFERRY_DEVICE void store(std::byte* to, const Vec16& value) { *reinterpret_cast
 
 /// A lane's part of its segment's hash.
 struct LanePart {
-  std::uint64_t part = 0;  // the four lanes' sum goes to SegmentLane::finish()
+  std::uint64_t part = 0;  // the sum of the four lanes' parts is the argument of SegmentLane::finish()
   bool is_whole = false;   // the segment ends in these layers, so the sum is its hash
 };
 
-/// Returns how many of a segment's stripes have this lane's 16 bytes before byte `end`; in the first stripe they begin
-/// at byte `first`.
+/// Returns how many of a segment's stripes have this lane's 16 bytes before byte `end`; in the first stripe this lane's
+/// bytes begin at byte `first`.
 KVFERRY_DEVICE std::uint32_t stripes_before(std::uint64_t end, std::uint64_t first) {
   if (end <= first) return 0;
   const std::uint64_t count = (end - first + kStripeBytes - 1) / kStripeBytes;

@@ -44,7 +44,7 @@ struct PackJob {
   std::uint64_t* segments;  // receives the XXH3 of each checksum segment of the run; nullptr: none
 };
 
-/// Layers [first, end); those before `first` are already copied.
+/// Layers [first, end). The layers before `first` are already copied.
 struct LayerRange {
   std::uint32_t first, end;
 };

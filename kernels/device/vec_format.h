@@ -22,7 +22,7 @@ KVFERRY_DEVICE Storage element_at(const Vec16* vecs, std::uint32_t index) {
   return static_cast<Storage>(word >> (index % kPerWord * 8 * sizeof(Storage)));
 }
 
-/// Stores an element into vectors, whose bits for this element must be zero before.
+/// Stores an element into vectors. The bits for this element must be zero before the call.
 template <class Storage>
 KVFERRY_DEVICE void put_element(Vec16* vecs, std::uint32_t index, Storage value) {
   constexpr std::uint32_t kPerWord = 4 / sizeof(Storage);

@@ -2,7 +2,7 @@
 //
 // A key is the first 128 bits of SHA-256 over (parent key, extra keys, token ids as little-endian int32). The first
 // chunk's parent is the root key of (model fingerprint, request extras), so equal keys mean equal model, equal prefix
-// and equal tokens, on every node, whatever its TP size, block size, vLLM version or PYTHONHASHSEED.
+// and equal tokens, on every node, whatever the node's TP size, block size, vLLM version or PYTHONHASHSEED.
 #pragma once
 
 #include <fmt/format.h>

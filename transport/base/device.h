@@ -77,7 +77,8 @@ class Device {
   virtual Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes);
   virtual void close_memory(std::byte*) {}
 
-  /// Pending chunk_checksum() of several ranges, computed in a stream's order. Owns the memory that the device writes.
+  /// A pending computation of chunk_checksum() for several ranges, in the order of a stream. Owns the memory to which
+  /// the device writes the checksums.
   class Checksums {
    public:
     virtual ~Checksums() = default;

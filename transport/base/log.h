@@ -6,7 +6,7 @@
 
 namespace kvferry {
 
-/// The process-wide logger, made on first use; writes to stderr so that stdout stays a command's own output.
+/// The process-wide logger, made on first use. It writes to stderr, so that stdout has only the output of a command.
 spdlog::logger& log();
 
 }  // namespace kvferry

@@ -56,7 +56,7 @@ inline Error protocol_error(std::string what, SourceLine where = SourceLine::cur
   return {ErrorCode::kCorrupt, std::move(what), where};
 }
 
-/// Either a T or an Error. Code branches on error().code; error().what is text for people.
+/// Either a T or an Error. Code branches on error().code; error().what is a text for people.
 template <class T>
 class [[nodiscard]] Result {
  public:

@@ -20,7 +20,7 @@ namespace kvferry {
 using SettingValue = std::variant<bool, std::int64_t, std::uint64_t, std::string>;
 std::string setting_text(const SettingValue& value);
 
-/// A setting's value as one of its sources gives it.
+/// The value of a setting, as found in one of its sources (flag, environment, file).
 struct SettingText {
   std::string text;
   bool is_string = true;  // false: a JSON number, boolean or anything else that is not a string
@@ -37,9 +37,9 @@ bool parse_setting(const SettingText& from, std::string& value);
 /// One row of a settings table; `Options` is the struct that the settings fill. The default is the field's initializer.
 template <class Options>
 struct Setting {
-  std::string_view key;                                   // its name; --key and KVFERRY_KEY derive from it
-  std::string allowed;                                    // text after "allowed: " in messages
-  std::string help;                                       // one sentence, without its full stop
+  std::string_view key;  // name of the setting, from which --key and KVFERRY_KEY derive
+  std::string allowed;   // text after "allowed: " in messages
+  std::string help;      // one sentence, without its full stop
   std::function<bool(Options&, const SettingText&)> set;  // returns false if the value is not allowed
   std::function<SettingValue(const Options&)> get;
   std::vector<std::string_view> aliases = {};  // former names of the key, still accepted
@@ -100,9 +100,9 @@ Result<std::vector<SettingEntry>> collect_settings(const std::vector<SettingName
 
 Error bad_setting(const SettingEntry& entry, std::string_view allowed);
 
-/// Fills `Options` from the sources. Every value is checked, also one that a source of higher precedence
-/// overrides. kInvalidArgument: see collect_settings(), or a bad value; the message has the key, value and place, and
-/// what is allowed.
+/// Fills `Options` from the sources. Every value is checked, also one that a source of higher precedence overrides.
+/// kInvalidArgument: collect_settings() failed, or a value is not allowed; the message has the key, value and place,
+/// and what is allowed.
 template <class Options>
 Result<Options> read_settings(std::span<const Setting<Options>> table, const SettingSources& sources) {
   std::vector<SettingNames> names;

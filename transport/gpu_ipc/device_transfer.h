@@ -38,7 +38,7 @@ class DeviceTransfer {
   /// Ends the transfer: no more work is enqueued for it. Only the first call's code and reason are kept.
   void end(ErrorCode code, std::string what);
   bool has_ended() const { return code_ != ErrorCode::kOk; }
-  /// Returns whether the device no longer touches memory for this transfer.
+  /// Returns true if the device no longer accesses memory for this transfer.
   bool is_quiet() const { return launches_.empty() && !lacks_fence_; }
   /// Returns true if is_quiet() is only assumed, because the device's events failed for too long.
   bool was_given_up() const { return was_given_up_; }
@@ -75,7 +75,7 @@ class DeviceTransfer {
   std::deque<Launch> launches_;
   std::uint64_t unfenced_bytes_ = 0;
   bool lacks_fence_ = false;  // whether recording the last event failed
-  TimeNs refused_since_ = 0;  // time since which the device's events fail; 0: they do not
+  TimeNs refused_since_ = 0;  // time since which the device's events fail; 0: they do not fail
   bool was_given_up_ = false;
   bool is_verified_ = false;
   ErrorCode code_ = ErrorCode::kOk;

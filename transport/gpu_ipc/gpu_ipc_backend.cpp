@@ -68,7 +68,7 @@ Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64
 
 void GpuIpcBackend::run() {
   take_turns("kvferry-gpu-ipc");
-  control_->shutdown();  // completes all its transfers
+  control_->shutdown();  // completes all transfers of the control link
   drain_control();
   advance_all();
   peers_.clear();
@@ -239,7 +239,7 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
   ShmOptions link;
   link.spin_ns = options.spin_ns;
   link.silence_ns = options.silence_ns;
-  link.transfers_max = 1 << 20;  // enough for every pending notification, and a hello and a watch for each peer
+  link.transfers_max = 1 << 20;  // enough for every pending notification, and for a hello and a watch for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
   DeviceStream stream = KVFERRY_TRY(options.device->make_stream());
   auto backend = std::make_unique<gpu_ipc::GpuIpcBackend>(options, stream, std::move(control));

@@ -20,13 +20,14 @@ namespace kvferry::gpu_ipc {
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
-  std::string control;         // the control link's address
-  std::string control_region;  // exported region that transfers on the control link name, although they have no ranges
+  std::string control;  // the control link's address
+  // Exported region that each transfer on the control link must name, although it has no ranges
+  std::string control_region;
   KVFERRY_FIELDS(protocol_version, incarnation, control, control_region);
 };
 
-/// A peer's regions, mapped into this process. Each is opened once, because that takes milliseconds. All are closed
-/// when the peer and the last transfer that uses one of them are gone.
+/// A peer's regions, mapped into this process. Each region is opened only once, because opening takes milliseconds. All
+/// regions are closed when the peer and the last transfer that uses one of them are gone.
 class Mappings {
  public:
   explicit Mappings(Device& device) : device_(device) {}
@@ -36,7 +37,8 @@ class Mappings {
   Mappings(const Mappings&) = delete;
   Mappings& operator=(const Mappings&) = delete;
 
-  /// Returns where the region is mapped. `bytes`: its size according to the peer's descriptor.
+  /// Maps the region unless it is mapped already, and returns its address in this process. `bytes`: its size according
+  /// to the peer's descriptor.
   Result<std::byte*> open(const std::string& handle, std::uint64_t bytes) {
     const std::pair key(handle, bytes);
     if (const auto found = opened_.find(key); found != opened_.end()) return found->second;
@@ -85,8 +87,8 @@ class GpuIpcBackend final : public InboxBackend {
   struct Transfer {
     DeviceTransfer device;
     PeerPtr peer;
-    std::shared_ptr<Mappings> mappings;  // null until the first piece is posted
-    TransferId notification;             // id of the control link's transfer that carries it; 0: not sent yet
+    std::shared_ptr<Mappings> mappings;  // null until the first piece of the transfer is posted
+    TransferId notification;  // id of the control link's transfer that carries the notification; 0: not sent yet
   };
   using TransferPtr = std::unique_ptr<Transfer>;
   /// The purpose of a transfer on the control link. A kWatch ends when the peer is gone.
@@ -106,10 +108,11 @@ class GpuIpcBackend final : public InboxBackend {
   bool reap(Transfer& transfer);
   bool advance(Transfer& transfer);
   bool post_piece(Transfer& transfer);
-  /// Sends the notification, even an empty one, after the last copy: its arrival also shows that the peer is alive.
-  /// Returns false if the control link has no room for it; then call notify() again.
+  /// Sends the transfer's notification after its last copy. Even an empty notification is sent, because its arrival
+  /// also shows that the peer is alive. Returns false if the control link has no room for the notification; the caller
+  /// must then call notify() again later.
   bool notify(Transfer& transfer);
-  /// Returns a push without ranges over the control link, to be submitted as a hello, a watch or a notification.
+  /// Returns a push without ranges for the control link. The caller submits it as a hello, a watch or a notification.
   PagedTransfer without_ranges(const Peer& peer) const;
   void send_hello(const PeerPtr& peer);
   void on_control_request(const ControlRequest& request, const Completion& completion);
@@ -127,7 +130,7 @@ class GpuIpcBackend final : public InboxBackend {
 
   std::unordered_map<PeerId, PeerPtr> peers_;
   std::map<TransferId, TransferPtr> transfers_[3];  // [priority], the oldest first
-  std::vector<TransferId> over_;                    // completed transfers, to be erased from transfers_
+  std::vector<TransferId> over_;                    // completed transfers, which advance_all() erases from transfers_
   std::unordered_map<TransferId, ControlRequest> control_requests_;
   std::vector<std::shared_ptr<Mappings>> given_up_;  // kept open, because a failed device may still access them
   std::uint64_t bytes_in_flight_ = 0;

@@ -12,7 +12,8 @@ namespace {
 
 constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this long counts as dead
 
-/// The sends or receives of one NCCL group. Sender and receiver compute equal sizes of them from the parts' sizes.
+/// The sends or receives of one NCCL group. Sender and receiver compute the same sizes of these operations from the
+/// sizes of the piece's parts.
 struct Layout {
   std::vector<std::span<std::byte>> operations;
   std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // (place in the staging buffer, part)
@@ -142,7 +143,7 @@ void Channel::reap(TimeNs now, std::vector<Report>& reports) {
     reports.push_back({false, piece.token, std::move(piece.outcome)});
     in_flight_.pop_front();
   }
-  // The state matters only while there is work, because an idle communicator fails too, e.g. when its peer ends.
+  // The state matters only while there is work, because an idle communicator also fails, e.g. when the peer ends.
   if (!is_failed() && !in_flight_.empty() && communicator_->state() == Communicator::State::kFailed)
     fail({ErrorCode::kPeerLost, communicator_->why()});
 }

@@ -52,7 +52,7 @@ enum class Role { kSender, kReceiver };
 struct PieceTransfer {
   std::uint64_t token = 0;
   std::vector<std::span<std::byte>> parts;
-  std::uint64_t packed_bytes_max = 0;  // parts of up to this many bytes are sent as one, through the staging buffer
+  std::uint64_t packed_bytes_max = 0;  // parts of up to this size are sent together, through the staging buffer
   bool is_drained = false;             // true: the receiver drops the bytes, and only the sizes of `parts` are used
 };
 
@@ -62,7 +62,8 @@ class Channel {
   struct Report {
     bool is_started = false;  // true: a sender's piece is next in the communicator; false: the piece has ended
     std::uint64_t token = 0;
-    Result<void> outcome;  // outcome of an ended piece, which touches no memory any more; it may fail before it starts
+    // Outcome of an ended piece, which no longer touches memory; a piece may fail before it starts
+    Result<void> outcome;
   };
 
   static Result<std::unique_ptr<Channel>> open(Device& device, StagingPool& staging, Communicators& communicators,
@@ -72,7 +73,8 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   void post(PieceTransfer piece) { queue_.push_back(std::move(piece)); }
-  /// Removes a piece that has not begun; no report follows. Returns false if the piece is unknown or has begun.
+  /// Removes a piece that has not begun; no report about it follows. Returns false if the piece is unknown or has
+  /// begun.
   bool withdraw(std::uint64_t token);
   /// Starts queued pieces and ends finished ones, as far as that needs no waiting. Appends to `reports`.
   void advance(TimeNs now, std::vector<Report>& reports);
@@ -80,12 +82,12 @@ class Channel {
   /// Returns true if the communicator or the device has failed; then only abort() is allowed.
   bool is_failed() const { return !why_.empty(); }
   const std::string& why() const { return why_; }
-  /// Returns true if advance() must be called to notice the end of work that is under way.
+  /// Returns true if advance() must be called again to notice that work under way has ended.
   bool is_busy() const { return is_aborting_ ? !is_quiet_ : !is_set_up_ || is_posting_ || !in_flight_.empty(); }
   /// Returns when the channel last made progress, or began to work after it was idle; 0 if no work is under way.
   TimeNs progressed_at() const { return is_busy() ? progressed_at_ : 0; }
 
-  /// Drops queued pieces and aborts those under way. No reports follow.
+  /// Drops queued pieces and aborts pieces that are under way. No reports about them follow.
   void abort();
   /// Returns true if, after abort(), neither the communicator nor the stream touches memory any more.
   bool is_quiet() const { return is_quiet_; }

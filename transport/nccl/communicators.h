@@ -18,7 +18,7 @@ namespace kvferry::nccl {
 class Communicator {
  public:
   enum class State {
-    kBusy,    // is being set up, posting its last group or being aborted; neither it nor its stream may get work
+    kBusy,  // is being set up, posting its last group or being aborted; the communicator and its stream may get no work
     kReady,   // accepts work
     kFailed,  // only abort() may be called
     kAborted  // no longer touches memory
@@ -27,13 +27,14 @@ class Communicator {
   /// Precondition: the communicator is aborted, or was never given work.
   virtual ~Communicator() = default;
   virtual State state() = 0;
-  /// Returns the reason after the communicator has failed.
+  /// Returns why the communicator has failed. Precondition: state() is kFailed.
   virtual std::string why() const = 0;
   /// Posts all parts as one group, in the stream's order; the other rank must call receive() with the same sizes. The
   /// stream waits for the other rank without a limit. After an error the communicator has failed.
   virtual Result<void> send(std::span<const std::span<std::byte>> parts, DeviceStream stream) = 0;
   virtual Result<void> receive(std::span<const std::span<std::byte>> parts, DeviceStream stream) = 0;
-  /// Ends what its streams wait for, whatever state the other rank is in. Touches memory until state() is kAborted.
+  /// Ends the operations that the stream waits for, whatever state the other rank is in. The communicator may touch
+  /// memory until state() is kAborted.
   virtual void abort() = 0;
 };
 

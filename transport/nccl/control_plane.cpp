@@ -9,12 +9,13 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr std::size_t kSentMax = 64;               // limit of uncompleted transfers to a peer; more wait in its queue_
+constexpr std::size_t kSentMax = 64;  // limit of uncompleted transfers to a peer; more wait in the peer's queue_
 constexpr std::size_t kPartBytes = 48 << 10;       // longer messages are split into several notifications
 constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer messages are dropped
-constexpr TimeNs kPartialMax = 60 * kSecond;       // a message that lacks parts this long after its first is dropped
+constexpr TimeNs kPartialMax = 60 * kSecond;  // a message still incomplete this long after its first part is dropped
 constexpr std::size_t kStreamBytes = 8;
-constexpr std::size_t kHeadBytes = kStreamBytes + 1;  // each part begins with stream_, then 1 if more follow, else 0
+// Each part begins with stream_ and one byte: 1 if more parts follow, otherwise 0.
+constexpr std::size_t kHeadBytes = kStreamBytes + 1;
 
 }  // namespace
 
@@ -117,7 +118,8 @@ void ControlPlane::receive(Notification note, TimeNs now, std::vector<Incoming>&
     return;
   }
   Partial& partial = partial_[note.from];
-  if (partial.stream != stream) partial = {stream, {}, now};  // the rest of an earlier connection's message never comes
+  // A partial message of an earlier connection is dropped, because its missing parts never come.
+  if (partial.stream != stream) partial = {stream, {}, now};
   partial.bytes.append(bytes);
   if (partial.bytes.size() > kMessageBytesMax) {
     log().warn("nccl: dropped a peer's message of more than {} bytes", kMessageBytesMax);

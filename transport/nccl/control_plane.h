@@ -50,8 +50,9 @@ class ControlPlane {
   /// Returns a descriptor that is readable while advance() has something to read.
   int event_fd() const { return inner_->event_fd(); }
 
-  /// Returns the connection to this address; makes one if there is none or it is lost. A connection is closed when only
-  /// this object refers to it and all its messages are sent. With a malformed address it is lost from the start.
+  /// Returns the connection to this address. If there is none or it is lost, makes a new one. If the address is
+  /// malformed, the new connection is lost from the start. A connection is closed when only this object refers to it
+  /// and all its messages are sent.
   ControlPeerPtr reach(const ControlAddress& address, TimeNs now);
   void send(ControlPeer& peer, const std::string& message);
 
@@ -69,7 +70,7 @@ class ControlPlane {
   void lose(ControlPeer& peer, const std::string& why);
   void receive(Notification note, TimeNs now, std::vector<Incoming>& incoming);
 
-  std::array<std::byte, 64> memory_{};  // the region that all inner transfers name; never read or written
+  std::array<std::byte, 64> memory_{};  // the region that all transfers of inner_ name; never read or written
   std::unique_ptr<Transport> inner_;
   RegionId region_;
   ControlAddress address_;

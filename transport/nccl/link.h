@@ -43,14 +43,14 @@ class Link {
   virtual Result<void> on_message(const Message& message) = 0;
   /// Does the work that is due, and never waits: pings the peer, advances the channels and this end's requests.
   void advance();
-  /// Ends the session and aborts what is under way.
+  /// Ends the session and aborts all pieces that are under way.
   void lose(const std::string& why, bool notify_peer = true);
   bool is_lost() const { return is_lost_; }
   /// Returns true if the session is lost and no longer touches memory.
   bool is_quiet() const;
   /// Returns whether the device works for this link, so that its progress must be polled.
   virtual bool needs_polling() const;
-  /// Returns the time at which advance() must be called even if nothing happens before.
+  /// Returns the time at which advance() must be called even if nothing happens before that time.
   TimeNs next_deadline() const;
 
  protected:

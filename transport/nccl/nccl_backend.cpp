@@ -10,7 +10,8 @@ namespace kvferry::nccl {
 namespace {
 
 constexpr std::size_t kInboundMax = 4096;
-// The device's progress has no descriptor to wait for: it is polled, the more rarely the longer nothing has happened.
+// The device's progress has no descriptor to wait for, so it is polled. The longer nothing has happened, the longer is
+// the time between two polls.
 constexpr TimeNs kPollMinNs = 20'000;
 constexpr TimeNs kPollMaxNs = kMillisecond;
 constexpr TimeNs kPollShare = 8;

@@ -8,7 +8,8 @@
 namespace kvferry::nccl {
 namespace {
 
-// Background transfers get pieces_per_peer_max divided by this, because an urgent transfer waits for posted pieces.
+// Background transfers may use 1 / kBackgroundShare of pieces_per_peer_max, because an urgent transfer has to wait for
+// pieces that are already posted.
 constexpr std::uint32_t kBackgroundShare = 4;
 
 std::vector<std::span<std::byte>> memory_of(const std::vector<Part>& parts) {
@@ -136,7 +137,7 @@ Result<void> OutboundLink::on_data(std::uint64_t token) {
   if (found == requests_.end() || found->second.wants != Wants::kPull || std::exchange(found->second.is_touching, true))
     return protocol_error("the peer announced bytes that were not requested");
   Request& request = found->second;
-  // The bytes come in any case; those of an ended transfer are dropped.
+  // The bytes arrive in any case. If the transfer has ended, they are dropped.
   if (request.transfer != nullptr && request.transfer->is_ended()) request.transfer = nullptr;
   if (request.transfer != nullptr) ++request.transfer->num_touching;
   channel(true)->post(

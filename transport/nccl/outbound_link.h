@@ -13,8 +13,8 @@
 
 namespace kvferry::nccl {
 
-/// Promise: each transfer reaches TransferTable::complete() exactly once, and by then this link no longer touches its
-/// memory.
+/// Promise: TransferTable::complete() is called exactly once for each transfer, and by then this link no longer touches
+/// the transfer's memory.
 class OutboundLink final : public Link {
  public:
   OutboundLink(Context& context, PeerId id, std::uint64_t session, ControlPeerPtr peer)

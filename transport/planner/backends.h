@@ -18,7 +18,7 @@ struct PathInfo {
   Path path;
   std::string_view name;      // name in settings and logs
   std::string_view backend;   // name in addresses and descriptors; the same for all paths of one backend
-  std::uint32_t reaches = 0;  // set of the memory classes that it reaches, see bit_of()
+  std::uint32_t reaches = 0;  // set of the memory classes that the path reaches, see bit_of()
   bool needs_gpu = false;
   bool (*is_useful)(const TransportOptions& options) = nullptr;  // kAuto leaves the path out if this returns false
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions& options) = nullptr;
@@ -35,8 +35,9 @@ struct OpenBackend {
   bool moves_host_memory = true;
 };
 
-/// Opens the backends that options.path allows, in the order of preference that is used until they are measured.
-/// Errors: those of the backends; kAuto leaves out, with a warning, backends that are unavailable on this machine.
+/// Opens the backends that options.path allows, in the order of preference that is used until the paths to a peer are
+/// measured. Errors: those of the backends; kAuto leaves out, with a warning, backends that are unavailable on this
+/// machine.
 Result<Backends> make_backends(const TransportOptions& options);
 
 }  // namespace kvferry::planner

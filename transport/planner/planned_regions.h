@@ -20,10 +20,10 @@ class PlannedRegions {
   /// `backends` must outlive this object.
   explicit PlannedRegions(const Backends& backends) : backends_(backends) {}
 
-  /// Registers host memory with all backends that move host memory, or with none; GPU memory with those that reach it.
-  /// kUnavailable: no backend reaches the memory; the message has their reasons.
+  /// Registers host memory with all backends that move host memory, or with none; Registers GPU memory with the
+  /// backends that reach it. kUnavailable: no backend reaches the memory; the message has the reasons of all backends.
   Result<RegionId> register_region(const MemoryRegion& memory);
-  /// After kFull the region may be unusable; call again to unregister it from the remaining backends.
+  /// After kFull the region may be unusable. The caller must call again, to unregister it from the remaining backends.
   Result<void> unregister_region(RegionId id);
   Result<RegionParts> parts_of(RegionId id) const;
 
@@ -42,7 +42,7 @@ class PlannedRegions {
     RegionId region;
     MemoryClass kind = MemoryClass::kOther;
     std::vector<std::optional<GrantId>> ids;  // [backend]; none: no grant of that backend
-    bool is_revoked = false;                  // revoke() was called; a backend may still have the grant
+    bool is_revoked = false;                  // set by revoke(); a backend may still have the grant
   };
   struct Region : Found {
     bool is_unregistered = false;  // unregistered in at least one backend

@@ -122,7 +122,7 @@ class PlannedTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     const auto known = connected_.find(bytes);
     if (known != connected_.end() && peers_.at(known->second).ids == peer.ids)
-      return known->second;  // if ids differ, a connection was lost since
+      return known->second;  // if the ids differ, a connection was lost in the meantime
     peer.address = bytes;
     peer.routes.fill(order);
     const PeerId id{++num_peers_made_};
@@ -141,7 +141,7 @@ class PlannedTransport final : public Transport {
     if (const auto known = connected_.find(peer.address); known != connected_.end() && known->second == id)
       connected_.erase(known);
     for (std::size_t index = 0; index < backends_.size(); ++index) {
-      // A newer peer of the same address shares the connections that were not lost.
+      // A peer that was added later with the same address shares the connections that were not lost.
       const bool is_shared = std::any_of(peers_.begin(), peers_.end(),
                                          [&](const auto& other) { return other.second.ids[index] == peer.ids[index]; });
       if (peer.ids[index] && !is_shared) backends_[index].transport->disconnect(*peer.ids[index]);
@@ -260,7 +260,7 @@ class PlannedTransport final : public Transport {
       peer->second.measured += fmt::format("; GPU memory by {}", Measurements::describe(on_device));
     log().info("transport: measured the paths to peer {}, uses the fastest: {}", id, peer->second.measured);
   }
-  /// Puts the fastest backend first. Those that failed or were not measured come last, for memory that only they reach.
+  /// Puts the fastest backend first. Those that failed or were not measured come last, for memory no other one reaches.
   void sort_routes(const std::vector<planner::Measured>& measured, std::vector<std::size_t>& routes) const {
     std::vector<std::size_t> chosen;
     for (const planner::Measured& one : measured) {
@@ -275,7 +275,7 @@ class PlannedTransport final : public Transport {
   const TransportOptions options_;
   const Backends backends_;
   const OwnedFd events_;                 // epoll descriptor, readable while a backend's event_fd() is readable
-  std::atomic<std::size_t> busiest_{0};  // index of the backend used last; wait() calls its wait()
+  std::atomic<std::size_t> busiest_{0};  // index of the backend used last, whose wait() this transport's wait() calls
   std::optional<SharedMemory> shared_probe_;
   std::vector<std::byte> private_probe_;
   std::byte* device_probe_ = nullptr;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kBlockBytes = 64 << 10;  // typical block size of paged caches
 constexpr int kRounds = 3;                       // the first round connects and warms up
-constexpr TimeNs kPatience = kSecond;            // time limit for measuring a path; beyond it the path counts as failed
+constexpr TimeNs kPatience = kSecond;            // time limit for measuring a path; after it the path counts as failed
 
 }  // namespace
 
@@ -95,7 +95,7 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
                             const MemoryRegion& into) const {
   TransportOptions options = options_;
   options.path = path;
-  options.tcp.listen_ports = {};  // any free port: the configured ones are for the transport that peers connect to
+  options.tcp.listen_ports = {};  // any free port: the configured ports are for the transport that peers connect to
   Backends backends = KVFERRY_TRY(make_backends(options));
   Transport& transport = *backends.front().transport;
   const RegionId local = KVFERRY_TRY(transport.register_region(into));

@@ -1,4 +1,4 @@
-// Measures how fast each path to a peer is, with transports that it makes for that. Private to this folder.
+// Measures how fast each path to a peer is, over transports made only for this measurement. Private to this folder.
 #pragma once
 
 #include <array>
@@ -19,10 +19,11 @@ namespace kvferry::planner {
 struct Measured {
   Path path = Path::kAuto;
   double gb_per_s = 0;  // 0: the path does not work
-  std::string problem;  // the reason, if it does not work
+  std::string problem;  // reason why the path does not work; empty if it works
 };
 
-/// Speeds of pulls from the peer's memory of each class, the fastest first. GPU memory is pulled into GPU memory.
+/// For each class of the peer's memory, the speeds of pulls from this memory, the fastest path first. GPU memory is
+/// pulled into GPU memory.
 struct Measurements {
   std::array<std::vector<Measured>, kMemoryClasses> by_class;
   std::vector<Measured>& of(MemoryClass kind) { return by_class[static_cast<std::size_t>(kind)]; }
@@ -38,8 +39,8 @@ class Prober {
   explicit Prober(const TransportOptions& options) : options_(options) {}
   ~Prober();
 
-  /// Queues a measurement, which takes milliseconds; peers are measured in turn. `backends`: names of those that reach
-  /// the peer.
+  /// Queues a measurement, which takes milliseconds; peers are measured in turn. `backends`: names of the backends that
+  /// reach the peer.
   void probe(Address address, std::vector<std::string> backends, Done done);
 
  private:

@@ -11,7 +11,7 @@
 namespace kvferry::shm {
 
 /// Copies ranges within mapped memory, on this thread. `bypass_cache`: stores go past the cache, which is a third to a
-/// half faster for amounts that exceed it.
+/// half faster for amounts of memory that exceed the cache.
 void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::byte* remote_base, Direction direction,
                  bool bypass_cache);
 

@@ -49,7 +49,7 @@ struct Welcome {
 struct MapRequest {
   std::uint32_t region = 0;
   bool writes = false;      // true: a writable descriptor is requested; false: one that can only be read
-  std::uint32_t grant = 0;  // with `writes`: the grant that allows it; 0: none
+  std::uint32_t grant = 0;  // with `writes`: the grant that allows writing; 0: no grant
   KVFERRY_FIELDS(region, writes, grant);
 };
 
@@ -64,7 +64,7 @@ struct MapReply {
 
 /// The rkey in this backend's region descriptors.
 struct RegionMemoryKey {
-  bool is_shared = false;         // the region can be mapped; else only CMA reaches it
+  bool is_shared = false;         // the region can be mapped; otherwise only CMA reaches it
   std::uint64_t region_base = 0;  // start of the whole region; a grant's RegionDescriptor::base is the grant's start
   std::uint32_t slot = 0;         // slot of the grant or region on the owner's control page
   bool needs_grant_to_write = false;

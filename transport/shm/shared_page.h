@@ -36,10 +36,12 @@ class NoteRing {
   void ask_to_be_woken() { header().is_woken.store(0, std::memory_order_seq_cst); }
   bool is_broken() const { return is_broken_; }
 
-  /// The producer calls these around each piece that it copies, enter() before ControlPage::is_open().
+  /// The producer calls enter() before each piece that it copies, and exit() after it. It must call enter() before it
+  /// calls ControlPage::is_open().
   void enter(std::uint32_t slot) { header().slot_inside.store(slot + 1, std::memory_order_seq_cst); }
   void exit() { header().slot_inside.store(0, std::memory_order_release); }
-  /// The consumer calls this after it has closed the slot. Returns true if the producer may still be copying there.
+  /// The consumer calls this function after it has closed the slot. Returns true if the producer may still be copying
+  /// in the slot's memory.
   bool is_inside(std::uint32_t slot) const { return header().slot_inside.load(std::memory_order_seq_cst) == slot + 1; }
   bool is_inside() const { return header().slot_inside.load(std::memory_order_seq_cst) != 0; }
   int fd() const { return pages_.fd(); }
@@ -49,7 +51,7 @@ class NoteRing {
     alignas(64) std::atomic<std::uint64_t> head;  // bytes consumed since the beginning
     alignas(64) std::atomic<std::uint64_t> tail;  // bytes produced since the beginning
     alignas(64) std::atomic<std::uint32_t> is_woken;
-    alignas(64) std::atomic<std::uint32_t> slot_inside;  // slot in which a copy runs, plus 1; 0: none
+    alignas(64) std::atomic<std::uint32_t> slot_inside;  // slot in which a copy runs, plus 1; 0: no copy runs
   };
   Header& header() const { return *reinterpret_cast<Header*>(pages_.span().data()); }
   void copy_in(std::uint64_t at, const void* from, std::size_t bytes);

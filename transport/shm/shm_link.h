@@ -33,12 +33,12 @@ class ShmLink {
   bool connect(const std::string& source_address, TimeNs now);
   void on_readable(TimeNs now);
   void submit(AcceptedTransfer accepted);
-  /// Adds copies to a transfer. Returns false if it has ended.
+  /// Adds copies to a transfer. Returns false if the transfer has ended.
   bool feed(const FedCopies& more);
   void cancel(TransferId id);
   void cancel_all(const std::string& what);
   /// Copies the next piece of the most urgent transfer, notifies the peer of ended transfers and pings a silent peer.
-  /// Returns true if it should be called again soon.
+  /// Returns true if the caller should call advance() again soon.
   bool advance(TimeNs now);
   TimeNs next_deadline() const;
   void fail(const std::string& why);

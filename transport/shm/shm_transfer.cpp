@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // more than this does not stay in a core's cache
 constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;  // bytes of a piece for each thread that copies
-// Limit of a slice, and the size at which a part is full. Small enough that a slice is still in the cache when it is
-// hashed, and that the threads wait only briefly for the last part.
+// Limit of a slice, and the size at which a part is full. The limit is so small that a slice is still in the cache when
+// it is hashed, and that the threads wait only briefly for the last part.
 constexpr std::uint64_t kPartBytes = std::uint64_t{128} << 10;
 
 }  // namespace
@@ -89,8 +89,8 @@ Result<void> ShmTransfer::copy(std::span<const CopyRange> slices, const RemoteMe
 
 void ShmTransfer::check(std::span<const CopyRange> slices, std::uint32_t& range, RangeDigest& digest,
                         std::vector<std::uint32_t>& corrupt_ranges) const {
-  // A pull's bytes are hashed where they arrived, a push's at their source: reading back what was just written to the
-  // peer would prove no more.
+  // A pull's bytes are hashed where they arrived, a push's at their source: reading back the bytes just written to the
+  // peer would prove nothing more.
   for (const CopyRange& slice : slices) {
     const CopyRange& whole = accepted_.copies[range];
     const bool ends_range = slice.local_offset + slice.bytes == whole.local_offset + whole.bytes;

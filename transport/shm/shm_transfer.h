@@ -17,7 +17,7 @@ namespace kvferry::shm {
 
 /// How this process reaches the peer's memory.
 struct RemoteMemory {
-  std::byte* mapped_region = nullptr;  // where the region is mapped; null: reach it by CMA
+  std::byte* mapped_region = nullptr;  // where the region is mapped; null: not mapped, CMA reaches it
   std::uint64_t mapped_bytes = 0;
   int pid = 0;
 };
@@ -32,7 +32,7 @@ class ShmTransfer {
   void feed(const FedCopies& more) { accepted_.append(more); }
   /// Returns whether bytes are left to copy.
   bool has_copies() const { return !cursor_.is_at_end(accepted_.copies); }
-  /// Returns whether all is copied and nothing more will be fed.
+  /// Returns whether all bytes are copied and no more copies will be fed.
   bool is_copied() const { return !has_copies() && accepted_.is_complete; }
   std::uint64_t bytes_left() const;
   const RangeVerifier& verifier() const { return verifier_; }
@@ -55,7 +55,8 @@ class ShmTransfer {
   void cut_piece(std::uint64_t bytes_max);
   void copy_part(Part& part, const RemoteMemory& remote);
   Result<void> copy(std::span<const CopyRange> slices, const RemoteMemory& remote) const;
-  /// Hashes slices that have just been copied. `range`: index of the first slice's range; on return, of the next's.
+  /// Hashes slices that have just been copied. `range`: index of the first slice's range; check() sets it to the range
+  /// of the slice after the last one.
   void check(std::span<const CopyRange> slices, std::uint32_t& range, RangeDigest& digest,
              std::vector<std::uint32_t>& corrupt_ranges) const;
 

@@ -12,7 +12,7 @@ namespace {
 
 /// Limit on the reason that is sent to an unauthenticated client, which with the header gets at most 64 bytes.
 constexpr std::size_t kRefusalBytesMax = 64 - sizeof(MessageHeader);
-constexpr std::string_view kNoHello = "no valid hello";  // sent also instead of a longer reason, which is only logged
+constexpr std::string_view kNoHello = "no valid hello";  // also sent instead of a longer reason, which is only logged
 
 }  // namespace
 
@@ -54,7 +54,7 @@ Result<void> Acceptor::on_head(Connection& connection, const MessageHead& head) 
 }
 
 void Acceptor::on_broken(Connection& connection, const std::string& why) {
-  // The flush() below calls this function again if it fails; then the connection is not pending any more.
+  // If the flush() below fails, it calls this function again; then the connection is not pending any more.
   if (!remove(connection)) return host_.close(connection);
   // Only the 1st, 2nd, 4th, 8th ... is logged, because unknown peers can connect as often as they like.
   if (const std::uint64_t count = ++num_refused_; std::has_single_bit(count))

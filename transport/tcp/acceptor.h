@@ -16,11 +16,12 @@ class TcpBackend;
 
 class Acceptor final : public MessageHandler {
  public:
-  /// `welcome` is called with each connection whose Hello is valid, and sets another handler for it.
+  /// `welcome` is called for each connection whose Hello is valid, and sets another handler for the connection.
   using Welcome = std::function<void(Connection&, const Hello&)>;
   Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secret, Welcome welcome);
 
-  /// Adds a connection whose Hello has not come yet. If kPendingMax others are pending, the oldest of them is dropped.
+  /// Adds a connection whose Hello has not arrived yet. If kPendingMax other connections are pending, the oldest of
+  /// them is dropped.
   void accept(OwnedFd socket);
   /// Drops connections that are pending for too long. Returns the time at which check() must be called next.
   TimeNs check(TimeNs now);
@@ -31,7 +32,8 @@ class Acceptor final : public MessageHandler {
   void on_broken(Connection& connection, const std::string& why) override;
 
   static constexpr std::size_t kPendingMax = 256;
-  // Time limit for the Hello and, with a cluster key, the TLS handshake before it; silence_ns if that is less.
+  // Time limit for the Hello and, with a cluster key, for the TLS handshake before it. If silence_ns is shorter, it is
+  // the limit.
   static constexpr TimeNs kHelloNs = kSecond;
 
  private:

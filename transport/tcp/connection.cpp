@@ -16,9 +16,10 @@
 namespace kvferry::tcp {
 namespace {
 
-constexpr std::uint64_t kTurnBytes = 2 << 20;     // bytes that one connection moves before the next one's turn
-constexpr std::size_t kReadAheadBytes = 6 << 10;  // room for a small message; payload read into it is copied again
-constexpr std::size_t kHeadsBytes = 64 << 10;     // messages without payload are joined until they are this long
+constexpr std::uint64_t kTurnBytes = 2 << 20;  // bytes that one connection moves before the next one's turn
+// Room for a small message; payload that is read into it is copied again
+constexpr std::size_t kReadAheadBytes = 6 << 10;
+constexpr std::size_t kHeadsBytes = 64 << 10;  // messages without payload are joined until they are this long
 // Limit on queued bytes of answers that the peer has not read; once it is reached, nothing is received from the peer.
 constexpr std::size_t kControlBytesMax = 4 << 20;
 // This many newly acknowledged bytes show that the peer's process runs. Fewer may be pings, which the kernel of a
@@ -247,7 +248,8 @@ bool Connection::load_message() {
     out_.head += std::exchange(control_, {});
   } while (out_.parts.size() == 1 && out_.head.size() < kHeadsBytes && !is_closed() &&
            handler_->next_message(*this, out_));
-  if (out_.parts.size() == 1) out_.head += std::exchange(control_, {});  // payload must follow its head directly
+  // Answers are appended here only if there is no payload, because payload must directly follow its head.
+  if (out_.parts.size() == 1) out_.head += std::exchange(control_, {});
   out_.parts[0] = {out_.head.data(), out_.head.size()};
   out_left_ = 0;
   for (const iovec& part : out_.parts) out_left_ += part.iov_len;

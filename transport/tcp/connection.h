@@ -19,7 +19,7 @@
 
 namespace kvferry::tcp {
 
-/// Returns true if both ends of the connection have the same address.
+/// Returns true if both ends of the connection are on the same host, that is, have the same address.
 inline bool is_same_host(int fd) { return net::local_address(fd).host == net::peer_address(fd).host; }
 /// Selects a simple congestion control algorithm for a connection within one host, where congestion cannot occur. Other
 /// algorithms may take reordering by two processors for losses, or pace the sender (BBR: a quarter of the rate).
@@ -46,7 +46,8 @@ class MessageHandler {
   /// Chooses where the payload is written: calls add_sink() for all of it, or drop_payload(). An error breaks the
   /// connection.
   virtual Result<void> on_head(Connection& connection, const MessageHead& head) = 0;
-  /// Called only after want_pieces(): bytes of sink `part` have arrived, the last of them if `ends`.
+  /// Called when bytes of sink `part` have arrived, but only after want_pieces(). `ends`: these are the sink's last
+  /// bytes.
   virtual void on_piece(Connection& /*connection*/, std::size_t /*part*/, std::span<const std::byte> /*bytes*/,
                         bool /*ends*/) {}
   /// Called when the whole message, including its payload, has arrived.
@@ -75,19 +76,19 @@ class Connection {
     tls_ = std::move(tls);
     is_shaking_hands_ = true;
   }
-  /// Returns whether the TLS handshake has yet to be done.
+  /// Returns whether the TLS handshake is not finished yet.
   bool is_shaking_hands() const { return is_shaking_hands_; }
   /// Called when the peer has sent a valid Hello or Welcome: from then on its messages may hold longer texts.
   void trust() { text_bytes_max_ = kAnswerBytesMax; }
 
-  /// Records whether this connection is in the backend's queue. Returns whether that is a change.
+  /// Records whether this connection is in the backend's queue. Returns whether this changes the recorded value.
   bool mark_queued(bool is_queued) { return std::exchange(is_queued_, is_queued) != is_queued; }
   void on_ready(std::uint32_t epoll_events);
   /// Receives and sends a bounded amount. Returns whether there is more to do now.
   bool advance(TimeNs now);
   /// Sends the pending messages. Returns true if it stopped because `bytes_max` bytes were sent.
   bool flush(std::uint64_t bytes_max);
-  /// Queues a message, which is sent before the handler's next one.
+  /// Queues a message, which is sent before the next message of the handler.
   void send(const MessageHeader& header, std::string_view text = {}) { append_message(control_, header, text); }
 
   /// The next three functions may be called within MessageHandler::on_head() only.
@@ -96,7 +97,7 @@ class Connection {
   void set_access(MemoryAccess access) { in_access_ = std::move(access); }
   /// Reads the rest of the incoming payload and drops it.
   void drop_payload();
-  /// Sends the rest of this transfer's payload as zeros, so that its memory is no longer read.
+  /// Sends the rest of this transfer's payload as zeros, so that the transfer's memory is no longer read.
   void send_zeros_for(std::uint64_t transfer);
 
   /// Reports the connection as broken to the handler.

@@ -54,7 +54,8 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
 
 namespace {
 
-/// Returns the lowest offset and the highest end of all entries, or an error if they can't be in registered memory.
+/// Returns the lowest offset and the highest end of all entries, or an error if the entries can't lie in registered
+/// memory.
 template <class EntryAt>
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(std::size_t num_entries, std::uint64_t expected_bytes,
                                                         EntryAt entry_at) {
@@ -94,7 +95,8 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
     if (pending_text_bytes_ > kPendingTextBytesMax)
       return protocol_error("the notifications of the peer's unfinished pushes exceed the limit of 64 MiB");
   }
-  // A push ends only after all its segments, so pushes_ has it while any connection is receiving payload of it.
+  // A push ends only after all of its segments, so pushes_ contains the push while any connection receives payload of
+  // it.
   if (header.num_entries > 0) ++push.num_segments_begun;
   if (push.is_final && push.num_segments_begun > push.num_segments)
     return protocol_error("the peer sent more segments of a push than it announced");
@@ -111,7 +113,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   const GrantId grant{header.grant};
   Result<std::byte*> memory = transfer_table.begin_access(region, grant, span.first, span.second - span.first, true);
   if (!memory) {
-    // The initiator ends its push when it gets this answer; bytes that are on their way are dropped.
+    // The initiator ends its push when this answer arrives. Bytes of the push that are still on their way are dropped.
     push.code = ErrorCode::kRefused;
     connection.drop_payload();
     answer(connection, header.id, ErrorCode::kRefused, std::move(memory.error().what), {});

@@ -20,7 +20,7 @@ class TcpBackend;
 
 class InboundLink final : public MessageHandler {
  public:
-  /// `over` is called once, after all connections were closed, by close() or because one of them has broken.
+  /// `over` is called once, after all connections were closed, by close() or because a connection has broken.
   InboundLink(TcpBackend& host, std::string from, std::function<void()> over);
 
   /// Returns false if the link has kLanesMax connections already.
@@ -36,8 +36,8 @@ class InboundLink final : public MessageHandler {
   void on_broken(Connection& connection, const std::string& why) override;
 
   static constexpr std::size_t kLanesMax = 64;
-  // Limits on the pushes that are begun and not ended, and on the bytes of their notifications. If a peer exceeds
-  // one, the link is closed.
+  // Limits on the pushes that are begun and not ended, and on the bytes of their notifications. If a peer exceeds one
+  // of these limits, the link is closed.
   static constexpr std::size_t kPushesMax = 65'536;
   static constexpr std::size_t kPendingTextBytesMax = 64 << 20;
 
@@ -52,7 +52,7 @@ class InboundLink final : public MessageHandler {
     ErrorCode code = ErrorCode::kOk;
     std::string notification;
     std::vector<std::uint32_t> corrupt;
-    std::unordered_map<std::size_t, RangeDigest> digests;  // key: lane; hash of the range it receives
+    std::unordered_map<std::size_t, RangeDigest> digests;  // [lane] hash of the range that the lane receives
   };
   struct Pull {
     MessageHeader header;

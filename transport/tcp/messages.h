@@ -1,5 +1,5 @@
 // The messages between two TCP transports: a fixed little-endian header, then what the header announces, in this order:
-// entries, their checksums, a text, the payload. The receiver must check every number in them.
+// entries, their checksums, a text, the payload. The receiver must check every number in a message.
 //
 // The initiator of a transfer is the node that submits it; the target is the initiator's peer.
 #pragma once
@@ -41,7 +41,7 @@ enum Flags : std::uint8_t {
   kAborted = 2,    // with kFinal: the initiator has given up the push; the target sends no answer and no notification
   kChecksums = 4,  // the message has a checksum for each entry, compared when its range ends
   kRefused = 8,
-  kUnsound = 16,  // with kFinal: the initiator has found a corrupt range itself; no notification
+  kUnsound = 16,  // with kFinal: the initiator has found a corrupt range itself, so there is no notification
 };
 
 struct MessageHeader {
@@ -83,7 +83,7 @@ using Endpoint = net::HostPort;  // where a peer listens; the host is numeric
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
-  std::string secret;  // 16 random bytes: a peer that does not show them is refused
+  std::string secret;  // 16 random bytes: a peer whose Hello does not have them is refused
   std::vector<Endpoint> endpoints;
   bool has_key = false;  // whether connections begin with a TLS handshake
   KVFERRY_FIELDS(protocol_version, incarnation, secret, endpoints, has_key);

@@ -30,9 +30,9 @@ class OutTransfer {
   bool has_checksums() const { return what_.has_checksums(); }
   void feed(const FedCopies& more);
 
-  /// Assigns the next segment to lane `lane`. If a range has a checksum and does not fit into the segment, its rest
-  /// goes to the same lane, so that its bytes arrive in order and can be hashed on arrival. Returns false if this lane
-  /// gets nothing.
+  /// Assigns the next segment to lane `lane`. If a range has a checksum and does not fit into the segment, the rest of
+  /// the range goes to the same lane, so that the range's bytes arrive in order and can be hashed on arrival. Returns
+  /// false if this lane gets nothing.
   bool take(std::size_t lane, std::uint64_t bytes_max, Segment& segment);
   /// Returns true if all bytes that were submitted and fed are assigned to lanes.
   bool is_dealt() const { return cursor_.is_at_end(what_.copies) && carries_.empty(); }
@@ -68,8 +68,8 @@ class OutTransfer {
   AcceptedTransfer what_;
   PieceCursor cursor_;
   std::uint64_t bytes_left_ = 0;                          // number of bytes not assigned to lanes
-  std::unordered_map<std::size_t, PieceCursor> carries_;  // key: lane; where the rest of its range begins
-  std::unordered_map<std::size_t, RangeDigest> digests_;  // key: lane; hash of the range it receives
+  std::unordered_map<std::size_t, PieceCursor> carries_;  // [lane] where the rest of the lane's range begins
+  std::unordered_map<std::size_t, RangeDigest> digests_;  // [lane] hash of the range that the lane receives
 };
 
 }  // namespace kvferry::tcp

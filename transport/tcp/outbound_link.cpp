@@ -64,7 +64,7 @@ bool OutboundLink::next_message(Connection& connection, OutMessage& out) {
       if (is_pull && !has_window(lane, transfer.what().priority)) continue;
       Segment segment;
       const bool took = transfer.take(connection.lane(), options.segment_bytes, segment);
-      if (!took && !transfer.is_dealt()) continue;  // the rest is assigned to other lanes
+      if (!took && !transfer.is_dealt()) continue;  // the rest of the transfer is assigned to other lanes
       if (transfer.is_dealt()) waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(index));
       if (is_pull && took) {
         request(transfer, segment, lane, out);
@@ -100,7 +100,8 @@ void OutboundLink::end_pull(OutTransfer& transfer, Connection& connection) {
   if (transfer.verifier.has_corrupt()) return finish_corrupt(transfer);
   const std::string& notification = transfer.what().notification;
   if (notification.empty()) return finish(transfer, ErrorCode::kOk, "");
-  // The transfer ends only with the answer: if the connection were closed earlier, the notification might be lost.
+  // The transfer ends only when the answer arrives: if the connection were closed earlier, the notification might be
+  // lost.
   transfer.is_final_sent = true;
   connection.send({.kind = MessageKind::kNotify, .id = transfer.what().id.value}, notification);
 }

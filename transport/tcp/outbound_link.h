@@ -16,8 +16,8 @@ namespace kvferry::tcp {
 
 class TcpBackend;
 
-/// Promise: each submitted transfer reaches TransferTable::complete() once, and by then its memory is no longer
-/// touched.
+/// Promise: TransferTable::complete() is called exactly once for each submitted transfer, and by then the transfer's
+/// memory is no longer touched.
 class OutboundLink final : public MessageHandler {
  public:
   OutboundLink(TcpBackend& host, PeerId peer, Address address, std::uint64_t token);
@@ -46,14 +46,14 @@ class OutboundLink final : public MessageHandler {
     Segment segment;
   };
   struct Lane {
-    Connection* connection = nullptr;  // null: not begun, or failed
+    Connection* connection = nullptr;  // null: not opened yet, or failed
     bool is_open = false;              // whether the peer has sent its welcome
     bool is_tried = false;
     std::uint64_t requested_bytes = 0;
     std::uint32_t num_requests_made = 0;
     std::vector<Request> requests;
     Request current;                                           // the request whose payload is being received
-    std::vector<std::pair<std::size_t, bool>> current_copies;  // [sink] index of its copy; whether it ends that copy
+    std::vector<std::pair<std::size_t, bool>> current_copies;  // [sink] (index of the copy, whether the sink ends it)
     TimeNs pinged_at = 0;
   };
 

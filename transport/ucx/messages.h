@@ -38,7 +38,7 @@ enum AmId : unsigned {
 struct Hello {
   std::uint32_t protocol_version = 0;
   std::uint64_t to_incarnation = 0;
-  std::uint64_t token = 0;  // random; comes back in the Welcome and in pongs
+  std::uint64_t token = 0;  // random; the Welcome and pongs repeat it
   std::string secret;
   KVFERRY_FIELDS(protocol_version, to_incarnation, token, secret);
 };
@@ -64,10 +64,10 @@ constexpr std::size_t kMessageExtentsMax = 512;
 /// Many blocks in one message; the receiver's progress thread copies them from or to its memory. The bytes of a push
 /// follow the message, those of a pull follow the answer (packed.h).
 struct BlocksMessage {
-  std::uint64_t token = 0;  // random; comes back in the answer
+  std::uint64_t token = 0;  // random; the answer repeats it
   bool is_pull = false;
   std::uint32_t region = 0;
-  std::uint32_t grant = 0;             // 0: none, offsets count from the region's start
+  std::uint32_t grant = 0;             // 0: no grant; offsets count from the start of the region
   std::vector<std::uint64_t> extents;  // offset, bytes, offset, bytes, ...
   std::string from;                    // the notification's source address
   std::string notification;            // delivered unless the message is refused

@@ -46,7 +46,7 @@ void redirect_ucx_log() {
   if (std::getenv("UCX_LOG_FILE") == nullptr) std::call_once(once, [] { ucs_log_push_handler(write_to_own_log); });
 }
 
-/// Sets segments of 256 KiB for UCX's TCP. By default it emulates gets and puts by copies of 8 KiB, which take two to
+/// Sets segments of 256 KiB for UCX's TCP. By default UCX emulates gets and puts by copies of 8 KiB, which take two to
 /// three times the processor time. The user's UCX_* variables take precedence. (setenv() is not used, since it would
 /// change the whole process.)
 void set_tcp_segments(ucp_config_t* config) {

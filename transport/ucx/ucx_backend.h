@@ -91,7 +91,7 @@ class UcxBackend final : public InboxBackend {
     UcxBackend* backend;
     AmId id;
   };
-  std::vector<Handler> handlers_;  // never changed after set_up(): UCX holds pointers to the elements
+  std::vector<Handler> handlers_;  // never changed after set_up(), because UCX holds pointers to the elements
   std::unique_ptr<UcpWorker> worker_;
   std::unordered_map<PeerId, PeerEntry> peers_;
   PendingMessages pending_messages_;

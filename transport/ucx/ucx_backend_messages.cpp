@@ -10,7 +10,7 @@ namespace kvferry::ucx {
 namespace {
 
 /// Limit on bytes of answers that one peer has not read: several times what a correct peer requests at a time. Above
-/// it, the peer's requests get no answer.
+/// this limit, the peer's requests get no answer.
 constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
 
 /// Returns the message. If it is malformed, logs that it is dropped and returns nullopt.
@@ -121,7 +121,7 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   if (!read) return;
   auto& [message, payload] = *read;
   if (!is_invited(message.secret)) return;
-  // No correct peer requests this much without reading the answers, so this one gets no answer.
+  // No correct peer requests this much without reading the answers, so this peer gets no answer.
   if (worker_->unsent_bytes(reply_ep) > kUnsentBytesMax) return;
   const auto memory = memories_.find(RegionId{message.region});
   if (memory != memories_.end() && memory->second.device != nullptr) {
@@ -140,7 +140,7 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
 void UcxBackend::on_answer(std::string_view packed) {
   auto read = checked(read_packed<BlocksAnswer>(packed, "answer"), "answer");
   if (!read) return;
-  // A cancelled transfer has removed its messages: their answers are dropped.
+  // A cancelled transfer has removed its messages from pending_messages_, so answers to them are dropped.
   if (const auto message = pending_messages_.take(read->first.token))
     message->transfer->on_answer(message->pieces, read->first, read->second);
 }

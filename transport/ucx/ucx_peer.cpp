@@ -17,7 +17,7 @@ constexpr std::size_t kRkeysMax = 64;  // above this number of a peer's unpacked
 /// byte, so it reads nothing beyond the copy even if the peer's bytes are malformed.
 std::string padded(const std::string& bytes) { return bytes + std::string(4096, '\xff'); }
 
-/// Returns whether the request has ended, and frees it then.
+/// Returns whether the request has ended. If it has ended, frees it.
 bool is_over(ucs_status_ptr_t& request) {
   if (UCS_PTR_IS_PTR(request)) {
     if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;

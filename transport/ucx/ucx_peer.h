@@ -21,7 +21,7 @@ using RkeyPtr = std::shared_ptr<ucp_rkey>;
 /// Closing takes several progress() calls: the backend calls advance_close() until is_closed(), and never blocks.
 class UcxPeer {
  public:
-  /// `token`: random and sent to this peer only, so that no other peer can send a welcome or a pong for it.
+  /// `token`: random and sent to this peer only, so that no other peer can send a welcome or a pong in its name.
   UcxPeer(UcpWorker& worker, PeerId id, Address address, std::uint64_t token)
       : worker_(worker), id_(id), address_(std::move(address)), token_(token) {}
   UcxPeer(const UcxPeer&) = delete;
@@ -47,13 +47,14 @@ class UcxPeer {
 
   /// Ends the connection; only the first call's reason is kept. UCX cancels the posted operations.
   void fail(std::string why);
-  /// Flushes what is posted, notifications included, then fails the connection; at `deadline` at the latest.
+  /// Flushes everything that is posted, notifications included, and then fails the connection. Fails it at `deadline`
+  /// at the latest.
   void drain(TimeNs deadline);
   void advance_close(TimeNs now);
   bool is_draining() const { return drain_deadline_ != 0 && !is_closed(); }
   TimeNs drain_deadline() const { return drain_deadline_; }
 
-  /// Unpacks a remote key, which may outlive this connection. Precondition: is_ready().
+  /// Unpacks a remote key. The result may outlive this connection. Precondition: is_ready().
   Result<RkeyPtr> rkey(const std::string& packed);
   /// Returns whether small blocks are better sent in packed messages, because UCX emulates one-sided operations by
   /// messages on this connection.
@@ -85,7 +86,7 @@ class UcxPeer {
   std::string why_;
   std::string hello_;  // read by UCX until hello_request_ is done
   TimeNs drain_deadline_ = 0;
-  TimeNs alive_at_ = 0;  // time of the last sign of life, or at which the peer began to owe an answer
+  TimeNs alive_at_ = 0;  // time of the last sign of life, or time at which the peer began to owe an answer
   TimeNs pinged_at_ = 0;
   TimeNs watched_at_ = 0;  // time of the last call of watch()
   bool owed_ = false;

@@ -12,7 +12,7 @@ namespace kvferry::ucx {
 namespace {
 
 constexpr std::uint32_t kMessagesPerPeerMax = 8;  // limit of unanswered messages, about 2 MiB together
-// Background operations get operations_per_peer_max divided by this, because an urgent transfer waits for those posted.
+// Background transfers get operations_per_peer_max / kBackgroundShare: an urgent transfer waits for posted operations.
 constexpr std::uint32_t kBackgroundShare = 8;
 
 /// A posted get of a pull with checksums.
@@ -277,7 +277,7 @@ void UcxTransfer::retire(ucs_status_t status) {
   --num_posted_;
   --peer_.num_posted;
   has_retired_ = true;
-  // An operation fails only if the connection is broken; UCX reports it before it calls the endpoint's error handler.
+  // An operation fails only on a broken connection. UCX reports the failure before the endpoint's error handler runs.
   if (status != UCS_OK) peer_.fail(describe_status("an operation on the connection failed", status));
 }
 

@@ -26,9 +26,9 @@ struct LocalMemory {
   DeviceStream stream = nullptr;
 };
 
-/// A transfer's bytes are moved by one-sided operations on the peer's memory, or in messages that the peer serves.
-/// Not movable: UCX holds `this` as the callbacks' argument. Progress thread only. The constructor's reference
-/// arguments must outlive it.
+/// A transfer's bytes are moved by one-sided operations on the peer's memory, or in messages that the peer serves. Not
+/// movable: UCX holds `this` as the callbacks' argument. Progress thread only. The constructor's reference arguments
+/// must outlive this object.
 class UcxTransfer {
  public:
   UcxTransfer(const UcxOptions& options, UcxPeer& peer, PendingMessages& pending, AcceptedTransfer accepted,
@@ -53,7 +53,7 @@ class UcxTransfer {
   TransferId id() const { return accepted_.id; }
   Priority priority() const { return accepted_.priority; }
   UcxPeer& peer() const { return peer_; }
-  /// These three return the outcome. Precondition: is_over().
+  /// The next three functions return the outcome. Precondition: is_over().
   ErrorCode code() const;
   std::string what() const;
   std::vector<std::uint32_t> corrupt_ranges() const;
@@ -78,7 +78,7 @@ class UcxTransfer {
   void retire(ucs_status_t status);
   /// Counts arrived bytes of a checked pull; the last ones of a range trigger the comparison of its checksum.
   void arrived(const LocalPiece& piece);
-  /// Hashes GPU memory when all bytes have moved. Returns whether that is done, or not needed.
+  /// Hashes GPU memory when all bytes have moved. Returns whether the hashing is finished or not needed.
   bool verify_on_device();
   ucp_request_param_t request_param();
 
@@ -96,7 +96,7 @@ class UcxTransfer {
   std::uint32_t num_unanswered_ = 0;  // number of BlocksMessages without an answer
   bool has_notified_ = false;         // the message that carried all bytes also carried the notification
   bool is_verified_on_device_ = false;
-  std::string failure_;  // reason why this transfer alone has failed; the connection works
+  std::string failure_;  // reason why this transfer has failed although the connection works
   ErrorCode failure_code_ = ErrorCode::kInternal;
   TimeNs cancelled_at_ = 0;
   TimeNs progressed_at_ = 0;

@@ -27,7 +27,8 @@ struct PortRange {
 /// form.
 Result<PortRange> parse_port_range(std::string_view text);
 
-/// Calls listen(port), which returns a Result, with each port of the range until one succeeds. kUnavailable: none did.
+/// Calls listen(port), which returns a Result, with each port of the range until one call succeeds. Errors: for a range
+/// of one port, the error of listen(); for a longer range, kUnavailable.
 template <class Listen>
 auto listen_in_range(PortRange ports, const Listen& listen) -> decltype(listen(std::uint16_t{})) {
   auto listening = listen(ports.first);

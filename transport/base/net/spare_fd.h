@@ -1,4 +1,4 @@
-// A reserved file descriptor, with which a process that has no other one left can still refuse connections.
+// A reserved file descriptor, with which a process can refuse connections even if no other descriptor is left.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace kvferry::net {
 
-/// For the owner of a listening socket. Without a descriptor a connection can't be accepted: it would stay pending and
-/// keep the listener readable, so that the owner's thread would never sleep.
+/// For the owner of a listening socket. If no descriptor is left, a connection can't be accepted. The pending
+/// connection would keep the listening socket readable, so that the owner's thread would never sleep.
 class SpareFd {
  public:
   SpareFd();

@@ -23,7 +23,8 @@ constexpr std::uint8_t kContext = 'k';  // session id context, which OpenSSL req
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr std::size_t kBatchBytes = 256 << 10;      // send() encrypts up to about this many bytes per call
 constexpr std::size_t kReadAheadBytes = 128 << 10;  // OpenSSL reads up to this many bytes at a time
-// Names of the cluster key. The one that the connecting end sends says whether the connection stays encrypted.
+// The two names that the cluster key has in TLS messages. The name that the connecting end sends tells whether the
+// connection stays encrypted.
 constexpr std::uint8_t kEncrypted = 'e', kClear = 'c';
 
 TlsSession& session_of(BIO* bio) { return *static_cast<TlsSession*>(::BIO_get_data(bio)); }
@@ -37,14 +38,14 @@ std::string reason() {
 
 }  // namespace
 
-/// Callbacks with which OpenSSL reads the socket, queues what flush() writes (its own writes may raise SIGPIPE), and
-/// names or finds the key.
+/// Callbacks for OpenSSL. They read the socket, queue bytes for flush() to write (OpenSSL's own writes may raise
+/// SIGPIPE), and name or find the cluster key.
 struct TlsCallbacks {
   static int read(BIO* bio, char* to, std::size_t bytes, std::size_t* got) {
     TlsSession& session = session_of(bio);
     ::BIO_clear_retry_flags(bio);
     // An unauthenticated peer may send only kHandshakeBytesMax bytes. OpenSSL does not read ahead during the handshake,
-    // so bytes that follow it in clear text stay in the socket.
+    // so bytes in clear text that follow the handshake stay in the socket.
     if (!session.is_done_) {
       bytes = std::min(bytes, TlsSession::kHandshakeBytesMax - session.handshake_bytes_);
       if (bytes == 0) return 0;
@@ -158,7 +159,7 @@ Result<bool> TlsSession::handshake() {
   ::ERR_clear_error();
   const int code = ::SSL_do_handshake(ssl_);
   const bool waits = code != 1 && ::SSL_get_error(ssl_, code) == SSL_ERROR_WANT_READ;
-  const bool is_flushed = flush();  // after a failure this sends OpenSSL's alert to the peer
+  const bool is_flushed = flush();  // if the handshake failed, this sends OpenSSL's alert to the peer
   if (!is_flushed && (code == 1 || waits)) return Error{ErrorCode::kPeerLost, std::strerror(errno)};
   if (waits) return false;
   if (code != 1 || ::SSL_session_reused(ssl_) != 1)  // OpenSSL counts the use of the key as a session's reuse

@@ -20,8 +20,9 @@ struct ssl_st;
 
 namespace kvferry::net {
 
-/// Which connections stay encrypted after the handshake. The others continue in clear text: a process without the key
-/// can't open one, but a host between the two ends can read and change what it carries.
+/// Determines which connections stay encrypted after the handshake. The other connections continue in clear text: a
+/// process without the key still can't open such a connection, but a host between the two ends can read and change its
+/// bytes.
 enum class Encrypt : std::uint8_t { kNever, kBetweenHosts, kAlways };
 constexpr std::array<std::string_view, 3> kEncryptNames = {"never", "between_hosts", "always"};
 /// Returns nullopt if `name` is none of kEncryptNames.
@@ -62,8 +63,8 @@ class TlsSession {
   /// Continues the handshake. Returns true if it is done, false if it waits for the peer. kRefused: the peer does not
   /// have the cluster key, or the two ends disagree about encryption.
   Result<bool> handshake();
-  /// Returns whether the connection stays encrypted. If not, the session has done its work and the socket is used
-  /// directly.
+  /// Returns whether the connection stays encrypted. If not, the session is no longer needed, and the caller reads and
+  /// writes the socket directly.
   bool encrypts() const { return encrypts_; }
 
   /// Like readv() and writev() of a non-blocking socket, except that receive() goes on until `parts` are full or the
@@ -82,7 +83,7 @@ class TlsSession {
   const int fd_;
   ssl_st* ssl_;
   bool is_done_ = false;
-  bool is_at_end_ = false;  // the peer has closed the connection
+  bool is_at_end_ = false;  // whether the peer has closed the connection
   bool encrypts_ = false;
   std::size_t handshake_bytes_ = 0;
   std::vector<std::byte> small_;  // joined parts that are shorter than a record

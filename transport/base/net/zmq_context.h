@@ -28,8 +28,8 @@ class ZmqContext {
   ZmqContext& operator=(const ZmqContext&) = delete;
   void* handle() const { return handle_; }
 
-  /// These prepare a socket that will listen at, or connect to, `endpoint`. kUnavailable: this libzmq was built without
-  /// CURVE, or no socket is left.
+  /// secure_server() prepares a socket that will listen at `endpoint`, and secure_client() a socket that will connect
+  /// to it. kUnavailable: this libzmq was built without CURVE, or no socket is left.
   Result<void> secure_server(void* socket, std::string_view endpoint);
   Result<void> secure_client(void* socket, std::string_view endpoint);
 

@@ -196,7 +196,7 @@ Result<std::unique_ptr<ZmqSocket>> ZmqSocket::monitor(int events) {
   static std::atomic<std::uint64_t> num_monitors{0};
   const std::string name = fmt::format("inproc://kvferry-monitor-{}", ++num_monitors);
   std::unique_ptr<ZmqSocket> made(new ZmqSocket(context_, ZMQ_PAIR));
-  if (made->handle_ != nullptr) set(made->handle_, ZMQ_RCVHWM, 0);  // no limit, as a full queue blocks ZeroMQ's thread
+  if (made->handle_ != nullptr) set(made->handle_, ZMQ_RCVHWM, 0);  // no limit: a full queue blocks ZeroMQ's thread
   if (made->handle_ == nullptr || ::zmq_socket_monitor(handle_, name.c_str(), events) != 0 ||
       ::zmq_connect(made->handle_, name.c_str()) != 0)
     return Error{ErrorCode::kUnavailable, "cannot monitor a ZeroMQ socket: " + last_error()};

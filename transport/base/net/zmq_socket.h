@@ -62,14 +62,15 @@ class ZmqSocket {
   /// kInvalidArgument: `endpoint` is malformed.
   Result<void> connect(const std::string& endpoint);
   /// Drops the connection that connect() made and starts a new one. A host name is resolved to IPv6 and IPv4 addresses
-  /// in turn, because ZeroMQ resolves to one kind at a time.
+  /// in turn, because ZeroMQ resolves a name to only one of the two kinds at a time.
   Result<void> reconnect();
   /// Returns the endpoint that bind() opened or connect() received, e.g. "tcp://127.0.0.1:41234".
   const std::string& endpoint() const { return endpoint_; }
   const std::shared_ptr<ZmqContext>& context() const { return context_; }
 
-  /// Returns a descriptor that is readable if a message has arrived since receive() returned 0. Until receive()
-  /// returns 0, a router's descriptor may be unreadable although messages wait; a dealer's is readable then.
+  /// Returns a descriptor that is readable if a message has arrived since receive() returned 0. Until receive() returns
+  /// 0, the descriptor of a router may be unreadable although messages wait, while the descriptor of a dealer is
+  /// readable.
   int fd() const;
 
   /// Sends one message of one or more parts. Returns false, and drops the message, if there is no connection or no
@@ -85,8 +86,8 @@ class ZmqSocket {
   void set_linger(int ms);
 
   enum class Change { kNone, kConnected, kDisconnected, kRefused };
-  /// Returns a monitor: a socket that receives a message for each connect and disconnect of this one. The caller must
-  /// destroy the monitor before this socket, which can have only one.
+  /// Returns a monitor, which is a socket that receives a message whenever this socket connects or disconnects. A
+  /// socket can have only one monitor. The caller must destroy the monitor before the monitored socket.
   Result<std::unique_ptr<ZmqSocket>> make_monitor();
   /// Same as make_monitor(), but reports only connections whose ZeroMQ handshake failed (kRefused).
   Result<std::unique_ptr<ZmqSocket>> make_refusal_monitor();
@@ -104,7 +105,7 @@ class ZmqSocket {
   std::string endpoint_;
   bool is_ipv6_ = false;
   bool is_router_ = false;
-  bool is_drained_ = true;  // receive() found no message, so fd() has to report the next one
+  bool is_drained_ = true;  // whether the last receive() found no message, so that fd() must report the next message
   // Sending may consume the event that makes ZeroMQ's descriptor readable, so a socket that sends has a second
   // descriptor.
   std::optional<EventFd> pending_;
