@@ -13,7 +13,8 @@
 
 namespace kvferry {
 
-/// Tokens of one chunk, as in Packer's functions. gather() and scatter() read the block ids before they return.
+/// One chunk and the tokens to copy, with the meaning of the arguments of Packer's functions. gather() and scatter()
+/// read the block ids before they return.
 struct PackerJob {
   TokenRun run;
   std::byte* chunk = nullptr;  // in device memory or pinned host memory
@@ -49,7 +50,7 @@ class StreamPacker {
   /// the pass; nothing is copied then.
   virtual Result<std::unique_ptr<Pass>> gather(std::span<const PackerJob> jobs, DeviceStream stream,
                                                bool wants_checksums) = 0;
-  /// Same as gather(). The checksums cover the whole chunks as read, even if only a part of each is scattered.
+  /// Same as gather(). The checksums cover the whole chunks as read, even if only a part of each chunk is scattered.
   virtual Result<std::unique_ptr<Pass>> scatter(std::span<const PackerJob> jobs, DeviceStream stream,
                                                 bool wants_checksums) = 0;
 };

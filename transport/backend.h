@@ -36,7 +36,7 @@ class Backend {
 
   /// Queues a task. Tasks run soon, in the order of the calls, and may use the progress thread's state. Never blocks.
   virtual void post(Task task) = 0;
-  /// Posts a task and returns when it has run.
+  /// Posts a task and returns when the task has run.
   void post_and_wait(const Task& task);
   /// Waits until the progress thread has ended and every posted task has run. The caller must have posted a task that
   /// calls stop().

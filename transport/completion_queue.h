@@ -17,7 +17,7 @@ namespace kvferry {
 class CompletionQueue {
  public:
   void complete(Completion completion);
-  /// Returns false, and drops the notification, if kNotificationsMax of them are unread.
+  /// Adds a notification. Returns false, and drops the notification, if kNotificationsMax notifications are unread.
   bool notify(Notification notification);
   std::vector<Completion> take_completions();
   std::vector<Notification> take_notifications();

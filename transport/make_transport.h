@@ -28,7 +28,7 @@ struct CommonOptions {
 struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // limit of operations of one transfer posted to UCX at a time
   std::uint32_t operations_per_peer_max = 64;      // limit of operations of all transfers with one peer
-  // Longer ranges are cut into operations of this size; cancel() waits for posted operations
+  // Longer ranges are cut into operations of this size; cancel() waits for posted operations.
   std::uint64_t operation_bytes_max = 1 << 20;
   // Where UCX emulates one-sided operations by messages (TCP), ranges of up to this many bytes are packed into messages
   // that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to revoke them.
@@ -36,8 +36,8 @@ struct UcxOptions : CommonOptions {
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
 };
 
-/// Transfers within one host: the submitting side copies, through a mapping of the peer's shared memory or by CMA
-/// (process_vm_readv() and process_vm_writev()).
+/// Options of the shared memory backend, for transfers within one host: the submitting side copies, through a mapping
+/// of the peer's shared memory or by CMA (process_vm_readv() and process_vm_writev()).
 struct ShmOptions : CommonOptions {
   bool use_mappings = true;             // maps the peer's memory if it was registered with a descriptor
   bool use_cma = true;                  // uses CMA for all other memory
@@ -45,7 +45,7 @@ struct ShmOptions : CommonOptions {
   std::uint32_t copy_threads = 0;  // threads that share large copies; 0: 4 from 16 cores on, 2 from 2 cores on, else 1
 };
 
-/// Sockets between any two hosts.
+/// Options of the TCP backend, which uses sockets between any two hosts.
 struct TcpOptions : CommonOptions {
   std::string listen_host;  // host to listen on, which address() names to peers; empty: all interfaces
   net::PortRange listen_ports;
@@ -57,26 +57,27 @@ struct TcpOptions : CommonOptions {
   net::Encrypt encrypt = net::Encrypt::kBetweenHosts;  // the connections to encrypt, if there is a key
 };
 
-/// NCCL's send and receive for memory of one GPU and for host memory, which is pinned. Each peer has two communicators,
-/// one for pulls and one for pushes, made when they are first needed.
+/// Options of the NCCL backend, which uses NCCL's send and receive for memory of one GPU and for host memory, which is
+/// pinned. Each peer has two communicators, one for pulls and one for pushes, made when they are first needed.
 struct NcclOptions : CommonOptions {
   Device* device = nullptr;  // the GPU; must outlive the transport
   TcpOptions control;        // options of the control link; its CommonOptions are ignored
   std::string library;       // path of libnccl.so.2; empty: $KVFERRY_NCCL_LIBRARY, or the loader's search
   std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and sent as one message
-  // Size of a transfer's pieces; cancel() and revoke() wait for pieces that have begun
+  // Size of a transfer's pieces; cancel() and revoke() wait for pieces that have begun.
   std::uint64_t piece_bytes = 8 << 20;
   std::uint32_t pieces_per_peer_max = 8;  // limit of one peer's pieces that are requested or under way
   TimeNs stuck_ns = kSecond;              // a cancelled transfer without progress for this long ends its session
   TimeNs hung_ns = 30 * kSecond;          // a communicator stuck for this long, with a live peer, ends its session
 };
 
-/// Copies between the GPU memory of two processes of one host: the submitting process maps the peer's memory, and its
-/// GPU copies. Both processes must use the same GPU, or GPUs that can access each other's memory.
+/// Options of the backend that copies between the GPU memory of two processes of one host: the submitting process maps
+/// the peer's memory, and its GPU copies. Both processes must use the same GPU, or GPUs that can access each other's
+/// memory.
 struct GpuIpcOptions : CommonOptions {
   Device* device = nullptr;              // the GPU that copies; must outlive the transport
   std::uint64_t piece_bytes = 16 << 20;  // maximum of bytes copied in one launch
-  // Limit of enqueued bytes; cancel() and urgent transfers wait for the enqueued copies
+  // Limit of enqueued bytes; cancel() and urgent transfers wait for the enqueued copies.
   std::uint64_t in_flight_bytes = 64 << 20;
 };
 

@@ -1,5 +1,5 @@
-// The progress thread of a backend that uses sockets. A thread that waits for completions can do its work
-// instead.
+// The progress thread of a backend that uses sockets. A thread that waits for completions can do the work of the
+// progress thread instead.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ class ProgressLoop {
     /// Handles events of a descriptor that was given to watch() with `tag`. Events may still come shortly after
     /// unwatch().
     virtual void on_ready(std::uint64_t tag, std::uint32_t events) = 0;
-    /// Does a bounded amount of the work that is queued or due. Returns true if it should be called again soon.
+    /// Does a bounded amount of the work that is queued or due. Returns true if advance() should be called again soon.
     virtual bool advance(TimeNs now) = 0;
     /// Returns the time at which advance() must be called even if no descriptor becomes ready, or kNever.
     virtual TimeNs next_deadline() const = 0;

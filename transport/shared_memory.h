@@ -24,7 +24,7 @@ class SharedMapping {
   static Result<SharedMapping> create(const std::string& name, std::uint64_t bytes, unsigned page_flags = 0);
   /// Same as create(), but a process that has the descriptor can only read; only this mapping can write (Linux 5.1).
   static Result<SharedMapping> create_for_readers(const std::string& name, std::uint64_t bytes);
-  /// Maps [offset, offset + bytes) of the file, which must be that long.
+  /// Maps [offset, offset + bytes) of the file, which must have these bytes.
   static Result<SharedMapping> map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable = true);
 
   std::span<std::byte> span() const { return {memory_.get(), bytes_}; }

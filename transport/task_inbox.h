@@ -1,4 +1,4 @@
-// A queue of tasks from any thread to the one thread that owns the state they touch.
+// A queue of tasks from any thread to the one thread that owns the state that the tasks touch.
 #pragma once
 
 #include <atomic>
@@ -44,7 +44,7 @@ class TaskInbox {
     wake_.clear();
     return !has_tasks();
   }
-  /// Returns the event on which the owner sleeps. It becomes readable when post() is called, until it is cleared.
+  /// Returns the event on which the owner sleeps. The event is readable from a call of post() until it is cleared.
   EventFd& wake() { return wake_; }
 
  private:

@@ -48,16 +48,16 @@ struct AcceptedTransfer {
   }
 };
 
-/// Threads: any. Under its own lock it calls only the completion queue.
+/// Threads: any. While the table holds its lock, it calls only the completion queue.
 class TransferTable {
  public:
   explicit TransferTable(std::uint32_t transfers_max) : transfers_max_(transfers_max) {}
 
   /// Returns the error of calls after a transport's shutdown.
   static Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
-  /// Checks memory to be registered. kInvalidArgument: it is null, empty or wraps around the address space.
+  /// Checks memory to be registered. kInvalidArgument: the memory is null, empty or wraps around the address space.
   static Result<void> check_region(const void* base, std::uint64_t bytes);
-  /// Same as check_region(), for backends that copy with the CPU. kUnavailable: GPU memory.
+  /// Same as check_region(), for backends that copy with the CPU. kUnavailable: the memory is GPU memory.
   static Result<void> check_host_region(const MemoryRegion& memory, std::string_view backend);
   /// Registering takes two steps, new_region_id() and add_region(), so that a backend can register the memory under the
   /// id before a transfer may use it.
@@ -85,7 +85,7 @@ class TransferTable {
     bool is_new = false;
   };
   Connected connect(const std::string& address, std::uint64_t incarnation);
-  /// Removes a peer; transfers with it are refused afterwards. Returns whether it was known.
+  /// Removes a peer; transfers with it are refused afterwards. Returns whether the peer was known.
   bool remove_peer(PeerId peer);
   /// Records a broken connection: the id stays valid until remove_peer(), but connect() to its address makes a new id.
   void lose_peer(PeerId peer);

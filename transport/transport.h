@@ -30,7 +30,7 @@ struct MemoryRegion {
   int fd = -1;  // read once, at registration; the caller may close it afterwards
   std::uint64_t fd_offset = 0;
   Device* device = nullptr;           // must outlive the registration; nullptr: host memory
-  bool needs_grant_to_write = false;  // peers may read all of it, and write only where they have a grant
+  bool needs_grant_to_write = false;  // peers may read the whole region, and write only where they have a grant
 };
 
 enum class Direction : std::uint8_t { kPull, kPush };
@@ -109,8 +109,8 @@ class Transport {
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) = 0;
   virtual Result<std::string> export_grant(GrantId grant) const = 0;
   /// Revokes a grant. Once this returns ok, no peer accesses the memory by the grant any more, and transfers that name
-  /// it end with kRefused. kFull: a peer's copy still uses the grant; call again (a dead peer's copies end).
-  /// kInvalidArgument: the grant is unknown, or was revoked before.
+  /// it end with kRefused. kFull: a peer's copy still uses the grant; the caller must call again (the copies of a dead
+  /// peer end). kInvalidArgument: the grant is unknown, or was revoked before.
   virtual Result<void> revoke(GrantId grant) = 0;
 
   /// Returns the id of the peer at an address. kInvalidArgument: the address is malformed, or of a peer that can't be

@@ -27,7 +27,8 @@ constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
 struct AdminResult {
   std::string text;  // result as a sentence
-  // Pin: id of the pin; quota: the quota; unpin, clear: number of nodes; move: number of chunks
+  // Depends on the verb. pin: id of the pin; quota: the quota; unpin and clear: number of nodes; move: number of
+  // chunks.
   std::uint64_t number = 0;
 };
 

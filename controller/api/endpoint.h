@@ -18,15 +18,15 @@ enum class EndpointUse {
 
 /// Returns the forms of an endpoint that are allowed for `use`, for error messages.
 std::string_view allowed_endpoints(EndpointUse use);
-/// Checks the form of an endpoint. kInvalidArgument: it has none of the allowed forms, which the message lists.
+/// Checks the form of an endpoint. kInvalidArgument: `endpoint` has none of the allowed forms, which the message lists.
 Result<void> check_endpoint(std::string_view endpoint, EndpointUse use);
 
-/// Checks that a process with a cluster key may use `endpoint`. kInvalidArgument: it is stream://, which is not
+/// Checks that a process with a cluster key may use `endpoint`. kInvalidArgument: `endpoint` is stream://, which is not
 /// encrypted.
 Result<void> check_for_cluster_key(std::string_view endpoint);
 
-/// Returns true if other hosts could reach a listener at `endpoint`: it is tcp://, stream:// or http://, and not on
-/// loopback.
+/// Returns true if other hosts could reach a listener at `endpoint`: `endpoint` is tcp://, stream:// or http://, and
+/// not on loopback.
 bool is_beyond_loopback(std::string_view endpoint);
 /// Checks that a process without a cluster key may listen at `endpoint`. kInvalidArgument: is_beyond_loopback() is
 /// true, which only the setting `insecure` allows.

@@ -40,7 +40,7 @@ struct NodeInfo {
   // incarnation. No status shows the text. It is empty before make_client() sets it, and for a node whose release does
   // not send it.
   std::string secret{};
-  NodeDetails details{};  // empty if the node's release does not send them
+  NodeDetails details{};  // empty if the node's release does not send details
 };
 
 }  // namespace kvferry::controller

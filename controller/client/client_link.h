@@ -14,8 +14,8 @@
 
 namespace kvferry::controller {
 
-/// A connection to one controller. Messages that are sent while it is down are dropped: if they were stored, a
-/// restarted controller could receive them when they are out of date. Threads: one owner.
+/// A connection to one controller. Messages that are sent while the connection is down are dropped: if they were
+/// stored, a restarted controller could receive them when they are out of date. Threads: one owner.
 class ClientLink {
  public:
   virtual ~ClientLink() = default;
@@ -26,7 +26,8 @@ class ClientLink {
   virtual void process(TimeNs now) = 0;
   /// Returns the next message, valid until the next call of any function, or nullopt if none is waiting.
   virtual std::optional<std::string_view> receive() = 0;
-  /// Returns false if the message was dropped: there is no connection, or the send queue is full.
+  /// Sends a message. Returns false if the message was dropped because there is no connection or the send queue is
+  /// full.
   virtual bool send(std::string_view message) = 0;
   /// While corked, messages may be delayed, so that many small ones are sent in one write.
   virtual void set_corked(bool is_corked) = 0;

@@ -76,7 +76,7 @@ struct ClientSession::Receiver {
   void operator()(wire::EvictOrder& message) const {
     if (is_for_us(message.incarnation)) events.emplace_back(EvictChunks{message.all, std::move(message.keys.keys)});
   }
-  // These are never received here: they answer the requests of ask.cpp, which uses a connection of its own.
+  // These messages are never received here: they answer the requests of ask.cpp, which uses a connection of its own.
   void operator()(const wire::AdminReply&) const {}
   void operator()(const wire::StatusReply&) const {}
 };

@@ -19,13 +19,13 @@ namespace kvferry::controller {
 // second.
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;
 
-/// Checks the size of a lookup. kInvalidArgument: it has too many keys for one message.
+/// Checks the size of a lookup. kInvalidArgument: `query` has too many keys for one message.
 Result<void> check_lookup(const LookupQuery& query);
 
 /// Pure: no I/O and no clock. Threads: one at a time.
 class ClientSession {
  public:
-  /// Hands a message to the connection. Returns false if it was not sent.
+  /// Hands a message to the connection. Returns false if the message was not sent.
   using Send = std::function<bool(std::string_view bytes)>;
 
   ClientSession(ClientOptions options, Send send, std::size_t resend_bytes_max = kResendBytesMax);

@@ -21,7 +21,8 @@ namespace kvferry::controller {
 /// Pure: no I/O and no clock. Threads: one at a time.
 class Publisher {
  public:
-  /// Sends one message. If the message is lost, the controller sees a gap in the numbers and requests it again.
+  /// Sends one message. If the message is lost, the controller sees a gap in the numbers and requests the message
+  /// again.
   using Send = std::function<void(std::string_view bytes)>;
 
   /// `resend_bytes_max`: bound on the sum of the stored messages' sizes.
@@ -33,7 +34,7 @@ class Publisher {
   /// Removes the keys from all tiers.
   void evict(std::span<const ChunkKey> keys);
 
-  /// Begins a snapshot. When it ends, it replaces everything published before its begin.
+  /// Begins a snapshot. When the snapshot ends, it replaces everything that was published before its begin.
   void begin_snapshot();
   void end_snapshot();
 

@@ -87,8 +87,8 @@ class ReplicaClient final : public Client {
     const Result<void> asked = ask(token, pending, 0);
     // If lookups have a timeout, this lookup can still be sent when a controller registers the node before the timeout.
     if (!asked && timeout_ == 0) return asked.error();
-    // If lookups have no timeout, the caller gives lookups up by itself, the oldest first. So the oldest may be
-    // dropped.
+    // If lookups have no timeout, the caller itself gives up lookups, the oldest first. So the oldest one may be
+    // dropped here.
     if (pending_.size() == kPendingLookupsMax) drop(pending_.begin()->first);
     pending_.emplace(token, std::move(pending));
     return token;
@@ -148,7 +148,7 @@ class ReplicaClient final : public Client {
       return drop(token);
     }
     if (pending.replica == nullptr) {
-      (void)ask(token, pending, 0);  // if it fails, the next turn tries again, up to the deadline
+      (void)ask(token, pending, 0);  // if this fails, the next turn tries again, up to the deadline
     } else if (pending.asked_at && now - *pending.asked_at >= timeout_ / kAsksPerTimeout) {
       (void)ask(token, pending, static_cast<std::size_t>(pending.replica - replicas_.data()) + 1);
     }

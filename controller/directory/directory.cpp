@@ -81,8 +81,8 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
                       info.engine_id, info.incarnation)};
     }
     if (same_incarnation) {
-      // A repeated Hello can't set the secret: otherwise another process could set one for a node whose
-      // older release sends no secret.
+      // A repeated Hello can't set the secret: otherwise another process could set the secret of a node whose older
+      // release sends no secret.
       std::string secret = std::move(old->info.secret);
       old->info = info;
       old->info.secret = std::move(secret);

@@ -39,7 +39,7 @@ struct DirectoryOptions {
 };
 
 enum class Update {
-  // Applied; or dropped, because the message is old or because it follows a loss whose repair was already requested
+  // Applied; or dropped, because the message is old or because it follows a loss whose repair was already requested.
   kApplied,
   kUnknownNode,   // the sender is not registered; nothing changed
   kRepairWanted,  // messages of this node are missing: request what repair() returns
@@ -88,7 +88,7 @@ class Directory {
     TimeNs snapshot_begun_at = 0;      // time at which `next` was begun
     TimeNs heard_at = 0;
     std::uint64_t next_sequence = 0;  // all messages with lower numbers were applied
-    // The node has used all lower numbers; if this is above next_sequence, messages are missing
+    // The node has used all lower numbers; if this is above next_sequence, messages are missing.
     std::uint64_t heard_below = 0;
     bool owes_snapshot = true;         // a snapshot of the node is needed and has not ended
     bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
@@ -116,10 +116,10 @@ class Directory {
   /// is empty, too long or not printable. kFull: nodes_max nodes are registered.
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
-  /// `next_sequence`: number of the node's next publish or evict, which shows whether its last one was lost. `digests`:
-  /// digest of the node's chunks in each tier at that number; ignored unless there are kNumTiers. If the digests differ
-  /// from the index although no message is missing, the node must send a snapshot. If the digests still differ after
-  /// that, the wait before the next snapshot doubles, up to about a minute.
+  /// `next_sequence`: number of the node's next publish or evict, which shows whether the node's last message was lost.
+  /// `digests`: digest of the node's chunks in each tier at that number; ignored unless there are kNumTiers. If the
+  /// digests differ from the index although no message is missing, the node must send a snapshot. If the digests still
+  /// differ after that, the wait before the next snapshot doubles, up to about a minute.
   Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests = {});
   Update publish(NodeId node, std::uint64_t sequence, SnapshotMark mark, std::span<const ChunkEntry> chunks, TimeNs now,
                  Tier tier = Tier::kHost);
@@ -146,7 +146,7 @@ class Directory {
 
   /// Returns nullptr for an unknown node. The pointer is valid until a node joins or is removed.
   const Node* node(NodeId id) const;
-  /// Returns the fingerprint of the live nodes of a namespace; empty if it has none.
+  /// Returns the fingerprint of the live nodes of a namespace, or an empty text if the namespace has no live nodes.
   std::string fingerprint_of(const std::string& name_space) const;
 
   // ---- for admin commands; directory_admin.cpp ----

@@ -6,7 +6,7 @@
 namespace kvferry::controller {
 namespace {
 
-// Limit on the waiting chunks checked in one call, so that the call stays short
+// Limit on the waiting chunks checked in one call, so that the call stays short.
 constexpr std::size_t kChecksPerTurn = 4096;
 
 }  // namespace

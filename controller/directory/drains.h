@@ -31,7 +31,8 @@ class Drains {
   class Cluster {
    public:
     virtual ~Cluster() = default;
-    /// Returns kElsewhere if a node that stays holds the chunk, kOnlyThere if only `leaving` holds it, else kNowhere.
+    /// Returns kElsewhere if a node that stays holds the chunk, kOnlyThere if only `leaving` holds it, otherwise
+    /// kNowhere.
     virtual Place place_of(NodeId leaving, const ChunkKey& key) const = 0;
     /// Returns the nodes that may receive the chunks of `leaving`, the one with the fewest chunks first.
     virtual std::vector<NodeId> targets(NodeId leaving) const = 0;

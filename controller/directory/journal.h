@@ -19,10 +19,10 @@ class Journal {
  public:
   virtual ~Journal() = default;
 
-  /// A new node registered, or a known one registered again.
+  /// Called when a new node registered, or a known node registered again.
   virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence) = 0;
   virtual void gone(NodeId node) = 0;
-  /// `chunks`: chunks that the directory stored; `is_partial`: it dropped others for lack of room.
+  /// `chunks`: chunks that the directory stored; `is_partial`: the directory dropped other chunks for lack of room.
   virtual void published(NodeId node, std::uint64_t sequence, SnapshotMark mark, Tier tier,
                          std::span<const ChunkEntry> chunks, bool is_partial) = 0;
   virtual void evicted(NodeId node, std::uint64_t sequence, std::span<const ChunkKey> keys) = 0;

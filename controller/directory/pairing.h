@@ -18,7 +18,7 @@ namespace kvferry::controller {
 // Costs of a pair of servers, in units of the time to compute one token.
 constexpr std::uint64_t kPrefillTokensPerRequest = 512;  // delay caused by each request on a prefill node
 constexpr std::uint64_t kDecodeTokensPerRequest = 128;   // delay caused by each request on a decode node
-// Number of tokens whose KV is transferred in the time to compute one token
+// Number of tokens whose KV is transferred in the time to compute one token.
 constexpr std::uint64_t kTokensMovedPerComputed = 4;
 constexpr std::uint64_t kSkipTokensMax = 64;  // the decode node computes up to this many missing tokens itself
 

@@ -69,7 +69,7 @@ class Sessions {
 
   ConnectionId open() { return ConnectionId{++last_connection_}; }
 
-  /// Handles one message; its replies are passed to `replies` before this returns.
+  /// Handles one message; the replies to it are passed to `replies` before receive() returns.
   void receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies);
   /// Adds the nodes that the directory reloaded from the state folder.
   void adopt_nodes();

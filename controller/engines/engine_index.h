@@ -33,7 +33,7 @@ struct EngineIndexCounters {
   std::uint64_t blocks_stored = 0;   // blocks in stored events, including blocks already known
   std::uint64_t blocks_removed = 0;  // blocks in removed events, including unknown blocks
   std::uint64_t blocks_dropped = 0;  // blocks that were not indexed because a memory limit was reached
-  // Blocks without tokens or with an unknown parent, which can be found by hash only
+  // Blocks without tokens or with an unknown parent, which can be found by hash only.
   std::uint64_t blocks_unplaced = 0;
   std::uint64_t other_group = 0;       // events of layer groups that are not indexed; see `group` in Holder
   std::uint64_t other_block_size = 0;  // events with another block size than this index
@@ -47,7 +47,7 @@ struct PromptSalt {
   std::string_view cache_salt;
 };
 
-// Index of a holder, which is one rank of an engine; reused after the holder's removal
+// Index of a holder, which is one rank of an engine. It is reused after the holder's removal.
 using HolderIndex = std::uint32_t;
 
 /// How many blocks from the start of the prompt a holder has.

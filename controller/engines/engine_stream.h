@@ -27,7 +27,7 @@ struct EngineStreamOptions {
   bool has_replay = true;
   TimeNs lease = 3 * kSecond;               // the engine is lost after this time without a message or a connection
   TimeNs probe_after = kSecond;             // silence after which the engine is probed
-  TimeNs replay_timeout = kSecond;          // pause in a replay after which it is requested again
+  TimeNs replay_timeout = kSecond;          // pause in a replay after which the replay is requested again
   unsigned replay_tries = 3;                // attempts at a replay; then the stream continues without one
   TimeNs retry_first = 200 * kMillisecond;  // pause before a failed replay is tried again; doubles up to retry_max
   TimeNs retry_max = 10 * kSecond;
@@ -39,7 +39,7 @@ struct EngineStreamCounters {
   std::uint64_t batches = 0;  // number of applied batches
   std::uint64_t duplicates = 0;
   std::uint64_t gaps = 0;  // number of times that batches were missing
-  // Number of gaps that no replay filled, so that all blocks of the engine were dropped
+  // Number of gaps that no replay filled, so that all blocks of the engine were dropped.
   std::uint64_t gaps_unrepaired = 0;
   std::uint64_t restarts = 0;
   std::uint64_t replays = 0;  // requested replays, including retries and probes
@@ -60,8 +60,9 @@ class EngineStream {
   /// engine.
   void tick(TimeNs now);
 
-  /// Returns, once, the sequence number from which a replay is to be requested; nullopt if none is to be requested. The
-  /// caller must use a new connection for each request, so that answers to older requests never arrive.
+  /// Returns the sequence number from which the caller must request a replay now, or nullopt if no replay is needed.
+  /// Returns each request once. The caller must use a new connection for each request, so that answers to older
+  /// requests never arrive.
   std::optional<std::uint64_t> take_replay_request();
 
   /// Returns false if the engine is lost; lookups then ignore its blocks.

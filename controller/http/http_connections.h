@@ -23,7 +23,7 @@
 namespace kvferry::controller {
 
 constexpr std::size_t kHttpThreads = 16;  // number of threads that compute answers
-// Limit on connections; a further connection replaces the slowest one
+// Limit on connections. A further connection replaces the slowest one.
 constexpr std::size_t kHttpConnectionsMax = 1024;
 constexpr TimeNs kHttpRequestMax = 10 * kSecond;      // limit on the time from the first byte of a request to its last
 constexpr TimeNs kHttpAnswerMax = 10 * kSecond;       // limit on the time that the client takes to read the answer

@@ -38,7 +38,7 @@ class OwnerCalls {
       wake_up_.set();
       done_.wait_for(lock, std::chrono::nanoseconds(timeout),
                      [&] { return call->state == State::kDone || is_closed_; });
-      // A started call must finish: `work` refers to this thread's stack.
+      // This thread must wait until a started call has finished, because `work` refers to this thread's stack.
       if (call->state == State::kRunning) done_.wait(lock, [&] { return call->state == State::kDone; });
       if (call->state == State::kDone) return {};
       call->state = State::kGivenUp;

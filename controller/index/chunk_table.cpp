@@ -35,7 +35,7 @@ ChunkTable::Added ChunkTable::add(HolderIndex holder, Tier tier, std::span<const
       ++added.num_dropped;
       return;
     }
-    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // the key may have been a tail before
+    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // the key may have been that of a tail before
     if (chunks[i].is_tail) set_tail(holder, chunks[i]);
   });
   return added;
@@ -96,7 +96,7 @@ void ChunkTable::add_to_group(HolderIndex holder, const ChunkKey& key, const Chu
 void ChunkTable::remove_from_group(HolderIndex holder, std::uint64_t life, const ChunkKey& key, const TailInfo& tail) {
   if (!tail.grouped) return;
   const auto group = groups_.find(tail.group);
-  // The group may be gone: newer tails displaced this tail from it, and it ended when those were removed.
+  // The group is gone if newer tails displaced this tail from it and were then removed themselves.
   if (group == groups_.end()) return;
   std::erase_if(group->second, [&](const GroupedTail& other) {
     return other.holder == holder && other.life == life && other.key == key;

@@ -63,7 +63,8 @@ class ChunkTable {
     HolderIndex holder = 0;
     std::uint32_t num_full_chunks = 0;
     Tier tier = Tier::kGpu;  // slowest tier among the full chunks
-    // Tails in exact_tails first, then those in tail_groups from the last group on, the newest first
+    // Tails: first those in exact_tails, then those in tail_groups from the last group on, the newest tail of a group
+    // first.
     std::vector<ChunkEntry> tails;
   };
   struct Added {
@@ -71,8 +72,8 @@ class ChunkTable {
     std::size_t num_dropped = 0;  // new chunks for which there was no room
   };
 
-  /// `tails_per_group_max`: limit on a group's tails over all holders; beyond it the oldest are dropped from the group,
-  /// and only exact_tails find them.
+  /// `tails_per_group_max`: limit on a group's tails over all holders; above it, the oldest tails are dropped from the
+  /// group, and only exact_tails find them.
   ChunkTable(std::size_t tails_per_group_max, IndexOptions options)
       : tails_per_group_max_(tails_per_group_max), index_(options) {}
 

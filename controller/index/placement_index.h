@@ -128,7 +128,7 @@ class PlacementIndex {
 
   KeyMap<Key> map_;
   HolderSets sets_;
-  // [node] state of the node; its digests are stored in digests_, because lookups don't need them
+  // [node] state of the node; its digests are stored in digests_, because lookups don't need them.
   std::vector<Node> nodes_;
   std::vector<TierDigests> digests_;  // [node] digests of the node's keys; zeros for a removed node
   std::vector<NodeIndex> free_;

@@ -27,7 +27,7 @@ struct Header {
   KVFERRY_FIELDS(version, type);
 };
 
-// Node to controller.
+// Messages from a node to the controller.
 struct Hello {
   Header header{kProtocolVersion, 1};
   NodeInfo node{};
@@ -50,7 +50,7 @@ struct Publish {
   Header header{kProtocolVersion, 6};
   std::uint64_t incarnation = 0;
   std::uint64_t sequence = 0;  // Publish and Evict are numbered in one series without gaps
-  // Voids what this node held before: at once, or if has_end is set, when the snapshot ends
+  // Voids what this node held before: at once, or if has_end is set, when the snapshot ends.
   bool begins_snapshot = false;
   KeyBlob full{};
   TailColumns tails{};
@@ -127,7 +127,7 @@ struct LookupReply {
 struct SnapshotWanted {
   Header header{kProtocolVersion, 11};
   std::uint64_t incarnation = 0;
-  // The node has used all lower numbers; a snapshot that begins at this number or later is enough
+  // The node has used all lower numbers. A snapshot that begins at this number or later is enough.
   std::uint64_t next_sequence = 0;
   bool resend_will_do = false;  // no snapshot is needed if all messages from resend_from on are sent again
   std::uint64_t resend_from = ~std::uint64_t{0};  // first missing number; older controllers don't send it
@@ -145,7 +145,8 @@ struct AdminReply {
   std::uint64_t token = 0;
   bool is_done = false;
   std::string text{};  // outcome or reason of the refusal, as a sentence
-  // Pin: id of the pin; quota: the quota; unpin, clear: number of nodes; move: number of chunks
+  // Depends on the verb. pin: id of the pin; quota: the quota; unpin and clear: number of nodes; move: number of
+  // chunks.
   std::uint64_t number = 0;
   KVFERRY_FIELDS(header, token, is_done, text, number);
 };

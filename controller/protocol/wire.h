@@ -37,8 +37,8 @@ void set_version(std::string& bytes, std::uint32_t version);
 std::optional<Tier> tier_of(std::uint32_t number);
 
 SnapshotMark mark_of(const Publish& publish);
-/// Returns the chunks of a Publish. kCorrupt: it has columns of unequal length, or a tier that this release doesn't
-/// know.
+/// Returns the chunks of a Publish. kCorrupt: the Publish has columns of unequal length, or a tier that this release
+/// doesn't know.
 Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish);
 
 // For speed, lookups are read in place and answered without intermediate objects. All other

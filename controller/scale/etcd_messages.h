@@ -36,7 +36,7 @@ struct EtcdRevoke {
 struct EtcdPut {
   EtcdPair pair;
 };
-/// Erases a key, but only if its last change was at `mod_revision`.
+/// Erases a key, but only if the key's last change was at `mod_revision`.
 struct EtcdErase {
   std::string key;
   std::int64_t mod_revision = 0;

@@ -22,7 +22,7 @@ enum class LogKind : std::uint32_t {
   kHello = 1,   // `bytes`: wire::Hello, whose next_sequence is the number of the node's next message
   kUpdate = 2,  // `bytes`: wire::Publish or wire::Evict
   kGone = 3,    // the node left, expired or was fenced
-  kHole = 4,    // belongs to no node; records before it are missing
+  kHole = 4,    // records before this one are missing; the record belongs to no node
 };
 
 struct LogRecord {
@@ -71,8 +71,8 @@ class LogWriter {
   void updated(NodeId node, std::uint64_t sequence, std::uint64_t applied_below, std::string_view message, TimeNs now);
   void gone(NodeId node, TimeNs now);
 
-  /// Appends the pending records. The caller must call it at the end of each turn of its loop. `has_room`: the log's
-  /// buffer is far from full.
+  /// Appends the pending records. The caller must call flush() at the end of each turn of its loop. `has_room`: the
+  /// log's buffer is far from full.
   void flush(TimeNs now, bool has_room);
 
   std::uint64_t num_holes() const { return num_holes_; }

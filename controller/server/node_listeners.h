@@ -20,10 +20,10 @@ namespace kvferry::controller {
 Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions,
                                                   const std::optional<net::ClusterKey>& key = {});
 
-/// Same as listen_zmq() for stream endpoints, without a cluster key. The memory for each peer is bounded: a message of
-/// more than kMessageBytesMax bytes is refused and ends its connection; replies to a peer that does not read are
-/// dropped and counted while 8 MiB of replies wait. If the number of connections is at its maximum, a new connection
-/// replaces the one that has been silent longest among the connections without a registered node.
+/// Same as listen_zmq(), but for stream endpoints, and takes no cluster key. The memory for each peer is bounded: a
+/// message of more than kMessageBytesMax bytes is refused and ends its connection; replies to a peer that does not read
+/// are dropped and counted while 8 MiB of replies wait. If the number of connections is at its maximum, a new
+/// connection replaces the one that has been silent longest among the connections without a registered node.
 Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions);
 
 }  // namespace kvferry::controller

@@ -19,7 +19,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // limit on the input of one connection in one turn
-// Limit on messages in one turn, so that a flood does not delay lease checks
+// Limit on messages in one turn, so that a flood does not delay lease checks.
 constexpr std::size_t kStreamMessagesPerTurnMax = 1024;
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
@@ -40,7 +40,7 @@ struct StreamConnection {
   std::string in{};  // bytes of an incomplete message, with its length before it
   UnsentMessages out{kUnsentRepliesBytesMax};
   bool waits_for_room = false;  // `out` has unsent replies; epoll reports when the socket is writable
-  // Set if this connection is closed at the end of the turn, to make room for a new connection
+  // Set if this connection is closed at the end of the turn, to make room for a new connection.
   bool is_given_up = false;
   /// Set if the connection was refused: its input is read and ignored until this time or until the peer closes the
   /// connection, because closing a socket with unread input would discard the output.

@@ -11,7 +11,7 @@
 namespace kvferry::controller {
 namespace {
 
-// Limit on messages in one turn, so that a flood does not delay lease checks
+// Limit on messages in one turn, so that a flood does not delay lease checks.
 constexpr int kZmqMessagesPerTurnMax = 1024;
 constexpr int kReceiveQueueMax = 32;  // limit on a peer's waiting messages, each of up to kMessageBytesMax
 constexpr int kReplyQueueMax = 256;   // limit on waiting replies to a peer

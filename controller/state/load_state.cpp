@@ -93,7 +93,7 @@ class Loader {
     return {};
   }
 
-  /// Replays a log. Returns false at once if it is not the first log and does not continue the log before it.
+  /// Replays a log. Returns false at once if this log is not the first one and does not continue the log before it.
   Result<bool> read_log(std::uint64_t number, bool is_first) {
     const StateFile file = KVFERRY_TRY(open_file(folder_.log(number)));
     if (file.head && file.head->begins_anew && !is_first) return false;

@@ -20,7 +20,8 @@ Result<std::unique_ptr<Device::Checksums>> start_cuda_checksums(PinnedPool& pinn
                                                                 cudaStream_t stream);
 
 inline std::uint64_t num_segments(std::uint64_t bytes) { return (bytes + kSegmentBytes - 1) / kSegmentBytes; }
-/// Returns the checksum of each range of range_bytes[i] bytes. `segments`: the hashes of all ranges' segments in order.
+/// Returns the checksums of ranges; range i has range_bytes[i] bytes. `segments`: the hashes of all ranges' segments in
+/// order.
 std::vector<std::uint64_t> checksums_of(std::span<const std::uint64_t> range_bytes, const std::byte* segments);
 
 }  // namespace kvferry

@@ -17,7 +17,7 @@ constexpr std::uint32_t kStripeBytes = 64;
 constexpr std::uint32_t kSegmentStripes = 64;  // stripes in a segment; the last one has its own key
 constexpr std::uint32_t kBlockStripes = 16;    // stripes between two scrambles
 
-/// The words of XXH3's default secret that its steps read.
+/// The words of XXH3's default secret that the steps of XXH3 read.
 struct SegmentSecret {
   std::uint64_t stripe[kBlockStripes + 7];  // stripe s of every kBlockStripes stripes takes eight words from word s on
   std::uint64_t last_stripe[8];
@@ -42,7 +42,7 @@ class SegmentLane {
     odd_ = lane == 0 ? kPrime64[1] : lane == 1 ? kPrime64[3] : lane == 2 ? kPrime32[2] : kPrime32[1];
   }
 
-  /// Hashes this lane's 16 bytes of stripe `stripe` of the segment. Call it for all stripes in order.
+  /// Hashes this lane's 16 bytes of stripe `stripe` of the segment. Must be called for all stripes in order.
   KVFERRY_DEVICE void add(const SegmentSecret& secret, std::uint32_t stripe, const Vec16& bytes) {
     const bool is_last = stripe == kSegmentStripes - 1;
     const std::uint64_t* const key =

@@ -31,8 +31,8 @@ ChunkKey root_key(std::string_view fingerprint, std::string_view extras);
 /// (multimodal).
 ChunkKey chunk_key(const ChunkKey& parent, std::span<const std::int32_t> tokens, std::string_view extras = {});
 
-/// A lookup does not know the length, and so not the key, of a stored tail (a chunk shorter than chunk_tokens). It
-/// finds tails by their group: the parent and the first kTailGroupTokens tokens. A tail with fewer tokens
+/// A lookup does not know the length, and so not the key, of a stored tail (a chunk shorter than chunk_tokens). The
+/// lookup finds tails by their group: the parent and the first kTailGroupTokens tokens. A tail with fewer tokens
 /// belongs to no group and is found by its exact key alone.
 constexpr std::size_t kTailGroupTokens = 16;
 ChunkKey tail_group_key(const ChunkKey& parent, std::span<const std::int32_t> first_tokens,

@@ -32,7 +32,7 @@ class DeviceTransfer {
   /// Enqueues up to `bytes_max` bytes of copies in one launch and, after the transfer's last copy, the checksums.
   /// `remote`: where the peer's region is mapped. Returns the number of bytes in the launch.
   std::uint64_t post(std::byte* remote, std::uint64_t bytes_max);
-  /// Polls the device. Returns the number of bytes that it has copied since the last call.
+  /// Polls the device. Returns the number of bytes that the device has copied since the last call.
   std::uint64_t reap(TimeNs now);
 
   /// Ends the transfer: no more work is enqueued for it. Only the first call's code and reason are kept.

@@ -21,7 +21,7 @@ struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
   std::string control;  // the control link's address
-  // Exported region that each transfer on the control link must name, although it has no ranges
+  // Exported region that each transfer on the control link must name, although it has no ranges.
   std::string control_region;
   KVFERRY_FIELDS(protocol_version, incarnation, control, control_region);
 };

@@ -12,8 +12,8 @@ namespace {
 
 constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this long counts as dead
 
-/// The sends or receives of one NCCL group. Sender and receiver compute the same sizes of these operations from the
-/// sizes of the piece's parts.
+/// The send or receive operations of one NCCL group. Sender and receiver compute the same sizes of these operations
+/// from the sizes of the piece's parts.
 struct Layout {
   std::vector<std::span<std::byte>> operations;
   std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // (place in the staging buffer, part)

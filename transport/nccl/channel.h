@@ -62,7 +62,7 @@ class Channel {
   struct Report {
     bool is_started = false;  // true: a sender's piece is next in the communicator; false: the piece has ended
     std::uint64_t token = 0;
-    // Outcome of an ended piece, which no longer touches memory; a piece may fail before it starts
+    // Outcome of an ended piece, which no longer touches memory. A piece may fail before it starts.
     Result<void> outcome;
   };
 

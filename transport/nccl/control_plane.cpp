@@ -9,7 +9,8 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr std::size_t kSentMax = 64;  // limit of uncompleted transfers to a peer; more wait in the peer's queue_
+// Limit of uncompleted transfers to a peer. Further ones wait in the queue_ of the peer.
+constexpr std::size_t kSentMax = 64;
 constexpr std::size_t kPartBytes = 48 << 10;       // longer messages are split into several notifications
 constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer messages are dropped
 constexpr TimeNs kPartialMax = 60 * kSecond;  // a message still incomplete this long after its first part is dropped

@@ -11,7 +11,8 @@ namespace {
 
 Error success() { return Error{ErrorCode::kOk, ""}; }
 
-/// Returns the lowest offset and the highest end of all extents, or an error if a correct peer would not send them.
+/// Returns the lowest offset and the highest end of all extents, or an error if no correct peer would send these
+/// extents.
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
   const bool is_hash = ask.purpose == static_cast<std::uint8_t>(Purpose::kHash);
   if (ask.extents.empty() || ask.extents.size() % 2 != 0 || ask.extents.size() > 2 * kExtentsMax)

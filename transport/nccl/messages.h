@@ -47,7 +47,7 @@ struct Hello {
 };
 
 struct Open {
-  bool is_pull = false;  // true: the target sends; false: it receives
+  bool is_pull = false;  // true: the target sends; false: the target receives
   std::string id;
   KVFERRY_FIELDS(is_pull, id);
 };
@@ -58,7 +58,7 @@ enum class Purpose : std::uint8_t {
   kHash   // asks for the checksum of each extent, computed after all earlier pushes
 };
 
-/// Limits of one piece. They are low because cancel() and revoke() wait for a piece.
+/// Limits of one piece. They are low because cancel() and revoke() wait for pieces that have begun.
 constexpr std::uint64_t kPieceBytesMax = 8 << 20;
 constexpr std::size_t kExtentsMax = 512;
 /// Limit on a session's unanswered kAsk requests; one more ends the session.

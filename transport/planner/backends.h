@@ -1,4 +1,4 @@
-// The registry of backends, and those that a planner has opened. Private to this folder.
+// The registry of backends, and the backends that a planner has opened. Private to this folder.
 #pragma once
 
 #include <memory>

@@ -13,7 +13,7 @@ constexpr std::uint32_t kProtocolVersion = 2;
 
 /// Class of memory, which determines the paths that reach it and how fast they are.
 enum class MemoryClass : std::uint8_t {
-  kShared,  // peers on this host can map it
+  kShared,  // shared memory, which peers on this host can map
   kOther,   // other host memory
   kDevice   // GPU memory
 };

@@ -20,7 +20,7 @@ class PlannedRegions {
   /// `backends` must outlive this object.
   explicit PlannedRegions(const Backends& backends) : backends_(backends) {}
 
-  /// Registers host memory with all backends that move host memory, or with none; Registers GPU memory with the
+  /// Registers host memory with all backends that move host memory, or with none. Registers GPU memory with the
   /// backends that reach it. kUnavailable: no backend reaches the memory; the message has the reasons of all backends.
   Result<RegionId> register_region(const MemoryRegion& memory);
   /// After kFull the region may be unusable. The caller must call again, to unregister it from the remaining backends.

@@ -260,7 +260,7 @@ class PlannedTransport final : public Transport {
       peer->second.measured += fmt::format("; GPU memory by {}", Measurements::describe(on_device));
     log().info("transport: measured the paths to peer {}, uses the fastest: {}", id, peer->second.measured);
   }
-  /// Puts the fastest backend first. Those that failed or were not measured come last, for memory no other one reaches.
+  /// Puts the fastest backend first. Backends that failed or were not measured are kept at the end, as a last resort.
   void sort_routes(const std::vector<planner::Measured>& measured, std::vector<std::size_t>& routes) const {
     std::vector<std::size_t> chosen;
     for (const planner::Measured& one : measured) {

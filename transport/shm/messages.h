@@ -20,7 +20,7 @@ struct Address {
   KVFERRY_FIELDS(protocol_version, incarnation, host, socket_name, secret);
 };
 
-/// A packet is its type, one byte, and the message of that type.
+/// A packet consists of its type, which is one byte, and the message of that type.
 enum class Type : char {
   kHello = 'H',       // Hello; the first packet
   kWelcome = 'W',     // Welcome; with the notification ring and the control page as descriptors, unless refused

@@ -27,7 +27,8 @@ class NoteRing {
 
   explicit NoteRing(SharedMapping pages) : pages_(std::move(pages)) {}
 
-  /// Returns false if there is no room now. Sets `must_wake` on the first push after ask_to_be_woken().
+  /// Appends a note. Returns false if there is no room for it now. Sets `must_wake` on the first push after
+  /// ask_to_be_woken().
   bool push(std::string_view note, bool& must_wake);
   /// Returns nullopt if the ring is empty or malformed; if malformed, is_broken() is true.
   std::optional<std::string> pop();

@@ -65,7 +65,7 @@ class ShmLink {
   void on_map_reply(Packet packet);
   Transfers::iterator find(TransferId id);
   Transfers::iterator most_urgent();
-  /// Returns true if the transfer made progress; it may have ended.
+  /// Returns true if the transfer made progress. The transfer may have ended.
   bool advance(Transfers::iterator transfer);
   bool notify_and_finish(Transfers::iterator transfer);
   /// Returns how to reach the peer's memory, or nullopt while a map request is unanswered. An error ends the transfer.

@@ -17,10 +17,10 @@ namespace kvferry::tcp {
 namespace {
 
 constexpr std::uint64_t kTurnBytes = 2 << 20;  // bytes that one connection moves before the next one's turn
-// Room for a small message; payload that is read into it is copied again
+// Room for a small message. Payload that is read into this room is copied again.
 constexpr std::size_t kReadAheadBytes = 6 << 10;
 constexpr std::size_t kHeadsBytes = 64 << 10;  // messages without payload are joined until they are this long
-// Limit on queued bytes of answers that the peer has not read; once it is reached, nothing is received from the peer.
+// Limit on queued bytes of answers that the peer has not read; at this limit, nothing is received from the peer.
 constexpr std::size_t kControlBytesMax = 4 << 20;
 // This many newly acknowledged bytes show that the peer's process runs. Fewer may be pings, which the kernel of a
 // stopped process acknowledges too.

@@ -36,8 +36,8 @@ struct OutMessage {
 };
 
 /// Handles a connection's messages: the acceptor, or an end of a link (all connections that one transport has opened to
-/// another). All methods are called under the loop's lock. A handler may close the connection, or call its fail(),
-/// within any of them.
+/// another). All methods are called under the loop's lock. A handler may close the connection, or call the connection's
+/// fail(), within any of these methods.
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;

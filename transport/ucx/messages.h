@@ -56,8 +56,8 @@ struct Ping {
   KVFERRY_FIELDS(token, secret);
 };
 
-/// Limit of the block bytes of one BlocksMessage. With the message's fields they fit into one segment of UCX's TCP
-/// (ucp_worker.cpp), so that the receiver unpacks them without another copy.
+/// Limit of the block bytes of one BlocksMessage. With the message's fields these bytes fit into one segment of UCX's
+/// TCP (ucp_worker.cpp), so that the receiver unpacks them without another copy.
 constexpr std::uint64_t kMessageBytesMax = 240 << 10;
 constexpr std::size_t kMessageExtentsMax = 512;
 

@@ -141,7 +141,7 @@ Result<GrantId> UcxBackend::grant(RegionId region, std::uint64_t offset, std::ui
     return Error{
         ErrorCode::kUnavailable,
         fmt::format("UCX can't grant a part of region {}, since a grant of GPU memory could not be revoked", region)};
-  return Backend::grant(region, offset, bytes);  // without an rkey: this node copies every byte itself
+  return Backend::grant(region, offset, bytes);  // the grant has no rkey, because this node copies every byte itself
 }
 
 void UcxBackend::stop() {

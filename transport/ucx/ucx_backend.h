@@ -19,14 +19,14 @@
 
 namespace kvferry::ucx {
 
-/// Promise: each submitted transfer reaches TransferTable::complete() exactly once, also when its peer dies or the
-/// backend stops, and by then UCX no longer touches its memory.
+/// Promise: TransferTable::complete() is called exactly once for each submitted transfer, also when the peer dies or
+/// the backend stops, and by then UCX no longer touches the transfer's memory.
 /// Threads: the same as for Backend; all private members belong to the progress thread.
 class UcxBackend final : public InboxBackend {
  public:
   explicit UcxBackend(const UcxOptions& options) : InboxBackend(options.transfers_max), options_(options) {}
   ~UcxBackend() override { join(); }
-  /// Starts the progress thread and waits until its UCX worker is up. Returns an error if it can't be created.
+  /// Starts the progress thread and waits until its UCX worker is up. Returns an error if the worker can't be created.
   Result<void> start();
 
   std::string address() const override { return address_; }

@@ -13,7 +13,7 @@ namespace {
 /// this limit, the peer's requests get no answer.
 constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
 
-/// Returns the message. If it is malformed, logs that it is dropped and returns nullopt.
+/// Returns the message. If the message is malformed, logs that it is dropped and returns nullopt.
 template <class Message>
 std::optional<Message> checked(Result<Message> message, std::string_view what) {
   if (message) return std::move(*message);

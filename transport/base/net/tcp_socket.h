@@ -20,14 +20,14 @@ struct TcpListener {
 /// kInvalidArgument: `host` cannot be resolved. kUnavailable: the address cannot be bound.
 Result<TcpListener> listen_tcp(const std::string& host, std::uint16_t port);
 
-/// Accepts a connection; the new socket is non-blocking. Returns an empty descriptor if none is pending or accept()
-/// failed (see errno).
+/// Accepts a connection; the new socket is non-blocking. Returns an empty descriptor if no connection is pending or
+/// accept() failed (see errno).
 OwnedFd accept_tcp(int listener);
 
 /// Starts a non-blocking connection attempt to a numeric address. When the socket is writable, connect_error() returns
 /// the outcome. kInvalidArgument: the host is not numeric. kPeerLost: the attempt failed at once.
 Result<OwnedFd> begin_connect_tcp(const HostPort& address);
-/// Returns an empty string if the socket is connected, otherwise the reason.
+/// Returns an empty string if the socket is connected, otherwise the reason why it is not.
 std::string connect_error(int fd);
 
 /// Resolves `address.host`, tries its addresses in turn, and returns a connected blocking socket.

@@ -125,7 +125,7 @@ TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
                     ::SSL_CTX_set_ciphersuites(handle_, kCipher) == 1 &&
                     ::SSL_CTX_set1_groups_list(handle_, "X25519") == 1 && ::SSL_CTX_set_num_tickets(handle_, 0) == 1,
                 "cannot set up TLS 1.3: {}", reason());
-  // A peer without the key could offer a certificate instead; none is accepted.
+  // A peer without the key could offer a certificate instead; no certificate is accepted.
   ::SSL_CTX_set_verify(handle_, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   ::SSL_CTX_set_session_id_context(handle_, &kContext, sizeof kContext);
   ::SSL_CTX_set_session_cache_mode(handle_, SSL_SESS_CACHE_OFF);

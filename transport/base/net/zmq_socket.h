@@ -38,8 +38,8 @@ enum class ZmqKind {
 
 struct ZmqOptions {
   std::int64_t message_bytes_max = std::int64_t{64} << 20;  // a peer that sends more is disconnected; -1: unlimited
-  int receive_queue_max = 1000;                             // messages per peer
-  int send_queue_max = 1000;                                // messages per peer
+  int receive_queue_max = 1000;                             // limit on received messages that wait, for each peer
+  int send_queue_max = 1000;                                // limit on messages that wait to be sent, for each peer
   int connect_timeout_ms = 0;                               // 0: the kernel's timeout
   bool queues_unconnected = true;  // whether send() accepts messages while there is no connection
 };
