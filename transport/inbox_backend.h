@@ -27,7 +27,7 @@ class InboxBackend : public Backend {
   /// Runs the posted tasks, does all work that is ready, and sets now_ once. Returns whether there was any work.
   virtual bool turn() = 0;
   virtual bool is_over() const = 0;
-  /// Called after a turn without work; it may sleep. `busy_at`: now_ of the last turn that had work.
+  /// Called after a turn without work. This function may sleep. `busy_at`: now_ of the last turn that had work.
   virtual void idle(TimeNs busy_at) = 0;
 
   /// The progress thread's loop. Returns when is_over() returns true.

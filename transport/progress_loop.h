@@ -40,8 +40,8 @@ class ProgressLoop {
   };
   static constexpr TimeNs kNever = INT64_MAX;
 
-  /// `spin_ns`: how long a driver polls before it sleeps. `look_ns`: time between its checks of the descriptors
-  /// while it polls; 0: it checks them in every round.
+  /// `spin_ns`: how long a driver polls before it sleeps. `look_ns`: time between a polling driver's checks of the
+  /// descriptors; 0: the driver checks the descriptors in every round.
   ProgressLoop(Owner& owner, const char* thread_name, TimeNs spin_ns, TimeNs look_ns);
   ~ProgressLoop();
   ProgressLoop(const ProgressLoop&) = delete;
@@ -97,9 +97,10 @@ class ProgressLoop {
   // is_parked_, then reads is_driving_. So the two never sleep in epoll at the same time: each would miss the events
   // that the other receives.
   std::atomic<bool> is_driving_{false};
-  std::atomic<bool> is_parked_{true};  // true also before the thread is started
+  std::atomic<bool> is_parked_{true};  // whether the thread is parked; also true before the thread is started
   std::atomic<TimeNs> driven_at_{0};
-  std::atomic<bool> has_driver_slept_{false};  // the driver has slept: the thread stays parked until drive() ends
+  // Whether the driver has slept. Then the thread stays parked until drive() ends.
+  std::atomic<bool> has_driver_slept_{false};
   std::mutex park_mutex_;
   std::condition_variable unpark_;
   std::thread thread_;

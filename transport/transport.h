@@ -50,7 +50,7 @@ struct PagedTransfer {
   PeerId peer;
   Direction direction = Direction::kPull;
   RegionId local;
-  std::string remote_region;  // from the peer's export_region() or export_grant()
+  std::string remote_region;  // result of the peer's export_region() or export_grant()
   std::vector<CopyRange> ranges;
   std::string notification;  // if not empty: delivered to the peer when all bytes are visible there or have been read
   Priority priority = Priority::kNormal;

@@ -44,7 +44,7 @@ struct StreamAddress {
   bool is_unix() const { return !path.empty(); }
 };
 bool is_stream(std::string_view endpoint);
-/// `endpoint` must have passed check_endpoint() and is_stream().
+/// Returns the address in a stream's endpoint. `endpoint` must have passed check_endpoint() and is_stream().
 StreamAddress stream_address(std::string_view endpoint);
 
 }  // namespace kvferry::controller

@@ -37,8 +37,8 @@ struct NodeInfo {
   // kvferry release. Empty before the client sets it, and for a node whose release does not send it.
   std::string version{};
   // Random text that proves the node's identity: a process that does not know the text can't register as the same
-  // incarnation. No status shows the text. It is empty before make_client() sets it, and for a node whose release does
-  // not send it.
+  // incarnation. No status shows the text. The text is empty before make_client() sets it, and for a node whose release
+  // does not send it.
   std::string secret{};
   NodeDetails details{};  // empty if the node's release does not send details
 };

@@ -45,7 +45,8 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
 /// Sends `request` and returns the reply. kCorrupt: the reply is of another type than `Reply`.
 template <class Reply, class Request>
 Result<Reply> ask_for(const std::string& endpoint, Request request, std::int64_t timeout_ms, const Key& key) {
-  request.header.version = wire::kProtocol.oldest;  // so that controllers of other releases can read the request
+  // The request has the oldest version, so that controllers of other releases can read it.
+  request.header.version = wire::kProtocol.oldest;
   wire::FromController message = KVFERRY_TRY(ask(endpoint, encode(request), timeout_ms, key));
   if (auto* reply = std::get_if<Reply>(&message)) return std::move(*reply);
   return Error{ErrorCode::kCorrupt, fmt::format("controller {} sent a reply of an unexpected type", endpoint)};

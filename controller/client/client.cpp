@@ -122,7 +122,8 @@ Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t ti
 
 Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, const Clock& clock,
                                                        std::int64_t timeout_ms) {
-  constexpr int kTriesMax = 3;  // the second try fails if another process registered this engine id meanwhile
+  // Three tries, because the second one fails if another process registers this engine id meanwhile.
+  constexpr int kTriesMax = 3;
   for (int tries = 1;; ++tries) {
     std::unique_ptr<Client> client = KVFERRY_TRY(make_client(options));
     Incarnation newest;

@@ -130,7 +130,7 @@ void ClientSession::send_due(TimeNs now) {
 bool ClientSession::send_hello() {
   // The Hello is sent in the oldest version that this client speaks, so that older controllers can read the Hello.
   version_ = options_.protocol.oldest;
-  beat_load_ = 0;  // a new registration begins with load 0; if load_ differs, it is reported soon
+  beat_load_ = 0;  // a new registration begins with load 0; if load_ differs, a heartbeat reports it soon
   return send(encode(wire::Hello{.node = options_.node,
                                  .next_sequence = publisher_.next_sequence(),
                                  .oldest_protocol = options_.protocol.oldest,

@@ -67,7 +67,7 @@ class ClientSession {
 
  private:
   enum class State { kConnecting, kRegistered, kRefused, kLeft };
-  struct Receiver;  // has one overload for each message of the controller
+  struct Receiver;  // visitor with one overload for each message of the controller
 
   std::uint64_t incarnation() const { return options_.node.incarnation.value; }
   bool send_hello();

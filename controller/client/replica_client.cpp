@@ -185,7 +185,7 @@ class ReplicaClient final : public Client {
     give_up(replica);
     lost_reason_ = fmt::format("controller {} refused this node: {}", replica.client->controller(), refused.reason);
     if (std::all_of(replicas_.begin(), replicas_.end(), [](const Replica& r) { return r.has_refused; })) {
-      was_registered_ = false;  // so that process() does not report Lost as well
+      was_registered_ = false;  // prevents process() from reporting Lost as well
       events.emplace_back(std::move(refused));
     } else {
       log().warn("{}", lost_reason_);

@@ -130,8 +130,10 @@ class EngineIndex {
   Tier removed_tier_ = Tier::kGpu;
   struct Walker {  // a holder that has all of the prompt's blocks so far
     NodeIndex node;
-    std::uint8_t alone, together;  // bit masks of tiers that have all these blocks, alone or with faster tiers
-    std::uint32_t match;           // index in match()'s `matches`
+    // Bit masks of tiers. `alone`: tiers that have all these blocks by themselves; `together`: tiers that have them
+    // together with faster tiers.
+    std::uint8_t alone, together;
+    std::uint32_t match;  // index in match()'s `matches`
   };
   std::vector<Walker> walkers_;
 };

@@ -95,7 +95,7 @@ void EngineStream::drop_everything() {
   next_.reset();
 }
 
-/// Drops everything, including waiting batches: these may also be from before the engine's restart.
+/// Drops everything, including waiting batches, because these may also be from before the engine's restart.
 void EngineStream::restart(TimeNs now) {
   ++counters_.restarts;
   drop_everything();
@@ -174,7 +174,7 @@ void EngineStream::replay_ended(TimeNs now) {
   if (ended == Replay::kProbe) return;
   if (ended == Replay::kVerify && !has_answered_) return restart(now);  // the engine restarted and has fewer batches
   if (ended == Replay::kLater || (!has_answered_ && !next_)) {
-    // The engine has published nothing yet.
+    // The replay was empty, so the engine has published nothing since its start.
     drop_everything();
     if (waiting_.empty()) next_ = 0;
   }

@@ -25,11 +25,12 @@ namespace kvferry::controller {
 constexpr std::size_t kHttpThreads = 16;  // number of threads that compute answers
 // Limit on connections. A further connection replaces the slowest one.
 constexpr std::size_t kHttpConnectionsMax = 1024;
-constexpr TimeNs kHttpRequestMax = 10 * kSecond;      // limit on the time from the first byte of a request to its last
-constexpr TimeNs kHttpAnswerMax = 10 * kSecond;       // limit on the time that the client takes to read the answer
-constexpr TimeNs kHttpIdleMax = 5 * kSecond;          // limit on the time between two requests on a connection
-constexpr std::size_t kHttpSmallBytes = 64 << 10;     // bytes that each connection may always have in memory
-constexpr std::size_t kHttpLargeBytesMax = 64 << 20;  // limit on the sum over connections above kHttpSmallBytes
+constexpr TimeNs kHttpRequestMax = 10 * kSecond;   // limit on the time from the first byte of a request to its last
+constexpr TimeNs kHttpAnswerMax = 10 * kSecond;    // limit on the time that the client takes to read the answer
+constexpr TimeNs kHttpIdleMax = 5 * kSecond;       // limit on the time between two requests on a connection
+constexpr std::size_t kHttpSmallBytes = 64 << 10;  // bytes that each connection may always have in memory
+// limit on the memory of all connections with more than kHttpSmallBytes
+constexpr std::size_t kHttpLargeBytesMax = 64 << 20;
 
 class HttpConnections {
  public:

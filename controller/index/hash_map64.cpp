@@ -6,8 +6,8 @@
 namespace kvferry::controller {
 namespace {
 
-// Number of slots that each insertion moves during a resize. It is enough to end the resize before the new table is
-// full.
+// Number of slots that each insertion moves during a resize. This number is enough to end the resize before the new
+// table is full.
 constexpr std::size_t kSlotsMovedPerChange = 16;
 
 bool is_full(std::size_t num_keys, std::uint64_t num_slots) { return num_keys > num_slots / 4 * 3; }

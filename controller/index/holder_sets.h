@@ -72,7 +72,7 @@ class HolderSets {
     std::uint32_t num_references;  // in a free record: index of its class's next free record, or kNone
     std::uint32_t num_members : 31;
     std::uint32_t is_shared : 1;
-    Placement members[1];  // as many as the record's size class has room for
+    Placement members[1];  // really an array, with as many elements as the record's size class has room for
   };
   struct SizeClass {  // records with room for 2^class members
     std::vector<std::unique_ptr<std::byte[]>> blocks;

@@ -114,7 +114,7 @@ class HiredisStream final : public RedisStream {
     return trim();
   }
 
-  /// Appends entries to the stream. They stay in waiting_ until Redis confirms them.
+  /// Appends entries to the stream. The entries stay in waiting_ until Redis confirms them.
   Result<void> append_all(const std::vector<std::string>& batch) {
     const std::string& stream = options_.url.stream;
     const std::string entries_max = std::to_string(options_.url.bytes_max / kBytesPerEntryMin);

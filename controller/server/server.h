@@ -46,8 +46,8 @@ class Server {
   /// Same as add_listener(), for a listener that was made with a Result. If the Result is an error, returns that error;
   /// otherwise returns the listener's actual address.
   Result<std::string> add_bound(Result<std::unique_ptr<BoundListener>> listener);
-  /// Adds a function that is called at the end of each turn of the loop, after messages and expired leases. It must not
-  /// block for long. at_turn_end() itself must not be called after run().
+  /// Adds a function that is called at the end of each turn of the loop, after messages and expired leases. The
+  /// function must not block for long. at_turn_end() itself must not be called after run().
   void at_turn_end(std::function<void(TimeNs now)> then) { turn_ends_.push_back(std::move(then)); }
 
   /// The sessions and the directory may be used by listeners, by functions passed to at_turn_end(), and by the caller

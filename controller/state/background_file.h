@@ -29,7 +29,7 @@ class BackgroundFile {
     std::uint64_t synced = 0;      // mark of the last append() that survives a loss of power
     bool is_finished = false;      // whether finish() has succeeded
     std::uint64_t size_bytes = 0;
-    std::string failure;  // empty: none
+    std::string failure;  // why the file could not be written; empty: no failure
   };
 
   /// The file's thread calls `on_progress` after each change of progress().

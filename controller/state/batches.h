@@ -33,7 +33,7 @@ BatchScan scan_batches(std::string_view file, const std::function<bool(std::stri
 /// A file mapped for reading.
 class MappedFile {
  public:
-  /// kNotFound: the file does not exist; kUnavailable: the file cannot be read.
+  /// Maps a file. kNotFound: the file does not exist; kUnavailable: the file cannot be read.
   static Result<MappedFile> open(const std::string& path);
   MappedFile(MappedFile&& other) noexcept { std::swap(bytes_, other.bytes_); }
   MappedFile& operator=(MappedFile&&) = delete;

@@ -27,7 +27,7 @@ namespace kvferry::controller {
 struct StateOptions {
   std::string folder;
   std::size_t log_bytes_min = std::size_t{16} << 20;  // a snapshot begins only after a log of this size
-  // Limit on unwritten bytes of the log. If the log has more, it counts as failed.
+  // Limit on unwritten bytes of the log. A log with more unwritten bytes counts as failed.
   std::size_t queued_bytes_max = std::size_t{64} << 20;
   std::int64_t retry_ms = 1000;  // pause between attempts after a failure
   WriteCall write = ::write;

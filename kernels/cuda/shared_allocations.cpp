@@ -106,7 +106,7 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
     return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more bytes than the allocation has"};
   }
   auto& opened = opened_[static_cast<std::byte*>(base)];
-  // A second open of the same handle is closed at once, because num_users counts the users.
+  // If the memory is mapped already, the second mapping is closed at once, because num_users counts the users.
   if (opened.num_users > 0) cudaIpcCloseMemHandle(base);
   ++opened.num_users;
   opened.handle = std::move(parsed.handle);

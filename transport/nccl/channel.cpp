@@ -16,7 +16,8 @@ constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this lo
 /// from the sizes of the piece's parts.
 struct Layout {
   std::vector<std::span<std::byte>> operations;
-  std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;  // (place in the staging buffer, part)
+  // pairs of (place in the staging buffer, part that is staged there)
+  std::vector<std::pair<std::byte*, std::span<std::byte>>> staged;
 };
 
 Layout lay_out(const PieceTransfer& piece, std::byte* staging) {

@@ -28,7 +28,7 @@ struct Part {
 using Parts = std::vector<Part>;
 
 struct RegionParts {
-  std::uint8_t kind = 0;  // a MemoryClass
+  std::uint8_t kind = 0;  // value of a MemoryClass
   Parts parts;            // one for each backend that reaches the region
   MemoryClass memory_class() const {
     return kind < kMemoryClasses ? static_cast<MemoryClass>(kind) : MemoryClass::kOther;

@@ -33,7 +33,8 @@ class PlannedRegions {
 
   struct Found {
     MemoryClass kind = MemoryClass::kOther;
-    std::vector<std::optional<RegionId>> ids;  // [backend]; none: not registered with that backend
+    // [backend] id of the region there; none: not registered with that backend
+    std::vector<std::optional<RegionId>> ids;
   };
   std::optional<Found> find(RegionId id) const;
 
@@ -41,7 +42,7 @@ class PlannedRegions {
   struct Grant {
     RegionId region;
     MemoryClass kind = MemoryClass::kOther;
-    std::vector<std::optional<GrantId>> ids;  // [backend]; none: no grant of that backend
+    std::vector<std::optional<GrantId>> ids;  // [backend] id of the grant there; none: no grant of that backend
     bool is_revoked = false;                  // set by revoke(); a backend may still have the grant
   };
   struct Region : Found {

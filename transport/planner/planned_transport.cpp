@@ -232,7 +232,7 @@ class PlannedTransport final : public Transport {
 
  private:
   struct Peer {
-    std::vector<std::optional<PeerId>> ids;  // [backend]; none: the backend doesn't reach the peer
+    std::vector<std::optional<PeerId>> ids;  // [backend] id of the peer there; none: the backend doesn't reach the peer
     std::string address;
     std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the fastest first
     std::string measured = "not measured yet";                    // text for logs

@@ -65,12 +65,13 @@ class NoteRing {
 };
 
 /// A page that each transport creates and all its peers map. It says whether the transport polls; each region and grant
-/// has a slot in it, which is open while peers may touch that memory. A peer enters a slot (NoteRing) and then checks
-/// whether it is open; the owner closes the slot and then checks which peers are inside. Whichever store comes first,
-/// the owner misses no copy.
+/// has a slot on the page, which is open while peers may touch that memory. A peer enters a slot (NoteRing) and then
+/// checks whether the slot is open; the owner closes the slot and then checks which peers are inside. Whichever store
+/// comes first, the owner misses no copy.
 class ControlPage {
  public:
-  static constexpr std::uint32_t kSlots = 131072;  // for grants (TransferTable::kGrantsMax) and regions
+  // Number of slots, for grants (TransferTable::kGrantsMax) and regions.
+  static constexpr std::uint32_t kSlots = 131072;
   static constexpr std::uint64_t kPageBytes = 4096 + std::uint64_t{kSlots} * 8;
 
   explicit ControlPage(SharedMapping pages) : pages_(std::move(pages)) {}
@@ -81,15 +82,15 @@ class ControlPage {
 
   /// Returns the content of an open slot, unique to the grant or region. `grant` is 0 for a whole region.
   static std::uint64_t pass(std::uint32_t region, std::uint32_t grant) { return std::uint64_t{region} << 32 | grant; }
-  /// Called by the owner, like the next two functions.
+  /// Opens a slot. Only the owner calls this function and the next two.
   void open(std::uint32_t slot, std::uint64_t pass) { state(slot).store(pass, std::memory_order_release); }
   void close(std::uint32_t slot) { state(slot).store(0, std::memory_order_seq_cst); }
   void close_all() { header().is_closed.store(1, std::memory_order_seq_cst); }
-  /// Called by peers. Returns false after the owner has closed the slot.
+  /// Returns false after the owner has closed the slot. Only peers call this function.
   bool is_open(std::uint32_t slot, std::uint64_t pass) const {
     return state(slot).load(std::memory_order_seq_cst) == pass && !is_closed();
   }
-  /// Called by peers. Returns true if the owner is shutting down.
+  /// Returns true if the owner is shutting down. Only peers call this function.
   bool is_closed() const { return header().is_closed.load(std::memory_order_seq_cst) != 0; }
 
  private:

@@ -20,7 +20,7 @@ constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // combined with 
 constexpr std::uint64_t kTagMask = std::uint64_t{0xff} << 40;
 constexpr std::size_t kPendingHandshakesMax = 64;  // limit of connections without a hello; further ones are closed
 constexpr TimeNs kBacklogRetryNs = 10 * kMillisecond;
-// Time between checks of the sockets by a thread that polls in drive(). They are rare, because that thread finds
+// Time between checks of the sockets by a thread that polls in drive(). The checks are rare, because that thread finds
 // notifications in shared memory.
 constexpr TimeNs kLookNs = 5'000;
 
@@ -156,7 +156,8 @@ bool ShmBackend::advance(TimeNs now) {
     std::vector<std::uint32_t> broken;
     for (auto& [number, inbound] : inbound_) {
       if (!inbound.ring) continue;
-      if (is_spinning_ && !inbound.ring->has_notes()) continue;  // no note, and no wake-up needed while polling
+      // An empty ring is skipped while this side polls, because no producer need be asked for a wake-up then.
+      if (is_spinning_ && !inbound.ring->has_notes()) continue;
       has_more |= inbound.ring->has_notes();
       if (!deliver_notes(inbound)) broken.push_back(number);
     }

@@ -103,7 +103,7 @@ bool ShmBackend::close_slot(std::uint32_t slot) {
   post_and_wait([&] {
     control_->close(slot);
     is_quiet = std::none_of(inbound_.begin(), inbound_.end(), [slot](const auto& entry) {
-      return entry.second.ring && entry.second.ring->is_inside(slot);  // a dead peer has no Inbound: it is ignored
+      return entry.second.ring && entry.second.ring->is_inside(slot);  // a dead peer has no Inbound, so it is ignored
     });
   });
   return is_quiet;

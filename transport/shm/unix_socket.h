@@ -21,7 +21,7 @@ struct Packet {
 };
 
 struct Received {
-  std::optional<Packet> packet;  // none: no packet is waiting, or is_closed
+  std::optional<Packet> packet;  // none: no packet is waiting, or the connection is closed
   bool is_closed = false;
 };
 

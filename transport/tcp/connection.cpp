@@ -123,7 +123,7 @@ void Connection::receive(TimeNs now) {
     }
     const std::size_t room = std::max(wanted_, end_) + kReadAheadBytes;
     if (buffer_.size() < room) buffer_.resize(room);
-    // One call reads the payload and what follows it, so that small messages cost one call.
+    // One call reads the payload and the bytes that follow it, so that small messages cost one call.
     msghdr message{};
     std::array<iovec, 2> drop;
     std::uint64_t asked = 0;
@@ -296,7 +296,7 @@ void Connection::send_zeros_for(std::uint64_t transfer) {
   std::uint64_t payload = 0;
   for (std::size_t part = std::max<std::size_t>(out_at_, 1); part < out_.parts.size(); ++part)
     payload += out_.parts[part].iov_len;
-  out_.parts.resize(1);  // keeps the head, sent or not
+  out_.parts.resize(1);  // keeps only the head, whether it was sent or not
   for (; payload > 0; payload -= out_.parts.back().iov_len)
     out_.parts.push_back({zeros(), std::min<std::uint64_t>(payload, kScratchBytes)});
   if (out_at_ > 1) out_at_ = 1;

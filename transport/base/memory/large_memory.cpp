@@ -28,7 +28,7 @@ void copy_cached(std::byte* to, const std::byte* from, std::size_t bytes, const 
 }
 
 #if defined(__x86_64__)
-/// Prefetches into the second-level cache, which allows more outstanding fetches than the first.
+/// Prefetches into the second-level cache, which allows more outstanding fetches than the first-level cache.
 template <std::size_t kLines>
 inline void fetch_lines(const std::byte* from) {
   for (std::size_t line = 0; line < kLines; ++line)

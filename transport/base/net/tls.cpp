@@ -162,7 +162,8 @@ Result<bool> TlsSession::handshake() {
   const bool is_flushed = flush();  // if the handshake failed, this sends OpenSSL's alert to the peer
   if (!is_flushed && (code == 1 || waits)) return Error{ErrorCode::kPeerLost, std::strerror(errno)};
   if (waits) return false;
-  if (code != 1 || ::SSL_session_reused(ssl_) != 1)  // OpenSSL counts the use of the key as a session's reuse
+  // OpenSSL counts a handshake with the cluster key as a reused session
+  if (code != 1 || ::SSL_session_reused(ssl_) != 1)
     return Error{
         ErrorCode::kRefused,
         fmt::format("the peer has another cluster key or none, or only one side's encrypt_tcp demands encryption: {}",
