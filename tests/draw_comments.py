@@ -59,7 +59,7 @@ def main() -> None:
         text = (words_test.REPO / path).read_text()
         extract = words_test.cxx_comments if path.suffix in words_test.CXX else words_test.python_comments
         comments += [f"{path}:{number}: {comment}" for number, comment in extract(text)
-                     if " " in comment and not comment.startswith(("namespace", "NOLINT"))]
+                     if " " in comment and not comment.startswith(("namespace", "NOLINT", "fmt: ", "clang-format "))]
         texts = cxx_messages(text) if path.suffix in words_test.CXX else python_messages(text)
         messages += [f"{path}:{number}: {message}" for number, message in texts if is_message(message)]
     draw = random.Random(wanted.seed)

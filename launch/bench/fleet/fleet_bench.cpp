@@ -18,6 +18,7 @@ constexpr std::uint64_t kNodesMin = 4;
 constexpr std::uint64_t kNodesMax = 100'000;
 constexpr std::uint64_t kSecondsMax = 600;
 constexpr std::uint64_t kRateMax = 10'000;
+constexpr std::uint64_t kChunksMin = kSystemPrompts * kSystemChunks + kConversationsMin * kOwnChunks;
 constexpr std::uint64_t kStepsOfOneSize = 6;
 constexpr rlim_t kFilesMax = 200'000;
 constexpr std::uint64_t kFilesOfLink = 4;  // a connection's socket, ZeroMQ mailbox, eventfd and epoll descriptor
@@ -30,8 +31,7 @@ Result<std::vector<FleetStep>> parse_steps(const FleetFlags& flags) {
   const std::vector<std::uint64_t> lookups = reader.numbers("--lookups", flags.lookups, 0, kRateMax);
   const std::uint64_t stores = reader.number("--stores", flags.stores, 0, kRateMax);
   const std::uint64_t duration = reader.number("--seconds", flags.seconds, 1, kSecondsMax);
-  const std::uint64_t chunks =
-      reader.number("--chunks", flags.chunks, kConversationsMin * kConversationChunks, 1'000'000);
+  const std::uint64_t chunks = reader.number("--chunks", flags.chunks, kChunksMin, 1'000'000);
   if (flags.replicas != "1" && flags.replicas != "3") reader.fail(bad_flag("--replicas", flags.replicas, "1, 3"));
   if (flags.over != "zmq" && flags.over != "stream") reader.fail(bad_flag("--over", flags.over, "zmq, stream"));
   reader.output_files(flags.json_file, flags.plot_file);

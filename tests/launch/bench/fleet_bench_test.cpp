@@ -31,7 +31,7 @@ TEST(FleetBench, RefusesBadFlagsAndSaysWhatIsAllowed) {
       {{.replicas = "2"}, "--replicas is '2'; allowed: 1, 3"},
       {{.over = "udp"}, "--over is 'udp'; allowed: zmq, stream"},
       {{.seconds = "0"}, "--seconds is '0'; allowed: 1 to 600"},
-      {{.chunks = "511"}, "--chunks is '511'; allowed: 512 to 1000000"},
+      {{.chunks = "607"}, "--chunks is '607'; allowed: 608 to 1000000"},
       {{.stores = "-1"}, "--stores is '-1'; allowed: 0 to 10000"},
       {{.lookups = "2,x"}, "--lookups is 'x'; allowed: 0 to 10000"},
       {{.json_file = "/no/folder/x"}, "--json is '/no/folder/x'"},
