@@ -1,5 +1,6 @@
-"""The Python behind launch/'s scripts, shared with the tests.
+"""The Python code of the scripts in launch/. The tests import this code too.
 
-The top level holds what all sub-packages may import: `paths`, `process`, `progress`, standard library only. Each
-sub-package's docstring says what belongs there and what it may import; tests/layering_test.py checks it.
+All sub-packages may import the top-level modules `paths`, `process` and `progress`, which use only the standard
+library. The docstring of each sub-package says what the sub-package contains and what it may import;
+tests/layering_test.py checks the imports.
 """

@@ -1,4 +1,4 @@
-"""Paths of the files and folders in a checkout. Nothing here creates anything."""
+"""Paths of the files and folders in a checkout. This module does not create them."""
 
 from pathlib import Path
 

@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProcessError(Exception):
-    """A process died or was not ready in time; the message holds the tail of its log."""
+    """A process died or was not ready in time. The message contains the last lines of the process's log."""
 
 
 class Child(Protocol):
@@ -34,9 +34,10 @@ class Child(Protocol):
 
 
 class ManagedProcess:
-    """One child with its output in a log file. Start it from the main thread: it ends with the thread that starts it.
+    """A child process whose output goes to a log file. Call start() in the main thread, because the kernel ends the
+    child when the thread that started it ends.
 
-    stop() interrupts the child, waits STOP_GRACE_S and kills what is left of its process group, so its own
+    stop() interrupts the child, waits STOP_GRACE_S and then kills the child's process group, so that the child's own
     children end too. If this process is killed, the kernel sends SIGTERM to the child.
     """
 
@@ -116,7 +117,7 @@ class ManagedProcess:
 
 
 def stop_all(processes: Iterable[ManagedProcess], grace_s: float = STOP_GRACE_S) -> None:
-    """Stops several processes at once, with one grace period for all."""
+    """Stops several processes at the same time, with one grace period for all of them."""
     processes = list(processes)
     for process in processes:
         process.interrupt()
@@ -126,7 +127,7 @@ def stop_all(processes: Iterable[ManagedProcess], grace_s: float = STOP_GRACE_S)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a port that is free now. Another process may take it before it is used."""
+    """Returns a port that is free now. Another process may take the port before the caller uses it."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -148,7 +149,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def copy_from(file: Path, offset: int) -> int:
-    """Copies to stdout what is in the file from `offset`, if the file is there; returns the new offset."""
+    """Copies the file from `offset` to its end to stdout, if the file exists. Returns the new offset."""
     with contextlib.suppress(OSError), file.open("rb") as text:
         text.seek(offset)
         piece = text.read()

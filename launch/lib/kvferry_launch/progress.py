@@ -1,4 +1,4 @@
-"""The progress of a long step: a bar with percent and elapsed time on a terminal, plain lines elsewhere."""
+"""Shows the progress of a long step: a bar with percent and elapsed time on a terminal, plain lines elsewhere."""
 
 import sys
 import threading
@@ -63,7 +63,7 @@ class Step:
                     self._print(f"{self._label}{share} {self.elapsed_s:.0f} s {self._note}".rstrip())
 
     def done(self, outcome: str = "done") -> None:
-        """Prints the outcome and the duration as the last line. If the caller does not call it, __exit__() does."""
+        """Prints the outcome and the duration as the last line. __exit__() calls done() if the caller did not."""
         self._closed = True
         line = f"{self._label}: {outcome} ({self.elapsed_s:.1f} s)"
         with _lock:

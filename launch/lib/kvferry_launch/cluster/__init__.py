@@ -1,4 +1,5 @@
-"""launch/cluster: starts the deployment that a YAML file describes, on this host, ssh, Slurm, MPI or Kubernetes.
+"""launch/cluster: starts the deployment that a YAML file describes, on this host, over ssh, by Slurm, MPI or
+Kubernetes.
 
-Needs PyYAML. Its modules may import `node` and the package's top level.
+This sub-package needs PyYAML. Its modules may import `node` and the top-level modules of kvferry_launch.
 """

@@ -1,4 +1,4 @@
-"""One process of the deployment as the supervisor uses it: its stdin, its log, its new output."""
+"""A process of the deployment. The supervisor starts and ends the process, writes to its stdin and reads its log."""
 
 import contextlib
 import os
@@ -16,9 +16,10 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Child(ManagedProcess):
-    """A command run by guard.py: closing the guard's stdin ends the command and all its descendants, on any host.
+    """A command that runs under guard.py. Closing the guard's stdin ends the command and all descendants, on any host.
 
-    The output is appended to the log; lines() returns the lines since start() that it has not returned yet.
+    The command's output is appended to the log. lines() returns the lines that were added to the log since the last
+    call or, at the first call, since start().
     """
 
     def __init__(self, name: str, command: list[str], log: Path, env: dict[str, str] | None = None) -> None:
@@ -43,7 +44,7 @@ class Child(ManagedProcess):
         return self._process is not None
 
     def tell(self, line: str) -> None:
-        """Writes a line to the guard, which passes it on if it runs with --stdin and the line is not ".".
+        """Writes a line to the guard's stdin. A guard with --stdin passes every line except "." on to the command.
 
         The line is lost if the pipe is full.
         """
@@ -52,7 +53,7 @@ class Child(ManagedProcess):
                 os.write(self._process.stdin.fileno(), f"{line}\n".encode())
 
     def close(self) -> None:
-        """Asks the process to end; exit_status shows when it has ended."""
+        """Asks the process to end, and returns at once. exit_status stays None until the process has ended."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             self._closed_at = time.monotonic()
             with contextlib.suppress(OSError):
@@ -60,11 +61,11 @@ class Child(ManagedProcess):
 
     @property
     def overdue(self) -> bool:
-        """True if close() was called longer ago than the guard takes to end the process."""
+        """True if more time has passed since close() than the guard needs to end the process."""
         return self._closed_at is not None and time.monotonic() - self._closed_at > GRACE_S + 5
 
     def end_now(self) -> None:
-        """Ends the process without a grace period; its guard still ends all descendants."""
+        """Sends SIGTERM to the guard, which ends the command and all its descendants."""
         self.close()
         self.signal(signal.SIGTERM)
 

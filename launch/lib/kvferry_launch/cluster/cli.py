@@ -1,4 +1,4 @@
-"""launch/cluster: the command line."""
+"""The command line of launch/cluster."""
 
 import argparse
 import json
@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Callable[[argparse.Namespace], int], about: str, file: bool = True
                 ) -> argparse.ArgumentParser:
-        # Without `help`, argparse leaves internal commands out of its list.
+        # argparse lists only the commands that have `help`, so internal commands get none.
         shown: dict[str, Any] = {"help": about} if about else {}
         made: argparse.ArgumentParser = commands.add_parser(name, description=about, **shown)
         made.set_defaults(run=run)
@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def after_dashes(words: list[str]) -> list[str]:
-    """Removes a leading "--", which only some versions of argparse remove."""
+    """Returns the words without a leading "--", which only some versions of argparse remove."""
     return words[1:] if words[:1] == ["--"] else words
 
 
@@ -118,8 +118,9 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def check_before(spec: Spec) -> None:
-    """Checks the model and the roles' settings, as far as this host can, before a server fails on them. Errors:
-    SpecError.
+    """Checks the model and the settings of the roles before any server starts. Errors: SpecError.
+
+    Some settings can only be checked by the hosts that run the servers.
     """
     is_path = spec.model.startswith(("/", ".", "~")) or spec.model.count("/") > 1
     if spec.on == "local" and is_path and not (Path(spec.model) / "config.json").exists():
@@ -212,9 +213,9 @@ def render(arguments: argparse.Namespace) -> int:
 
 
 def ask_here(arguments: argparse.Namespace) -> int:
-    """Sends a request to the `up` process of this host and prints its answer.
+    """Sends a request to the `up` process of this host and prints the answer.
 
-    Another host runs this through srun, because it can't connect to the Unix socket of `up`.
+    Another host starts this command here through srun, because another host can't connect to the Unix socket of `up`.
     """
     print(json.dumps(ask(arguments.folder, json.loads(arguments.what))))
     return 0
@@ -232,7 +233,8 @@ def mpi_rank(arguments: argparse.Namespace) -> int:
 
 
 def request(spec: Spec, what: dict[str, Any]) -> dict[str, Any]:
-    """Returns the answer of the running `up`, which may be inside a Slurm job. Errors: SpecError."""
+    """Sends a request to the running `up`, which may be inside a Slurm job, and returns the answer. Errors: SpecError.
+    """
     answer = ask(run_folder(spec), what)
     if answer is None and spec.on == "slurm":
         answer = job.ask_inside(spec, what)

@@ -1,4 +1,5 @@
-"""The connection of `status`, `scale` and `down` to a running `up`: one JSON line each way over a Unix socket."""
+"""How the commands `status`, `scale` and `down` reach a running `up`: over a Unix socket, with one JSON line each way.
+"""
 
 import contextlib
 import json
@@ -18,7 +19,9 @@ LINE_MAX = 65536
 
 @contextlib.contextmanager
 def short_path(folder: Path) -> Iterator[str]:
-    """Yields the socket's path through a descriptor of its folder: a Unix socket's path has at most 107 bytes."""
+    """Yields a short path of the socket, through a descriptor of the folder. A longer path might not fit, because the
+    path of a Unix socket has at most 107 bytes.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/{SOCKET}"
@@ -40,7 +43,7 @@ class ControlServer:
         self._socket.listen(16)
 
     def serve(self, wait_s: float) -> None:
-        """Waits up to `wait_s` for a client, and answers it."""
+        """Waits up to `wait_s` for a client, and answers the client's request."""
         if not select.select([self._socket], [], [], wait_s)[0]:
             return
         client, _ = self._socket.accept()
@@ -65,7 +68,9 @@ class ControlServer:
 
 
 def ask(folder: Path, request: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the running deployment's answer, or None if no `up` listens. Errors: SpecError if `up` refuses."""
+    """Sends a request to the running `up`. Returns the answer, or None if no `up` answers. Errors: SpecError if `up`
+    refuses the request.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as client, short_path(folder) as path:
             client.settimeout(ANSWER_WITHIN_S)

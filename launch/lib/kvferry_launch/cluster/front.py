@@ -1,8 +1,8 @@
-"""Runs the router of a deployment on its host: starts it, announces the workers, reports when it answers.
+"""Runs the router of a deployment: starts the router, announces the workers to it, reports when the router answers.
 
-vllm-router 0.1.17 accepts POST /remove_worker while it runs, but no new worker if it was started with URLs. It can
-listen for workers that announce themselves (--vllm-discovery-address): it uses each from its first message until 5 s
-after the last one. So this program announces all workers once a second.
+A vllm-router 0.1.17 that was started with the URLs of its workers accepts no new workers. With
+--vllm-discovery-address instead, the router listens for workers that announce themselves. The router uses a worker from
+the first announcement until 5 s after the last one, so this program announces every worker once a second.
 """
 
 import argparse
@@ -22,16 +22,18 @@ from kvferry_launch.paths import REPO
 from kvferry_launch.process import _die_with_parent, free_port
 
 ANNOUNCE_EVERY_S = 1.0
-END_WITHIN_S = 3.0  # after SIGTERM; then the router is killed, because it may wait for idle connections to close
+END_WITHIN_S = 3.0  # time from SIGTERM to SIGKILL, because a router may wait for idle connections to close
 LETTERS = {"prefill": "P", "decode": "D"}
-POLICY = ("--policy", "round_robin")  # any server will do, because every decode server can pull every chunk
+POLICY = ("--policy", "round_robin")  # all servers are equally good, because every decode server can pull every chunk
 
 
 class Announcer:
-    """Announces the workers to vllm-router, each over a separate ZeroMQ socket, as its discovery mode expects."""
+    """Announces the workers to vllm-router. The router expects the announcements of each worker on a separate ZeroMQ
+    socket.
+    """
 
     def __init__(self, address: str) -> None:
-        import zmq  # a requirement of vLLM, so every host of vllm-router has it
+        import zmq  # vLLM requires pyzmq, so every host that runs vllm-router has pyzmq
 
         self._context = zmq.Context()
         self._dealer = zmq.DEALER
@@ -46,10 +48,10 @@ class Announcer:
             for url in several:
                 if url not in self._sockets:
                     self._sockets[url] = self._context.socket(self._dealer)
-                    self._sockets[url].linger = 0  # a router that has ended must not block the close
+                    self._sockets[url].linger = 0  # closing the socket must not wait for a router that has ended
                     self._sockets[url].connect(f"tcp://{self._address}")
                 place = url.removeprefix("http://")
-                with contextlib.suppress(Exception):  # a full queue loses only this announcement
+                with contextlib.suppress(Exception):  # if the socket's queue is full, this announcement is lost
                     self._sockets[url].send(packed({"type": LETTERS[role], "http_address": place,
                                                     "zmq_address": place}), flags=1)
 
@@ -129,7 +131,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 class Reporter:
-    """Prints a line when the router begins to answer, and when it no longer answers."""
+    """Prints a line when the router begins to answer health checks, and when the router stops answering them."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._url = f"http://{serving.bracketed(arguments.advertise_host)}:{arguments.port}"

@@ -21,7 +21,7 @@ FOLLOW_S = 0.2
 
 
 def run(spec: Spec, command: str) -> int:
-    """Submits and follows a Slurm job."""
+    """Runs a launch/cluster command that submits a Slurm job; prints the job's output until the job ends."""
     return follow(spec, [sys.executable, script("cluster"), command, str(spec.file)])
 
 
@@ -57,7 +57,11 @@ def follow(spec: Spec, command: list[str]) -> int:
 
 
 def ask_inside(spec: Spec, what: dict[str, Any]) -> dict[str, Any] | None:
-    """Sends a request to `up` from the job's host, because other hosts can't connect to its Unix socket."""
+    """Sends a request to the `up` process of a Slurm job. Returns the answer, or None if there is none.
+
+    The request is sent by srun on the host of the `up` process, because other hosts can't connect to the Unix socket of
+    `up`.
+    """
     job = slurm.running_job(spec)
     try:
         host = json.loads((run_folder(spec) / "state.json").read_text())["host"]

@@ -1,4 +1,5 @@
-"""Kubernetes: applies the manifests with kubectl, shows the pods, and deletes everything at the end."""
+"""Runs a deployment on Kubernetes: applies the manifests with kubectl, shows the pods, deletes the objects at the end.
+"""
 
 import json
 import shlex
@@ -45,7 +46,9 @@ def dry_run(spec: Spec) -> list[str]:
 
 
 def up(spec: Spec, as_json: bool) -> int:
-    """Applies the manifests, shows the pods, deletes all at Ctrl-C. If this process is killed, use `down`."""
+    """Applies the manifests and shows the pods. Ctrl-C deletes all objects. If this process is killed, the objects stay
+    until `down` deletes them.
+    """
     ends = noted_signals(signal.SIGINT, signal.SIGTERM)
     view = status_lines.StatusView(as_json)
     is_told = False
@@ -68,7 +71,9 @@ def up(spec: Spec, as_json: bool) -> int:
 
 
 def ensure_secret(spec: Spec) -> None:
-    """Creates the Secret with the cluster key unless it exists. `down` keeps it, so that each `up` has the same key."""
+    """Creates the Secret with the cluster key if it is missing. `down` keeps the Secret, so every `up` has the same
+    key.
+    """
     name = key_secret(spec)
     if has_key(spec) and not call(spec, "get", "secret", name, "--ignore-not-found", "-o", "name").strip():
         file = ensure_key(run_folder(spec) / KEY_NAME)
@@ -85,7 +90,7 @@ def front_url(spec: Spec) -> str:
 
 
 def pods(spec: Spec) -> list[dict[str, Any]]:
-    """Returns a row for each pod, with the fields that `status` has for nodes outside of Kubernetes."""
+    """Returns a row for each pod. The rows have the same fields as the rows of nodes outside of Kubernetes."""
     found = json.loads(call(spec, "get", "pods", "-l", selector(spec), "-o", "json"))
     return [row(pod) for pod in found["items"]]
 

@@ -1,8 +1,9 @@
-"""Kubernetes manifests of a deployment. No I/O; kubectl.py applies them.
+"""Makes the Kubernetes manifests of a deployment. This module does no I/O; kubectl.py applies the manifests.
 
-The controller is a StatefulSet of one pod behind a Service. Prefill and decode are a StatefulSet each, or a
-LeaderWorkerSet if a replica spans hosts; a pod's name is its engine id. A preStop hook drains each of these pods.
-vllm-router finds the pods by their labels, the proxy through the controller.
+The controller is a StatefulSet of one pod behind a Service. Prefill and decode each are a StatefulSet, or a
+LeaderWorkerSet if a replica spans several hosts. The name of a server's pod is the server's engine id. Before
+Kubernetes stops a server's pod, a preStop hook drains the server. vllm-router finds the servers by the labels of their
+pods; the proxy gets the list of servers from the controller.
 """
 
 import json
@@ -15,10 +16,10 @@ from kvferry_launch.node.vllm import API_SERVER, KVFERRY_CONNECTOR
 
 CONTROLLER_PORT = 14600
 CONTROLLER_HTTP = 14680
-ENGINE_PORT = 8100  # equal for both roles, because pods have their own addresses and vllm-router takes one port
+ENGINE_PORT = 8100  # the same for prefill and decode, because vllm-router looks for all servers at one port
 ROUTER_PORT = 8000
 KEY_FOLDER = "/etc/kvferry"
-GRACE_S = 120  # time for the last requests, added to the drain's limit
+GRACE_S = 120  # added to the time limit of the drain, so that the last requests can end before the pod is killed
 Object = dict[str, Any]
 
 
@@ -31,7 +32,7 @@ def manifests(spec: Spec) -> list[Object]:
 
 def render(spec: Spec) -> str:
     """Returns all manifests as one YAML stream."""
-    import yaml  # not at the top, because other commands work without PyYAML if the deployment's file is JSON
+    import yaml  # imported here, because the other commands need no PyYAML if the deployment's file is JSON
 
     text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in manifests(spec))
     make = (f"# The pods need a Secret with the cluster key: kvferry keygen {KEY_NAME}; kubectl --namespace "
@@ -49,9 +50,12 @@ def has_key(spec: Spec) -> bool:
 
 
 def with_key(spec: Spec, inside: Object) -> Object:
-    """Returns a pod whose containers have the cluster key."""
+    """Mounts the Secret with the cluster key in all containers of a pod, unless the deployment's file names a key file.
+
+    Returns the pod.
+    """
     if has_key(spec):
-        # Only root may read the file, because kvferry refuses a key that a group can read.
+        # Only root may read the key file, because kvferry refuses a key file that a group can read.
         inside["volumes"] = [{"name": "cluster-key",
                               "secret": {"secretName": key_secret(spec), "defaultMode": 0o400}}]
         for one in inside["containers"]:
@@ -113,8 +117,8 @@ def leader_flags(role: Role) -> list[str]:
 
 
 def drain_script(role: Role, drain: list[str]) -> str:
-    """Returns the shell script that drains the pod's nodes, one for each data-parallel rank. The shell replaces
-    $POD_NAME.
+    """Returns the shell script that drains the nodes of a pod. A pod has a node for each data-parallel rank. The shell
+    replaces $POD_NAME by the name of the pod.
     """
     line = " ".join(f'"{word}"' if "$" in word else word for word in drain)
     if role.data_parallel == 1:
@@ -124,7 +128,10 @@ def drain_script(role: Role, drain: list[str]) -> str:
 
 
 def leader_worker_set(spec: Spec, role: Role, leader: Object) -> Object:
-    """Returns replicas over several hosts, in vLLM's multi-node mode. `leader`: the first pod of each, which serves."""
+    """Returns a LeaderWorkerSet: each replica is a group of pods on several hosts, in vLLM's multi-node mode.
+
+    `leader`: the first pod of each replica, which runs the HTTP server.
+    """
     pod = json.loads(json.dumps(leader))
     worker = pod["containers"][0]
     worker["command"] = engine_command(spec, role, role.port or ENGINE_PORT, [
@@ -175,7 +182,7 @@ def router(spec: Spec) -> list[Object]:
 
 
 def watching_account(spec: Spec) -> list[Object]:
-    """Returns the account and the role that let the router list and watch the pods of its namespace."""
+    """Returns the ServiceAccount, Role and RoleBinding that let the router list and watch the pods of its namespace."""
     about = metadata(spec, "router")
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},

@@ -1,4 +1,6 @@
-"""Removes a node under traffic: the router drops it, the controller drains it, its last request ends."""
+"""Removes a node while requests run: the router drops the node, the controller drains the node, and the node stops
+after its last request.
+"""
 
 import argparse
 import shutil
@@ -12,13 +14,14 @@ from kvferry_launch.cluster.member import DRAINING, STOPPING, Member
 from kvferry_launch.node import serving
 from kvferry_launch.paths import KVFERRY
 
-SETTLE_S = 6.0  # vllm-router drops a worker 5 s after its last announcement
+SETTLE_S = 6.0  # vllm-router drops a worker 5 s after the worker's last announcement
 
 
 class Leaving:
-    """The removal of one node. step() is called repeatedly; the member's state shows when the removal is complete.
+    """The removal of one node. step() must be called repeatedly until the state of `member` is STOPPED.
 
-    `drain`: a command that ends when the node may be stopped. If it fails, a line says so and the node is removed.
+    `drain`: a command that ends when the node may be stopped. If the command fails, a line reports the failure and the
+    node is removed anyway.
     """
 
     def __init__(self, member: Member, drain: list[str], env: dict[str, str], log: Path,
@@ -54,9 +57,9 @@ class Leaving:
 
 
 def drain_node(arguments: argparse.Namespace) -> int:
-    """Runs on the controller's host before a node is stopped: drains it, then waits until its last request has ended.
+    """Drains a node before the node is stopped, then waits until the node's last request has ended.
 
-    Returns 1 after an error, which is printed; else 0.
+    Runs on the controller's host. Prints errors. Returns 1 after an error, otherwise 0.
     """
     binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
     if binary is None:

@@ -1,4 +1,4 @@
-"""One node of a running deployment: its state, its reports, the time of its next restart."""
+"""One node of a running deployment: reads the node's output, keeps its state, decides when the node is restarted."""
 
 import re
 import signal
@@ -14,14 +14,14 @@ SERVES = re.compile(r"kvferry \w+ node serves at (\S+)")
 SILENT = re.compile(r"kvferry \w+ node does not answer at ")
 LISTENS = re.compile(r"kvferry controller listening on (tcp://\S+)")
 HTTP = re.compile(r"\bHTTP on (\S+)$")
-COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # lines of Slurm and warnings do not explain a node's end
+COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # warnings and Slurm's lines don't say why a node ended
                        r"(.*(error\b|exception\b|refused|denied|can't|cannot)|kvferry.*: |launch/\w+: )", re.IGNORECASE)
-# kvferry's own error, which says more than vLLM's errors that follow in the log.
+# Matches an error of kvferry, which explains more than the vLLM errors that follow it in the log.
 OWN_REASON = re.compile(r"(?:^(?:\(\w+ pid=\d+\) )?|KvFerryError: )(kvferry: .*)")
 SIGNAL_HINTS = {"SIGKILL": " (kill -9, or the host ran out of memory)", "SIGSEGV": " (a crash)",
                 "SIGABRT": " (a crash)"}
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-FORGIVEN_AFTER_S = 300.0  # a node's restarts count from 0 again after it was ready for this long
+FORGIVEN_AFTER_S = 300.0  # if a node was ready for this long, the count of its restarts begins at 0 again
 
 WAITING = "waiting"
 STARTING = "starting"
@@ -35,12 +35,14 @@ STOPPED = "stopped"
 
 
 def why_ended(status: int, complaint: str, last_line: str) -> str:
-    """Returns how a node's process ended. `status`: exit status; after signal N guard.py gives 128 + N, Popen -N."""
+    """Returns how a node's process ended. `status`: the exit status. If signal N ended the process, the status is 128 +
+    N from guard.py, or -N from Popen.
+    """
     try:
         name = signal.Signals(-status if status < 0 else status - 128).name
     except ValueError:
         return f"ended with status {status}: {complaint or last_line or 'it printed nothing'}"
-    # The last line does not say why a signal ended the process, so it is quoted as the last line and not as the reason.
+    # After a signal, the last line of output does not name the reason, so the text only calls it the last line.
     rest = f": {complaint}" if complaint else f"; its last line was: {last_line}" if last_line else ""
     return f"ended by {name}{SIGNAL_HINTS.get(name, '')}{rest}"
 
@@ -57,7 +59,7 @@ class Member:
     since: float = field(default_factory=time.time)
     restarts: int = 0
     leaving: bool = False
-    address: str = ""  # endpoint for nodes, if this node is the controller
+    address: str = ""  # the controller's endpoint for nodes; empty if this node is not the controller
     _due: float = 0.0
     _ready_at: float = 0.0
     _started_at: float = 0.0
@@ -72,14 +74,14 @@ class Member:
 
     @property
     def wants_start(self) -> bool:
-        """True if the node has to be started now, for the first time or again."""
+        """True if the node has to be started now, for the first time or after it ended."""
         running = self.child is not None and self.child.running
         return (not running and not self.leaving and self.state in (WAITING, RESTARTING)
                 and time.monotonic() >= self._due)
 
     @property
     def port(self) -> int | None:
-        """The port at which the node served last, and which it gets again after a restart."""
+        """The port at which the node served last. A restarted node gets the same port."""
         found = re.search(r":(\d+)/?$", self.address or self.url)
         return int(found[1]) if found else None
 
@@ -91,7 +93,7 @@ class Member:
         self.child.start()
 
     def read(self) -> None:
-        """Reads the node's new output."""
+        """Reads the node's new output, and updates the state from the reports in it."""
         if self.child is None:
             return
         for line in self.child.lines():
@@ -127,7 +129,7 @@ class Member:
         served = self._ready_at > 0.0
         self._ready_at = 0.0
         if not served:
-            self.url = self.address = ""  # another process may have taken its port
+            self.url = self.address = ""  # the next start chooses a new port, as another process may have the old one
         if self.restarts >= self.restarts_max:
             self.become(FAILED, why)
             return
@@ -136,7 +138,7 @@ class Member:
         self.become(RESTARTING, f"restart {self.restarts} of {self.restarts_max}: {why}")
 
     def found(self) -> Found:
-        """Returns the controller's addresses, if this node is the controller."""
+        """Returns the controller's addresses. This node must be the controller."""
         return Found(self.address, self.url)
 
     def row(self) -> dict[str, Any]:

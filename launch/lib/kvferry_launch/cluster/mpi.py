@@ -1,8 +1,10 @@
-"""MPI: one mpirun. Rank 0 supervises and runs controller and router; it starts one server on each other rank.
+"""Runs a deployment in one mpirun. Rank 0 supervises the deployment and runs the controller and the router; each other
+rank runs one server, which rank 0 starts.
 
-Ranks find each other in the run folder, which all hosts share. A rank's own folder there holds `here.json` (its host),
-and for its N-th command `order-N.json`, `out-N` (the output), `stop-N` (a request to end it), `exit-N` (exit status).
-MPI is used only to start the ranks on the hosts and to kill them together.
+The ranks communicate through the deployment's run folder, which all hosts share. In the run folder each rank has a
+folder of its own. It holds `here.json`, which names the rank's host, and these files for the N-th command of the rank:
+`order-N.json` (the command), `out-N` (its output), `stop-N` (rank 0 wants the command to end), `exit-N` (its exit
+status). MPI is used only to start the ranks on the hosts and to kill them together.
 """
 
 import contextlib
@@ -35,7 +37,7 @@ def ranks_of(spec: Spec) -> int:
 
 
 def command(spec: Spec, run: str) -> list[str]:
-    """Returns the command of mpirun."""
+    """Returns the mpirun command that starts all ranks."""
     names = list(spec.hosts)
     each = -(-ranks_of(spec) // len(names)) if names else 0
     hosts = ["--host", ",".join(f"{name}:{each}" for name in names)] if names else []
@@ -55,7 +57,9 @@ def rank_folder(spec: Spec, run: str, rank: int) -> Path:
 
 
 def gather(spec: Spec, run: str, size: int) -> dict[str, str]:
-    """Waits in rank 0 for all ranks; returns their host names, which all hosts must resolve. Errors: SpecError."""
+    """Waits until all ranks have started, and returns the name of each rank's host. All hosts must be able to resolve
+    these names. Only rank 0 calls this function. Errors: SpecError if a rank does not start in time.
+    """
     deadline = time.monotonic() + GATHER_WITHIN_S
     hosts = {FIRST_RANK: socket.gethostname()}
     for rank in range(1, size):
@@ -80,8 +84,10 @@ def remove_orders(spec: Spec, run: str) -> None:
 
 
 def serve_rank(spec: Spec, run: str, rank: int) -> int:
-    """Runs the orders of rank 0 on another rank, one command at a time, until rank 0 ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # end with the parent: mpirun or its daemon
+    """Runs on every rank except 0: runs the commands that rank 0 writes to the rank's folder, one at a time, until rank
+    0 ends the run.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # end when the parent ends: mpirun or its daemon
     folder = rank_folder(spec, run, rank)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "here.json", json.dumps({"host": socket.gethostname()}))
@@ -113,7 +119,10 @@ def obey(folder: Path, serial: int, words: list[str]) -> None:
 
 
 def relay(folder: Path, words: list[str]) -> int:
-    """Runs a command on another rank, from rank 0: prints its output, ends it on request, returns its exit status."""
+    """Runs on rank 0: lets another rank run a command, prints the command's output and returns its exit status.
+
+    A signal to this process, or the end of its stdin, ends the command.
+    """
     wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     serial = 1
     while (folder / f"order-{serial}.json").exists():

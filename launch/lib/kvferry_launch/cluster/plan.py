@@ -1,4 +1,4 @@
-"""Plans which nodes a deployment has, on which host each runs, and with which command. No I/O."""
+"""Plans which nodes a deployment has, on which host each node runs, and with which command. This module does no I/O."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ ANY_HOST = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 ENGINE_ROLES = ("prefill", "decode")
 RECOMPUTE = "KV that fails to load is recomputed: kv_load_failure_policy is recompute (vLLM's own default is fail)"
-FIRST_RANK = "rank-0"  # the rank of an MPI run that supervises and runs the controller and the router
+FIRST_RANK = "rank-0"  # the MPI rank that supervises the deployment and runs the controller and the router
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Node:
-    """One process of the deployment. `number`: unique in its role, also after the node was removed."""
+    """One process of the deployment. No other node of the role ever gets the same `number`, not even after a removal.
+    """
 
     name: str
     role: str
@@ -41,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Found:
-    """The controller's addresses, known only once it runs; the defaults are placeholders for dry runs."""
+    """The controller's addresses, which are known only once the controller runs. Dry runs print the defaults."""
 
     controller: str = "tcp://CONTROLLER_HOST:PORT"
     http: str = "http://CONTROLLER_HOST:HTTP_PORT"
@@ -49,7 +50,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Tools:
-    """The Python and the checkout of kvferry that a host uses."""
+    """The Python interpreter and the checkout of kvferry (`path`) that a host uses."""
 
     python: str
     path: str
@@ -59,16 +60,20 @@ class Tools:
 
 
 def tools_of(spec: Spec) -> Tools:
-    """Returns the tools that every host uses: with ssh those that the deployment's file names, else this host's."""
+    """Returns the tools that every host uses: with ssh the tools that the deployment's file names, otherwise the tools
+    of this host.
+    """
     if spec.on == "ssh":
         return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or str(REPO))
     return Tools(sys.executable, str(REPO))
 
 
 class Planner:
-    """Names nodes and places them: round robin over the role's hosts, or the deployment's if the role has none.
+    """Names the nodes and assigns each node to a host: round robin over the hosts of the node's role, or over the hosts
+    of the deployment if the role lists no hosts.
 
-    `hosts`: the hosts of the Slurm job or the MPI run, used instead of the deployment's hosts; None: no such job.
+    `hosts`: the hosts of the Slurm job or the MPI run, which replace the hosts of the deployment. None: there is no job
+    or run.
     """
 
     def __init__(self, spec: Spec, hosts: dict[str, str] | None = None) -> None:
@@ -86,10 +91,10 @@ class Planner:
         return Node("router", "router", self._named(self.spec.router["host"]))
 
     def engine(self, role: str, present: Sequence[Node]) -> Node:
-        """Returns the next node of a role. `present`: the engine nodes of both roles that exist. Errors: SpecError."""
+        """Returns a new node of a role. `present`: all prefill and decode nodes that exist. Errors: SpecError."""
         own = self.spec.roles[role]
         number = next(self._numbers[role])
-        # The two roles share one round robin over the hosts: decode starts at the host after prefill's last one.
+        # Both roles share one round robin: decode starts at the host that follows the last host of prefill.
         shift = self.spec.roles["prefill"].replicas if role == "decode" and own.hosts is None else 0
         places = list((own.hosts or self._hosts).items())
         if not places:
@@ -120,7 +125,7 @@ class Planner:
         return [*nodes, router] if router else nodes
 
     def _named(self, host: str | None) -> Place:
-        """Returns the host of that name, or the first host if `host` is None."""
+        """Returns the host with the name `host`, or the first host if `host` is None."""
         hosts = dict(self._hosts)
         for role in self.spec.roles.values():
             hosts |= role.hosts or {}
@@ -133,13 +138,16 @@ class Planner:
     # --- the command of each node, as the node's host runs it
 
     def cluster_key(self) -> dict[str, str]:
-        """Returns the variable that names the key file. Hosts that are reached by ssh have a copy of the file."""
+        """Returns the environment variable that names the key file. Hosts that are reached by ssh have a copy of the
+        file.
+        """
         if self.spec.on == "ssh":
             return {KEY_ENV: str(Path(self.tools.path) / "build" / "deployments" / self.spec.name / KEY_NAME)}
         return {KEY_ENV: str(run_folder(self.spec).resolve() / KEY_NAME)}
 
     def key_to_send(self, node: Node) -> str:
-        """Returns the file on the node's host to which guard.py writes the cluster key; empty: the host has the key."""
+        """Returns the file on the node's host to which guard.py writes the cluster key, or "" if the host has the key.
+        """
         file = self.cluster_key()[KEY_ENV]
         return file if self.spec.on == "ssh" and self.env(node).get(KEY_ENV) == file else ""
 
@@ -147,7 +155,7 @@ class Planner:
         return LOOPBACK if self.spec.on == "local" else ANY_HOST
 
     def env(self, node: Node) -> dict[str, str]:
-        """Returns the variables that the node's command gets in addition to those of its host."""
+        """Returns the environment variables of the node's command, in addition to the variables of the node's host."""
         if node.role == "controller":
             return {**self.cluster_key(), **self.spec.env}
         role = self.spec.roles.get(node.role)
@@ -155,7 +163,8 @@ class Planner:
         return {**self.cluster_key(), **self.spec.env, **cores, **(role.env if role else {})}
 
     def command(self, node: Node, found: Found, port: int | None = None) -> list[str]:
-        """Returns the node's command. `port`: its port before a restart, so that its address stays; None: no restart.
+        """Returns the node's command. `port`: for a restart, the port that the node had before, so that the node keeps
+        its address; None for the first start.
         """
         if node.role == "controller":
             return self._controller(found if port else None)
@@ -164,7 +173,8 @@ class Planner:
         return self._engine(node, self.spec.roles[node.role], found, port)
 
     def drain(self, node: Node, found: Found, url: str) -> list[str]:
-        """Returns the command, for the controller's host, that drains a node before it is removed."""
+        """Returns the command that drains a node before the node is removed. The command runs on the controller's host.
+        """
         spec = self.spec
         size = spec.roles[node.role].data_parallel
         names = [node.name] if size == 1 else [f"{node.name}_dp{rank}" for rank in range(size)]
@@ -212,7 +222,7 @@ def as_json(value: object) -> str:
 
 
 def placements(nodes: list[Node]) -> Iterator[tuple[Place, list[Node]]]:
-    """Yields each host with its nodes."""
+    """Yields each host together with the list of its nodes."""
     for name in dict.fromkeys(node.place.name for node in nodes):
         here = [node for node in nodes if node.place.name == name]
         yield here[0].place, here

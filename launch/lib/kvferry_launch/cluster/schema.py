@@ -1,4 +1,5 @@
-"""The schema of a deployment's YAML: every key with its allowed values and default; the message for each mistake."""
+"""The schema of a deployment's YAML file: each key with its allowed values and its default. check() reports mistakes.
+"""
 
 import difflib
 import json
@@ -15,12 +16,16 @@ REPLICAS_MAX = 1024
 
 
 class SpecError(Exception):
-    """A mistake in the file, in one sentence that names the key, its value and what is allowed."""
+    """An error of launch/cluster, in one sentence. For a mistake in the deployment's file, the sentence names the key,
+    its value and the allowed values.
+    """
 
 
 @dataclass(frozen=True)
 class Key:
-    """One value: `allowed` describes what `check` accepts. A default of None stands for "not given"."""
+    """One key of the schema. `allowed` describes the values that `check` accepts. A `default` of None means that the
+    key is not given.
+    """
 
     allowed: str
     check: Callable[[Any], bool]
@@ -54,7 +59,7 @@ def is_map(value: Any) -> bool:
 def is_json_map(value: Any) -> bool:
     try:
         return is_map(value) and "\\u0000" not in json.dumps(value)
-    except (TypeError, ValueError):  # not JSON: YAML allows dates, and maps that contain themselves
+    except (TypeError, ValueError):  # YAML allows values that JSON can't hold: dates, and maps that contain themselves
         return False
 
 

@@ -1,4 +1,6 @@
-"""Slurm: the sbatch file, and the submission of the job. Inside the job `up` starts each node by srun."""
+"""Writes the sbatch file of a deployment, submits the Slurm job and follows it. Inside the job, `up` starts each node
+by srun.
+"""
 
 import os
 import shlex
@@ -27,7 +29,7 @@ def sbatch_script(spec: Spec) -> str:
     replicas = sum(role.replicas for role in spec.roles.values())
     lines = [f"--job-name=kvferry-{spec.name}", f"--nodes={raw['nodes'] or max(1, replicas)}",
              f"--output={output_of(spec)}", "--open-mode=truncate",
-             f"--signal=B:TERM@{STOP_BEFORE_LIMIT_S}",  # a signal before the time limit, for an orderly stop
+             f"--signal=B:TERM@{STOP_BEFORE_LIMIT_S}",  # Slurm sends SIGTERM before the time limit, for an orderly stop
              *(f"--{name}={raw[name]}" for name in ("partition", "account", "time") if raw[name]),
              *map(str, raw["options"])]
     inside = [sys.executable, script("cluster"), "up", str(spec.file), "--on", "slurm", "--in-job"]
@@ -51,7 +53,7 @@ def job_hosts() -> dict[str, str]:
 
 
 def dry_run(spec: Spec) -> list[str]:
-    """Returns the sbatch file and the commands of the job, with placeholders for its hosts."""
+    """Returns the sbatch file and the commands of the job, with placeholders for the names of the job's hosts."""
     nodes = spec.raw["slurm"]["nodes"] or max(1, sum(role.replicas for role in spec.roles.values()))
     planner = Planner(spec, {f"HOST{index}": f"HOST{index}" for index in range(nodes)})
 
@@ -65,7 +67,9 @@ def sbatch_file(spec: Spec) -> Path:
 
 
 def submit_and_follow(spec: Spec) -> int:
-    """Submits the job and prints its output until it ends; SIGTERM cancels it. Returns 1 if the job failed, else 0."""
+    """Submits the job and prints its output until the job ends. SIGTERM or SIGINT cancels the job. Returns 1 if the job
+    failed, else 0.
+    """
     wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     output = output_of(spec)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +116,7 @@ def cancel(job: str) -> bool:
 
 
 def job_state(job: str) -> str:
-    """Returns the state from squeue; a job that squeue no longer lists is COMPLETED."""
+    """Returns the job's state as squeue reports it. A job that squeue no longer lists is COMPLETED."""
     done = subprocess.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
@@ -121,5 +125,5 @@ def job_state(job: str) -> str:
 
 
 def inside(planner: Planner, host: str, job: str) -> list[str]:
-    """Returns the srun words that run a command on a host of the job."""
+    """Returns the srun words to put before a command so that the command runs on a host of the job."""
     return [*Starter(planner).srun(Place(host, host), "control"), f"--jobid={job}"]

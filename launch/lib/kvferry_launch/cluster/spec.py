@@ -1,4 +1,4 @@
-"""A deployment as its YAML describes it, checked as a whole."""
+"""Reads a deployment's YAML file and checks it, including the rules that involve several keys."""
 
 import json
 import os
@@ -31,7 +31,8 @@ class Role:
     extra: dict[str, Any]
 
     def vllm_flags(self) -> list[str]:
-        """Returns the role's flags; the user's flags come last, so that they override the others."""
+        """Returns the flags of the role's vLLM servers. The user's flags come last, so that they override the others.
+        """
         sizes = (("--tensor-parallel-size", self.tensor_parallel),
                  ("--pipeline-parallel-size", self.pipeline_parallel),
                  ("--data-parallel-size", self.data_parallel))
@@ -40,14 +41,15 @@ class Role:
 
 @dataclass(frozen=True)
 class Spec:
-    """A whole deployment file. `raw` is the checked document, including the keys that only one value of `on` needs."""
+    """A deployment's file. `raw` is the checked document with all keys, also those that only one value of `on` needs.
+    """
 
     file: Path
     name: str
     model: str
     namespace: str
     on: str
-    hosts: dict[str, str]  # each host's name and the address that other hosts reach
+    hosts: dict[str, str]  # maps a host's name to the address at which other hosts reach the host
     restart: int
     ready_timeout_s: int
     drain_timeout_s: int
@@ -66,12 +68,12 @@ class Spec:
         return self.resolve(self.raw["logs"]) if self.raw["logs"] else run_folder(self) / "logs"
 
     def resolve(self, path: str) -> Path:
-        """Resolves a path of the file relative to the file's folder."""
+        """Resolves a path that the deployment's file contains. A relative path starts at the file's folder."""
         return (self.file.parent / expanded(path)).resolve()
 
 
 def load(file: Path, on: str | None = None) -> Spec:
-    """Reads and checks the file; `on` replaces the file's own value of `on`. Errors: SpecError."""
+    """Reads and checks the file. If `on` is given, it replaces the value of `on` in the file. Errors: SpecError."""
     try:
         document = parse(file, file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -108,8 +110,9 @@ def parse(file: Path, text: str) -> Any:
 
 
 def check_keys(file: Path, node: Any, seen: set[int]) -> None:
-    """Checks that no map in a YAML node has a key twice. `seen`: ids of nodes that were checked already, because an
-    alias repeats its node. Errors: SpecError.
+    """Checks that no map in a YAML node has a key twice. Errors: SpecError.
+
+    `seen`: ids of the nodes that were checked already. An alias refers to such a node again.
     """
     if id(node) in seen or not isinstance(getattr(node, "value", None), list):
         return
@@ -165,7 +168,7 @@ def role(name: str, raw: dict[str, Any]) -> Role:
 
 
 def check_role(one: Role, backend: str) -> None:
-    """Checks the rules that involve several keys. Errors: SpecError."""
+    """Checks the rules that involve several keys of a role. Errors: SpecError."""
     if one.cores and len(one.cores) < one.replicas:
         raise SpecError(f"{one.name}.cores has {len(one.cores)} entries, not one for each of {one.replicas} replicas")
     if one.port and one.replicas > 1 and backend == "local":
@@ -180,7 +183,10 @@ def check_role(one: Role, backend: str) -> None:
 
 
 def model_of(model: str, file: Path) -> str:
-    """Returns the model's absolute folder, found relative to the file or the checkout, else the name unchanged."""
+    """Returns the absolute path of the model's folder if `model` is a folder, otherwise `model` unchanged.
+
+    A relative path starts at the folder of the deployment's file or at the checkout.
+    """
     for base in (file.resolve().parent, REPO):
         folder = base / expanded(model)
         if (folder / "config.json").exists():
@@ -211,5 +217,5 @@ def text_map(values: dict[str, Any]) -> dict[str, str]:
 
 
 def run_folder(spec: Spec) -> Path:
-    """Returns the folder of a running deployment's socket, state and logs."""
+    """Returns the folder that holds the socket, the state and the logs of a running deployment."""
     return Path(os.environ.get("KVFERRY_DEPLOYMENTS") or BUILD / "deployments") / spec.name

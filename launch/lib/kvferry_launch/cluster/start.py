@@ -1,4 +1,6 @@
-"""Turns a node's command into one that starts it from this host: directly, over ssh, by srun or an MPI rank. No I/O."""
+"""Turns a node's command into the command with which this host starts the node: directly, over ssh, by srun, or through
+an MPI rank. This module does no I/O.
+"""
 
 import shlex
 import sys
@@ -17,24 +19,28 @@ SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "Se
 
 @dataclass(frozen=True)
 class Starter:
-    """Turns a node's command into the command that this host runs, for the spec's value of `on`."""
+    """Turns a node's command into the command with which this host starts the node. The value of `on` decides how."""
 
     planner: Planner
-    run: str = "RUN"  # token of the MPI run
+    run: str = "RUN"  # token that distinguishes this MPI run from other runs of the deployment
 
     @property
     def spec(self) -> Spec:
         return self.planner.spec
 
     def start_node(self, node: Node, command: list[str]) -> tuple[list[str], dict[str, str]]:
-        """Returns the whole command of a node and its environment in addition to this process's."""
+        """Returns the command with which this host starts a node, and the environment variables to set for the command.
+        """
         return self.start_with(self.planner.env(node), node.place, node.name, command, node.role == "router",
                                self.planner.key_to_send(node))
 
     def start_with(self, env: dict[str, str], place: Place, name: str, command: list[str],
                    with_stdin: bool = False, key_file: str = "") -> tuple[list[str], dict[str, str]]:
-        """Same as start(), for a command that needs the variables `env`. Also returns the variables to start it with:
-        on this host all of `env`, because other users can read arguments; elsewhere none, since the command sets them.
+        """Does the same as start() for a command that needs the environment variables `env`. Also returns the
+        environment variables that the caller must set for the returned command.
+
+        If `on` is local, these are all of `env`, because other users could read the variables as arguments. Otherwise
+        there are none, because the returned command sets the variables itself.
         """
         if self.spec.on == "local":
             return self.start(place, name, command, with_stdin), env
@@ -42,9 +48,10 @@ class Starter:
 
     def start(self, place: Place, name: str, command: list[str], with_stdin: bool = False, key_file: str = ""
               ) -> list[str]:
-        """Returns the whole command. Closing its stdin stops the node, because guard.py on the node's host reads it.
+        """Returns the command with which this host starts a node. Closing the command's stdin stops the node, because
+        guard.py on the node's host reads that stdin.
 
-        `key_file`: where guard.py writes the cluster key, which it expects on its stdin; only over ssh.
+        `key_file`: the file to which guard.py writes the cluster key that it reads from stdin; only used over ssh.
         """
         if self.spec.on == "local":
             return [*self.guard(0, with_stdin), *command]
@@ -71,18 +78,20 @@ class Starter:
         return ["ssh", *SSH_OPTIONS, *map(str, raw["options"]), *user, "--", place.name]
 
     def remote(self, words: list[str]) -> str:
-        """Returns the words as one argument for ssh, which passes it to the user's shell on the host."""
+        """Joins the words to one argument for ssh, which passes the argument to the user's shell on the host."""
         return f"cd {shlex.quote(self.planner.tools.path)} && exec {shlex.join(words)}"
 
     def srun(self, place: Place, name: str) -> list[str]:
-        """Returns the words of srun that start a step of one task on one host; steps share the job's resources."""
+        """Returns the srun words that start a Slurm step with one task on one host. All steps share the job's
+        resources.
+        """
         return ["srun", f"--job-name={name}", "--nodes=1", "--ntasks=1", f"--nodelist={place.name}", "--overlap",
                 "--cpu-bind=none", "--mem=0", "--unbuffered", "--kill-on-bad-exit=1",
                 *map(str, self.spec.raw["slurm"]["srun_options"])]
 
 
 def dry_run_of(planner: Planner) -> Iterator[str]:
-    """Yields every command as `up` would run it, host by host, with PORT and HTTP_PORT for ports that the controller's
+    """Yields the commands that `up` would run, host by host. PORT and HTTP_PORT stand for ports that the controller's
     host will choose.
     """
     starter = Starter(planner)

@@ -1,4 +1,6 @@
-"""A line for each node, refreshed in place on a terminal; elsewhere a line or a JSON object for each change."""
+"""Shows the nodes of a deployment. On a terminal, a table with a line for each node is refreshed in place; elsewhere,
+each change is printed as a line or as a JSON object.
+"""
 
 import json
 import shutil
@@ -18,7 +20,7 @@ def cell(row: dict[str, Any], column: str) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns a heading and a line for each row."""
+    """Returns the lines of a table: a heading, then a line for each row."""
     cells = [[cell(row, column) for column in COLUMNS] for row in rows]
     widths = [max([len(column), *(len(line[index]) for line in cells)]) for index, column in enumerate(COLUMNS)]
     return [" ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
@@ -26,7 +28,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 class StatusView:
-    """The output of `up`. show() may be called at any rate; say() prints a line above the table."""
+    """The output of `up`. show() may be called as often as the caller likes. say() prints a line above the table."""
 
     def __init__(self, as_json: bool, stream: TextIO | None = None, live: bool = True) -> None:
         self._stream = stream or sys.stdout

@@ -1,4 +1,4 @@
-"""A running deployment: starts its nodes, restarts dead ones, adds and removes nodes, stops all of them."""
+"""Supervises a running deployment: starts the nodes, restarts dead nodes, adds and removes nodes, stops all nodes."""
 
 import json
 import time
@@ -19,9 +19,10 @@ STOP_LATE_S = 20.0
 
 
 class Supervisor:
-    """Keeps the nodes running. Call tick() a few times a second, from the main thread; `tell` prints lines for users.
+    """Keeps the nodes running. tick() must be called a few times a second. `tell` prints lines for users.
 
-    Use one thread only, because the kernel ends a process when the thread that started it ends.
+    All calls must come from the main thread, because the kernel ends a child process when the thread that started the
+    child ends.
     """
 
     def __init__(self, starter: Starter, tell: Callable[[str], None]) -> None:
@@ -57,7 +58,8 @@ class Supervisor:
 
     @property
     def hopeless(self) -> str:
-        """Returns why no node or no server can run any more: all have failed, or wait for a failed controller. Else "".
+        """The reason why the deployment can't go on: every node has failed or waits for a failed controller, or every
+        server has failed. "" if the deployment can go on.
         """
         if all(member.state in (FAILED, WAITING) for member in self.members):
             return "no node runs any more; the lines above and the logs say why"
@@ -87,7 +89,9 @@ class Supervisor:
                     member.child.tell(".")
 
     def scale(self, wanted: dict[str, int]) -> str:
-        """Begins to add or remove nodes; rows() shows when it is complete. Returns a summary. Errors: SpecError."""
+        """Begins to add or remove nodes, and returns a summary of the changes. rows() shows when the changes are
+        complete. Errors: SpecError.
+        """
         for role, number in wanted.items():
             if role not in ENGINE_ROLES or not 0 <= number <= REPLICAS_MAX:
                 raise SpecError(f"{role}={number} is not prefill=N or decode=N with N from 0 to {REPLICAS_MAX}")
@@ -104,7 +108,8 @@ class Supervisor:
     def stop(self, tick: Callable[[], None], shorten_deadline: Callable[[], bool]) -> None:
         """Stops the router first, then the servers, then the controller, so that servers can still deregister.
 
-        `tick`: called while waiting; `shorten_deadline`: returns True to end nodes without a grace period.
+        `tick` is called repeatedly while nodes stop. While `shorten_deadline` returns True, nodes that still run get
+        SIGTERM.
         """
         self.stopping = True
         for leaving in self.leavings:
@@ -164,7 +169,7 @@ class Supervisor:
         return node.name
 
     def _tell_workers(self) -> None:
-        """Sends the router the list of workers when it changes, and again after a restart of the router."""
+        """Sends the list of workers to the router whenever the list has changed or the router was restarted."""
         workers = {role: [member.url for member in self.member(role) if member.state == READY and not member.leaving]
                    for role in ENGINE_ROLES}
         line = "workers " + json.dumps(workers)
@@ -174,7 +179,7 @@ class Supervisor:
                 self._told_workers = line
 
     def tell_ready(self) -> None:
-        """Prints a line whenever all nodes have become ready."""
+        """Prints a line each time all nodes have become ready."""
         if self.ready != self._told_ready:
             self._told_ready = self.ready
             if self.ready:

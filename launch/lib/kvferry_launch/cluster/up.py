@@ -23,9 +23,10 @@ LOOP_S = 0.1
 
 
 def locked(folder: Path) -> TextIO:
-    """Locks the deployment's name while the returned file is open. Errors: SpecError if another `up` holds the lock."""
+    """Locks the deployment's folder until the returned file is closed. Errors: SpecError if another `up` has the lock.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # the folder has the cluster key, and commands that contain the nodes' environment variables
+    folder.chmod(0o700)  # the folder holds the cluster key, and commands with the nodes' environment variables
     lock = (folder / "lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,12 +41,14 @@ def locked(folder: Path) -> TextIO:
 
 
 class Deployment:
-    """One `up`, from its first process to its last. run() returns the exit status."""
+    """One run of `launch/cluster up`, from the start of the first node to the end of the last one. run() returns the
+    exit status.
+    """
 
     def __init__(self, spec: Spec, as_json: bool, hosts: dict[str, str] | None = None, run: str = "") -> None:
         self.spec = spec
         self.folder = run_folder(spec)
-        # Under MPI and Slurm this process has no terminal of its own, so lines are redrawn only for local and ssh.
+        # Under MPI and Slurm this process has no terminal, so the table is refreshed in place only for local and ssh.
         self._view = StatusView(as_json, live=spec.on in ("local", "ssh"))
         self._interrupts: list[int] = []
         self._down = False
@@ -69,7 +72,8 @@ class Deployment:
         return 1 if failed else 0
 
     def _loop(self, server: ControlServer) -> bool:
-        """Runs until a signal or `down` arrives, and returns False; returns True as soon as no server can run."""
+        """Runs the deployment. Returns False after a signal or `down`, and True as soon as no server can run any more.
+        """
         while not self._interrupts and not self._down:
             self.supervisor.tick()
             self._show()
@@ -114,7 +118,7 @@ class Deployment:
 
 
 def wait_until_gone(folder: Path, timeout_s: float) -> bool:
-    """Waits until no `up` holds the folder's lock; returns False if the limit passes first."""
+    """Waits until no `up` holds the folder's lock. Returns False if one still holds the lock after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:

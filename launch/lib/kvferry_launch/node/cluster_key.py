@@ -10,7 +10,9 @@ KEY_NAME = "cluster.key"
 
 
 def ensure_key(file: Path) -> Path:
-    """Writes a new key, which only this user can read, unless the file exists; returns the file's absolute path."""
+    """Writes a new key to the file, unless the file exists. Only this user can read the file. Returns its absolute
+    path.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         key = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

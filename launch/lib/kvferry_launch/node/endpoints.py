@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 
-PATH_BYTES_MAX = 107  # the limit of a Unix socket's address, without the final zero
+PATH_BYTES_MAX = 107  # length of the longest path of a Unix socket, without the final zero byte
 NETWORK_SCHEMES = ("tcp://", "stream://")
 PATH_SCHEMES = ("ipc://", "unix://")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A host and a port, or a path on this host; `host` has no brackets and is empty for a path."""
+    """A host and a port, or the path of a Unix socket on this host. `host` is empty if there is a path; an IPv6 address
+    in it has no brackets.
+    """
 
     host: str = ""
     port: int = 0
@@ -17,7 +19,7 @@ class Endpoint:
 
 
 def parse_endpoint(text: str, schemes: tuple[str, ...] = NETWORK_SCHEMES + PATH_SCHEMES) -> Endpoint | None:
-    """Returns None if the text is not an endpoint of one of the schemes."""
+    """Parses one endpoint. Returns None if the text is not an endpoint of one of the schemes."""
     scheme = next((scheme for scheme in schemes if text.startswith(scheme)), None)
     if scheme is None:
         return None

@@ -1,12 +1,13 @@
-"""Runs one command on a node's host and leaves none of its processes behind.
+"""Runs one command on a node's host. When the guard ends, no process of the command is left.
 
-A script, also run through ssh or srun; it uses the standard library and no other file of kvferry. It watches its
-stdin. If stdin ends (the launcher died, the connection broke, or the launcher stops the node) or is silent for
-longer than --silence, the command gets SIGTERM, and after --grace seconds all its descendants get SIGKILL. A line "."
-shows that the launcher still runs; with --stdin other lines go to the command's stdin.
+The guard is a script that also runs through ssh or srun, so it uses only the standard library and no other file of
+kvferry. The guard watches its stdin. If stdin ends (the launcher died, the connection broke, or the launcher stops the
+node) or is silent for longer than --silence, the command gets SIGTERM and, after --grace seconds, SIGKILL; then the
+guard ends all remaining descendants. A line "." on stdin shows that the launcher still runs. With --stdin, other lines
+go to the command's stdin.
 
-With --key-file the first line of stdin is the cluster key in hexadecimal, which is written to that file. The key is not
-an argument, because every user of the host can read a command's arguments.
+With --key-file, the first line of stdin is the cluster key in hexadecimal, which the guard writes to that file. The key
+is not an argument, because every user of the host can read a command's arguments.
 """
 
 import argparse
@@ -27,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def descendants(of: int) -> list[int]:
-    """Returns all descendants of process `of`, including orphans, which the kernel gives to the guard."""
+    """Returns all descendants of process `of`, including orphans, because the kernel makes the guard their parent."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -61,7 +62,7 @@ def reap() -> None:
 
 
 class Guard:
-    """One run of the command. run() returns its exit status, or 128 + the signal that ended it."""
+    """One run of the command. run() returns the command's exit status, or 128 + N if signal N ended the command."""
 
     def __init__(self, command: list[str], grace_s: float, silence_s: float, with_stdin: bool) -> None:
         self._grace_s = grace_s
@@ -74,8 +75,8 @@ class Guard:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        # The command has its own session, so that only the guard passes a terminal's Ctrl-C on. If the guard is killed,
-        # the kernel sends SIGTERM to the command.
+        # The command has its own session, so that a Ctrl-C on the terminal reaches only the guard, which then ends the
+        # command. If the guard is killed, the kernel sends SIGTERM to the command.
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL,
                                        start_new_session=True,
                                        preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
@@ -113,7 +114,7 @@ class Guard:
                 self._child.stdin.write(line + b"\n")
                 self._child.stdin.flush()
             except OSError:
-                pass  # the command has ended, which poll() will report
+                pass  # the command has ended; poll() will report its status
 
     def _stop(self) -> int:
         """Asks the command to end, and kills it after the grace period."""
@@ -127,7 +128,7 @@ class Guard:
         return self._child.wait()
 
     def _kill_the_rest(self) -> None:
-        """Ends what the command left running: SIGTERM first and, up to 1 s later, SIGKILL for what still runs."""
+        """Ends the processes that the command left running: sends SIGTERM and, up to 1 s later, SIGKILL."""
         deadline = time.monotonic() + min(1.0, self._grace_s)
         first = True
         while left := descendants(os.getpid()):
@@ -141,9 +142,10 @@ class Guard:
 
 
 def take_key(file: Path) -> None:
-    """Writes the key from stdin to a file that only this user can read. Errors: OSError, ValueError (no key)."""
+    """Writes the key from stdin to a file that only this user can read. Errors: OSError, or ValueError without a key.
+    """
     line = b""
-    while piece := os.read(0, 1):  # one byte at a time, because Guard reads the lines after this one
+    while piece := os.read(0, 1):  # reads one byte at a time, because Guard must get the lines after the key
         if piece == b"\n":
             break
         line += piece

@@ -1,6 +1,5 @@
-"""Checks before a server starts what would make it fail a minute later: settings, key file, memory, controller.
-
-Standard library only.
+"""Checks the settings, the key file, the memory and the controller before a server starts, because the server itself
+would report a mistake only a minute later. Standard library only.
 """
 
 import json
@@ -14,9 +13,9 @@ from typing import Any
 
 from kvferry_launch.node.endpoints import Endpoint
 
-CONTROLLER_WITHIN_S = 10.0  # the connector waits for the controller equally long
+CONTROLLER_WITHIN_S = 10.0  # the connector waits for the controller as long as this
 CONNECT_WITHIN_S = 2.0
-# Runs in the server's interpreter, and prints nothing if that interpreter has no kvferry package.
+# A program for the server's Python interpreter. It prints nothing if that interpreter has no kvferry package.
 SETTINGS = """
 import json, sys
 try:
@@ -41,8 +40,9 @@ class NodeError(Exception):
 
 
 def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str], with_key: bool) -> int:
-    """Checks kvferry's settings and, if `with_key`, its key file, with the interpreter `python`; returns `pool_bytes`,
-    or 0 if the interpreter has no kvferry. `env`: the server's whole environment. Errors: NodeError.
+    """Checks the connector's settings and, if `with_key`, the key file, in the interpreter `python`. Errors: NodeError.
+
+    Returns the value of `pool_bytes`, or 0 if the interpreter has no kvferry. `env`: the server's whole environment.
     """
     asked = json.dumps({"extra": extra, "with_key": with_key})
     try:
@@ -69,7 +69,9 @@ def check_memory(pool_bytes: int) -> None:
 
 
 def wait_controller(given: str, endpoints: list[Endpoint], within_s: float = CONTROLLER_WITHIN_S) -> None:
-    """Waits until a controller accepts a connection. `given`: the user's text, for the error. Errors: NodeError."""
+    """Waits until a controller accepts a connection. `given`: the user's text, which the error quotes. Errors:
+    NodeError.
+    """
     deadline = time.monotonic() + within_s
     while not any(accepts(endpoint) for endpoint in endpoints):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The HTTP server of a node, seen from its host: its reserved port, its address, its health.
+"""Functions for a node's HTTP server on this host: reserve its port, find its address, watch its health.
 
 Standard library only.
 """
@@ -12,12 +12,12 @@ import urllib.request
 
 ANY = ("0.0.0.0", "::", "*", "")
 LOOPBACK = "127.0.0.1"
-TEST_NET = "192.0.2.1"  # routed like any other address; nothing is sent to it
+TEST_NET = "192.0.2.1"  # an unused address, only to find the default route; nothing is sent to it
 POLL_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
 MISSES_UNTIL_REPORTED = 3
 
-_reserved: list[socket.socket] = []  # sockets of reserved ports, kept open, also across exec
+_reserved: list[socket.socket] = []  # the sockets that reserve ports; they stay open after exec() too
 
 
 def is_any(host: str) -> bool:
@@ -44,10 +44,10 @@ def bound_socket(host: str | None, port: int, *options: int) -> socket.socket:
 
 
 def reserve_port(host: str) -> int:
-    """Returns a free port and keeps a socket bound to it, without listening, also across exec.
+    """Returns a free port, and reserves it with a bound socket that does not listen. exec() does not close the socket.
 
-    vLLM binds with SO_REUSEPORT and can share the port; other programs can't. Errors: OSError or UnicodeError if the
-    host has no such address.
+    vLLM binds with SO_REUSEPORT, so vLLM can share the reserved port; other programs can't. Errors: OSError or
+    UnicodeError if the host has no such address.
     """
     holder = bound_socket(None if is_any(host) and host != "::" else host, 0, socket.SO_REUSEPORT)
     holder.set_inheritable(True)
@@ -76,10 +76,10 @@ def default_address() -> str | None:
 
 
 def resolved(host: str) -> str:
-    """Returns the address for a name of this host, because kvferry advertises only addresses.
+    """Returns the address of this host for one of its names, because kvferry advertises only addresses.
 
-    Debian gives a host's own name a loopback address; the address of the default route takes its place. A name that
-    can't be resolved stays as it is.
+    On Debian, a host's own name resolves to a loopback address; then the address on the default route is returned
+    instead. A name that can't be resolved is returned unchanged.
     """
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -91,7 +91,7 @@ def resolved(host: str) -> str:
 
 
 def answers(url: str, any_status: bool = False) -> bool:
-    """Returns True if a GET is answered with status 200, or with any status if `any_status`."""
+    """Returns True if the server answers a GET of `url` with status 200, or with any status if `any_status`."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S) as answer:
             return any_status or bool(answer.status == 200)
@@ -104,16 +104,17 @@ def answers(url: str, any_status: bool = False) -> bool:
 def report_health(role: str, url: str, local_url: str) -> None:
     """Starts a process that reports the health of this node's server as lines on stdout.
 
-    It prints "kvferry ROLE node serves at URL" when /health begins to answer and "... node does not answer at URL" when
-    /health no longer answers. It ends when the calling process ends; exec() in the calling process does not end it.
+    The new process prints "kvferry ROLE node serves at URL" when /health begins to answer, and "... node does not
+    answer at URL" when /health no longer answers. The new process ends when the calling process ends. An exec() in the
+    calling process does not end it.
     """
     us = os.pidfd_open(os.getpid())
     if (child := os.fork()) != 0:
         os.close(us)
         os.waitpid(child, 0)
         return
-    # The process that runs watch() is a grandchild, so that the server, which waits for its own children, has no
-    # unknown child.
+    # watch() runs in a grandchild process. The calling process becomes the server by exec(), and the server waits for
+    # all its children, so it must have no child that it did not start.
     if os.fork() != 0:
         os._exit(0)
     for holder in _reserved:
@@ -125,7 +126,7 @@ def report_health(role: str, url: str, local_url: str) -> None:
 
 
 def watch(pidfd: int, role: str, url: str, local_url: str) -> None:
-    """Reports changes of health until the process of `pidfd` ends."""
+    """Prints a line at each change of the server's health, until the process of `pidfd` ends."""
     up, misses = False, 0
     while not select.select([pidfd], [], [], POLL_EVERY_S if not up else 2.0)[0]:
         if answers(f"{local_url}/health"):
@@ -139,9 +140,9 @@ def watch(pidfd: int, role: str, url: str, local_url: str) -> None:
 
 
 def wait_idle(url: str, timeout_s: float) -> bool:
-    """Waits until a vLLM server has reported no requests twice in a row; returns False if the limit passes first.
+    """Waits until a vLLM server has reported twice in a row that it has no requests. Returns False after `timeout_s`.
 
-    Also returns True if the server reports no number or does not answer.
+    Also returns True if the server does not report how many requests it has, or does not answer.
     """
     deadline, idle = time.monotonic() + timeout_s, 0
     while time.monotonic() < deadline:

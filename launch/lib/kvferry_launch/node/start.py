@@ -1,4 +1,4 @@
-"""launch/prefill, launch/decode and launch/controller: one node on this host.
+"""The scripts launch/prefill, launch/decode and launch/controller, which start one node on this host.
 
 Each script checks its arguments, prints the exact command and executes it. Standard library only, because the scripts
 run outside .venv.
@@ -105,7 +105,10 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
 
 
 def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """Returns the command and its additional environment; replaces --port 0 by the reserved port. Errors: NodeError."""
+    """Returns the command that starts vLLM, and the environment variables to add for it. Errors: NodeError.
+
+    Replaces --port 0 by the port that it reserves.
+    """
     if arguments.kv_role not in ROLES:
         raise NodeError(f"--kv-role is '{arguments.kv_role}', not one of {', '.join(ROLES)}")
     endpoints = controllers(arguments)
@@ -169,10 +172,10 @@ def serves_url(arguments: argparse.Namespace) -> str:
 
 
 def own_address(endpoints: list[Endpoint]) -> str:
-    """Returns this host's address on the route to the first controller on another host, else on the default route.
+    """Returns this host's address on the route to the first controller that is on another host.
 
-    Returns loopback if every controller is on this host. Errors: NodeError if there is no route to a controller and no
-    default route.
+    If there is no such route: returns a loopback address if all controllers have loopback addresses; otherwise returns
+    the address on the default route. Errors: NodeError if a controller has no route and there is no default route.
     """
     addresses = [serving.own_address(endpoint.host, endpoint.port) if endpoint.host else serving.LOOPBACK
                  for endpoint in endpoints]
@@ -193,8 +196,8 @@ def local_host(host: str) -> str:
 
 
 def probe(python: str) -> dict[str, Any]:
-    """Returns vLLM's versions in an interpreter and whether it has kvferry. Errors: NodeError if vLLM or kvferry is
-    missing.
+    """Returns the versions of vLLM in the interpreter `python`, and whether that interpreter has kvferry. Errors:
+    NodeError if vLLM is missing, or if kvferry is neither in the interpreter nor built.
     """
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
@@ -239,7 +242,7 @@ def reason_of(error: Exception) -> str:
 
 
 def parse_extra(pairs: list[str]) -> dict[str, Any]:
-    """Parses KEY=VALUE pairs into typed values. Errors: NodeError."""
+    """Parses KEY=VALUE pairs. A value that is not JSON is a string. Errors: NodeError."""
     extra: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
-CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")  # CPU attention needs multiples of 32
+# vLLM's attention on CPUs needs a block size that is a multiple of 32.
+CPU_FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32")
 CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
@@ -23,7 +24,9 @@ class KvConnector:
 
     def config(self, role: str, controller: str | None = None, engine_id: str | None = None,
                extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the value of --kv-transfer-config. Failed loads are recomputed; vLLM's default is `fail`."""
+        """Returns the value of --kv-transfer-config. KV that fails to load is recomputed; by vLLM's default, the
+        request would fail.
+        """
         extra = dict(extra or {})
         if self.needs_controller and controller is not None:
             extra = {"controller": controller} | extra
@@ -43,7 +46,7 @@ KVFERRY_CONNECTOR = KvConnector("KvFerryConnector", "kvferry.vllm", needs_contro
 
 def vllm_command(python: str, model: str, host: str, port: int, kv_config: dict[str, Any] | None = None,
                  flags: tuple[str, ...] = (), cpu: bool = True) -> list[str]:
-    """Returns the command of one server. `flags` come last, so that they override the others."""
+    """Returns the command of one server. `flags` come last, so that they override the other flags."""
     command = [python, *API_SERVER, "--model", model, "--host", host, "--port", str(port), *(CPU_FLAGS if cpu else ())]
     if kv_config is not None:
         command += ["--kv-transfer-config", json.dumps(kv_config)]

@@ -7,13 +7,15 @@ from typing import Any
 
 import aiohttp
 
-KEPT_S = 60.0  # longest use of one list of models; an outdated list only makes the choice of servers worse
-ASK_INTERVAL_S = 5.0  # shortest time between two queries because of unknown models
+KEPT_S = 60.0  # age at which a list of models is queried again; an old list only makes the choice of servers worse
+ASK_INTERVAL_S = 5.0  # a request with an unknown model leads to a query at most once in this time
 TIMEOUT_S = 1.0
 
 
 class Adapters:
-    """The adapters in a server's /v1/models, queried again when the list is old or lacks a request's model."""
+    """The adapters that a server lists in /v1/models. The list is queried again if it is old or lacks a request's
+    model.
+    """
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -22,9 +24,11 @@ class Adapters:
         self._is_asking = False
 
     async def extras(self, model: Any, url: str, headers: Mapping[str, str]) -> dict[str, str]:
-        """Returns the fields of `POST /pair` that describe an adapter; none if `model` is not an adapter.
+        """Returns the fields of `POST /pair` that describe the adapter `model`; no fields if `model` is not an adapter.
 
-        `url`, `headers`: the server to query. While one request waits for an answer, others use the previous answer."""
+        `url` and `headers` are for the query to a server. While one request waits for the server's answer, other
+        requests use the previous answer.
+        """
         if not isinstance(model, str) or not model:
             return {}
         age = time.monotonic() - self._asked_at
@@ -47,5 +51,7 @@ class Adapters:
 
 
 def _extras(card: dict[str, Any]) -> dict[str, str]:
-    """Returns the adapter's name and path from an entry of /v1/models; none if the entry has no base model."""
+    """Returns the adapter's name and path from an entry of /v1/models. Returns no fields if the entry has no base
+    model, because then it is not an adapter.
+    """
     return {"lora_name": str(card["id"]), "lora_path": str(card["root"])} if card.get("parent") else {}

@@ -1,4 +1,4 @@
-"""The HTTP server of the proxy: sends requests to a prefill and a decode server, and to another pair if one fails."""
+"""The HTTP server of the proxy: sends each request to a prefill and a decode server; if one fails, to another pair."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ class Options:
     body_bytes_max: int = 8 << 20
     log_requests: bool = True
     first_token_of_prefill: bool = True
-    sign_push_target: Callable[[Body], Body | None] = lambda target: target  # if it returns None: KV is pulled
+    sign_push_target: Callable[[Body], Body | None] = lambda target: target  # if the result is None, KV is pulled
     controller_token: str = field(default="", repr=False)
 
 
@@ -57,8 +57,8 @@ class FrontDoor:
         self.app.cleanup_ctx.append(self._live)
 
     async def _live(self, _: web.Application) -> AsyncIterator[None]:
-        # Each request has its own connection, because vLLM's server closes idle ones after seconds and would lose a
-        # request sent at that moment.
+        # Each request has its own connection, because vLLM's server closes idle connections after some seconds, and a
+        # request that is sent at that moment would be lost.
         timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_TIMEOUT_S,
                                         sock_read=self._options.request_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -191,7 +191,7 @@ class FrontDoor:
         return error_response(503, reason)
 
     async def _health(self, _: web.Request) -> web.Response:
-        """Answers 200 if a decode server is ready, and a prefill server if Options.needs_prefill."""
+        """Answers 200 if a decode server is ready and, with Options.needs_prefill, also a prefill server; else 503."""
         missing = [kind for kind in ("prefill", "decode") if not self.nodes.usable(kind, set())]
         if "decode" in missing or (missing and self._options.needs_prefill):
             return error_response(503, f"no {' and no '.join(missing)} server takes requests")
@@ -202,8 +202,9 @@ class FrontDoor:
 
     # ---- requests to servers and the controller ----
     async def _tokens(self, one: ClientRequest) -> list[int] | None:
-        """Returns the prompt's tokens, or None if no server tokenizes it. Without tokens, load alone decides the pair,
-        and the servers report what is wrong with the request."""
+        """Returns the prompt's tokens, or None if no server could tokenize the prompt. Without tokens, the pair is
+        chosen by load alone, and the pair's servers report errors in the request.
+        """
         tokens = bodies.token_ids(one.path, one.body)
         question = bodies.tokenize_body(one.path, one.body)
         if tokens is not None or question is None:
@@ -226,7 +227,7 @@ class FrontDoor:
         return None
 
     async def _extras(self, one: ClientRequest) -> dict[str, str]:
-        """Returns the fields of `POST /pair` on which the prompt's KV depends besides its tokens."""
+        """Returns the fields of `POST /pair`, besides the tokens, on which the prompt's KV depends."""
         extras: dict[str, str] = {}
         if servers := self.nodes.usable("decode", set()):
             extras |= await self._adapters.extras(one.body.get("model"), servers[0].serves, one.headers(0))

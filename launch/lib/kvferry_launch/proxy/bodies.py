@@ -1,4 +1,7 @@
-"""Reads a client's request, and makes the requests for its prefill and its decode server. No I/O."""
+"""Reads the body of a client's request, and makes the bodies of the requests to the prefill and the decode server.
+
+This module does no I/O.
+"""
 
 import json
 from typing import Any
@@ -20,15 +23,16 @@ CHAT = "/v1/chat/completions"
 GENERATE = "/inference/v1/generate"
 PATHS = (COMPLETIONS, CHAT, GENERATE)
 
-# Fields of a chat request that decide its tokens; /tokenize takes them by the same names.
+# The fields of a chat request on which the prompt's tokens depend. /tokenize takes fields with the same names.
 _CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens",
                 "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "tools")
-# Fields that a request for one token of output does not need or may not have. None of them changes the prompt's KV.
+# Fields that are removed from the request to the prefill server, because a request for one token of output does not
+# need them or must not have them. None of these fields changes the prompt's KV.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
                     "response_format", "structured_outputs", "echo")
 
 
-# Objects of a request from which vLLM or a client's library takes further parameters.
+# Fields whose value is an object with further parameters for vLLM or for a client's library.
 _NESTED = ("extra_body", "sampling_params", "extra_args", "vllm_xargs")
 _TRANSFER_PARAMS = ("kv_transfer_params", "ec_transfer_params")
 _REPORT = "kvferry_report"
@@ -45,7 +49,8 @@ def json_object(raw: Any) -> Body | None:
 def from_client(body: Body) -> tuple[Body, bool]:
     """Returns a client's request without the parameters that only routers may set, and whether any was removed.
 
-    kv_transfer_params name addresses to which servers connect, so only `kvferry_report` is kept of them."""
+    kv_transfer_params name addresses to which servers connect, so only their field `kvferry_report` is kept.
+    """
     made: Body = {}
     removed = False
     for name, value in body.items():
@@ -66,7 +71,7 @@ def from_client(body: Body) -> tuple[Body, bool]:
 
 
 def token_ids(path: str, body: Body) -> list[int] | None:
-    """Returns the prompt's tokens if the request has them."""
+    """Returns the prompt's tokens, or None if the request does not contain its prompt as tokens."""
     ids = body.get("token_ids") if path == GENERATE else body.get("prompt") if path == COMPLETIONS else None
     if isinstance(ids, list) and ids and all(type(token) is int and token >= 0 for token in ids):
         return ids
@@ -89,7 +94,9 @@ def tokenize_body(path: str, body: Body) -> Body | None:
 
 
 def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
-    """Returns the request with its tokens instead of its text, so that no server tokenizes it again."""
+    """Returns a completion request with `tokens` in place of the prompt's text, so that no server tokenizes the text
+    again. Other requests are returned unchanged.
+    """
     if path != COMPLETIONS or tokens is None or not isinstance(body.get("prompt"), str) or body.get("echo"):
         return body
     return {**body, "prompt": tokens}
@@ -114,8 +121,11 @@ def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
 
 
 def decode_body(body: Body, handed_over: Body | None) -> Body:
-    """Returns the request to the decode server. `body`: from from_client(); `handed_over`: the prefill server's
-    kv_transfer_params, which name the prompt's KV; None: there was no prefill."""
+    """Returns the request to the decode server. `body`: the client's request, as from_client() returned it.
+
+    `handed_over`: kv_transfer_params from the prefill server's answer, which name the prompt's KV; None if there was no
+    prefill.
+    """
     if not handed_over:
         return body
     return {**body, "kv_transfer_params": {**body.get("kv_transfer_params", {}), **handed_over}}

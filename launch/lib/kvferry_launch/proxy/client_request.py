@@ -18,12 +18,12 @@ _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection"
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection before the end of its answer."""
+    """The client closed its connection before it had the whole answer."""
 
 
 @dataclass
 class ClientRequest:
-    """One request of a client; its state outlives each attempt to serve it."""
+    """One request of a client. The state is kept while the proxy tries one pair of servers after the other."""
 
     request: web.Request
     body: Body
@@ -47,7 +47,9 @@ class ClientRequest:
 
 @contextmanager
 def to_client() -> Iterator[None]:
-    """Turns connection errors in the `with` block into ClientGoneError, which differs from a server's errors."""
+    """Turns connection errors in the `with` block into ClientGoneError, so that they are not taken for a server's
+    errors.
+    """
     try:
         yield
     except (ConnectionError, aiohttp.ClientError) as error:

@@ -1,8 +1,8 @@
 """Begins a stream with the token that the prefill server sampled; the decode server continues the stream. No I/O.
 
-The decode server gets the prompt with that token, so it loads the whole prompt and computes nothing of it. The answer
-must equal that of one server, so this is done only for requests whose parameters are all known to allow it; other
-requests get their first token from the decode server.
+The decode server gets the prompt followed by that token, so it loads the KV of the whole prompt and computes none of
+it. The answer must be the same as from a single server. So the proxy uses the prefill server's token only if all
+parameters of the request are known to allow this; otherwise the decode server samples the first token.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any
 
 from kvferry_launch.proxy.bodies import COMPLETIONS, Body, token_ids
 
-_NOT_DECODED = "\ufffd"  # stands for bytes of a character that the next token may complete
+_NOT_DECODED = "\ufffd"  # in a token's text: the token has only a part of a character, and the next may complete it
 
 
 def _any(_: Any) -> bool:
@@ -22,9 +22,9 @@ def _is_one(value: Any) -> bool:
     return type(value) is int and value == 1
 
 
-# The parameters, with checks of their values, that let the second token be sampled as if the first one belonged to the
-# prompt. Left out are stop strings, which may begin in the first token, penalties that count only output tokens, and
-# parameters that ask for data about each token.
+# Parameters that allow the decode server to sample the second token as if the first token belonged to the prompt, each
+# with a check of its value. Stop strings are not here, because they may begin in the first token. Penalties that count
+# only output tokens, and parameters that ask for data about each token, are not here either.
 _EXACT: dict[str, Callable[[Any], bool]] = {
     "model": _any, "prompt": _any, "user": _any, "seed": _any, "priority": _any, "cache_salt": _any, "top_p": _any,
     "top_k": _any, "min_p": _any, "ignore_eos": _any, "stop_token_ids": _any, "logit_bias": _any,
@@ -49,12 +49,14 @@ class FirstToken:
         return {**self.names, "object": "text_completion", "choices": [choice]}
 
     def rest_body(self, body: Body) -> Body:
-        """Returns the request for the tokens after the first."""
+        """Returns the request for the decode server, which asks for the tokens after the first one."""
         return {**body, "prompt": [*body["prompt"], self.token], "max_tokens": body["max_tokens"] - 1}
 
 
 def keeps_from_prefill(path: str, body: Body) -> str:
-    """Returns why the first token can't be the prefill server's, as the label of a metric; "" if it can."""
+    """Returns the reason why the prefill server must not sample the answer's first token, or "" if it may. The reason
+    is a label of a metric.
+    """
     if path != COMPLETIONS:
         return "path"
     if body.get("stream") is not True:
@@ -72,7 +74,8 @@ def with_token_id(prefill_body: Body) -> Body:
 
 
 def first_token(answer: Body) -> FirstToken | None:
-    """Reads a prefill server's answer. Returns None if the token ends the answer or has no text of its own."""
+    """Returns the token in a prefill server's answer, or None if the token ends the answer or has no text of its own.
+    """
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
     if not isinstance(choice, dict) or choice.get("finish_reason") != "length":
@@ -86,7 +89,9 @@ def first_token(answer: Body) -> FirstToken | None:
 
 
 def counted_as_output(usage: Any) -> Any:
-    """Returns the decode server's usage with its last prompt token counted as the first output token."""
+    """Returns `usage` of the decode server with one token moved from the prompt to the output: the first token of the
+    answer, which the decode server got as the last token of its prompt.
+    """
     if not isinstance(usage, dict):
         return usage
     moved = {"prompt_tokens": -1, "completion_tokens": 1}

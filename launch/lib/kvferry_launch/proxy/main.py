@@ -71,7 +71,8 @@ def is_http(url: str) -> bool:
 def options_of_member(key_file: str, pulls: bool = False) -> dict[str, Any]:
     """Returns the options that depend on the cluster key and on `pulls`. Exits if the key file is unusable.
 
-    `pulls`: decode servers pull KV, so prefill servers get no address to push to."""
+    `pulls`: True if decode servers shall pull KV. Then prefill servers get no address to which they could push.
+    """
     no_push: dict[str, Any] = {"sign_push_target": lambda _: None} if pulls else {}
     if not key_file:
         return no_push
@@ -90,7 +91,7 @@ async def serve(arguments: argparse.Namespace) -> None:
                              arguments.without_prefill == "refuse", arguments.request_timeout,
                              arguments.max_body, arguments.log_requests, arguments.first_token == "prefill",
                              **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull")))
-    # If a client closes its connection, aiohttp cancels the handler, which ends the requests to servers too.
+    # If a client closes its connection, aiohttp cancels the handler, and this ends the requests to servers too.
     runner = web.AppRunner(door.app, handler_cancellation=True, access_log=None, shutdown_timeout=arguments.grace)
     await runner.setup()
     try:

@@ -21,10 +21,11 @@ HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again with a restarted controller
-# A server that the controller no longer lists may only be slow. Its running requests go to another server after:
+# A server that the controller no longer lists is called lost here, but may only be slow. So the requests that run on a
+# lost server go to another server only after LOST_SILENCE_S or ALONE_SILENCE_S.
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
 ALONE_SILENCE_S = 10.0  # time without a byte from the lost server, if no other server takes requests
-COME_BACK_WITHIN_S = 5.0  # longest wait of a new request for a lost server to return, if there is no other server
+COME_BACK_WITHIN_S = 5.0  # if there is no other server, a new request waits this long for a lost server to return
 _PREFILL_ROLES = ("kv_producer", "kv_both")
 _DECODE_ROLES = ("kv_consumer", "kv_both")
 
@@ -40,10 +41,10 @@ class Node:
     endpoint: str
     role: str
     draining: bool = False
-    ready: bool = False  # its server answers; nodes register before their servers listen
+    ready: bool = False  # the node's HTTP server answers; a node registers before its server listens
     in_flight: int = 0
-    listed_at: float = 0.0  # time at which the controller was asked for the last list with the node
-    missed_at: float | None = None  # time of the controller's first list without the node; None: listed
+    listed_at: float = 0.0  # time of the last request to which the controller answered with a list that has this node
+    missed_at: float | None = None  # time of the controller's first list without this node; None: the list has it
     waits: Waits = field(default_factory=Waits)
 
     @property
@@ -63,25 +64,27 @@ class ServerError(Exception):
 class Choice:
     prefill: Node | None  # None: the decode server computes the prompt
     decode: Node
-    reason: str = ""  # why no prefill server is used
+    reason: str = ""  # says why no prefill server is used; empty if one is used
 
 
 @dataclass
 class Nodes:
-    """Polls the controller; run() runs in the event loop. While the controller is down, its last list is used."""
+    """The servers that the controller lists. run() polls the controller, and never returns. While the controller is
+    down, its last list is used.
+    """
 
     session: aiohttp.ClientSession
     controller: str
     name_space: str
     metrics: Metrics
     needs_prefill: bool = False
-    token: str = field(default="", repr=False)  # for the controller's HTTP API; empty: none
+    token: str = field(default="", repr=False)  # token for the controller's HTTP API; empty: send no token
     known: dict[str, Node] = field(default_factory=dict)  # key: engine id
     controller_up: bool = False
     _trouble: str = ""  # the last error of a request to the controller
     _turn: int = 0
-    _lost: list[Node] = field(default_factory=list)  # nodes that are no longer in `known`, but have requests
-    _lost_at: float = -COME_BACK_WITHIN_S  # time at which a node was lost last
+    _lost: list[Node] = field(default_factory=list)  # nodes that left `known`, but still have running requests
+    _lost_at: float = -COME_BACK_WITHIN_S  # time at which the last node left `known`
 
     async def run(self) -> None:
         await asyncio.gather(self._poll(), self._check_health())
@@ -105,7 +108,7 @@ class Nodes:
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)
         self.controller_up = True
-        uptime_ms = answer.get("uptime_ms")  # older controllers don't send it, and may have started just now
+        uptime_ms = answer.get("uptime_ms")  # an older controller does not send it, and may have started just now
         started_at = time.monotonic() - uptime_ms / 1000 if isinstance(uptime_ms, int) else float("inf")
         self._take(answer.get("nodes", []), asked_at, started_at)
         self._count()
@@ -143,15 +146,17 @@ class Nodes:
 
     @staticmethod
     def _may_come_back(node: Node, started_at: float) -> bool:
-        """Returns True if a server that the controller does not list still gets requests: the controller has restarted
-        since the last list with the server. A controller that did not restart has dropped the server."""
+        """Returns True if a server still gets requests although the controller does not list it. This is so for up to
+        DROP_AFTER_S if the controller has restarted since its last list with the server. A controller that did not
+        restart has dropped the server.
+        """
         now = time.monotonic()
         node.missed_at = node.missed_at or now
         is_new_controller = started_at > node.listed_at
         return is_new_controller and node.ready and not node.draining and now - node.missed_at < DROP_AFTER_S
 
     async def _check_health(self) -> None:
-        """Checks each server in its own task, so that a dead host delays only its own check."""
+        """Checks each server in a task of its own, so that a dead host does not delay the checks of other servers."""
         checks: dict[str, asyncio.Task[None]] = {}  # key: URL
         try:
             while True:
@@ -174,14 +179,14 @@ class Nodes:
         self._count()
 
     def failed(self, node: Node) -> None:
-        """Marks a node whose server failed; the node gets no new request until it is healthy again."""
+        """Marks a node as failed. The node gets no new requests until its server's /health answers again."""
         if node.ready:
             logger.warning("%s at %s failed; it gets no new requests until /health answers", node.engine_id,
                            node.serves)
         node.ready = False
 
     def usable(self, kind: str, exclude: set[str]) -> list[Node]:
-        """Returns the nodes that take new requests of a kind, "prefill" or "decode"."""
+        """Returns the nodes, without those in `exclude`, that take new requests of a kind: "prefill" or "decode"."""
         roles = _PREFILL_ROLES if kind == "prefill" else _DECODE_ROLES
         return [node for node in self.known.values()
                 if node.role in roles and node.ready and not node.draining and node.engine_id not in exclude]
@@ -191,13 +196,15 @@ class Nodes:
         return bool(self.usable("decode", set()) and (self.usable("prefill", set()) or not self.needs_prefill))
 
     async def _wait_usable(self, kind: str, exclude: set[str]) -> list[Node]:
-        """Returns the usable nodes. If there are none, waits up to COME_BACK_WITHIN_S for a lost node to come back."""
+        """Returns the usable nodes. If there are none, waits until COME_BACK_WITHIN_S after the last loss of a node."""
         while not (found := self.usable(kind, exclude)) and time.monotonic() - self._lost_at < COME_BACK_WITHIN_S:
             await asyncio.sleep(HEALTH_INTERVAL_S / 5)
         return found
 
     async def choose(self, tokens: list[int] | None, exclude: set[str], extras: dict[str, str]) -> Choice:
-        """Returns the controller's best pair or, without a controller, the next pair in turn. Errors: NoPairError."""
+        """Returns the pair that the controller names or, if the controller names none, the next pair in turn. Without a
+        prefill server, returns the decode server with the fewest requests. Errors: NoPairError.
+        """
         decodes = await self._wait_usable("decode", exclude)
         if not decodes:
             raise NoPairError(self._no_server("decode", exclude))
@@ -223,13 +230,13 @@ class Nodes:
             answer = await self._ask("POST", "/pair", question)
         except aiohttp.ClientResponseError as error:
             logger.warning("the controller names no pair: %s", error.message)
-            return None  # the controller's list differs from `known`, from which choose() takes a pair
+            return None  # the controller's list may differ from `known`; choose() then takes a pair from `known`
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
             self._lose_controller(error)
             return None
         prefill = self.known.get(str(answer["prefill"]["engine_id"]))
         decode = self.known.get(str(answer["decode"]["engine_id"]))
-        if decode is None or prefill is None:  # a node that joined after the last poll
+        if decode is None or prefill is None:  # the node joined after the last poll, so `known` does not have it
             return None
         return Choice(None, decode, "cached") if answer["skip_prefill"] else Choice(prefill, decode)
 

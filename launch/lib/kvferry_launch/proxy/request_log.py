@@ -1,4 +1,4 @@
-"""The course of one request: its servers and the time of its stages, for the metrics and for one line of the log."""
+"""Records the servers of a request and the time of each stage, for the metrics and for one line of the log."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Choice
 
-_ID_MAX = 80  # characters of a client's request id in the log
+_ID_MAX = 80  # limit on a client's request id in the log, in characters
 
 
 class RequestLog:
@@ -26,7 +26,7 @@ class RequestLog:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Records the time of the `with` block as that of a stage, unless the block raises an error."""
+        """Records the duration of the `with` block as the time of stage `name`, unless the block raises an error."""
         begin = time.monotonic()
         yield
         self.observe(name, time.monotonic() - begin)

@@ -1,4 +1,4 @@
-"""Sends a client's request to one server, and passes its answer on to the client."""
+"""Sends a client's request to one server, and passes the server's answer on to the client."""
 
 import asyncio
 import json
@@ -19,20 +19,22 @@ from kvferry_launch.proxy.waits import LostError
 
 
 class ServerCalls:
-    """Sends requests to servers. `attempt`: how many pairs of servers were tried before for the client's request."""
+    """Sends requests to servers. `attempt`: number of pairs of servers that were tried before for the same request."""
 
     def __init__(self, session: aiohttp.ClientSession, metrics: Metrics) -> None:
         self._session = session
         self._metrics = metrics
 
     async def whole(self, node: Node, kind: str, one: ClientRequest, body: Body, attempt: int) -> web.Response:
-        """Returns the whole answer if its status is below 500. Errors: ServerError."""
+        """Sends a request, and returns the whole answer. Errors: ServerError, also if the status is 500 or higher."""
         async with self._asked(node, kind, one, body, attempt) as answer:
             return await copied(answer)
 
     async def streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int, first: FirstToken | None
                         ) -> web.StreamResponse:
-        """Passes events on as they arrive, without text that the client has already. Errors: ServerError."""
+        """Sends a request, and passes the events of the answer on to the client as they arrive. Text that the client
+        has already is left out. Errors: ServerError.
+        """
         begin = time.monotonic()
         async with self._asked(node, "decode", one, body, attempt) as answer:
             if answer.content_type != "text/event-stream":
@@ -62,7 +64,9 @@ class ServerCalls:
 
     async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes | None, stream: Stream,
                        response: web.StreamResponse) -> None:
-        """Passes a stream on. `piece`: its first bytes; None: none were read yet. Errors: ServerError."""
+        """Passes a server's stream on to the client. `piece`: the first bytes of the stream; None if no bytes were read
+        yet. Errors: ServerError.
+        """
         reason = "no end mark"
         try:
             while piece != b"":
@@ -80,7 +84,7 @@ class ServerCalls:
 
     async def broken_off(self, one: ClientRequest, response: web.StreamResponse, failure: ServerError
                           ) -> web.StreamResponse:
-        """Sends an error event to a client that has the beginning of an answer which no server can continue."""
+        """Ends an answer that has begun and that no server can continue: sends an error event to the client."""
         self._metrics.broken_streams.inc()
         separator = b"" if one.stream.ends_an_event else b"\n\n"
         event = json.dumps({"error": error_fields(502, f"the answer breaks off: {failure}")})

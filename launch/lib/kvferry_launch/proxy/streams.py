@@ -1,7 +1,8 @@
-"""Keeps the part of a streamed answer that the client has, so that another server can continue it. No I/O.
+"""Keeps the text of a streamed answer that the client has, so that another server can continue the answer. No I/O.
 
-The other server answers the request from its beginning. The part that the client has is compared and left out, so a
-stream continues only if the same request gives the same text again: with greedy sampling, or with a seed.
+The other server answers the whole request again. The text that the client has already is compared with the new answer
+and left out of it. So a stream can continue only if the same request gives the same text again: with greedy sampling,
+or with a seed.
 """
 
 import json
@@ -12,7 +13,7 @@ from kvferry_launch.proxy.first_token import FirstToken, counted_as_output
 _DONE = b"[DONE]"
 _EVENT_END = b"\n\n"
 _TAIL_BYTES = 64
-# Request fields whose output can't be shortened together with the text of an event.
+# Request fields that add data to an event which can't be shortened together with the event's text.
 _PER_TOKEN = ("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "tools", "echo")
 
 
@@ -27,7 +28,9 @@ def gives_the_same_again(path: str, body: Body) -> bool:
 
 
 class Stream:
-    """feed() turns a server's bytes into the client's next bytes; begin() is called before each server's stream."""
+    """Makes one stream for the client from the streams of one or more servers. Call begin() before each server's
+    stream; feed() turns the server's bytes into bytes for the client.
+    """
 
     def __init__(self, path: str, body: Body) -> None:
         self.can_go_on = gives_the_same_again(path, body)
@@ -36,15 +39,16 @@ class Stream:
         self._text = ""  # the answer's text that was sent to the client
         self._again = 0  # number of characters of _text that the current server has repeated
         self._servers = 0
-        self._goes_on_after: FirstToken | None = None  # token after which the current server's stream starts
+        self._goes_on_after: FirstToken | None = None  # token after which the current server's stream starts, if any
         self._names: Body = {}  # the answer's id and creation time, from the first server
         self._pending = b""
         self._tail = _EVENT_END
 
     def begin(self, first: FirstToken | None = None) -> bytes:
-        """Begins a server's stream. `first`: the token that the prefill server sampled, if the stream goes on after it.
+        """Begins a server's stream. `first`: the token that the prefill server sampled, if the stream starts after this
+        token.
 
-        Returns the event with this token, which the client gets first; empty without one.
+        Returns the event with this token, which must be sent to the client first. Returns no bytes without `first`.
         """
         self._servers += 1
         self._again, self._pending = 0, b""
@@ -59,7 +63,7 @@ class Stream:
         return self._tail.endswith(_EVENT_END)
 
     def feed(self, piece: bytes) -> bytes:
-        """Returns the client's next bytes. Errors: BrokenStreamError."""
+        """Takes the server's next bytes, and returns the next bytes for the client. Errors: BrokenStreamError."""
         if not self.can_go_on:
             self._tail = (self._tail + piece)[-_TAIL_BYTES:]
             self.done = _DONE in self._tail
@@ -69,7 +73,7 @@ class Stream:
         return b"".join(event + _EVENT_END for event in taken if event is not None)
 
     def _taken(self, event: bytes) -> bytes | None:
-        """Returns the event for the client, or None if the client has its text already."""
+        """Returns the event to send to the client, or None if the client has the event's text already."""
         data = event.partition(b"data: ")[2].strip()
         if data == _DONE:
             self.done = True

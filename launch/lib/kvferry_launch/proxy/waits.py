@@ -1,4 +1,6 @@
-"""The waits of requests for one server's answers. They end early if the controller no longer lists the server."""
+"""Tracks the requests that wait for a server's answers. These waits end early if the controller no longer lists the
+server.
+"""
 
 import asyncio
 import time
@@ -15,7 +17,8 @@ class Waits:
     """The tasks that wait for one server; a task waits for one server at a time."""
 
     def __init__(self) -> None:
-        self._heard_at: dict[asyncio.Task[Any], float] = {}  # time of the last byte, or of the wait's begin
+        # For each waiting task: the time of the last byte from the server, or of the begin of the wait.
+        self._heard_at: dict[asyncio.Task[Any], float] = {}
         self._ended: set[asyncio.Task[Any]] = set()
 
     def __bool__(self) -> bool:
@@ -30,8 +33,8 @@ class Waits:
         try:
             yield
         except asyncio.CancelledError:
-            # If the client has left too, the task was cancelled twice. Then uncancel(), which Python has from 3.11 on,
-            # returns more than 0.
+            # If the client has closed its connection too, the task was cancelled twice. Then uncancel(), which Python
+            # has from 3.11 on, returns more than 0, and the cancellation must be raised again.
             if task not in self._ended or getattr(task, "uncancel", int)() > 0:
                 raise
             raise LostError("the controller no longer lists the server, and the server does not answer") from None
@@ -40,7 +43,7 @@ class Waits:
             self._ended.discard(task)
 
     def heard(self) -> None:
-        """Notes that the server has sent something to the current task."""
+        """Records that the server has sent bytes to the current task."""
         task = asyncio.current_task()
         if task in self._heard_at:
             self._heard_at[task] = time.monotonic()

@@ -1,4 +1,4 @@
 """Servers, clients, prompts and comparison of tokens for the quickstart, the benchmarks and the tests. Runs in .venv.
 
-Its modules may import `setup`, `node`, `proxy` and the package's top level; no other sub-package imports them.
+The modules here may import `setup`, `node`, `proxy` and the top-level modules. No other sub-package imports testbed.
 """

@@ -1,17 +1,21 @@
-"""Answers of servers: tokens, the connector's report, and the comparison with a reference. Standard library only."""
+"""The answers of servers: their tokens, the connector's reports, the comparison with reference answers.
+
+Standard library only.
+"""
 
 import re
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-ROUNDING_MARGIN = 0.01  # in logprob; if the best token leads by more, rounding can't change the choice
+ROUNDING_MARGIN = 0.01  # if the best token's logprob leads the second best by more, rounding can't change the choice
 SLOW_S = 20.0
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Tokens of one answer. margins[i]: difference in logprob between the best and the second best choice of token i.
+    """The tokens of one answer. margins[i]: difference in logprob between the best and the second best choice for token
+    i.
     """
 
     tokens: list[int]
@@ -21,10 +25,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Admission:
-    """One admission of a request, as reported by the connector; counts are in tokens.
+    """One admission of a request by vLLM's scheduler, as reported by the connector.
 
-    hit: found by the connector; local: in the engine's prefix cache; to_load: requested from the connector; loaded:
-    arrived; resumed: True after a preemption; tokens: length of the request at the time of the admission.
+    hit: number of tokens that the connector found; local: number in the engine's prefix cache; to_load: number that the
+    engine asked the connector to load; loaded: number that the connector loaded; resumed: True after a preemption;
+    tokens: length of the request at the time of the admission.
     """
 
     hit: int
@@ -45,7 +50,7 @@ class Report:
 
     @staticmethod
     def of(generation: Generation) -> "Report | None":
-        """Returns None if the server sent no report. Errors: KeyError if the report has another form."""
+        """Reads the report in an answer. Returns None if there is no report. Errors: KeyError if a field is missing."""
         raw = (generation.kv_transfer_params or {}).get("kvferry_report")
         if raw is None:
             return None
@@ -68,7 +73,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first position at which two generations differ; `margin` is the reference's lead there, in logprob."""
+    """The first position at which two generations differ. `margin`: the reference's margin at that position."""
 
     position: int
     expected: int | None
@@ -82,7 +87,7 @@ class Mismatch:
 
 
 def first_mismatch(reference: Generation, got: Generation) -> Mismatch | None:
-    """Returns None if all tokens and the lengths are equal."""
+    """Compares two generations. Returns None if they have the same tokens."""
     for position, (expected, token) in enumerate(zip(reference.tokens, got.tokens, strict=False)):
         if expected != token:
             return Mismatch(position, expected, token, reference.margins[position])
@@ -96,7 +101,9 @@ def first_mismatch(reference: Generation, got: Generation) -> Mismatch | None:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """The answers to a load of requests, their references, and how much the decode server's counters grew meanwhile."""
+    """The answers to a load of requests, the reference answers, and the growth of the decode server's counters
+    meanwhile.
+    """
 
     answers: list[Answer]
     references: list[Generation]
@@ -152,7 +159,7 @@ class LoadResult:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Parses Prometheus text into the value of each sample, summed over its labels."""
+    """Parses metrics in Prometheus' text format. Returns the value of each metric, summed over its labels."""
     values: dict[str, float] = {}
     for line in text.splitlines():
         sample = re.match(r"([A-Za-z_:][\w:]*)(?:\{.*\})? (\S+)", line)
@@ -162,5 +169,5 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 
 def growth(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Returns the growth of each sample; a new sample counts from 0."""
+    """Returns the growth of each metric. A metric that is not in `before` counts from 0."""
     return {name: value - before.get(name, 0.0) for name, value in after.items()}

@@ -27,8 +27,8 @@ class VllmClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "VllmClient":
-        # Each request has its own connection, because vLLM's server closes idle ones after seconds. A request sent
-        # while the server closes its connection would have an unknown outcome.
+        # Each request has its own connection, because vLLM's server closes idle connections after some seconds. A
+        # request that is sent while the server closes the connection would have an unknown outcome.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s), connector=connector)
         return self
@@ -60,7 +60,7 @@ class VllmClient:
                           answer.get("kv_transfer_params"))
 
     async def metrics(self) -> dict[str, float]:
-        """Returns the samples of /metrics, each summed over its labels."""
+        """Returns the value of each metric in /metrics, summed over its labels."""
         assert self._session is not None, "use the client inside 'async with'"
         async with self._session.get(f"{self.url}/metrics") as answer:
             return parse_metrics(await answer.text())
@@ -82,9 +82,10 @@ class VllmClient:
 
 async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: list[int], max_tokens: int,
                               extra: dict[str, Any] | None = None) -> Answer:
-    """Sends one request as routers do: to prefill for one token, then with its kv_transfer_params to decode.
+    """Sends one request as routers do: to the prefill server for one token, then to the decode server with the
+    kv_transfer_params of the prefill server's answer.
 
-    `extra` is added to the decode request's kv_transfer_params. Errors are in the answer.
+    `extra` is added to the kv_transfer_params of the decode request. An error of a request is returned in the answer.
     """
     start = time.monotonic()
     handed_over = start
@@ -100,7 +101,7 @@ async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: l
 
 
 async def plain(server: VllmClient, prompt: list[int], max_tokens: int) -> Answer:
-    """Sends one request to one server. Errors are in the answer."""
+    """Sends one request to one server. An error of the request is returned in the answer."""
     start = time.monotonic()
     try:
         generation = await server.generate(prompt, max_tokens)
@@ -111,7 +112,7 @@ async def plain(server: VllmClient, prompt: list[int], max_tokens: int) -> Answe
 
 async def run_load(prompts: Sequence[list[int]], send: Callable[[list[int]], Awaitable[Answer]], concurrency: int,
                    on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> list[Answer]:
-    """Sends every prompt in order, `concurrency` at a time; returns the answers in the same order."""
+    """Sends the prompts in their order, `concurrency` at a time. Returns the answers in the same order."""
     gate = asyncio.Semaphore(concurrency)
 
     async def one(index: int, prompt: list[int]) -> Answer:
@@ -126,7 +127,9 @@ async def run_load(prompts: Sequence[list[int]], send: Callable[[list[int]], Awa
 async def judged_load(counters: VllmClient, prompts: Sequence[list[int]], references: list[Generation],
                       send: Callable[[list[int]], Awaitable[Answer]], concurrency: int,
                       on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
-    """Runs `run_load` and adds `references`. `counters`: client of the server whose metrics count preemptions."""
+    """Sends the prompts with run_load(), and returns the answers together with `references` and with the growth of the
+    metrics of one server. `counters`: a client of that server.
+    """
     before = await counters.metrics()
     answers = await run_load(prompts, send, concurrency, on_answer)
     return LoadResult(answers, references, growth(before, await counters.metrics()))

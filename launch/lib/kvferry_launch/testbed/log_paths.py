@@ -1,4 +1,4 @@
-"""Reads the log lines in which workers name the path to a peer's pool. Standard library only."""
+"""Reads the log lines in which workers name their path to a peer's pool. Standard library only."""
 
 import re
 from collections.abc import Iterable
@@ -8,19 +8,22 @@ _CHOSEN = re.compile(r"uses the fastest: pools by (\w+) [\d.]+ GB/s")
 
 
 def path_lines(log: str) -> list[str]:
-    """Returns the lines that name the path to a peer. Each lists all paths that were measured, failed ones too."""
+    """Returns the log lines that name the path to a peer. Each line lists all measured paths, also those that failed.
+    """
     return _LINE.findall(log)
 
 
 def chosen_path(line: str) -> str | None:
-    """Returns the path chosen for transfers between pools, which the line names first; None if all paths failed."""
+    """Returns the path that the worker chose for transfers between pools; None if all paths failed."""
     found = _CHOSEN.search(line)
     return found[1] if found else None
 
 
 def path_complaints(lines: Iterable[str], wanted: str) -> list[str]:
-    """Returns a complaint for each line that names another path than `wanted`, and one if no line names `wanted`. A
-    line without a path is no complaint, because a peer may be killed while it is measured."""
+    """Returns a complaint for each line that names another path than `wanted`, and one if no line names `wanted`.
+
+    A line that names no path is ignored, because a peer may be killed while its paths are measured.
+    """
     lines = list(lines)
     complaints = [f"a path other than {wanted}: {line}" for line in lines if chosen_path(line) not in (wanted, None)]
     if wanted not in map(chosen_path, lines):

@@ -15,13 +15,15 @@ from kvferry_launch.testbed.client import VllmClient, judged_load, prefill_then_
 from kvferry_launch.testbed.servers import Controller, VllmServer
 
 CONCURRENCY = 8
-DECODE_BLOCKS = 40  # 8 requests of 500 tokens in blocks of 32 need 128, so the decode server must preempt
+DECODE_BLOCKS = 40  # 8 requests of 500 tokens need 128 blocks of 32 tokens, so the decode server must preempt
 DECODE_FLAGS = ("--num-gpu-blocks-override", str(DECODE_BLOCKS), "--max-model-len", "1024")
 
 
 @dataclass(frozen=True)
 class PairSetup:
-    """The configuration of a pair. Without a connector the pair is two plain servers, to check the tests themselves."""
+    """The configuration of a pair. Without a connector, the pair is two plain servers, which checks the tests
+    themselves.
+    """
 
     name: str
     connector: KvConnector | None
@@ -33,7 +35,8 @@ class PairSetup:
 
 
 def own_cores() -> tuple[str, str]:
-    """Returns a core for prefill and one for decode; both are the same on a machine with one core."""
+    """Returns a core for the prefill server and one for the decode server; the same core if the machine has only one.
+    """
     cores = sorted(os.sched_getaffinity(0))
     return str(cores[0]), str(cores[1 % len(cores)])
 
@@ -67,7 +70,9 @@ class Pair:
                 server.start()
 
     def ensure_running(self) -> None:
-        """Starts the processes and waits for them. Errors: ProcessError if one does not come up."""
+        """Starts the processes that don't run, and waits until both servers are ready. Errors: ProcessError if a
+        process does not become ready.
+        """
         self.start()
         for server in (self.prefill, self.decode):
             server.wait_ready()
@@ -94,7 +99,7 @@ class Pair:
 
 async def pair_load(pair: Pair, prompts: list[list[int]], references: list[Generation], max_tokens: int,
                     on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
-    """Sends the prompts through the pair, CONCURRENCY at a time, and asks kvferry for its report on each."""
+    """Sends the prompts through the pair, CONCURRENCY at a time. kvferry adds its report to each answer."""
     report = {"kvferry_report": True} if pair.setup.connector is KVFERRY_CONNECTOR else None
     async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
         return await judged_load(decode, prompts, references,

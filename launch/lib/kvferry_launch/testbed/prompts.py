@@ -1,4 +1,4 @@
-"""Prompt sets from a seed, as token ids, so that no tokenizer is involved."""
+"""Makes sets of prompts from a seed. The prompts are token ids, so that no tokenizer is needed."""
 
 import random
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ LAST_TOKEN = 510  # token 511 ends a sequence
 class PromptSet:
     """`count` prompts of `tokens_min` to `tokens_max` tokens; equal fields give equal prompts.
 
-    With `shared_prefixes` > 0 each prompt starts with one of that many common prefixes of 32 to 224 tokens, and has at
-    least one token of its own.
+    With `shared_prefixes` > 0, each prompt starts with one of that many common prefixes of 32 to 224 tokens and ends
+    with at least one token of its own.
     """
 
     seed: int

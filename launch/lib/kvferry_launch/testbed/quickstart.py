@@ -1,4 +1,5 @@
-"""launch/quickstart: reads arguments and sets up in any Python, then runs quickstart_job.py in the Python of .venv."""
+"""launch/quickstart: any Python parses the arguments and runs the set-up; then .venv's Python runs quickstart_job.py.
+"""
 
 import argparse
 import os
@@ -29,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def arguments() -> argparse.Namespace:
-    """Parses and checks the arguments; exits 2 with one line if one is wrong."""
+    """Parses and checks the arguments. If one is wrong, prints one line and exits with status 2."""
     made = parser()
     parsed = made.parse_args()
     if parsed.requests < REQUESTS_MIN:
@@ -52,7 +53,7 @@ def main() -> NoReturn:
 
 
 def job() -> NoReturn:
-    """Runs in .venv after main(). A signal ends it without a traceback and without leftover processes."""
+    """Runs in .venv after main(). A signal ends the job without a traceback and leaves no processes behind."""
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
     try:

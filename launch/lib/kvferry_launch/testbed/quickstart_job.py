@@ -1,5 +1,5 @@
-"""launch/quickstart's job: sends requests through a prefill and a decode server that must preempt, compares all tokens
-with a plain server's, and prints a table. Runs in .venv.
+"""launch/quickstart's job: sends requests through a prefill server and a decode server that must preempt, compares all
+tokens with those of a plain server, and prints a table. Runs in .venv.
 """
 
 import argparse
@@ -29,9 +29,11 @@ COLUMNS = ("request", "prompt", "output", "local hit", "external hit", "preempte
 
 
 def run(arguments: argparse.Namespace, connector: KvConnector | None = KVFERRY_CONNECTOR) -> int:
-    """Returns 0 if all tokens are equal, nothing failed and a preempted request got its KV back from kvferry, else 1.
+    """Runs the job. Returns 0 if all tokens are equal, nothing failed and a preempted request got its KV back from
+    kvferry; otherwise 1.
 
-    `connector`: kvferry's, or another one for comparison. Errors: ProcessError when a server doesn't start.
+    `connector`: kvferry's connector, or another connector for comparison. Errors: ProcessError if a server doesn't
+    start.
     """
     prompts = prompt_set(arguments.requests).prompts()
     pair = Pair(_setup(arguments.requests, connector), arguments.model.resolve())
@@ -141,7 +143,7 @@ def _totals(result: LoadResult) -> dict[str, int]:
 
 
 def _missing(totals: dict[str, int]) -> list[str]:
-    """Returns a line for each thing that the run should have shown and did not."""
+    """Returns a line if the run did not show that preempted requests get their KV back through kvferry."""
     lines = []
     if totals["preemptions"] == 0:
         lines.append("no request was preempted, so this run shows nothing about preemption")

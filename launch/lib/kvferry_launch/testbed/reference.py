@@ -1,4 +1,4 @@
-"""Tokens of one plain vLLM server, kept in build/reference so that they are computed once."""
+"""The tokens that a plain vLLM server generates, kept in build/reference so that they are computed only once."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,9 @@ CONCURRENCY = 8
 
 
 class Reference:
-    """The plain server of one model. It starts when a prompt set is not cached, and runs until stop()."""
+    """The plain server of one model. The server starts when the tokens of a prompt set are not cached, and runs until
+    stop().
+    """
 
     def __init__(self, model: Path, cores: str, cache: Path = BUILD / "reference") -> None:
         self._cache = cache
@@ -32,9 +34,9 @@ class Reference:
     def generations(self, prompts: list[list[int]], max_tokens: int,
                     on_answer: Callable[[int, Answer], None] = lambda index, answer: None,
                     tick: Callable[[], None] = lambda: None) -> list[Generation]:
-        """Returns the reference of each prompt; calls `tick` while the server starts.
+        """Returns the plain server's tokens for each prompt. Calls `tick` repeatedly while the server starts.
 
-        Errors: ProcessError when the server doesn't start or fails a request.
+        Errors: ProcessError if the server doesn't start or fails a request.
         """
         path = self._path(prompts, max_tokens)
         if path.exists():

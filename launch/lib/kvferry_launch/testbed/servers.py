@@ -1,4 +1,4 @@
-"""vLLM servers and the kvferry controller as processes that can be started, waited for and stopped."""
+"""Starts and stops vLLM servers and the kvferry controller, and waits until they are ready."""
 
 import json
 import os
@@ -24,10 +24,10 @@ POLL_INTERVAL_S = 0.2
 
 @dataclass
 class VllmServer:
-    """One vLLM server on this host, of the CPU build, bound to `cores` ("0", "0-3", ...).
+    """A vLLM server of the CPU build on this host, bound to `cores` ("0", "0-3", ...).
 
-    It takes and returns token ids (--enable-scale-out) and gives processed logprobs, so that a wrong token can be
-    distinguished from a rounding error. start() returns at once; wait_ready() waits for /health.
+    The server takes and returns token ids (--enable-scale-out). It returns processed logprobs, so that a wrong token
+    can be distinguished from a rounding error. start() returns at once; wait_ready() waits until /health answers.
     """
 
     name: str
@@ -56,7 +56,9 @@ class VllmServer:
         self.process.start()
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, tick: Callable[[], None] = lambda: None) -> None:
-        """Waits for /health, calling `tick`. Errors: ProcessError if the server died or is not healthy in time."""
+        """Waits until /health answers, and calls `tick` meanwhile. Errors: ProcessError if the server died or is not
+        healthy in time.
+        """
         wait_healthy(self.process, f"{self.url}/health", timeout_s, tick)
 
     def healthy(self) -> bool:
@@ -68,7 +70,7 @@ class VllmServer:
 
 def wait_healthy(process: ManagedProcess, url: str, timeout_s: float,
                  tick: Callable[[], None] = lambda: None) -> None:
-    """Waits until `url` answers with 200. Errors: ProcessError when the process died or isn't healthy in time."""
+    """Waits until `url` answers with status 200. Errors: ProcessError if the process died or isn't healthy in time."""
     _wait(process, lambda: serving.answers(url), "healthy", timeout_s, tick)
 
 
@@ -86,7 +88,7 @@ def _wait(process: ManagedProcess, is_ready: Callable[[], bool], what: str, time
 
 @dataclass
 class Controller:
-    """One `kvferry controller` on this host; `address` is what a connector's `controller` key takes."""
+    """One `kvferry controller` on this host. `address` is the value for the connector's key `controller`."""
 
     name: str = "controller"
     port: int = 0
@@ -102,7 +104,7 @@ class Controller:
 
     @property
     def member_env(self) -> dict[str, str]:
-        """The environment variables that give a command or node the cluster key of this controller."""
+        """The environment variables that tell a command or a node where the cluster key of this controller is."""
         return {KEY_ENV: str(self.key_file)} if self.key_file else {}
 
     @property
@@ -120,7 +122,7 @@ class Controller:
         _wait(self.process, lambda: listening.search(self.process.log_text()) is not None, "listening", timeout_s)
 
     def endpoints(self) -> dict[str, str]:
-        """Returns the endpoint of each node by its engine id; KV is pushed to this endpoint, for example."""
+        """Returns a map from each node's engine id to the endpoint at which other nodes reach the node."""
         told = subprocess.run([str(self.binary), "status", "--json", "--controller", self.address],
                               capture_output=True, text=True, check=True, env=os.environ | self.member_env)
         return {node["engine_id"]: node["endpoint"] for node in json.loads(told.stdout)["nodes"]}
