@@ -1,7 +1,7 @@
-"""Mooncake's master, with 64 store clients in this process as the workers and an object of one byte for each chunk.
+"""Measures Mooncake's master. The workers are 64 store clients in this process. A chunk is an object of one byte.
 
-A batch query names the holders; a batch "exist" only reports that there is a holder. The times of single lookups
-include the client's C++ and Python, because the master has no other interface.
+A batch query names the holders of each object; a batch "exist" only says whether there is a holder. The times of single
+lookups include the time that Mooncake's client library takes, because the master has no other interface.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 SEGMENT_BYTES = 64 << 20
 BUFFER_BYTES = 1 << 20
-CLIENT_TTL_S = 600  # long, because this process is too busy to send heartbeats in time
+CLIENT_TTL_S = 600  # must be long, because this process is too busy to send the clients' heartbeats in time
 KEPT: list[Any] = []
 
 
@@ -34,7 +34,7 @@ def endpoints(replicas: Sequence[Any]) -> list[str]:
 
 
 class Master(RemoteDirectory):
-    load_keys = PREFIX_KEYS  # loading 32 keys at a time would take minutes
+    load_keys = PREFIX_KEYS  # to load the default of 32 keys per call would take minutes
 
     def __init__(self) -> None:
         port, metrics_port = free_port(), free_port()
@@ -66,7 +66,7 @@ class Master(RemoteDirectory):
         return config
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[Any]:
-        """Stores both replicas of an object with one call, so that the second worker has no event of its own."""
+        """Prepares calls that store an object on both of its workers at once, so the second worker needs no event."""
         prepared = []
         for worker, prefix, position in some:
             workers = workers_of(prefix)
@@ -116,7 +116,7 @@ class Master(RemoteDirectory):
         return sum(counts)
 
     def close(self) -> None:
-        """Keeps the clients, because each takes a minute to close; the master ends with this process."""
+        """Does not close the clients, because closing takes a minute for each. The master ends with this process."""
         KEPT.append(self)
 
 

@@ -1,4 +1,4 @@
-"""Mooncake's transfer engine over TCP, which finds peers by address (P2PHANDSHAKE).
+"""Measures Mooncake's transfer engine over TCP. The two engines find each other by address (P2PHANDSHAKE).
 
 A request is one batch transfer with a notification.
 """

@@ -1,8 +1,8 @@
-"""NIXL with its UCX backend, used as vLLM's connector uses it.
+"""Measures NIXL with its UCX backend. NIXL is called in the same way as by vLLM's connector.
 
-Each worker prepares two lists for a job: its own blocks, and the other worker's. A request picks blocks from both lists
-by index (make_prepped_xfer), is posted, and is polled until it is done. The other worker polls for the notification.
-Setting "default" has NIXL's progress thread, as users run it; "best" has none.
+For a job, each worker prepares a list of its own blocks and a list of the other worker's blocks. A request picks blocks
+from both lists by index (make_prepped_xfer), is posted, and is polled until it is done. The other worker polls for the
+notification. With the setting "default", NIXL runs its progress thread, as it does for users; with "best", it does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The finaliser of splitmix64, as in launch/bench/harness/scramble.h."""
+"""The last step of the random number generator splitmix64, the same as in launch/bench/harness/scramble.h."""
 
 from __future__ import annotations
 

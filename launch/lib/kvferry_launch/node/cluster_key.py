@@ -10,8 +10,8 @@ KEY_NAME = "cluster.key"
 
 
 def ensure_key(file: Path) -> Path:
-    """Writes a new key to the file, unless the file exists. Only this user can read the file. Returns its absolute
-    path.
+    """Writes a new key to the file, unless the file exists. Only this user can read the file. Returns the file's
+    absolute path.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

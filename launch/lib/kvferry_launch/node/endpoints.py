@@ -9,8 +9,8 @@ PATH_SCHEMES = ("ipc://", "unix://")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A host and a port, or the path of a Unix socket on this host. `host` is empty if there is a path; an IPv6 address
-    in it has no brackets.
+    """A host and a port, or the path of a Unix socket on this host. `host` is empty if there is a path. An IPv6 address
+    in `host` has no brackets.
     """
 
     host: str = ""

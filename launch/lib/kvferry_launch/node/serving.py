@@ -106,7 +106,7 @@ def report_health(role: str, url: str, local_url: str) -> None:
 
     The new process prints "kvferry ROLE node serves at URL" when /health begins to answer, and "... node does not
     answer at URL" when /health no longer answers. The new process ends when the calling process ends. An exec() in the
-    calling process does not end it.
+    calling process does not end the new process.
     """
     us = os.pidfd_open(os.getpid())
     if (child := os.fork()) != 0:

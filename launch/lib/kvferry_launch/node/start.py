@@ -175,7 +175,8 @@ def own_address(endpoints: list[Endpoint]) -> str:
     """Returns this host's address on the route to the first controller that is on another host.
 
     If there is no such route: returns a loopback address if all controllers have loopback addresses; otherwise returns
-    the address on the default route. Errors: NodeError if a controller has no route and there is no default route.
+    the address on the default route, if there is one. Errors: NodeError if there is neither a route to a controller nor
+    a default route.
     """
     addresses = [serving.own_address(endpoint.host, endpoint.port) if endpoint.host else serving.LOOPBACK
                  for endpoint in endpoints]

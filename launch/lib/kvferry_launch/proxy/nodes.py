@@ -84,7 +84,7 @@ class Nodes:
     _trouble: str = ""  # the last error of a request to the controller
     _turn: int = 0
     _lost: list[Node] = field(default_factory=list)  # nodes that left `known`, but still have running requests
-    _lost_at: float = -COME_BACK_WITHIN_S  # time at which the last node left `known`
+    _lost_at: float = -COME_BACK_WITHIN_S  # time at which a node was last removed from `known`
 
     async def run(self) -> None:
         await asyncio.gather(self._poll(), self._check_health())

@@ -28,8 +28,8 @@ def gives_the_same_again(path: str, body: Body) -> bool:
 
 
 class Stream:
-    """Makes one stream for the client from the streams of one or more servers. Call begin() before each server's
-    stream; feed() turns the server's bytes into bytes for the client.
+    """Makes one stream for the client from the streams of one or more servers. The caller calls begin() before each
+    server's stream, then feed(), which turns the server's bytes into bytes for the client.
     """
 
     def __init__(self, path: str, body: Body) -> None:
