@@ -45,7 +45,7 @@ class ManagedProcess:
                  pass_fds: tuple[int, ...] = ()) -> None:
         self.name = name
         self.command = command
-        self.env = env  # added to this process's environment
+        self.env = env  # variables that the child gets in addition to this process's environment
         self.log = log
         self._pass_fds = pass_fds
         self._process: Child | None = None

@@ -17,7 +17,7 @@ _running: "list[Step]" = []  # on a terminal the first of them draws its bar
 class Step:
     """A step with a known or unknown amount of work, used as a context manager.
 
-    `update()` may be called as often as the caller likes; it draws at most every 0.1 s. On a pipe a line appears at the
+    `update()` may be called as often as the caller likes: it draws at most every 0.1 s. On a pipe a line appears at the
     start, every PLAIN_INTERVAL_S seconds and at the end, so that a log shows progress without thousands of lines.
     Steps may run in several threads, each in one of its own.
     """

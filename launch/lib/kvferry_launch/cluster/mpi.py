@@ -2,7 +2,7 @@
 rank runs one server, which rank 0 starts.
 
 The ranks communicate through the deployment's run folder, which all hosts share. In the run folder each rank has a
-folder of its own. It holds `here.json`, which names the rank's host, and these files for the N-th command of the rank:
+folder of its own, with `here.json`, which names the rank's host, and with these files for the rank's N-th command:
 `order-N.json` (the command), `out-N` (its output), `stop-N` (rank 0 wants the command to end), `exit-N` (its exit
 status). MPI is used only to start the ranks on the hosts and to kill them together.
 """

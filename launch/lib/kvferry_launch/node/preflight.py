@@ -13,7 +13,7 @@ from typing import Any
 
 from kvferry_launch.node.endpoints import Endpoint
 
-CONTROLLER_WITHIN_S = 10.0  # the connector waits for the controller as long as this
+CONTROLLER_WITHIN_S = 10.0  # equal to the time for which the connector waits for the controller
 CONNECT_WITHIN_S = 2.0
 # A program for the server's Python interpreter. It prints nothing if that interpreter has no kvferry package.
 SETTINGS = """

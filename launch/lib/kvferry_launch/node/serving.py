@@ -12,7 +12,7 @@ import urllib.request
 
 ANY = ("0.0.0.0", "::", "*", "")
 LOOPBACK = "127.0.0.1"
-TEST_NET = "192.0.2.1"  # an unused address, only to find the default route; nothing is sent to it
+TEST_NET = "192.0.2.1"  # an address that no host has; only used to find the default route, nothing is sent to it
 POLL_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
 MISSES_UNTIL_REPORTED = 3

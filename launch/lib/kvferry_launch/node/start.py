@@ -213,7 +213,7 @@ def probe(python: str) -> dict[str, Any]:
 
 
 def check_model(model: str) -> str:
-    """Returns the absolute folder of a model, or its name if it is not a path. Errors: NodeError."""
+    """Returns the absolute path of the model's folder, or `model` unchanged if it is a name. Errors: NodeError."""
     if not model:
         raise NodeError("--model is empty; it is a folder with config.json, or a name that vLLM can fetch")
     try:

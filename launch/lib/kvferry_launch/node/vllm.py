@@ -1,4 +1,4 @@
-"""The command line of a vLLM server and the KV connectors it can load. Standard library only."""
+"""Makes the command line of a vLLM server, with the KV connector that the server loads. Standard library only."""
 
 import json
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvferry_launch.proxy.bodies import COMPLETIONS, Body, token_ids
 
-_NOT_DECODED = "\ufffd"  # is in a token's text if the token ends inside a character, which the next may complete
+_NOT_DECODED = "\ufffd"  # in a token's text if the token ends inside a character, which the next token may complete
 
 
 def _any(_: Any) -> bool:

@@ -1,4 +1,4 @@
-"""launch/proxy: its options, its start and its end."""
+"""launch/proxy: parses the options, starts the proxy's HTTP server, and ends it at a signal."""
 
 import argparse
 import asyncio

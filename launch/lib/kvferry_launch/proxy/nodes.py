@@ -1,4 +1,4 @@
-"""The servers that the controller lists, and the choice of a prefill and a decode server for each request."""
+"""Keeps the servers that the controller lists, and chooses a prefill and a decode server for each request."""
 
 import asyncio
 import contextlib
@@ -21,6 +21,7 @@ HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again with a restarted controller
+
 # A server that the controller no longer lists is called lost here, but may only be slow. So the requests that run on a
 # lost server go to another server only after LOST_SILENCE_S or ALONE_SILENCE_S.
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests

@@ -26,7 +26,9 @@ class Waits:
 
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """Makes the `with` block of the current task a wait. Errors: LostError if end_silent() ended the wait."""
+        """Counts the current task as waiting for the server during the `with` block. Errors: LostError if end_silent()
+        ended the wait.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._heard_at[task] = time.monotonic()

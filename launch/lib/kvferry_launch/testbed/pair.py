@@ -78,7 +78,7 @@ class Pair:
             server.wait_ready()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stops the servers before the controller, so that they can deregister."""
+        """Stops the servers before the controller, so that the servers can deregister."""
         stop_all([self.decode.process, self.prefill.process], grace_s)
         if self.controller:
             self.controller.process.stop(grace_s)
