@@ -1,4 +1,4 @@
-"""The judge of the stress: what it must call wrong, failed, slow or impossible."""
+"""Tests how the stress test judges answers: which answers are wrong, failed, slow or impossible."""
 
 import pytest
 from kvferry_launch.testbed.answers import (

@@ -1,4 +1,4 @@
-"""`kvferry bench transfer` with tiny sizes and without peers: rows, verification, flags, clean ends."""
+"""Tests `kvferry bench transfer` with tiny sizes and without peers: rows, verification, flags, clean ends."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def bench(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def processes_of(marker: str) -> list[int]:
-    """Those with this word in their environment, which children inherit."""
+    """Returns the processes that have the word `marker` in their environment, which child processes inherit."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

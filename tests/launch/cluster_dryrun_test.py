@@ -1,4 +1,4 @@
-"""`up --dry-run`: every command as it would be run, host by host, and nothing touched."""
+"""Tests `up --dry-run`: prints each command that `up` would run, host by host, and changes nothing."""
 
 import itertools
 import os
@@ -25,7 +25,7 @@ def lines(**document: Any) -> list[str]:
 
 
 def commands(found: list[str]) -> dict[str, list[str]]:
-    """The words of each node's command."""
+    """Returns the words of each node's command."""
     named = {}
     for head, line in itertools.pairwise(found):
         if head.startswith("# ") and not line.startswith("#"):
@@ -34,7 +34,7 @@ def commands(found: list[str]) -> dict[str, list[str]]:
 
 
 def own(words: list[str]) -> list[str]:
-    """Without the interpreter and the guard in front."""
+    """Returns the words of a command without the interpreter and the guard at its beginning."""
     cut = words[words.index("--") + 1:]
     return [word.removeprefix(f"{REPO}/") for word in cut if "python" not in word]
 

@@ -1,4 +1,6 @@
-"""Kubernetes manifests: right by Kubernetes' own schemas, and they say what the deployment's file says."""
+"""Tests the Kubernetes manifests: they are valid by Kubernetes' own schemas, and have the settings of the deployment's
+file.
+"""
 
 import json
 import os
@@ -59,7 +61,8 @@ def test_the_example_spreads_a_replica_over_pods() -> None:
     template = group["spec"]["leaderWorkerTemplate"]
     assert (group["apiVersion"], group["spec"]["replicas"], template["size"]) == (
         "leaderworkerset.x-k8s.io/v1", 2, 2)
-    for part in ("leaderTemplate", "workerTemplate"):  # each is a pod's template, which Kubernetes does know
+    # each part is a pod's template, for which Kubernetes has a schema
+    for part in ("leaderTemplate", "workerTemplate"):
         kubernetes_validate.validate({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template[part]["spec"]}, VERSION,
             strict=True)

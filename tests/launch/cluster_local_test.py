@@ -1,4 +1,5 @@
-"""A deployment of stand-in servers on this host and over ssh: up, status, scale, restarts, and no process left."""
+"""Tests a deployment of stand-in servers, on this host and over ssh: up, status, scale, restarts, and no process left.
+"""
 
 import os
 import signal
@@ -22,7 +23,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 
 @pytest.fixture(params=["local", "ssh"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Makes deployments on the backend, and removes what a failed test leaves."""
+    """Makes deployments on the backend. Removes everything that a failed test leaves."""
     made: list[Deployment] = []
     settings: dict[str, Any] = {}
     if request.param == "ssh":
@@ -145,12 +146,12 @@ def test_scale_adds_nodes_and_takes_them_while_requests_run(make: Make) -> None:
     assert served_by(url, 6) == {"decode-0", "decode-1", "decode-2"}
     deployment.call("scale", "decode=1", "--no-wait")
     while "draining" in {row["state"] for row in deployment.rows().values()}:
-        assert served_by(url, 3)  # nobody is refused meanwhile
+        assert served_by(url, 3)  # no request is refused while servers are drained
         time.sleep(0.05)
     eventually(lambda: len(deployment.rows()) == 5, deployment.text)
     assert served_by(url, 3) == {"decode-0"}
     again = deployment.call("scale", "decode=2").stdout
-    assert "added decode-3" in again  # a name is used once
+    assert "added decode-3" in again  # a removed node's name is not used again
     assert deployment.call("scale", "decode=many", check=False).stderr == (
         "launch/cluster: 'decode=many' is not prefill=N or decode=N\n")
 

@@ -1,4 +1,5 @@
-"""What a node's lines make of its state, and which of them is told as the reason of its end."""
+"""Tests how a node's output changes the node's state, and which line of it is reported as the reason of the node's end.
+"""
 
 import sys
 import time
@@ -16,7 +17,7 @@ def made(role: str, restarts_max: int = 2) -> Member:
 
 
 def run(one: Member, tmp_path: Path, code: str) -> None:
-    """Until it has ended and that was noticed."""
+    """Runs a node until it has ended and Member has noticed the end."""
     one.start([sys.executable, "-c", code], tmp_path / "log")
     eventually(lambda: one.child is not None and one.child.exit_status is not None)
     one.read()

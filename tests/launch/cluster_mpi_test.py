@@ -1,4 +1,4 @@
-"""A deployment by mpirun: each rank becomes the node that rank 0 makes of it, and all end together."""
+"""Tests a deployment by mpirun: each rank becomes the node that rank 0 assigns to it, and all ranks end together."""
 
 import os
 import shutil

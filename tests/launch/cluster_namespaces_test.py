@@ -1,4 +1,6 @@
-"""The hosts of tests/cluster/run: reached by ssh, apart from each other, gone afterwards with all that ran there."""
+"""Tests the hosts of tests/cluster/run: ssh reaches them, they are separate from each other, and they and all their
+processes are gone afterwards.
+"""
 
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from kvferry_launch.paths import REPO
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
-# In a process of its own, since it moves into a namespace.
+# This program runs in a process of its own, because it moves that process into a namespace.
 SCRIPT = """
 import subprocess, sys, time
 from pathlib import Path

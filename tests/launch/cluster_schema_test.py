@@ -1,4 +1,6 @@
-"""A deployment's YAML: short ones work, wrong ones are one sentence that names key, value and what is allowed."""
+"""Tests the YAML of deployments: short files work, and each mistake gives one sentence that names the key, its value
+and the allowed values.
+"""
 
 import sys
 from datetime import date

@@ -1,4 +1,5 @@
-"""A deployment as a Slurm job, on a real Slurm of one machine: it starts, serves, scales, and ends clean."""
+"""Tests a deployment as a Slurm job, on a real Slurm of one machine: the job starts, serves, scales and ends cleanly.
+"""
 
 import json
 import os

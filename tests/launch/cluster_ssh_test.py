@@ -1,4 +1,4 @@
-"""What only ssh has: connections that break or fall silent, hosts that can't be reached, other users' Pythons."""
+"""Tests cases that only ssh has: connections that break or fall silent, unreachable hosts, other Python versions."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def deployment(sshd: Sshd, tmp_path: Path) -> Iterator[Deployment]:
 
 
 def ssh_of(deployment: Deployment, node: str) -> int:
-    """Our end of the connection that the node hangs on."""
+    """Returns the process id of the ssh client through which the deployment runs the node."""
     return next(pid for pid, words in marked(deployment.mark).items()
                 if words.startswith("ssh ") and f"--engine-id {node} " in words)
 
@@ -51,7 +51,7 @@ def test_a_broken_connection_ends_the_node_there_and_starts_it_again(deployment:
 def test_a_silent_connection_ends_the_node_there(deployment: Deployment) -> None:
     deployment.start_ready()
     ours = ssh_of(deployment, "decode-0")
-    os.kill(ours, signal.SIGSTOP)  # as when a cable is cut: nobody hears anything, nobody is told
+    os.kill(ours, signal.SIGSTOP)  # like a cut cable: neither end gets any data, and neither end is notified
     eventually(lambda: not servers(deployment, "decode-0"), deployment.text, within_s=60.0)
     os.kill(ours, signal.SIGKILL)
     eventually(lambda: deployment.status()["ready"], deployment.text)

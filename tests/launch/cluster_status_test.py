@@ -1,4 +1,4 @@
-"""What `up` shows on a terminal and elsewhere, and what its socket answers."""
+"""Tests what `up` prints on a terminal and elsewhere, and what the control socket answers."""
 
 import io
 import json
@@ -63,7 +63,9 @@ def test_on_a_terminal_the_table_is_written_over() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """One whose control socket echoes, and refuses the word "no"; its path is longer than a Unix socket's may be."""
+    """Yields a folder with a control socket that echoes requests and refuses the word "no". The socket's path is longer
+    than a Unix socket allows.
+    """
     long = tmp_path / ("x" * 120)
     long.mkdir()
 

@@ -1,4 +1,4 @@
-"""The judge of tests/cluster/run: what it must call wrong or failed, and when it may send something again."""
+"""Tests how tests/cluster/run judges requests: which are wrong or failed, and when a request may be sent again."""
 
 import json
 import threading
@@ -18,7 +18,9 @@ DEADLINE_S = 20.0
 
 
 class Door:
-    """Answers with the right tokens, but for what `mischief` does with some requests, by their number."""
+    """A server that answers with the right tokens. `mischief` is called first with each request's number; if it returns
+    True, it has answered the request itself.
+    """
 
     def __init__(self, mischief: Callable[[Any, int, bool], bool]) -> None:
         door = self
@@ -82,7 +84,7 @@ def test_right_answers_are_right(traffic_before: Callable[..., Traffic]) -> None
     assert (tally.failures, tally.wrong, tally.sent_again) == ([], 0, 0)
 
 
-@pytest.mark.parametrize("at", [2, 3])  # one of them is a stream
+@pytest.mark.parametrize("at", [2, 3])  # one of the two requests is a stream
 def test_one_wrong_token_is_seen(traffic_before: Callable[..., Traffic], at: int) -> None:
     def mischief(handler: Any, number: int, is_stream: bool) -> bool:
         if number == at:

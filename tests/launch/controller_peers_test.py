@@ -1,4 +1,4 @@
-"""The peers' programs of `kvferry bench controller`: their load, what they make of answers, their lines."""
+"""Tests the peers' programs of `kvferry bench controller`: their load, how they read answers, their lines of output."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_the_load_is_that_of_the_cpp_side() -> None:
     for worker, prefix, position in load.batches(0, 200):
         keys = load.keys_at(prefix, position, load.BATCH_KEYS).tolist()
         digest = load.scramble(digest ^ load.scramble(worker) ^ keys[0] ^ load.scramble(keys[-1]))
-    assert digest == 4149750175108327567  # the same number stands in tests/launch/bench/controller_peers_test.cpp
+    assert digest == 4149750175108327567  # tests/launch/bench/controller_peers_test.cpp expects the same number
 
 
 def test_a_program_tells_figures_and_what_the_answers_are_worth(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_program_tells_figures_and_what_the_answers_are_worth(tmp_path: Path) 
     assert "name one of two holders" in peers["first"]["notes"]
     assert "100.0 % of answers WRONG" in peers["liar"]["notes"]
     assert any("loading" in line.get("step", "") for line in lines)
-    assert lines[-1]["error"] == "RuntimeError: no server here"  # a peer with no way at all
+    assert lines[-1]["error"] == "RuntimeError: no server here"  # the only way to reach this peer fails
 
 
 def test_depths_are_those_of_unbroken_prefixes() -> None:

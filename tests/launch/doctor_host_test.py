@@ -1,4 +1,6 @@
-"""kvferry doctor: one sound host, and set-ups that are each broken in one way, which it names; a live deployment."""
+"""Tests kvferry doctor on a sound host, on hosts that each have one fault, which the doctor must name, and on a live
+deployment.
+"""
 
 import contextlib
 import json
@@ -42,7 +44,7 @@ def put(root: Path, name: str, text: str) -> None:
 
 
 def examine(*options: str | Path, **env: str) -> dict[str, Any]:
-    """Returns what --json prints, and checks that the exit status fits it."""
+    """Returns the output of --json. Checks that the exit status agrees with it."""
     done = subprocess.run([KVFERRY, "doctor", "--json", *options], capture_output=True, text=True, timeout=60,
                           env={"PATH": "/usr/bin:/bin", **env}, check=False)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -144,10 +146,10 @@ def test_lines_for_people_say_what_to_do(host: Path) -> None:
     assert done.stdout.endswith("\n10 checks, 1 problems, 0 hints\n")
 
 
-# ---- deployments ----
+# ---- tests with a running deployment ----
 @contextlib.contextmanager
 def deployment(folder: Path, *options: str) -> Iterator[tuple[str, str]]:
-    """Runs a controller; returns its endpoint, and the path of its stream."""
+    """Runs a controller. Yields its endpoint and the path of its stream."""
     stream = folder / "stream"
     with subprocess.Popen([KVFERRY, "controller", "--bind", "tcp://127.0.0.1:0", "--stream", f"unix://{stream}",
                            "--state", str(folder / "state"), *options],

@@ -1,4 +1,6 @@
-"""kvferry doctor --security: it finds sockets without a key and key files that others read, and says which process."""
+"""Tests kvferry doctor --security: it finds sockets without a key and key files that others can read, and names the
+process.
+"""
 
 import contextlib
 import re
@@ -51,7 +53,7 @@ def test_a_socket_without_a_key_is_named() -> None:
         port = endpoint.rsplit(":", 1)[1]
         assert status == 1
         assert f"process {pid} listens at 0.0.0.0:{port} without a cluster key: other hosts can reach it\n" in said
-        assert said.endswith("1 processes of kvferry, 2 weaknesses\n")  # HTTP is the other
+        assert said.endswith("1 processes of kvferry, 2 weaknesses\n")  # the second weakness is the HTTP listener
 
 
 def test_a_key_file_that_others_read_is_named(key_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""The installed C++ package, as another project sees it: find_package(kvferry), include, link, run."""
+"""Tests the installed C++ package from another project: find_package(kvferry), include, link, run."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from kvferry_launch.paths import RELEASE, REPO
 
 EXAMPLE = REPO / "launch" / "examples" / "move_blocks"
 BUILD = Path(os.environ.get("KVFERRY_BUILD", RELEASE))
-"""The build that is installed."""
+"""The build that this test installs."""
 
 
 def run(*command: str | Path) -> str:
@@ -21,7 +21,7 @@ def run(*command: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where kvferry is installed."""
+    """Installs kvferry and returns the folder."""
     folder = tmp_path_factory.mktemp("prefix")
     run("cmake", "--install", BUILD, "--prefix", folder)
     return folder

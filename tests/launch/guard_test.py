@@ -1,4 +1,4 @@
-"""guard.py: whatever becomes of its starter, nothing of the command is left."""
+"""Tests guard.py: no process of the command is left, however the guard's parent ends."""
 
 import os
 import signal
@@ -12,7 +12,8 @@ from deployment import eventually, marked
 from kvferry_launch.node import guard
 
 GUARD = [sys.executable, str(Path(guard.__file__))]
-# Starts a grandchild in a session of its own, whose parent is gone: nothing ties it to us but that we adopt it.
+# Starts a grandchild in a session of its own, whose parent has ended. The guard can only find the grandchild because
+# the kernel makes the guard its new parent.
 DAEMON = ("import subprocess, sys, time\n"
           "subprocess.Popen(['setsid', 'sh', '-c', 'trap \"\" TERM; sleep 600 & sleep 601'])")
 WAITING = f"{DAEMON}\nprint('up', flush=True)\ntime.sleep(600)"
@@ -84,7 +85,8 @@ def test_dots_are_a_sign_of_life(mark: str) -> None:
 def test_what_the_command_leaves_behind_ends_with_it(mark: str) -> None:
     done = subprocess.run([*GUARD, "--", sys.executable, "-c", f"{DAEMON}\nsys.exit(3)", mark],
                           stdin=subprocess.PIPE, check=False, timeout=10.0)
-    # run() closes stdin at once, so it may be told to end before it does
+    # run() closes the guard's stdin at once, so the guard may stop the command (143) before the command ends by itself
+    # (3).
     assert done.returncode in (3, 143)
     eventually(lambda: not marked(mark), lambda: str(marked(mark)), within_s=2.0)
 

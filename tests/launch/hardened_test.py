@@ -1,5 +1,6 @@
-"""The binaries of the release build: position-independent, with relocations that are read-only from the start on, and
-without an executable stack."""
+"""Tests the binaries of the release build: they are position-independent, their relocations are read-only from the
+start, and their stack is not executable.
+"""
 
 import subprocess
 from pathlib import Path
@@ -21,7 +22,7 @@ def test_a_bug_of_the_memory_finds_no_writable_table_of_functions(binary: Path) 
     assert "NOW" in next(line for line in dynamic.splitlines() if "(FLAGS_1)" in line)
     stack = next(line for line in segments.splitlines() if "GNU_STACK" in line)
     assert "RWE" not in stack
-    assert "DYN" in readelf("-h", binary)  # loaded at a random address
+    assert "DYN" in readelf("-h", binary)  # the type DYN means that the kernel loads the binary at a random address
 
 
 def test_the_program_is_a_position_independent_executable() -> None:

@@ -1,4 +1,4 @@
-"""Which path a worker's log line says was chosen, as tests/cluster/run and tests/proof/run read it."""
+"""Tests that the chosen path is read correctly from a worker's log line, for tests/cluster/run and tests/proof/run."""
 
 import pytest
 from kvferry_launch.testbed.log_paths import chosen_path, path_complaints, path_lines

@@ -1,4 +1,6 @@
-"""launch/examples/monitoring: promtool accepts it, its alerts fire, and every metric that it names exists."""
+"""Tests launch/examples/monitoring: promtool accepts the files, the alerts fire, and every metric that they name
+exists.
+"""
 
 import ast
 import json
@@ -16,7 +18,7 @@ from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.testbed.servers import Controller
 
 MONITORING = LAUNCH / "examples" / "monitoring"
-OF_REPLICAS = ("etcd_up", "event_log_up")  # a controller alone has none of these
+OF_REPLICAS = ("etcd_up", "event_log_up")  # metrics that only a controller with replicas has
 METRIC = re.compile(r"\bkvferry_[a-z_]+")
 SUFFIX = re.compile(r"_(bucket|sum|count|created)$")
 
@@ -26,7 +28,9 @@ def names(prometheus_text: str) -> set[str]:
 
 
 def of_nodes() -> set[str]:
-    """Read from the source, because vLLM, which serves them, need not be installed."""
+    """Returns the names of the nodes' metrics. They are read from the source, because vLLM, which exports them, need
+    not be installed.
+    """
     tables = [ast.literal_eval(node.value) for node in ast.parse(
         (REPO / "connector" / "python" / "kvferry" / "stats.py").read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
@@ -73,7 +77,8 @@ def test_every_metric_of_alerts_and_panels_exists(known: set[str]) -> None:
 def test_every_counter_of_failures_has_an_alarm_or_a_panel() -> None:
     shown = (MONITORING / "alerts.yml").read_text() + (MONITORING / "dashboard.json").read_text()
     failures = {name for name in of_nodes() if re.search("fail|refused|timeouts|full|mislabeled|unasked", name)}
-    told_elsewhere = {"kvferry_pins_refused_total", "kvferry_leases_refused_total"}  # consequences of pool_full
+    # these follow from pool_full, which is shown
+    told_elsewhere = {"kvferry_pins_refused_total", "kvferry_leases_refused_total"}
     assert not {name for name in failures - told_elsewhere if name not in shown}
 
 
@@ -84,7 +89,8 @@ def promtool(*words: str | Path, folder: Path = MONITORING) -> None:
 
 def test_promtool_accepts_rules_and_configuration() -> None:
     promtool("check", "rules", "alerts.yml")
-    promtool("check", "config", "--syntax-only", "prometheus.yml")  # the token's file is the operator's
+    # --syntax-only, because the file with the token exists only at the operator
+    promtool("check", "config", "--syntax-only", "prometheus.yml")
 
 
 @pytest.mark.parametrize("alert,series,values", [

@@ -1,4 +1,6 @@
-"""launch/prefill, launch/decode, launch/controller and launch/quickstart: exact commands, and errors of one line."""
+"""Tests launch/prefill, launch/decode, launch/controller and launch/quickstart: the exact commands, and one-line
+errors.
+"""
 
 import json
 import os
@@ -23,7 +25,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def cpu_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the interpreter is said to have; a test may change it."""
+    """Replaces the probe of the interpreter by this answer, which a test may change."""
     found = {"cpu": "0.32.0", "vllm": "0.32.0", "kvferry": True}
     monkeypatch.setattr(node, "probe", lambda python: found)
     monkeypatch.setattr(node.preflight, "check_settings", lambda *_, **__: 0)
@@ -116,7 +118,7 @@ def test_port_0_becomes_one_that_stays_ours(model: Path) -> None:
     assert config_of(words)["kv_connector_extra_config"]["serves"] == f"http://127.0.0.1:{port}"
     with socket.socket() as another, pytest.raises(OSError, match="in use"):
         another.bind(("127.0.0.1", port))
-    with socket.socket() as server:  # as vLLM binds
+    with socket.socket() as server:  # binds with the same options as vLLM
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", port))
@@ -125,7 +127,7 @@ def test_port_0_becomes_one_that_stays_ours(model: Path) -> None:
 
 @pytest.mark.parametrize(("words", "serves"), [
     (["--host", "10.1.2.3", "--port", "8300"], "http://10.1.2.3:8300"),
-    (["--host", "0.0.0.0"], "http://127.0.0.1:8200"),  # as the controller sees us
+    (["--host", "0.0.0.0"], "http://127.0.0.1:8200"),  # this host's address on the route to the controller
     (["--host", "0.0.0.0", "--advertise-host", "10.1.2.3"], "http://10.1.2.3:8200"),
     (["--host", "0.0.0.0", "--advertise-host", "localhost"], "http://127.0.0.1:8200"),
     (["--host", "0.0.0.0", "--advertise-host", "no-such-host.invalid"], "http://no-such-host.invalid:8200"),

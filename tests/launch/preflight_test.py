@@ -1,4 +1,5 @@
-"""What launch/prefill, launch/decode and `launch/cluster up` check before the minute of vLLM's start."""
+"""Tests the checks of launch/prefill, launch/decode and `launch/cluster up` before vLLM starts, which takes a minute.
+"""
 
 import argparse
 import os

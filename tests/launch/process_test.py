@@ -1,4 +1,4 @@
-"""No process outlives the one that started it, whichever way that one ends."""
+"""Tests that no process outlives the process that started it, however that one ends."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that is dead and not yet reaped doesn't."""
+    """Returns True if the process runs. A process that is dead but not reaped yet does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""Prompt sets are the same for the same seed and hold what they promise."""
+"""Tests that equal seeds give equal prompt sets, and that the sets have the promised lengths and prefixes."""
 
 from kvferry_launch.testbed.prompts import FIRST_TOKEN, LAST_TOKEN, PromptSet
 

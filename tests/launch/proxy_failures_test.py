@@ -1,4 +1,4 @@
-"""launch/proxy in front of stand-ins: what happens when servers or clients fail."""
+"""Tests launch/proxy with stand-ins when servers or clients fail."""
 
 import asyncio
 import json
@@ -65,7 +65,8 @@ def test_who_fails_before_the_first_byte_is_replaced(kind: str, how: str, stream
             assert len(c.prefills[0].got) == 2, "the other pair begins anew"
             assert c.prefills[0].got[1]["kv_transfer_params"]["kvferry_push_to"]["engine_id"] == "d1"
             assert c.prefills[0].headers[0]["X-Request-Id"] != c.prefills[0].headers[1]["X-Request-Id"]
-        asked_first = kind == "prefill" and how == "dead"  # for the tokens
+        # the proxy already noticed the dead server when it asked that server to tokenize the prompt
+        asked_first = kind == "prefill" and how == "dead"
         assert await c.metric(rf'kvferry_proxy_retries_total\{{role="{kind}"\}}') == (0 if asked_first else 1)
 
     run(test)
@@ -92,7 +93,7 @@ def test_who_fails_gets_nothing_new_before_it_is_healthy() -> None:
 def test_nobody_is_tried_twice_though_its_health_page_answers() -> None:
     async def test(c: Cluster) -> None:
         async def fail(_: web.Request) -> web.Response:
-            await asyncio.sleep(2 * HEALTH_INTERVAL_S)  # the one that failed before is healthy again
+            await asyncio.sleep(2 * HEALTH_INTERVAL_S)  # waits until the server that failed before is healthy again
             return web.Response(status=500)
 
         for server in c.prefills:
@@ -139,7 +140,7 @@ def test_a_server_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_even
 
 
 async def interrupted(c: Cluster, path: str, body: dict[str, Any]) -> list[Any]:
-    """The events of a stream whose server dies after the first one."""
+    """Returns the events of a stream whose server dies after the first event."""
     c.decodes[0].hold.clear()
     async with c.session.post(c.url + path, json={"stream": True, **body}) as answer:
         first = await answer.content.readany()
@@ -225,7 +226,7 @@ def test_a_client_that_goes_away_ends_the_request_at_the_server(stream: bool) ->
         c.decodes[0].hold.clear()
         asking = asyncio.create_task(c.post({"prompt": "a", "stream": stream}))
         await eventually(lambda: len(c.decodes[0].got) == 1)
-        await asyncio.sleep(0.1)  # a stream's first event is out
+        await asyncio.sleep(0.1)  # waits until the first event of a stream was sent
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await eventually(lambda: c.decodes[0].cancelled == 1)
@@ -300,7 +301,7 @@ def test_a_server_that_the_controller_has_lost_goes_on_with_an_answer_that_it_st
 
 
 def test_the_only_decode_server_has_time_to_come_back() -> None:
-    """It may just have been too short of processor time to send heartbeats."""
+    """The server may only have been too busy to send heartbeats."""
     async def test(c: Cluster) -> None:
         only, spare = c.decodes
         await spare.kill()

@@ -1,4 +1,4 @@
-"""launch/proxy streams the prefill server's token at once where the answer stays the same, and nowhere else."""
+"""Tests that launch/proxy sends the prefill server's token at once if the answer stays the same, and only then."""
 
 import json
 from typing import Any
@@ -58,9 +58,9 @@ def test_the_token_counts_as_output() -> None:
     assert counted_as_output(None) is None
 
 
-# ---- behind the proxy ----
+# ---- tests through the proxy ----
 def sampling(c: Cluster, text: str = "zero") -> None:
-    """From now on the first prefill server samples a token with this text."""
+    """Makes the first prefill server sample a token with this text from now on."""
     async def answer(request: web.Request) -> web.Response:
         assert (await request.json())["return_token_ids"]
         choice = {"index": 0, "text": text, "token_ids": [8], "finish_reason": "length"}

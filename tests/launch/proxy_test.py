@@ -1,4 +1,4 @@
-"""launch/proxy in front of stand-ins for the controller and vLLM: what goes where."""
+"""Tests launch/proxy with stand-ins for the controller and vLLM: which request goes to which server."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from kvferry_launch.proxy.nodes import HEALTH_INTERVAL_S
 from proxy_stand_ins import DEADLINE_S, TOKENS, Cluster, FakeVllm, eventually, run
 
 
-# ---- what goes where ----
+# ---- which server gets which request ----
 def test_prefill_knows_where_to_push_and_decode_where_the_prompt_lies() -> None:
     async def test(c: Cluster) -> None:
         body = {"model": "m", "prompt": "hello", "max_tokens": 9, "logprobs": 2, "temperature": 0.0}
@@ -172,7 +172,7 @@ def test_models_that_make_no_sense_are_no_adapters(answer: Any) -> None:
     run(test)
 
 
-# ---- what a client may not say ----
+# ---- parameters that a client must not send ----
 FORGED = {"do_remote_prefill": True, "remote_host": "10.0.0.66", "remote_port": 14600, "remote_engine_id": "evil"}
 FORGERIES: list[dict[str, Any]] = [
     {"kv_transfer_params": FORGED},
@@ -263,7 +263,7 @@ def test_a_key_that_others_can_read_ends_the_proxy(tmp_path: Path) -> None:
         options_of_member(str(tmp_path / "cluster.key"))
 
 
-# ---- who is there ----
+# ---- which servers take requests ----
 def test_without_a_pair_there_is_a_sentence() -> None:
     async def test(c: Cluster) -> None:
         status, answer = await c.post({"prompt": "a"})
@@ -358,7 +358,7 @@ def test_draining_servers_get_nothing_new_and_new_ones_take_traffic(monkeypatch:
     async def test(c: Cluster) -> None:
         c.controller.draining = {"d0", "p0"}
         await eventually(lambda: c.door.nodes.known["d0"].draining)
-        await c.controller.kill()  # it would leave them out itself
+        await c.controller.kill()  # a controller that runs would leave the draining servers out by itself
         for _ in range(2):
             assert (await c.post({"prompt": "a"}))[0] == 200
         assert c.num_got() == {"p0": 0, "p1": 2, "d0": 0, "d1": 2}
@@ -395,7 +395,7 @@ def test_a_host_that_says_nothing_keeps_no_new_server_waiting(monkeypatch: pytes
     run(test)
 
 
-# ---- the program ----
+# ---- the program launch/proxy ----
 def test_the_program_says_where_it_listens_and_ends_when_its_requests_have() -> None:
     async def test(c: Cluster) -> None:
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""launch/sbom: everything that is built with or linked is listed, with its version."""
+"""Tests launch/sbom: it lists all build tools and all linked libraries, with their versions."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from kvferry_launch.paths import REPO
 from kvferry_launch.setup import sbom
 from kvferry_launch.setup.debian import debian_packages
 
-LINKED = Path(sys.executable).resolve()  # a program that links at least libc
+LINKED = Path(sys.executable).resolve()  # this program is linked at least with libc
 
 
 def test_the_list_has_each_package_once_with_its_version() -> None:
@@ -29,7 +29,7 @@ def test_the_list_has_each_package_once_with_its_version() -> None:
 
 def test_what_a_package_needs_is_listed_too() -> None:
     assert "iniconfig" in {component["name"] for component in
-                           sbom.python_components([REPO / "launch" / "requirements.txt"])}  # of pytest
+                           sbom.python_components([REPO / "launch" / "requirements.txt"])}  # a dependency of pytest
 
 
 def test_a_program_that_is_not_built_is_said_to_be_missing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Set-up says in one line what is in its way, and does nothing twice."""
+"""Tests that set-up reports an obstacle in one line, and does not repeat finished steps."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""The wheel: built from the checkout, installed into an empty environment, its parts used from there."""
+"""Tests the wheel: builds it from the checkout, installs it into an empty environment, and uses its parts there."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from kvferry_launch.paths import REPO
 
 
 def run(*command: str) -> str:
-    # The compiler by the name that CMake takes where none is given: ccache knows the objects of the release build.
+    # Names the compiler c++, as CMake does by default, so that ccache finds the objects of the release build.
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False,
                           env={"CXX": "c++"} | os.environ)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -1,4 +1,4 @@
-// `kvferry bench controller`: its flags, and that a small run gives every figure that it promises.
+// Tests `kvferry bench controller`: its flags, and that a small run reports every figure that the help promises.
 #include "launch/bench/controller/controller_bench.h"
 
 #include <gmock/gmock.h>

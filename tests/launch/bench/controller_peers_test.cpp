@@ -1,4 +1,5 @@
-// `kvferry bench controller --peers`: the lines of peers' programs, with shell scripts in their place.
+// Tests how `kvferry bench controller --peers` reads the lines of the peers' programs. Shell scripts replace these
+// programs.
 #include "launch/bench/controller/controller_peers.h"
 
 #include <gmock/gmock.h>
@@ -60,7 +61,8 @@ TEST(ControllerPeers, AProgramGetsTheLoadAndItsFiguresAreTaken) {
 }
 
 TEST(ControllerPeers, WhatCantBeMeasuredIsOneLineThatSaysWhyAndTheNextOneIsMeasured) {
-  std::signal(SIGPIPE, SIG_IGN);  // as kvferry's main() does: a program may end before it is told the load
+  // A peer's program may end before it reads the load. SIGPIPE is ignored for this case, as in kvferry's main().
+  std::signal(SIGPIPE, SIG_IGN);
   const struct {
     const char* program;
     const char* why;
@@ -108,7 +110,7 @@ TEST(ControllerPeers, TheTableTellsHowManyTimesAsFastKvferryIs) {
   EXPECT_THAT(table, HasSubstr("fake: made up"));
 }
 
-/// The same number stands in tests/launch/controller_peers_test.py, over the same load in Python.
+/// tests/launch/controller_peers_test.py expects the same number for the same load, which it makes in Python.
 TEST(ControllerPeers, TheLoadIsWhatThePeersGetToo) {
   std::uint64_t digest = 0;
   std::vector<std::uint64_t> keys(kBatchKeys);

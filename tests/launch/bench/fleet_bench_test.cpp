@@ -1,4 +1,4 @@
-// `kvferry bench fleet`: its flags, its load, and that a small fleet gives every figure that it promises.
+// Tests `kvferry bench fleet`: its flags, its load, and that a small fleet reports every figure that the help promises.
 #include "launch/bench/fleet/fleet_bench.h"
 
 #include <gmock/gmock.h>
@@ -105,9 +105,9 @@ void expect_figures(const nlohmann::json& row, std::vector<const char*> more) {
   EXPECT_EQ(row["nodes"], 50);
   EXPECT_EQ(row["wrong_answers"], 0);
   EXPECT_EQ(row["nodes_expired"], 0) << "a living node was taken for dead";
-  // 16 conversations less the system prompts that they have in common; every node holds as many as at the start.
+  // A node has 16 conversations, whose common system prompts count once. Every node has as many chunks as at the start.
   EXPECT_NEAR(row["chunks"].get<double>(), 50.0 * 1928, 50.0 * 20);
-  // The lease is 2.5 s, and its last heartbeat may have been just before.
+  // The lease is 2.5 s, and the dead node's last heartbeat may have been sent just before its death.
   EXPECT_GT(row["dead_noticed_s_max"].get<double>(), 1.5);
 }
 

@@ -1,4 +1,4 @@
-// The arithmetic of `kvferry bench transfer`: sizes, models' shapes, flags, the pattern and the table.
+// Tests the arithmetic of `kvferry bench transfer`: sizes, shapes of models, flags, the pattern and the table.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,13 +53,13 @@ struct Expected {
 
 TEST(ModelShape, FollowsFromThePublishedConfigurations) {
   const Expected cases[] = {
-      {"llama-3.1-8b", "bf16", 1, 32768, 4096},    // 16 x 8 x 128 x 2; 64 x 32 x 2
+      {"llama-3.1-8b", "bf16", 1, 32768, 4096},    // block bytes: 16 x 8 x 128 x 2; blocks: 64 x 32 x 2
       {"llama-3.1-8b", "fp8", 1, 16384, 4096},     //
-      {"llama-3.1-70b", "bf16", 1, 32768, 10240},  // 64 x 80 x 2
-      {"llama-3.1-70b", "bf16", 8, 4096, 10240},   // one head a rank
-      {"qwen3-32b", "bf16", 1, 32768, 8192},       // 64 x 64 x 2
-      {"deepseek-v3", "bf16", 1, 18432, 3904},     // 16 x 576 x 2; 64 x 61
-      {"deepseek-v3", "fp8", 8, 9216, 3904},       // the latent is the same on each rank
+      {"llama-3.1-70b", "bf16", 1, 32768, 10240},  // blocks: 64 x 80 x 2
+      {"llama-3.1-70b", "bf16", 8, 4096, 10240},   // each rank has one head
+      {"qwen3-32b", "bf16", 1, 32768, 8192},       // blocks: 64 x 64 x 2
+      {"deepseek-v3", "bf16", 1, 18432, 3904},     // block bytes: 16 x 576 x 2; blocks: 64 x 61
+      {"deepseek-v3", "fp8", 8, 9216, 3904},       // every rank has the whole latent vector
   };
   for (const Expected& expected : cases) {
     const ModelBlocks blocks = blocks_of(find_model(expected.model).value(), expected.dtype, 1024, expected.tp).value();
@@ -114,7 +114,8 @@ TEST(Pattern, FindsOneWrongBitAnEarlierSeedAndNoTransfer) {
 }
 
 TEST(Pattern, IsTheSameAsThePythonPeers) {
-  // bench_worker.py's pattern(7, 1, ...)[3] and Job(True, 64, 8, 9).blocks(0), so that neither side drifts.
+  // These are the values of pattern(7, 1, ...)[3] and Job(True, 64, 8, 9).blocks(0) in bench_worker.py. The test fails
+  // if the Python and the C++ differ.
   EXPECT_EQ(pattern_word(7, Side::kTarget, 24), 0x99b7e4315f063a83ULL);
   std::vector<std::uint64_t> blocks = block_offsets({true, 64, 8, 9}, Side::kInitiator);
   for (std::uint64_t& block : blocks) block /= 64;

@@ -25,7 +25,7 @@ def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 class Controller:
-    """A running controller on a free port; ends with the `with` block."""
+    """A running controller on a free port. The controller ends with the `with` block."""
 
     def __init__(self, *args: str, **environment: str) -> None:
         self.process = subprocess.Popen(
@@ -47,7 +47,9 @@ class Controller:
         return self
 
     def end(self, signal_number: int = signal.SIGTERM) -> tuple[int, str, str, float]:
-        """(exit status, rest of stdout, stderr, seconds it took)"""
+        """Ends the controller. Returns its exit status, the rest of its stdout, its stderr, and the seconds until it
+        ended.
+        """
         started = time.monotonic()
         self.process.send_signal(signal_number)
         out, err = self.process.communicate(timeout=DEADLINE_S)
@@ -194,7 +196,7 @@ class CliTest(unittest.TestCase):
         self.assert_fails(run(*everywhere, "--replica", "a b"), 2, "replica is 'a b'", "printable")
 
     def test_a_replica_serves_and_ends_without_etcd_and_redis(self) -> None:
-        # Nobody listens there, and nobody answers there.
+        # No process listens at the first address, and no host answers at the second one.
         for etcd in ("http://127.0.0.1:1", "http://192.0.2.1:2379"):
             with Controller(
                 "--bind", "tcp://127.0.0.1:0", "--etcd", etcd, "--event-log", "redis://127.0.0.1:1"
@@ -255,7 +257,7 @@ class CliTest(unittest.TestCase):
             self.assert_fails(second, 1, f"cannot listen on {http}: port in use")
             controller.end()
         with Controller("--bind", "tcp://127.0.0.1:0", "--http", http):
-            pass  # a port whose controller has just ended is free
+            pass  # the port is free again, because the controller that used it has ended
 
     def test_a_state_without_a_folder_is_told(self) -> None:
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-// `kvferry status` beside a controller that has nodes; what needs none is in check_cli.py.
+// Tests `kvferry status` with a controller that has nodes. check_cli.py has the tests that need no nodes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

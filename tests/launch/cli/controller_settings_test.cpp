@@ -1,4 +1,4 @@
-// The settings of `kvferry controller`; tests of the binary are in check_cli.py.
+// Tests the settings of `kvferry controller`. check_cli.py tests the binary.
 #include "launch/cli/controller_settings.h"
 
 #include <gmock/gmock.h>

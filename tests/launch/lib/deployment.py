@@ -1,4 +1,5 @@
-"""A `launch/cluster up` under test: its YAML with stand-in servers, its lines, the processes that carry its mark."""
+"""A `launch/cluster up` under test: its YAML with stand-in servers, its output, and its processes, which carry a mark.
+"""
 
 import contextlib
 import json
@@ -31,7 +32,9 @@ def eventually(condition: Callable[[], bool], what: Callable[[], str] = lambda: 
 
 
 def started_at(pid: int) -> str:
-    """Tells a process from a later one of the same number; "" when there is none, or a zombie."""
+    """Returns the start time of a process, which tells it from a later process with the same id; "" if there is no
+    process or only a zombie.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -40,7 +43,9 @@ def started_at(pid: int) -> str:
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Every process that has the mark in its environment or its command, but those that ask; zombies aren't there."""
+    """Returns all processes, except this one, that have the mark in their environment or command. Zombies are not
+    included.
+    """
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -53,8 +58,9 @@ def marked(mark: str) -> dict[int, str]:
 
 
 class Deployment:
-    """Its file, and `up` once start() was called. Processes of it are found by `mark`, which is in their commands
-    (as the model) and environments, on whichever "host" of this machine."""
+    """The file of a deployment and, after start(), its `up`. The deployment's processes are found by `mark`, which is
+    in their commands (as the model) and in their environment variables, on every "host" of this machine.
+    """
 
     def __init__(self, folder: Path, **document: Any) -> None:
         self.mark = f"mark-{uuid.uuid4().hex[:12]}"
@@ -70,18 +76,20 @@ class Deployment:
         self._seen: dict[int, str] = {}
 
     def remember(self) -> None:
-        """What descends from the marked processes: vLLM's write over their own environment and command."""
+        """Records the marked processes and their descendants, because vLLM's processes overwrite their own environment
+        and command.
+        """
         for pid in marked(self.mark):
             for one in (pid, *descendants(pid)):
                 self._seen[one] = started_at(one)
 
     def left(self) -> dict[int, str]:
-        """The processes of it that there are."""
+        """Returns the deployment's processes that still run."""
         found = {pid: "seen before" for pid, since in self._seen.items() if since and started_at(pid) == since}
         return found | marked(self.mark)
 
     def write(self) -> None:
-        self.file.write_text(json.dumps(self.document))  # which is YAML too
+        self.file.write_text(json.dumps(self.document))  # JSON is valid YAML too
 
     def start(self) -> None:
         with self.log.open("wb") as out:
@@ -98,7 +106,7 @@ class Deployment:
         return self.process is not None and self.process.poll() is None
 
     def text(self) -> str:
-        """What `up` printed, and where something failed the logs."""
+        """Returns the output of `up` and, if something failed, the logs."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def call(self, *words: str, check: bool = True, within_s: float = DEADLINE_S * 2
@@ -132,7 +140,7 @@ class Deployment:
         eventually(lambda: not self.left(), lambda: f"{self.left()}\n{self.text()}", within_s)
 
     def clean_up(self) -> None:
-        """After a test that failed; nothing is there after one that didn't."""
+        """Removes the processes that a failed test left. A test that passed leaves none."""
         self.remember()
         if self.process is not None and self.running:
             self.process.terminate()
@@ -151,10 +159,10 @@ def get(url: str) -> dict[str, Any]:
 
 
 def server_pid(deployment: Deployment, name: str) -> int:
-    """Of the stand-in itself, not of what guards it."""
+    """Returns the process id of the stand-in server, not that of its guard."""
     return int(get(deployment.rows()[name]["url"])["pid"])
 
 
 def served_by(url: str, requests: int) -> set[str]:
-    """The decode servers that answered so many requests through the front door."""
+    """Sends `requests` requests through the router, and returns the names of the decode servers that answered."""
     return {str(get(url)["engine_id"]) for _ in range(requests)}

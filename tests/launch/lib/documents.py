@@ -1,4 +1,4 @@
-"""The documents of the checkout: their prose, and the commands that they show."""
+"""Reads the documents of the checkout: their prose, and the commands that they show."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ def documents() -> list[Path]:
 
 
 def prose(text: str) -> Iterator[str]:
-    """The lines outside fences."""
+    """Yields the lines outside of code fences."""
     inside = False
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
@@ -27,12 +27,15 @@ def prose(text: str) -> Iterator[str]:
 
 
 def fenced_commands(text: str) -> Iterator[str]:
-    """The lines of `sh` fences without their comments; one that goes on in the next line is one."""
+    """Yields the commands in `sh` fences, without comments. A command that continues on the next line is returned as
+    one.
+    """
     for block in re.findall(r"^\s*```sh\n(.*?)^\s*```", text, re.MULTILINE | re.DOTALL):
         command = ""
         for line in re.sub(r"\\\n\s*", " ", block).splitlines():
             command += re.split(r"(?:^| )#", line)[0]
-            if command.count("'") % 2 == 0:  # else a quoted text goes on in the next line
+            # an odd number of quotes means that a quoted text continues on the next line
+            if command.count("'") % 2 == 0:
                 if command.strip():
                     yield command.strip()
                 command = ""

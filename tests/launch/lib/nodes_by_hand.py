@@ -1,4 +1,4 @@
-"""Nodes that speak the controller's protocol by hand, over its stream."""
+"""Nodes that speak the controller's protocol over its stream, without kvferry's client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FINGERPRINT = f"model=toy kv_dtype=float32 layers=4 kv_heads=2 head_dim=32 chunk
 
 
 def pack(value: Any) -> bytes:
-    """msgpack of what the protocol needs."""
+    """Encodes a value as MessagePack. Supports only the types that the protocol needs."""
     if isinstance(value, bool):
         return b"\xc3" if value else b"\xc2"
     if isinstance(value, int):
@@ -24,14 +24,14 @@ def pack(value: Any) -> bytes:
 
 
 class Node:
-    """One node over the controller's stream."""
+    """One node that is connected to the controller's stream."""
 
     def __init__(self, path: str, name: str, role: str, serves: str | None, fingerprint: str = FINGERPRINT,
                  endpoint: str = "", version: str = "7.7.7") -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(10)
         self._socket.connect(path)
-        more = [] if serves is None else [serves, version, 1, 1]  # None: as older nodes say it
+        more = [] if serves is None else [serves, version, 1, 1]  # None: send the shorter message of older nodes
         self.answer = self.ask([[1, 1], "default", name, 1, role, endpoint or f"tcp://{name}:1", fingerprint, 0, *more])
 
     def ask(self, message: list[Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""launch/proxy in front of real servers of the toy model."""
+"""Runs launch/proxy with real vLLM servers of the toy model."""
 
 import json
 import re
@@ -18,14 +18,16 @@ from kvferry_launch.testbed.servers import Controller, VllmServer, wait_healthy
 
 TEST_LOGS = LOGS / "tests"
 DEADLINE_S = 60.0
-ANY_CORE = "nobind"  # bound to one, two of three servers starved each other for seconds
-START_TIMEOUT_S = 600.0  # three servers on two cores
-PROXIED_CHUNK_TOKENS = 64  # of the deployment that tests share
+# if each of three servers were bound to one of two cores, two servers would starve each other for seconds
+ANY_CORE = "nobind"
+START_TIMEOUT_S = 600.0  # must be long, because three servers share two cores
+PROXIED_CHUNK_TOKENS = 64  # chunk_tokens of the deployment that several tests share
 
 
 @dataclass
 class ProxyDeployment:
-    """One prefill server, decode servers, a controller, the proxy; on two cores. `extra` is of the connectors."""
+    """A prefill server, decode servers, a controller and the proxy on two cores. `extra`: settings of the connectors.
+    """
 
     model: Path
     connector: KvConnector
@@ -35,7 +37,7 @@ class ProxyDeployment:
     processes: list[ManagedProcess] = field(default_factory=list)
 
     def ensure_running(self) -> None:
-        """Starts it if it was not started yet."""
+        """Starts the deployment if it does not run yet."""
         if not self.processes:
             self.start()
 
@@ -61,13 +63,14 @@ class ProxyDeployment:
             server.wait_ready(START_TIMEOUT_S)
         wait_healthy(self.proxy, f"{self.url}/health", DEADLINE_S)
         deadline = time.monotonic() + DEADLINE_S
-        for role, number in (("kv_producer", 1), ("kv_consumer", self.num_decode)):  # it is healthy without all of them
+        # the proxy's /health already answers when some servers are missing
+        for role, number in (("kv_producer", 1), ("kv_consumer", self.num_decode)):
             while self.metric(rf'kvferry_proxy_nodes\{{role="{role}",state="ready"\}}') < number:
                 assert time.monotonic() < deadline, f"the proxy has not found {number} {role}"
                 time.sleep(0.1)
 
     def server(self, name: str, role: str) -> VllmServer:
-        """Starts one, without waiting for it."""
+        """Starts one server, and returns before the server is ready."""
         port = free_port()
         extra = {"serves": f"http://127.0.0.1:{port}"} | self.extra
         config = self.connector.config(role, self.controller.address, name, extra)

@@ -1,4 +1,4 @@
-"""Stand-ins for the controller and vLLM behind launch/proxy, which tests make fail."""
+"""Stand-ins for the controller and vLLM, for tests of launch/proxy. Tests can make them fail."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,9 @@ TOKENS = [5, 6, 7]
 
 
 class StandIn:
-    """One HTTP server of ours. kill() ends it as a crash would: connections break, later ones are refused."""
+    """An HTTP server in this process. kill() ends the server as a crash would: its connections break, and later ones
+    are refused.
+    """
 
     def __init__(self) -> None:
         self.app = web.Application()
@@ -44,7 +46,7 @@ class StandIn:
 
 
 class FakeVllm(StandIn):
-    """Answers as vLLM does; `on_request` may do something else first."""
+    """Answers requests as vLLM does. A test can set `on_request` to answer a request differently."""
 
     def __init__(self, name: str, role: str) -> None:
         super().__init__()
@@ -52,20 +54,20 @@ class FakeVllm(StandIn):
         self.got: list[dict[str, Any]] = []
         self.headers: list[Any] = []
         self.models: list[dict[str, Any]] = []
-        self.models_answer: Any = None  # instead of these
-        self.asked_for_models: list[str | None] = []  # with which authorization
+        self.models_answer: Any = None  # answer of /v1/models, instead of the list `models`
+        self.asked_for_models: list[str | None] = []  # the Authorization headers of the requests to /v1/models
         self.answers_models = asyncio.Event()
         self.answers_models.set()
         self.cancelled = 0
         self.healthy = True
-        self.asked_for_health = asyncio.Event()  # and got no answer
+        self.asked_for_health = asyncio.Event()  # set when a request to /health waits for its answer
         self.answers_health = asyncio.Event()
         self.answers_health.set()
-        self.hold = asyncio.Event()  # streams stop after the first event until it is set
+        self.hold = asyncio.Event()  # while not set, streams stop after their first event
         self.hold.set()
-        self.hold_first = False  # they stop before it too
-        self.pause_s = 0.0  # between the events of a stream
-        self.texts: list[str] = []  # of a stream's events, where they look as vLLM's
+        self.hold_first = False  # if True, streams already stop before their first event
+        self.pause_s = 0.0  # pause between the events of a stream
+        self.texts: list[str] = []  # texts of a stream's events, for streams that look like vLLM's
         self.on_request: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None
         self.app.add_routes([web.post(path, self._generate) for path in bodies.PATHS])
         self.app.add_routes([web.post("/tokenize", self._tokenize), web.get("/health", self._health),
@@ -131,7 +133,7 @@ class FakeVllm(StandIn):
 
 
 class FakeController(StandIn):
-    """Tells of servers, and pairs the first of each kind that is not excluded."""
+    """Lists the servers, and answers /pair with the first prefill and the first decode server that are not excluded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,7 +175,7 @@ class FakeController(StandIn):
 
 
 class Cluster:
-    """Two prefill and two decode servers, a controller and the front door before them."""
+    """Two prefill servers, two decode servers, a controller and the proxy in front of them."""
 
     def __init__(self) -> None:
         self.controller = FakeController()

@@ -1,4 +1,4 @@
-"""A deployment of real vLLM servers of the toy model, and whether it answers what one plain server does."""
+"""A deployment of real vLLM servers of the toy model, and checks that it answers the same as one plain server."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ FLAGS = ["--max-model-len", 1024]
 
 
 def real(folder: Path, model: Path, **document: Any) -> Deployment:
-    """One prefill and one decode server, a core each, with vllm-router in front."""
+    """Returns a deployment with one prefill and one decode server, each on a core of its own, behind vllm-router."""
     prefill, decode = own_cores()
     return Deployment(folder, **({
         "model": str(model), "vllm": [], "router": {"kind": "vllm-router"},
@@ -27,12 +27,12 @@ def real(folder: Path, model: Path, **document: Any) -> Deployment:
 
 
 def expected(reference: Reference) -> list[Generation]:
-    """The plain server's answers."""
+    """Returns the plain server's answers to the prompts."""
     return reference.generations(PROMPT_SET.prompts(), MAX_TOKENS)
 
 
 def ask(url: str) -> list[str]:
-    """OpenAI completions through the front door, one after the other."""
+    """Sends the prompts to the OpenAI completions endpoint, one after the other. Returns the texts."""
     async def each() -> list[str]:
         async with VllmClient(url) as client:
             return [await complete_text(client, text_of(prompt), MAX_TOKENS) for prompt in PROMPT_SET.prompts()]
@@ -49,7 +49,9 @@ def metric(url: str, name: str) -> float:
 
 
 def assert_answers_are_right(deployment: Deployment, wanted: list[Generation]) -> None:
-    """The tokens are the plain server's, and the decode server got KV from elsewhere for them."""
+    """Checks that the tokens are those of the plain server, and that the decode server got KV for them from another
+    node.
+    """
     rows = deployment.rows()
     before = metric(rows["decode-0"]["url"], "vllm:external_prefix_cache_hits_total")
     answers = ask(deployment.url())

@@ -1,4 +1,4 @@
-"""A real Slurm of one node on this machine: munged, slurmctld and slurmd with configuration of their own."""
+"""A real Slurm of one node on this machine: munged, slurmctld and slurmd, each with a configuration for the test."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ SBIN = os.environ.get("PATH", "") + ":/usr/sbin"
 
 
 def why_not() -> str | None:
-    """Why there can't be one here."""
+    """Returns the reason why Slurm can't run on this machine, or None."""
     missing = [name for name in DAEMONS if shutil.which(name, path=SBIN) is None]
     if missing:
         return f"{', '.join(missing)} not installed (Debian: munge, slurm-wlm)"
@@ -25,13 +25,15 @@ def why_not() -> str | None:
 
 
 class SlurmMachine:
-    """Use in a with statement; `env` is what sbatch, srun and the like need."""
+    """A running Slurm, for a `with` statement. `env`: the environment variables that sbatch, srun and other commands
+    need.
+    """
 
     def __init__(self, folder: Path, cpus: int = 8) -> None:
         self._folder = folder
         self.host = socket.gethostname().partition(".")[0]
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
-        self._munge = Path("/tmp") / f"munge-{os.getpid()}.socket"  # its path must be short
+        self._munge = Path("/tmp") / f"munge-{os.getpid()}.socket"  # the path of the socket must be short
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
@@ -84,7 +86,7 @@ PartitionName=tested Nodes={self.host} Default=YES MaxTime=INFINITE State=UP
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A job's own daemon outlives slurmd, so jobs end first.
+        # The daemon of a job outlives slurmd, so the jobs are ended first.
         self.output("scancel", "--state=RUNNING")
         self.output("scancel", "--state=PENDING")
         deadline = time.monotonic() + 40.0

@@ -1,4 +1,4 @@
-"""A real sshd on 127.0.0.1 with keys and configuration of its own; nothing of the machine's is touched."""
+"""A real sshd on 127.0.0.1 with its own keys and configuration. It does not change any file of the machine."""
 
 import getpass
 import os
@@ -16,11 +16,11 @@ PRIVILEGE_FOLDER = Path("/run/sshd")
 
 
 def why_not() -> str | None:
-    """Why there can't be one here."""
+    """Returns the reason why sshd can't run on this machine, or None."""
     if sshd_binary() is None or shutil.which("ssh") is None:
         return "openssh-server is not installed"
     if os.geteuid() == 0 and not PRIVILEGE_FOLDER.is_dir():
-        PRIVILEGE_FOLDER.mkdir(mode=0o755)  # what the package's service does at boot
+        PRIVILEGE_FOLDER.mkdir(mode=0o755)  # the service of the Debian package makes this folder at boot
     return None
 
 
@@ -59,7 +59,7 @@ class Sshd:
         self._process.stop()
 
     def settings(self) -> dict[str, Any]:
-        """What a deployment's YAML needs to use it: two "hosts", which are one."""
+        """Returns the section of a deployment's YAML for this sshd: two "hosts", which are the same machine."""
         key, known = self._folder / "user_key", self._folder / "known_hosts"
         return {"on": "ssh", "hosts": {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1"}, "ssh": {
             "user": getpass.getuser(), "path": str(REPO), "python": sys.executable,

@@ -1,4 +1,4 @@
-"""Text for the toy model, and /v1/completions, through which routers forward requests."""
+"""Converts between text and tokens of the toy model, for /v1/completions, through which routers forward requests."""
 
 from collections.abc import Sequence
 from typing import Any

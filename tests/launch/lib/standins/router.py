@@ -1,4 +1,5 @@
-"""Stands in for a front door: hears the workers on stdin, sends each request to the next decode server."""
+"""Replaces the router in tests: reads the list of workers from stdin, and sends each request to the next decode server.
+"""
 
 import argparse
 import itertools

@@ -1,4 +1,4 @@
-"""Stands in for vLLM's API server: answers who it is, and obeys a few flags to die or to be slow."""
+"""Replaces vLLM's API server in tests: answers with its own name, and dies or is slow if its flags say so."""
 
 import argparse
 import json
