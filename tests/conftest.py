@@ -1,4 +1,4 @@
-"""What every test can be marked with: `long` tests run only with --long, which `tests/run --long` gives."""
+"""Defines the mark `long`: tests with this mark run only with --long, which `tests/run --long` gives."""
 
 import pytest
 

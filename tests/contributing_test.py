@@ -1,4 +1,6 @@
-"""CONTRIBUTING.md's recipes name few files, which exist, and the hooks run programs of this project."""
+"""Tests the recipes of CONTRIBUTING.md: they name few files, all of which exist, and the hooks run programs of this
+project.
+"""
 
 import re
 from pathlib import Path
@@ -8,13 +10,15 @@ import yaml
 
 REPO = Path(__file__).resolve().parents[1]
 TEXT = (REPO / "CONTRIBUTING.md").read_text()
-# How many files a change of each kind may touch, tests and generated pages included.
+# How many files a change of each kind may touch, including tests and generated pages.
 FILES_MAX = {"a transport backend": 5, "a controller message": 5, "a setting": 3, "a command": 4, "a metric": 6,
              "a field of a node": 4}
 
 
 def rows_of(recipe: str) -> list[list[str]]:
-    """The names in each row of the first column of the recipe's table; none: a file that the recipe can't name."""
+    """Returns the names in the first column of the recipe's table, a list for each row. A row without names stands for
+    a file that the recipe can't name.
+    """
     section = TEXT.split(f"### Add {recipe}\n")[1].split("\n#")[0]
     rows = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)[1:]
     return [re.findall(r"`([^`]+)`", row) for row in rows]

@@ -1,6 +1,7 @@
-"""The documents' commands run: each line of an `sh` fence runs here or in the test that is named here, or says why not.
+"""Runs the commands of the documents. Each line of an `sh` fence runs here or in a test that this file names, or this
+file says why the line does not run.
 
-Placeholders (MODEL, NODE, FILE, hosts, ports) get values of this host; everything else is what the document says.
+Placeholders (MODEL, NODE, FILE, hosts, ports) get values of this host; everything else runs as the document says.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from kvferry_launch.process import free_port
 
 DEADLINE_S = 60.0
 
-# How a line begins, and the test that runs it with a phrase that stands in it.
+# The beginnings of lines that another test runs, each with the path of that test and a phrase that the test contains.
 RUN_ELSEWHERE = (
     ("launch/quickstart", "tests/vllm/test_quickstart.py", '"launch" / "quickstart"'),
     ("pip wheel --no-deps", "tests/launch/wheel_test.py", "wheel"),
@@ -53,7 +54,9 @@ NOT_RUN = {
 
 
 class Desk:
-    """An operator's folder with the checkout's `launch` and `build`, a cluster key, and a controller with two nodes."""
+    """A folder of an operator, with the checkout's `launch` and `build`, a cluster key, and the port of a controller
+    with two nodes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +73,7 @@ class Desk:
                           "KVFERRY_CLUSTER_KEY_FILE": str(folder / "cluster.key")}
 
     def filled_in(self, line: str, **values: str) -> str:
-        """The line with this host's values in place of the placeholders."""
+        """Returns the line with this host's values in place of the placeholders."""
         values = {r"\bMODEL\b": "model", r"tcp://(0\.0\.0\.0|c):14600": f"tcp://127.0.0.1:{self.port}",
                   r"0\.0\.0\.0": "127.0.0.1"} | values
         for pattern, value in values.items():
@@ -85,7 +88,9 @@ class Desk:
 
     @contextlib.contextmanager
     def running(self, line: str, says: str) -> Iterator[subprocess.Popen[str]]:
-        """A server in the background that has printed such a line; SIGTERM ends it with status 0."""
+        """Runs a server in the background and waits until it prints a line with `says`. At the end, SIGTERM must end
+        the server with status 0.
+        """
         with subprocess.Popen(["bash", "-c", f"exec {line}"], cwd=self.folder, env=self.env, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             assert process.stdout is not None
@@ -113,7 +118,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 
 @pytest.fixture(scope="module")
 def deployment(desk: Desk) -> Iterator[Desk]:
-    """The README's controller runs, and the nodes NODE and `other`, which have the same four chunks."""
+    """Runs the README's controller and the nodes NODE and `other`, which have the same four chunks."""
     sys.path.insert(0, str(REPO / "build" / "release" / "python"))
     api = pytest.importorskip("kvferry.controller")
     sys.path.pop(0)
@@ -126,7 +131,7 @@ def deployment(desk: Desk) -> Iterator[Desk]:
         yield desk
 
 
-# ---- a function for each kind of line that runs here, by how the line begins ----
+# ---- a function for each kind of line that runs here, chosen by the beginning of the line ----
 ASKING = 'curl -H "Authorization: Bearer $(kvferry token)" http://c:14601/nodes'
 Runner = Callable[[Desk, str], None]
 RUNNERS: dict[str, Runner] = {}
@@ -151,7 +156,8 @@ def keygen(desk: Desk, line: str) -> None:
 
 @runs("kvferry controller --bind tcp://0.0.0.0:14600")
 def controller(desk: Desk, _: str) -> None:
-    assert desk.run("kvferry status").startswith(f"controller tcp://127.0.0.1:{desk.port},")  # it is the deployment's
+    # the answer comes from the deployment's controller
+    assert desk.run("kvferry status").startswith(f"controller tcp://127.0.0.1:{desk.port},")
 
 
 @runs("launch/controller")
@@ -165,7 +171,7 @@ def controller_script(desk: Desk, line: str) -> None:
 
 @runs("export KVFERRY_CLUSTER_KEY_FILE=cluster.key", ASKING)
 def http_api(desk: Desk, line: str) -> None:
-    """The first line alone; the second one against a controller, which controller_script() starts."""
+    """Runs the first line as it is. The second line runs against a controller, which controller_script() starts."""
     if line == ASKING:
         controller_script(desk, "launch/controller --bind tcp://0.0.0.0:14600 -- --http 0.0.0.0:14601")
     else:
@@ -186,7 +192,7 @@ def kv_config(words: list[str]) -> dict[str, object]:
 
 @runs("launch/prefill", "launch/decode", "KVFERRY_CLUSTER_KEY_FILE=cluster.key launch/prefill")
 def server_script(desk: Desk, line: str) -> None:
-    """With stand-in words for vLLM's server, since --dry-run asks for vLLM too."""
+    """Runs the script with a stand-in for vLLM's server, because --dry-run needs vLLM too."""
     own, dashes, rest = desk.filled_in(line, **{r" \.\.\.": " --model model"}).partition(" -- ")
     said = desk.run(f"{own} --dry-run --server 'vllm serve'{dashes}{rest}").splitlines()
     words = shlex.split(said[-1])
@@ -203,7 +209,9 @@ def server_script(desk: Desk, line: str) -> None:
 
 @runs("vllm serve MODEL --kv-transfer-config")
 def vllm_by_hand(desk: Desk, line: str) -> None:
-    """vLLM itself is not started: the JSON is what the scripts give, and kvferry accepts its settings."""
+    """Does not start vLLM. Checks that the JSON is the same as that of the scripts, and that kvferry accepts its
+    settings.
+    """
     config = kv_config(shlex.split(line))
     assert config == KVFERRY_CONNECTOR.config("kv_producer", "tcp://HOST:14600")
     extra = config["kv_connector_extra_config"]
@@ -224,7 +232,7 @@ def proxy(desk: Desk, line: str) -> None:
 
 @runs("launch/cluster up", "launch/cluster render")
 def cluster(desk: Desk, line: str) -> None:
-    """`up` with --dry-run: the examples are one file for each backend."""
+    """Runs `up` with --dry-run. The examples have one file for each backend."""
     command, _, options = line.partition(" FILE ")
     backends = re.findall(r"\w+", re.search(r"--on ([\w|]+)", options)[1])
     for backend in backends:
@@ -256,14 +264,16 @@ def admin(desk: Desk, line: str) -> None:
 
 @runs("kvferry doctor")
 def doctor(desk: Desk, line: str) -> None:
-    """Of the deployment: its nodes are none, so that something is wrong, and this host may have a problem too."""
+    """Runs the doctor on the deployment. It must report a fault, because the deployment's nodes are not real; this host
+    may have faults too.
+    """
     said = desk.run(desk.filled_in(line, HOST="127.0.0.1", **{":14600": f":{desk.port}"}) + " || [ $? = 1 ]")
     assert re.search(r"^\d+ checks, \d+ problems, \d+ hints$", said, re.MULTILINE)
 
 
 @runs("kvferry doctor --security")
 def doctor_of_security(desk: Desk, line: str) -> None:
-    """Of the deployment's controller alone, since this host may have other processes of kvferry."""
+    """Examines only the deployment's controller, because this host may run other processes of kvferry."""
     with desk.running(desk.filled_in("kvferry controller --bind tcp://127.0.0.1:0"), "listening on") as process:
         assert desk.run(f"{line} --pid {process.pid}").endswith("0 weaknesses\n")
 
@@ -280,7 +290,7 @@ def lines() -> list[tuple[str, str]]:
 
 
 def beginning_of(line: str) -> str:
-    """The longest row of the tables above with which the line begins."""
+    """Returns the longest row of the tables above that the line begins with."""
     known = [*RUNNERS, *NOT_RUN, *(row[0] for row in RUN_ELSEWHERE)]
     return max((row for row in known if line.startswith(row)), key=len, default="")
 

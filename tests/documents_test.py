@@ -1,4 +1,6 @@
-"""The documents: links lead somewhere, commands exist with the options shown, and the front page is one page."""
+"""Tests the documents: links lead to existing places, commands exist and have the options shown, the front page is one
+page long.
+"""
 
 import functools
 import os
@@ -18,13 +20,13 @@ from kvferry_launch.paths import REPO
 FRONT_PAGE_LINES_MAX = 120
 COLUMNS_MAX = 120
 BINARY = REPO / os.environ.get("KVFERRY_BUILD", "build/release") / "bin" / "kvferry"
-# Programs of others, whose options are theirs.
+# Programs of other projects, whose options are not checked.
 FOREIGN = {"vllm", "vllm-router", "pip", "cmake", "python", ".venv/bin/python", "ctest", "clang-format", "pre-commit",
            "git", "build/move_blocks/move_blocks", "curl", "export"}
 
 
 def anchors(path: Path) -> set[str]:
-    """The names that GitHub gives to headings."""
+    """Returns the anchors that GitHub makes from the headings of a document."""
     headings = [line.lstrip("#").strip() for line in prose(path.read_text()) if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -43,7 +45,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(REPO)))
 def test_paths_lead_somewhere(path: Path) -> None:
-    """Of the rooms, in backquotes; NAME, X and * are placeholders, and a name without its suffix is enough."""
+    """Checks the paths in backquotes that begin with a room's name. NAME, X and * are placeholders. A path may omit its
+    suffix.
+    """
     for name in re.findall(r"`((?:transport|kernels|controller|connector|launch|tests)/[\w./*]+)", path.read_text()):
         known = re.split(r"NAME|\bX\b|\*", name)[0]
         assert any((folder / known).exists() or list(folder.glob(f"{known.rstrip('/')}*"))
@@ -52,7 +56,7 @@ def test_paths_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(REPO)))
 def test_lines_are_short(path: Path) -> None:
-    """Rows of tables can't be wrapped."""
+    """Only rows of tables may be long, because they can't be wrapped."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         assert len(line) <= COLUMNS_MAX or line.lstrip().startswith("|"), f"line {number} has {len(line)} columns"
 
@@ -62,7 +66,7 @@ def test_the_front_page_is_one_page() -> None:
 
 
 def commands(text: str) -> Iterator[str]:
-    """The commands of `sh` fences, and those in backquotes that begin with a program of kvferry."""
+    """Yields the commands in `sh` fences, and the commands in backquotes that begin with a program of kvferry."""
     yield from fenced_commands(text)
     yield from re.findall(r"`((?:kvferry (?!controller client)|build/release/bin/|launch/|tests/)[^`]* [^`]*)`",
                           "\n".join(prose(text)).replace("\n", " "))
@@ -76,7 +80,7 @@ def help_of(*command: str) -> str:
 
 
 def own_command(words: list[str]) -> list[str] | None:
-    """The command whose --help lists the options, or None if the program is not kvferry's."""
+    """Returns the command whose --help lists the options, or None if the program does not belong to kvferry."""
     program = words[0]
     if program in FOREIGN or re.match(r"\w+=", program):
         return None
@@ -103,7 +107,7 @@ def checked_commands() -> list[tuple[str, str]]:
 
 
 def check_command(document: str, line: str) -> bool:
-    """Returns whether the program is kvferry's; fails if it has not the options shown."""
+    """Returns whether the program belongs to kvferry. Fails if the program does not have the options shown."""
     words = [word.strip("[]()") for word in shlex.split(line.replace("|", " "), posix=False)]
     command = own_command(words)
     if command is None:
@@ -111,7 +115,7 @@ def check_command(document: str, line: str) -> bool:
     own = words[:words.index("--")] if "--" in words else words
     options = [word.split("=")[0] for word in own if word.startswith("--") and word != "--help"]
     if not options and len(command) == 1:
-        return True  # the program exists, which own_command() has checked
+        return True  # own_command() has checked that the program exists
     text = help_of(*command)
     for option in options:
         assert re.search(rf"{option}(?![\w-])", text), f"{document}: {' '.join(command)} has no {option}"
@@ -142,18 +146,22 @@ def tables(text: str) -> list[Table]:
 
 
 def is_of_results(table: Table) -> bool:
-    """True if half of the rows have a cell beside the first that begins with a number: no table of settings does."""
+    """Returns True if at least half of the rows have a cell after the first that begins with a number. Tables of
+    settings do not.
+    """
     return 2 * sum(any(re.match(r"\**\d", cell) for cell in row[1:]) for row in table.rows) >= len(table.rows)
 
 
 FIGURES_PAGE = REPO / "launch/docs/figures.md"
 FIGURES = [row for table in tables(FIGURES_PAGE.read_text()) for row in table.rows]
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-# A number with a unit in a sentence is a figure, if LIMITS does not have it; "128 keys" and "every 50 ms" are none.
+# Matches a number with a unit in a sentence. It is a measured figure unless LIMITS has it. "128 keys" and "every 50 ms"
+# do not match.
 MEASURED = re.compile(
     r"(?<!every )(?<![\w.,-])\d[\d.,]*(?: to \d[\d.,]*)? ?(?:[kM]?/s|GB/s|[MG]iB/s|%|us|ms|s|GB|seconds|minutes|hours"
     r"|requests|schedules|messages|mutants|kills|preemptions|attacks|transfers|nodes)(?![\w/])")
-# What the program or a test is told to do: deadlines, paces, sizes. By document, as MEASURED finds it.
+# Numbers that are no measured figures but settings of a program or a test: deadlines, rates, sizes. Keyed by document,
+# in the form in which MEASURED finds them.
 LIMITS = {
     "CHANGELOG.md": ["5 s", "10 s", "5 to 60 s", "15 minutes", "2 s", "200 ms"],
     "connector/DESIGN.md": ["30 s", "200 ms"],
@@ -175,7 +183,9 @@ LIMITS = {
 
 
 def quoted_rows(document: str, figure: str) -> list[list[str]]:
-    """The rows of the table whose head has the figure, else the rows that have it; none for a sentence."""
+    """Returns the rows of the table whose head has the figure, or else the rows that have it. Returns none if the
+    figure is in a sentence.
+    """
     found = tables((REPO / document).read_text())
     for table in found:
         if figure in table.head:
@@ -184,7 +194,8 @@ def quoted_rows(document: str, figure: str) -> list[list[str]]:
 
 
 def numbers_of(rows: list[list[str]]) -> str:
-    """A checksum of all numbers in the rows, so that none of them changes unnoticed; empty if there are no rows."""
+    """Returns a checksum of all numbers in the rows, so that a changed number is noticed; empty if there are no rows.
+    """
     numbers = " ".join(NUMBER.findall(" | ".join(cell for row in rows for cell in row)))
     return f"{zlib.crc32(numbers.encode()):08x}" if rows else ""
 
@@ -203,7 +214,9 @@ def test_figures_stand_in_their_documents_and_have_a_command(document: str, figu
 @pytest.mark.parametrize("path", [path for path in documents() if path != FIGURES_PAGE],
                          ids=lambda path: str(path.relative_to(REPO)))
 def test_every_result_is_on_the_page_of_figures(path: Path) -> None:
-    """Of tables: one row for the head, or one for each row. Of sentences: every number with a unit, but limits."""
+    """The page of figures needs one row for a table's head or one for each row of the table, and one for each number
+    with a unit in a sentence, except for limits.
+    """
     document = str(path.relative_to(REPO))
     quoted = [figure for other, figure, *_ in FIGURES if other == document]
 
@@ -227,13 +240,15 @@ def values(text: str) -> list[float]:
 
 
 def is_rounded(shown: str, exact: list[float]) -> bool:
-    """Returns whether the number is one of the others, rounded to its digits, in units or thousands of them."""
+    """Returns whether the number is one of `exact`, rounded to the digits that are shown, in units or in thousands."""
     value, step = float(shown.replace(",", "")), 10.0 ** -len(shown.partition(".")[2])
     return any(abs(value - one * unit) <= step / 2 * 1.001 for one in exact for unit in (1e-6, 1e-3, 1, 1e3))
 
 
 def test_the_front_page_has_the_figures_of_the_pages_behind_it() -> None:
-    """Its tables: each number is in a table of the same command. The proof's line: the sums of the proof's table."""
+    """Each number in a table of the front page must be in a table of the same command on another page. The line about
+    the proof must have the sums of the proof's table.
+    """
     table = next(found for found in tables((REPO / "README.md").read_text()) if "| measured |" in found.head)
     for row in table.rows:
         command = next(command for document, figure, command, *_ in FIGURES

@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import words_test
 
-# What is neither a text nor to be searched for one, or else neighbouring literals, which the compiler joins.
+# Matches comments, #include lines, raw strings and characters, which are skipped, or else (group `text`) neighbouring
+# string literals, which the compiler joins.
 CXX_TEXT = re.compile(r"""//[^\n]*|/\*.*?\*/|\#include[^\n]*|R"(\w*)\(.*?\)\1"|'(?:[^'\\\n]|\\.)'|"""
                       r"""(?P<text>(?:"(?:[^"\\\n]|\\.)*"\s*)+)""", re.DOTALL)
 
@@ -28,7 +29,7 @@ def cxx_messages(text: str) -> Iterator[tuple[int, str]]:
 
 
 def python_messages(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the texts that are no docstrings, each with the names of its parts in braces."""
+    """Yields the string literals that are no docstrings. In an f-string, the expressions stay in braces."""
     tree = ast.parse(text)
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     skipped |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
@@ -42,7 +43,7 @@ def python_messages(text: str) -> Iterator[tuple[int, str]]:
 
 
 def is_message(text: str) -> bool:
-    """Returns whether a text has words of a language and not of another program's."""
+    """Returns whether a text is a message in words, and no input for another program."""
     return len(text) >= 20 and text.count(" ") >= 2 and "\n" not in text and text.count("{") < text.count(" ")
 
 

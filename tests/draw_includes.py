@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Draws which folders of the product include headers of which others, into tests/data/includes.svg.
+"""Draws which folders of the product include headers of which other folders, into tests/data/includes.svg.
 
-A folder stands above all folders that it includes headers of; arrows that follow from others are left out. The
-transport's backends, which do not include each other, are one folder in it. It lists every edge in its <desc>. With
---check nothing is drawn: it fails on a circle, or if the edges in the file are not those of the sources.
+A folder stands above all folders whose headers it includes. Arrows that follow from other arrows are left out. The
+transport's backends, which do not include each other, are drawn as one folder. The picture lists every edge in its
+<desc>. With --check nothing is drawn: the program fails if folders include each other in a circle, or if the edges in
+the file differ from those in the sources.
 """
 
 import re
@@ -22,7 +23,7 @@ Edges = dict[str, set[str]]
 
 
 def edges_of(root: Path) -> Edges:
-    """For each folder with C++ sources, the other folders whose headers it includes."""
+    """Returns for each folder with C++ sources the other folders whose headers it includes."""
     listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *COLOURS], cwd=root,
                             capture_output=True, text=True, check=True).stdout
     backends = {str(path.parent) for path in map(Path, listed.split("\0"))
@@ -50,7 +51,7 @@ def edges_of(root: Path) -> Edges:
 
 
 def circles(edges: Edges) -> list[list[str]]:
-    """Groups of folders that include each other, directly or not."""
+    """Returns the groups of folders that include each other, directly or through others."""
     reach = {folder: reachable(edges, folder) for folder in edges}
     groups = {tuple(sorted(other for other in reach[folder] if folder in reach[other]))
               for folder in edges if folder in reach[folder]}
@@ -68,7 +69,7 @@ def reachable(edges: Edges, folder: str) -> set[str]:
 
 
 def reduced(edges: Edges) -> Edges:
-    """Without the edges that follow from others; for edges without circles."""
+    """Returns the edges without those that follow from other edges. The edges must have no circles."""
     return {folder: {target for target in targets
                      if not any(target in reachable(edges, other) for other in targets if other != target)}
             for folder, targets in edges.items()}
@@ -79,7 +80,9 @@ def described(edges: Edges) -> str:
 
 
 def rows_of(edges: Edges) -> list[list[str]]:
-    """Folders by the length of their longest way down, each row ordered near what it is connected to."""
+    """Returns the folders in rows by the length of their longest path down. In each row, folders are placed near those
+    that they are connected to.
+    """
     rank: dict[str, int] = {}
 
     def rank_of(folder: str) -> int:
@@ -139,7 +142,7 @@ def draw(edges: Edges) -> str:
 
 
 def drawn() -> str:
-    """The edges that the committed picture lists."""
+    """Returns the edges that the committed picture lists."""
     return PICTURE.read_text().partition("<desc>\n")[2].partition("\n</desc>")[0].replace("-&gt;", "->")
 
 

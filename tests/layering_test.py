@@ -1,6 +1,8 @@
-"""The direction of includes, the places of library headers and the top level, as the blueprint's section 2 fixes them.
+"""Checks the direction of includes, the places of library headers and the top level, as section 2 of the blueprint
+defines them.
 
-Every rule takes the root of a tree, so that the tests at the end can show each of them failing on a bad one.
+Every rule takes the root of a tree, so that the tests at the end of this file can show how each rule fails on a wrong
+tree.
 """
 
 import re
@@ -15,7 +17,7 @@ REPO = Path(__file__).resolve().parents[1]
 ROOMS = ("transport", "kernels", "controller", "connector", "launch")
 SOURCES = (".h", ".hpp", ".cuh", ".cpp", ".cc", ".cu")
 
-# What the backends of the transport share.
+# The files that the backends of the transport share.
 TRANSPORT = ("transport/base/", *(f"transport/{name}.h" for name in (
     "backend", "backend_transport", "completion_queue", "copy_plan", "inbox_backend", "make_transport", "memory_access",
     "piece_cursor", "progress_loop", "range_verifier", "region_descriptor", "shared_memory", "task_inbox",
@@ -23,7 +25,8 @@ TRANSPORT = ("transport/base/", *(f"transport/{name}.h" for name in (
 TRANSPORT_PARTS = tuple(sorted(path.name for path in (REPO / "transport").iterdir()
                                if path.is_dir() and path.name != "base"))
 
-# A file lies in the first part that its path starts with; it may include project headers from that part's folders.
+# A file belongs to the first entry that its path starts with, and may include project headers from the folders of this
+# entry.
 MAY_INCLUDE = {
     "transport/base/memory/": ("transport/base/",),
     "transport/base/net/": ("transport/base/",),
@@ -50,7 +53,7 @@ MAY_INCLUDE = {
                            "controller/scale/", "controller/server/"),
     "controller/http/": ("transport/base/", "controller/api/", "controller/protocol/", "controller/index/",
                          "controller/directory/", "controller/engines/", "controller/http/"),
-    "controller/": (),  # sources lie in its sub-rooms
+    "controller/": (),  # the sources are in the sub-folders
     "connector/core/push/": ("transport/base/", "connector/core/"),
     "connector/core/scheduler/": ("transport/base/", "connector/core/"),
     "connector/core/": ("transport/base/", "connector/core/"),
@@ -79,7 +82,8 @@ MAY_INCLUDE = {
     "launch/": ("transport/", "kernels/", "controller/", "connector/", "launch/"),
 }
 
-# A module of launch's Python lies in the first part that its path starts with; it may import kvferry_launch from these.
+# A module in launch's Python code belongs to the first entry that its path starts with, and may import the modules of
+# kvferry_launch that this entry lists.
 PYTHON_ROOT = "launch/lib/kvferry_launch/"
 MAY_IMPORT = {
     "node/guard.py": (),
@@ -91,13 +95,13 @@ MAY_IMPORT = {
     "": ("paths", "process", "progress"),
 }
 
-# The pure state machines: no thread, clock, file, socket or console.
+# Matches what the pure state machines must not use: threads, clocks, files, sockets, the console.
 NOT_IN_CORE = re.compile(
     r"(thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore|latch|barrier|stop_token|chrono|ctime"
     r"|iostream|fstream|ostream|cstdio|stdio\.h|print|filesystem|random|unistd\.h|fcntl\.h|pthread\.h|time\.h"
     r"|(sys|netinet|arpa)/.*)$")
 
-# Library headers and the files that wrap them.
+# Library headers, with the files that may include them.
 WRAPPED = {
     "UCX": (re.compile(r"uc[pst]/"), re.compile(r"transport/ucx/|launch/bench/transfer/engines/ucx_engine\.cpp$")),
     "NCCL": (re.compile(r"nccl"), re.compile(r"transport/nccl/")),
@@ -111,7 +115,7 @@ WRAPPED = {
     "hiredis": (re.compile(r"hiredis"), re.compile(r"controller/scale/redis_stream\.cpp$")),
 }
 
-# What one room shows the others; a library header must not come along.
+# Headers that a room offers to the other rooms. They must not include a library's header.
 BORDERS = ("transport/transport.h", "kernels/packer.h", "controller/api/client.h")
 
 TOP_LEVEL = {
@@ -121,12 +125,12 @@ TOP_LEVEL = {
 }
 
 LINES_MAX = {".h": 200, ".cuh": 200, ".cpp": 300, ".cu": 300, ".py": 300}
-TEST_LINES_MAX = 600  # a test is a list of cases
+TEST_LINES_MAX = 600  # test files may be longer, because they are lists of cases
 REASON = re.compile(r"Over (\d+) lines, because ")
 
 
 def files_of(root: Path) -> list[Path]:
-    """What git tracks or would track, relative to the root; everything where there is no git."""
+    """Returns the files that git tracks or would track, relative to the root. Returns all files if there is no git."""
     if not (root / ".git").exists():
         return sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
     listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=root,
@@ -158,7 +162,7 @@ def wrong_directions(root: Path) -> list[str]:
 
 
 def wrong_imports(root: Path) -> list[str]:
-    """Imports within kvferry_launch against MAY_IMPORT."""
+    """Returns the imports within kvferry_launch that MAY_IMPORT does not allow."""
     found = []
     for path in files_of(root):
         inside = path.as_posix().removeprefix(PYTHON_ROOT)
@@ -187,7 +191,7 @@ def stray_library_headers(root: Path) -> list[str]:
 
 
 def leaking_borders(root: Path) -> list[str]:
-    """Border headers from which a library header can be reached."""
+    """Returns the headers in BORDERS that include a library's header, directly or through others."""
     found = []
     for border in BORDERS:
         seen: set[str] = set()
@@ -208,7 +212,7 @@ def stray_top_level(root: Path) -> list[str]:
 
 
 def overgrown(root: Path) -> list[str]:
-    """Files that are longer than they may be and do not say why."""
+    """Returns the files that are longer than the limit and do not say why."""
     found = []
     for path in files_of(root):
         if path.suffix not in LINES_MAX or path.parts[0] not in (*ROOMS, "tests"):

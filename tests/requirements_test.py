@@ -1,4 +1,6 @@
-"""What the tests import without vLLM is in launch/requirements.txt: tests/run --quick installs nothing else."""
+"""Tests that launch/requirements.txt has all packages that the tests import without vLLM, because tests/run --quick
+installs no others.
+"""
 
 import ast
 import sys
@@ -10,7 +12,7 @@ from kvferry_launch.setup.venv import requirements
 
 TREES = (LAUNCH / "lib", REPO / "tests")
 NEED_VLLM = (REPO / "tests" / "vllm", REPO / "tests" / "scheduler")
-IMPORTED_LATE = ("serve_plot.py",)  # by a function that says what it needs
+IMPORTED_LATE = ("serve_plot.py",)  # a function imports this file, and reports which packages are missing
 MODULES = {"pyyaml": "yaml", "prometheus-client": "prometheus_client", "kubernetes-validate": "kubernetes_validate"}
 
 
@@ -20,7 +22,9 @@ def sources() -> list[Path]:
 
 
 def imported(source: Path) -> Iterator[str]:
-    """The first names of what is imported when the module is; what functions import is for those who call them."""
+    """Yields the first part of the name of each module that `source` imports when it is loaded. Imports inside of
+    functions do not count.
+    """
     for node in ast.parse(source.read_text()).body:
         if isinstance(node, ast.Import):
             yield from (name.name.partition(".")[0] for name in node.names)

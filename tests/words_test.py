@@ -1,6 +1,7 @@
-"""One vocabulary: the words that transport/base/GLOSSARY.md replaces, and comments that are no sentences, are rejected.
+"""Enforces one vocabulary: rejects the words that transport/base/GLOSSARY.md replaces, and comments that are no
+sentences.
 
-`python tests/words_test.py [PATH...]` lists what is found, in everything or below these paths.
+`python tests/words_test.py [PATH...]` lists the findings in all files, or in the files below these paths.
 """
 
 import io
@@ -17,7 +18,7 @@ REPO = Path(__file__).resolve().parents[1]
 ROOMS = ("transport", "kernels", "controller", "connector", "launch")
 CXX = (".h", ".cpp", ".cu", ".cuh")
 
-# A word by itself or as a part of a name (LedgerEntry, num_ledgers_): rejected wherever it stands.
+# Words that are rejected everywhere, alone or as a part of a name (LedgerEntry, num_ledgers_).
 WORDS = {
     "ledger": "transfer table",
     "outbox": "completion queue",
@@ -43,7 +44,7 @@ WORDS = {
     "unfull": "partial",
 }
 
-# What only a pattern can tell from ordinary English.
+# Words that only a pattern can tell from ordinary English.
 PATTERNS = {
     r"\b[A-Za-z]*(?<!In)Flights?\b|\bflights\b": "transfer, PieceTransfer",
     r"\b\w*[a-z]Front\b|\bFront\b|\b[a-z]+_front\b(?!\()": "listener",
@@ -66,7 +67,7 @@ PATTERNS = {
     r"\bhurry\b": "shorten_deadline",
 }
 
-# Where a comment (C++ or Python) may not say these.
+# Patterns that no comment (C++ or Python) may contain.
 IN_COMMENTS = {
     r"\b(?:[Ss]omebody|[Nn]obody|[Aa]nybody|[Ww]hoever|[Ee]verybody)\b": "name the component: caller, peer, node, ...",
     r"^(?:[Oo]f|[Aa]nd) |^[Bb]y (?!default\b|itself\b)": "begin with a subject or a noun, not with Of, By, And",
@@ -74,7 +75,7 @@ IN_COMMENTS = {
     r"\b(?:[Bb]elieves?|[Bb]elieved|[Hh]ears|[Hh]eard)\b": "sends, reports, receives, records",
 }
 
-# (path prefix, pattern of the finding, why it stays)
+# Allowed findings: (path prefix, pattern of the finding, reason).
 EXCEPTIONS = (
     ("tests/words_test.py", r".*", "it names what it rejects"),
     ("tests/", r"\w*Rules\w*", "rules of a protocol or of the engine, which are no commands"),
@@ -89,7 +90,7 @@ def files_of(root: Path) -> list[Path]:
 
 
 def is_checked(path: Path) -> bool:
-    """Everything in the rooms and in the tests that is text, and all documents."""
+    """Returns True for all text files in the rooms and in the tests, and for all documents."""
     if path.suffix in (".png", ".svg", ".lock", ".txt") or path.name == "CMakeLists.txt":
         return False
     if path.parts[0] == "tests":
@@ -101,7 +102,7 @@ PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 def word_findings(line: str) -> Iterator[tuple[str, str]]:
-    """(what is found, what to say instead) for one line of any text."""
+    """Yields (finding, what to say instead) for each rejected word in a line of text."""
     for part in PART.findall(line):
         word = part.lower()
         instead = WORDS.get(word) or (WORDS.get(word[:-1]) if word.endswith("s") else None)
@@ -112,12 +113,12 @@ def word_findings(line: str) -> Iterator[tuple[str, str]]:
             yield match[0], instead
 
 
-# A string literal, kept as it is, or a comment to the end of its line.
+# Matches a string literal, which is skipped, or a comment up to the end of its line.
 CXX_COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//+!?<?[ ]?(.*)')
 
 
 def cxx_comments(text: str) -> Iterator[tuple[int, str]]:
-    """(number of the first line, text) of each comment; lines of // that follow each other are one."""
+    """Yields (number of the first line, text) of each comment. Consecutive lines of // are one comment."""
     block: list[str] = []
     first = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -138,7 +139,7 @@ def cxx_comments(text: str) -> Iterator[tuple[int, str]]:
 
 
 def python_comments(text: str) -> Iterator[tuple[int, str]]:
-    """Comments, and strings that stand by themselves."""
+    """Yields the comments, and the strings that are statements of their own."""
     block: list[str] = []
     first, last = 0, -1
     before = tokenize.NEWLINE
@@ -168,7 +169,7 @@ def is_python(path: Path, text: str) -> bool:
 
 
 def findings(path: Path, text: str) -> Iterator[str]:
-    """A line for each old word, and outside of the tests for each comment that breaks a rule."""
+    """Yields a line for each rejected word and, outside of the tests, for each comment that breaks a rule."""
 
     def excused(what: str, line: str) -> bool:
         return any(str(path).startswith(prefix) and any(what in match for match in re.findall(pattern, line))

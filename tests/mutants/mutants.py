@@ -1,4 +1,4 @@
-"""Compiles one broken copy of a core file, links it in front of the library into the tests, and runs these."""
+"""Compiles a broken copy of one core file, links it in front of the library into the tests, and runs these tests."""
 
 import argparse
 import json
@@ -22,9 +22,9 @@ CORE = REPO / "connector" / "core"
 UNIT_TESTS = ("connector_core_test", "regression_rows_test")
 SIMULATOR = "kvferry_sim"
 FEW_SCHEDULES, MORE_SCHEDULES = 400, 20_000
-"""Most breaks show within the first; the second is for the rare ones."""
+"""The simulator runs FEW_SCHEDULES first, which show most breaks, then MORE_SCHEDULES for the rare breaks."""
 TIMEOUT_S = 600
-"""The simulator ends by itself when one of its schedules hangs; all tests together take less than a second."""
+"""Limit on each run. The simulator ends by itself when a schedule hangs, and all unit tests take less than a second."""
 
 
 class MutantError(Exception):
@@ -38,7 +38,9 @@ class Verdict:
 
 
 def broken_source(mutant: Mutant, folder: Path = CORE) -> str:
-    """The file with its line broken. Errors: MutantError if the line is not there exactly once."""
+    """Returns the text of the mutant's file with the broken line. Errors: MutantError if the original line does not
+    occur exactly once.
+    """
     text = (folder / mutant.file).read_text()
     count = text.count(mutant.line)
     if count != 1:
@@ -47,7 +49,9 @@ def broken_source(mutant: Mutant, folder: Path = CORE) -> str:
 
 
 def compile_command(file: str) -> list[str]:
-    """The build's own command for a core file, without its input and output, made quick to compile."""
+    """Returns the build's own compile command for a core file, without its input and output, and with options for fast
+    compilation.
+    """
     for entry in json.loads((RELEASE / "compile_commands.json").read_text()):
         if Path(entry["file"]) == CORE / file:
             words = shlex.split(entry["command"])
@@ -56,7 +60,7 @@ def compile_command(file: str) -> list[str]:
 
 
 def link_command(target: str) -> list[str]:
-    """The build's own link command, without what ninja runs before and after it."""
+    """Returns the build's own link command, without the commands that ninja runs before and after it."""
     asked = subprocess.run(["ninja", "-C", str(RELEASE), "-t", "commands", target], capture_output=True, text=True,
                            check=True)
     parts = asked.stdout.splitlines()[-1].split(" && ")
@@ -65,14 +69,15 @@ def link_command(target: str) -> list[str]:
 
 @dataclass
 class Bench:
-    """A mutant's compiled file, and its tests, which are linked when they are first run."""
+    """A mutant's compiled file, and its test programs, each of which is linked before its first run."""
     scratch: Path
 
     def compile(self, mutant: Mutant) -> None:
-        """Errors: MutantError."""
+        """Compiles the mutant's file. Errors: MutantError."""
         source = Path(mutant.file).name
         (self.scratch / source).write_text(broken_source(mutant))
-        # In its own folder, by a name without a path: so ccache knows it again in the next run.
+        # The compiler runs in the file's folder and gets a name without a path, so that ccache finds the object in the
+        # next run.
         made = subprocess.run([*compile_command(mutant.file), "-c", source, "-o", "broken.o"], cwd=self.scratch,
                               capture_output=True, text=True, check=False)
         if made.returncode != 0:
@@ -81,7 +86,8 @@ class Bench:
     def link(self, target: str) -> None:
         words = link_command(target)
         at = words.index("-o")
-        # Objects come before libraries and the first definition counts, so the library's own copy is not taken.
+        # The mutant's object comes before the library, and the linker takes the first definition, so the library's copy
+        # is not used.
         words = [*words[:at], str(self.scratch / "broken.o"), "-Wl,--allow-multiple-definition", "-o",
                  str(self.scratch / target), *words[at + 2:]]
         linked = subprocess.run(words, cwd=RELEASE, capture_output=True, text=True, check=False)
@@ -89,7 +95,7 @@ class Bench:
             raise MutantError(f"does not link into {target}: {linked.stderr.splitlines()[-1:]}")
 
     def run(self, target: str, *arguments: str) -> Ended:
-        """Errors: MutantError."""
+        """Runs a test program with the mutant, and links it first if necessary. Errors: MutantError."""
         if not (self.scratch / target).exists():
             self.link(target)
         return ended(self.scratch / target, *arguments)
@@ -113,7 +119,9 @@ def has_test(target: str, test: str) -> bool:
 
 
 def evidence(mutant: Mutant, run: Callable[..., Ended]) -> Iterator[Evidence]:
-    """What may show the mutant, the quickest first. If the table names a test, that one alone. Errors: MutantError."""
+    """Yields the evidence of each test program that may show the mutant, the fastest program first. If the table names
+    a test, only that test runs. Errors: MutantError.
+    """
     if mutant.test:
         target = next((target for target in UNIT_TESTS if has_test(target, mutant.test)), None)
         if target is None:
@@ -152,7 +160,9 @@ def chosen(names: str) -> list[Mutant]:
 
 
 def judged(mutants: list[Mutant], jobs: int, step: Step) -> Iterator[Verdict]:
-    """In the order of the table as far as it is known; the step names what is being judged."""
+    """Yields a verdict for each mutant, in the order of the table, as soon as it is known. The step shows which mutants
+    are being judged.
+    """
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(judge, mutant): mutant for mutant in mutants}
         try:
@@ -203,7 +213,7 @@ def main(arguments: list[str]) -> int:
             for verdict in judged(mutants, options.jobs, step):
                 verdicts.append(verdict)
     except KeyboardInterrupt:
-        is_interrupted = True  # with the table of what was judged so far
+        is_interrupted = True  # the table so far is printed also after Ctrl-C
     order = {mutant.name: index for index, mutant in enumerate(mutants)}
     verdicts.sort(key=lambda verdict: order[verdict.mutant.name])
     print_table(verdicts)

@@ -1,4 +1,6 @@
-"""The table of mutants stays true: each line is there, names are unique, every promise is broken; and some are run."""
+"""Tests that the table of mutants is correct: each line exists, names are unique, every promise has a mutant. Runs some
+mutants.
+"""
 
 import sys
 from collections import Counter

@@ -1,7 +1,7 @@
-"""One-line breaks of connector/core, each of which has to be caught by the promise that it breaks.
+"""One-line breaks of connector/core. Each break must be detected by the promise that it breaks.
 
-name, the promise, the file, a line (or a part of one) as it reads, what stands there instead, and, where the promise's
-name is in no message, the test whose assertion has to fail.
+A row has a name, the promise, the file, the original line (or a part of one), the broken line and, if no message names
+the promise, the test whose assertion must fail.
 """
 
 from typing import NamedTuple
@@ -216,7 +216,7 @@ MUTANTS = [Mutant(*row) for row in (
      "Worker.AnOrderThatCantBeRightIsRefusedAndBeginsNothing"),
     ("an-answer-of-a-node-that-was-not-asked", "verified-only", FETCH,
      "if (asked != nullptr && *asked != endpoint) {", "if (asked == &endpoint) {"),
-    # pushes, of several promises
+    # breaks of pushes, for several promises
     ("a-push-is-told-before-its-save", "verified-only", SENDER,
      "if (!item.failed && !item.is_ready) return;", "",
      "Sending.SettlesAChunkWhenItIsMovedAndVerifiedHere"),

@@ -1,4 +1,4 @@
-"""What the output of a test or of the simulator says about a mutant. Nothing here runs anything."""
+"""Decides from the output of a test or of the simulator what it says about a mutant. This module runs nothing."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ NAME = "|".join(PROMISES)
 
 
 class Outcome(Enum):
-    """The first of several that came out counts."""
+    """What a mutant's runs showed. If several outcomes apply, the first in this list counts."""
 
     CAUGHT = "caught by its own promise"
     UNUSABLE = "can't be judged"
@@ -24,7 +24,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command did. A status of None: it ran into its time limit."""
+    """The result of a command. A status of None means that the command exceeded its time limit."""
 
     status: int | None
     output: str
@@ -37,14 +37,16 @@ class Evidence:
 
 
 def by_promise(named: str, promise: str, told: str) -> Evidence:
-    """`named` is the promise that a failure names, or empty."""
+    """Returns the evidence of a failure. `named`: the promise that the failure names, or empty."""
     if not named:
         return Evidence(Outcome.NAMELESS, told)
     return Evidence(Outcome.CAUGHT if named == promise else Outcome.ANOTHER, f"{named}: {told}")
 
 
 def of_its_end(ended: Ended, where: str) -> Evidence | None:
-    """A hang, or a signal's end without a message of a promise; None if the command ended by itself."""
+    """Returns the evidence of a hang, or of a signal that ended the command without a message about a promise. Returns
+    None if the command ended by itself.
+    """
     if ended.status is None:
         return Evidence(Outcome.HANGS, f"{where} runs into its time limit")
     if ended.status < 0:
@@ -53,8 +55,11 @@ def of_its_end(ended: Ended, where: str) -> Evidence | None:
 
 
 def of_simulator(ended: Ended, promise: str) -> Evidence:
-    """The simulator names the promise that it saw broken. Under no-engine-death it also lists its own hangs and
-    crashes, which any break can cause, so that they count as what they are."""
+    """Reads the simulator's output, which names the promise that was broken.
+
+    Under no-engine-death the simulator also reports its own hangs and crashes. Any break can cause them, so they count
+    as hangs and crashes.
+    """
     if ended.status == 0:
         return Evidence(Outcome.SURVIVES)
     failure = re.search(rf"^broken promise: ({NAME})\n  seed (\d+): (.*)", ended.output, re.MULTILINE)
@@ -70,8 +75,11 @@ def of_simulator(ended: Ended, promise: str) -> Evidence:
 
 
 def of_tests(ended: Ended, promise: str, named_test: str = "") -> Evidence:
-    """GoogleTest's brief output. A failure names a promise by a check's message, or by EXPECT_BREAKS; an exception
-    without such a message would end the engine. A failed assertion of `named_test` stands for the mutant's promise."""
+    """Reads GoogleTest's brief output.
+
+    A failure names a promise by the message of a check or by EXPECT_BREAKS. An exception without such a message would
+    end the engine. A failed assertion in `named_test` counts for the mutant's promise.
+    """
     if ended.status == 0:
         return Evidence(Outcome.SURVIVES)
     seen = []
@@ -81,14 +89,15 @@ def of_tests(ended: Ended, promise: str, named_test: str = "") -> Evidence:
             seen.append(by_promise(named, promise, f"{test}: {shortened(what_failed(part), named)}"))
     crash = of_its_end(ended, "a test")
     if crash is not None:
-        end = last_line(ended.output)  # what a check says before it aborts
+        end = last_line(ended.output)  # the last line is what a check prints before it aborts
         named = named_in(end) if crash.outcome is Outcome.CRASHES else ""
         seen.append(by_promise(named, promise, shortened(end, named)) if named else crash)
     return worst(seen) if seen else by_promise("", promise, last_line(ended.output))
 
 
 def named_in(text: str) -> str:
-    """The promise that a failure's text names. An exception that names none is the end of the engine."""
+    """Returns the promise that the text of a failure names. For an exception that names none, this is no-engine-death.
+    """
     thrown = re.search(r"^C\+\+ exception with description \"(.*)", text, re.MULTILINE)
     if thrown is not None:
         found = re.match(rf"(?:kvferry: broken promise: )?({NAME}):", thrown[1])
@@ -114,13 +123,13 @@ def last_line(output: str) -> str:
 
 
 def worst(seen: Sequence[Evidence]) -> Evidence:
-    """The evidence that decides: that of its own promise, else what is worst."""
+    """Returns the evidence that decides: that for the mutant's own promise, otherwise the worst one."""
     order = list(Outcome)
     return min(seen, key=lambda evidence: order.index(evidence.outcome))
 
 
 def summary(outcomes: Sequence[Outcome], seconds: float) -> str:
-    """The last line of a run."""
+    """Returns the last line of a run's output."""
     took = f"in {seconds / 60:.1f} min" if seconds >= 60 else f"in {seconds:.0f} s"
     caught = sum(outcome is Outcome.CAUGHT for outcome in outcomes)
     if caught == len(outcomes):

@@ -1,4 +1,4 @@
-"""What counts as caught: outputs of the simulator and of GoogleTest, and what the run makes of each."""
+"""Tests which outputs of the simulator and of GoogleTest count as caught, and the verdict for each output."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""vLLM's own publisher of KV events in a process: one JSON command a line, one line back when it is carried out.
+"""Runs vLLM's own publisher of KV events in a process. Each command is one line of JSON on stdin; the program prints a
+line when the command is done.
 
-python kv_event_publisher.py ENDPOINT REPLAY_ENDPOINT BUFFER_STEPS FORM; FORM: vllm, or sglang (its declared structs).
+python kv_event_publisher.py ENDPOINT REPLAY_ENDPOINT BUFFER_STEPS FORM; FORM: vllm, or sglang (events as SGLang
+declares them).
 """
 
 import json
@@ -21,7 +23,8 @@ from vllm.distributed.kv_events import (
 class SglangBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     ts: float
     events: list[Any]
-    data_parallel_rank: int | None = None  # attn_dp_rank there; the publisher here knows it by this name
+    # SGLang names this field attn_dp_rank; the publisher here needs the name data_parallel_rank
+    data_parallel_rank: int | None = None
 
 
 class SglangEvent(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
@@ -67,7 +70,7 @@ def main() -> None:
                 event = BlockRemoved(block_hashes=hashes, medium=command.get("medium", "GPU"), group_idx=0)
             case "remove", _:
                 event = SglangRemoved(hashes)
-            case "lose", _:  # numbered and kept for replay, but never sent
+            case "lose", _:  # the message is numbered and kept for replay, but never sent
                 sent = publisher._pub
 
                 class Deaf:

@@ -1,8 +1,8 @@
-"""Models with each kind of KV that a CPU serves, run by vLLM in a process of its own, plain and with kvferry.
+"""Runs models with each kind of KV that a CPU can serve in vLLM, with and without kvferry.
 
-python model_kinds.py CONTROLLER [KIND ...] prints one JSON object a kind. vLLM is imported once, which takes longer
-than all else; each engine has a fork of the process, those of one kind at a time, and weights that are made instead of
-loaded.
+python model_kinds.py CONTROLLER [KIND ...] prints one JSON object for each kind. vLLM is imported once, because the
+import takes longer than everything else. Each engine runs in a fork of this process; the engines of one kind run at the
+same time. The weights are generated, not loaded.
 """
 
 import json
@@ -20,13 +20,13 @@ from typing import Any
 CHUNK = 64
 LENGTHS = (200, 65, 129, 31, 150)
 MAX_TOKENS = 60
-PLAIN, FERRIED, DECODED = "plain.json", "ferried.json", "decoded.json"  # answers of the engines
+PLAIN, FERRIED, DECODED = "plain.json", "ferried.json", "decoded.json"  # files with the answers of the engines
 SHAPE: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
     "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu", "torch_dtype": "float32",
     "bos_token_id": 0, "eos_token_id": 511, "tie_word_embeddings": False}
 QWEN3 = SHAPE | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 64}
-GEMMA3N = SHAPE | {  # the last two layers read the KV of the first two
+GEMMA3N = SHAPE | {  # the last two layers use the KV of the first two layers
     "architectures": ["Gemma3nForCausalLM"], "model_type": "gemma3n_text", "num_key_value_heads": 2, "head_dim": 32,
     "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 512, "num_kv_shared_layers": 2,
     "altup_num_inputs": 2, "laurel_rank": 16, "sliding_window": 96, "intermediate_size": [256] * 4,
@@ -47,7 +47,7 @@ GRANITE = SHAPE | {
 class Kind:
     config: dict[str, Any]
     flags: dict[str, Any] = field(default_factory=dict)
-    is_pair: bool = False  # the hand-over is from one engine to another
+    is_pair: bool = False  # True: one engine hands its KV over to another engine
 
 
 KINDS = {
@@ -56,7 +56,7 @@ KINDS = {
     "shared": Kind(GEMMA3N),
     "n-gram": Kind(QWEN3, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4,
                                                   "prompt_lookup_min": 1, "prompt_lookup_max": 3}}, is_pair=True),
-    # vLLM's Mamba-2 stops on CPUs if a step computes several blocks of a prompt; few blocks make it preempt.
+    # On CPUs, vLLM's Mamba-2 stops if a step computes several blocks of a prompt. With few blocks, vLLM must preempt.
     "mamba2": Kind(MAMBA2, {"enable_prefix_caching": True, "long_prefill_token_threshold": 32,
                             "num_gpu_blocks_override": 8}),
     "granite": Kind(GRANITE, {"long_prefill_token_threshold": 64, "num_gpu_blocks_override": 20}),
@@ -65,7 +65,8 @@ KINDS = {
 
 @dataclass
 class Spoken:
-    """What one prompt got: tokens, the lead in logprob of each over the second best, kvferry's report."""
+    """The answer to one prompt: its tokens, the lead of each token over the second best in logprob, kvferry's report.
+    """
 
     tokens: list[int]
     margins: list[float]
@@ -78,10 +79,13 @@ def prompts() -> list[list[int]]:
 
 
 def fill(tensor: Any, name: str = "") -> None:
-    """Makes weights so large that all attention changes the tokens; vLLM's own dummies are near zero."""
+    """Fills a weight with values so large that all attention changes the tokens. vLLM's own dummy weights are close to
+    zero.
+    """
     import torch
 
-    if name in ("A", "A_log"):  # a state that decays slowly: A, or the logarithm of -A
+    # A (or the logarithm of -A) decides how fast a state decays; these values make it decay slowly
+    if name in ("A", "A_log"):
         tensor.data.fill_(-0.01 if name == "A" else -4.0)
         return
     if tensor.dim() < 2:
@@ -120,7 +124,7 @@ class Engine:
             "kv_transfer_config": transfer if controller else None} | kind.flags)
 
     def say(self, max_tokens: int, params: list[dict[str, Any]] | None = None) -> list[Spoken]:
-        """Answers all prompts with nothing in vLLM's own prefix cache."""
+        """Answers all prompts, after it has emptied vLLM's own prefix cache."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
@@ -142,7 +146,9 @@ def plain(kind: Kind, folder: str) -> dict[str, list[Spoken]]:
 
 
 def ferried(kind: Kind, folder: str, controller: str) -> dict[str, list[Spoken]]:
-    """Computes KV; then gets whole chunks of it from kvferry; then, by a hand-over, all but the last token's."""
+    """Computes the KV of the prompts; then loads whole chunks of this KV from kvferry; then, by a hand-over, loads the
+    KV of all tokens except the last one.
+    """
     engine, report = Engine(kind, folder, controller), {"kvferry_report": True}
     every = [report] * len(LENGTHS)
     found = {"computed": engine.say(MAX_TOKENS, every), "loaded": engine.say(MAX_TOKENS, every)}
@@ -150,7 +156,7 @@ def ferried(kind: Kind, folder: str, controller: str) -> dict[str, list[Spoken]]
     params = [(one.kv_transfer_params or {}) | report for one in first]
     if not kind.is_pair:
         return found | {"handed over": engine.say(MAX_TOKENS, params)}
-    # From here on this engine takes no step, like one that is in the middle of a long step.
+    # From here on this engine runs no more steps, like an engine in the middle of a long step.
     shared = Path(folder).parent
     (shared / "params.part").write_text(json.dumps(params))
     (shared / "params.part").rename(shared / "params.json")
@@ -187,7 +193,7 @@ def in_fork(core: int, path: Path, kind: Kind, folder: Path, controller: str) ->
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(0)  # nothing after this is worth the seconds that it takes
+        os._exit(0)  # ends at once, because an orderly end would only take some seconds
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""Aborts on a real pair: nobody else's tokens change, nothing stays held, servers end when they are told to."""
+"""Tests aborts on a real pair: they change no tokens of other requests, nothing stays held, and servers end when they
+are told to.
+"""
 
 import asyncio
 import contextlib
@@ -21,7 +23,8 @@ from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
 
 PROMPT_SET = PromptSet(seed=96, count=24)
-STOPPED = PromptSet(seed=91, count=40, tokens_min=200)  # enough that both servers are at work when they are stopped
+# so many requests that both servers still work when they are stopped
+STOPPED = PromptSet(seed=91, count=40, tokens_min=200)
 MAX_TOKENS = 100
 RESET_TRIES = 20
 STOP_S = 20.0
@@ -34,7 +37,9 @@ def ask_reference(reference: Reference) -> list[Generation]:
 
 
 async def settle(server: VllmServer) -> dict[str, float]:
-    """The server's metrics once nothing runs there. Gauges come with steps, so a small request is sent first."""
+    """Returns the server's metrics once no request runs there. Gauges are only updated by a step, so a small request is
+    sent first.
+    """
     async with VllmClient(server.url) as client:
         deadline = time.monotonic() + STOP_S
         while True:
@@ -50,13 +55,13 @@ async def settle(server: VllmServer) -> dict[str, float]:
 
 
 async def leave(task: Awaitable[object], after_s: float) -> None:
-    """A client that disconnects."""
+    """Waits `after_s`, then cancels the request, as a client that disconnects does."""
     with contextlib.suppress(TimeoutError, asyncio.CancelledError, RequestError, aiohttp.ClientError):
         await asyncio.wait_for(task, after_s)
 
 
 async def stream_and_leave(url: str, prompt: list[int], chunks: int) -> None:
-    """Reads so many pieces of a streamed answer, then hangs up."""
+    """Reads `chunks` pieces of a streamed answer, then closes the connection."""
     body = {"model": "", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0.0, "stream": True,
             "ignore_eos": True}
     async with aiohttp.ClientSession() as session:
@@ -75,7 +80,8 @@ def test_clients_that_disconnect(kvferry_connector: KvConnector, pair: Pair, ref
     async def run() -> list[Answer]:
         async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
             stay = [prefill_then_decode(prefill, decode, prompt, MAX_TOKENS) for prompt in prompts[::3]]
-            # At a prefill, at a hand-over, waiting for a slot or a load, and in the middle of decoding.
+            # The aborts come during a prefill, at a hand-over, while a request waits for a slot or a load, and in the
+            # middle of decoding.
             go = [leave(prefill_then_decode(prefill, decode, prompt, MAX_TOKENS), 0.03 + 0.15 * index)
                   for index, prompt in enumerate(prompts[1::3])]
             go += [leave(decode.generate(prompt, MAX_TOKENS), 0.05 + 0.2 * index)
@@ -97,7 +103,7 @@ def test_prefills_that_nobody_comes_for_can_be_aborted(kvferry_connector: KvConn
         async with VllmClient(pair.prefill.url) as prefill:
             await asyncio.gather(*(leave(prefill.generate(prompt, 1, dict(REMOTE_DECODE)), 0.02 * index)
                                    for index, prompt in enumerate(PROMPT_SET.prompts())))
-            # Chunks of finished ones are kept for decode workers; blocks are not.
+            # The chunks of finished requests are kept for decode workers; their blocks are not.
             deadline = time.monotonic() + STOP_S
             while True:
                 await prefill.generate([5, 6, 7], 2)
@@ -118,13 +124,15 @@ def test_resets_and_sleep_under_load(kvferry_connector: KvConnector, pair: Pair,
     asyncio.run(settle(pair.decode))
     asyncio.run(sleep_and_wake(pair, PROMPT_SET.prompts()[0], expected[0]))
     prompt = list(reversed(PROMPT_SET.prompts()[1]))
-    assert asyncio.run(handed_over(pair, prompt)) == len(prompt) - 1  # in one weights epoch again
+    # this works because both servers are in the same weights epoch again
+    assert asyncio.run(handed_over(pair, prompt)) == len(prompt) - 1
 
 
 @pytest.mark.disruptive(3)
 def test_servers_end_on_sigterm_under_load_and_leave_no_pool(kvferry_connector: KvConnector, pair: Pair) -> None:
     del kvferry_connector
-    servers = (pair.decode, pair.prefill)  # the prefill server last: without it nothing gets to decode
+    # the prefill server comes last, because without it no request reaches the decode server
+    servers = (pair.decode, pair.prefill)
     sessions = {server.process.pid for server in servers}
     assert processes_with_pools(sessions), "no process of the pair has a pool mapped"
     for server in servers:
@@ -141,7 +149,9 @@ def assert_right(answers: list[Answer], references: list[Generation]) -> None:
 
 
 def processes_with_pools(sessions: set[int]) -> set[int]:
-    """Those processes of the sessions that have a chunk pool mapped. A pool is a memfd; it lives as long as they do."""
+    """Returns those processes of the sessions that have mapped a chunk pool. A pool is a memfd, so it exists as long as
+    such a process.
+    """
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
@@ -159,8 +169,8 @@ async def load_with_resets(pair: Pair, prompts: list[list[int]]) -> list[Answer]
             for query in ("", "?reset_running_requests=true", "?reset_running_requests=true&reset_external=true") * 3:
                 await asyncio.sleep(0.4)
                 for server in (pair.prefill, pair.decode):
-                    # Requests that wait for KV hold no blocks, so that a reset of the running ones succeeds, at the
-                    # latest when it is asked for again: one that has just ended may still have its blocks.
+                    # Requests that wait for KV hold no blocks, so the reset of running requests must succeed. It is
+                    # repeated, because a request that has just ended may still have its blocks.
                     for _ in range(RESET_TRIES):
                         done = (await posted(session, f"{server.url}/reset_prefix_cache{query}"))["success"]
                         if done or not query:
@@ -183,9 +193,10 @@ async def posted(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 
 async def sleep_and_wake(pair: Pair, prompt: list[int], reference: Generation) -> None:
-    """vLLM's CPU build says that it sleeps, and ends what runs; its workers only log that they keep their memory.
+    """vLLM's CPU build reports that it sleeps and ends the running requests. Its workers only log that they keep their
+    memory.
 
-    Both servers are asked, since each sleep starts a weights epoch.
+    Both servers are put to sleep, because each sleep starts a weights epoch.
     """
     async with VllmClient(pair.decode.url) as decode, aiohttp.ClientSession() as session:
         busy = asyncio.create_task(decode.generate(prompt, 5 * MAX_TOKENS))
@@ -209,7 +220,7 @@ async def is_sleeping(session: aiohttp.ClientSession, server: VllmServer) -> boo
 
 
 async def handed_over(pair: Pair, prompt: list[int]) -> int:
-    """Returns how many tokens of the prompt decode loaded."""
+    """Returns how many tokens of the prompt the decode server loaded."""
     async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
         answer = await prefill_then_decode(prefill, decode, prompt, 5, {"kvferry_report": True})
     assert answer.generation is not None, answer.error

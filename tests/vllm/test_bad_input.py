@@ -1,6 +1,6 @@
-"""Settings that can't work: the server ends, and one line of its log says what is wrong and what is allowed.
+"""Tests settings that can't work: the server ends, and one line of its log says what is wrong and what is allowed.
 
-Servers and adapters that differ without an error get no KV of each other.
+Servers and adapters that differ in a way that is no error get no KV from each other.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from safetensors.numpy import save_file
 EXIT_TIMEOUT_S = 300.0
 LORA_RANK = 8
 
-# vLLM puts "(EngineCore pid=123) " before each line of its children, in colour on some hosts.
+# vLLM puts "(EngineCore pid=123) " before each line of its child processes, in colour on some hosts.
 OUR_LINE = re.compile(r"^(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)\s*)?(?:\x1b\[[0-9;]*m)*\s*(kvferry: .*\S)", re.MULTILINE)
 
 MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
-# extra keys -> what the line must name: the key, the value and what is allowed
+# For each case, the extra keys and the words that the log line must contain: the key, the value and what is allowed.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "an unknown key": ({"chunk_token": 256}, ("chunk_token", "chunk_tokens")),
     "chunks that no block fits": ({"chunk_tokens": 100}, ("chunk_tokens", "100", "32")),
@@ -58,7 +58,7 @@ def controller() -> Iterator[Controller]:
 
 @pytest.fixture(scope="module")
 def bad_servers(kvferry_connector: KvConnector, toy: Path, controller: Controller) -> Iterator[Bad]:
-    """One server for each case, all started at once: each has to end by itself."""
+    """Starts a server for each case, all at once. Each server must end by itself."""
     servers: Bad = {}
     for index, (case, (extra, _)) in enumerate(CASES.items()):
         nobody = f"tcp://127.0.0.1:{free_port()}"
@@ -85,9 +85,11 @@ def test_a_server_ends_with_one_line_on(case: str, bad_servers: Bad) -> None:
 @pytest.fixture(scope="module")
 def first_and_second(kvferry_connector: KvConnector, toy: Path, other_toy: Path,
                      controller: Controller) -> Iterator[tuple[VllmServer, VllmServer]]:
-    """Two servers with other weights in one namespace: whichever registers second has ended, the first one runs.
+    """Starts two servers with different weights in one namespace. The server that registers second must end; the first
+    one keeps running.
 
-    They load adapters, and have no prefix cache of vLLM's own, which takes an adapter's new content for the old one.
+    The servers load adapters. vLLM's own prefix cache is off, because it takes an adapter's new content for the old
+    one.
     """
     flags = ("--no-enable-prefix-caching", "--enable-lora", "--max-lora-rank", str(LORA_RANK))
     servers = [VllmServer(f"{name}-model", model, core, kvferry_connector.config("kv_both", controller.address),
@@ -115,7 +117,9 @@ def test_a_server_ends_with_one_line_on_another_model_than_its_peers(
 def test_another_rope_is_recomputed_beside_another_connector(
         kvferry_connector: KvConnector, first_and_second: tuple[VllmServer, VllmServer], controller: Controller,
         run_server: Callable[[VllmServer], VllmServer], tmp_path: Path) -> None:
-    """Equal files, but --hf-overrides on one side, which has a namespace of its own, in vLLM's MultiConnector."""
+    """Both servers have the same files, but one has --hf-overrides. This one has a namespace of its own, in vLLM's
+    MultiConnector.
+    """
     first = first_and_second[0]
     ours = kvferry_connector.config("kv_both", controller.address, extra={"namespace": "another-rope"})
     example = {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
@@ -137,12 +141,13 @@ def test_another_rope_is_recomputed_beside_another_connector(
     answer, alone, without_override, metrics = asyncio.run(ask())
     assert answer.generation is not None, answer.error
     assert answer.generation.tokens == alone
-    assert without_override != alone  # KV of the other server would have shown
+    assert without_override != alone  # so KV of the other server would have changed the tokens
     line = next(line for line in overridden.process.log_text().splitlines() if "different models" in line)
     assert "rope (the rotary embedding) is" in line
     assert "is recomputed" in line
     assert metrics["kvferry_lookups_total"] >= 2
-    # The other connector has kept the prompt since the first request and loads it for the second: it ignores salts.
+    # The other connector has kept the prompt since the first request and loads it for the second request, because it
+    # ignores salts.
     assert "External Cache Hit!" in overridden.process.log_text()
     assert overridden.healthy()
 
@@ -164,7 +169,7 @@ def test_an_adapter_that_is_loaded_again_in_place_gets_no_old_kv(
             again = await client.generate(prompt, 20, {"kvferry_report": True}, model="adapter")
             report = Report.of(again)
             assert report is not None
-            assert report.admissions[0].loaded >= 256  # all full chunks
+            assert report.admissions[0].loaded >= 256  # 256 tokens are all full chunks of the prompt
             await load("adapter", seed=2, in_place=True)
             after = await client.generate(prompt, 20, model="adapter")
             await load("other", seed=2)
@@ -178,7 +183,7 @@ def test_an_adapter_that_is_loaded_again_in_place_gets_no_old_kv(
 
 
 def make_adapter(folder: Path, seed: int) -> Path:
-    """Writes a LoRA adapter of the toy's keys and values, large enough to change tokens."""
+    """Writes a LoRA adapter of the toy model's keys and values, with weights large enough to change tokens."""
     shape, rng = toy_model.KINDS["toy"], np.random.default_rng(seed)
     tensors = {}
     for layer in range(shape.layers):
@@ -196,7 +201,9 @@ def make_adapter(folder: Path, seed: int) -> Path:
 
 
 def line_of_failure(process: ManagedProcess) -> str:
-    """The line with which the server explained its end; it must be one, and say more than a name."""
+    """Returns the line with which the server explained its end. There must be only one, and it must say more than a
+    name.
+    """
     status = process.wait(EXIT_TIMEOUT_S)
     assert status is not None, f"still running after {EXIT_TIMEOUT_S:.0f} s:\n{process.tail()}"
     assert status != 0

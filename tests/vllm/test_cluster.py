@@ -1,6 +1,6 @@
-"""launch/cluster with real vLLM: it serves the plain server's text, and leaves nothing behind.
+"""Tests launch/cluster with real vLLM: it serves the same text as the plain server, and leaves no processes behind.
 
-On this host; and in the short form of tests/cluster/run: on namespaces as hosts, under traffic.
+One test runs on this host. The other is the short form of tests/cluster/run: with namespaces as hosts, under load.
 """
 
 import json
@@ -55,7 +55,7 @@ def test_a_deployment_serves_and_ends_clean(reference: Reference, make: Make) ->
     end(deployment)
 
 
-@pytest.mark.long  # tests/cluster/run --quick kills servers too
+@pytest.mark.long  # tests/cluster/run --quick already kills servers
 def test_a_killed_server_is_started_again(reference: Reference, make: Make) -> None:
     wanted = expected(reference)
     deployment = make()
@@ -69,7 +69,7 @@ def test_a_killed_server_is_started_again(reference: Reference, make: Make) -> N
     end(deployment)
 
 
-@pytest.mark.long  # tests/cluster/run --quick adds and drains one too
+@pytest.mark.long  # tests/cluster/run --quick already adds and drains a server
 def test_a_decode_server_is_added_and_drained_again(reference: Reference, make: Make) -> None:
     wanted = expected(reference)
     core = own_cores()[1]
@@ -85,7 +85,7 @@ def test_a_decode_server_is_added_and_drained_again(reference: Reference, make: 
     end(deployment)
 
 
-@pytest.mark.long  # it is the front door of tests/cluster/run --quick
+@pytest.mark.long  # tests/cluster/run --quick already uses this router
 def test_the_proxy_is_a_front_door_too(reference: Reference, make: Make) -> None:
     wanted = expected(reference)
     deployment = make(router={"kind": "proxy"})

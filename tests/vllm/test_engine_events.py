@@ -1,4 +1,4 @@
-"""kvferry's controller follows the KV events of vLLM's own publisher, and answers routers over HTTP."""
+"""Tests that kvferry's controller follows the KV events of vLLM's own publisher, and answers routers over HTTP."""
 
 import json
 import subprocess
@@ -15,11 +15,11 @@ from kvferry_launch.process import free_port
 from kvferry_launch.testbed.servers import Controller
 
 BLOCK = 16
-DEADLINE_S = 60.0  # far beyond what anything here takes
+DEADLINE_S = 60.0  # much longer than any wait in these tests takes
 
 
 class Publisher:
-    """vLLM's ZmqEventPublisher in a process of its own, on fixed ports, so that it can restart in place."""
+    """vLLM's ZmqEventPublisher in a process of its own, on fixed ports, so that it can restart at the same address."""
 
     def __init__(self, form: str = "vllm", buffer_steps: int = 10_000, replay: bool = True) -> None:
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
@@ -36,7 +36,7 @@ class Publisher:
 
     def _wait_for(self, word: str) -> None:
         assert self.process is not None
-        for line in self.process.stdout:  # vLLM logs to stdout
+        for line in self.process.stdout:  # vLLM's log lines come on stdout too
             if line.strip() == word:
                 return
         raise AssertionError("the publisher ended")
@@ -86,7 +86,7 @@ class Http:
 
 
 def wait_until(reached: Callable[[], bool]) -> float:
-    """Seconds that it took."""
+    """Returns how many seconds it took until `reached` returned True."""
     begun = time.monotonic()
     while not reached():
         assert time.monotonic() - begun < DEADLINE_S
@@ -120,19 +120,20 @@ def test_a_router_is_told_who_holds_a_prompt_best(http: Http, publishers: list[P
     publishers += [Publisher().start(), Publisher("sglang").start()]
     vllm, sglang = publishers
     tokens = prompt(1, 4)
-    vllm.store([11, 12], tokens[: 2 * BLOCK])  # before anybody listens: the replay brings it
+    # these blocks are published before the controller subscribes; the replay brings them
+    vllm.store([11, 12], tokens[: 2 * BLOCK])
     http.register("vllm", vllm)
     http.register("sglang", sglang)
     wait_until(lambda: http.matched(tokens) == {"vllm": 2 * BLOCK, "sglang": 0})
     vllm.store([13, 14], tokens[2 * BLOCK :], parent=12, medium="CPU", bytes=True)
-    sglang.store([-5, 901, 902], tokens[: 3 * BLOCK])  # other hashes, signed ones too, for the same tokens
+    sglang.store([-5, 901, 902], tokens[: 3 * BLOCK])  # the same tokens with other hashes, some of them negative
     wait_until(lambda: http.matched(tokens) == {"vllm": 4 * BLOCK, "sglang": 3 * BLOCK})
     status, found = http.call("/query", {"model": "m", "token_ids": tokens, "block_size": BLOCK})
     assert status == 200
     assert found["default"]["vllm"] | {"DP": {"0": 4 * BLOCK}, "GPU": 2 * BLOCK, "CPU": 0} == found["default"]["vllm"]
     by_hash = http.call("/query_by_hash", {"model": "m", "seq_hashes": [11, 12, 13, 14], "block_size": BLOCK})[1]
     assert by_hash["default"]["vllm"]["longest_matched"] == 4 * BLOCK
-    assert by_hash["default"]["sglang"]["longest_matched"] == 3 * BLOCK  # the same blocks by another name
+    assert by_hash["default"]["sglang"]["longest_matched"] == 3 * BLOCK  # the same blocks, found by SGLang's hashes
     scores = http.call("/score", {"model": "m", "token_ids": tokens, "candidates": ["vllm", "sglang", "none"]})[1]
     assert [entry["instance_id"] for entry in scores["scores"]] == ["vllm", "sglang", "none"]
     assert scores["scores"][0]["score"] == pytest.approx((2 + 2 * 0.8) / 4)
@@ -160,7 +161,7 @@ def test_a_lost_batch_is_made_good_by_the_replay(http: Http, publishers: list[Pu
     publishers[0].store([1, 2, 3], tokens)
     wait_until(lambda: http.matched(tokens) == {"a": 3 * BLOCK})
     publishers[0].do(do="lose", hashes=[2])
-    publishers[0].store([9], prompt(3, 1))  # shows the gap
+    publishers[0].store([9], prompt(3, 1))  # this message shows the controller that one is missing
     seconds = wait_until(lambda: http.matched(tokens) == {"a": BLOCK})
     print(f"a lost batch was repaired within {seconds * 1000:.0f} ms")
     counters = http.engine("a")["counters"]
@@ -178,7 +179,7 @@ def test_nothing_of_an_engine_is_credited_after_it_restarted_in_place(http: Http
     publishers[0].store([4], prompt(5, 1))
     wait_until(lambda: http.matched(tokens) == {"a": 3 * BLOCK})
     publishers[0].stop()
-    wait_until(lambda: http.matched(tokens) == {})  # lost: not even listed
+    wait_until(lambda: http.matched(tokens) == {})  # the engine is lost, so it is not even listed
     publishers[0].start()
     wait_until(lambda: http.engine("a")["is_connected"])
     publishers[0].store([4], prompt(5, 1))

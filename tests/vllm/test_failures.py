@@ -1,4 +1,4 @@
-"""What dies around the decode server must cost a recompute at most: right tokens, no error, no hang."""
+"""Tests that a process that dies near the decode server costs a recompute at most: right tokens, no error, no hang."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from kvferry_launch.testbed.pair import CONCURRENCY, Pair, pair_load
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 
-# Two sets that no other test sends.
+# No other test sends these two sets.
 DURING, AFTER = PromptSet(seed=92, count=24), PromptSet(seed=93, count=8, tokens_min=40)
 UNSEEN = PromptSet(seed=97, count=6)
 MAX_TOKENS = 100
@@ -55,7 +55,7 @@ def test_a_controller_that_dies_and_returns_costs_no_request(
 @pytest.mark.disruptive(2)
 def test_a_prefill_server_that_dies_before_its_kv_is_read_costs_a_recompute(
         kvferry_connector: KvConnector, pair: Pair, reference: Reference) -> None:
-    """The decode server has nothing of these prompts, and nobody else is left who has."""
+    """The decode server has no KV of these prompts, and after the prefill server's death no other node has it."""
     del kvferry_connector
     prompts = UNSEEN.prompts()
 

@@ -1,4 +1,4 @@
-"""Where K and V of a GPU's cache are said to be, held against the views that vLLM's own backends take."""
+"""Compares kvferry's description of K and V in a GPU's cache with the views that vLLM's own backends use."""
 
 import itertools
 
@@ -13,7 +13,7 @@ LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 5, 2, 4, 8
 
 
 def layer_views(layout: KVCacheLayout, heads: int, content: int) -> list[torch.Tensor]:
-    """Views [block, head, token, content] of all layers, in the memory order of the layout."""
+    """Returns views [block, head, token, content] of all layers, in the memory order of the layout."""
     logical = (LAYERS, BLOCKS, heads, TOKENS, content)
     memory = torch.arange(torch.Size(logical).numel(), dtype=torch.float32)
     physical = memory.reshape([logical[axis] for axis in layout.stride_order])
@@ -22,7 +22,7 @@ def layer_views(layout: KVCacheLayout, heads: int, content: int) -> list[torch.T
 
 
 def read(plane: tuple[int, ...], tensor: torch.Tensor, *index: int) -> float:
-    """The element at (block, head, token, dim) by a plane's strides alone."""
+    """Returns the element at (block, head, token, dim), computed only from a plane's strides."""
     base, *strides = plane
     offset = base - tensor.untyped_storage().data_ptr() + sum(i * s for i, s in zip(index, strides, strict=True))
     assert offset % tensor.element_size() == 0
@@ -39,7 +39,7 @@ def test_k_and_v_side_by_side_as_flash_attention_splits_them(layout: KVCacheLayo
     for tensor in layer_views(layout, HEADS, 2 * DIM):
         found = gpu_planes("layer", tensor, spec())
         assert (found.num_heads, found.head_dim) == (HEADS, DIM)
-        views = tensor.transpose(1, 2).split(DIM, dim=-1)  # [block, token, head, dim], as flash_attn.py has it
+        views = tensor.transpose(1, 2).split(DIM, dim=-1)  # the order [block, token, head, dim] of flash_attn.py
         for plane, view in zip(found.planes, views, strict=True):
             for index in itertools.product(range(BLOCKS), range(HEADS), range(TOKENS), range(DIM)):
                 block, head, token, dim = index

@@ -1,4 +1,4 @@
-"""The stress itself: it must call wrong KV wrong, and must not blame vLLM's own preemption."""
+"""Tests the stress test itself: it must report wrong KV as wrong, and must not blame vLLM's own preemption."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,7 +40,8 @@ def test_a_plain_server_that_preempts_passes_and_other_weights_fail(
 
 
 def test_one_wrong_block_of_a_prompt_changes_its_tokens(reference: Reference) -> None:
-    """Changing 32 prompt tokens is what attending one wrong block does; every request has to show it."""
+    """Changing 32 tokens of a prompt has the same effect as attending to one wrong block. Every request must show it.
+    """
     expected = reference.generations(LONG_PROMPTS, MAX_TOKENS)
 
     got = reference.generations(DAMAGED, MAX_TOKENS)

@@ -1,6 +1,6 @@
-"""Each kind of KV that vLLM serves on a CPU: tokens from loaded KV are those of vLLM without a connector.
+"""Tests each kind of KV that vLLM serves on a CPU: tokens from loaded KV are the same as from vLLM without a connector.
 
-What kvferry loaded is in its report, so that nothing that vLLM computed again can pass for it.
+kvferry's report says what was loaded, so KV that vLLM computed again can't be taken for loaded KV.
 """
 
 import json
@@ -20,13 +20,13 @@ from kvferry_launch.testbed.servers import Controller
 PROGRAM = Path(__file__).with_name("model_kinds.py")
 CHUNK = 64
 LENGTHS = (200, 65, 129, 31, 150)
-STATE = {"mamba2": 32, "granite": 64}  # tokens of a block, at whose end a state is
+STATE = {"mamba2": 32, "granite": 64}  # tokens in a block; a state is kept at the end of each block
 ALL = ("fp8", "bfloat16", "shared", "n-gram", *STATE)
 
 
 @pytest.fixture(scope="module")
 def answers(kvferry_connector: KvConnector) -> Iterator[dict[str, dict[str, Any]]]:
-    """What the program printed, by kind."""
+    """Yields the output of the program model_kinds.py, by kind."""
     del kvferry_connector
     controller = Controller("model-kinds-controller", log_folder=LOGS / "tests")
     controller.start()

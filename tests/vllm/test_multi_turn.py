@@ -1,4 +1,5 @@
-"""Conversations through launch/proxy: what one server computed is used by all others, whichever side they are on."""
+"""Tests conversations through launch/proxy: all servers use what one server computed, whether it prefills or decodes.
+"""
 
 import asyncio
 import time
@@ -16,10 +17,10 @@ from texts import complete_text, text_of
 FIRST_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 300, 100, 100
 SYSTEM_TOKENS, USER_TOKENS = 4 * PROXIED_CHUNK_TOKENS, PROXIED_CHUNK_TOKENS + 20
 SHORT_ANSWER_TOKENS = 20
-TELL_S = 20.0  # three servers on two cores
+TELL_S = 20.0  # long, because three servers share two cores
 HEARTBEATS_S = 2.5  # more than two heartbeats of a node
-# The first contact of two servers on busy cores may take longer than a request waits; who did not answer is left alone
-# for 5 s. Then another conversation shows what the first could not.
+# The first contact of two servers on busy cores may take longer than a request waits. A server that did not answer is
+# not asked again for 5 s. Then another conversation shows what the first one could not.
 FIRST_CONTACTS = 3
 PAUSE_S = 6.0
 
@@ -32,7 +33,7 @@ def tokens(seed: int, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Talk:
-    """A conversation of two turns as the plain server has it; `second` is the whole prompt of the second turn."""
+    """A conversation of two turns, with the plain server's answers. `second` is the whole prompt of the second turn."""
 
     first: list[int]
     answer: list[int]
@@ -43,7 +44,7 @@ class Talk:
 @dataclass(frozen=True)
 class Known:
     talks: list[Talk]
-    system: list[list[int]]  # prompts that share their beginning
+    system: list[list[int]]  # prompts that have the same beginning
     system_answers: list[list[int]]
 
 
@@ -80,13 +81,14 @@ def metrics(server: VllmServer) -> dict[str, float]:
 
 
 def settled(server: VllmServer) -> dict[str, float]:
-    """After a step of its own, since kvferry's counters come with steps."""
+    """Returns the server's metrics after one more step, because kvferry's counters are updated by steps."""
     ask(server.url, tokens(799, 5), 2)
     return metrics(server)
 
 
 def wait_until_told(deployment: ProxyDeployment, server: str, chunks: int) -> None:
-    """A server's news of what it stored are on their way for a moment; who asks too early is told of less."""
+    """Waits until the controller knows `chunks` chunks of the server. What a server reports takes a moment to arrive.
+    """
     deadline = time.monotonic() + TELL_S
     while (told := deployment.nodes()[server]["chunks"]) < chunks:
         assert time.monotonic() < deadline, f"the controller knows {told} chunks of {server}, not {chunks}"
@@ -94,7 +96,9 @@ def wait_until_told(deployment: ProxyDeployment, server: str, chunks: int) -> No
 
 
 def wait_until_idle(deployment: ProxyDeployment) -> None:
-    """Waits until a heartbeat of each server has reported no requests; else a pair is chosen by a load that was."""
+    """Waits until a heartbeat of each server has reported no requests. Otherwise an outdated load would decide the
+    choice of a pair.
+    """
     time.sleep(HEARTBEATS_S)
     deadline = time.monotonic() + TELL_S
     while busy := [name for name, node in deployment.nodes().items() if node["load"] > 0]:
@@ -112,10 +116,11 @@ def test_the_second_turn_is_prefilled_from_what_decode_computed_in_the_first(
     assert ask(proxied.url, talk.first, ANSWER_TOKENS) == words(talk.answer)
     before = settled(proxied.prefill)
     for server in proxied.decodes:
-        settled(server)  # so that the controller has heard of all
+        settled(server)  # so that the controller has received all reports
     assert ask(proxied.url, talk.second, SHORT_ANSWER_TOKENS) == words(talk.second_answer)
     grown = growth(before, settled(proxied.prefill))
-    # Full chunks of the first turn, less those of its prompt, which the prefill server has itself.
+    # The decoded chunks: the full chunks of the first turn, without those of its prompt, which the prefill server
+    # already has.
     decoded = (FIRST_TOKENS + ANSWER_TOKENS) // PROXIED_CHUNK_TOKENS - FIRST_TOKENS // PROXIED_CHUNK_TOKENS
     assert grown["kvferry_pulled_chunks_total"] >= decoded, grown
     assert grown["kvferry_pull_failures_total"] == 0
@@ -127,7 +132,8 @@ def test_a_decode_server_uses_what_another_one_decoded(proxied: ProxyDeployment,
     shared = (FIRST_TOKENS + ANSWER_TOKENS) // PROXIED_CHUNK_TOKENS
     for talk in known.talks[1:]:
         had = proxied.nodes()["d0"]["chunks"]
-        assert ask(first.url, talk.first, ANSWER_TOKENS) == words(talk.answer)  # no prefill server has any of it
+        # the request goes past the prefill servers, so none of them has any of its KV
+        assert ask(first.url, talk.first, ANSWER_TOKENS) == words(talk.answer)
         settled(first)
         wait_until_told(proxied, "d0", had + shared)
         before, before_first = settled(second), metrics(first)

@@ -1,5 +1,6 @@
-"""Requests with parameters drawn at random get through launch/proxy what one server alone answers: text, logprobs,
-finish reasons, usage. The prefill server, asked directly, is that server."""
+"""Sends requests with random parameters through launch/proxy. The answers must be those of a single server: text,
+logprobs, finish reasons, usage. The prefill server, to which the requests go directly, is this single server.
+"""
 
 import asyncio
 import json
@@ -14,11 +15,11 @@ from texts import text_of
 
 REQUESTS = 40
 FROM_PREFILL = r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'
-TOKENS = (3, 500)  # of the toy's vocabulary
+TOKENS = (3, 500)  # lowest and highest token of the prompts, from the toy model's vocabulary
 
 
 def drawn(dice: random.Random) -> dict[str, Any]:
-    """A completion. Sampling is repeatable: greedy, or with a seed."""
+    """Returns a random completion request. Its sampling is repeatable: greedy, or with a seed."""
     prompt = [dice.randrange(*TOKENS) for _ in range(dice.randrange(40, 300))]
     body: dict[str, Any] = {"prompt": dice.choice((prompt, text_of(prompt))), "max_tokens": dice.randrange(1, 14),
                             "temperature": dice.choice((0.0, 0.0, 0.8)), "ignore_eos": dice.random() < 0.8}
@@ -33,12 +34,12 @@ def drawn(dice: random.Random) -> dict[str, Any]:
     for name in dice.sample(sorted(optional), dice.choice((0, 0, 1, 2, 3))):
         body[name] = optional[name]
     if body["temperature"] == 0:
-        body.pop("n", None)  # vLLM refuses several greedy answers
+        body.pop("n", None)  # vLLM refuses to give several greedy answers
     return body
 
 
 async def answered(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """An answer in one form, streamed or not."""
+    """Returns the answer in one form, whether it was streamed or not."""
     async with session.post(f"{url}/v1/completions", json=body) as answer:
         text = await answer.text()
         assert answer.status == 200, (body, text)
@@ -56,7 +57,7 @@ async def answered(session: aiohttp.ClientSession, url: str, body: dict[str, Any
 
 
 async def compared(deployment: ProxyDeployment, seed: int, requests: int) -> int:
-    """Returns how many requests may have had their first token from the prefill server."""
+    """Sends each request to both. Returns how many requests may have got their first token from the prefill server."""
     dice = random.Random(seed)
     allowed = 0
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as session:
@@ -64,7 +65,8 @@ async def compared(deployment: ProxyDeployment, seed: int, requests: int) -> int
             body = drawn(dice)
             if dice.random() < 0.7:
                 body |= {"stream": True, "stream_options": {"include_usage": True}}
-            tokens = [0] if isinstance(body["prompt"], str) else body["prompt"]  # the proxy sends tokens on
+            # the proxy replaces the text by its tokens
+            tokens = [0] if isinstance(body["prompt"], str) else body["prompt"]
             allowed += not keeps_from_prefill("/v1/completions", body | {"prompt": tokens})
             behind_proxy = await answered(session, deployment.url, body)
             assert behind_proxy == await answered(session, deployment.prefill.url, body), (seed, number, body)

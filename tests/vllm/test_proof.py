@@ -1,4 +1,6 @@
-"""The proof's command: one short run, and what it says to nonsense. The whole of it takes half an hour."""
+"""Tests the command of the proof: one short run, and its errors for wrong arguments. The whole proof takes half an
+hour.
+"""
 
 import json
 import subprocess
@@ -16,7 +18,9 @@ REQUESTS = 16
 
 
 def ask_reference(reference: Reference) -> None:
-    """What the proof of one configuration asks with its default seed."""
+    """Returns the plain server's answers to the prompts of the configuration that the short run uses, with the default
+    seed.
+    """
     reference.generations(PromptSet(seed=100, count=REQUESTS).prompts(), MAX_TOKENS)
 
 

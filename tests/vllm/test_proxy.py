@@ -1,4 +1,6 @@
-"""launch/proxy in front of real servers that come, drain and die: the plain server's text, and no failed request."""
+"""Tests launch/proxy in front of real servers that join, drain and die: the text is the plain server's, and no request
+fails.
+"""
 
 import asyncio
 import contextlib
@@ -23,7 +25,7 @@ from proxy_deployment import DEADLINE_S, PROXIED_CHUNK_TOKENS, START_TIMEOUT_S, 
 from texts import complete_text, completion_body, text_of
 
 REQUESTS = 6
-# Prompts that no other test sends to this deployment, so that what is loaded of them was handed over.
+# No other test sends these prompts to this deployment, so all KV that is loaded for them was handed over.
 TEXTS = PromptSet(seed=81, count=REQUESTS, tokens_min=100)
 STREAMS = PromptSet(seed=82, count=REQUESTS, tokens_min=100)
 FIRST_TOKENS = PromptSet(seed=84, count=REQUESTS, tokens_min=100)
@@ -34,11 +36,11 @@ PREFILLS = r'kvferry_proxy_stage_seconds_count\{stage="prefill"\}'
 SKIPPED = r'kvferry_proxy_skipped_prefills_total\{reason="cached"\}'
 FROM_PREFILL = r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'
 CANCELLED = "kvferry_proxy_cancelled_total"
-STARTING_PAUSE_S = 1.5  # so that a joined server has its first request in time
+STARTING_PAUSE_S = 1.5  # a pause between requests, so that a server that joins gets its first request in time
 
 
 def ask_reference(reference: Reference) -> dict[PromptSet, list[list[str]]]:
-    """The words of the plain server's answers."""
+    """Returns the words of the plain server's answers."""
     return {prompts: [text_of(found.tokens).split() for found in reference.generations(prompts.prompts(), MAX_TOKENS)]
             for prompts in (TEXTS, STREAMS, TRAFFIC)}
 
@@ -68,7 +70,8 @@ def test_the_proxy_gives_the_plain_servers_text(proxied: ProxyDeployment, refere
 
 @pytest.mark.servers("proxied")
 def test_a_prompt_that_decode_holds_goes_straight_there(proxied: ProxyDeployment, reference: Reference) -> None:
-    """Its keys are those that the connector made: the controller sees that decode has the prompt by now."""
+    """The proxy's keys are those that the connector made: the controller finds that the decode server has the prompt.
+    """
     longest = max(range(REQUESTS), key=lambda i: len(TEXTS.prompts()[i]))
     prompt = TEXTS.prompts()[longest]
     whole_chunks = len(prompt) // PROXIED_CHUNK_TOKENS * PROXIED_CHUNK_TOKENS
@@ -145,8 +148,9 @@ def test_a_client_that_goes_away_ends_the_request_in_the_engine(proxied: ProxyDe
 
 
 def wait_until_idle(deployment: ProxyDeployment) -> None:
-    """Waits until the controller has heard from each node that it is idle: a pair is chosen by the nodes' last
-    heartbeats, which come every 0.5 s and may tell of a request that has ended."""
+    """Waits until each node has reported to the controller that it is idle. A pair is chosen by the nodes' last
+    heartbeats, which come every 0.5 s and may count a request that has ended meanwhile.
+    """
     deadline, since = time.monotonic() + DEADLINE_S, time.monotonic()
     while time.monotonic() - since < 1.5:
         assert time.monotonic() < deadline, "the nodes have requests that nobody sent"
@@ -160,11 +164,11 @@ def pair_for(deployment: ProxyDeployment, prompt: list[int]) -> dict[str, Any]:
 
 
 def total(deployment: ProxyDeployment, name: str) -> float:
-    """Of all decode servers."""
+    """Returns the sum of a metric over all decode servers."""
     return sum(asyncio.run(server_metrics(server)).get(name, 0.0) for server in deployment.decodes)
 
 
-@pytest.mark.long  # tests/cluster/run --quick has servers that join, drain and die too
+@pytest.mark.long  # tests/cluster/run --quick already has servers that join, drain and die
 def test_servers_join_drain_and_die_under_traffic_without_a_failed_request(
         toy: Path, kvferry_connector: KvConnector, servers: Any, reference: Reference) -> None:
     servers.stop()
@@ -179,8 +183,9 @@ def test_servers_join_drain_and_die_under_traffic_without_a_failed_request(
 async def _join_drain_and_die(deployment: ProxyDeployment, texts: list[list[str]]) -> None:
     async with traffic(deployment.url, texts) as sent:
         await sent.more(3)
-        # A decode server joins. It starts on the same cores, so that clients leave it some of them; beside the prefill
-        # server: vLLM's workers spin for a second after each step, and who starts on such a core gets next to nothing.
+        # A decode server joins. It starts on the same cores, so the clients pause between requests. It shares a core
+        # with the prefill server: vLLM's workers spin for a second after each step, and a server that starts on such a
+        # core gets almost no time.
         sent.pause_s = STARTING_PAUSE_S
         joined = deployment.server("d1", "kv_consumer")
         await asyncio.to_thread(joined.wait_ready, START_TIMEOUT_S)
@@ -190,7 +195,7 @@ async def _join_drain_and_die(deployment: ProxyDeployment, texts: list[list[str]
             assert time.monotonic() - ready_at < JOIN_S, "a joined server gets nothing"
             await asyncio.sleep(0.1)
         print(f"the joined server has its first request after {time.monotonic() - ready_at:.1f} s")
-        # The first one is drained and goes.
+        # The first decode server is drained and ends.
         drain = await asyncio.to_thread(
             subprocess.run, [KVFERRY, "drain", "d0", "--controller", deployment.controller.address],
             env=os.environ | deployment.key, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
@@ -213,7 +218,7 @@ async def _join_drain_and_die(deployment: ProxyDeployment, texts: list[list[str]
 class Sent:
     num_answered: int = 0
     num_wrong: int = 0
-    pause_s: float = 0.0  # of each client between two requests
+    pause_s: float = 0.0  # pause of each client between two requests
     failures: list[str] = field(default_factory=list)
 
     async def more(self, count: int) -> None:
@@ -226,7 +231,7 @@ class Sent:
 
 @contextlib.asynccontextmanager
 async def traffic(url: str, texts: list[list[str]]) -> AsyncIterator[Sent]:
-    """Three clients that ask one request after the other, all the time; what comes back is judged."""
+    """Runs three clients, each of which sends one request after the other, and judges the answers."""
     sent = Sent()
     ending = asyncio.Event()
 
@@ -269,7 +274,7 @@ async def whole(session: aiohttp.ClientSession, url: str, prompt: list[int]) -> 
 
 async def pieces(session: aiohttp.ClientSession, url: str, prompt: list[int],
                  max_tokens: int = MAX_TOKENS) -> AsyncIterator[str]:
-    """The pieces of a streamed completion, which must end with [DONE]."""
+    """Returns the pieces of a streamed completion, which must end with [DONE]."""
     body = completion_body(text_of(prompt), max_tokens) | {"stream": True}
     async with session.post(f"{url}/v1/completions", json=body) as answer:
         assert answer.status == 200, await answer.text()

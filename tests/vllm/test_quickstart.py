@@ -1,4 +1,4 @@
-"""The README's first command, as a new user runs it: the table, the last line, the exit status."""
+"""Tests the first command of the README as a new user runs it: the table, the last line, the exit status."""
 
 import json
 import re

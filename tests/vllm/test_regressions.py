@@ -1,7 +1,8 @@
-"""The regression rows on real vLLM: one server with KvFerryConnector alone (kv_both), against the plain server.
+"""Runs the regression rows on real vLLM: one server with only KvFerryConnector (kv_both), compared with the plain
+server.
 
-Block size 32 is the CPU backend's smallest, so the seeds' numbers are doubled. tests/connector holds the same rows in
-the C++ core with the numbers as they were.
+The CPU backend's smallest block size is 32, so the numbers of the original rows are doubled. tests/connector has the
+same rows for the C++ core, with the original numbers.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ BLOCK = 32
 PROMPTS_000 = [[1] * 68, [2] * 68]
 TOKENS_000 = 70
 BLOCKS_001 = 10
-PROMPTS_001 = [[first, *range(100, 109)] for first in (1, 2)]  # ten tokens that differ in the first one only
+# the prompts have ten tokens and differ only in the first one
+PROMPTS_001 = [[first, *range(100, 109)] for first in (1, 2)]
 TOKENS_001 = 5 + BLOCK * ((BLOCKS_001 - 3) - 1)
 PROMPTS_003 = PromptSet(seed=3, count=12).prompts()
 TOKENS_003 = 60
@@ -39,7 +41,7 @@ TOKENS_004, MORE_TOKENS_004 = 2000, 20
 
 @dataclass(frozen=True)
 class Row:
-    """How one row's server is started."""
+    """How the server of one row is started."""
 
     flags: tuple[str, ...]
     extra: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +57,7 @@ ROWS = {
 
 
 def ask_reference(reference: Reference) -> dict[str, list[list[int]]]:
-    """The plain server's tokens for each row."""
+    """Returns the plain server's tokens for each row."""
     def tokens(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         return [found.tokens for found in reference.generations(prompts, max_tokens)]
 
@@ -67,7 +69,9 @@ def ask_reference(reference: Reference) -> dict[str, list[list[int]]]:
 
 @pytest.fixture(scope="module")
 def started(kvferry_connector: KvConnector, toy: Path, reference: Reference) -> Iterator[dict[str, VllmServer]]:
-    """A server for each row, with a controller of its own. All start at once, in turn on the two cores."""
+    """Starts a server for each row, each with its own controller. All servers start at once and take the two cores in
+    turn.
+    """
     del reference
     processes: list[ManagedProcess] = []
     servers: dict[str, VllmServer] = {}
@@ -89,7 +93,7 @@ def started(kvferry_connector: KvConnector, toy: Path, reference: Reference) -> 
 
 
 async def ask(url: str, prompts: list[list[int]], max_tokens: int) -> list[tuple[list[int], Report]]:
-    """Tokens and report of each prompt, all sent at once."""
+    """Sends all prompts at once. Returns the tokens and the report of each prompt."""
     async with VllmClient(url) as client:
         found = await asyncio.gather(*(client.generate(prompt, max_tokens, REPORT) for prompt in prompts))
     reports = [Report.of(generation) for generation in found]

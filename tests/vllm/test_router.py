@@ -1,4 +1,6 @@
-"""An unmodified vllm-router in front of the pair: text in, the plain server's text out; and clients that go past it."""
+"""Tests an unmodified vllm-router in front of the pair: it returns the plain server's text. Also tests clients that
+bypass the router.
+"""
 
 import asyncio
 import json
@@ -19,7 +21,7 @@ from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import wait_healthy
 from texts import complete_text, completion_body, text_of
 
-# Prompts that no other test sends, so that decode gets their KV through the router's hand-over or not at all.
+# No other test sends these prompts, so the decode server gets their KV only by the router's hand-over.
 TEXTS, STREAMS = PromptSet(seed=94, count=6, tokens_min=40), PromptSet(seed=95, count=6, tokens_min=40)
 FORGED = PromptSet(seed=96, count=2, tokens_min=40)
 MAX_TOKENS = 100
@@ -28,14 +30,14 @@ pytestmark = pytest.mark.servers("base")
 
 
 def ask_reference(reference: Reference) -> dict[PromptSet, list[list[str]]]:
-    """The words of the plain server's answers."""
+    """Returns the words of the plain server's answers."""
     return {prompts: [text_of(found.tokens).split() for found in reference.generations(prompts.prompts(), MAX_TOKENS)]
             for prompts in (TEXTS, STREAMS, FORGED)}
 
 
 @pytest.fixture
 def router(pair: Pair) -> Iterator[str]:
-    """URL of a router that knows the pair."""
+    """Yields the URL of a router that knows the pair."""
     port = free_port()
     command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", "consistent_hash",
                "--vllm-pd-disaggregation", "--prefill", pair.prefill.url, "--decode", pair.decode.url,
@@ -92,7 +94,7 @@ def test_an_address_that_a_client_names_is_not_used(pair: Pair, reference: Refer
 
 
 async def with_loaded_tokens(pair: Pair, answers: Coroutine[Any, Any, list[str]]) -> tuple[list[str], float]:
-    """The answers, and how many tokens of KV the decode server loaded for them."""
+    """Returns the answers, and how many tokens of KV the decode server loaded for them."""
     async with VllmClient(pair.decode.url) as decode:
         before = await decode.metrics()
         found = await answers
@@ -100,12 +102,13 @@ async def with_loaded_tokens(pair: Pair, answers: Coroutine[Any, Any, list[str]]
 
 
 def all_but_the_last(prompts: PromptSet) -> int:
-    """A decode server computes the last token of a prompt itself."""
+    """Returns the number of tokens that are handed over. A decode server computes the last token of each prompt itself.
+    """
     return sum(len(prompt) - 1 for prompt in prompts.prompts())
 
 
 async def streamed(session: aiohttp.ClientSession, url: str, prompt: str) -> str:
-    """The text of a streamed completion; it must come in more than one piece and end with [DONE]."""
+    """Returns the text of a streamed completion, which must come in more than one piece and end with [DONE]."""
     pieces = []
     body = completion_body(prompt, MAX_TOKENS) | {"stream": True}
     async with session.post(f"{url}/v1/completions", json=body) as answer:

@@ -1,4 +1,4 @@
-"""Which of vLLM's kinds of KV are served, and the sentence that refuses each of the others; no server runs."""
+"""Tests which of vLLM's kinds of KV are served, and the sentences that refuse the others. No server runs."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ LATENT: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 576,
 
 def config(dtype: torch.dtype = torch.float32, cache_dtype: str = "auto", context_parallel: int = 1,
            runner: str = "generate") -> Any:
-    """What of a VllmConfig is asked for."""
+    """Returns those parts of a VllmConfig that are read here."""
     return SimpleNamespace(
         model_config=SimpleNamespace(dtype=dtype, runner_type=runner),
         cache_config=SimpleNamespace(cache_dtype=cache_dtype, prefix_match_unit=None),
@@ -29,7 +29,7 @@ def config(dtype: torch.dtype = torch.float32, cache_dtype: str = "auto", contex
 
 
 def groups(*specs: KVCacheSpec) -> KVCacheConfig:
-    """A group for each spec; layers 0 to 2 are in the first, 3 to 5 in the second."""
+    """Returns a group for each spec. Layers 0 to 2 are in the first group, 3 to 5 in the second one."""
     names = [[f"model.layers.{3 * group + layer}.self_attn" for layer in range(3)] for group in range(len(specs))]
     found = [KVCacheGroupSpec(layers, spec) for layers, spec in zip(names, specs, strict=True)]
     return KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=found)
@@ -40,7 +40,7 @@ def full(**changes: Any) -> FullAttentionSpec:
 
 
 def state(**changes: Any) -> kinds.MambaSpec:
-    """Convolution and state of a layer, in blocks as long as those of full()."""
+    """Returns the spec of a layer's convolution and state. Its blocks are as long as those of full()."""
     return kinds.MambaSpec(**{
         "block_size": TOKENS, "shapes": ((3, 40), (2, 64, 16)), "dtypes": (torch.bfloat16, torch.float32),
         "mamba_cache_mode": "align", "page_size_padded": 4 * 2 * HEADS * TOKENS * DIM} | changes)
@@ -126,7 +126,7 @@ def every_kind_of_vllm() -> set[str]:
 
 
 def test_every_kind_has_words() -> None:
-    """A kind that a new version of vLLM adds is to be served, or to be given words."""
+    """A kind that a new version of vLLM adds must be served, or refused with a sentence of its own."""
     from kvferry import served
 
     assert every_kind_of_vllm() - set(served._WORDS) == {
@@ -139,7 +139,7 @@ def tensors(names: list[str], spec: FullAttentionSpec = full()) -> dict[str, tor
 
 
 def read(layout: CacheLayout, of: dict[str, torch.Tensor], layer: int, plane: int) -> torch.Tensor:
-    """K or V of a layer as [block, head, token, dim], by the layout's strides alone."""
+    """Returns K or V of a layer as [block, head, token, dim], computed only from the layout's strides."""
     name, _, *planes = layout.layers[layer]
     base, *strides = planes[plane]
     tensor = of[name]
@@ -161,7 +161,8 @@ def test_strides_of_a_cpu_read_what_its_kernel_wrote(dtype: torch.dtype, cache_d
     spec = full(dtype=torch.uint8 if cache_dtype in FP8 else dtype)
     of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
     layout = cache_layout(of, groups(spec), config(dtype, cache_dtype))
-    written = torch.randint(-8, 8, (2, BLOCKS * TOKENS, HEADS, DIM)).to(dtype)  # exact in every type
+    # these values are exact in every data type
+    written = torch.randint(-8, 8, (2, BLOCKS * TOKENS, HEADS, DIM)).to(dtype)
     cache = list(of.values())[1].view(BLOCKS, HEADS, 2 * TOKENS, DIM).chunk(2, dim=2)
     ops.cpu_attn_reshape_and_cache(written[0], written[1], *cache, torch.arange(BLOCKS * TOKENS), isa,
                                    k_scale=1.0, v_scale=1.0, kv_cache_dtype=cache_dtype)
@@ -179,7 +180,7 @@ def test_strides_of_state_read_each_byte_of_a_page_in_order(kind: str) -> None:
     for group in made.kv_cache_groups:
         spec = group.kv_cache_spec
         for name in group.layer_names:
-            if isinstance(spec, kinds.MambaSpec):  # vLLM's view of a page ends with the states
+            if isinstance(spec, kinds.MambaSpec):  # in vLLM's view of a page, the states come last
                 pages[name] = torch.randint(0, 256, (BLOCKS, spec.page_size_bytes), dtype=torch.uint8)
                 of[name] = pages[name][:, : spec.state_content_size_bytes].unflatten(1, (1, 1, -1))
             else:
@@ -217,12 +218,12 @@ def test_kv_of_another_type_than_the_cpu_kernels_is_refused(cache_dtype: str) ->
         cache_layout(of, groups(spec), config(cache_dtype=cache_dtype))
 
 
-@pytest.mark.parametrize("in_group", [False, True])  # vLLM's two model runners differ
+@pytest.mark.parametrize("in_group", [False, True])  # vLLM's two model runners differ in this
 def test_layers_that_read_anothers_kv_are_left_out(in_group: bool) -> None:
     made = groups(full(), full())
     own = [name for group in made.kv_cache_groups for name in group.layer_names]
     of = tensors(own)
-    of[own[3]] = of[own[0]]  # groups share memory, in different blocks
+    of[own[3]] = of[own[0]]  # the groups share memory, but use different blocks of it
     shared = {"model.layers.6.self_attn": own[1], "model.layers.7.self_attn": own[4]}
     of |= {name: of[target] for name, target in shared.items()}
     for (name, _), group in zip(shared.items(), made.kv_cache_groups, strict=True):

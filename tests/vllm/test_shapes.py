@@ -1,7 +1,8 @@
-"""Prefill and decode servers of unlike shapes: tensor, pipeline and data parallel sizes, block sizes.
+"""Tests prefill and decode servers of different shapes: tensor, pipeline and data parallel sizes, block sizes.
 
-Each pair answers every prompt with the plain server's tokens. Prompts are sent in rounds until the decode server has
-computed nothing of most of a round's but the last token: the rest comes from the other one's ranks.
+Each pair must answer every prompt with the plain server's tokens. Prompts are sent in rounds, until there is a round in
+which the decode server computed only the last token of most prompts; then the KV of the rest came from the ranks of the
+prefill server.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ from kvferry_launch.testbed.reference import Reference
 
 ROUNDS = tuple(PromptSet(seed=seed, count=8, tokens_min=40, tokens_max=300) for seed in (1, 2, 3, 4))
 MAX_TOKENS = 60
-# Where a few cores are shared by ranks that spin, the first contact may take longer than a request waits, and who did
-# not answer is left alone for 5 s. On a busy host it is no more than some request that gets all of its prompt.
+# If ranks that spin share a few cores, the first contact may take longer than a request waits, and a server that did
+# not answer is not asked again for 5 s. On a busy host, only some requests may get all of their prompt.
 PAUSE_S = 6.0
 TENSOR = ("--tensor-parallel-size", "2")
-# vLLM's CPU workers get the buffers that a later stage needs in their warm-up, which they leave out in eager mode.
+# vLLM's CPU workers allocate the buffers that a later stage needs during their warm-up, which they skip in eager mode.
 PIPELINE = ("--pipeline-parallel-size", "2", "--no-enforce-eager",
             "--compilation-config", '{"mode": 1, "backend": "eager"}')
 DATA = ("--data-parallel-size", "2")
@@ -67,8 +68,8 @@ def shaped(request: pytest.FixtureRequest, reference: Reference, kvferry_connect
     pair = Pair(setup, toy, LOGS / "tests")
     for server, flags in ((pair.prefill, shapes.prefill), (pair.decode, shapes.decode)):
         if flags in (TENSOR, PIPELINE, DATA):
-            # Workers bound to a core each spin there for one another while the other server's wait for the same cores:
-            # hosts of two cores were seen to answer nobody for seconds.
+            # Workers that are bound to a core spin there while they wait for each other, and the other server's workers
+            # wait for the same cores. On hosts with two cores, no request was answered for seconds.
             server.process.env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     try:
         pair.ensure_running()
@@ -78,7 +79,7 @@ def shaped(request: pytest.FixtureRequest, reference: Reference, kvferry_connect
 
 
 def nodes(pair: Pair) -> list[str]:
-    """The engines that the controller knows."""
+    """Returns the engine ids that the controller knows."""
     assert pair.controller is not None
     found = subprocess.run([str(KVFERRY), "status", "--json", "--controller", pair.controller.address],
                            env=os.environ | pair.controller.member_env, capture_output=True, text=True, check=True,

@@ -1,4 +1,5 @@
-"""sbatch on a one-machine Slurm starts a deployment of real vLLM servers, which serves, and ends clean."""
+"""Tests sbatch on a Slurm of one machine: the job starts a deployment of real vLLM servers, serves, and ends cleanly.
+"""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Preemption under load: 8 requests at a time on a decode server with room for two or three."""
+"""Tests preemption under load: 8 requests at a time on a decode server that has room for two or three."""
 
 import asyncio
 
