@@ -156,7 +156,7 @@ def keygen(desk: Desk, line: str) -> None:
 
 @runs("kvferry controller --bind tcp://0.0.0.0:14600")
 def controller(desk: Desk, _: str) -> None:
-    # the answer comes from the deployment's controller
+    # the fixture deployment() has already started this controller
     assert desk.run("kvferry status").startswith(f"controller tcp://127.0.0.1:{desk.port},")
 
 

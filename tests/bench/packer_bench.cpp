@@ -1,8 +1,8 @@
-// GB/s (10^9 bytes of chunk per second, one thread) of the host packer beside a memcpy of the same bytes.
+// Measures the host packer, in GB/s (10^9 bytes of chunks per second, one thread), beside a memcpy of the same bytes.
 //
-// A gather includes the checksum. Each figure is the median of kRounds rounds over all chunks of a cache that is larger
-// than the machine's caches, in blocks of random order; the row of two chunks stays within the caches and shows the
-// work without the memory.
+// A gather includes the checksum. Each figure is the median of kRounds rounds over all chunks. The cache is larger than
+// the machine's caches, and its blocks are in random order. The row with two chunks stays within the machine's caches,
+// so it shows the work without the memory.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,8 +25,8 @@ constexpr std::uint32_t kChunkTokens = 256;
 constexpr int kRounds = 9;
 constexpr double kRoundBytesMin = 1e9;
 
-/// GB/s of each work(chunk index) over all chunks, as often as a round needs to have something to time. They take
-/// turns, so that what else the machine does hits all of them.
+/// Returns the GB/s of each work(chunk index) over all chunks. A round repeats a work until it takes long enough to
+/// measure. The works take turns, so that other load on the machine affects all of them.
 std::vector<double> measure(std::size_t chunk_bytes, std::size_t num_chunks,
                             const std::vector<std::function<void(std::size_t)>>& works) {
   const auto passes =
@@ -37,7 +37,7 @@ std::vector<double> measure(std::size_t chunk_bytes, std::size_t num_chunks,
       const auto begin = std::chrono::steady_clock::now();
       for (std::size_t i = 0; i < passes * num_chunks; ++i) works[work](i % num_chunks);
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-      if (round > 0)  // the first one warms up
+      if (round > 0)  // the first round warms up
         gb_per_s[work].push_back(static_cast<double>(passes * num_chunks * chunk_bytes) / spent.count() / 1e9);
     }
   }

@@ -1,7 +1,8 @@
-"""Hosts that are network namespaces of this machine, joined by a bridge, each with an sshd of its own.
+"""Makes hosts that are network namespaces of this machine, joined by a bridge. Each host has its own sshd.
 
-Names begin with "kvferry-". What a killed run left behind is removed before the next one begins. The bridge lies in a
-namespace too, so that this machine's own network is never touched, and so do launcher and clients: `enter()`.
+The names of all namespaces begin with "kvferry-". A new run first removes what a killed run left behind. The bridge,
+the launcher and the clients are in a namespace too (see `enter()`), so that this machine's own network is never
+changed.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ from kvferry_launch.process import ManagedProcess
 
 PREFIX = "kvferry-"
 SWITCH, DESK = f"{PREFIX}switch", f"{PREFIX}desk"
-NETWORK = "198.18.77"  # of the addresses for tests of networks (RFC 2544)
+NETWORK = "198.18.77"  # a network of the range that RFC 2544 reserves for tests
 CLONE_NEWNET = 0x40000000
 MOUNTED = Path("/run/netns")
 PRIVILEGE_FOLDER = Path("/run/sshd")
@@ -30,11 +31,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NamespaceError(Exception):
-    """Why there can't be any here, in one sentence."""
+    """The namespaces can't be made; the message says why in one sentence."""
 
 
 def ip(*words: str) -> str:
-    """Errors: NamespaceError."""
+    """Runs the command `ip`. Errors: NamespaceError."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise NamespaceError(f"ip {' '.join(words)}: {done.stderr.strip()}")
@@ -42,7 +43,7 @@ def ip(*words: str) -> str:
 
 
 def why_not() -> str | None:
-    """Why this machine can't have them."""
+    """Returns the reason why this machine can't have the namespaces, or None."""
     missing = [tool for tool in ("ip", "ssh", "ssh-keygen") if shutil.which(tool) is None]
     if sshd_binary() is None:
         missing.append("sshd")
@@ -64,12 +65,12 @@ def sshd_binary() -> str | None:
 
 
 def ours() -> list[str]:
-    """The namespaces with names of ours that there are."""
+    """Returns the existing namespaces whose name begins with our prefix."""
     return [path.name for path in sorted(MOUNTED.glob(f"{PREFIX}*"))] if MOUNTED.is_dir() else []
 
 
 def remove_all() -> None:
-    """Also of a run that was killed: with its processes."""
+    """Removes all these namespaces and their processes, also those of a run that was killed."""
     for name in ours():
         for pid in ip("netns", "pids", name).split():
             try:
@@ -80,7 +81,9 @@ def remove_all() -> None:
 
 
 def only_one() -> int:
-    """A lock until it is closed: two runs at once would take each other's namespaces. Errors: NamespaceError."""
+    """Takes a lock and returns its descriptor; closing it releases the lock. Two runs at once would remove each other's
+    namespaces. Errors: NamespaceError.
+    """
     lock = os.open(Path(tempfile.gettempdir()) / "kvferry-namespaces.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,7 +94,7 @@ def only_one() -> int:
 
 
 class Namespaces:
-    """One host for each of `names`. Use in a with statement; errors: NamespaceError, ProcessError."""
+    """One host for each of `names`, for a `with` statement. Errors: NamespaceError, ProcessError."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         self._folder = folder
@@ -136,7 +139,7 @@ class Namespaces:
     def _start_sshds(self) -> None:
         folder = self._folder
         if not PRIVILEGE_FOLDER.is_dir():
-            PRIVILEGE_FOLDER.mkdir(mode=0o755)  # what the package's service does at boot
+            PRIVILEGE_FOLDER.mkdir(mode=0o755)  # the service of the Debian package makes this folder at boot
         for name in ("host_key", "user_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
         shutil.copy(folder / "user_key.pub", folder / "authorized_keys")
@@ -165,14 +168,16 @@ class Namespaces:
                 time.sleep(0.05)
 
     def _enter(self, name: str) -> None:
-        """Us, from now on, and all that we start. Only while this process has one thread."""
+        """Moves this process into a namespace. Processes that it starts from now on are there too. This process must
+        have only one thread.
+        """
         self._home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         there = os.open(MOUNTED / name, os.O_RDONLY | os.O_CLOEXEC)
         _set_namespace(there)
         os.close(there)
 
     def settings(self) -> dict[str, Any]:
-        """What a deployment's YAML needs to use them."""
+        """Returns the sections of a deployment's YAML for these hosts."""
         return {"on": "ssh", "hosts": self.hosts, "ssh": {
             "user": "root", "path": str(REPO), "python": sys.executable,
             "options": ["-F", str(self._folder / "ssh_config")]}}

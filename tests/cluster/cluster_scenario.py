@@ -1,4 +1,4 @@
-"""What happens to the cluster, one phase after the other, and what must be true of it."""
+"""Changes the cluster in one phase after the other, and checks what must be true after each phase."""
 
 import asyncio
 import contextlib
@@ -30,12 +30,13 @@ from texts import complete_text
 FIRST = "all is well"
 HOSTS = ("front", "p0", "p1", "d0", "d1", "d2")
 FLAGS = ["--max-model-len", 1024, "--num-gpu-blocks-override", 200]
-READY_WITHIN_S = 900.0  # up to five servers on two cores
+READY_WITHIN_S = 900.0  # long, because up to five servers share two cores
 JOINED_WITHIN_S = 5.0
-IDLE_WITHIN_S = 90.0  # a hand-off that nobody came for is held for 60 s
+IDLE_WITHIN_S = 90.0  # longer than the 60 s for which a prefill server holds KV that no decode server has pulled
 BENCH_WITHIN_S = 300.0
-STARTING_PAUSE_S = 4.0  # vLLM's workers spin for a second after each step
-BENCH_RATE = 1.0  # requests a second, for two cores
+# vLLM's workers spin for a second after each step, so clients must pause longer while a server starts
+STARTING_PAUSE_S = 4.0
+BENCH_RATE = 1.0  # requests per second, few because there are two cores
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
           "kvferry_pool_pinned_chunks", "kvferry_fetching_requests", "kvferry_open_pushes",
           "kvferry_open_push_reservations")
@@ -43,7 +44,7 @@ GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
 
 @dataclass
 class Phase:
-    """One row of the table."""
+    """One phase, which becomes one row of the table."""
 
     name: str
     tally: Tally
@@ -59,17 +60,17 @@ class Options:
     folder: Path
     router: str
     quick: bool
-    hosts: dict[str, Any]  # of the deployment's YAML; empty: all on this host
+    hosts: dict[str, Any]  # keys of the deployment's YAML that define the hosts; empty: all nodes run on this host
     say: Callable[[str], None]
 
     @property
     def decodes(self) -> int:
-        """Decode servers before one joins."""
+        """Number of decode servers before another one joins."""
         return 1 if self.quick else 2
 
 
 def document(options: Options) -> dict[str, Any]:
-    """The deployment's YAML: up to three servers a core."""
+    """Returns the deployment's YAML, with up to three servers on a core."""
     first, second = own_cores()
     extra = {"pool_bytes": "256MiB"}
     prefill = {"replicas": 2, "cores": [first, second], "flags": FLAGS, "extra": extra}
@@ -84,7 +85,7 @@ def document(options: Options) -> dict[str, Any]:
 
 
 class Cluster:
-    """The deployment under test and the requests that are under way meanwhile."""
+    """The deployment under test, and the requests that clients send to it all the time."""
 
     def __init__(self, options: Options, make_traffic: Callable[[str], Traffic]) -> None:
         self._options = options
@@ -96,9 +97,11 @@ class Cluster:
         self.phases: list[Phase] = []
         self._benches = 0
 
-    # ---- the whole of it ----
+    # ---- the whole scenario ----
     def run(self) -> None:
-        """Errors: AssertionError with a sentence, when it can't go on; all else is a complaint of a phase."""
+        """Runs all phases. Errors: AssertionError with a sentence if the scenario can't go on. Other faults are
+        complaints of a phase.
+        """
         begin = time.monotonic()
         self.deployment.start_ready(READY_WITHIN_S)
         self._say(f"ready after {time.monotonic() - begin:.0f} s: {self.deployment.url()}")
@@ -112,7 +115,9 @@ class Cluster:
         self._end()
 
     def _changes(self) -> None:
-        """vllm-router sends nothing again, so nothing is killed behind it: launch/README.md has what that costs."""
+        """Runs the phases that change the cluster. With vllm-router no server is killed, because vllm-router does not
+        send a failed request to another server; launch/README.md says what this means.
+        """
         count = 12 if self._options.quick else 40
         with self._phase(FIRST, bench="random", count=count):
             self._answered(10 if self._options.quick else 40)
@@ -142,7 +147,7 @@ class Cluster:
     def _unless_quick(self, bench: str) -> str | None:
         return None if self._options.quick else bench
 
-    # ---- phases ----
+    # ---- the phases ----
     @contextlib.contextmanager
     def _phase(self, name: str, bench: str | None = None, count: int = 0) -> Iterator[Phase]:
         phase = Phase(name, self.traffic.begin(name))
@@ -169,7 +174,7 @@ class Cluster:
                 self._say(f"  COMPLAINT: {complaint}")
 
     def _kill_server(self, phase: Phase, name: str) -> None:
-        """All of its processes at once, as when its host dies."""
+        """Kills all processes of the server at once, as if its host died."""
         self._answered(2)
         before = metrics(self.deployment.url())
         self._kill(phase, name, lambda words: "-m vllm" in words and f'"engine_id": "{name}"' in words
@@ -232,7 +237,9 @@ class Cluster:
         self._answered(6)
 
     def _end(self) -> None:
-        """Nothing is under way or held any more; then all of it ends, and leaves nothing."""
+        """Checks that no request runs and no block is held any more, ends the deployment, and checks that no process is
+        left.
+        """
         self._say("end")
         phase = Phase("the end", Tally())
         self.phases.append(phase)
@@ -263,7 +270,9 @@ class Cluster:
 
     @contextlib.contextmanager
     def _some_of_the_cores(self) -> Iterator[None]:
-        """A server starts on the same cores, so clients leave it some of them."""
+        """Makes the clients pause between requests during the `with` block, because a new server starts on the same
+        cores.
+        """
         self.traffic.pause_s = STARTING_PAUSE_S
         try:
             yield
@@ -272,16 +281,18 @@ class Cluster:
 
     @contextlib.contextmanager
     def _crowd(self) -> Iterator[None]:
-        """Requests keep coming, more than the servers that are there have done at once: another one is needed."""
+        """Runs more clients during the `with` block than the present servers can serve at once, so that another server
+        is needed.
+        """
         self.traffic.clients = CROWD
         try:
             yield
         finally:
             self.traffic.clients = CLIENTS
 
-    # ---- what is seen of it ----
+    # ---- the state of the deployment ----
     def _state(self) -> dict[str, Any]:
-        """What `launch/cluster status` shows, at no cost."""
+        """Returns what `launch/cluster status` shows, read from the state file without a request."""
         found: dict[str, Any] = json.loads((self._options.folder / "run" / "tested" / "state.json").read_text())
         return found
 
@@ -289,7 +300,7 @@ class Cluster:
         return {row["name"]: row for row in self._state()["nodes"]}
 
     def paths(self) -> list[str]:
-        """What the servers' logs say about the paths to their peers."""
+        """Returns the lines of the servers' logs that name the paths to their peers."""
         found = set()
         for log in (self._options.folder / "run").glob("*/logs/*.log"):
             found |= set(path_lines(log.read_text(errors="replace")))
@@ -334,7 +345,9 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def left_over(url: str) -> dict[str, float]:
-    """What a server holds or does; a small request first, since gauges come with steps."""
+    """Returns what a server still holds or runs. Sends a small request first, because gauges are only updated by a
+    step.
+    """
     async def ask() -> dict[str, float]:
         async with VllmClient(url) as client:
             with contextlib.suppress(RequestError):

@@ -1,4 +1,4 @@
-"""tests/cluster/run: builds the hosts, runs the scenario, judges it, prints the table."""
+"""tests/cluster/run: makes the hosts, runs the scenario, judges its result, prints the table."""
 
 import argparse
 import contextlib
@@ -23,10 +23,10 @@ from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 
-# The same sets and lengths as tests/vllm, so that their references serve here as well.
+# These sets and lengths are the same as in tests/vllm, so that the same reference answers can be used.
 PROMPT_SETS = (PromptSet(1, 24), PromptSet(2, 24), PromptSet(1, 24, shared_prefixes=3))
 REFERENCE_TOKENS = 100
-SLOW_S = 60.0  # a killed server's requests are computed again by servers that share two cores
+SLOW_S = 60.0  # must be long, because other servers compute a killed server's requests again, on two shared cores
 COLUMNS = ("front door", "phase", "s", "requests", "of vllm bench", "failed", "wrong", "sent again", "slowest s", "")
 
 
@@ -39,7 +39,7 @@ class _Teller:
 
 
 def reference_answers(say: _Teller) -> tuple[list[list[int]], list[Generation]]:
-    """The plain server's, asked once."""
+    """Returns the plain server's answers, which are computed only once."""
     plain = Reference(MODELS / "toy", own_cores()[0])
     prompts: list[list[int]] = []
     answers: list[Generation] = []
@@ -56,7 +56,7 @@ def reference_answers(say: _Teller) -> tuple[list[list[int]], list[Generation]]:
 
 @contextlib.contextmanager
 def hosts(local: bool, folder: Path, say: _Teller) -> Iterator[dict[str, Any]]:
-    """What the deployment's YAML needs to use them: nothing, where all is on this host."""
+    """Yields the keys that make a deployment's YAML use the hosts; no keys if all nodes run on this host."""
     reason = "--local" if local else cluster_namespaces.why_not()
     if reason is not None:
         say(f"LOCAL MODE, all nodes on this host: {reason}")

@@ -1,5 +1,6 @@
-"""What clients send through the front door while the cluster changes: requests whose every token is known beforehand,
-and `vllm bench serve`."""
+"""The requests that clients send to the router while the cluster changes: requests whose tokens are all known
+beforehand, and `vllm bench serve`.
+"""
 
 import asyncio
 import json
@@ -18,12 +19,13 @@ from texts import completion_body, text_of
 
 MAX_TOKENS = 40
 TIMEOUT_S = 120.0
-PAUSE_S = 0.5  # of each client between two requests
+PAUSE_S = 0.5  # pause of each client between two requests
 CLIENTS = 2
-CROWD = 4  # clients: two decode servers don't have an idle one between them
+CROWD = 4  # number of clients with which each of two decode servers always has a request
 DOOR_WITHIN_S = 60.0
 
-# The command `vllm` asks for the version of a distribution that the CPU build does not have.
+# Runs what `vllm bench serve` runs. The command `vllm` itself fails here, because it needs the version of a
+# distribution that the CPU build does not have.
 BENCH = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -42,21 +44,21 @@ OUTPUT_TOKENS = 24
 
 @dataclass
 class Tally:
-    """Of one phase, by the time at which requests began."""
+    """Counts the requests that began in one phase."""
 
     requests: int = 0
     wrong: int = 0
-    sent_again: int = 0  # the front door itself was killed under them
+    sent_again: int = 0  # requests that were sent again because the router itself was killed
     slowest_s: float = 0.0
     failures: list[str] = field(default_factory=list)
 
 
 class Traffic:
-    """`clients` of them, up to CROWD, each asks one request after the other, in a thread; every second request is a
-    stream. `clients` and `pause_s` may change at any time.
+    """Runs `clients` clients, at most CROWD. Each client sends one request after the other, in a thread; every second
+    request is a stream. `clients` and `pause_s` may change at any time.
 
-    A prompt comes again and again: two times out of three with a salt of its own, which makes it a new one for all
-    caches. Only while `door_may_break` a request whose connection broke is sent again, once, when the door is back.
+    Prompts are repeated. Two of three requests have a unique salt, which makes their prompt a new one for all caches. A
+    request whose connection broke is sent again only while `door_may_break`: once, as soon as the router is back.
     """
 
     def __init__(self, url: str, prompts: list[list[int]], references: list[Generation]) -> None:
@@ -76,7 +78,7 @@ class Traffic:
         self._thread.start()
 
     def stop(self) -> None:
-        """Running requests end first."""
+        """Stops sending requests, and waits until the running requests have ended."""
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -156,7 +158,7 @@ class Traffic:
 
 
 class Bench:
-    """One `vllm bench serve` in the background."""
+    """One run of `vllm bench serve` in the background."""
 
     def __init__(self, url: str, model: Path, data_set: str, requests: int, rate: float, folder: Path,
                  seed: int) -> None:
@@ -177,7 +179,7 @@ class Bench:
         return "Traffic request rate" in self.process.log_text() or not self.process.running
 
     def complaints(self, timeout_s: float) -> list[str]:
-        """Waits for its end; what of it was not answered in full."""
+        """Waits until the run has ended. Returns a complaint for each request that was not answered in full."""
         status = self.process.wait(timeout_s)
         if status != 0 or not self._result.exists():
             self.process.kill()
@@ -185,7 +187,7 @@ class Bench:
         told = json.loads(self._result.read_text())
         found = [f"vllm bench serve ({self.data_set}): {error.strip().splitlines()[-1][:300]}"
                  for error in told["errors"] if error]
-        # It takes a stream that broke off for an answer.
+        # vllm bench serve counts a stream that broke off as an answer.
         found += [f"vllm bench serve ({self.data_set}): an answer of {tokens} of {OUTPUT_TOKENS} tokens"
                   for tokens in told["output_lens"] if tokens not in (0, OUTPUT_TOKENS)]
         if told["completed"] != self.requests and not found:
@@ -194,6 +196,6 @@ class Bench:
 
 
 def environment() -> dict[str, str]:
-    """What nodes on other hosts need of ours: ssh hands nothing on."""
+    """Returns the environment variables that nodes on other hosts need, because ssh does not pass variables on."""
     return {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
 

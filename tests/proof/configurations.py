@@ -1,17 +1,16 @@
-"""The deployments under which the connector is proved, and what is done to each."""
+"""The deployments with which the proof tests the connector, and the processes that are killed in each."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-MAX_TOKENS = 100  # of every answer
+MAX_TOKENS = 100  # tokens in each answer
 Part = Literal["prefill", "decode", "controller"]
 
 
 @dataclass(frozen=True)
 class Kill:
-    """`kill -9` of the first server of its kind, or of the controller, once this share of the answers is in.
-
-    It is started again at once.
+    """Kills with SIGKILL the first server of a kind, or the controller, once the share `after` of the answers has
+    arrived. The process is started again at once.
     """
 
     part: Part
@@ -20,11 +19,11 @@ class Kill:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One deployment. Decode servers are short of blocks, so that they preempt.
+    """One deployment. Its decode servers have few blocks, so that they preempt.
 
-    num_prefill 0: the decode servers are their own prefill side. recovers: the pool keeps what preempted requests
-    had computed, so that nearly all of it must come back. evicts: the pool is so small that chunks are evicted.
-    pushes: the prefill server is told the decode server before it computes the prompt.
+    num_prefill: 0 means that the decode servers compute the prompts themselves. recovers: the pool keeps the KV that
+    preempted requests had computed, so nearly all of this KV must be loaded again. evicts: the pool is so small that
+    chunks are evicted. pushes: the prefill server knows the decode server before it computes the prompt.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""What the proof excuses, what it takes for dead, and what it finds wrong with a server's counters."""
+"""Tests which failures the proof excuses, when it takes a process for dead, and which errors it finds in a server's
+counters.
+"""
 
 import asyncio
 import signal
@@ -19,7 +21,7 @@ IDLE = dict.fromkeys(GAUGES, 0.0)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[str], Server]]:
-    """Starts processes that sleep in place of vLLM servers, and have them ready."""
+    """Starts processes that sleep in place of vLLM servers, and marks the servers as ready."""
     started = []
 
     def make(name: str) -> Server:

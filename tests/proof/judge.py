@@ -1,4 +1,4 @@
-"""What the proof says of answers, of a configuration's whole run, and of counters. No server, no clock."""
+"""Judges the answers, the whole run of a configuration, and the counters. This module uses no server and no clock."""
 
 from dataclasses import dataclass, field
 
@@ -8,37 +8,38 @@ from kvferry_launch.testbed.log_paths import path_complaints
 
 MIN_RECOVERED = 0.95
 MIN_HANDED_OVER = 0.5
-MIN_REQUESTS_FOR_ALL = 40  # fewer may end before a decode server runs out of blocks
+MIN_REQUESTS_FOR_ALL = 40  # with fewer requests, the run may end before a decode server runs out of blocks
 
 
 @dataclass
 class Outcome:
-    """What came of all requests to one configuration."""
+    """The results of all requests to one configuration."""
 
     configuration: Configuration
     requests: int = 0
     right: int = 0
     aborted: int = 0
     resent: int = 0
-    kills: int = 0  # processes that were seen to die of it
-    prefilled: int = 0  # answers whose prompt a prefill server had computed
-    handed_over: int = 0  # of these, those for which kvferry loaded KV at their first admission
+    kills: int = 0  # number of processes that were killed and ended by this signal
+    prefilled: int = 0  # number of answers whose prompt a prefill server had computed
+    handed_over: int = 0  # number of these answers for which kvferry loaded KV at their first admission
     preemptions: int = 0
     resumed: int = 0
-    unbegun: int = 0  # of these, those preempted before their first token: only what they had loaded is counted
-    chunks: int = 0  # full ones that resumed requests had computed or loaded before
-    chunks_local: int = 0  # of these, those in the engine's own prefix cache
-    chunks_loaded: int = 0  # of these, those that kvferry loaded
+    # number of these that were preempted before their first token; only the KV that they had loaded is counted
+    unbegun: int = 0
+    chunks: int = 0  # number of full chunks that resumed requests had computed or loaded before
+    chunks_local: int = 0  # number of these chunks that were in the engine's own prefix cache
+    chunks_loaded: int = 0  # number of these chunks that kvferry loaded
     missing: list[str] = field(default_factory=list)  # admissions that had to compute some of these chunks again
     slowest_s: float = 0.0
     seconds: float = 0.0
-    counters: dict[str, float] = field(default_factory=dict)  # kvferry's, summed over all servers
+    counters: dict[str, float] = field(default_factory=dict)  # kvferry's counters, summed over all servers
     paths: list[str] = field(default_factory=list)  # the servers' log lines that name the path to a peer
     complaints: list[str] = field(default_factory=list)
 
     @property
     def chunks_wanted(self) -> int:
-        """Number of chunks that only kvferry could bring back."""
+        """Number of chunks that only kvferry could load again."""
         return self.chunks - self.chunks_local
 
     @property
@@ -57,12 +58,12 @@ class Asked:
 
     index: int
     prompt_tokens: int
-    prefilled: bool  # by a prefill server
-    seconds: float  # all tries of it
+    prefilled: bool  # a prefill server computed the prompt
+    seconds: float  # time of all tries of the request together
 
 
 def judge_answer(outcome: Outcome, asked: Asked, reference: Generation, generation: Generation) -> None:
-    """Adds an answer to the outcome, with a complaint for everything that is wrong with it."""
+    """Adds an answer to the outcome, with a complaint for each fault of the answer."""
     index, seconds = asked.index, asked.seconds
     outcome.slowest_s = max(outcome.slowest_s, seconds)
     if seconds > SLOW_S:
@@ -80,12 +81,12 @@ def judge_answer(outcome: Outcome, asked: Asked, reference: Generation, generati
     if asked.prefilled:
         outcome.prefilled += 1
         outcome.handed_over += any(admission.loaded > 0 for admission in report.admissions[:1])
-    known = 0  # tokens that the request has had the KV of, as far as the report tells
+    known = 0  # number of tokens whose KV the request has had, according to its report
     for admission in report.admissions:
         if not 0 <= admission.loaded <= admission.to_load or admission.hit >= admission.tokens:
             outcome.complaints.append(f"request {index}: {admission}")
         if admission.tokens > asked.prompt_tokens:
-            known = admission.tokens - 1  # the token sampled last has no KV yet
+            known = admission.tokens - 1  # the token that was sampled last has no KV yet
         if admission.resumed:
             outcome.resumed += 1
             outcome.unbegun += admission.tokens <= asked.prompt_tokens
@@ -108,7 +109,7 @@ def _count_chunks(outcome: Outcome, asked: Asked, admission: Admission, known: i
 
 
 def judge_whole(outcome: Outcome) -> list[str]:
-    """Complaints about a whole run: what the configuration is about has to have happened."""
+    """Returns complaints about a whole run. For example, the run must have shown what its configuration is for."""
     complaints = []
     configuration = outcome.configuration
     if configuration.recovers and outcome.recovered is not None and outcome.recovered < MIN_RECOVERED:

@@ -1,4 +1,4 @@
-"""The proof's judge: what it must complain of, and what not."""
+"""Tests the proof's judge: what it must complain of, and what not."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def judged(generation: Generation, seconds: float = 1.0, prompt_tokens: int = 19
 
 
 def good(configuration: Configuration = CHUNKS_OF_64, **values: Any) -> Outcome:
-    """A whole run of which nothing can be said."""
+    """Returns the outcome of a whole run without any fault."""
     counters = {"kvferry_loaded_tokens_total": 500.0, "kvferry_pulled_chunks_total": 5.0} | values.pop("counters", {})
     fields = {"requests": MIN_REQUESTS_FOR_ALL, "preemptions": 3, "resumed": 3, "aborted": 2, "chunks": 60,
               "chunks_local": 20, "chunks_loaded": 40, "prefilled": 30, "handed_over": 30,

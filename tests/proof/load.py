@@ -1,4 +1,4 @@
-"""Requests through a deployment in which clients give up and servers are killed."""
+"""Sends requests to a deployment in which clients disconnect and servers are killed."""
 
 import asyncio
 import random
@@ -12,14 +12,14 @@ from kvferry_launch.testbed.answers import Generation
 from kvferry_launch.testbed.client import RequestError
 from proof_deployment import Deployment, Server
 
-CONCURRENCY = 6  # per decode server
-ABORTS = 0.15  # of the requests are given up by their client
+CONCURRENCY = 6  # requests at a time for each decode server
+ABORTS = 0.15  # share of the requests whose client disconnects early
 ABORT_WITHIN_S = 3.0
-MAX_TRIES = 3  # of a request whose server was killed under it, as a router would send it again
+MAX_TRIES = 3  # A request whose server was killed is sent again, as a router would do, up to this many times in all.
 
 
 class StageError(Exception):
-    """A request failed at `server`, which had lived `life` lives when it was sent."""
+    """A request failed at `server`. `life`: number of starts of the server when the request was sent."""
 
     def __init__(self, server: Server, life: int, error: RequestError) -> None:
         super().__init__(f"{server.name}: {error}")
@@ -27,9 +27,9 @@ class StageError(Exception):
 
 
 class Load:
-    """Sends `prompts` and has the answers judged by `references`.
+    """Sends `prompts` and judges the answers by `references`.
 
-    Which client gives up, and when, follows from `seed`. Which server is free when a request gets its turn does not.
+    `seed` decides which clients disconnect, and when. It does not decide which server is free when a request is sent.
     """
 
     def __init__(self, deployment: Deployment, prompts: list[list[int]], references: list[Generation],
@@ -71,11 +71,11 @@ class Load:
         give_up_after = rng.uniform(0.0, ABORT_WITHIN_S) if rng.random() < ABORTS else None
         try:
             await asyncio.wait_for(self._answered(index, rng), give_up_after)
-        except asyncio.TimeoutError:  # the connection is closed in the middle of whatever was going on
+        except asyncio.TimeoutError:  # the client closes its connection in the middle of the request
             self.outcome.aborted += 1
 
     async def _answered(self, index: int, rng: random.Random) -> None:
-        start = time.monotonic()  # all tries of a request count: a user waits for the answer
+        start = time.monotonic()  # the time of all tries counts, because a user waits for the answer
         for tries_left in reversed(range(MAX_TRIES)):
             prefill = self._pick(self._deployment.prefill, rng)
             decode = await self._wait_for_decode(rng)
@@ -110,7 +110,9 @@ class Load:
 
     @staticmethod
     async def _stage(server: Server, prompt: list[int], max_tokens: int, params: dict[str, object]) -> Generation:
-        """Errors: StageError. Only the death of the stage's own server excuses its failure."""
+        """Sends one stage of a request to its server. Errors: StageError. A failure is excused only if this server was
+        killed.
+        """
         life = server.life
         try:
             return await server.client.generate(prompt, max_tokens, params)

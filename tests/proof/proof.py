@@ -1,4 +1,6 @@
-"""Proves the connector on real vLLM: every configuration, with clients that give up and servers that are killed."""
+"""Proves the connector on real vLLM: runs every configuration, with clients that disconnect and servers that are
+killed.
+"""
 
 import argparse
 import asyncio
@@ -21,7 +23,7 @@ from kvferry_launch.testbed.reference import Reference
 from load import Load
 from proof_deployment import Deployment
 
-PROMPT_SETS = 3  # shared by the configurations, so that the plain server answers each once
+PROMPT_SETS = 3  # the configurations share the prompt sets, so that the plain server answers each prompt only once
 
 
 def arguments() -> argparse.Namespace:
@@ -54,7 +56,7 @@ def prompt_set(configuration: Configuration, index: int, count: int, seed: int) 
 
 def references(configurations: list[Configuration], models: dict[str, Path], count: int,
                seed: int) -> dict[tuple[str, PromptSet], list[Generation]]:
-    """What one plain server says to every prompt of every configuration."""
+    """Returns the plain server's answers to all prompts of all configurations."""
     wanted = {(configuration.model, prompt_set(configuration, index, count, seed))
               for index, configuration in enumerate(configurations)}
     found = {}
@@ -118,7 +120,7 @@ def prove_all(flags: argparse.Namespace, configurations: list[Configuration]) ->
                                               expected[configuration.model, prompts], flags.seed + index)))
             for complaint in outcomes[-1].complaints:
                 print(f"  {complaint}")
-    finally:  # on Ctrl-C too: what was proved so far
+    finally:  # prints the results so far, after Ctrl-C too
         if outcomes:
             print("\n" + report.table(outcomes))
             print(report.verdict(outcomes))

@@ -1,4 +1,4 @@
-"""The processes of one configuration, and what their own counters say when nothing is left to do."""
+"""The processes of one configuration, and checks of their counters, during the run and after the last request."""
 
 import asyncio
 import re
@@ -16,7 +16,7 @@ from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.servers import Controller, VllmServer
 
 READY_TIMEOUT_S = 300.0
-IDLE_TIMEOUT_S = 80.0  # a hand-off that nobody came for is held for 60 s
+IDLE_TIMEOUT_S = 80.0  # longer than the 60 s for which a prefill server holds KV that no decode server has pulled
 SAMPLE_INTERVAL_S = 0.5
 LOG_ALARMS = re.compile(r"broken promise|EngineDeadError|AssertionError|Traceback \(most recent call last\)")
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
@@ -24,14 +24,14 @@ GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
 
 
 def died_of_kill(process: ManagedProcess) -> bool:
-    """Kills it and returns whether it had run until then and ended by that signal."""
+    """Kills the process. Returns True if it ran until then and this signal ended it."""
     was_running = process.running
     process.kill()
     return was_running and process.exit_status == -signal.SIGKILL
 
 
 class Server:
-    """One vLLM server that may be killed and started again; `life` counts its starts."""
+    """A vLLM server that may be killed and started again. `life` counts its starts."""
 
     def __init__(self, server: VllmServer) -> None:
         self.server = server
@@ -39,9 +39,9 @@ class Server:
         self.life = 0
         self.ready = False
         self.alarms: list[str] = []
-        self.paths: list[str] = []  # log lines that name the path to a peer
-        self.endpoint = ""  # of its node, where KV is pushed to it
-        self.earlier: dict[str, float] = {}  # counters of lives that were killed
+        self.paths: list[str] = []  # the server's log lines that name the path to a peer
+        self.endpoint = ""  # endpoint of the server's node, to which KV is pushed
+        self.earlier: dict[str, float] = {}  # the counters of earlier lives, which were killed
         self._last: dict[str, float] = {}
 
     @property
@@ -66,7 +66,7 @@ class Server:
         self.ready = True
 
     def kill(self) -> bool:
-        """Returns whether it died of that. The log is read before the next start empties it."""
+        """Kills the server. Returns True if this ended it. Reads the log before the next start empties it."""
         self.ready = False
         died = died_of_kill(self.server.process)
         self.read_log()
@@ -79,7 +79,7 @@ class Server:
         self.paths += [f"{self.name} says: {line}" for line in path_lines(text)]
 
     def check_counters(self, now: dict[str, float]) -> None:
-        """Counters that shrank since the last look, and counts below 0."""
+        """Adds an alarm for each counter that has shrunk since the last call, and for each counter below 0."""
         for name, value in now.items():
             is_counter = name.endswith(("_total", "_count", "_sum", "_bucket"))
             last = self._last.get(name, 0.0)
@@ -90,7 +90,9 @@ class Server:
         self._last = now
 
     async def left_over(self) -> dict[str, float]:
-        """What is held or under way; empty when nothing is. A small request first: gauges come with steps."""
+        """Returns what the server still holds or runs; empty if nothing. Sends a small request first, because gauges
+        are only updated by a step.
+        """
         await self.client.generate([int(time.time() * 1000) % 500 + 1 for _ in range(5)], 2)
         metrics = await self.client.metrics()
         self.check_counters(metrics)
@@ -100,7 +102,9 @@ class Server:
         return {name: metrics[name] for name in GAUGES if metrics[name] != 0}
 
     def counters(self) -> dict[str, float]:
-        """kvferry's counters, summed over all lives; those of a life that was killed as of the last look."""
+        """Returns kvferry's counters, summed over all lives. For a life that was killed, the values are those that were
+        last read.
+        """
         names = {name for name in (*self.earlier, *self._last) if re.fullmatch(r"kvferry_\w+_total", name)}
         return {name: self.earlier.get(name, 0.0) + self._last.get(name, 0.0) for name in names}
 
@@ -143,7 +147,9 @@ class Deployment:
                 server.endpoint = endpoints[f"decode{index}"]
 
     def kill(self, part: Part) -> bool:
-        """Kills it and starts it again at once. Returns whether it died of that; `returns` ends when it is back."""
+        """Kills a process and starts it again at once. Returns True if the kill ended it. The new task in `returns`
+        ends when the process is ready again.
+        """
         if part == "controller":
             died = died_of_kill(self.controller.process)
             self.controller.start()
@@ -157,8 +163,8 @@ class Deployment:
         return died
 
     async def watch(self, until: asyncio.Event) -> None:
-        """Looks at all counters again and again."""
-        while not until.is_set():  # before Python 3.12 wait_for() may swallow a cancellation
+        """Reads and checks the counters of all servers repeatedly."""
+        while not until.is_set():  # this does not use wait_for(), which may swallow a cancellation before Python 3.12
             for server in self.servers:
                 if not server.ready:
                     continue
@@ -176,7 +182,7 @@ class Deployment:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     async def complaints_when_idle(self) -> list[str]:
-        """Everything that is still held, running or dead after all requests have ended."""
+        """Returns a complaint for everything that is still held, running or dead after all requests have ended."""
         await asyncio.gather(*self.returns)
         deadline = time.monotonic() + IDLE_TIMEOUT_S
         complaints = []
@@ -198,7 +204,7 @@ class Deployment:
         return complaints
 
     def counters(self) -> dict[str, float]:
-        """kvferry's counters, summed over all servers."""
+        """Returns kvferry's counters, summed over all servers."""
         found: dict[str, float] = {}
         for server in self.servers:
             for name, value in server.counters().items():

@@ -1,4 +1,4 @@
-"""The proof's table, for people and, as Markdown, for a README."""
+"""Prints the proof's table, for people and, as Markdown, for a README."""
 
 import dataclasses
 from typing import Any
@@ -41,7 +41,7 @@ def as_json(outcomes: list[Outcome]) -> list[dict[str, Any]]:
 
 
 def verdict(outcomes: list[Outcome]) -> str:
-    """One line; it says 0 complaints only if there was none at all."""
+    """Returns the verdict in one line. The line says 0 complaints only if there were none."""
     requests, right, aborted = (sum(getattr(outcome, name) for outcome in outcomes)
                                 for name in ("requests", "right", "aborted"))
     kept = [outcome for outcome in outcomes if outcome.configuration.recovers]

@@ -1,8 +1,9 @@
-"""How long a preempted request waits until it goes on: with kvferry, and on a plain server that computes it again.
+"""Measures how long a preempted request waits until it continues: with kvferry, and on a plain server, which computes
+its KV again.
 
-One request at a time streams its answer; in the middle every running request is preempted and the engine's prefix
-cache emptied (vLLM's /reset_prefix_cache), as if the blocks had gone to others. The wait is the longest gap between
-two tokens after that, less the usual one.
+One request at a time streams its answer. In the middle, every running request is preempted and the engine's prefix
+cache is emptied (vLLM's /reset_prefix_cache), as if other requests had taken the blocks. The wait is the longest gap
+between two tokens after that, minus the usual gap.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ PREEMPT_AFTER = 10  # tokens
 
 
 async def gap_ms(session: aiohttp.ClientSession, server: VllmServer, model: str, prompt: list[int]) -> float:
-    """The wait of one preempted request."""
+    """Returns the wait of one preempted request in ms."""
     body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True,
             "stream": True}
     times: list[float] = []
@@ -50,14 +51,14 @@ async def gap_ms(session: aiohttp.ClientSession, server: VllmServer, model: str,
 
 
 async def measure(server: VllmServer, contexts: tuple[int, ...]) -> dict[int, float]:
-    """Context in tokens to the median wait in ms."""
+    """Returns the median wait in ms for each context length in tokens."""
     found = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(300)) as session:
         async with session.get(f"{server.url}/v1/models") as answer:
             model = (await answer.json())["data"][0]["id"]
         for context in contexts:
             waits = []
-            for turn in range(REPEAT + 1):  # the first one warms up
+            for turn in range(REPEAT + 1):  # the first turn warms up
                 rng = random.Random(f"resume {context} {turn}")
                 prompt = [rng.randint(1, 510) for _ in range(context)]
                 waits.append(await gap_ms(session, server, model, prompt))
@@ -66,7 +67,7 @@ async def measure(server: VllmServer, contexts: tuple[int, ...]) -> dict[int, fl
 
 
 def table(model: Path, log_folder: Path) -> str:
-    """Both servers one after the other on the same core; a Markdown table."""
+    """Measures both servers, one after the other, on the same core. Returns a Markdown table."""
     controller = Controller("resume-controller", log_folder=log_folder)
     controller.start()
     controller.wait_ready()

@@ -57,7 +57,9 @@ async def answered(session: aiohttp.ClientSession, url: str, body: dict[str, Any
 
 
 async def compared(deployment: ProxyDeployment, seed: int, requests: int) -> int:
-    """Sends each request to both. Returns how many requests may have got their first token from the prefill server."""
+    """Sends random requests through the proxy and to the prefill server, and compares the answers. Returns how many
+    requests may have got their first token from the prefill server.
+    """
     dice = random.Random(seed)
     allowed = 0
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as session:

@@ -1,4 +1,5 @@
-"""An agent's session: each turn sends the whole conversation again, with the last answer and some new tokens."""
+"""Measures an agent's session. Each turn sends the whole conversation again, with the last answer and some new tokens.
+"""
 
 import asyncio
 import json
@@ -21,7 +22,7 @@ def tokens_of(events: list[str]) -> list[int]:
 
 
 def figures(lengths: list[int], computed: float, ttft_s: list[float]) -> dict[str, Any]:
-    """`lengths`: tokens of each turn's prompt; `computed`: tokens of all of them that a server computed."""
+    """`lengths`: number of prompt tokens of each turn; `computed`: how many of all these tokens a server computed."""
     return {"turns": len(lengths), "last_prompt_tokens": lengths[-1],
             "repeated_share": round(sum(lengths[:-1]) / sum(lengths), 3),
             "from_kv_share": round(1 - computed / sum(lengths), 3),
@@ -49,5 +50,6 @@ async def _measure(deployment: Deployment, door: Door, turns: int) -> dict[str, 
 
 
 def measure(deployment: Deployment, door: Door, turns: int) -> dict[str, Any]:
-    """One session. A pair's prompt counts as computed wherever it is, the decode server's part of it too."""
+    """Measures one session. A prompt token counts as computed if the prefill server or the decode server computed it.
+    """
     return asyncio.run(_measure(deployment, door, turns))

@@ -1,4 +1,4 @@
-"""The deployments that are compared, each on the same two cores: how they start, and where requests go."""
+"""The deployments that are compared, all on the same two cores: starts them, and says where clients send requests."""
 
 import contextlib
 import json
@@ -18,31 +18,32 @@ from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.servers import Controller, VllmServer, wait_healthy
 
 NIXL = ("nixl==1.5.1", "nixl-cu13==1.5.1")
-# vLLM's default is four threads. One is NIXL's best here, since they poll on the one core that the model has.
+# Number of NIXL's threads. vLLM's default is 4. Here 1 is best, because the threads poll on the only core of the model.
 NIXL_THREADS = {"nixl": 1, "nixl-default": 4, "nixl-third-core": 1}
 NIXL_FOLDER = BUILD / "bench-venv" / "nixl"
 PLOT_FOLDER = BUILD / "bench-venv" / "plot"
-TRANSFERS = {"pushed": "push", "pulled": "pull"}  # both of one kvferry pair, behind launch/proxy
+TRANSFERS = {"pushed": "push", "pulled": "pull"}  # both are measured with the same kvferry pair behind launch/proxy
 NAMES = ("plain", *TRANSFERS, *NIXL_THREADS)
 LOG_FOLDER = LOGS / "bench-serve"
 CONTEXT = 9216
 FLAGS = ("--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "4096",
          "--hf-overrides", json.dumps({"max_position_embeddings": CONTEXT}))
-MEMORY_GIB = 3  # each of vLLM's KV cache and of kvferry's pool: 12288 tokens of the wide model
+MEMORY_GIB = 3  # memory of vLLM's KV cache, and also of kvferry's pool; enough for 12288 tokens of the wide model
 
 
 @dataclass
 class Deployment:
-    """The processes of one deployment. Without a pair `decode` is the one server there is."""
+    """The processes of one deployment. Without a prefill server, `decode` is the only server."""
 
     decode: VllmServer
     prefill: VllmServer | None = None
     controller: Controller | None = None  # kvferry's
-    http: str = ""  # where the controller answers launch/proxy
+    http: str = ""  # the controller's HTTP address, for launch/proxy
 
 
 def install(folder: Path, *packages: str) -> None:
-    """Packages for .venv's Python in a folder of their own, so that .venv stays as it is. Errors: ProcessError."""
+    """Installs packages for .venv's Python into a separate folder, so that .venv stays unchanged. Errors: ProcessError.
+    """
     mark = folder / ".complete"
     if mark.exists():
         return
@@ -55,7 +56,9 @@ def install(folder: Path, *packages: str) -> None:
 
 @contextlib.contextmanager
 def running(name: str, model: Path) -> Iterator[Deployment]:
-    """Starts the servers of one of NAMES and stops them at the end. Errors: ProcessError if one does not come up."""
+    """Starts the servers of one of NAMES and stops them at the end. Errors: ProcessError if a server does not become
+    ready.
+    """
     cores = own_cores()
     with contextlib.ExitStack() as parts:
         made = Deployment(_server("plain", model, "-".join(dict.fromkeys(cores)), None))
@@ -112,7 +115,7 @@ def _nixl_pair(name: str, model: Path, cores: tuple[str, str]) -> Deployment:
 
 @dataclass
 class Door:
-    """Where clients send requests."""
+    """The address to which clients send requests."""
 
     url: str
     process: ManagedProcess | None = None
@@ -120,7 +123,9 @@ class Door:
 
 @contextlib.contextmanager
 def door(deployment: Deployment, name: str, first_token: str) -> Iterator[Door]:
-    """Starts launch/proxy for kvferry and vllm-router for NIXL; a plain server is its own. Errors: ProcessError."""
+    """Starts launch/proxy for kvferry, or vllm-router for NIXL. Clients send requests to a plain server directly.
+    Errors: ProcessError.
+    """
     if deployment.prefill is None:
         yield Door(deployment.decode.url)
         return

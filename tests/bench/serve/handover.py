@@ -1,7 +1,8 @@
-"""One request at a time: what its client waits for, the hand-over in it, and what it costs each part.
+"""Sends one request at a time, and measures how long the client waits, how long the hand-over takes, and how much
+processor time each part uses.
 
-The time of the prefill server's answer is known from launch/proxy's own stages. Other pairs are asked as their router
-would ask them, so that no router's time is in their hand-over.
+The time of the prefill server's answer comes from launch/proxy's own stages. Other pairs get requests directly, as
+their router would send them, so that their hand-over contains no time of a router.
 """
 
 import asyncio
@@ -24,18 +25,20 @@ PATH = "/v1/completions"
 
 
 class Answer(NamedTuple):
-    """Times of one request by the client's clock, in seconds."""
+    """The times of one request by the client's clock, in seconds."""
 
     sent: float
-    prefilled: float | None  # the prefill server's answer; None without one
+    prefilled: float | None  # time of the prefill server's answer; None without a prefill server
     tokens: list[float]
     first_is_of_prefill: bool = False
 
 
 def figures(answer: Answer) -> dict[str, float]:
-    """The hand-over ends with the decode server's first token, less the step that computes it; in ms.
+    """Returns the request's times in ms. The hand-over ends with the decode server's first token, minus the step that
+    computes it.
 
-    Where prefill samples the first token that is the second token, in either case one step after the KV is there.
+    If the prefill server samples the first token, the decode server's first token is the second one of the answer. In
+    both cases it comes one step after the KV has arrived.
     """
     times = answer.tokens
     step = statistics.median(later - earlier for earlier, later in itertools.pairwise(times[1:]))
@@ -49,7 +52,7 @@ def figures(answer: Answer) -> dict[str, float]:
 
 
 def new_prompt(length: int) -> list[int]:
-    """Returns tokens that no server has seen."""
+    """Returns random tokens, which no server has seen before."""
     dice = random.SystemRandom()
     return [dice.randrange(3, 500) for _ in range(length)]
 
@@ -73,7 +76,7 @@ async def streamed(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 
 async def _by_hand(http: aiohttp.ClientSession, deployment: Deployment, body: dict[str, Any]) -> Answer:
-    """Asks the servers as a router does, or the only server."""
+    """Sends the request to the two servers as a router does, or to the only server."""
     sent, prefilled = time.monotonic(), None
     if deployment.prefill is not None:
         question = body | {"max_tokens": 1, "kv_transfer_params": REMOTE_DECODE}
@@ -86,7 +89,7 @@ async def _by_hand(http: aiohttp.ClientSession, deployment: Deployment, body: di
 
 
 async def metric(http: aiohttp.ClientSession, url: str, pattern: str) -> float:
-    """Returns the sum of a server's metrics whose names and labels fit."""
+    """Returns the sum of a server's metrics whose names and labels match the pattern."""
     async with http.get(f"{url}/metrics") as answer:
         found = re.findall(rf"^{pattern} (\S+)$", await answer.text(), re.MULTILINE)
     return sum(map(float, found))
@@ -135,5 +138,7 @@ async def _measure(deployment: Deployment, door: Door, name: str, length: int, r
 
 
 def measure(deployment: Deployment, door: Door, name: str, length: int, repeat: int) -> dict[str, Any]:
-    """Medians of `repeat` requests with new prompts, and the mean seconds that each part computes for one."""
+    """Returns the medians of `repeat` requests with new prompts, and the mean seconds that each part computes for one
+    request.
+    """
     return asyncio.run(_measure(deployment, door, name, length, repeat))

@@ -1,4 +1,4 @@
-"""Processor seconds of processes and of their threads, from /proc."""
+"""Reads from /proc how many processor seconds processes and their threads have used."""
 
 import os
 from collections.abc import Iterator
@@ -8,18 +8,20 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def seconds_of(stat: str) -> float:
-    """Returns user and system time of a process or thread. `stat`: its /proc/.../stat, whose name may hold spaces."""
+    """Returns the user and system time of a process or thread. `stat`: content of its /proc/.../stat; the name in it
+    may contain spaces.
+    """
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _members(leader: int) -> Iterator[tuple[Path, str, str]]:
-    """The processes of a server's session, as (folder in /proc, stat, part of the server)."""
+    """Yields the processes and threads in a server's session as (folder in /proc, stat, part of the server)."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             stat = (folder / "stat").read_text()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended meanwhile
         _, parent, _, session, *_ = stat.rpartition(")")[2].split()
         if int(session) == leader:
             part = "api" if int(folder.name) == leader else "engine" if int(parent) == leader else "model"
@@ -32,8 +34,10 @@ def of_program(leader: int) -> float:
 
 
 def of_server(leader: int) -> dict[str, float]:
-    """Returns a vLLM server's seconds: `api` of its first process, `engine` and `model` of the main threads of the
-    engine, which schedules, and of its worker, which computes, and `helpers` of all other threads of these two."""
+    """Returns a vLLM server's seconds by part: `api` is the first process, `engine` the main thread of the engine
+    process, which schedules, `model` the main thread of the worker, which computes, and `helpers` all other threads of
+    the engine and the worker.
+    """
     found = {"api": 0.0, "engine": 0.0, "model": 0.0, "helpers": 0.0}
     for folder, stat, part in _members(leader):
         main = seconds_of(stat if part == "api" else (folder / "task" / folder.name / "stat").read_text())
@@ -43,7 +47,7 @@ def of_server(leader: int) -> dict[str, float]:
 
 
 def part_from_helpers(leader: int, models_core: int, helpers_core: int) -> None:
-    """Gives the thread of a server that computes one core, and all its other threads another."""
+    """Binds the server's thread that computes to one core, and all other threads of the server to another core."""
     for folder, _, part in _members(leader):
         for task in (folder / "task").iterdir():
             computes = part == "model" and task.name == folder.name

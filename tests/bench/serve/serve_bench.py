@@ -1,4 +1,4 @@
-"""tests/bench/serve/run: the same load through a plain server, a kvferry pair and a NixlConnector pair."""
+"""tests/bench/serve/run: sends the same load through a plain server, a kvferry pair and a NixlConnector pair."""
 
 import argparse
 import itertools
@@ -33,7 +33,8 @@ from kvferry_launch.process import ProcessError
 from kvferry_launch.progress import Step
 from kvferry_launch.testbed import toy_model
 
-# The command `vllm` asks for the version of a distribution that the CPU build does not have.
+# Runs what `vllm bench serve` runs. The command `vllm` itself fails here, because it needs the version of a
+# distribution that the CPU build does not have.
 BENCH = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -41,20 +42,20 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-PERCENTILE_SAMPLES = 100  # of fewer, p99 would be the maximum by another name
+PERCENTILE_SAMPLES = 100  # with fewer samples, p99 would be equal to the maximum
 
 
 def tail(num_samples: int) -> tuple[str, int]:
-    """Returns the name and the percentile of the slowest that so many samples can tell."""
+    """Returns the name and the value of the highest percentile that so many samples can show."""
     return ("p99", 99) if num_samples >= PERCENTILE_SAMPLES else ("max", 100)
 
 
 def bench_serve(url: str, label: str, model: Path, length: int, requests: int, options: argparse.Namespace
                 ) -> dict[str, Any]:
-    """One run of `vllm bench serve` with prompts of its own, after two requests that warm up with others.
+    """Runs `vllm bench serve` once with new prompts, after a run with two other requests that warm up.
 
-    vllm's own --num-warmups sends the first measured prompt, which is then a prefix hit for kvferry alone.
-    Errors: ProcessError when it fails or a request of its does.
+    vllm's own --num-warmups would send the first measured prompt, which would then be a prefix hit only for kvferry.
+    Errors: ProcessError if the run or one of its requests fails.
     """
     one_bench(url, f"{label} warm-up", model, length, 2, options)
     told = one_bench(url, label, model, length, requests, options)
@@ -101,7 +102,7 @@ def rows_of(deployment: Deployment, door: Door, name: str, first_token: str, mod
         expected = repeat if first_token == "prefill" else 0
         if row["first_of_prefill"] != expected:
             raise ProcessError(f"{name}: prefill sampled {row['first_of_prefill']} first tokens, not {expected}")
-        if requests and name != "nixl-third-core":  # with it, two requests at a time would share a core
+        if requests and name != "nixl-third-core":  # in nixl-third-core, two requests at a time would share a core
             row |= bench_serve(door.url, f"{name} {first_token} {length}", model, length, requests, options)
         yield row
     if "agent" in options.load:
@@ -109,9 +110,10 @@ def rows_of(deployment: Deployment, door: Door, name: str, first_token: str, mod
 
 
 def run(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Adds to `rows` as it goes, so that what was measured before an error or Ctrl-C is not lost."""
+    """Appends each row to `rows` as soon as it is measured, so that an error or Ctrl-C does not lose the earlier rows.
+    """
     model = toy_model.kept(options.model)
-    # Pushed and pulled are of one pair.
+    # "pushed" and "pulled" use the same pair.
     for pair, names in itertools.groupby(options.only, lambda name: "kvferry" if name in TRANSFERS else name):
         members = list(names)
         with Step(pair) as step, running(members[0], model) as deployment:
@@ -124,7 +126,7 @@ def run(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 
 
 def draw(rows: list[dict[str, Any]], target: Path) -> None:
-    """Errors: ProcessError when matplotlib can't be had."""
+    """Draws the rows into the file `target`. Errors: ProcessError if matplotlib can't be installed."""
     install(PLOT_FOLDER, "matplotlib")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "rows.json"
@@ -147,7 +149,7 @@ AGENT_HEADS = {"deployment": "deployment", "first_token": "1st token of", "turns
 
 
 def print_table(title: str, heads: dict[str, str], rows: list[dict[str, Any]]) -> None:
-    """Prints the columns for which a row has a value, if there are rows."""
+    """Prints the rows as a table, if there are any, with only the columns for which a row has a value."""
     shown = [key for key in heads if any(key in row for row in rows)]
     if rows:
         print(f"\n{title}\n| " + " | ".join(heads[key] for key in shown) + " |\n|" + "---|" * len(shown))

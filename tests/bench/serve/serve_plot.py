@@ -12,7 +12,8 @@ from matplotlib import pyplot
 
 COLOURS = {"plain": "#888888", "pushed": "#c1121f", "pulled": "#f28482", "nixl": "#457b9d", "nixl-default": "#a8dadc",
            "nixl-third-core": "#1d3557"}
-# title, unit, key, whether the axis is logarithmic: what waits for a starved model is 30 times the rest
+# Each panel has a title, a unit, a key and whether its axis is logarithmic. Some are, because a model without enough
+# processor time waits 30 times longer than the rest.
 PANELS = [("hand-over: prefill's end to decode's first token,\nless one decode step", "ms", "handover_ms", False),
           ("TTFT of one request", "ms", "ttft_ms", True),
           ("vllm bench serve: throughput", "output tokens/s", "serve_output_tokens_per_s", False),

@@ -1,4 +1,4 @@
-"""What tests/bench/serve/run computes from times, streams and /proc."""
+"""Tests what tests/bench/serve/run computes from times, streams and /proc."""
 
 import argparse
 import asyncio
@@ -21,7 +21,7 @@ from proxy_stand_ins import Cluster, run
 @pytest.mark.parametrize("of_prefill,handover_ms", [(False, 100.0 - 20.0), (True, 150.0 - 20.0)])
 def test_the_hand_over_ends_one_step_before_the_decode_servers_first_token(of_prefill: bool,
                                                                           handover_ms: float) -> None:
-    tokens = [11.1, 11.15, 11.17, 11.19, 11.25]  # the first step tells of the hand-over, not of decode
+    tokens = [11.1, 11.15, 11.17, 11.19, 11.25]  # the first interval belongs to the hand-over, and is no decode step
     found = {name: round(value, 3) for name, value in figures(Answer(10.0, 11.0, tokens, of_prefill)).items()}
     assert found == {"ttft_ms": 1100.0, "second_token_ms": 1150.0, "step_ms": 20.0, "prefill_ms": 1000.0,
                      "first_token_after_prefill_ms": 100.0, "handover_ms": handover_ms}
@@ -118,7 +118,7 @@ def test_processor_seconds_are_those_of_each_part() -> None:
         assert leader.stdout.readline() == "done\n"
         found = processors.of_server(leader.pid)
         assert 0.25 <= found["helpers"] <= 0.4
-        assert 0.55 <= found["model"] <= 1.1  # with the start of its Python
+        assert 0.55 <= found["model"] <= 1.1  # the seconds include the start of the process's Python
         assert 1.15 <= found["engine"] <= 1.7
         assert found["api"] <= 0.5
         assert processors.of_program(leader.pid) == pytest.approx(sum(found.values()), abs=0.05)
