@@ -1,4 +1,4 @@
-// The page of settings, launch/docs/configuration.md, for tests that compare it with the tables in the code.
+// Compares the page of settings, launch/docs/configuration.md, with the tables in the code. Used by tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 
 namespace kvferry {
 
-/// Expects that `table` is the first table below `heading` on the page. With KVFERRY_WRITE_PAGE in the environment it
-/// is written there first.
+/// Expects that `table` is the first table below `heading` on the page. If KVFERRY_WRITE_PAGE is in the environment,
+/// writes the table to the page first.
 inline void expect_on_settings_page(const std::string& heading, const std::string& table) {
   std::ostringstream read;
   read << std::ifstream(KVFERRY_SETTINGS_PAGE).rdbuf();

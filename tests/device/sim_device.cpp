@@ -30,7 +30,8 @@ class SimChecksums final : public Device::Checksums {
   DeviceEvent done_;
 };
 
-/// Where memory is: in its own process, and in the segment that other processes map, if there is one.
+/// An exported handle: where the memory is in its own process, and where in the segment that other processes can map,
+/// if there is one.
 struct SimHandle {
   std::uint64_t process = 0;
   std::uint64_t address = 0;
@@ -52,7 +53,7 @@ SimDevice::SimDevice(std::uint32_t seed, Drive drive) : random_(seed) {
     while (true) {
       {
         std::unique_lock lock(mutex_);
-        has_work_.wait(lock, [this] {  // an idle one costs nothing
+        has_work_.wait(lock, [this] {  // waits without using the processor while there is no work
           return is_stopping_ || std::any_of(streams_.begin(), streams_.end(),
                                              [](const auto& entry) { return !entry.second.work.empty(); });
         });
@@ -83,7 +84,7 @@ bool SimDevice::step() {
     Stream& stream = streams_.at(handle);
     const std::function<bool()> work = stream.work.front();
     stream.is_busy = true;
-    lock.unlock();  // the work may be of a test that uses the device
+    lock.unlock();  // unlocked, because the work may come from a test that calls the device
     const bool is_done = work();
     lock.lock();
     stream.is_busy = false;
@@ -148,7 +149,7 @@ Result<std::byte*> SimDevice::allocate(MemoryKind, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (Result<void> ok = check(); !ok) return std::move(ok).error();
   auto memory = std::make_unique<std::byte[]>(bytes);
-  std::memset(memory.get(), 0xa5, bytes);  // what nobody wrote is not zero
+  std::memset(memory.get(), 0xa5, bytes);  // memory that was never written must not look like zeros
   std::byte* const base = memory.get();
   memory_[base] = std::move(memory);
   return base;
@@ -297,7 +298,7 @@ Result<std::byte*> SimDevice::open_memory(const std::string& exported, std::uint
 
 void SimDevice::close_memory(std::byte* base) {
   const std::lock_guard lock(mutex_);
-  opened_.erase(base);  // one's own was never opened
+  opened_.erase(base);  // memory of this process was never opened, so there is nothing to erase
 }
 
 Result<std::unique_ptr<Device::Checksums>> SimDevice::checksums(std::span<const std::span<const std::byte>> ranges,

@@ -1,5 +1,5 @@
-// A GPU in host memory whose work runs as late, and in as odd an order, as streams and events allow: what is not
-// ordered by an event goes wrong here, where a real GPU would mostly get it right.
+// A GPU that is simulated in host memory. Its work runs as late, and in as unusual an order, as streams and events
+// allow. So code that forgets to order work by an event fails here, while a real GPU would mostly hide the mistake.
 #pragma once
 
 #include <condition_variable>
@@ -23,26 +23,29 @@ namespace kvferry {
 class SimDevice final : public Device {
  public:
   enum class Drive {
-    kByHand,       // work runs in step(), run_all() and the waits of the host: the same seed, the same run
-    kInBackground  // a thread of its own steps
+    kByHand,       // work runs in step(), in run_all() and while the host waits; the same seed gives the same order
+    kInBackground  // a thread of the device runs the work
   };
   explicit SimDevice(std::uint32_t seed, Drive drive = Drive::kByHand);
   ~SimDevice() override;
 
-  /// Runs a piece of the work that may run now, of a stream that the seed chooses. False: none may.
+  /// Runs a piece of work that may run now, from a stream that the seed chooses. Returns false if no work may run.
   bool step();
   void run_all();
-  /// Puts work of the test's own into a stream: called until it returns true, in the stream's order; must not block.
+  /// Adds a test's own work to a stream. In the stream's order, `work` is called until it returns true. `work` must not
+  /// block.
   void enqueue(DeviceStream stream, std::function<bool()> work);
-  /// release() for work in a stream, which must not wait for others.
+  /// Does the same as release(), for work in a stream, which must not wait for other work.
   void release_now(std::byte* base);
-  /// The next calls that can fail do so, this many of them.
+  /// Makes the next `calls` calls that can fail do so.
   void refuse_next(int calls);
-  /// So do these after `granted` more were granted.
+  /// Lets the next `granted` calls that can fail succeed, and makes the `calls` calls after them fail.
   void refuse_after(int granted, int calls);
-  /// The memory lies in a SharedMemory of this name from its start on: other processes may open it.
+  /// Declares that `memory` is a SharedMemory with this name, from its beginning on, so that other processes can open
+  /// it.
   void share(std::span<std::byte> memory, std::string name);
-  /// Streams, events and memory that nobody gave back, and what is open of other processes.
+  /// Returns the number of streams, events and pieces of memory that were not given back, plus the memory of other
+  /// processes that is still open.
   std::size_t num_alive() const;
 
   std::string describe() const override { return "simulated GPU"; }
@@ -72,8 +75,8 @@ class SimDevice final : public Device {
   using EventPtr = std::shared_ptr<Event>;
   struct Stream {
     std::deque<std::function<bool()>> work;
-    bool is_busy = false;     // a thread runs its first piece
-    bool is_dropped = false;  // goes when its work is done
+    bool is_busy = false;     // a thread runs the stream's first piece of work
+    bool is_dropped = false;  // the stream is removed when its work is done
   };
 
   Result<void> check();
@@ -91,7 +94,8 @@ class SimDevice final : public Device {
     int count = 0;
   };
   std::map<std::byte*, Pin> pinned_;
-  std::map<const std::byte*, std::pair<std::uint64_t, std::string>> shared_;  // its bytes and name
+  // maps the begin of shared memory to its size in bytes and its name
+  std::map<const std::byte*, std::pair<std::uint64_t, std::string>> shared_;
   std::map<std::byte*, SharedMemory> opened_;
   std::uintptr_t last_handle_ = 0;
   bool is_stopping_ = false;

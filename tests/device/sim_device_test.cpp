@@ -1,4 +1,4 @@
-// What a Device promises, held against the simulated one; tests/gpu holds it against CUDA.
+// Tests the promises of Device with the simulated device. tests/gpu tests the same promises with CUDA.
 #include "tests/device/sim_device.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kBytes = 10'000;
 
-/// Copies a to b in one stream and b to c in another; whether c is a at the end.
+/// Copies a to b in one stream and b to c in another. Returns whether c equals a at the end.
 bool copies_in_order(std::uint32_t seed, bool with_event) {
   SimDevice device(seed);
   std::byte* const memory = device.allocate(MemoryKind::kDevice, 3 * kBytes).value();

@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<std::uint64_t> ended_early{0}, hashed{0};
 
-/// What the work in the streams shares with its pass, which may end first.
+/// State that a pass shares with its work in the streams, because the pass may end before the work.
 struct Shared {
   std::unique_ptr<Packer> packer;
 };
@@ -50,7 +50,7 @@ class SimPass final : public StreamPacker::Pass {
     *is_over_ = false;
     for (std::size_t i = 0; i < jobs_.size(); ++i) {
       give(jobs_[i]);
-      // The launch of what follows is refused where the device refuses an event.
+      // If the device refuses an event, the launch of the following work is refused.
       if (Result<DeviceEvent> event = DeviceEvent::record(device_, stream_); !event) {
         device_.enqueue(stream_, [over = is_over_] { return *over = true; });
         return std::move(event).error();

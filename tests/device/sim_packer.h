@@ -1,4 +1,4 @@
-// The host packer's copies as work of a simulated GPU: late, and in pieces.
+// Runs the host packer's copies as work of a simulated GPU: late, and in pieces.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,14 @@
 
 namespace kvferry {
 
-/// The blocks of the layout lie in host memory that the device's work reads and writes. All calls can be refused by
-/// SimDevice::refuse_next(); the launch of a pass may be refused in its middle.
+/// Returns a Gpu whose layouts have their blocks in host memory, which the device's work reads and writes.
+/// SimDevice::refuse_next() can make every call fail, and the launch of a pass also in its middle.
 Gpu make_sim_gpu(std::shared_ptr<SimDevice> device);
 
-/// Passes of all packers that ended before the device was through with them: on a real GPU the host waits there.
+/// Returns how many passes, of all packers, were destroyed before the device had finished them. On a real GPU the host
+/// waits in this case.
 std::uint64_t num_passes_ended_early();
-/// Passes that took checksums.
+/// Returns how many passes computed checksums.
 std::uint64_t num_passes_hashed();
 
 }  // namespace kvferry

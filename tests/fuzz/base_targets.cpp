@@ -1,4 +1,4 @@
-// Texts and files of users, and what nodes tell of their shapes.
+// Fuzz targets for texts and files from users, and for the shapes that nodes report.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -53,9 +53,9 @@ std::vector<std::string> address_seeds() {
           "redis://user:password@host:6379/3?stream=name&bytes=1000"};
 }
 
-// ---- settings: the first byte chooses the program ----
+// ---- settings: the first byte of the input chooses the program ----
 
-/// A file in memory with these bytes, and its path.
+/// A file in memory with these bytes. It has a path.
 class MemoryFile {
  public:
   explicit MemoryFile(std::string_view bytes) : fd_(::memfd_create("fuzz", MFD_CLOEXEC)) {
@@ -104,7 +104,7 @@ void run_cluster_key(std::string_view bytes) {
 
 std::vector<std::string> cluster_key_seeds() { return {std::string(31, 'k'), std::string(32, 'k')}; }
 
-// ---- the layout of two nodes ----
+// ---- the layouts of two nodes ----
 
 struct Shapes {
   std::vector<Shard> readers, holders;

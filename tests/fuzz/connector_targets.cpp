@@ -1,4 +1,4 @@
-// What nodes tell each other about leases and pushes.
+// Fuzz targets for the messages in which nodes negotiate leases and pushes.
 #include "connector/core/scheduler/scheduler_core.h"
 #include "connector/runtime/links/node_wire.h"
 #include "connector/runtime/links/peer_links.h"
@@ -41,7 +41,7 @@ std::vector<std::string> node_message_seeds() {
   return seeds;
 }
 
-// ---- nodes of other shapes: bodies of LeaseAnswer, LeaseRequest and ChecksumOutcome in turn ----
+// ---- nodes of other shapes: the input has bodies of LeaseAnswer, LeaseRequest and ChecksumOutcome, in turn ----
 
 const std::vector<RankEndpoint> kHere = {{"address 0", "region 0", 256, {0, 2, 0, 2}},
                                          {"address 1", "region 1", 256, {0, 2, 2, 2}}};
@@ -83,7 +83,7 @@ std::vector<std::string> shape_seeds() {
           as_part("") + as_part(encode(ChecksumOutcome{1, 1, 0, true, {1}}))};
 }
 
-// ---- a scheduler's core: envelopes of any node, as its links pass them on ----
+// ---- a scheduler core: the input has envelopes from any node, in the form in which the node's links pass them on ----
 
 CoreConfig core_config() {
   CoreConfig config;
@@ -105,7 +105,8 @@ void run_scheduler_core(std::string_view bytes) {
   request.num_prompt_tokens = 20;
   core.add_request(request, now);
   std::uint64_t fetch = 0;
-  std::vector<std::uint64_t> numbers;  // of leases and reservations, which nobody guesses: a liar has got some
+  // numbers of leases and reservations; outsiders can't guess them, but this liar was given some
+  std::vector<std::uint64_t> numbers;
   const auto known = [&](std::uint64_t number) { return number < numbers.size() ? numbers[number] : number; };
   Cutter cutter(bytes);
   for (; !cutter.empty(); now += 100 * kMillisecond) {
@@ -127,7 +128,7 @@ void run_scheduler_core(std::string_view bytes) {
                    },
                    [&](const LeaseAnswer& one) { core.lease_answered(fetch, from, one.reply, now); },
                    [&](const PushAnswer& one) { core.push_answered(envelope->id, from, one.reply, now); },
-                   [](const auto&) {}},  // the node's own workers send the others
+                   [](const auto&) {}},  // other messages come only from the node's own workers
         *message);
     core.tick(now);
     (void)core.build_step({}, now);

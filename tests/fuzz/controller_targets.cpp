@@ -1,4 +1,4 @@
-// What nodes, engines and controllers tell each other, without sockets.
+// Fuzz targets for the messages between nodes, engines and controllers, without sockets.
 #include "controller/client/client_session.h"
 #include "controller/directory/sessions.h"
 #include "controller/engines/engine_events.h"
@@ -52,7 +52,7 @@ std::vector<std::string> controller_message_seeds() {
   return seeds;
 }
 
-// ---- a controller's sessions: each message has the number of its connection in front ----
+// ---- a controller's sessions: the number of its connection precedes each message ----
 
 class NoReplies final : public ReplySender {
  public:
@@ -129,7 +129,7 @@ std::vector<std::string> client_session_seeds() {
   return {all};
 }
 
-// ---- events of engines ----
+// ---- the events of engines ----
 
 class IndexSink final : public EngineEventSink {
  public:

@@ -32,7 +32,7 @@ Status status() {
   return status;
 }
 
-/// Returns the examples, and a default message of each kind that has none.
+/// Returns the examples, and a default message of each kind for which there is no example.
 template <class Message, std::size_t kKind = 0>
 std::vector<Message> with_all_kinds(std::vector<Message> examples) {
   if constexpr (kKind == std::variant_size_v<Message>) {

@@ -1,5 +1,5 @@
-// One well-formed example of every message, from which seeds and lies are made. It has something in each field, except
-// that a message of the controller without an example here is a default one.
+// One well-formed example of every message. The fuzzers' seeds and lies are made from these examples. An example has a
+// value in each field. A message of the controller without an example here is a default message.
 #pragma once
 
 #include <string>
@@ -10,15 +10,15 @@
 
 namespace kvferry::fuzz {
 
-/// Every alternative once.
+/// Returns an example of every alternative, each once.
 std::vector<controller::wire::FromNode> examples_from_node();
 std::vector<controller::wire::FromController> examples_from_controller();
-/// Every alternative at least once.
+/// Returns at least one example of every alternative.
 std::vector<AnyMessage> examples_between_nodes();
 
 std::string encoded(const controller::wire::FromNode& message);
 std::string encoded(const controller::wire::FromController& message);
-/// In an envelope with this id.
+/// Returns the encoded message in an envelope with this id.
 std::string encoded(const AnyMessage& message, std::uint64_t id = 1);
 
 }  // namespace kvferry::fuzz

@@ -1,5 +1,5 @@
-// The entry points that libFuzzer calls. `--target=NAME` chooses the target, `--seeds=FOLDER` writes its seeds there
-// and ends, `--list` prints all names.
+// The entry points that libFuzzer calls. `--target=NAME` chooses the target; `--seeds=FOLDER` writes the target's seeds
+// to a folder and ends; `--list` prints the names of all targets.
 #include <spdlog/spdlog.h>
 
 #include <cstdio>

@@ -10,7 +10,7 @@ namespace {
 using Packer = msgpack::packer<msgpack::sbuffer>;
 constexpr std::size_t kNumLies = 19;
 
-/// Packs lie number `lie` in the place of `truth`.
+/// Packs lie number `lie` in place of the value `truth`.
 void pack_lie(Packer& packer, const msgpack::object& truth, std::size_t lie) {
   const auto pack_text = [&](std::size_t num_bytes) { packer.pack(std::string(num_bytes, '\xff')); };
   const auto pack_blob = [&](std::size_t num_bytes) {
@@ -51,7 +51,7 @@ void pack_lie(Packer& packer, const msgpack::object& truth, std::size_t lie) {
       return pack_array(1'000);
     case 8:
       return void(packer.pack(1.5));
-    default:  // the elements of an array, doubled; a number, plus one
+    default:  // the lie is an array with its elements twice, or a number plus one
       if (truth.type == msgpack::type::POSITIVE_INTEGER) return void(packer.pack(truth.via.u64 + 1));
       if (truth.type != msgpack::type::ARRAY) return pack_array(2);
       packer.pack_array(2 * truth.via.array.size);
@@ -60,7 +60,8 @@ void pack_lie(Packer& packer, const msgpack::object& truth, std::size_t lie) {
   }
 }
 
-/// Packs `value` with a lie in the place of value number `place`, counted from the outside; `place` counts down.
+/// Packs `value` with a lie in place of one of the values inside it. `place` is the number of this value, counted from
+/// the outside, and is decremented at each value.
 void pack_with_lie(Packer& packer, const msgpack::object& value, std::size_t& place, std::size_t lie) {
   if (place-- == 0) return pack_lie(packer, value, lie);
   if (value.type != msgpack::type::ARRAY) return void(packer.pack(value));

@@ -1,5 +1,5 @@
-// Lies: messages that differ from a well-formed one in a single value, which is wrong, huge, zero, missing, doubled or
-// of another type.
+// Makes lies: messages that differ from a well-formed one in a single value, which is wrong, huge, zero, missing,
+// doubled or of another type.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 
 namespace kvferry::fuzz {
 
-/// Returns lies about every value at any depth of one msgpack value, each once. The same message gives the same lies.
+/// Returns lies about every value of a message, at any depth, each lie once. The message must be one msgpack value. The
+/// same message always gives the same lies.
 std::vector<std::string> lies_about(std::string_view message);
 
 }  // namespace kvferry::fuzz

@@ -1,4 +1,4 @@
-// The short form of tests/fuzz/run: every target gets its seeds, mutations of them, and the corpus.
+// The short form of tests/fuzz/run: gives every target its seeds, mutations of the seeds, and the corpus.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -20,7 +20,7 @@ class FuzzTargets : public ::testing::TestWithParam<Target> {
   FuzzTargets() { log().set_level(spdlog::level::off); }
 };
 
-/// Changes some bytes, takes some out or doubles them.
+/// Changes some bytes at random; removes or repeats some.
 std::string mutate(std::string bytes, std::mt19937& random) {
   for (std::size_t count = 1 + random() % 4; count > 0 && !bytes.empty(); --count) {
     const std::size_t at = random() % bytes.size();
@@ -42,7 +42,7 @@ std::string mutate(std::string bytes, std::mt19937& random) {
   return bytes;
 }
 
-/// Returns the inputs that have broken something before.
+/// Returns the inputs of the corpus. Each of them once caused a failure.
 std::vector<std::string> corpus_of(std::string_view target) {
   std::vector<std::string> inputs;
   std::error_code no_folder;

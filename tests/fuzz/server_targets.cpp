@@ -1,4 +1,4 @@
-// What a controller reads from sockets, files and other services.
+// Fuzz targets for everything that a controller reads from sockets, files and other services.
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using namespace controller;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-// ---- state files: the first byte chooses a file, or a body whose checksum is right ----
+// ---- state files: the first byte chooses a whole file, or a body to which the right checksum is added ----
 
 void run_state_files(std::string_view bytes) {
   Cutter cutter(bytes);
@@ -38,7 +38,7 @@ void run_state_files(std::string_view bytes) {
     begin_batch(batch);
     batch += file;
     end_batch(batch);
-    file = batch + batch;  // records are idempotent
+    file = batch + batch;  // the batch twice, because records are idempotent
   }
   Directory directory;
   DirectoryState state(directory);
@@ -79,9 +79,9 @@ std::vector<std::string> state_file_seeds() {
   return {std::string(1, '\0') + batch + batch, "\1" + log, "\1" + snapshot};
 }
 
-// ---- streams: bytes over Unix sockets, from nodes to a controller and back ----
+// ---- streams: bytes over Unix sockets, from nodes to a controller and in the other direction ----
 
-/// A folder for sockets, removed at the end of the process.
+/// A folder for sockets. It is removed when the process ends.
 class SocketFolder {
  public:
   SocketFolder() { std::filesystem::create_directories(path_); }
@@ -97,7 +97,7 @@ const SocketFolder& folder() {
   return made;
 }
 
-/// The listener of a controller and its sessions.
+/// The listener of a controller, with the controller's sessions.
 struct StreamServer {
   std::string path = folder().socket("controller");
   Sessions sessions{{}, 0};
@@ -109,7 +109,7 @@ OwnedFd connect_unix(const std::string& path) { return begin_connect(StreamAddre
 
 void write_all(int socket, std::string_view bytes) { (void)::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
 
-/// Two connections take turns; the first byte of each part chooses one.
+/// Sends the input over two connections. The first byte of each part chooses the connection.
 void run_stream_frames(std::string_view bytes) {
   static auto& server = *new StreamServer;
   std::vector<OwnedFd> sockets;
@@ -136,7 +136,7 @@ std::vector<std::string> stream_frame_seeds() {
   return {all, '\1' + as_part("\xff\xff\xff\x7f hello")};
 }
 
-/// A node's end of a stream, whose controller sends these bytes.
+/// Connects a node to a stream, over which the controller sends these bytes.
 void run_stream_answers(std::string_view bytes) {
   static const std::string path = folder().socket("node");
   static const BoundSocket& bound = *new BoundSocket(listen_on(StreamAddress{.path = path}).value());
@@ -162,7 +162,7 @@ std::vector<std::string> stream_answer_seeds() {
   return {all};
 }
 
-// ---- HTTP: method, path and body of a request; cpp-httplib reads the request itself ----
+// ---- HTTP: method, path and body of a request; cpp-httplib itself parses the request ----
 
 struct HttpParts {
   Sessions sessions{{}, 0};
@@ -178,7 +178,8 @@ void run_http(std::string_view bytes) {
   static auto& parts = *new HttpParts;
   Cutter cutter(bytes);
   const std::string path = "/" + std::string(cutter.part());
-  // Registered engines would make the controller connect to endpoints of the fuzzer's choice.
+  // This path is left out, because a registered engine would make the controller connect to an endpoint of the fuzzer's
+  // choice.
   if (path == "/register") return;
   const std::string body(cutter.rest());
   const HttpAnswer answer = parts.api.answer("POST", path, body);
@@ -201,7 +202,7 @@ std::vector<std::string> http_seeds() {
   return seeds;
 }
 
-// ---- replies of etcd ----
+// ---- the replies of etcd ----
 
 void run_etcd(std::string_view bytes) {
   using namespace scale;  // NOLINT(google-build-using-namespace)

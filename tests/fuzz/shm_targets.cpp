@@ -1,4 +1,5 @@
-// Packets with descriptors over Unix sockets, from both sides, and pages that another process changes meanwhile.
+// Fuzz targets for packets with descriptors over Unix sockets, in both directions, and for pages that another process
+// changes while they are read.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -20,7 +21,7 @@ using namespace shm;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
-/// Descriptors that a peer may send: what belongs there, and what does not. The byte chooses.
+/// Returns a descriptor that a peer may send. `which` chooses among valid and invalid descriptors.
 int some_fd(std::uint8_t which) {
   static const SharedMapping ring = SharedMapping::create("ring", NoteRing::kPageBytes).value();
   static const SharedMapping control = [] {
@@ -36,7 +37,7 @@ int some_fd(std::uint8_t which) {
   return fds[which % std::size(fds)];
 }
 
-/// Sends the packets of an input: a type, a byte that says which descriptors go along, and a body.
+/// Sends the next packet of an input: its type, a byte that chooses the descriptors, and its body.
 void send_next(int socket, Cutter& cutter) {
   const auto type = static_cast<Type>(cutter.byte());
   const std::uint8_t which = cutter.byte();
@@ -49,7 +50,7 @@ std::string packet(Type type, std::string_view body, char fds = 0) {
 }
 constexpr char kOneRegion = 0x40 | 2, kRingAndControl = static_cast<char>(0x80 | 1 << 3);
 
-// ---- a transport, whose peer sends these packets after a right hello or, with an odd first byte, at once ----
+// ---- a transport whose peer sends these packets, after a valid hello or, if the first byte is odd, at once ----
 
 void run_shm_requests(std::string_view bytes) {
   static Transport& transport = *make_shm_transport({}).value().release();
@@ -76,13 +77,13 @@ std::vector<std::string> shm_request_seeds() {
   return {'\0' + requests, '\1' + packet(Type::kHello, encode(Hello{1, 2, "secret", "from"})) + requests};
 }
 
-// ---- a link, whose target sends these packets ----
+// ---- a link whose target sends these packets ----
 
 void run_shm_answers(std::string_view bytes) {
   static const std::string name = fmt::format("kvferry-fuzz-{}", ::getpid());
   static const int listener = listen_on(name).value().release();
   ShmOptions options;
-  options.use_cma = false;  // its "peer" is this process
+  options.use_cma = false;  // the "peer" is this process itself
   options.copy_threads = 1;
   static CopyThreadPool& threads = *new CopyThreadPool(1);
   TransferTable table(16);
@@ -120,9 +121,9 @@ std::vector<std::string> shm_answer_seeds() {
           packet(Type::kWelcome, encode(Welcome{"no", 0}))};
 }
 
-// ---- the ring of notes, which its producer overwrites while it is read ----
+// ---- the ring of notifications, which its producer overwrites while it is read ----
 
-/// Writes numbers of the input into the ring's header all the time.
+/// A thread that repeatedly writes numbers of the input into the ring's header.
 class Mutator {
  public:
   explicit Mutator(const SharedMapping& pages)
@@ -168,7 +169,7 @@ void run_note_ring(std::string_view bytes) {
 
 std::vector<std::string> note_ring_seeds() {
   std::string quiet(1 + 8 + 80, '\0');
-  quiet[9 + 64] = 12;  // the tail
+  quiet[9 + 64] = 12;  // this byte is the ring's tail
   std::string busy = quiet;
   busy[0] = 2;
   busy[8] = 40;

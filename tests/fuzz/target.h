@@ -1,5 +1,7 @@
-// Fuzz targets: each passes bytes of others to one parser, and ends the process if a promise is broken. kvferry_fuzz
-// runs one of them under libFuzzer; fuzz_replay_test runs all of them on their seeds and on the corpus.
+// The interface of fuzz targets. A target passes foreign bytes to one parser, and ends the process if a promise is
+// broken.
+//
+// kvferry_fuzz runs one target under libFuzzer. fuzz_replay_test runs all targets on their seeds and on the corpus.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +18,12 @@ namespace kvferry::fuzz {
 struct Target {
   std::string_view name;
   void (*run)(std::string_view bytes);
-  std::vector<std::string> (*seeds)();  // well-formed inputs
+  std::vector<std::string> (*seeds)();  // returns well-formed inputs
 };
 
 std::span<const Target> targets();
 
-/// Cuts an input into bytes and parts. At the end of the input all of them are zero or empty.
+/// Cuts an input into bytes and parts. After the end of the input, every byte is zero and every part is empty.
 class Cutter {
  public:
   explicit Cutter(std::string_view bytes) : rest_(bytes) {}
@@ -31,7 +33,7 @@ class Cutter {
     const std::string_view one = take(1);
     return one.empty() ? 0 : static_cast<std::uint8_t>(one[0]);
   }
-  /// A part has its length in front, in two bytes; the last one may be shorter.
+  /// Returns the next part. Two bytes before the part give its length. The last part may be shorter.
   std::string_view part() {
     const std::size_t low = byte();
     return take(low | std::size_t{byte()} << 8);
@@ -47,13 +49,13 @@ class Cutter {
   std::string_view rest_;
 };
 
-/// Returns what Cutter::part() reads.
+/// Returns the bytes in the form that Cutter::part() reads.
 inline std::string as_part(std::string_view bytes) {
   std::string part{static_cast<char>(bytes.size() & 0xff), static_cast<char>(bytes.size() >> 8)};
   return part.append(bytes.substr(0, 0xffff));
 }
 
-// One file for each room: connector_targets.cpp, controller_targets.cpp, ...
+// Each of these lists is defined in the file of its room: connector_targets.cpp, controller_targets.cpp, ...
 extern const std::vector<Target> kBaseTargets, kControllerTargets, kServerTargets, kConnectorTargets, kWorkerTargets,
     kTransportTargets, kTcpTargets, kShmTargets;
 

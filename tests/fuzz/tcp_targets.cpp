@@ -1,4 +1,4 @@
-// TCP frames as a sequence over several connections: the target's ends of links, and an initiator's.
+// Fuzz targets for TCP messages over several connections: at the target's end of links, and at the initiator's end.
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -30,7 +30,8 @@ std::string hello_of(std::uint64_t link) {
   return bytes;
 }
 
-/// A backend whose loop is never started, with an acceptor and a region of which the input's author knows everything.
+/// A backend whose loop is never started. It has an acceptor, and a region whose descriptor and grants the author of an
+/// input knows.
 class InboundSide {
  public:
   InboundSide() : acceptor_(backend_, kIncarnation, kSecret, [this](auto& one, auto& hello) { welcome(one, hello); }) {
@@ -66,7 +67,7 @@ class InboundSide {
   }
 
  private:
-  static constexpr std::uint64_t kFirstTag = 2;  // of the first connection of a backend
+  static constexpr std::uint64_t kFirstTag = 2;  // tag of the backend's first connection
 
   void turn(std::size_t connection, std::uint32_t events) {
     backend_.on_ready(kFirstTag + connection, events);
@@ -85,12 +86,12 @@ class InboundSide {
   std::vector<std::byte> memory_ = std::vector<std::byte>(kRegionBytes);
   TcpBackend backend_{TcpOptions{}};
   std::map<std::uint64_t, std::unique_ptr<InboundLink>> links_;
-  std::vector<decltype(links_)::node_type> over_;  // links that have ended in this turn
+  std::vector<decltype(links_)::node_type> over_;  // the links that ended in this turn
   Acceptor acceptor_;
   std::vector<OwnedFd> sockets_;
 };
 
-/// The first byte says which connections begin with a right hello, and whether they are of one link.
+/// The first byte says which connections begin with a valid hello, and whether these connections belong to one link.
 void run_tcp_requests(std::string_view bytes) {
   InboundSide side;
   Cutter cutter(bytes);
@@ -112,7 +113,7 @@ void run_tcp_requests(std::string_view bytes) {
   }
 }
 
-/// A message with entries and payload.
+/// Returns a message with entries and payload.
 std::string frame(MessageHeader header, const std::vector<Entry>& entries, std::string_view text = {},
                   std::string_view payload = {}) {
   header.num_entries = static_cast<std::uint32_t>(entries.size());
@@ -148,7 +149,7 @@ std::vector<std::string> tcp_request_seeds() {
           '\1' + on(0, hello_of(7)) + on(0, pull + rest) + on(1, "GET / HTTP/1.1\r\n\r\n")};
 }
 
-// ---- an initiator, whose target sends these bytes ----
+// ---- an initiator whose target sends these bytes ----
 
 void run_tcp_answers(std::string_view bytes) {
   static auto& listening = *new net::TcpListener(net::listen_tcp("127.0.0.1", 0).value());

@@ -1,4 +1,4 @@
-// Addresses, region descriptors and messages between transports, as far as kvferry itself reads them.
+// Fuzz targets for the addresses, region descriptors and messages of transports that kvferry itself parses.
 #include "tests/fuzz/target.h"
 #include "tests/transport/loopback/loopback_fabric.h"
 #include "transport/nccl/messages.h"
@@ -43,7 +43,7 @@ std::vector<std::string> transport_address_seeds() {
           encode(planner::RegionParts{0, {{"tcp", region}}})};
 }
 
-// ---- blocks packed into UCX messages: read as UCX delivers them, then served ----
+// ---- blocks packed into UCX messages: the blocks are read as UCX delivers them, then served ----
 
 void run_ucx_blocks(std::string_view bytes) {
   static std::vector<std::byte> memory(4096);
@@ -93,7 +93,7 @@ std::vector<std::string> nccl_message_seeds() {
           pack_message(1, Kind::kPing)};
 }
 
-// ---- a transfer whose peer told its address and the region's descriptor ----
+// ---- a transfer to a peer that sent this address and this region descriptor ----
 
 void run_remote_regions(std::string_view bytes) {
   static LoopbackFabric& fabric = *new LoopbackFabric;
@@ -107,7 +107,7 @@ void run_remote_regions(std::string_view bytes) {
   while (!cutter.empty()) {
     const std::uint8_t how = cutter.byte();
     const std::uint64_t offset = cutter.byte(), remote_offset = cutter.byte(), length = cutter.byte();
-    // Either a descriptor of the fuzzer's choice, or the right one with some of its bytes changed.
+    // The descriptor is either the fuzzer's own, or the right one with some bytes changed.
     if (how % 2 == 0) {
       descriptor = cutter.part();
     } else if (!descriptor.empty()) {

@@ -1,4 +1,5 @@
-// A worker's service, whose orders come from a local socket: envelopes, one after the other.
+// Fuzz target for a worker's service, which gets orders from a local socket. The input has one envelope after the
+// other.
 #include "connector/runtime/links/node_wire.h"
 #include "connector/runtime/worker/puller.h"
 #include "connector/runtime/worker/pusher.h"
@@ -16,7 +17,7 @@ constexpr std::uint64_t kSlotBytes = 256;
 constexpr std::uint32_t kNumSlots = 8;
 constexpr std::uint64_t kPoolBytes = kSlotBytes * kNumSlots;
 
-/// Lets chunks land in their slots, at once.
+/// A store in which chunks arrive in their slots at once.
 class PlainStore final : public ChunkStore {
  public:
   explicit PlainStore(RegionId pool) : pool_(pool) {}
@@ -37,7 +38,7 @@ class PlainStore final : public ChunkStore {
   std::vector<Landed> landed_;
 };
 
-/// The other node, whose address and region the orders can't name: "address" and "region" stand for them.
+/// The other node. Orders can't contain its address and region, so they say "address" and "region" instead.
 struct Peer {
   LoopbackFabric fabric;
   std::vector<std::byte> memory = std::vector<std::byte>(kPoolBytes);
@@ -73,7 +74,7 @@ class Service {
                           [&](const Revocation& grants) { slots_.revoke(grants); }},
                order);
   }
-  /// One turn of the service's loop.
+  /// Runs one turn of the service's loop.
   void turn() {
     for (const Completion& completion : transport_->poll())
       if (!puller_.completed(completion)) pusher_.completed(completion);

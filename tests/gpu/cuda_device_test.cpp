@@ -1,4 +1,4 @@
-// What a Device promises, held against CUDA's.
+// Tests the promises of Device with CUDA's device.
 #include "kernels/cuda/cuda_device.h"
 
 #include <cuda_runtime.h>
@@ -67,7 +67,8 @@ TEST_F(CudaDeviceTest, TakesTheChecksumsOfTheHost) {
   EXPECT_EQ(sums->take().value(), expected);
   EXPECT_TRUE(sums->is_done().value());
   EXPECT_TRUE(device_->checksums({}, stream_).value()->take().value().empty());
-  static_cast<void>(device_->checksums(on_device, stream_));  // dropped while it runs
+  // the checksums are dropped while the device computes them
+  static_cast<void>(device_->checksums(on_device, stream_));
 }
 
 TEST_F(CudaDeviceTest, EventsOrderStreamsAndTheHost) {

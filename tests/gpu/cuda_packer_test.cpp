@@ -1,4 +1,4 @@
-// The kernels on a GPU against the plain loop, bit by bit.
+// Compares the kernels on a GPU with the plain loop, bit by bit.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ class CudaPackerTest : public ::testing::Test {
 
 class CudaPackerRandom : public CudaPackerTest, public ::testing::WithParamInterface<std::uint32_t> {};
 
-/// Sends the jobs through all layers, some at a time, and waits.
+/// Submits the jobs for all layers, some layers at a time, and waits for the result.
 Result<std::vector<std::uint64_t>> run_all(Result<std::unique_ptr<StreamPacker::Pass>> pass, std::uint32_t num_layers,
                                            std::uint32_t layers_at_once) {
   if (!pass) return std::move(pass).error();

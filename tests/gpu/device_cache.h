@@ -1,4 +1,4 @@
-// A TestCache whose memory lies in a GPU.
+// A TestCache whose memory is in a GPU.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace kvferry {
 
-/// Why there is no GPU to test with; empty if there is one.
+/// Returns the reason why there is no GPU for tests; empty if there is one.
 std::string why_no_gpu();
 
-/// Bytes in GPU memory.
+/// A piece of GPU memory.
 class DeviceBytes {
  public:
   explicit DeviceBytes(std::size_t size);

@@ -1,5 +1,5 @@
-// The other process of a GpuPair: offers argv[2] bytes of GPU memory over backend argv[1] until its input ends. Says
-// "ready <address> <region>" in hex, or why it can't.
+// The other process of a GpuPair. Exports argv[2] bytes of GPU memory over backend argv[1] until its stdin ends. Prints
+// "ready <address> <region>" in hex, or the reason why it can't export memory.
 #include <poll.h>
 #include <unistd.h>
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kPatienceMs = 60'000;
 
-/// Empty: it said nothing in time, or is gone.
+/// Reads a line from the other process. Returns an empty text if it printed nothing in time or has ended.
 std::string read_line(int fd) {
   std::string line;
   char c = 0;

@@ -1,5 +1,5 @@
-// Two processes with memory on one GPU, and a transport between them: this one, and bin/gpu_far_side, which only offers
-// its memory.
+// Two processes with memory on one GPU, and a transport between them. The processes are this one and bin/gpu_far_side,
+// which only exports its memory.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,16 @@
 
 namespace kvferry {
 
-/// What moves GPU memory within a host: "gpu_ipc" or "ucx". kUnavailable: it does not on this machine, and why.
+/// Makes a transport that moves GPU memory within a host: "gpu_ipc" or "ucx". kUnavailable: it can't on this machine;
+/// the message says why.
 Result<std::unique_ptr<Transport>> make_gpu_transport(std::string_view backend, Device& device);
 
-/// Byte `offset` of the far side's memory at the start.
+/// Returns the value of byte `offset` in the other process's memory at the start.
 inline std::byte far_byte(std::uint64_t offset) { return static_cast<std::byte>((offset * 2654435761U) >> 13); }
 
 class GpuPair {
  public:
-  /// Both sides have `bytes` bytes. kUnavailable: no GPU, or the backend does not reach its memory.
+  /// Both processes have `bytes` bytes. kUnavailable: there is no GPU, or the backend can't reach its memory.
   static Result<std::unique_ptr<GpuPair>> start(std::string_view backend, std::uint64_t bytes);
   ~GpuPair();
   GpuPair(const GpuPair&) = delete;
@@ -31,7 +32,7 @@ class GpuPair {
   Transport& transport() { return *transport_; }
   std::byte* memory() { return memory_; }
   std::uint64_t bytes() const { return bytes_; }
-  /// Submits and waits.
+  /// Submits a transfer and waits until it is complete.
   Completion move(Direction direction, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                   std::string notification);
   std::vector<std::byte> read();
@@ -51,7 +52,8 @@ class GpuPair {
   int to_child_ = -1, child_ = -1;
 };
 
-/// Blocks of `block_bytes` in an order of the seed's, different on both sides.
+/// Returns ranges that copy blocks of `block_bytes` bytes. Each side has the blocks in a different order, which the
+/// seed decides.
 std::vector<CopyRange> shuffled_blocks(std::uint64_t bytes, std::uint64_t block_bytes, std::uint32_t seed);
 
 }  // namespace kvferry

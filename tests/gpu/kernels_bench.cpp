@@ -1,7 +1,7 @@
-// GB/s of the CUDA packer beside a device-to-device cudaMemcpy of the same bytes, in the same run.
+// Measures the CUDA packer, in GB/s, beside a device-to-device cudaMemcpy of the same bytes in the same run.
 //
-// Bytes are those of the chunks, once. Each figure is the median of kRounds rounds; blocks are in random order. The
-// copies, the packer's and the memcpy's, take turns, so that clocks and heat are the same for both.
+// The bytes of the chunks count once. Each figure is the median of kRounds rounds. The blocks are in random order. The
+// packer's copies and the memcpys take turns, so that clock rates and heat are the same for both.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -22,7 +22,7 @@ constexpr std::uint32_t kChunkTokens = 256;
 
 void must(cudaError_t code) { KVFERRY_CHECK(code == cudaSuccess, "CUDA: {}", cudaGetErrorString(code)); }
 
-/// Milliseconds of one call, by events around some calls on the default stream.
+/// Returns the milliseconds of one call, measured by events around several calls on the default stream.
 template <class Call>
 double time_ms(Call call) {
   cudaEvent_t begin, end;
@@ -47,7 +47,7 @@ double median(std::vector<double>& values) {
 struct Case {
   const char* name;
   CacheShape shape;
-  std::uint32_t num_tokens;  // in a call
+  std::uint32_t num_tokens;  // tokens in a call
   ChunkFormat format = {};
 };
 
@@ -65,7 +65,8 @@ void bench(const Case& what) {
     jobs.push_back({TokenRun{first, tokens, tables}, pool.data() + first * packer->chunk_bytes_per_token(),
                     tokens * packer->chunk_bytes_per_token(), tokens, 0});
   }
-  std::vector<std::unique_ptr<StreamPacker::Pass>> passes;  // dropping one waits for it: not while the clock runs
+  // the passes are kept until the clock has stopped, because the destructor of a pass waits for the pass
+  std::vector<std::unique_ptr<StreamPacker::Pass>> passes;
   const auto copy = [&](bool gathers, bool hashes) {
     passes.clear();
     return [&, gathers, hashes] {

@@ -1,9 +1,9 @@
-// GB/s between the memory of two processes on one GPU, paged against contiguous, beside a cudaMemcpy within one
-// process.
+// Measures transfers between the memory of two processes on one GPU, in GB/s, paged and contiguous, beside a cudaMemcpy
+// within one process.
 //
-// Medians of kRounds pulls each, taking turns. A request is 1024 tokens of Llama-3.1-8B in blocks of 16 tokens: 128 MiB
-// in ranges of 32 KiB (K or V of a layer). Its overhead is the time from submit() to the completion, notification
-// included, less that of a copy of the same bytes within one process.
+// The figures are medians of kRounds pulls each, which take turns. A request is 1024 tokens of Llama-3.1-8B in blocks
+// of 16 tokens: 128 MiB in ranges of 32 KiB (K or V of a layer). A request's overhead is the time from submit() to the
+// completion, including the notification, minus the time of a copy of the same bytes within one process.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 

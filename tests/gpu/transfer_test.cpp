@@ -1,4 +1,4 @@
-// GPU memory of two processes, moved by what moves it within a host.
+// Tests transfers between GPU memory of two processes, with the backends that move such memory within a host.
 #include <gtest/gtest.h>
 
 #include "tests/gpu/gpu_pair.h"

@@ -1,4 +1,4 @@
-// The device code, run by this processor a lane at a time, against the plain loop and libxxhash, bit by bit.
+// Compares the device code, which this processor runs lane by lane, with the plain loop and libxxhash, bit by bit.
 #include <gtest/gtest.h>
 #include <xxhash.h>
 

@@ -9,7 +9,7 @@ namespace {
 
 using namespace device;
 
-/// Calls call(Format{}, Element{}) for the types.
+/// Calls call(Format{}, Element{}) with the types for a format and an element.
 template <class Call>
 void with_format(const EmulatedLaunch& launch, Call call) {
   if (launch.cache_type == launch.chunk_type) return call(SameBytes{}, SameElement{});

@@ -1,4 +1,4 @@
-// The kernels of kernels/cuda/launch.h for one job, run by this processor one lane after the other.
+// Runs the kernels of kernels/cuda/launch.h for one job on this processor, one lane after the other.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,8 @@ struct EmulatedLaunch {
   const device::SegmentSecret& secret;
 };
 
-/// By segments, for what is_vectorisable() allows; `hashes`: into job.segments.
+/// Runs the copy by segments, which needs a layout that is_vectorisable() allows. `hashes`: writes hashes to
+/// job.segments.
 void emulate_copy(const EmulatedLaunch& launch, const device::PackJob& job, bool gathers, bool hashes);
 void emulate_elements(const EmulatedLaunch& launch, const device::PackJob& job, bool gathers);
 void emulate_hash(const device::SegmentSecret& secret, const std::byte* bytes, std::uint64_t num_bytes,

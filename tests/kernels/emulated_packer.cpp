@@ -11,7 +11,7 @@ namespace {
 
 using namespace device;
 
-/// The block tables as a launch has them, and the job that names them.
+/// The block tables as a launch has them, with the job that points to them.
 struct EmulatedJob {
   EmulatedJob(const TokenRun& run, std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens) {
     std::size_t blocks = 0;

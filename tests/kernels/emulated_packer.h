@@ -1,4 +1,4 @@
-// A packer whose copies are the device code, run by this processor one lane after the other.
+// A packer that copies with the device code, which this processor runs one lane after the other.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,13 @@ namespace kvferry {
 
 class EmulatedPacker {
  public:
-  /// layers_at_once: how many a launch takes; all in several launches, as a connector does that sends layer by layer.
+  /// layers_at_once: number of layers in a launch. With several launches it acts like a connector that sends layer by
+  /// layer.
   static Result<EmulatedPacker> make(const KvLayout& layout, const ChunkFormat& format, std::uint32_t layers_at_once);
 
   bool is_vectorised() const { return device::is_vectorisable(host_plan_); }
   std::uint64_t chunk_bytes_per_token() const { return shape_.bytes_per_token; }
-  /// As Packer's.
+  /// These do the same as the functions of Packer.
   Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const;
   Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                        const TokenRun& run) const;

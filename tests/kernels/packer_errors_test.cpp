@@ -1,4 +1,4 @@
-// Everything a packer refuses, for both packers: the error names what was wrong and nothing is copied.
+// Tests everything that both packers refuse: the error names what was wrong, and nothing is copied.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ class PackerErrors : public ::testing::TestWithParam<MakePacker> {
     spoil(layout);
     expect_refused(GetParam()(layout, {}), reason);
   }
-  /// Asks for the same run in both directions and sees that no byte moved.
+  /// Requests the same run in both directions, and checks that no byte was moved.
   void expect_run_refused(const TokenRun& run, const std::string& reason) {
     std::vector<std::byte> chunk(100 * packer_->layout().bytes_per_token(), std::byte{1});
     const std::vector<std::byte> chunk_before = chunk;
@@ -41,7 +41,8 @@ class PackerErrors : public ::testing::TestWithParam<MakePacker> {
     EXPECT_EQ(cache_.memory(), before_);
   }
 
-  // Two layers in two groups; blocks of 4 tokens; 2 heads * 8 dims * 4 bytes * 2 planes * 2 layers = 256 bytes a token.
+  // The cache has two layers in two groups and blocks of 4 tokens. A token has 2 heads * 8 dims * 4 bytes * 2 planes *
+  // 2 layers = 256 bytes.
   TestCache cache_{CacheShape{.groups = 2}};
   const std::vector<std::byte> before_ = std::vector<std::byte>(cache_.memory().size(), std::byte{7});
   const std::vector<std::vector<BlockId>> tables_ = {{0, 1, 2}, {3, 2, 1}};

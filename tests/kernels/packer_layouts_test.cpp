@@ -1,4 +1,4 @@
-// The layouts that vLLM's backends use, element by element, for both packers.
+// Tests both packers with the layouts that vLLM's backends use, element by element.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -21,7 +21,7 @@ using MakePacker = Result<std::unique_ptr<Packer>> (*)(KvLayout, ChunkFormat);
 
 class PackerLayouts : public ::testing::TestWithParam<std::tuple<NamedLayout, MakePacker>> {};
 
-// Element bytes are 4, so that an element can hold the name of the place it belongs to.
+// Returns a value that names the place of an element. Elements have 4 bytes, so that an element can hold this value.
 std::uint32_t name_of_element(std::size_t layer, std::size_t head, std::size_t plane, std::size_t token,
                               std::size_t dim) {
   return static_cast<std::uint32_t>((((layer * 10 + head) * 10 + plane) * 1000 + token) * 1000 + dim);
@@ -33,7 +33,8 @@ void gathers_and_scatters(const NamedLayout& named, MakePacker make_packer,
   TestCache cache(shape);
   const std::unique_ptr<Packer> packer = make_packer(cache.layout(), {}).value();
 
-  const std::uint32_t first_token = shape.block_tokens / 2, num_tokens = shape.block_tokens * 2;  // of three blocks
+  // the run has tokens of three blocks
+  const std::uint32_t first_token = shape.block_tokens / 2, num_tokens = shape.block_tokens * 2;
   std::vector<std::byte> named_memory(cache.memory().size(), std::byte{0xee});
   std::vector<std::uint32_t> canonical;
   for (std::size_t layer = 0; layer < shape.layers; ++layer)
@@ -60,7 +61,7 @@ void gathers_and_scatters(const NamedLayout& named, MakePacker make_packer,
   cache.set_memory(std::vector<std::byte>(named_memory.size(), std::byte{0xee}));
   const Result<void> scattered = packer->scatter(std::as_bytes(std::span(canonical)), num_tokens, 0, run);
   ASSERT_TRUE(scattered) << scattered.error().what;
-  EXPECT_EQ(cache.memory(), named_memory);  // every other byte still is 0xee
+  EXPECT_EQ(cache.memory(), named_memory);  // every other byte is still 0xee
 }
 
 TEST_P(PackerLayouts, GathersAndScattersInCanonicalOrder) {
@@ -97,8 +98,8 @@ INSTANTIATE_TEST_SUITE_P(Vllm, PackerLayouts,
                          });
 
 TEST(TestCacheLayout, CpuAttentionIsWhereItsKernelPutsIt) {
-  // cpu_attn_reshape_and_cache of vLLM 0.32 wrote token 37's K element (head 1, dim 5) to element 6309 of a tensor
-  // [3 blocks, 2 heads, 32 tokens, 2 * 32], and V's to element 7333, for fp32, bf16 and fp16 alike.
+  // For fp32, bf16 and fp16, vLLM 0.32's cpu_attn_reshape_and_cache wrote the K element (head 1, dim 5) of token 37 to
+  // element 6309 of a tensor [3 blocks, 2 heads, 32 tokens, 2 * 32], and the V element to element 7333.
   TestCache cache({.layers = 1,
                    .blocks = 3,
                    .block_tokens = 32,

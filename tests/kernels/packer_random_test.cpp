@@ -1,4 +1,4 @@
-// The host packer against the plain loop, on random shapes, orders, paddings, block tables and token runs.
+// Compares the host packer with the plain loop on random shapes, orders, paddings, block tables and token runs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace kvferry {
 namespace {
 
-// Many seeds a test, so that a thousand shapes don't cost a thousand processes.
+// One test runs many seeds, so that a thousand shapes don't need a thousand processes.
 constexpr std::uint32_t kSeedsPerTest = 250;
 
 class PackerRandom : public ::testing::TestWithParam<std::uint32_t> {
@@ -87,7 +87,7 @@ TEST_P(PackerRandom, KvSurvivesTheMoveToAnotherLayoutAndBlockSize) {
     const auto from_tables = random_tables(random, from);
     const auto to_tables = random_tables(random, to);
     const TokenRun from_run = random_run(random, from.blocks * from.block_tokens, from_tables);
-    // The target takes some of the chunk's tokens, at any place of its sequence that has room for them.
+    // The target takes some of the chunk's tokens, at a random place of its sequence with enough room.
     const std::uint32_t skip_tokens = random.number(0, from_run.num_tokens);
     const std::uint32_t room = to.blocks * to.block_tokens;
     const std::uint32_t moved = random.number(0, std::min(room, from_run.num_tokens - skip_tokens));

@@ -1,4 +1,5 @@
-// Calls with more bytes than a core's cache holds, which the host packer streams, against the plain loop.
+// Compares the host packer with the plain loop in calls with more bytes than a core's cache holds. The packer uses
+// streaming stores for them.
 #include <gtest/gtest.h>
 
 #include "tests/kernels/random_cache.h"
@@ -14,12 +15,12 @@ struct Streamed {
   const char* order;
   std::uint32_t block_tokens = 16;
   bool converts = false;
-  std::uint32_t chunk_heads = 0;  // of a scatter; 0: the cache's 8
+  std::uint32_t chunk_heads = 0;  // number of heads in the chunk of a scatter; 0: the cache's 8 heads
 };
 
 class PackerStream : public ::testing::TestWithParam<Streamed> {
  protected:
-  /// 4 MiB of chunk at least.
+  /// Returns a shape with at least 4 MiB in a chunk.
   CacheShape shape() const {
     CacheShape made{.layers = GetParam().converts ? 8U : 4U, .blocks = 640 / GetParam().block_tokens, .heads = 8};
     made.block_tokens = GetParam().block_tokens;
@@ -52,7 +53,7 @@ TEST_P(PackerStream, EqualsThePlainLoopBitByBit) {
   const auto reference = make_reference_packer(plain.layout(), format(true)).value();
   std::vector<std::byte> chunk(kTokens * packer->chunk_bytes_per_token()), expected(chunk.size());
   ASSERT_GE(chunk.size(), std::size_t{4} << 20);
-  for (const std::uint32_t first : {0U, 128U, 5U}) {  // the last one does not begin with a block
+  for (const std::uint32_t first : {0U, 128U, 5U}) {  // the last run does not begin at a block's first token
     const TokenRun run{first, kTokens, tables};
     EXPECT_EQ(packer->gather(run, chunk).value(), reference->gather(run, expected).value());
     ASSERT_EQ(chunk, expected) << "from token " << first;

@@ -1,4 +1,4 @@
-// Caches, block tables, runs and formats drawn from a seed.
+// Makes random caches, block tables, runs and formats from a seed.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace kvferry {
 class Random {
  public:
   explicit Random(std::uint32_t seed) : engine_(seed) {}
-  /// Of [lowest, highest].
+  /// Returns a random number in [lowest, highest].
   std::uint32_t number(std::uint32_t lowest, std::uint32_t highest) {
     return std::uniform_int_distribution<std::uint32_t>(lowest, highest)(engine_);
   }
@@ -38,18 +38,19 @@ class Random {
   std::mt19937 engine_;
 };
 
-/// Anything that strides can tell.
+/// Returns any shape that strides can describe.
 CacheShape random_shape(Random& random);
 
-/// Layouts of attention kernels for GPUs: rows are multiples of 16 bytes, dims contiguous.
+/// Returns a layout of attention kernels for GPUs: rows are multiples of 16 bytes, and the dims are contiguous.
 CacheShape random_gpu_shape(Random& random);
 
-/// For each group its own table: all blocks of the cache, each once, in random order.
+/// Returns a table for each group, with all blocks of the cache, each once, in random order.
 std::vector<std::vector<BlockId>> random_tables(Random& random, const CacheShape& shape);
 
 TokenRun random_run(Random& random, std::uint32_t tokens, const std::vector<std::vector<BlockId>>& tables);
 
-/// Conversions where the element's size allows one, some heads of the cache; for a gather all heads of the chunk.
+/// Returns a random format: a conversion if the element's size allows one, some heads of the cache, and for a gather
+/// all heads of the chunk.
 ChunkFormat random_format(Random& random, const CacheShape& shape, bool for_gather);
 
 }  // namespace kvferry

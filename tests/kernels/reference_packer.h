@@ -1,4 +1,4 @@
-// The plain loop, element by element, which defines the result of all packers.
+// The plain loop over all elements. It defines the result that every packer must have.
 #pragma once
 
 #include <memory>

@@ -28,7 +28,7 @@ TestCache::TestCache(const CacheShape& shape) {
   };
   std::array<std::int64_t, 6> strides{};
   std::uint64_t size_bytes = shape.element_bytes;
-  std::int64_t first_bytes = shape.misalignment_bytes;  // of element 0 on every axis
+  std::int64_t first_bytes = shape.misalignment_bytes;  // offset of the element whose index is 0 on every axis
   for (std::size_t i = 6; i-- > 0;) {
     const std::uint64_t steps = count(shape.order[i]);
     const auto stride = static_cast<std::int64_t>(size_bytes + shape.padding_bytes[i]);

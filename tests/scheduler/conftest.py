@@ -1,4 +1,4 @@
-"""Fixtures: one controller and one vLLM configuration for all, engines that are checked and shut down."""
+"""Fixtures: one controller and one vLLM configuration for all tests, and engines that are checked and shut down."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def vllm_config(tmp_path_factory: pytest.TempPathFactory) -> "VllmConfig":
 
 @pytest.fixture
 def make_engine(vllm_config: "VllmConfig", controller: Controller) -> Iterator[MakeEngine]:
-    """Engines of the test's own; EngineSetup's fields are its arguments, and `controller_address`."""
+    """Makes engines for one test. The arguments are the fields of EngineSetup, and `controller_address`."""
     from kvferry_harness.engine import Engine
     from kvferry_harness.setup import EngineSetup
 

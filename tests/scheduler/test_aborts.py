@@ -1,4 +1,4 @@
-"""Aborts at every moment: nothing held, nothing late, nobody else harmed."""
+"""Tests aborts at every moment: nothing stays held, nothing arrives late, and other requests are not affected."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "
 
 
 def pressed(make_engine: MakeEngine, async_scheduling: bool) -> "Engine":
-    """Six requests on too few blocks, one of which loads from the pool."""
+    """Starts six requests with too few blocks for all of them. One of the requests loads from the pool."""
     engine = make_engine(num_blocks=16, token_budget=96, async_scheduling=async_scheduling,
                          executes_late=async_scheduling)
     engine.add("first", prompt(1, 200), 1)
@@ -32,7 +32,7 @@ def pressed(make_engine: MakeEngine, async_scheduling: bool) -> "Engine":
 @pytest.mark.parametrize("moment", [*range(12), 20, 30, 45, 60, 90])
 def test_aborts_after_so_many_steps(
         make_engine: MakeEngine, async_scheduling: bool, while_executing: bool, moment: int) -> None:
-    """Each of the moments finds requests waiting, prefilling, loading, decoding or preempted."""
+    """At the different moments, requests are waiting, prefilling, loading, decoding or preempted."""
     engine = pressed(make_engine, async_scheduling)
     for _ in range(moment):
         engine.step()
@@ -109,7 +109,7 @@ def test_an_id_that_comes_again_at_once(make_engine: MakeEngine, async_schedulin
         for _ in range(moment):
             engine.step()
         engine.abort("again")
-        if async_scheduling:  # vLLM itself would give the new one what the old one still says
+        if async_scheduling:  # otherwise vLLM would give the new request the late output of the old one
             engine.run()
     engine.add("again", prompt(1, 150), 20)
     engine.check_done()
@@ -119,7 +119,9 @@ def test_an_id_that_comes_again_at_once(make_engine: MakeEngine, async_schedulin
 @pytest.mark.parametrize("pause", [PauseState.PAUSED_NEW, PauseState.PAUSED_ALL], ids=["new", "all"])
 @pytest.mark.parametrize("moment", [0, 1, 3, 8])
 def test_sleep_and_wake(make_engine: MakeEngine, async_scheduling: bool, pause: PauseState, moment: int) -> None:
-    """Engine sleep: the scheduler is paused (`abort` ends what runs, `keep` stops in mid-air), later it goes on."""
+    """Puts the engine to sleep: the scheduler is paused (`abort` ends the running requests, `keep` interrupts them),
+    and later continues.
+    """
     engine = pressed(make_engine, async_scheduling)
     for _ in range(moment):
         engine.step()
@@ -146,4 +148,4 @@ def test_shutdown_with_requests_in_every_state(make_engine: MakeEngine, async_sc
     for _ in range(15):
         engine.step()
     engine.shutdown()
-    engine.shutdown()  # vLLM may call it twice
+    engine.shutdown()  # called twice, because vLLM may do so

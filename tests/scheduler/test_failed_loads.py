@@ -1,4 +1,6 @@
-"""Damaged chunks: never attended, recomputed or told as an error, never offered again, whatever happens meanwhile."""
+"""Tests damaged chunks: they are never attended to, they are recomputed or reported as an error, and they are not
+offered again.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -16,7 +18,7 @@ BOTH = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "
 
 
 def filled(make_engine: MakeEngine, length: int = 256, **setup: object) -> "Engine":
-    """An engine whose pool holds prompt 1 in chunks of 64 tokens, and whose own prefix cache is empty."""
+    """Returns an engine whose pool has prompt 1 in chunks of 64 tokens, and whose own prefix cache is empty."""
     engine = make_engine(**setup)
     engine.add("first", prompt(1, length), 1)
     engine.run()
@@ -35,14 +37,14 @@ def test_recompute_from_the_first_damaged_chunk(
     engine.run()
 
     failures = [call for call in engine.log.of("vllm_output") if call["bad_blocks"] or call["failed"]]
-    if async_scheduling:  # vLLM starts again from 0, and what is good is found again
+    if async_scheduling:  # vLLM starts the request again from token 0, and finds the undamaged chunks again
         assert [call["failed"] for call in failures] == [["b"]]
         assert engine.log.of("lookup", "b")[-1]["answer"] == 64 * chunk
     else:
         assert [len(call["bad_blocks"]) for call in failures] == [8 - 2 * chunk]
     assert engine.metrics()["load_failures_total"] == 1
     engine.check_done()
-    # The damaged chunk is saved anew and serves the next one.
+    # The damaged chunk is saved again, and serves the next request.
     assert engine.scheduler.reset_prefix_cache()
     engine.add("c", prompt(1, 256), 12)
     engine.run()
@@ -69,7 +71,7 @@ def test_fail_ends_the_request_and_nobody_reads_its_blocks(make_engine: MakeEngi
 @pytest.mark.parametrize("on_failed_load", ["recompute", "fail"])
 def test_requests_that_share_the_blocks_of_a_failed_load(
         make_engine: MakeEngine, async_scheduling: bool, on_failed_load: str) -> None:
-    """vLLM counts blocks as cached when they are allocated, so others hit them in the very step of the load."""
+    """vLLM counts blocks as cached when they are allocated, so other requests hit them in the same step as the load."""
     engine = filled(make_engine, async_scheduling=async_scheduling, on_failed_load=on_failed_load)
     engine.corrupt_chunk(1)
     engine.add("b", prompt(1, 256), 12)
@@ -88,7 +90,7 @@ def test_requests_that_share_the_blocks_of_a_failed_load(
 @pytest.mark.parametrize("token_budget", [40, 512])
 def test_requests_that_share_the_blocks_wait_for_their_recompute(
         make_engine: MakeEngine, async_scheduling: bool, token_budget: int) -> None:
-    """The request that loaded recomputes in chunks, while the other one had all of its prefix in the cache."""
+    """The request whose load failed recomputes in chunks. The other request had found its whole prefix in the cache."""
     engine = filled(make_engine, async_scheduling=async_scheduling)
     engine.corrupt_chunk(0)
     engine.add("b", prompt(1, 250), 12)
@@ -121,7 +123,7 @@ def test_an_abort_before_the_failure_is_heard_leaves_no_garbage_in_the_prefix_ca
 @BOTH
 def test_a_preemption_before_the_failure_is_heard(make_engine: MakeEngine, async_scheduling: bool) -> None:
     engine = filled(make_engine, async_scheduling=async_scheduling, role="kv_producer", num_blocks=20)
-    engine.add("old", prompt(5, 250), 60)  # 8 blocks and soon more
+    engine.add("old", prompt(5, 250), 60)  # this request has 8 blocks and soon needs more
     engine.step()
     engine.step()
     engine.corrupt_chunk(0)
@@ -131,7 +133,7 @@ def test_a_preemption_before_the_failure_is_heard(make_engine: MakeEngine, async
 
 
 def test_each_damaged_chunk_fails_one_load(make_engine: MakeEngine) -> None:
-    """What failed once is never offered again, however often it is looked for."""
+    """A chunk whose load failed once is never offered again, however often it is looked up."""
     engine = filled(make_engine, num_blocks=24)
     engine.corrupt_pool()
     for index in range(6):
@@ -148,7 +150,7 @@ def test_a_reset_between_a_failed_load_and_its_report(make_engine: MakeEngine, a
     engine.corrupt_chunk(0)
     engine.add("b", prompt(1, 256), 12)
     engine.step()
-    # vLLM can't with a consumer's blocks in flight; the caller is told so, and everybody is preempted all the same.
+    # vLLM can't reset while a consumer's blocks are in use. It raises an error, but still preempts all requests.
     with pytest.raises(RuntimeError) if async_scheduling else contextlib.nullcontext():
         engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
     engine.add("c", prompt(1, 256), 12)
@@ -157,7 +159,9 @@ def test_a_reset_between_a_failed_load_and_its_report(make_engine: MakeEngine, a
 
 
 def test_failed_loads_never_keep_the_blocks_from_each_other(make_engine: MakeEngine) -> None:
-    """vLLM reserves blocks for loads that failed, and looks no further than the first of them: 127,000 steps once."""
+    """vLLM reserves blocks for loads that failed, and looks only at the first of them. Once, a run took 127,000 steps
+    because of this.
+    """
     engine = make_engine(num_blocks=24, prefix_caching=False, async_scheduling=True, executes_late=True)
     waiting = [(f"{turn}-{index}", [1 + token % 390 for token in tokens]) for turn in range(2)
                for index, tokens in enumerate(PromptSet(7, 8, 20, 220, shared_prefixes=2).prompts())]

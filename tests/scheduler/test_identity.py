@@ -1,4 +1,4 @@
-"""Fingerprints and request extras: what changes KV changes them, what does not leaves them as they are."""
+"""Tests fingerprints and request extras: they change if and only if something changes KV."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The fingerprint of an unchanged copy of the model."""
+    """Returns the fingerprint of an unchanged copy of the model."""
     return fingerprint_of(make_model(tmp_path_factory.mktemp("unchanged") / "toy"))
 
 
@@ -93,7 +93,7 @@ def another_norm(config: Any) -> Any:
 Change = Callable[[Path], None] | dict[str, Any] | tuple[Callable[[Path], None], dict[str, Any]]
 
 CHANGES_KV: dict[str, Change] = {
-    # the folder's files
+    # changes of the model's files
     "first byte of the weights": flip(0),
     "a byte in the middle of the weights": flip(WEIGHTS_BYTES // 2),
     "last byte of the weights": flip(WEIGHTS_BYTES - 1),
@@ -112,7 +112,7 @@ CHANGES_KV: dict[str, Change] = {
     "head size": edit(head_dim=16),
     "vocabulary": edit(vocab_size=256),
     "a field that nobody knows yet": edit(attention_sinks=4),
-    # vLLM's flags
+    # changes by vLLM's flags
     "theta by override": {"hf_overrides": {"rope_parameters": DEFAULT_ROPE | {"rope_theta": 1e6}}},
     "theta in its former place": {"hf_overrides": {"rope_theta": 1e6}},
     "rope by override": {"hf_overrides": {"rope_scaling": YARN | {"rope_theta": 10000.0}}},
@@ -120,7 +120,7 @@ CHANGES_KV: dict[str, Change] = {
     "norm by override": {"hf_overrides": {"rms_norm_eps": 1e-5}},
     "norm by a function": {"hf_overrides": another_norm},
     "a false flag by override": {"hf_overrides": {"use_qk_norm": False}},
-    # Set after vLLM's checks, which would load the architecture or the quantization.
+    # These are set after vLLM's checks, which would otherwise load the architecture or the quantization.
     "architecture by override": {"set_on_model": {"hf_overrides": {"architectures": ["Qwen2ForCausalLM"]}}},
     "quantized weights": {"set_on_model": {"hf_overrides": {"quantization_config": {"quant_method": "fp8"}}}},
     "data type": {"dtype": "bfloat16"},
@@ -182,7 +182,7 @@ def after(change: Change, model: Path) -> str:
 def test_what_changes_kv_changes_the_fingerprint(change: str, model: Path, before: str) -> None:
     now = after(CHANGES_KV[change], model)
     assert now != before
-    assert " is '" in fingerprint_difference(before, now)  # names a field and both values
+    assert " is '" in fingerprint_difference(before, now)  # the text names a field and both values
 
 
 @pytest.mark.parametrize("change", KEEPS_KV)
@@ -202,7 +202,9 @@ def test_names_of_generation_defaults_count_inside_other_settings(model: Path) -
 
 
 def test_loading_a_model_does_not_change_its_fingerprint(model: Path) -> None:
-    """Models write into their configuration while they are loaded, in the scheduler's process with one rank only."""
+    """While a model is loaded, it changes its own configuration. With one rank, this happens in the scheduler's
+    process.
+    """
     loaded = ModelConfig(model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=512).hf_config
     loaded.rope_parameters["partial_rotary_factor"] = 0.5
     assert fingerprint_of(model, set_on_model={"hf_config": loaded}) == fingerprint_of(model)
@@ -228,12 +230,12 @@ def test_a_draft_with_kv_of_its_own_counts(model: Path, tmp_path: Path) -> None:
     assert with_draft(draft) != before
 
 
-# ---- digests on disk ----
+# ---- the cache of digests on disk ----
 def test_digests_are_kept_private_and_used_again(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint_of(model)
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert [stat.S_IMODE(entry.stat().st_mode) for entry in cache.iterdir()] == [0o600]
-    monkeypatch.setattr(digests, "_digest_of_piece", None)  # nothing may be read
+    monkeypatch.setattr(digests, "_digest_of_piece", None)  # fails the test if any file is read
     assert fingerprint_of(model) == before
 
 
@@ -243,7 +245,7 @@ def test_damaged_entries_and_unwritable_folders_do_no_harm(
     for entry in cache.iterdir():
         entry.write_bytes(b"\xff\xfe nonsense")
     assert fingerprint_of(model) == before
-    make_model(model, rms_norm_eps=1e-6)  # equal content, written again
+    make_model(model, rms_norm_eps=1e-6)  # the same content, written again
     assert fingerprint_of(model) == before
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     assert fingerprint_of(model) == before
@@ -260,7 +262,7 @@ def test_digests_that_another_user_may_have_written_are_not_used(
     entry, = cache.iterdir()
     signature, digest = entry.read_text().split("\n")
     entry.write_text(f"{signature}\n{digest[::-1]}")
-    assert fingerprint_of(model) != before  # what is forged would be believed
+    assert fingerprint_of(model) != before  # without the check of the owner, a forged digest would be accepted
 
     path = cache if place == "folder" else entry
     if fault == "written by all":
@@ -323,16 +325,17 @@ def test_an_adapter_that_is_loaded_again_in_place(tmp_path: Path) -> None:
     before = extras(source, path)
     assert extras(source, path, local=32) == before
     make_adapter(path, b"two")
-    assert extras(source, path) is None  # nobody but the worker knows which content it has
+    assert extras(source, path) is None  # only the worker knows the content of the adapter
     now = extras(source, path, inplace=True)
     assert now not in (None, before)
     assert extras(source, path, inplace=True) == now
     assert source.num_reloads == 1
-    assert extras(source, path, inplace=True, local=32) is None  # vLLM's prefix cache may have KV of the former content
+    # vLLM's prefix cache may have KV of the adapter's former content
+    assert extras(source, path, inplace=True, local=32) is None
 
     moved = extras(source, make_adapter(tmp_path / "moved", b"three"), inplace=True)
     assert moved not in (None, before, now)
-    assert extras(source, path) is None  # a request that came before the adapter was loaded from elsewhere
+    assert extras(source, path) is None  # the request came before the adapter was loaded from another folder
 
 
 def test_a_reset_changes_the_extras() -> None:

@@ -1,9 +1,8 @@
-"""vLLM's connector interface is the one that connector/python was written against.
+"""Tests that vLLM's connector interface is the one for which connector/python was written.
 
-interface.txt has each method of vLLM's base class with its signature, and each function of vLLM that calls such methods
-with what it calls, in the order of its source. After a change was read and connector/python follows it, write it anew:
-
-  .venv/bin/python tests/scheduler/test_interface.py > tests/scheduler/interface.txt
+interface.txt has the signature of each method of vLLM's base class, and each function of vLLM that calls such methods,
+with these methods in the order of the source. After a change, first adapt connector/python, then write the file again:
+.venv/bin/python tests/scheduler/test_interface.py > tests/scheduler/interface.txt
 """
 
 import ast
@@ -15,7 +14,7 @@ RECORDED = Path(__file__).with_name("interface.txt")
 
 
 def methods() -> dict[str, str]:
-    """The signature of each method that a connector may have."""
+    """Returns the signature of each method that a connector may have."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 
     found = {}
@@ -29,7 +28,7 @@ def methods() -> dict[str, str]:
 
 
 def calls(source: Path, known: set[str]) -> Iterator[tuple[str, str]]:
-    """The functions of a module that call a KV connector, and the methods that each calls."""
+    """Yields the functions of a module that call a KV connector, with the methods that each function calls."""
     tree = ast.parse(source.read_text())
     for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
         for function in owner.body:
@@ -43,7 +42,7 @@ def calls(source: Path, known: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def receiver(expression: ast.expr) -> str:
-    """The last name of `self.connector` and the like; "" for the connectors of other things than KV."""
+    """Returns the last name in an expression such as `self.connector`; "" for connectors of other things than KV."""
     name = expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
     return "" if name.startswith(("ec_", "aux_output_")) else name
 

@@ -1,4 +1,6 @@
-"""One engine alone: what vLLM calls over a request's life, what it is answered, and that nothing is left."""
+"""Tests one engine alone: vLLM's calls during the life of a request, their answers, and that nothing is left at the
+end.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,12 +15,12 @@ MakeEngine = Callable[..., "Engine"]
 
 
 def answers(engine: "Engine", request_id: str) -> list[tuple[int, int | None]]:
-    """(tokens in the engine's prefix cache, answer) of each lookup that reached the core."""
+    """Returns (tokens in the engine's prefix cache, answer) for each lookup of the request that reached the core."""
     return [(call["local"], call["answer"]) for call in engine.log.of("lookup", request_id)]
 
 
 def answered(engine: "Engine", request_id: str) -> tuple[int, int]:
-    """The lookup that counted: the last one, which was answered."""
+    """Returns the last lookup of the request, whose answer vLLM used."""
     local, answer = answers(engine, request_id)[-1]
     assert answer is not None
     return local, answer
@@ -48,7 +50,7 @@ def test_a_request_is_saved_while_it_lives_and_leaves_nothing_behind(
     finished, = engine.log.of("vllm_finished", "a")
     assert finished["status"] == "FINISHED_LENGTH_CAPPED"
     assert finished["holds"] is False
-    assert engine.metrics()["saved_tokens_total"] == 159  # all but the last token, which was never computed
+    assert engine.metrics()["saved_tokens_total"] == 159  # all tokens except the last one, whose KV was never computed
     engine.check_done()
 
 
@@ -62,7 +64,7 @@ def test_the_last_step_is_empty_and_saves_what_the_finished_request_left(make_en
     last = engine.log.of("vllm_step")[-1]
     assert last["counts"] == {}
     assert last["finished"] == ["a"]
-    engine.step()  # nothing is to be done: no call
+    engine.step()  # this step has nothing to do, so the connector is not called
     assert engine.log.of("vllm_step")[-1] is last
     assert engine.metrics()["saved_tokens_total"] == 100
     engine.check_done()
@@ -82,7 +84,7 @@ def test_a_full_hit_leaves_one_token_to_compute(
     assert engine.log.of("allocated", "b")[0]["external"] == 127
     step = next(call for call in engine.log.of("vllm_step") if "b" in call["counts"])
     assert step["counts"]["b"] == 1
-    # An engine that plans ahead waits for its loads: it could not mend a failed one otherwise.
+    # An engine that plans ahead waits for its loads, because it could not repair a failed load later.
     assert step["sync_loads"] is not async_scheduling
     received = [call for call in engine.log.of("vllm_output") if "b" in call["received"]]
     assert len(received) == int(async_scheduling)
@@ -92,10 +94,10 @@ def test_a_full_hit_leaves_one_token_to_compute(
 
 def test_a_partial_hit_ends_inside_a_block(make_engine: MakeEngine) -> None:
     engine = make_engine(prefix_caching=False, chunk_tokens=64)
-    engine.add("a", prompt(1, 110), 1)  # a chunk of 64 and a tail of 46
+    engine.add("a", prompt(1, 110), 1)  # this makes a chunk of 64 tokens and a tail of 46
     engine.run()
     engine.add("b", prompt(1, 110) + prompt(2, 60), 8)
-    engine.add("c", prompt(1, 100) + prompt(3, 60), 8)  # the tail is not its prefix
+    engine.add("c", prompt(1, 100) + prompt(3, 60), 8)  # the tail of "a" is not a prefix of this prompt
     engine.run()
 
     assert answered(engine, "b") == (0, 110)
@@ -107,7 +109,7 @@ def test_the_engines_own_hit_comes_first_and_the_rest_is_loaded(make_engine: Mak
     engine = make_engine(num_blocks=10, token_budget=512)
     engine.add("a", prompt(1, 220), 1)
     engine.run()
-    engine.add("filler", prompt(9, 150), 1)  # takes the end of a's cached blocks
+    engine.add("filler", prompt(9, 150), 1)  # takes the blocks at the end of a's cached prefix
     engine.run()
     engine.add("a2", prompt(1, 220), 5)
     engine.run()
@@ -127,7 +129,7 @@ def test_prompts_shorter_than_a_block_and_around_it(make_engine: MakeEngine, len
     engine.run()
 
     _, external = answered(engine, "b")
-    # Tails are found from 16 tokens on: their group is named by so many.
+    # Tails are found from 16 tokens on, because the name of a tail's group depends on the first 16 tokens.
     assert external == (length + 2 if length + 2 >= 16 else 0)
     engine.check_done()
 
@@ -149,7 +151,9 @@ def test_prompt_logprobs_read_no_cache_and_hold_nothing(make_engine: MakeEngine)
 
 @BOTH
 def test_several_samples_of_one_prompt(make_engine: MakeEngine, async_scheduling: bool) -> None:
-    """n > 1: vLLM makes a request of each sample; they share blocks, and preemption takes some of them."""
+    """For n > 1, vLLM makes a request for each sample. The requests share blocks, and preemption takes some of these
+    blocks.
+    """
     engine = make_engine(num_blocks=14, async_scheduling=async_scheduling)
     for sample in range(4):
         engine.add(f"{sample}_n", prompt(1, 90), 70)
@@ -215,7 +219,7 @@ def test_lora_and_cache_salt_have_keys_of_their_own(make_engine: MakeEngine) -> 
     engine.add("both", prompt(1, 100), 4, lora="adapter", salt="tenant")
     engine.run()
 
-    # Tokens that are equal under another LoRA or salt would be told wrong by the stamps too.
+    # If equal tokens of another LoRA or salt were loaded, the stamps would also give wrong tokens.
     assert [answered(engine, name)[1] for name in ("plain2", "lora2", "salt2", "lora3", "salt3", "both")] == [
         99, 99, 99, 0, 0, 0]
     engine.check_done()
@@ -231,7 +235,8 @@ def test_an_adapter_that_is_loaded_again_has_other_keys(make_engine: MakeEngine,
     engine.add("waiting", prompt(1, 100), 1, lora="adapter")
     engine.load_adapter("adapter")
     engine.add("after", prompt(1, 100), 1, lora="adapter")
-    assert set(engine.connector._scheduler._requests) == {"after"}  # what the others compute is saved for nobody
+    # the KV that the other requests compute is not saved
+    assert set(engine.connector._scheduler._requests) == {"after"}
     engine.abort("running", "waiting")
     engine.run()
     engine.add("again", prompt(1, 100), 4, lora="adapter")
@@ -242,7 +247,7 @@ def test_an_adapter_that_is_loaded_again_has_other_keys(make_engine: MakeEngine,
 
 
 def test_blocks_of_an_adapter_before_it_was_loaded_again_are_not_saved(make_engine: MakeEngine) -> None:
-    """vLLM's own prefix cache knows an adapter by name and path only."""
+    """vLLM's own prefix cache distinguishes adapters only by name and path."""
     engine = make_engine()
     engine.add("before", prompt(1, 100), 1, lora="adapter")
     engine.run()
@@ -250,7 +255,7 @@ def test_blocks_of_an_adapter_before_it_was_loaded_again_are_not_saved(make_engi
     engine.add("other", prompt(2, 100), 1, lora="adapter")
     engine.run()
     engine.add("after", prompt(1, 100), 1, lora="adapter")
-    engine.scheduler.schedule()  # and not executed, since what vLLM finds is wrong
+    engine.scheduler.schedule()  # the step is not executed, because vLLM finds outdated blocks
     assert engine.log.of("vllm_match", "after")[-1]["local"] == 96
     assert [call["cacheable"] for call in engine.log.of("add", "after")] == [True, False]
 
@@ -282,7 +287,9 @@ def test_multi_connector_finds_the_class_of_its_metrics_by_name() -> None:
 
 
 def test_a_session_that_goes_on_is_left_alone(make_engine: MakeEngine) -> None:
-    """vLLM's streaming input rewrites a session's history, so its tokens are neither saved nor looked for."""
+    """vLLM's streaming input rewrites the history of a session. So the session's tokens are neither saved nor looked
+    up.
+    """
     engine = make_engine()
     engine.add("s", prompt(1, 70), 4, resumable=True)
     for _ in range(6):
@@ -294,7 +301,7 @@ def test_a_session_that_goes_on_is_left_alone(make_engine: MakeEngine) -> None:
     engine.add("s", prompt(2, 40), 3, resumable=True)
     for _ in range(6):
         engine.step()
-    engine.add("s", [1], 1)  # not resumable: the session ends
+    engine.add("s", [1], 1)  # not resumable, so the session ends
     engine.run()
 
     assert engine.metrics()["saved_tokens_total"] == 0

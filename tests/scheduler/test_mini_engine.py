@@ -1,4 +1,6 @@
-"""The engine model of tests/sim does what vLLM's own scheduler does, step by step, for the same sizes and requests."""
+"""Tests that the engine model of tests/sim schedules as vLLM's own scheduler does, step by step, for equal sizes and
+requests.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,5 @@
-"""A prefill and a decode engine: the hand-over over real sockets and real transport, as vLLM's routers use it."""
+"""Tests a prefill and a decode engine: the hand-over over real sockets and a real transport, as vLLM's routers use it.
+"""
 
 import socket
 import time
@@ -32,7 +33,7 @@ def hand_over(engine: "Engine", request_id: str, tokens: list[int]) -> dict[str,
 
 
 def run_patiently(engine: "Engine", seconds: float = 20.0) -> None:
-    """As run(), for lookups that wait for other nodes."""
+    """Does the same as run(), for lookups that wait for other nodes."""
     deadline = time.monotonic() + seconds
     while engine.scheduler.has_requests() or engine.busy:
         engine.step()
@@ -48,13 +49,13 @@ def test_remote_decode_frees_the_blocks_and_keeps_the_chunks(make_engine: MakeEn
 
     finished, = engine.log.of("vllm_finished", "p")
     assert finished["status"] == "FINISHED_LENGTH_CAPPED"
-    assert finished["holds"] is False  # its blocks are free at once
+    assert finished["holds"] is False  # the request's blocks are free at once
     assert params["do_remote_prefill"] is True
     assert params["do_remote_decode"] is False
     assert params["remote_request_id"] == "p"
     assert params["remote_num_tokens"] == 200
     assert isinstance(params["remote_port"], int)
-    # Three chunks and a tail wait for the decode worker, until it has read them or a minute has passed.
+    # Three chunks and a tail are kept until the decode worker has read them, or until a minute has passed.
     assert engine.metrics()["pool_pinned_chunks"] == 4
     engine.check_done(held_chunks=4)
 
@@ -108,7 +109,8 @@ def test_the_decode_engine_preempts_and_gets_its_kv_back(make_engine: MakeEngine
 
 
 def test_a_preempted_prefill_computes_again_what_it_hands_over(make_engine: MakeEngine) -> None:
-    """requires_kv_delivery: vLLM drops the output of a producer's request that is preempted in its last step."""
+    """requires_kv_delivery: vLLM drops the output of a producer's request that is preempted in the request's last step.
+    """
     prefill = make_engine(role="kv_producer", async_scheduling=True)
     assert prefill.scheduler.requires_kv_delivery
     prefill.add("p", prompt(1, 200), 1, params=REMOTE_DECODE)
@@ -180,13 +182,13 @@ def test_params_that_make_no_sense(make_engine: MakeEngine, params: dict[str, An
 
 @pytest.fixture
 def key(tmp_path: Path) -> dict[str, Any]:
-    """The keys of kv_connector_extra_config that make nodes sign."""
+    """Returns the keys of kv_connector_extra_config with which nodes sign addresses."""
     return {"cluster_key_file": str(ensure_key(tmp_path / "cluster.key"))}
 
 
 @pytest.fixture
 def make_member(make_engine: MakeEngine, key: dict[str, Any]) -> Iterator[MakeEngine]:
-    """Engines with the key, at a controller that has it too."""
+    """Makes engines that have the cluster key, with a controller that has it too."""
     key_file = Path(key["cluster_key_file"])
     controller = Controller("scheduler-tests-members", log_folder=LOGS / "tests", key_file=key_file)
     controller.start()
@@ -270,7 +272,7 @@ def test_another_model_is_refused_with_the_fields_that_differ(
     run_patiently(decode)
     said, = (record.getMessage() for record in caplog.records if "different models" in record.getMessage())
     assert "is '64' here and '128' there" in said
-    assert "model=" not in said  # what is equal is not told
+    assert "model=" not in said  # fields with equal values are not mentioned
     decode.check_done()
 
 
@@ -283,7 +285,7 @@ def test_a_controller_that_goes_and_returns(make_engine: MakeEngine) -> None:
         first.add("a", prompt(1, 128), 5)
         first.run()
         own.process.kill()
-        second.add("b", prompt(1, 128), 5)  # nobody can be asked
+        second.add("b", prompt(1, 128), 5)  # there is no other node to ask
         run_patiently(second)
         own.start()
         own.wait_ready()
@@ -297,7 +299,7 @@ def test_a_controller_that_goes_and_returns(make_engine: MakeEngine) -> None:
             return bool(second.log.of("lookup", f"d{number}")[-1]["answer"])
 
         wait_until(found)
-        wait_until(lambda: first.metrics()["pool_pinned_chunks"] == 0)  # the leases are given back
+        wait_until(lambda: first.metrics()["pool_pinned_chunks"] == 0)  # until the leases have been returned
         first.check_done()
         second.check_done()
     finally:

@@ -1,4 +1,4 @@
-"""Preemption in every state a request can be in, by full blocks, by priority and by resets."""
+"""Tests preemption in every state of a request, because of a lack of blocks, by priority and by resets."""
 
 import time
 from collections.abc import Callable
@@ -40,7 +40,8 @@ def test_a_decoding_request_gets_its_kv_back(
     assert "b" in preempted(engine)
     resumed = [call for call in engine.log.of("vllm_match", "b") if call["status"] == "PREEMPTED" and call["answer"][0]]
     for call in resumed:
-        # Prompt and output, all but the token that has to be computed; one more is unsaved while one is in flight.
+        # The prompt and the output are found again, except for the token that must be computed, and one more if a token
+        # was still being computed.
         assert call["num_tokens"] - call["answer"][0] in (1, 2)
     assert resumed
     engine.check_done()
@@ -66,7 +67,7 @@ def test_a_request_that_was_just_loaded(make_engine: MakeEngine, async_schedulin
     engine = make_engine(num_blocks=14, prefix_caching=False, async_scheduling=async_scheduling)
     engine.add("first", prompt(2, 250), 1)
     engine.run()
-    engine.add("a", prompt(1, 127), 100)  # one block more in its next step
+    engine.add("a", prompt(1, 127), 100)  # needs another block in its next step
     engine.step()
     engine.add("b", prompt(2, 250), 20)  # loads into the last free blocks
     engine.run()
@@ -88,7 +89,7 @@ def test_again_and_again(make_engine: MakeEngine, async_scheduling: bool) -> Non
 
 @BOTH
 def test_by_priority_in_the_step_that_had_scheduled_it(make_engine: MakeEngine, async_scheduling: bool) -> None:
-    """The scheduler takes back what it had already scheduled in the same step."""
+    """vLLM's scheduler takes back what it has already scheduled in the same step."""
     engine = make_engine(num_blocks=14, policy="priority", async_scheduling=async_scheduling, token_budget=256)
     engine.add("low", prompt(1, 120), 100, priority=9)
     engine.step()
@@ -105,7 +106,7 @@ def test_by_priority_in_the_step_that_had_scheduled_it(make_engine: MakeEngine, 
 @pytest.mark.parametrize("tails", [False, True], ids=["chunks", "tails"])
 def test_reset_with_running_requests_preempts_and_resumes_all(
         make_engine: MakeEngine, async_scheduling: bool, v2_runner: bool, tails: bool) -> None:
-    # A producer: with a consumer's blocks in flight vLLM can't reset, see test_failed_loads.py.
+    # The engine is a producer, because vLLM can't reset while a consumer's blocks are in use; see test_failed_loads.py.
     engine = make_engine(async_scheduling=async_scheduling, v2_runner=v2_runner, role="kv_producer",
                          extra={"save_partial_chunks": tails})
     for index in range(4):
@@ -118,7 +119,7 @@ def test_reset_with_running_requests_preempts_and_resumes_all(
         assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
         engine.step()
         assert set(engine.log.of("step")[-1]["preempted"]) == running
-        # They resume in the same step already, or when their tails are packed and the controller has answered.
+        # Requests resume in the same step, or once their tails are packed and the controller has answered.
         run_until(engine, lambda names=running: {request.request_id for request in engine.scheduler.running} == names)
     engine.run()
     assert engine.metrics()["resumed_hit_tokens_total"] >= 3 * 4 * 64
@@ -141,7 +142,9 @@ def test_reset_with_the_connector_drops_all_chunks(make_engine: MakeEngine, asyn
 
 @BOTH
 def test_after_a_reset_old_kv_of_other_nodes_is_not_taken(make_engine: MakeEngine, async_scheduling: bool) -> None:
-    """Weights are updated on one node, then on the other: they share KV before and after, and not in between."""
+    """The weights are updated on one node, then on the other. The nodes share KV before and after the updates, but not
+    in between.
+    """
     one = make_engine(async_scheduling=async_scheduling, prefix_caching=False)
     other = make_engine(async_scheduling=async_scheduling, prefix_caching=False)
 
@@ -152,7 +155,7 @@ def test_after_a_reset_old_kv_of_other_nodes_is_not_taken(make_engine: MakeEngin
         return int(answers[-1])
 
     def share(number: int) -> bool:
-        """Tries prompts until the controller has heard of one."""
+        """Tries prompts until the controller knows the chunks of one."""
         for attempt in range(number, number + 100):
             found(one, f"one {attempt}", attempt)
             if found(other, f"other {attempt}", attempt):
@@ -163,10 +166,10 @@ def test_after_a_reset_old_kv_of_other_nodes_is_not_taken(make_engine: MakeEngin
     assert share(100)
     assert found(one, "b", 2) == 0
     assert one.scheduler.reset_prefix_cache(reset_connector=True)
-    assert found(one, "c", 1) == 0  # the other node has it, of the old weights
+    assert found(one, "c", 1) == 0  # the other node has chunks of the old weights
     assert found(one, "d", 3) == 0
     assert found(other, "e", 2) == 0  # withdrawn
-    assert found(other, "f", 3) == 0  # of the new weights
+    assert found(other, "f", 3) == 0  # chunks of the new weights
     assert other.scheduler.reset_prefix_cache(reset_connector=True)
     assert share(200)
     for engine in (one, other):
@@ -186,14 +189,14 @@ def test_a_handover_from_before_a_reset_is_recomputed(make_engine: MakeEngine) -
 
 
 def test_requests_that_run_through_a_reset_are_not_saved(make_engine: MakeEngine) -> None:
-    """vLLM refuses to empty its own prefix cache while requests run, but asks the connector all the same."""
+    """vLLM refuses to empty its own prefix cache while requests run, but still calls the connector."""
     engine = make_engine()
     engine.add("a", prompt(1, 100), 100)
     engine.step()
     assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
     saved = engine.metrics()["saved_tokens_total"]
     engine.run()
-    engine.add("b", prompt(1, 100), 1)  # it finds blocks of the former weights in vLLM's prefix cache
+    engine.add("b", prompt(1, 100), 1)  # this request finds blocks of the old weights in vLLM's prefix cache
     engine.run()
     assert engine.metrics()["saved_tokens_total"] == saved
     assert engine.metrics()["pool_chunks"] == 0
@@ -202,7 +205,7 @@ def test_requests_that_run_through_a_reset_are_not_saved(make_engine: MakeEngine
     engine.add("c", prompt(1, 100), 1)
     engine.run()
     assert engine.metrics()["saved_tokens_total"] == saved + 100
-    assert engine.connector._scheduler._extras.weights_epoch == 1  # the first reset did not count
+    assert engine.connector._scheduler._extras.weights_epoch == 1  # the first reset was not counted
     engine.check_done()
 
 

@@ -1,4 +1,6 @@
-"""Random schedules on vLLM's own scheduler. A failing seed prints its replay; --seeds N runs more."""
+"""Runs random schedules on vLLM's own scheduler. For a seed that fails, prints how to replay it. --seeds N runs more
+seeds.
+"""
 
 from collections import Counter
 from collections.abc import Iterator

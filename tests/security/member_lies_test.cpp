@@ -1,5 +1,6 @@
-// Lies of a member, who has the cluster key: about every field of every message, to a node, to a controller and to a
-// worker, each once and again later. Nobody ends, and honest nodes get right answers afterwards.
+// Tests lies of a member, which has the cluster key: lies about every field of every message, to a node, to a
+// controller and to a worker, each sent once and repeated later. No process ends, and honest nodes get right answers
+// afterwards.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/stat.h>
@@ -26,7 +27,7 @@ namespace {
 
 using namespace fuzz;  // NOLINT(google-build-using-namespace)
 
-/// The cluster key of the test, in a file.
+/// The test's cluster key, in a file.
 class Key {
  public:
   Key() {
@@ -66,7 +67,7 @@ NewRequest request(const std::string& id, const std::vector<std::int32_t>& promp
   return made;
 }
 
-/// Prefills `prompt` on one node and loads it on the other, where every token is checked.
+/// Prefills `prompt` on one node and loads it on the other node, which checks every token.
 void expect_handover(TestNode& prefill, TestNode& decode, const std::vector<std::int32_t>& prompt) {
   NewRequest first = request("p", prompt);
   first.handoff = true;
@@ -82,7 +83,7 @@ void expect_handover(TestNode& prefill, TestNode& decode, const std::vector<std:
   EXPECT_EQ(load(decode, second, 3), first.num_prompt_tokens - 1);
 }
 
-/// Returns lies about the message in the envelope and about the envelope itself.
+/// Returns lies about the message in the envelope, and about the envelope itself.
 std::vector<std::string> lies_about(const AnyMessage& message) {
   const std::string truth = encoded(message, 7);
   std::vector<std::string> lies = fuzz::lies_about(truth);
@@ -91,11 +92,12 @@ std::vector<std::string> lies_about(const AnyMessage& message) {
     envelope.body = std::move(body);
     lies.push_back(encode(envelope));
   }
-  lies.push_back(truth);  // it is one too: nobody has made this lease, or asked for this push
+  // the true message is a lie too, because this lease was not made and this push was not requested
+  lies.push_back(truth);
   return lies;
 }
 
-/// Sends all of them, in order and then once more in another order.
+/// Sends all lies in order, and then once more in another order.
 template <class Send>
 std::size_t tell(std::vector<std::string> lies, const Send& send) {
   for (const std::string& lie : lies) send(lie);
@@ -129,7 +131,7 @@ TEST_F(MemberLies, ToANode) {
       });
       victim->step();
     }
-    // A lease is answered after all of that: each lie has been read.
+    // A lease is requested after all lies. Its answer shows that every lie was read.
     const std::uint64_t id = 4711;
     ASSERT_TRUE(link->send(seal(id, LeaseRequest{"toy", {ChunkKey{}}, "", {}})));
     EXPECT_TRUE(soon([&] {
@@ -197,7 +199,8 @@ TEST_F(MemberLies, ToAController) {
   TestNode decode(controller_.endpoint(), "decode", "toy", key_.setting());
   std::size_t num_lies = 0;
   for (const auto& message : examples_from_node()) {
-    send(encoded(examples_from_node()[0]));  // the lies before may have ended the registration
+    // the lies before may have ended the registration, so the node registers again
+    send(encoded(examples_from_node()[0]));
     num_lies += tell(fuzz::lies_about(encoded(message)), send);
   }
   EXPECT_GE(num_lies, 500U);
@@ -208,7 +211,7 @@ TEST_F(MemberLies, ToAController) {
   expect_handover(prefill, decode, tokens(21));
 }
 
-/// Sets the incarnation of a message to a node, which ignores messages to an earlier one.
+/// Sets the incarnation of a message to a node, because nodes ignore messages to an earlier incarnation.
 void address(controller::wire::FromController& message, std::uint64_t incarnation) {
   std::visit(
       [&](auto& one) {
@@ -237,7 +240,8 @@ TEST_F(MemberLies, OfAControllerToANode) {
     };
     while (incarnation == 0 && !is_over) serve(), ::poll(nullptr, 0, 2);
     for (auto message : examples_from_controller()) {
-      if (std::holds_alternative<wire::Refused>(message)) continue;  // which a node believes, for good
+      // skipped, because a node that gets this message stops for good
+      if (std::holds_alternative<wire::Refused>(message)) continue;
       address(message, incarnation);
       num_lies += tell(fuzz::lies_about(encoded(message)), [&](const std::string& lie) {
         server->send(node, lie);
@@ -273,7 +277,8 @@ TEST_F(MemberLies, ToAWorker) {
     });
   }
   EXPECT_GE(num_lies, 500U);
-  // A worker's orders are the scheduler's alone: the outcomes of these went to the liar, and slots may be lost to it.
+  // Only the scheduler may send orders to a worker. The outcomes of these orders went to the liar, so the worker may
+  // have lost slots.
   ASSERT_TRUE(link->send(seal(99, ChecksumOrder{99, 8, {}, {{{0, 1}, 8, 1}}, 1000, 0})));
   EXPECT_TRUE(soon([&] {
     const auto outcome = link->receive();

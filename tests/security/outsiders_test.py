@@ -1,4 +1,4 @@
-"""Attacks on a closed deployment of real processes: a controller and a node with a cluster key, and nobody's engine."""
+"""Attacks a closed deployment of real processes: a controller and a node with a cluster key. There is no engine."""
 
 import contextlib
 import json
@@ -21,8 +21,8 @@ from kvferry_launch.paths import KVFERRY
 from kvferry_launch.process import free_port
 
 HERE = Path(__file__).parent
-ANSWER_MAX = 64  # bytes that an unknown peer may get; ZeroMQ's greeting has as many
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # the begin of ZeroMQ's
+ANSWER_MAX = 64  # longest answer that an unknown peer may get, in bytes; ZeroMQ's greeting has this length
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"  # the beginning of ZeroMQ's greeting
 
 
 @dataclass
@@ -42,7 +42,9 @@ class Deployment:
                               timeout=60)
 
     def check(self) -> None:
-        """Both processes live, the member gets an answer in time, and the node has its chunk and its memory."""
+        """Checks that both processes run, that a member gets an answer in time, and that the node still has its chunk
+        and its memory.
+        """
         assert self.controller.poll() is None
         assert self.node.poll() is None
         started = time.monotonic()
@@ -58,7 +60,7 @@ class Deployment:
         assert json.loads(self.node.stdout.readline()) == {"same": True, "status": "registered"}
 
     def ports(self) -> list[int]:
-        """TCP ports at which the two processes listen, without that of HTTP, whose refusals are sentences."""
+        """Returns the TCP ports of the two processes, without the HTTP port, whose refusals are longer texts."""
         found = [port for process in (self.controller, self.node) for port in listening_ports(process.pid)]
         assert len(found) >= 3
         found.remove(int(self.http.rpartition(":")[2]))
@@ -80,7 +82,7 @@ def listening_ports(pid: int) -> list[int]:
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("closed")
     for part in (folder, folder.parent, folder.parent.parent):
-        part.chmod(0o755)  # another user may look for the socket and the files
+        part.chmod(0o755)  # readable for all, because another user looks for the socket and the files in it
     key_file, unix, state = folder / "key", folder / "controller.sock", folder / "state"
     http = f"127.0.0.1:{free_port()}"
     subprocess.run([KVFERRY, "keygen", key_file], check=True, capture_output=True)
@@ -108,7 +110,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 
 def answer_to(port: int, message: bytes) -> bytes:
-    """Returns all that an unknown peer gets within a second after he has said this."""
+    """Returns all bytes that an unknown peer gets within a second after it has sent this message."""
     got = b""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as unknown_peer:
         with contextlib.suppress(OSError):
@@ -224,7 +226,7 @@ def test_without_the_key_no_node_registers(deployment: Deployment, tmp_path: Pat
 
 
 def test_without_the_secret_nobody_touches_memory(deployment: Deployment) -> None:
-    """The address with another secret, and a descriptor of the region made up."""
+    """The attacker has the address with another secret, and a made-up descriptor of the region."""
     forged = re.sub(rb"\xb0.{16}", b"\xb0" + bytes(16), deployment.address, flags=re.DOTALL)
     assert forged != deployment.address
     puller = ("import sys; from kvferry.transport import Direction, Transport\n"

@@ -1,5 +1,7 @@
-"""A node without an engine: a real transport with a region, registered at a controller. It prints its addresses as one
-line of JSON and answers each line on its standard input with whether the region is what it was."""
+"""A node without an engine: a real transport with a region, registered at a controller.
+
+It prints its addresses as one line of JSON. For each line on its stdin, it prints whether the region is unchanged.
+"""
 
 import json
 import sys

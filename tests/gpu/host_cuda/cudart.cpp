@@ -1,5 +1,6 @@
-// The part of CUDA's runtime that kvferry calls, over the simulated GPU: what is built for CUDA runs without one, with
-// work that is as late and as disordered as streams and events allow. Tests link it in libcudart's place.
+// The part of CUDA's runtime that kvferry calls, implemented on the simulated GPU. So programs that are built for CUDA
+// run without a GPU, with work that runs as late and in as unusual an order as streams and events allow. Tests link
+// this file in place of libcudart.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -17,7 +18,7 @@ using kvferry::Device;
 using kvferry::DeviceCopy;
 using kvferry::MemoryKind;
 
-/// CUDA's events are recorded again and again.
+/// An event of CUDA, which may be recorded several times.
 struct HostEvent {
   Device::EventHandle recorded = nullptr;
 };
@@ -30,11 +31,11 @@ cudaError_t outcome(const kvferry::Result<T>& result) {
   return result ? cudaSuccess : cudaErrorUnknown;
 }
 
-/// What cuMemGetAddressRange() knows.
+/// The allocations that cuMemGetAddressRange() knows.
 struct Allocations {
   std::mutex mutex;
   std::map<std::uintptr_t, std::size_t> bytes;
-  std::map<std::uintptr_t, int> num_opened;  // by another process's handle
+  std::map<std::uintptr_t, int> num_opened;  // how often each was opened by the handle of another process
 };
 Allocations& allocations() {
   static Allocations all;
@@ -122,7 +123,7 @@ cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) { re
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
   gpu().enqueue(stream, [memory] {
     drop(memory);
-    std::memset(memory, 0x5a, 1);  // whoever still uses it reads other bytes
+    std::memset(memory, 0x5a, 1);  // code that still reads the freed memory gets other bytes
     gpu().release_now(static_cast<std::byte*>(memory));
     return true;
   });
@@ -134,7 +135,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, uns
   *found = std::strcmp(name, "cuMemGetAddressRange") == 0 ? reinterpret_cast<void*>(&address_range) : nullptr;
   return cudaSuccess;
 }
-// Another process's memory is at the address that it has there: there is no other process.
+// The memory of another process has the same address here as there, because the other process is this one.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory) {
   *handle = {};
   std::memcpy(handle->reserved, &memory, sizeof(memory));

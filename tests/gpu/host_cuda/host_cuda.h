@@ -1,14 +1,14 @@
-// CUDA without a GPU: see cudart.cpp.
+// CUDA without a GPU; see cudart.cpp.
 #pragma once
 
 #include "tests/device/sim_device.h"
 
 namespace kvferry {
 
-/// The one GPU of the process.
+/// Returns the only GPU of the process.
 SimDevice& host_gpu();
 
-/// How often memory of other processes was opened and not closed again.
+/// Returns how often memory of other processes was opened and not closed again.
 int host_gpu_opened();
 
 }  // namespace kvferry

@@ -1,4 +1,4 @@
-// The launches of kernels/cuda/launch.cu, as work of the simulated GPU that runs the same device code lane by lane.
+// The launches of kernels/cuda/launch.cu as work of the simulated GPU, which runs the same device code lane by lane.
 #include "kernels/cuda/launch.h"
 #include "tests/gpu/host_cuda/host_cuda.h"
 #include "tests/kernels/emulated_launch.h"

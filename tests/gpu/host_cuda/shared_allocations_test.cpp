@@ -1,4 +1,5 @@
-// How handles of other processes are opened and counted, where the test can be that process and count as well.
+// Tests how handles of other processes are opened and counted. Here the test itself acts as the other process and
+// counts too.
 #include "kernels/cuda/shared_allocations.h"
 
 #include <cuda_runtime_api.h>
@@ -9,14 +10,16 @@
 namespace kvferry {
 namespace {
 
-/// The same from another process: after the array's header and a type comes the number of whoever exported it.
+/// Returns the export as if another process had made it. The number of the exporting process follows the header of the
+/// array and a type.
 std::string from_elsewhere(std::string exported) {
   exported[4] = static_cast<char>(exported[4] ^ 1);
   return exported;
 }
 
 TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
-  std::byte* const memory = host_gpu().allocate(MemoryKind::kDevice, 64).value();  // not CUDA's
+  // this memory does not come from CUDA
+  std::byte* const memory = host_gpu().allocate(MemoryKind::kDevice, 64).value();
   SharedAllocations shared;
   EXPECT_EQ(shared.export_memory({memory, 64}).error().code, ErrorCode::kUnavailable);
   host_gpu().release(MemoryKind::kDevice, memory);
@@ -39,7 +42,7 @@ TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
   EXPECT_EQ(host_gpu_opened(), 1);
   shared.close(base + 500);
   EXPECT_EQ(host_gpu_opened(), 0);
-  shared.close(base);  // as if it were one's own
+  shared.close(base);  // closes the address as if it were memory of this process
   EXPECT_EQ(host_gpu_opened(), 0);
   for (const std::string& exported : {part, from_elsewhere(part)})
     EXPECT_EQ(shared.open(exported, 501).error().code, ErrorCode::kCorrupt) << "beyond the allocation";

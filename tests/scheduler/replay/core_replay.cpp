@@ -18,12 +18,12 @@ std::pair<std::uint32_t, std::uint64_t> slot_of(const Json& chunk) { return {chu
 }  // namespace
 
 CoreReplay::CoreReplay(const Trace& trace) : core_(core_config(trace.config)) {
-  core_.set_directory_up(false);  // one engine alone: nobody else had anything
+  core_.set_directory_up(false);  // there was only one engine in the trace, so no other node had any chunks
 }
 
 void CoreReplay::play(const Json& call) {
   const std::string kind = call.at("call");
-  if (kind.starts_with("vllm_")) return;  // for the rules, see engine_rules.h
+  if (kind.starts_with("vllm_")) return;  // these calls are only for the rules in engine_rules.h
   const TimeNs now = call.at("us").get<TimeNs>() * 1000;
   core_.tick(now);
   if (kind == "add") {
@@ -73,7 +73,7 @@ void CoreReplay::step(const Json& call, TimeNs now) {
   compare_saves(recorded.at("after"), plan.saves_after, plan.step);
 }
 
-/// A slot's number is the core's own business, but what is one chunk in the trace must be one here.
+/// The core may choose any slot. But a slot that holds one chunk in the trace must be one slot here.
 void CoreReplay::same_slot(const Json& recorded, ChunkRef planned, std::uint64_t step) {
   const auto [known, is_new] = slots_.emplace(slot_of(recorded), planned);
   if (!is_new && known->second != planned)

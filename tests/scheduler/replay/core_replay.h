@@ -1,4 +1,4 @@
-// Plays a trace to a scheduler core and compares its answers with the recorded ones.
+// Replays a trace on a scheduler core, and compares the core's answers with the recorded answers.
 #pragma once
 
 #include <map>
@@ -8,7 +8,7 @@
 
 namespace kvferry::replay {
 
-/// Throws std::runtime_error at the first difference; broken promises go to the check handler.
+/// Throws std::runtime_error at the first difference. Broken promises are reported to the check handler.
 class CoreReplay {
  public:
   explicit CoreReplay(const Trace& trace);
@@ -25,7 +25,8 @@ class CoreReplay {
   void same_slot(const Json& recorded, ChunkRef planned, std::uint64_t step);
 
   SchedulerCore core_;
-  std::map<std::pair<std::uint32_t, std::uint64_t>, ChunkRef> slots_;  // recorded (slot, generation) -> ours
+  // maps a recorded (slot, generation) to the slot of this core
+  std::map<std::pair<std::uint32_t, std::uint64_t>, ChunkRef> slots_;
 };
 
 }  // namespace kvferry::replay

@@ -66,7 +66,7 @@ void EngineRules::check(const Json& call) {
     for (const Json& id : call.at("received")) received_.insert(id);
     const bool failed = !call.at("bad_blocks").empty() || !call.at("failed").empty();
     tally_.failed_loads += failed ? 1 : 0;
-    for (const Json& id : call.at("failed")) {  // it starts again, from a lookup
+    for (const Json& id : call.at("failed")) {  // the request starts again with a lookup
       received_.erase(id);
       if (const auto found = requests_.find(id); found != requests_.end()) found->second.state = State::kWaiting;
     }
@@ -74,7 +74,7 @@ void EngineRules::check(const Json& call) {
       for (auto& [id, request] : requests_) request.next_computed.reset();
     outputs_done_ = true;
   } else if (kind == "report") {
-    // In the order of the steps, and at most one step late.
+    // Reports come in the order of the steps, and at most one step late.
     const std::uint64_t step = call.at("step");
     if (step <= reported_ || step > steps_ || step + (async_ ? 1 : 0) < steps_)
       fail(fmt::format("a report of step {} after those of {}, with {} planned", step, reported_, steps_));
@@ -93,7 +93,7 @@ void EngineRules::match(const Json& call) {
   const bool resumes = call.at("preemptions").get<std::uint32_t>() > 0;
   if (status != (resumes ? "PREEMPTED" : "WAITING")) fail(fmt::format("a lookup of a request that is {}", status));
   if (request.state == State::kRunning) {
-    // It lost its blocks since the last step; the next one has to say so.
+    // The request has lost its blocks since the last step. The next step has to report the preemption.
     if (!resumes) fail("a lookup of a request that runs");
     resumed_unheard_.insert(call.at("request"));
     request.state = State::kWaiting;
@@ -140,7 +140,7 @@ void EngineRules::step(const Json& call) {
   if (call.at("plan").at("step") != steps_) fail("a step is missing");
   for (const Json& id : call.at("preempted")) {
     const auto found = requests_.find(id);
-    if (found == requests_.end()) continue;  // it ended since
+    if (found == requests_.end()) continue;  // the request has ended since
     tally_.preemptions += 1;
     if (resumed_unheard_.erase(id) == 0) {
       if (found->second.state != State::kRunning) fail("a request is preempted that has no blocks");
@@ -168,7 +168,7 @@ void EngineRules::scheduled(const Json& row) {
     fail(fmt::format("{} is computed up to {}, not {}", id, computed, *request.next_computed));
   if (computed + count < request.num_tokens) tally_.chunked_prefills += 1;
   request.next_computed = computed + count;
-  if (drafted_.contains(id)) request.next_computed.reset();  // some may be rejected
+  if (drafted_.contains(id)) request.next_computed.reset();  // some of the drafts may be rejected
   if (!row.at("blocks").is_null()) {
     const auto table = row.at("blocks").get<BlockTable>();
     check_table(id, table, request.table);
@@ -178,7 +178,8 @@ void EngineRules::scheduled(const Json& row) {
     if (request.table[group].size() * block_tokens_ < computed + count) fail(fmt::format("{} has too few blocks", id));
 }
 
-/// The whole table, whenever it changed: what was there stays, what has left a window may turn into the null block.
+/// Checks a whole table after a change: earlier blocks stay, except that blocks outside of a window may become the null
+/// block.
 void EngineRules::check_table(const std::string& id, const BlockTable& table, const BlockTable& before) {
   if (table.size() != windows_.size()) fail("a table for another number of KV groups");
   for (std::size_t group = 0; group < table.size(); ++group) {
@@ -198,10 +199,11 @@ void EngineRules::check_table(const std::string& id, const BlockTable& table, co
   }
 }
 
-/// Blocks are shared where they were a local hit, and nowhere else.
+/// Checks that requests share blocks only where they had a local hit.
 void EngineRules::check_sharing(const std::string& id, const BlockTable& table, std::uint32_t local) const {
   for (std::size_t group = 0; group < table.size(); ++group) {
-    if (windows_[group] > 0) continue;  // what has left a window is given to others, and no step says so
+    // a block that has left a window may be given to another request, and no step reports this
+    if (windows_[group] > 0) continue;
     for (std::size_t i = local / block_tokens_; i < table[group].size(); ++i) {
       const BlockId block = table[group][i];
       if (block == kNullBlock) continue;

@@ -1,4 +1,4 @@
-// What tests/sim's engine takes for granted about vLLM, checked on a recorded trace of the real one.
+// The assumptions of tests/sim's engine about vLLM, checked on a recorded trace of the real vLLM.
 #pragma once
 
 #include <map>
@@ -14,12 +14,12 @@ namespace kvferry::replay {
 class EngineRules {
  public:
   explicit EngineRules(const Trace& trace);
-  /// The next call of the trace. Throws std::runtime_error that names the rule.
+  /// Checks the next call of the trace. Throws std::runtime_error with the name of the broken rule.
   void check(const Json& call);
-  /// All requests have left, every plan was reported.
+  /// Checks that all requests have ended, and that every plan was reported.
   void check_end() const;
 
-  /// How often something happened that a trace was recorded for.
+  /// Counts the events for which a trace was recorded.
   struct Tally {
     std::uint32_t steps = 0, preemptions = 0, resumptions = 0, hits = 0, aborts = 0, failed_loads = 0, async_loads = 0,
                   drafts = 0, chunked_prefills = 0, null_blocks = 0, shared_blocks = 0;
@@ -30,7 +30,7 @@ class EngineRules {
   enum class State { kWaiting, kLoading, kRunning };
   struct Request {
     State state = State::kWaiting;
-    bool was_preempted = false;  // since its last admission, and a step has told so
+    bool was_preempted = false;  // since the last admission, and a step has reported it
     std::uint32_t num_tokens = 0;
     std::optional<std::uint32_t> next_computed;  // unknown after drafts or a failed load
     BlockTable table;
@@ -51,12 +51,13 @@ class EngineRules {
   bool async_;
   std::vector<std::uint32_t> windows_;
   std::map<std::string, Request> requests_;
-  std::map<std::string, Json> answers_;    // of this step's lookups
-  std::set<std::string> resumed_unheard_;  // asked for again before a step has told of their preemption
-  std::set<std::string> received_;         // asynchronous loads that ended
-  std::set<std::string> drafted_;          // in the step under way
+  std::map<std::string, Json> answers_;  // answers to the lookups of this step
+  // preempted requests that were looked up again before a step reported their preemption
+  std::set<std::string> resumed_unheard_;
+  std::set<std::string> received_;  // requests whose asynchronous load has ended
+  std::set<std::string> drafted_;   // requests with drafts in the current step
   std::uint64_t steps_ = 0, reported_ = 0;
-  bool outputs_done_ = true;  // since the last step: what the model said was taken in
+  bool outputs_done_ = true;  // vLLM has processed the outputs since the last step
   std::uint64_t line_ = 1;
   Tally tally_;
 };

@@ -1,7 +1,7 @@
-// Runs scenarios on tests/sim's engine model and tells what it scheduled, for comparison with vLLM's own scheduler.
+// Runs scenarios on tests/sim's engine model and prints what it scheduled, for a comparison with vLLM's own scheduler.
 //
-// A line of standard input is one scenario, {"config": {...}, "requests": [...], "aborts": [...]}; a line of standard
-// output is its steps. See tests/scheduler/test_mini_engine.py.
+// Each line of stdin is one scenario, {"config": {...}, "requests": [...], "aborts": [...]}. The program prints one
+// line with the steps of each scenario. See tests/scheduler/test_mini_engine.py.
 #include <fmt/format.h>
 
 #include <iostream>
@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// One run, its steps collected as they are planned.
+/// One run. It collects its steps as they are planned.
 class Run {
  public:
   explicit Run(const Json& scenario)
@@ -63,7 +63,7 @@ class Run {
     return config;
   }
 
-  /// What clients do before the step; false: they will do nothing more.
+  /// Does what clients do before the step. Returns false if they will do nothing more.
   bool act(std::size_t step) {
     bool more = false;
     for (const Json& request : scenario_.at("requests")) {
@@ -107,7 +107,7 @@ class Run {
   StampBook book_;
   MiniEngine engine_;
   TimeNs now_ = kSecond;
-  std::vector<Json> ended_;  // since the last step
+  std::vector<Json> ended_;  // requests that ended since the last step
   Json steps_ = Json::array();
 };
 

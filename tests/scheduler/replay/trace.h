@@ -1,4 +1,4 @@
-// A trace of vLLM's calls on the connector, as tests/scheduler/record wrote it: one JSON object a line, in order.
+// A trace of vLLM's calls to the connector, as tests/scheduler/record wrote it: one JSON object in each line, in order.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ struct Trace {
   std::vector<Json> calls;
 };
 
-/// All traces of a folder, by name. Throws std::runtime_error where one can't be read.
+/// Returns all traces in a folder, by name. Throws std::runtime_error if a trace can't be read.
 std::vector<Trace> read_traces(const std::string& folder);
 
 CoreConfig core_config(const Json& config);

@@ -1,4 +1,5 @@
-// Every recorded trace of real vLLM: the core takes it and answers as it did, and vLLM does what the engine model does.
+// Replays every recorded trace of real vLLM: the core must give the recorded answers, and vLLM must follow the rules of
+// the engine model.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -52,7 +53,7 @@ TEST_F(VllmTraces, VllmKeepsTheRulesOfTheEngineModel) {
     }
     tallies[trace.name] = rules.tally();
   }
-  // Each was recorded for something, which has to be in it.
+  // Each trace was recorded for certain events, which it must contain.
   for (const char* name : {"preemption", "preemption-async", "samples", "windows"}) {
     EXPECT_GT(tallies[name].preemptions, 0u) << name;
     EXPECT_GT(tallies[name].resumptions, 0u) << name;

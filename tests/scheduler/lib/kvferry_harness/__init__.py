@@ -1,1 +1,1 @@
-"""vLLM's real Scheduler and the real KvFerryConnector around a model runner that writes stamps instead of KV."""
+"""Runs vLLM's real Scheduler and the real KvFerryConnector with a model runner that writes stamps instead of KV."""

@@ -1,7 +1,9 @@
-"""One engine without a model: vLLM's real Scheduler, both halves of the real connector, and StampRunner.
+"""One engine without a model: vLLM's real Scheduler, the real scheduler connector and worker connector, and
+StampRunner.
 
-step() does what vLLM's EngineCore does in one step, synchronous or with a batch queue (asynchronous scheduling).
-Everything that is attended to, said and left behind is checked; BrokenError tells what was wrong.
+step() does what vLLM's EngineCore does in one step, synchronously or with a batch queue (asynchronous scheduling). The
+harness checks which KV is attended to, which tokens are returned, and what is left at the end. BrokenError says what
+was wrong.
 """
 
 import tempfile
@@ -36,7 +38,7 @@ from kvferry_harness.stamps import STOP_TOKENS, BrokenError, continuation
 
 @dataclass
 class Told:
-    """What the engine told a client of one request."""
+    """The tokens and the end that the engine reported to a client, for one request."""
 
     expected: list[int]
     tokens: list[int] = field(default_factory=list)
@@ -57,11 +59,11 @@ class Engine:
         self.config = for_engine(base, setup, controller)
         kv_config = kv_cache_config(setup)
         self._salts: dict[str, str] = {}
-        self._adapters: dict[str, int] = {}  # how often each was loaded
+        self._adapters: dict[str, int] = {}  # maps an adapter's name to the number of times it was loaded
         self._adapter_folder = tempfile.TemporaryDirectory()
         self.told: dict[str, Told] = {}
         self._in_flight: deque[_InFlight] = deque()
-        self._aborts: list[str] = []  # that come while a step is executed
+        self._aborts: list[str] = []  # aborts that arrive while a step is executed
         self._metrics: dict[str, float] = {}
         self._hasher = get_request_block_hasher(setup.block_tokens,
                                                 get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo))
@@ -99,7 +101,7 @@ class Engine:
         self.scheduler.add_request(request)
 
     def load_adapter(self, name: str) -> None:
-        """Loads the adapter with other content than before, in place if it was loaded."""
+        """Loads the adapter with new content. If the adapter was loaded before, it is replaced in place."""
         self._adapters[name] = self._adapters.get(name, 0) + 1
         folder = Path(self._adapter_folder.name) / name
         folder.mkdir(exist_ok=True)
@@ -113,12 +115,16 @@ class Engine:
                            load_inplace=self._adapters[name] > 1)
 
     def expect_more(self, request_id: str, history: list[int], max_tokens: int) -> None:
-        """A session goes on: what it must say after the tokens that vLLM keeps of it."""
+        """Sets the expected tokens of a session that continues: the tokens so far, then those that follow the history
+        that vLLM keeps.
+        """
         told = self.told[request_id]
         told.expected = told.tokens + continuation(history, max_tokens, self._salts[request_id])
 
     def abort(self, *request_ids: str, while_executing: bool = False) -> None:
-        """The client went away. while_executing: vLLM hears of it between a step's execution and its outputs."""
+        """Aborts requests whose client has disconnected. while_executing: vLLM gets the abort between the execution of
+        a step and the processing of its outputs.
+        """
         for request_id in request_ids:
             self.told[request_id].aborted = True
         if while_executing:
@@ -126,7 +132,7 @@ class Engine:
         else:
             self.scheduler.finish_requests(list(request_ids), RequestStatus.FINISHED_ABORTED)
 
-    # ---- EngineCore ----
+    # ---- what EngineCore does ----
     def step(self) -> None:
         if self.setup.async_scheduling:
             self._step_with_queue()
@@ -148,7 +154,7 @@ class Engine:
                 return
         elif not self._in_flight:
             return
-        if self.setup.executes_late:  # the device worked on the oldest step while the newest was planned
+        if self.setup.executes_late:  # the device worked on the oldest step while the newest one was planned
             self._execute(self._in_flight[0])
         oldest = self._in_flight.popleft()
         assert oldest.result is not None
@@ -177,7 +183,7 @@ class Engine:
                 if one.finish_reason is not None:
                     told.reason, told.params = one.finish_reason, one.kv_transfer_params
 
-    # ---- what tests ask ----
+    # ---- what tests query ----
     @property
     def log(self) -> Log:
         return self.connector.log
@@ -196,7 +202,7 @@ class Engine:
         return list(self.scheduler.kv_cache_manager.get_block_ids(request_id)[0])
 
     def run(self, max_steps: int = 2000) -> int:
-        """Steps until vLLM has nothing to do; how many it took."""
+        """Runs steps until vLLM has nothing to do. Returns the number of steps."""
         for count in range(max_steps):
             if not self.scheduler.has_requests() and not self._in_flight:
                 return count
@@ -211,9 +217,9 @@ class Engine:
         return self._salts[request_id]
 
     def check_done(self, held_chunks: int | None = 0) -> None:
-        """Nothing is left of any request, and everybody who wasn't aborted was told the right tokens, all of them.
-
-        held_chunks: of finished prefills, for their decode workers; None: any.
+        """Checks that nothing is left of any request, and that every request that was not aborted got all the right
+        tokens. held_chunks: number of chunks that finished prefills may hold for their decode workers; None: any
+        number.
         """
         self.run()
         if self.scheduler.requests or self.scheduler.running or self.scheduler.waiting:
@@ -243,7 +249,7 @@ class Engine:
         self._metrics = metrics
 
     def pool_memory(self) -> Path:
-        """The chunk pool's shared memory: a file that this process has open."""
+        """Returns the chunk pool's shared memory, as a path of the file that this process has open."""
         engine_id = self.config.kv_transfer_config.engine_id  # type: ignore[union-attr]
         for link in Path("/proc/self/fd").iterdir():
             try:
@@ -255,7 +261,7 @@ class Engine:
         raise FileNotFoundError(f"no chunk pool of engine {engine_id}")
 
     def corrupt_pool(self) -> None:
-        """Damages one byte in every chunk."""
+        """Damages one byte in every chunk of the pool."""
         for slot in range(self.setup.pool_chunks):
             self.corrupt_chunk(slot)
 

@@ -1,4 +1,4 @@
-"""Prompts that differ where they should."""
+"""Makes prompts that differ for different seeds."""
 
 import random
 
@@ -6,6 +6,6 @@ from kvferry_harness.stamps import VOCAB
 
 
 def prompt(seed: int, length: int) -> list[int]:
-    """`length` tokens; prompts of the same seed are prefixes of each other."""
+    """Returns a prompt of `length` tokens. Of two prompts with the same seed, the shorter is a prefix of the longer."""
     dice = random.Random(seed)
     return [dice.randrange(1, VOCAB) for _ in range(length)]

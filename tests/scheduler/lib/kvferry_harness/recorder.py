@@ -1,4 +1,4 @@
-"""KvFerryConnector that writes down what vLLM calls and what it is answered; vLLM loads it by module path."""
+"""A KvFerryConnector that records vLLM's calls and its own answers. vLLM loads it by its module path."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ Call = dict[str, Any]
 
 
 class Log:
-    """The calls of one scheduler connector, in order. Times are microseconds since it was made."""
+    """Records the calls of one scheduler connector, in order. Times are in microseconds since the log was made."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -35,7 +35,7 @@ class Log:
 
 
 def readable_plan(payload: bytes) -> Call:
-    """The StepPlan of connector/core/plan.h. New fields come at the ends of their lists and are left out here."""
+    """Decodes the StepPlan of connector/core/plan.h. Fields that a later version appends to a list are left out."""
     step, before, loads, after = msgspec.msgpack.decode(payload)[:4]
 
     def save(job: list[Any]) -> Call:
@@ -52,21 +52,21 @@ def readable_plan(payload: bytes) -> Call:
 
 
 def readable_report(payload: bytes) -> Call:
-    """The WorkerReport of connector/core/plan.h, without the checksums."""
+    """Decodes the WorkerReport of connector/core/plan.h, without the checksums."""
     rank, step, saves, loads = msgspec.msgpack.decode(payload)[:4]
     return {"rank": rank, "step": step, "saves": [{"slot": save[0], "ok": save[1]} for save in saves],
             "loads": [dict(zip(("request", "attempt", "loaded", "corrupt"), load, strict=False)) for load in loads]}
 
 
 class RecordedNode:
-    """Stands before the C++ scheduler node: these are the calls that reach the scheduler core.
+    """Wraps the C++ scheduler node, and records the calls that reach the scheduler core.
 
-    patience_s: how long a lookup waits for other nodes. The node itself waits 2 ms a step, so what a step does would
-    depend on how busy the machine is.
+    patience_s: how long a lookup waits for other nodes. The node itself waits only 2 ms in a step, so the result of a
+    step would depend on how busy the machine is.
     """
 
     patience_s = 5.0
-    scheduled: ClassVar[list[Call]] = []  # the rows of the step that is being built
+    scheduled: ClassVar[list[Call]] = []  # the rows of the step that vLLM is building
 
     def __init__(self, node: Any, log: Log) -> None:
         self._node = node
@@ -90,7 +90,7 @@ class RecordedNode:
         deadline = time.monotonic() + self.patience_s
         waits = True
         while answer is None and waits and time.monotonic() < deadline:
-            # If nobody is asked any more, the answer may have come since the last lookup.
+            # The answer may have come since the last lookup, even if the node waits for no other node any more.
             waits = self._node.metrics()["fetching_requests"] > 0
             time.sleep(0.0002 * waits)
             answer, is_async = self._node.lookup(request_id, num_local)
@@ -132,9 +132,12 @@ class RecordedNode:
 
 
 class RecordingConnector(KvFerryConnector):
-    """`log` of the scheduler connector. vLLM's own calls are kept where they tell more than the node's do."""
+    """A connector with the `log` of its scheduler connector. vLLM's own calls are recorded too if they say more than
+    the calls of the node.
+    """
 
-    newest: "RecordingConnector | None" = None  # the scheduler connector made last, for who can't reach it otherwise
+    # the newest scheduler connector, for tests that can't reach it otherwise
+    newest: "RecordingConnector | None" = None
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -190,7 +193,9 @@ class RecordingConnector(KvFerryConnector):
 
 
 def _rows(output: Any) -> Iterator[Call]:
-    """Who is scheduled, in the order in which the core is told; each with its whole block table where it changed."""
+    """Yields the scheduled requests in the order in which the core gets them. A row has the whole block table if the
+    table changed.
+    """
     cached = output.scheduled_cached_reqs
     whole = [(new.req_id, new.num_computed_tokens, True) for new in output.scheduled_new_reqs]
     whole += [(request_id, cached.num_computed_tokens[index],
@@ -203,7 +208,7 @@ def _rows(output: Any) -> Iterator[Call]:
 
 
 class IdleConnector(KVConnectorBase_V1, SupportsHMA):
-    """Another child of a MultiConnector: it has no KV and keeps none."""
+    """A second connector for a MultiConnector. It has no KV and stores none."""
 
     def get_num_new_matched_tokens(self, *_: Any) -> tuple[int | None, bool]:
         return 0, False

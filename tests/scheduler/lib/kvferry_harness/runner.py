@@ -1,4 +1,5 @@
-"""A model runner without a model: vLLM's order of connector calls (v1 and v2 runner), stamps for KV."""
+"""A model runner without a model. It calls the connector in vLLM's order (v1 and v2 runner), and writes stamps as KV.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,9 @@ GARBAGE_TOKEN = 399
 
 
 def _element_strides(spec: Any, plane: int) -> tuple[int, int, int]:
-    """First element, token stride and dim stride inside one block and head: where the CPU kernel writes them."""
+    """Returns the first element, the token stride and the dim stride inside a block and head, as vLLM's CPU kernel uses
+    them.
+    """
     block, dim = spec.block_size, spec.head_size
     page = torch.zeros((1, 1, 2 * block, dim))
     keys, values = page.chunk(2, dim=2)
@@ -40,7 +43,8 @@ def _element_strides(spec: Any, plane: int) -> tuple[int, int, int]:
 
 
 def allocate(config: KVCacheConfig) -> tuple[dict[str, torch.Tensor], list[NDArray[np.float32]]]:
-    """Each layer's tensor as the CPU backend shapes it, and views of all K and of all V for StampedMemory."""
+    """Returns each layer's tensor in the shape of the CPU backend, and views of all K and of all V for StampedMemory.
+    """
     group = config.kv_cache_groups[0]
     spec: Any = group.kv_cache_spec
     memory = torch.full((len(group.layer_names), config.num_blocks, spec.num_kv_heads, spec.block_size,
@@ -57,7 +61,7 @@ def allocate(config: KVCacheConfig) -> tuple[dict[str, torch.Tensor], list[NDArr
 
 @dataclass
 class _Held:
-    """What a model runner keeps of one request between steps."""
+    """The state of a request that a model runner keeps between steps."""
 
     text: Text
     num_prompt: int
@@ -66,9 +70,10 @@ class _Held:
 
 @dataclass
 class _Share:
-    """One request's part of a forward: tokens [computed, end) are computed, all before `end` attended.
+    """The part of a forward pass for one request: tokens [computed, end) are computed, and all tokens before `end` are
+    attended to.
 
-    The last `num_drafts` of them are drafts.
+    The last `num_drafts` of the computed tokens are drafts.
     """
 
     request_id: str
@@ -80,9 +85,10 @@ class _Share:
 
 
 class StampRunner:
-    """Keeps requests as GPUModelRunner does (v1 and v2 alike) and executes steps with a worker connector.
+    """Keeps requests as GPUModelRunner does (v1 and v2 alike), and executes steps with a worker connector.
 
-    heard() is told by the engine when vLLM has taken in a step: from then on nobody may attend to its failed blocks.
+    The engine calls heard() when vLLM has processed the outputs of a step. From then on, no request may attend to the
+    blocks whose load failed in this step.
     """
 
     def __init__(self, config: VllmConfig, kv_config: KVCacheConfig, salts: dict[str, str]) -> None:
@@ -92,13 +98,14 @@ class StampRunner:
         self.memory = StampedMemory(planes, kv_config.kv_cache_groups[0].kv_cache_spec.block_size)
         self._salts = salts
         self._held: dict[str, _Held] = {}
-        self._unheard: list[bool] = []  # of each executed step that vLLM hasn't taken in: a load failed
+        # for each executed step whose outputs vLLM has not processed yet: whether a load failed
+        self._unheard: list[bool] = []
         self._rng = np.random.default_rng(1)
         speculative = config.speculative_config
         self._num_drafts = speculative.num_speculative_tokens if speculative else 0
         self._has_draft_layer = speculative is not None and speculative.uses_draft_kv_cache()
         self._saves_last = speculative is not None and not config.use_v2_model_runner
-        self.drafts = DraftTokenIds([], [])  # for the requests of the last step
+        self.drafts = DraftTokenIds([], [])  # the drafts for the requests of the last step
         self.num_failed_loads = 0
         self.steps = 0
 
@@ -151,7 +158,7 @@ class StampRunner:
                                  sampled_token_ids=sampled, kv_connector_output=done)
 
     def _update(self, output: SchedulerOutput) -> list[_Share]:
-        """Brings requests up to date; gives the step's shares."""
+        """Updates the requests, and returns each request's share of the step."""
         for request_id in output.finished_req_ids:
             self._held.pop(request_id, None)
         shares = []
@@ -184,9 +191,10 @@ class StampRunner:
         return shares
 
     def _forward(self, shares: list[_Share]) -> str:
-        """Layer by layer all requests write before any attends, so a prefix shared within the step is there.
+        """In each layer, all requests write their KV before any request attends to it, so the requests of a step can
+        share a prefix.
 
-        Who attends to a wrong cell computes garbage, and so does who attends to that.
+        A request that attends to a wrong cell computes garbage, and so does a request that attends to this garbage.
         """
         for share in shares:
             if share.end > len(share.held.text):
@@ -207,7 +215,7 @@ class StampRunner:
                 share.garbage = changed = True
                 self.memory.write(share.held.table, share.computed, self._noise(share))
         for share in shares:
-            if self._has_draft_layer and not share.garbage:  # until the drafter has run
+            if self._has_draft_layer and not share.garbage:  # the drafter's layer holds noise until the drafter has run
                 self.memory.write(share.held.table, share.computed, self._noise(share), first_layer=-1)
         return complaint
 
@@ -222,10 +230,10 @@ class StampRunner:
                 self.memory.write(share.held.table, share.computed, cells, first_layer=-1)
 
     def _sample(self, share: _Share) -> list[int]:
-        """Takes the drafts that are what the model says, and what it says after them."""
+        """Returns the drafts that are equal to the model's own tokens, and the model's token after them."""
         text = share.held.text
         if share.end < len(text):
-            return []  # a chunk of a prefill
+            return []  # this is only a chunk of a prefill
         first = share.end - share.num_drafts
         drafts, said = text.tokens[first:], []
         for end in range(first, share.end + 1):
@@ -237,7 +245,7 @@ class StampRunner:
         return said
 
     def _draft(self, text: Text) -> list[int]:
-        """Some tokens that the model will say, then others."""
+        """Returns drafts: first some tokens that the model will generate, then wrong ones."""
         start, num_right = len(text), int(self._rng.integers(0, self._num_drafts + 1))
         for number in range(self._num_drafts):
             text.extend([text.says(len(text)) + int(number >= num_right)])

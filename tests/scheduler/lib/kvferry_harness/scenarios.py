@@ -1,4 +1,6 @@
-"""The same sizes and requests for vLLM's scheduler and for the engine model of tests/sim, and what each does."""
+"""Runs the same sizes and requests on vLLM's scheduler and on the engine model of tests/sim, and records the steps of
+both.
+"""
 
 import json
 import random
@@ -16,7 +18,9 @@ _BLOCK = 32
 
 
 def draw(seed: int) -> Scenario:
-    """No stop tokens and no prompts made of answers: what the two models say differs, when and how much doesn't."""
+    """Draws a scenario without stop tokens and without prompts that repeat answers, because the two models generate
+    different tokens. When and how many tokens they generate is the same.
+    """
     dice = random.Random(seed)
     num_blocks = dice.randint(6, 20)
     asynchronous = dice.random() < 0.5
@@ -24,7 +28,8 @@ def draw(seed: int) -> Scenario:
         "block_tokens": _BLOCK, "chunk_tokens": _BLOCK * dice.choice((1, 2, 4)), "num_blocks": num_blocks,
         "num_slots": dice.choice((3, 8, 64)), "token_budget": dice.choice((33, 64, 100, 512)),
         "max_running": dice.randint(1, 6), "prefix_caching": dice.random() < 0.7, "async": asynchronous,
-        # The model has no frees that wait for a step, as vLLM has for consumers while it plans ahead.
+        # The engine model does not delay the freeing of blocks until a later step, as vLLM does for consumers when it
+        # plans ahead.
         "role": "kv_producer" if asynchronous else dice.choice(("kv_producer", "kv_consumer", "kv_both")),
         "reserve_full_prompt": dice.random() < 0.5,
         "save_decode_cache": dice.random() < 0.8, "save_partial_chunks": dice.random() < 0.8}

@@ -1,4 +1,6 @@
-"""Random schedules over one engine, or a prefill and a decode engine: what a run does follows from its seed."""
+"""Random schedules on one engine, or on a prefill and a decode engine. The seed decides everything that happens in a
+run.
+"""
 
 import random
 from collections import Counter
@@ -31,10 +33,10 @@ def draw_setup(dice: random.Random, role: str = "kv_both") -> EngineSetup:
 
 
 class Schedule:
-    """run() steps one of them; BrokenError tells what was wrong. `tally` counts what happened."""
+    """run() steps one of the engines at a time; BrokenError says what was wrong. `tally` counts what happened."""
 
     def __init__(self, seed: int, config: VllmConfig, controller: Controller, mortal: Controller | None = None) -> None:
-        """mortal: a controller of its own that dies and returns, in the few schedules that ask for it."""
+        """mortal: a second controller, which dies and returns. Only few schedules use it."""
         self.tally: Counter[str] = Counter()
         self._dice = random.Random(seed)
         dice = self._dice
@@ -48,7 +50,8 @@ class Schedule:
                   else [draw_setup(dice, dice.choice(("kv_both", "kv_both", "kv_producer")))])
         if pair and setups[0].chunk_tokens != setups[1].chunk_tokens:
             setups[1] = EngineSetup(**{**vars(setups[1]), "chunk_tokens": setups[0].chunk_tokens})
-        # One model a namespace, and no chunks of earlier schedules.
+        # Each schedule has a namespace of its own, because a namespace has only one model, and so that no chunks of
+        # earlier schedules are found.
         for setup in setups:
             setup.extra["namespace"] = f"schedule-{seed}-{id(self)}"
         self.engines = [Engine(config, setup, address) for setup in setups]
@@ -115,7 +118,8 @@ class Schedule:
         try:
             engine.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=connector)
         except RuntimeError as error:
-            # vLLM tells its caller so where blocks are still in use: loads, or frees that wait for a step.
+            # vLLM raises this error to its caller while blocks are still in use, by loads or by frees that wait for a
+            # step.
             assert running, error
             self.tally["resets refused"] += 1
 

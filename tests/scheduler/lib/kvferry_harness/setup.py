@@ -1,4 +1,4 @@
-"""Configurations for the harness: vLLM's own, of a model that is a config.json alone."""
+"""Makes vLLM's own configurations for the harness. The model is only a config.json."""
 
 import copy
 import json
@@ -29,9 +29,9 @@ RECORDER = "kvferry_harness.recorder"
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """Everything that a test may choose; the defaults are small and roomy."""
+    """Everything that a test may choose. The default sizes are small, but large enough for the requests of a test."""
 
-    num_blocks: int = 64  # id 0 is the null block
+    num_blocks: int = 64  # block 0 is the null block
     block_tokens: int = 32
     chunk_tokens: int = 64
     pool_chunks: int = 64
@@ -39,24 +39,26 @@ class EngineSetup:
     max_requests: int = 16
     prefix_caching: bool = True
     async_scheduling: bool = False
-    executes_late: bool = False  # async: a step runs after the next one was planned, as on a device
-    v2_runner: bool = False  # resumed requests come as new ones
-    num_drafts: int = 0  # speculative tokens of each request and step
-    draft_model: bool = False  # the last layer is a drafter's, which writes it after the step's report was asked for
+    # with asynchronous scheduling, a step runs after the next step was planned, as on a device
+    executes_late: bool = False
+    v2_runner: bool = False  # resumed requests are sent to the runner as new requests
+    num_drafts: int = 0  # number of speculative tokens of each request in a step
+    # the last layer belongs to a drafter, which writes the layer after the report of the step was requested
+    draft_model: bool = False
     policy: str = "fcfs"
     role: str = "kv_both"
     on_failed_load: str = "recompute"
-    reserve_full_prompt: bool = True  # scheduler_reserve_full_isl, vLLM's default
+    reserve_full_prompt: bool = True  # vLLM's scheduler_reserve_full_isl, with vLLM's default
     chunked_prefill: bool = True
     extra: dict[str, Any] = field(default_factory=dict)  # kv_connector_extra_config
     connector: str = "RecordingConnector"
-    multi: tuple[str, ...] = ()  # the children of vLLM's MultiConnector, of which one is `connector`
+    multi: tuple[str, ...] = ()  # the children of vLLM's MultiConnector; one of them is `connector`
     patience_s: float = 5.0  # see RecordedNode
-    waits_for_loads: bool = True  # False: never for fear of a failed one, see CoreConfig::runs_ahead
+    waits_for_loads: bool = True  # False: requests don't wait for loads that may fail, see CoreConfig::runs_ahead
 
 
 def make_model(folder: Path) -> Path:
-    """A model as far as a scheduler needs one; no weights."""
+    """Writes the part of a model that a scheduler needs, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
     shape = toy_model.Shape(LAYERS, HEADS * HEAD_SIZE, HEADS, HEADS, HEAD_SIZE, 64)
     (folder / "config.json").write_text(json.dumps(toy_model.config(shape)))
@@ -64,7 +66,7 @@ def make_model(folder: Path) -> Path:
 
 
 def base_config(model: Path) -> VllmConfig:
-    """One real configuration; for_engine() makes the others from it, which is a hundred times faster."""
+    """Returns one real configuration. for_engine() derives the others from it, which is a hundred times faster."""
     args = EngineArgs(model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=MAX_MODEL_LEN,
                       block_size=32, enforce_eager=True, load_format="dummy", async_scheduling=False,
                       kv_transfer_config=KVTransferConfig(kv_connector="RecordingConnector",
@@ -72,7 +74,7 @@ def base_config(model: Path) -> VllmConfig:
     config = args.create_engine_config()
     hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     init_none_hash(hash_fn)
-    if not model_parallel_is_initialized():  # the worker connector asks for its rank
+    if not model_parallel_is_initialized():  # needed because the worker connector asks for its rank
         with set_current_vllm_config(config):
             init_distributed_environment(1, 0, f"tcp://127.0.0.1:{free_port()}", 0, "gloo")
             initialize_model_parallel()

@@ -1,8 +1,8 @@
-"""What the stamped model says and what its KV looks like.
+"""Defines which tokens the stamped model generates, and its KV.
 
-A KV cell holds a number that depends on all tokens up to its position, on its layer, plane, head and dimension, and
-fits float32 exactly, so that attending to a wrong, stale or missing cell is seen at once. The next token follows from
-the last stamp, so every run of the same prompt must say the same.
+A KV cell holds a number that depends on all tokens up to its position, and on its layer, plane, head and dimension.
+float32 represents this number exactly, so attending to a wrong, stale or missing cell is noticed at once. The next
+token follows from the last stamp, so every run of the same prompt must generate the same tokens.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_BITS = 24  # integers below 2^24 are exact in float32
+_BITS = 24  # float32 represents integers below 2^24 exactly
 _MASK = (1 << _BITS) - 1
 _WIDE = (1 << 64) - 1
 VOCAB = 400
-STOP_TOKENS = frozenset(range(31, VOCAB, 31))  # as vLLM's stop_token_ids
+STOP_TOKENS = frozenset(range(31, VOCAB, 31))  # vLLM gets them as stop_token_ids
 
 
 class BrokenError(Exception):
-    """The harness saw what must never happen."""
+    """The harness found a violation; the message says which."""
 
 
 def root_stamp(salt: str = "") -> int:
-    """The stamp before the first token; another one for each LoRA or cache_salt."""
+    """Returns the stamp before the first token. It differs for each LoRA and cache_salt."""
     stamp = 0x6B7666657272
     for char in salt:
         stamp = next_stamp(stamp, ord(char))
@@ -37,12 +37,12 @@ def next_stamp(before: int, token: int) -> int:
 
 
 def next_token(stamp: int) -> int:
-    """The token that the model says after a prefix with this stamp."""
+    """Returns the token that the model generates after a prefix with this stamp."""
     return 1 + (stamp >> 20) % (VOCAB - 1)
 
 
 def continuation(prompt: Sequence[int], count: int, salt: str = "", stops: bool = False) -> list[int]:
-    """What must be said after the prompt."""
+    """Returns the tokens that the model must generate after the prompt."""
     stamp = root_stamp(salt)
     for token in prompt:
         stamp = next_stamp(stamp, token)
@@ -54,7 +54,7 @@ def continuation(prompt: Sequence[int], count: int, salt: str = "", stops: bool 
 
 
 class Text:
-    """The tokens that the runner has of one request, and the cells that belong to each position."""
+    """The runner's tokens of one request, and the KV cells of each position."""
 
     def __init__(self, tokens: Sequence[int], salt: str, cell_factors: NDArray[np.int64]) -> None:
         self._factors = cell_factors
@@ -83,23 +83,23 @@ class Text:
         del self.tokens[count:], self._stamps[count:]
 
     def cells(self, start: int, end: int) -> NDArray[np.float32]:
-        """[position, cell], for positions start .. end - 1."""
+        """Returns the cells [position, cell] of the positions start .. end - 1."""
         return self._cells[start:end]
 
     def says(self, end: int) -> int:
-        """The token after the first `end` ones."""
+        """Returns the token that the model generates after the first `end` tokens."""
         return next_token(self._stamps[end - 1])
 
 
 class StampedMemory:
-    """The KV tensors of all layers through one view for K and one for V: [layer, block, head, token, dim]."""
+    """The KV tensors of all layers, with one view of all K and one of all V: [layer, block, head, token, dim]."""
 
     def __init__(self, planes: list[NDArray[np.float32]], block_tokens: int) -> None:
         self._planes = planes
         self.block_tokens = block_tokens
         layers, _, heads, _, dims = planes[0].shape
         self._cell_shape = (len(planes), layers, heads, dims)
-        # Odd and different for each cell of a token, so that a permutation of them is seen.
+        # The factors are odd and different for each cell of a token, so that swapped cells are noticed.
         self.cell_factors = np.arange(1, 2 * int(np.prod(self._cell_shape)), 2, dtype=np.int64) * 7919
 
     def _at(self, table: Sequence[int], start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -117,7 +117,7 @@ class StampedMemory:
             view[first_layer:, blocks, :, offsets, :] = shaped[:, plane, first_layer:]
 
     def first_wrong(self, table: Sequence[int], cells: NDArray[np.float32]) -> int | None:
-        """The first position whose cells are not as they must be."""
+        """Returns the first position whose cells are wrong, or None."""
         blocks, offsets = self._at(table, 0, len(cells))
         shaped = cells.reshape(-1, *self._cell_shape)
         wrong = np.zeros(len(cells), dtype=bool)
