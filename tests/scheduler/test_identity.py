@@ -262,7 +262,8 @@ def test_digests_that_another_user_may_have_written_are_not_used(
     entry, = cache.iterdir()
     signature, digest = entry.read_text().split("\n")
     entry.write_text(f"{signature}\n{digest[::-1]}")
-    assert fingerprint_of(model) != before  # without the check of the owner, a forged digest would be accepted
+    # a digest that only this user could have written is accepted, even if it is forged
+    assert fingerprint_of(model) != before
 
     path = cache if place == "folder" else entry
     if fault == "written by all":

@@ -1,4 +1,4 @@
-// Broken promises as exceptions, so that a test can ask for one and a simulation can report its seed.
+// Turns broken promises into exceptions, so that a test can expect one and the simulator can report its seed.
 #pragma once
 
 #include <stdexcept>
@@ -24,7 +24,7 @@ class ChecksThrow {
 
 }  // namespace kvferry::sim
 
-/// The statement breaks the promise whose name the message holds.
+/// Expects that the statement breaks the promise whose name the exception's message contains.
 #define EXPECT_BREAKS(statement, promise)                                                    \
   try {                                                                                      \
     statement;                                                                               \

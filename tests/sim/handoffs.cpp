@@ -5,7 +5,8 @@
 namespace kvferry::sim {
 namespace {
 
-constexpr TimeNs kNoticed = 20 * kMillisecond;  // a core's actions are carried out a step after a message caused them
+// limit on the time from a message to the actions that it caused, which are carried out in the core's next step
+constexpr TimeNs kNoticed = 20 * kMillisecond;
 
 }  // namespace
 

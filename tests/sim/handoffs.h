@@ -1,5 +1,7 @@
-// What went wrong with which chunk at which node and when: a prompt that did not come whole from its prefill node to
-// its decode node is excused by what happened to its own chunks on its own way, and by nothing else.
+// Records what went wrong with which chunk, at which node, and when.
+//
+// If a prompt did not come whole from its prefill node to its decode node, only a mishap to its own chunks, on its own
+// way, is an excuse.
 #pragma once
 
 #include <cstddef>
@@ -16,29 +18,31 @@
 
 namespace kvferry::sim {
 
-/// A prompt on its way.
+/// A prompt that is handed over from a prefill node to a decode node.
 struct Handoff {
   std::size_t from = 0, to = 0;
-  TimeNs asked = 0;  // when the prefill was sent off
+  TimeNs asked = 0;  // time at which the prefill was sent
   TimeNs handed = 0;
-  TimeNs longest_wait = 0;  // of the decode node's lookups
+  TimeNs longest_wait = 0;  // longest time that the decode node's lookups wait for other nodes
   std::uint32_t num_tokens = 0;
   std::vector<ChunkMeta> chunks;
-  std::vector<bool> is_there;   // [chunk] the prefill node has it, or saves it, when the prompt is handed over
-  std::vector<bool> is_pulled;  // [chunk] the prefill node pulls it then, for another request or by an order
-  bool is_uncached = false;     // the prefill node keeps nothing of it, since three of its loads found damage
-  bool is_suspect = false;      // the decode node asks nothing of the prefill node then
+  std::vector<bool> is_there;  // [chunk]: the prefill node has the chunk, or saves it, when the prompt is handed over
+  // [chunk]: at that time the prefill node pulls the chunk, for another request or because of an order
+  std::vector<bool> is_pulled;
+  // three loads of the prefill request found damage, so the prefill node keeps no chunks of it
+  bool is_uncached = false;
+  bool is_suspect = false;  // the decode node sends no requests to the prefill node at that time
 };
 
 class Mishaps {
  public:
-  /// The line of the tally in which handoffs that this kind excuses are counted.
+  /// The counter of the tally for the handoffs that a mishap of this kind excuses.
   using Kind = std::uint64_t Tally::*;
 
   void to_chunks(Kind kind, std::size_t node, std::span<const ChunkKey> chunks, TimeNs when, TimeNs end);
-  /// Something that touches all chunks of a node, or all that one node wants of another.
+  /// Records a mishap to all chunks of a node, or to everything that one node requests from another.
   void to_link(Kind kind, std::size_t node, std::size_t other, TimeNs when);
-  /// Why the chunk may be missing at the decode node at this time; nullptr: nothing excuses that.
+  /// Returns why the chunk may be missing at the decode node at this time; nullptr if nothing excuses this.
   Kind excuse(const Handoff& handoff, std::size_t chunk, TimeNs until) const;
 
  private:

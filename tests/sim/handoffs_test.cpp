@@ -1,4 +1,4 @@
-// A handoff is excused by what happened to its own chunk, at its own two nodes, in its own time.
+// Tests that a handoff is excused only by a mishap to its own chunk, at its own two nodes, during the handoff.
 #include "handoffs.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ class Excuses : public ::testing::Test {
     handoff_.is_there = {true, true};
     handoff_.is_pulled = {false, false};
   }
-  /// What excuses chunk 0 after one mishap with the chunk of this key.
+  /// Returns what excuses chunk 0 after one mishap to the chunk with this key.
   Mishaps::Kind after(Mishaps::Kind kind, std::size_t node, std::uint8_t chunk, TimeNs when, TimeNs lasts = 0) const {
     Mishaps mishaps;
     const ChunkKey touched = key(chunk);

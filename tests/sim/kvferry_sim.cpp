@@ -1,5 +1,5 @@
 // kvferry_sim --schedules N [--seed S] [--jobs J] [--json FILE] [--expect-all], or --replay SEED: runs schedules of the
-// simulator on all cores. Exits with 1 if a promise was broken, with 130 if it was interrupted.
+// simulator on all cores. Exits with status 1 if a promise was broken, with 130 if it was interrupted.
 #include <signal.h>
 #include <unistd.h>
 
@@ -25,11 +25,11 @@ namespace {
 using namespace kvferry;
 using namespace kvferry::sim;
 
-// Lines of the tally that 30,000 schedules may leave at 0, and from how many schedules on they may not.
+// Lines of the tally that may be 0 after 30,000 schedules, and the number of schedules after which they may not.
 constexpr std::array<std::string_view, 3> kRare = {"excused_time_over", "excused_behind", "excused_pulled"};
 constexpr std::size_t kSchedulesForRare = 1'000'000;
-constexpr double kHangSeconds = 60;                 // of one schedule, which takes milliseconds
-constexpr std::uint64_t kSchedulesForAll = 30'000;  // in so many everything that can happen does
+constexpr double kHangSeconds = 60;                 // limit on one schedule, which usually takes milliseconds
+constexpr std::uint64_t kSchedulesForAll = 30'000;  // in this many schedules, everything that can happen does happen
 
 struct Failure {
   std::uint64_t seed = 0;
@@ -39,7 +39,7 @@ struct Failure {
 volatile sig_atomic_t g_interrupted = 0;
 extern "C" void on_interrupt(int) { g_interrupted = 1; }
 
-// A crash of the code under test has to name its seed, too.
+// The seed of this thread's schedule. It is reported after a crash of the code under test too.
 thread_local volatile std::uint64_t t_seed = 0;
 extern "C" void on_crash(int number) {
   char text[160];
@@ -70,7 +70,7 @@ void print_failure(const Failure& failure) {
              failure.message, replay_command(failure.seed));
 }
 
-/// Draws on a terminal, is silent elsewhere.
+/// A progress bar. It is drawn only on a terminal.
 class Bar {
  public:
   explicit Bar(std::uint64_t total) : total_(total), is_terminal_(::isatty(STDERR_FILENO) == 1) {}
@@ -101,12 +101,14 @@ struct Run {
   bool is_interrupted = false;
 };
 
-/// Threads take seeds in small batches, until all are done, one fails or the user has enough.
+/// Runs all schedules. Threads take seeds in small batches until all seeds are done, a schedule fails or the user
+/// interrupts.
 void run_all(Run& run) {
   std::atomic<std::uint64_t> next = 0, done = 0;
   std::atomic<bool> stop = false;
   std::mutex mutex;
-  std::vector<std::atomic<std::uint64_t>> current(run.jobs);  // index + 1 of the schedule that a thread is at
+  // for each thread, the index of its current schedule plus 1
+  std::vector<std::atomic<std::uint64_t>> current(run.jobs);
   const auto work = [&](unsigned job) {
     Tally tally;
     constexpr std::uint64_t kBatch = 16;

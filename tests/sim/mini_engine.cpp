@@ -1,4 +1,4 @@
-// A step, and scheduling: what vLLM's Scheduler.schedule() does with running requests.
+// The step of the engine, and what vLLM's Scheduler.schedule() does with running requests.
 #include "mini_engine.h"
 
 #include <fmt/format.h>
@@ -80,7 +80,7 @@ void MiniEngine::tell_tokens(const Request& request) {
   core_.update_tokens(id, told, std::span(request.text.tokens).subspan(told, request.known - told));
 }
 
-/// Tokens of the request in steps whose outputs have not been taken in.
+/// Returns the number of the request's tokens in steps whose outputs are not processed yet.
 std::uint32_t MiniEngine::in_flight(const Request& request) const {
   std::uint32_t num = 0;
   for (const InFlight& step : in_flight_)
@@ -88,8 +88,9 @@ std::uint32_t MiniEngine::in_flight(const Request& request) const {
   return num;
 }
 
-/// Blocks for `total` tokens, of which the first `computed` are there or being loaded; the hit's come first. Registers
-/// what will be full as vLLM does, before it is computed. False: no room.
+/// Allocates blocks for `total` tokens, of which the first `computed` are computed or being loaded. The blocks of the
+/// hit come first. Like vLLM, registers blocks that will be full in the prefix cache before they are computed. Returns
+/// false if there are too few free blocks.
 bool MiniEngine::grow(Request& request, const BlockTable& hit, std::uint32_t total, std::uint32_t computed) {
   if (request.running) {
     const std::uint32_t under_way = in_flight(request);
@@ -109,7 +110,7 @@ void MiniEngine::cache_blocks(Request& request, std::uint32_t total, std::uint32
         blocks_.cache(g, request.table[g][b], request.text.stamps[(b + 1) * block_tokens_ - 1]);
 }
 
-void MiniEngine::preempt(std::string id) {  // a copy: callers name one of running_
+void MiniEngine::preempt(std::string id) {  // `id` is a copy, because callers pass an element of running_
   Request& request = requests_.at(id);
   tell("  preempts {}", id);
   lost_[id] = {request.executed_table, truly_computed(request), request.known};
@@ -129,11 +130,11 @@ void MiniEngine::preempt(std::string id) {  // a copy: callers name one of runni
 }
 
 void MiniEngine::preempt_all() {
-  if (!holding_.empty()) return;  // vLLM refuses while somebody waits for a load
+  if (!holding_.empty()) return;  // vLLM refuses the reset while a request waits for a load
   tally_.resets_running += 1;
   while (!running_.empty()) {
     requests_.at(running_.back()).epoch =
-        ++last_epoch_;  // vLLM drops the output in flight, since all may resume at once
+        ++last_epoch_;  // vLLM drops the outputs of the steps in flight, because the requests may resume at once
     tally_.preempted_by_reset += 1;
     preempt(running_.back());
   }
@@ -163,7 +164,8 @@ bool MiniEngine::has_output_coming(const Request& request) const {
   });
 }
 
-/// How many of `num` tokens after `from` a step may compute: with state, prefills end steps with blocks where they can.
+/// Returns how many of `num` tokens after `from` a step may compute. In a model with state, the steps of a prefill end
+/// at block boundaries if possible.
 std::uint32_t MiniEngine::split(const Request& request, std::uint32_t from, std::uint32_t num) const {
   if (blocks_.windows().back() != kState || from + 1 >= request.known) return num;
   const std::uint32_t last = (request.known - 1) / block_tokens_ * block_tokens_;
@@ -178,7 +180,7 @@ void MiniEngine::schedule_running(StepInput& input, std::uint32_t& budget) {
   for (std::size_t i = 0; i < running_.size() && budget > 0;) {
     const std::string id = running_[i];
     Request& request = requests_.at(id);
-    const std::uint32_t last = most(request) - 1;  // is never computed
+    const std::uint32_t last = most(request) - 1;  // the last token is never computed
     const bool nothing_left = request.placeholders > 0 && request.computed + 2 - request.placeholders >= last + 1;
     const std::uint32_t end = std::min(request.known + request.placeholders + request.drafts, last);
     const std::uint32_t most = end > request.computed ? std::min(end - request.computed, budget) : 0;
@@ -202,7 +204,7 @@ void MiniEngine::schedule_running(StepInput& input, std::uint32_t& budget) {
   }
 }
 
-/// Tokens and block tables, whole or only what is new of them.
+/// Passes tokens and block tables to the core, either whole or only their new parts.
 void MiniEngine::tell_step(StepInput& input) {
   for (const RequestId& id : input.preempted)
     if (const auto found = requests_.find(id.value); found != requests_.end()) tell_tokens(found->second);
@@ -231,7 +233,7 @@ void MiniEngine::step(TimeNs now) {
   schedule_running(input, budget);
   if (preempted_.size() == preempted_before) schedule_waiting(input, budget, now);
   input.preempted = std::exchange(preempted_, {});
-  // vLLM names who is there for the first time before all others.
+  // vLLM lists requests that are scheduled for the first time before all others.
   std::stable_partition(input.scheduled.begin(), input.scheduled.end(),
                         [&](const ScheduledRequest& row) { return first_timers_.contains(row.id.value); });
   tell_step(input);
@@ -240,7 +242,8 @@ void MiniEngine::step(TimeNs now) {
     const Request& request = requests_.at(id.value);
     return std::vector(request.text.tokens.begin() + known, request.text.tokens.begin() + request.known);
   };
-  // The connector tells who runs first, and who stands where it stood in the step before.
+  // The connector lists the requests that ran before first, and marks those that have the same place as in the step
+  // before.
   std::stable_partition(input.scheduled.begin(), input.scheduled.end(),
                         [&](const ScheduledRequest& row) { return !first_timers_.contains(row.id.value); });
   for (std::size_t i = 0; i < input.scheduled.size(); ++i)

@@ -1,7 +1,7 @@
-// A small, true model of vLLM's v1 engine around a SchedulerCore: running requests first, preemption of the last one
-// when no block is free, chunked prefill, prefix caching, speculative tokens, sync or async scheduling, and the order
-// in which vLLM calls a connector (vllm/v1/core/sched/scheduler.py, 0.32). The workers check every KV cell that is
-// attended to, and promises_check.h judges the core after every step.
+// A small but faithful model of vLLM's v1 engine around a SchedulerCore: running requests first, preemption of the last
+// request when no block is free, chunked prefill, prefix caching, speculative tokens, synchronous or asynchronous
+// scheduling, and the order in which vLLM calls a connector (vllm/v1/core/sched/scheduler.py, 0.32). The workers check
+// every KV cell that a request attends to. promises_check.h judges the core after every step.
 #pragma once
 
 #include <deque>
@@ -21,19 +21,22 @@
 namespace kvferry::sim {
 
 struct EngineConfig {
-  std::uint32_t num_blocks = 7;  // id 0 is the null block
+  std::uint32_t num_blocks = 7;  // block 0 is the null block
   std::uint32_t token_budget = 256;
   std::uint32_t max_running = 8;
   bool prefix_caching = true;
-  bool uncached_first = false;   // see Blocks
-  bool async = false;            // plan N + 1 is built before the outputs and the report of step N arrive
-  bool tells_late = false;       // tokens and blocks as the connector does: only what is asked for and what is new
-  bool reserves_whole = false;   // admits nobody who would not fit as a whole: vLLM's default
-  bool delivers = false;         // requires_kv_delivery: a producer's, drops what a preempted one still says
-  bool fails_requests = false;   // kv_load_failure_policy: fail instead of recompute
-  std::uint32_t num_drafts = 0;  // speculative tokens of a decode step
-  double accepts_draft = 0.6;    // of each, after all before it
-  double asks_again = 0;         // a lookup is repeated at once
+  bool uncached_first = false;  // see Blocks
+  bool async = false;           // plan N + 1 is built before the outputs and the report of step N arrive
+  // passes tokens and blocks to the core as the connector does: only those that are needed and new
+  bool tells_late = false;
+  // admits a request only if blocks for the whole request are free, as vLLM does by default
+  bool reserves_whole = false;
+  // requires_kv_delivery of a producer: drops the outputs of a request that was preempted meanwhile
+  bool delivers = false;
+  bool fails_requests = false;   // kv_load_failure_policy is fail, not recompute
+  std::uint32_t num_drafts = 0;  // number of speculative tokens in a decode step
+  double accepts_draft = 0.6;    // probability that a speculative token is accepted, if all before it were
+  double asks_again = 0;         // probability that a lookup is repeated at once
   WorkerFaults faults;
   std::uint64_t seed = 1;
 };
@@ -42,7 +45,7 @@ struct RequestSpec {
   std::string id;
   std::vector<std::int32_t> prompt;
   std::uint32_t max_tokens = 1;
-  bool stops = false;  // at a stop token
+  bool stops = false;  // ends at a stop token
   bool cacheable = true;
   std::string extras;
   bool handoff = false;
@@ -50,93 +53,100 @@ struct RequestSpec {
   std::optional<std::string> push_to;
 };
 
-/// What vLLM's scheduler may do with a request between its lookup and its allocation, none of which it tells.
+/// What vLLM's scheduler may do with a request between its lookup and its allocation. The connector is told of none of
+/// these.
 enum class Exit {
   kNone,
-  kEncoderPending,    // skipped: an encoder's output is on its way
+  kEncoderPending,    // the request is skipped, because an encoder's output is not there yet
   kPrefillsDeferred,  // the rest of the queue waits for a later step
-  kDraftsPadded,      // a decode padded to its drafts is over the budget
-  kUnchunked,         // over the budget, and prefills may not be cut
-  kAlignedSplit,      // nothing is left of the chunk after alignment
+  kDraftsPadded,      // a decode that is padded to its number of drafts exceeds the budget
+  kUnchunked,         // the prompt exceeds the budget, and prefills may not be cut into chunks
+  kAlignedSplit,      // the chunk is empty after alignment
   kEncoderBudget,     // spent
   kNoBlocks,          // allocate_slots returns None
-  kAnswerDropped,     // allocated, but without the external tokens (a longer local tail, prompt logprobs)
-  kAnswerTrimmed,     // allocated with a part of them
+  kAnswerDropped,     // blocks are allocated, but not for the external tokens (a longer local tail, prompt logprobs)
+  kAnswerTrimmed,     // blocks are allocated for a part of the external tokens
 };
 
-/// How a request left the engine.
+/// The reason why a request left the engine.
 enum class End { kDone, kAborted, kFailed };
 
 class MiniEngine {
  public:
-  /// Alone: without a directory, until core().set_directory_up(true).
-  /// shards: [rank]; none: as many as the core has ranks, each with a KV head of its own.
+  /// The engine is alone and has no directory until core().set_directory_up(true).
+  ///
+  /// `shards` has a shard for each rank. If it is empty, there are as many ranks as the core has, each with one KV head
+  /// of its own.
   MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards = {});
 
   void add(const RequestSpec& spec, TimeNs now);
   void abort(const std::string& id, TimeNs now);
-  /// reset_prefix_cache(reset_running_requests): preempts everyone, who may all resume in the next step already.
+  /// Does what reset_prefix_cache(reset_running_requests) does: preempts all requests. All of them may resume in the
+  /// next step.
   void preempt_all();
-  /// reset_prefix_cache() of an engine that may be busy: vLLM does nothing then.
+  /// Does what reset_prefix_cache() does. If the engine is busy, it does nothing, like vLLM.
   void reset_idle_cache();
-  /// Sleep and wake: the KV memory is gone, whoever ran is preempted, all caches are emptied.
+  /// Sleeps and wakes: the KV memory is lost, running requests are preempted, all caches are emptied.
   void sleep();
-  /// Schedules, executes, and takes in what is due. Throws Broken, or what the check handler throws.
+  /// Schedules and executes a step, then processes the outputs and reports that are due. Throws Broken, or what the
+  /// check handler throws.
   void step(TimeNs now);
-  /// Asked after each lookup that was answered.
+  /// Called after each lookup that was answered; decides what the scheduler does with the request.
   std::function<Exit(const std::string& id)> refuse;
-  /// Shown each step as the core is told of it.
+  /// Called with the input of each step, before the core gets it.
   std::function<void(const StepInput& input)> on_step;
-  /// Told of each chunk whose save has ended without it.
+  /// Called for each chunk whose save failed.
   std::function<void(const ChunkKey& chunk)> on_save_failed;
-  /// Told of each request that leaves, with all it said.
+  /// Called for each request that leaves the engine, with all tokens that it generated.
   std::function<void(const std::string& id, End end, const std::vector<std::int32_t>& output)> on_end;
 
   SchedulerCore& core() { return core_; }
   const SchedulerCore& core() const { return core_; }
   std::vector<Worker>& workers() { return workers_; }
   std::size_t num_unfinished() const { return requests_.size(); }
-  /// Checks what the core has published since the last call against the workers' bytes. Call after each event that may
-  /// publish a chunk, before another event can evict it.
+  /// Compares the chunks that the core has published since the last call with the workers' bytes. Must be called after
+  /// each event that may publish a chunk, before another event can evict it.
   void check_published();
-  /// Everything that the core's actions were, publications checked.
+  /// Returns the core's actions since the last call. Their published chunks are already checked.
   std::vector<Action> take_actions();
   const std::map<std::string, std::vector<std::int32_t>>& outputs() const { return outputs_; }
   const std::map<std::string, FinishedRequest>& finished() const { return finished_; }
   void erase_finished(const std::string& id) { finished_.erase(id); }
-  /// When a request of this id was allocated blocks for the first time.
+  /// Returns the time at which a request with this id first got blocks.
   TimeNs first_admitted(const std::string& id) const { return first_admitted_.at(id); }
   const std::vector<StepPlan>& plans() const { return plans_; }
-  /// The request's blocks of the first KV group now.
+  /// Returns the request's current blocks in the first KV group.
   std::vector<BlockId> table(const std::string& id) const;
   std::uint64_t num_preemptions() const { return tally_.preemptions; }
-  /// What happened here, the core's counters included.
+  /// Returns how often everything happened in this engine, including the core's counters.
   Tally tally() const;
-  /// Throws Broken unless nothing is held, written or waited for. Call when every deadline has passed.
+  /// Throws Broken if anything is still held, written or waited for. Must be called after all deadlines have passed.
   void check_idle() const;
 
  private:
   struct Request {
     RequestSpec spec;
-    Text text;                   // goes on after the end, for drafts
-    std::uint32_t end = 0;       // tokens when it is done
-    std::uint32_t known = 0;     // tokens that the scheduler has: prompt and outputs taken in
-    std::uint32_t sampled = 0;   // tokens that the worker has: known and those whose output is on its way
-    std::uint32_t computed = 0;  // optimistic, as in vLLM
+    Text text;                // continues after the end of the request, for drafts
+    std::uint32_t end = 0;    // number of tokens at the end of the request
+    std::uint32_t known = 0;  // number of tokens that the scheduler knows: the prompt and the processed outputs
+    // number of tokens that the worker knows: `known`, and those whose output is not processed yet
+    std::uint32_t sampled = 0;
+    std::uint32_t computed = 0;  // counts drafts as accepted, as in vLLM
     std::uint32_t placeholders = 0;
-    std::uint32_t drafts = 0;  // offered for the next step
+    std::uint32_t drafts = 0;  // number of drafts that are offered for the next step
     BlockTable table;
-    BlockTable executed_table;      // as of the last step that it was in
-    bool is_admitted = false;       // in this step: its whole table is told
-    std::uint32_t blocks_told = 0;  // of each group
-    std::uint64_t epoch = 0;        // outputs of an older one are dropped
-    std::uint64_t preemptions = 0;  // outputs of before one are taken in, but take nothing back
+    BlockTable executed_table;      // the table in the last step that had this request
+    bool is_admitted = false;       // admitted in this step, so the core gets its whole table
+    std::uint32_t blocks_told = 0;  // number of blocks of each group that the core knows
+    std::uint64_t epoch = 0;        // outputs of an earlier epoch are dropped
+    // outputs from before the last preemption are processed, but don't reduce `computed`
+    std::uint64_t preemptions = 0;
     std::uint32_t loaded_from = 0, loaded_to = 0;
-    std::map<std::uint32_t, ReportedLoad> reported_loads;  // by attempt
+    std::map<std::uint32_t, ReportedLoad> reported_loads;  // keyed by attempt
     enum class Wait { kNew, kPending, kRefused, kPreempted } wait = Wait::kNew;
     std::optional<TimeNs> pending_since;
     bool running = false;
-    /// Of an asynchronous load: under way, or what came of it, until the request is scheduled.
+    /// State of an asynchronous load: kUnderWay, or its result until the request is scheduled.
     enum class Load { kNone, kUnderWay, kDone, kFailed } load = Load::kNone;
   };
   struct Scheduled {
@@ -149,13 +159,13 @@ class MiniEngine {
     bool garbage = false;
     std::vector<std::int32_t> outputs;
   };
-  /// A load that the engine waits for, told apart from one of a later request with the same id.
+  /// A load for which the engine waits. `epoch` distinguishes it from a load of a later request with the same id.
   struct AsyncLoad {
     std::string id;
     std::uint64_t epoch = 0;
     bool ok = true;
   };
-  /// What a request had when it lost its blocks.
+  /// The state of a request at the time when it lost its blocks.
   struct LostBlocks {
     BlockTable table;
     std::uint32_t computed = 0;
@@ -176,7 +186,7 @@ class MiniEngine {
   std::uint32_t split(const Request& request, std::uint32_t from, std::uint32_t num) const;
   void schedule_running(StepInput& input, std::uint32_t& budget);
   void schedule_waiting(StepInput& input, std::uint32_t& budget, TimeNs now);
-  enum class Next { kGoOn, kSkip, kWait };  // kWait: the whole queue
+  enum class Next { kGoOn, kSkip, kWait };  // kWait: the whole queue waits
   Next schedule_one_waiting(const std::string& id, StepInput& input, std::uint32_t& budget, TimeNs now);
   Next admit_async(Request& request, const BlockTable& hit, std::uint32_t num_local, std::uint32_t external,
                    TimeNs now);
@@ -213,15 +223,17 @@ class MiniEngine {
   std::map<std::string, Request> requests_;
   std::vector<std::string> running_;
   std::deque<std::string> waiting_;
-  std::deque<std::string> holding_;                // wait with blocks, for a load or after one; come first
-  std::map<std::uint64_t, BlockTable> held_back_;  // of who was aborted while it was loading, by epoch
-  std::vector<RequestId> preempted_;               // since the last step
-  std::map<std::string, LostBlocks> lost_;         // by request, since the last plan
-  std::vector<Action> actions_;                    // taken from the core, publications checked
+  std::deque<std::string> holding_;  // requests that hold blocks for a load, or after one; scheduled before waiting_
+  // by epoch, the blocks of requests that were aborted while they were loading
+  std::map<std::uint64_t, BlockTable> held_back_;
+  std::vector<RequestId> preempted_;        // requests that were preempted since the last step
+  std::map<std::string, LostBlocks> lost_;  // by request, the blocks that were lost since the last plan
+  std::vector<Action> actions_;             // taken from the core; their published chunks are checked
   std::deque<InFlight> in_flight_;
-  std::vector<AdmittedLoad> admitted_;  // in this step
-  std::set<std::string> first_timers_;  // admitted in this step, and never before
-  std::vector<RequestId> told_;         // in this order in the last step; first-timers came after them
+  std::vector<AdmittedLoad> admitted_;  // the loads that were admitted in this step
+  std::set<std::string> first_timers_;  // requests that were admitted in this step for the first time
+  // order of the requests in the last step, without those that were scheduled for the first time, which came last
+  std::vector<RequestId> told_;
   std::map<std::string, std::vector<std::int32_t>> outputs_;
   std::map<std::string, FinishedRequest> finished_;
   std::map<std::string, TimeNs> first_admitted_;
@@ -229,8 +241,9 @@ class MiniEngine {
   std::uint32_t checkpoint_alignment_;
   std::mt19937_64 rng_;
   Tally tally_;
-  std::uint64_t loaded_tokens_ = 0;  // that all ranks have reported
-  std::uint64_t last_epoch_ = 0;     // an id may come again while an output of its former self is on its way
+  std::uint64_t loaded_tokens_ = 0;  // tokens that all ranks have reported as loaded
+  // epochs are needed because an id may be used again while an output of its former request is not processed yet
+  std::uint64_t last_epoch_ = 0;
 };
 
 }  // namespace kvferry::sim

@@ -1,4 +1,4 @@
-// What the engine knows and the core cannot: whose blocks a save reads, and what the workers hold of a chunk.
+// Checks for which the core lacks knowledge: whose blocks a save reads, and what the workers hold of a chunk.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,13 +8,14 @@
 
 namespace kvferry::sim {
 
-/// Tokens whose KV is in the request's blocks: `computed` counts drafts as accepted, and the last sampled token's place
-/// may hold a rejected one.
+/// Returns the number of tokens whose KV is in the request's blocks. This differs from `computed`, which counts drafts
+/// as accepted, and the cell of the last sampled token may hold a rejected draft.
 std::uint32_t MiniEngine::truly_computed(const Request& request) const {
   return std::min(request.computed, request.sampled - 1);
 }
 
-/// Saves of this step read the blocks of requests that are in it, saves before it those that were lost since the last.
+/// Saves after this step read the blocks of requests in the step. Saves before it read blocks that requests have lost
+/// since the last step.
 void MiniEngine::check_saves(const StepPlan& plan, const StepInput& input) {
   for (const SaveJob& job : plan.saves_before) {
     const auto lost = lost_.find(job.request_id);

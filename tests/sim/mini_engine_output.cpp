@@ -1,4 +1,4 @@
-// Execution and what vLLM's Scheduler.update_from_output() does with what comes of it.
+// The execution of a step, and what vLLM's Scheduler.update_from_output() does with its results.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace kvferry::sim {
 
-/// What the worker makes of a scheduled request. The scheduler counts all drafts as accepted until it hears otherwise;
-/// the worker, which knows, starts at its last sampled token.
+/// Returns what the worker computes for a scheduled request. The scheduler counts all drafts as accepted until their
+/// output is processed. The worker knows which were accepted, and starts at its last sampled token.
 ForwardItem MiniEngine::forward_item(Request& request, const ScheduledRequest& scheduled, Scheduled& out) {
   ForwardItem item;
   item.request_id = request.spec.id;
@@ -80,7 +80,8 @@ void MiniEngine::execute(StepPlan plan, const StepInput& input) {
   in_flight_.push_back(std::move(step));
 }
 
-/// vLLM's order: failed loads, then outputs and finished requests, and the workers' reports last.
+/// Processes the results of a step in vLLM's order: failed loads, then outputs and finished requests, then the workers'
+/// reports.
 void MiniEngine::take_in(InFlight step, TimeNs now) {
   std::vector<std::string> failed;
   for (const AsyncLoad& load : step.async_loads) {
@@ -124,7 +125,8 @@ void MiniEngine::tell_failed_saves(const WorkerReport& report) const {
   }
 }
 
-/// finished_recving: whoever waited may go on; whoever was aborted meanwhile gives its blocks back now.
+/// finished_recving: requests that waited for a load may continue. Requests that were aborted meanwhile give back their
+/// blocks now.
 void MiniEngine::take_in_loads(const InFlight& step) {
   for (const AsyncLoad& load : step.async_loads) {
     if (const auto held = held_back_.find(load.epoch); held != held_back_.end()) {
@@ -157,13 +159,13 @@ void MiniEngine::take_in_output(const Scheduled& scheduled, TimeNs now) {
       request.placeholders -= scheduled.rejected + static_cast<std::uint32_t>(scheduled.outputs.size());
   }
   for (const std::int32_t token : scheduled.outputs) {
-    if (request.known >= request.end) break;  // said after the end
+    if (request.known >= request.end) break;  // generated after the end of the request
     if (token != request.text.tokens[request.known])
       throw Broken(fmt::format("verified-only: request {} says a wrong token at {}", scheduled.id, request.known));
     request.known += 1;
     outputs_[scheduled.id].push_back(token);
   }
-  // An engine that plans ahead knows only now what fills a block.
+  // An engine that plans ahead learns only now which tokens fill a block.
   const std::uint32_t heard = request.computed - request.placeholders;
   if (config_.async && request.running) cache_blocks(request, heard, heard);
   if (request.known == request.end) {
@@ -172,7 +174,7 @@ void MiniEngine::take_in_output(const Scheduled& scheduled, TimeNs now) {
   }
 }
 
-/// Requests that have a bad block, or KV computed from one; `bad` grows by what rests on it.
+/// Returns the requests that have a bad block, or KV that was computed from one. Adds all blocks with such KV to `bad`.
 std::set<std::string> MiniEngine::affected_by(std::set<BlockId>& bad, const InFlight& step) const {
   std::vector<std::pair<std::string, std::vector<BlockId>>> tables;
   for (const Scheduled& scheduled : step.scheduled) tables.emplace_back(scheduled.id, scheduled.table[0]);
@@ -192,7 +194,8 @@ std::set<std::string> MiniEngine::affected_by(std::set<BlockId>& bad, const InFl
   return affected;
 }
 
-/// Whoever has a block whose load failed goes back to before it (vLLM: `recompute`) or ends in an error (`fail`).
+/// A request that has a block whose load failed goes back to the tokens before it (vLLM: `recompute`) or ends with an
+/// error (`fail`).
 void MiniEngine::handle_bad_blocks(const InFlight& step, TimeNs now) {
   tally_.bad_loads += 1;
   std::set<BlockId> bad = step.bad_blocks;
@@ -248,7 +251,7 @@ void MiniEngine::finish(std::string id, End end, TimeNs now) {
   Request& request = requests_.at(id);
   tell("  {} {}", id, end == End::kDone ? "is done" : end == End::kAborted ? "is aborted" : "fails");
   tell_tokens(request);
-  // vLLM hands over the blocks of computed tokens alone, without those that have left a window.
+  // vLLM hands over only the blocks of computed tokens, without those that have left a window.
   const std::uint32_t under_way = in_flight(request);
   blocks_.drop_skipped(request.table, request.computed > under_way ? request.computed - under_way : 0);
   BlockTable table = request.table;

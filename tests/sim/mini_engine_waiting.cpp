@@ -1,4 +1,5 @@
-// What vLLM's Scheduler.schedule() does with waiting requests: lookup, allocation, and all that may come in between.
+// What vLLM's Scheduler.schedule() does with waiting requests: lookup, allocation, and everything that may happen
+// between the two.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 
 namespace kvferry::sim {
 
-/// nullopt: ask again in a later step.
+/// Returns nullopt if the lookup must be repeated in a later step.
 std::optional<Answer> MiniEngine::lookup(Request& request, std::uint32_t num_local, TimeNs now) {
   const RequestId id{request.spec.id};
   const Answer answer = core_.lookup(id, num_local, now);
@@ -24,7 +25,7 @@ std::optional<Answer> MiniEngine::lookup(Request& request, std::uint32_t num_loc
   }
   if (!answer.pending) {
     request.pending_since.reset();
-    request.wait = Request::Wait::kRefused;  // unless it is allocated
+    request.wait = Request::Wait::kRefused;  // this changes if blocks are allocated
     return answer;
   }
   tally_.lookups_pending += 1;
@@ -33,7 +34,8 @@ std::optional<Answer> MiniEngine::lookup(Request& request, std::uint32_t num_loc
   return std::nullopt;
 }
 
-/// What vLLM's scheduler does between a lookup and an allocation, none of which it tells. True: no allocation follows.
+/// Does what vLLM's scheduler may do between a lookup and an allocation, without telling the connector. Returns true if
+/// no allocation follows.
 bool MiniEngine::is_given_up(const std::string& id, std::uint32_t& external, Next& next) {
   const auto give_up = [&](std::uint64_t& count, const char* why, Next then) {
     tell("  no room for {}: {}", id, why);
@@ -63,7 +65,7 @@ bool MiniEngine::is_given_up(const std::string& id, std::uint32_t& external, Nex
       external = 0;
       break;
     case Exit::kAnswerTrimmed:
-      if (core_.loads_async()) break;  // vLLM takes these whole or not at all
+      if (core_.loads_async()) break;  // vLLM takes an asynchronous answer whole or not at all
       tally_.answer_trimmed += external > 1;
       external /= 2;
       break;
@@ -71,7 +73,8 @@ bool MiniEngine::is_given_up(const std::string& id, std::uint32_t& external, Nex
   return false;
 }
 
-/// Blocks that prefills under way still need: vLLM gives them to no asynchronous load, which nobody could preempt.
+/// Returns how many blocks the running prefills still need. vLLM gives these blocks to no asynchronous load, because a
+/// load can't be preempted.
 std::uint32_t MiniEngine::reserved_blocks() const {
   std::uint32_t num = 0;
   for (const auto& [id, request] : requests_) {
@@ -85,7 +88,7 @@ std::uint32_t MiniEngine::reserved_blocks() const {
   return num;
 }
 
-/// Blocks for what is loaded; they are nobody's until the load is done.
+/// Allocates blocks for an asynchronous load. The prefix cache does not find them before the load is done.
 MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit, std::uint32_t num_local,
                                          std::uint32_t external, TimeNs now) {
   const std::string& id = request.spec.id;
@@ -111,11 +114,13 @@ MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit
   request.loaded_from = num_local;
   request.loaded_to = request.computed;
   std::erase(waiting_, id);
-  if (!std::ranges::count(holding_, id)) holding_.push_back(id);  // else it keeps its place, after a failed load
+  // after a failed load, the request keeps its place in holding_
+  if (!std::ranges::count(holding_, id)) holding_.push_back(id);
   return Next::kGoOn;
 }
 
-/// The load is over: its blocks are cached, or, where it failed, given back for another lookup.
+/// Ends an asynchronous load: registers its blocks in the prefix cache or, if the load failed, gives them back for
+/// another lookup.
 void MiniEngine::take_loaded(Request& request) {
   if (request.load == Request::Load::kFailed) {
     tell("  the load of {} failed", request.spec.id);
@@ -134,7 +139,7 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   if (request.load == Request::Load::kUnderWay || has_output_coming(request)) return Next::kSkip;
   tell_tokens(request);
   take_loaded(request);
-  const bool is_loaded = request.computed > 0;  // then vLLM looks nothing up
+  const bool is_loaded = request.computed > 0;  // vLLM makes no lookup for a loaded request
   BlockTable hit(blocks_.windows().size());
   std::uint32_t num_local = 0, external = 0;
   bool is_async = false;
@@ -186,8 +191,8 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   return Next::kGoOn;
 }
 
-/// Requests that hold blocks come first. One that is skipped keeps its place, unless it has lost its blocks because its
-/// load failed: then it is the first of those without blocks.
+/// Requests that hold blocks come first. A request that is skipped keeps its place, unless it has lost its blocks by a
+/// failed load. Then it becomes the first of the requests without blocks.
 void MiniEngine::schedule_waiting(StepInput& input, std::uint32_t& budget, TimeNs now) {
   std::vector<std::string> order(holding_.begin(), holding_.end());
   order.insert(order.end(), waiting_.begin(), waiting_.end());

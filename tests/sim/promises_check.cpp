@@ -96,7 +96,7 @@ void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const Admitt
   for (const auto& [id, pin] : core.pool().pins())
     expect(!pin.owner.starts_with("lookup of "), "no-stale-spec: the {} still pins chunks in step {}", pin.owner,
            plan.step);
-  // Whatever a save is said to write is in a plan whose report is still to come.
+  // Every slot that is marked as being written by a save must be in a plan whose report has not come yet.
   std::size_t num_saves = 0;
   for (const StepPlan* under_way : in_flight) {
     for (const auto* jobs : {&under_way->saves_before, &under_way->saves_after}) {
@@ -119,7 +119,7 @@ void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const Admitt
 
 void PromisesCheck::save_planned(const SaveJob& job, const BlockTable& table, std::uint32_t computed,
                                  std::uint32_t known) const {
-  // Where the core leaves a block out it may be any; a whole table of such is found at its start.
+  // The core may leave out any block. If a whole table is left out, it matches at its start.
   const auto is_at = [&](std::uint32_t first_block) {
     for (std::size_t g = 0; g < table.size(); ++g) {
       const std::vector<BlockId>& blocks = job.block_ids.at(g);
@@ -186,7 +186,8 @@ void PromisesCheck::ended(const std::string& id, const FinishedRequest& done,
     const auto reported = loads.find(admission.attempt);
     const bool is_reported = reported != loads.end();
     const bool fits = admission.local + admission.to_load <= admission.hit && admission.loaded <= admission.to_load;
-    // vLLM finishes a request before it hands over its step's report, so a load without one counts as nothing.
+    // vLLM finishes a request before it passes on the report of the step, so a load without a report counts as 0
+    // tokens.
     const bool is_as_reported = admission.loaded == (is_reported ? reported->second.loaded : 0);
     const bool is_whole = !is_reported || reported->second.found_damage || admission.loaded == admission.to_load;
     expect(fits && is_as_reported && is_whole,

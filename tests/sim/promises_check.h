@@ -1,6 +1,7 @@
-// The connector's promises, asserted after every step of every simulated engine from what can be seen of its core, and
-// named when one is broken. What needs the KV itself is asserted by the workers (sim_worker.h: attended cells, slots)
-// and by the network (sim_network.cpp: reads under a lease, doubled answers).
+// Checks the connector's promises after every step of every simulated engine, from the visible state of the engine's
+// core. The message of a failure begins with the name of the broken promise. The workers make the checks that need the
+// KV itself (sim_worker.h: attended cells, slots), and the network checks reads under a lease and doubled answers
+// (sim_network.cpp). These functions check the promises:
 //
 // idempotent-lookup  asked_again()       exactly-once   ended(), and the core's own checks of reports
 // exact-load         plan_built()        bounded-hold   lookup_answered(), plan_built(), after_step()
@@ -20,14 +21,14 @@
 
 namespace kvferry::sim {
 
-/// An allocation with external tokens, as the engine sees it.
+/// An allocation with external tokens, as the engine knows it.
 struct AdmittedLoad {
   std::string id;
   std::uint32_t local = 0, external = 0;
   BlockTable table;
 };
 
-/// What the workers' reports said of a load: the least that any rank loaded.
+/// What the workers' reports say about a load. `loaded` is the lowest number of all ranks.
 struct ReportedLoad {
   std::uint32_t loaded = std::numeric_limits<std::uint32_t>::max();
   bool found_damage = false;
@@ -37,25 +38,28 @@ class PromisesCheck {
  public:
   explicit PromisesCheck(const CoreConfig& config) : config_(config) {}
 
-  /// pending_for: how long the attempt has been told to ask again.
+  /// pending_for: how long the lookups of this attempt have been answered with "ask again".
   void lookup_answered(const std::string& id, std::uint32_t num_local, const Answer& answer, std::uint32_t num_tokens,
                        TimeNs pending_for) const;
-  /// The same lookup, asked twice in a row; the number of holds before and after the second time.
+  /// Compares the answers to the same lookup, made twice in a row. The two numbers of pins were counted before and
+  /// after the second lookup.
   void asked_again(const std::string& id, const Answer& first, const Answer& again, std::size_t holds_before,
                    std::size_t holds_after) const;
-  /// in_flight: plans that no report has come for, the new one included.
+  /// in_flight: the plans whose report has not come yet, including the new plan.
   void plan_built(const SchedulerCore& core, std::span<const AdmittedLoad> admitted,
                   std::span<const StepPlan* const> in_flight) const;
-  /// A save of a request that has, or in the step before had, `computed` tokens' KV in the blocks of `table`.
+  /// Checks a save of a request that has, or had in the step before, the KV of `computed` tokens in the blocks of
+  /// `table`.
   void save_planned(const SaveJob& job, const BlockTable& table, std::uint32_t computed, std::uint32_t known) const;
-  /// loads_in_flight: load jobs whose report the core has not got.
+  /// loads_in_flight: number of load jobs whose report the core has not received.
   void after_step(const SchedulerCore& core, std::size_t loads_in_flight, TimeNs now);
-  /// loads: by attempt, those that the core has all reports of. was_known: the engine had not ended it before.
+  /// loads: by attempt, the loads for which the core has all reports. was_known: the engine had not ended the request
+  /// before.
   void ended(const std::string& id, const FinishedRequest& done, const std::map<std::uint32_t, ReportedLoad>& loads,
              bool was_known) const;
-  /// A lease that the core gives out.
+  /// Checks a lease that the core gives out.
   static void offered(const SchedulerCore& core, const LeaseReply& reply, std::size_t num_keys);
-  /// Throws Broken unless nothing is held, written or waited for. Call when every deadline has passed.
+  /// Throws Broken if anything is still held, written or waited for. Must be called after all deadlines have passed.
   static void idle(const SchedulerCore& core);
 
  private:
@@ -65,7 +69,8 @@ class PromisesCheck {
   CoreCounters last_;
 };
 
-/// The promise that a failure's message names; no-engine-death where it names none: the core gave up.
+/// Returns the promise that the message of a failure names. If it names none, returns no-engine-death, because the core
+/// failed by itself.
 std::string promise_of(const std::string& message);
 
 }  // namespace kvferry::sim

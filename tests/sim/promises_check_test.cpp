@@ -1,4 +1,4 @@
-// Each check of the simulator fires, under its promise's name.
+// Tests that each check of the simulator fails under the name of its promise.
 #include "promises_check.h"
 
 #include <gtest/gtest.h>

@@ -13,10 +13,10 @@
 namespace kvferry::sim {
 namespace {
 
-constexpr int kStepsOfTrouble = 2000;  // of about 10 ms; few schedules take so many
-constexpr int kStepsOfCalm = 10000;    // enough for each request's lookups to run into their timeouts once more
+constexpr int kStepsOfTrouble = 2000;  // steps of about 10 ms in which things go wrong; few schedules take so many
+constexpr int kStepsOfCalm = 10000;    // enough for the lookups of each request to reach their timeouts once more
 
-/// Sends requests into the world and follows each from its prefill to its answer.
+/// Sends requests to the world, and follows each request from its prefill to its answer.
 class Clients {
  public:
   Clients(const SimOptions& options, World& world, Dice& dice)
@@ -33,8 +33,8 @@ class Clients {
     if (dice_.chance(options_.aborts)) abort();
     hand_over();
   }
-  /// The decode node computes nothing of a prompt but its last token, or, with state, but what follows the last state,
-  /// unless something happened to the first chunk that it misses.
+  /// Checks that the decode node computed only the last token of each prompt or, in a model with state, only what
+  /// follows the last state, unless there was a mishap to the first chunk that it lacks.
   void check_handoffs() {
     for (const auto& [id, handoff] : handed_off_) {
       const FinishedRequest* done = world_.finished(handoff.to, id);
@@ -54,8 +54,8 @@ class Clients {
         }
         continue;
       }
-      // The pool's chunks count from the first one on: with a longer hit in the engine's own cache, any before may
-      // lack.
+      // The pool's chunks count from the first chunk on. If the engine's own cache had a longer hit, any chunk before
+      // its end may be missing.
       const Admission& admission = done->admissions[0];
       std::uint32_t chunk = admission.hit > admission.local ? hit / chunk_tokens : 0;
       Mishaps::Kind kind = world_.mishaps().excuse(handoff, chunk, when);
@@ -115,7 +115,7 @@ class Clients {
     world_.add(node, spec);
   }
 
-  /// What is prefilled goes to a decode node.
+  /// Sends requests whose prefill has ended to their decode node.
   void hand_over() {
     for (auto job = waiting_.begin(); job != waiting_.end();) {
       const std::optional<End> end = world_.end_of(job->second.node, job->first);
@@ -123,7 +123,7 @@ class Clients {
         ++job;
         continue;
       }
-      const auto [id, from] = *job;  // a copy: the entry goes before the last use of its id
+      const auto [id, from] = *job;  // a copy, because the entry is erased before the last use of its id
       job = waiting_.erase(job);
       RequestSpec spec = from.spec;
       const FinishedRequest* prefilled = world_.finished(from.node, id);
@@ -164,8 +164,8 @@ class Clients {
   Tally tally_;
   std::uint32_t num_asked_ = 0;
   std::set<std::string> ids_, gone_;
-  std::map<std::string, std::size_t> at_;  // where a request is now
-  std::map<std::string, Job> waiting_;     // for their prefill
+  std::map<std::string, std::size_t> at_;  // the node that has the request now
+  std::map<std::string, Job> waiting_;     // requests that wait for the end of their prefill
   std::map<std::string, Handoff> handed_off_;
 };
 

@@ -1,4 +1,4 @@
-// One schedule: a world drawn from a seed, lived through to its end, with every promise asserted on the way.
+// One schedule: runs a world, drawn from a seed, to its end, and checks every promise on the way.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace kvferry::sim {
 
-/// Throws Broken, or what the check handler throws, when a promise is broken.
+/// Runs the schedule of a seed. Throws Broken, or what the check handler throws, when a promise is broken.
 Tally run_schedule(std::uint64_t seed);
 
 }  // namespace kvferry::sim

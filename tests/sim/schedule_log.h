@@ -1,4 +1,4 @@
-// What happens in a schedule, told only while one is replayed: in a mass run a told line costs one branch.
+// Logs what happens in a schedule, but only in a replay. In a run of many schedules, a log line costs only one branch.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@ namespace kvferry::sim {
 class ScheduleLog {
  public:
   explicit ScheduleLog(std::size_t num_lines) : num_lines_(num_lines) {}
-  /// Every line begins with the time of the schedule's clock.
+  /// Sets the time at the beginning of the next lines, which is the time of the schedule's clock.
   void set_time(TimeNs now) { now_ = now; }
   void add(const std::string& line) {
     lines_.push_back(fmt::format("{:6} ms  {}", now_ / kMillisecond, line));
@@ -28,7 +28,7 @@ class ScheduleLog {
   std::deque<std::string> lines_;
 };
 
-/// Where this thread's schedule writes its lines; nullptr: nowhere.
+/// The log of this thread's schedule; nullptr: no log.
 inline thread_local ScheduleLog* listener = nullptr;
 
 template <class... Args>

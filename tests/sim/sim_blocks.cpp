@@ -20,7 +20,7 @@ const std::vector<BlockId>* Blocks::cached(std::size_t group, Stamp last) const 
   return found == by_hash_.end() || new_states_.contains(found->first) ? nullptr : &found->second;
 }
 
-/// The first block that a token after the first `computed` attends to.
+/// Returns the first block to which a token after the first `computed` tokens attends.
 std::uint32_t Blocks::first_needed(std::size_t group, std::uint32_t computed) const {
   const std::uint32_t window = windows_[group];
   if (window == kState) return computed == 0 ? 0 : (computed - 1) / block_tokens_;

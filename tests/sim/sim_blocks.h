@@ -1,5 +1,6 @@
-// The engine's paged KV blocks as vLLM's v1 block pool keeps them: freed blocks keep their content and stay a prefix
-// hit until they are handed out again. Several KV groups share the ids; one with a window gives up what lies before it.
+// The engine's paged KV blocks, as vLLM's v1 block pool keeps them. A freed block keeps its content, and is a prefix
+// hit until it is used again. Several KV groups share the block ids. A group with a window frees the blocks that lie
+// before its window.
 #pragma once
 
 #include <deque>
@@ -17,8 +18,8 @@ namespace kvferry::sim {
 
 constexpr std::uint32_t kState = UINT32_MAX;
 
-/// The end of a block at which a step from `start` leaves a state before its own end; 0: nowhere. alignment: see
-/// CoreConfig::checkpoint_alignment.
+/// Returns the end of a block at which a step that begins at `start` leaves a state before the step's own end; 0 if
+/// there is none. alignment: see CoreConfig::checkpoint_alignment.
 constexpr std::uint32_t checkpoint_in(std::uint32_t start, std::uint32_t end, std::uint32_t block_tokens,
                                       std::uint32_t alignment) {
   if (alignment == 0 || end <= start || start % block_tokens != 0) return 0;
@@ -28,32 +29,35 @@ constexpr std::uint32_t checkpoint_in(std::uint32_t start, std::uint32_t end, st
 
 class Blocks {
  public:
-  /// Ids 1 .. num_blocks - 1 are usable; 0 is the null block. uncached_first: blocks without a hash are reused before
-  /// all others, last freed first (vLLM 0.32); otherwise strictly in the order in which they were freed.
-  /// windows: of each KV group, in tokens; 0: attends to everything; kState: a block has the state after its last
-  /// token.
+  /// Blocks 1 .. num_blocks - 1 can be used; block 0 is the null block.
+  ///
+  /// uncached_first: blocks without a hash are reused before all others, the last freed block first (vLLM 0.32);
+  /// otherwise blocks are reused in the order in which they were freed. windows: the window of each KV group in tokens;
+  /// 0: attends to everything; kState: a block has the state after its last token.
   Blocks(std::uint32_t num_blocks, std::uint32_t block_tokens, bool prefix_caching, bool uncached_first,
          std::vector<std::uint32_t> windows = {0});
 
-  /// Full cached blocks of the longest prefix that every group can serve, leaving at least one token to compute; null
-  /// blocks where a window has passed. stamps: of all the request's tokens.
+  /// Returns the full cached blocks of the longest prefix that every group has, so that at least one token is left to
+  /// compute. Blocks before a window are null blocks. stamps: of all the request's tokens.
   BlockTable hit(std::span<const Stamp> stamps) const;
-  /// Appends to `table` the hit's blocks, then fresh ones until each group has num_blocks, null where a window has
-  /// passed when `computed` tokens are there. False, and nothing changed, when there is no room.
+  /// Appends the hit's blocks to `table`, then free blocks until each group has num_blocks. Blocks that lie before a
+  /// window when `computed` tokens are computed are null blocks. If there is no room, changes nothing and returns
+  /// false.
   bool take(BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks, std::uint32_t computed);
-  /// Whether take() would find room for so many blocks.
+  /// Returns whether take() would find enough free blocks.
   bool has_room(const BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks, std::uint32_t computed) const;
-  /// Gives up the blocks that no token after the first `computed` attends to.
+  /// Frees the blocks to which no token after the first `computed` tokens attends.
   void drop_skipped(BlockTable& table, std::uint32_t computed);
-  /// Gives back a request's table, its last block first.
+  /// Frees all blocks of a request's table, the last block first.
   void give_back(const BlockTable& table);
-  /// From now on the block is found by the stamp of its last token.
+  /// Registers a block, so that it is found by the stamp of its last token.
   void cache(std::size_t group, BlockId block, Stamp last);
-  /// States that are registered from now on are not found until the next call, since they are read before all writes.
+  /// Begins a step. States that are registered in this step are not found until the next one, because a step reads all
+  /// states before it writes any.
   void start_step() { new_states_.clear(); }
-  /// The block's content is wrong: no prefix hit may find it.
+  /// Removes a block with wrong content from the prefix cache.
   void drop(BlockId block);
-  /// Drops every cached block that nobody uses.
+  /// Removes all blocks that no request uses from the prefix cache.
   void reset();
 
   std::uint32_t num_free() const { return static_cast<std::uint32_t>(free_.size()); }

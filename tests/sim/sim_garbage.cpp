@@ -1,5 +1,5 @@
-// What a broken or foreign peer or controller may send: no answer to anything, or one with absurd numbers. The core has
-// to live on, and to promise nothing on the strength of it.
+// What a broken or malicious peer or controller may send: answers that were not requested, or answers with absurd
+// numbers. The core must survive this, and must not promise anything because of it.
 #include <limits>
 
 #include "schedule_log.h"
@@ -17,7 +17,7 @@ TimeNs World::some_time() {
                      std::numeric_limits<TimeNs>::max()});
 }
 
-/// A key that somebody has, or that nobody ever had.
+/// Returns a key that some node has, or that no node ever had.
 ChunkKey World::some_key(std::size_t node) {
   const auto& listed = nodes_[node].listed;
   if (!listed.empty() && dice_.chance(0.7)) {
@@ -45,7 +45,7 @@ std::vector<HolderOffer> World::garbage_offers() {
 
 LeaseReply World::garbage_reply() {
   LeaseReply reply;
-  // A number that no holder gives out: what it really leased stays in order.
+  // No holder gives out this number, so that the leases that it really gave out stay in order.
   reply.lease = dice_.chance(0.3) ? 0 : 1'000'000'000'000ULL + some_number();
   if (dice_.chance(0.2)) reply.refused = "no";
   for (std::uint32_t n = dice_.between(0, 5); n > 0; --n) {
@@ -63,22 +63,23 @@ LeaseReply World::garbage_reply() {
   return reply;
 }
 
-/// Offers chunks under keys that somebody has, with lengths that these keys don't have.
+/// Offers chunks under keys that some node has, with lengths that do not belong to these keys.
 void World::forge_push(std::size_t index) {
   Node& node = nodes_[index];
   PushOffer offer{options_.core.fingerprint, static_cast<std::uint32_t>(node.ranks.size()), {}, {}};
   for (const auto& [key, chunk] : nodes_[dice_.between(0, num_nodes() - 1)].listed) {
     const std::uint32_t length = dice_.between(0, options_.core.chunk_tokens + 1);
     if (length == chunk.num_tokens || !dice_.chance(0.3)) continue;
-    if (!forged_.insert(key).second) continue;  // later the list may have the wrong one
+    if (!forged_.insert(key).second) continue;  // the list may have the wrong chunk later
     offer.chunks.push_back({key, length, {}});
-    to_chunk(&Tally::excused_forged, index, key, options_.core.order_ttl_max);  // until it is looked up
+    // the forged chunk can do harm until it is looked up
+    to_chunk(&Tally::excused_forged, index, key, options_.core.order_ttl_max);
   }
   PushReply reply = node.engine->core().push_offered("liar", offer, now());
   if (reply.ticket != 0) node.pushes.pending_grants[reply.ticket] = {kDirectory, 0, std::move(reply)};
 }
 
-/// Writes into the granted slots and settles them with the right checksums.
+/// Writes into the granted slots, and settles them with the right checksums.
 void World::settle_forged(std::size_t index, const PushReply& reply) {
   Node& node = nodes_[index];
   PushSettlement settlement{reply.ticket, {}};
@@ -120,7 +121,7 @@ void World::garbage(std::size_t index) {
     case 4:
       return core.lease_released(1'000'000'000'000ULL + some_number());
     case 5: {
-      const auto id = some_number();  // the draws come in this order
+      const auto id = some_number();  // a variable, because the order of the random draws must not change
       return core.pin_ordered(id, request.keys, some_time(), now());
     }
     case 6:

@@ -1,4 +1,4 @@
-// What the world notes of its mishaps besides those that it makes itself, for the judgement of handoffs.
+// Records mishaps that the world does not cause itself, so that handoffs can be judged.
 #include <algorithm>
 #include <utility>
 
@@ -24,7 +24,7 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
     made.is_pulled.push_back(slot != nullptr && !is_written);
   }
   made.is_suspect = suspected_.contains({to, from});
-  constexpr auto kFailedLoads = 3;  // after so many the core keeps nothing of a request
+  constexpr auto kFailedLoads = 3;  // after this many failed loads, the core keeps no chunks of a request
   const auto has_failed = [](const Admission& admission) { return admission.loaded < admission.to_load; };
   const FinishedRequest* prefilled = finished(from, spec.id);
   made.is_uncached = prefilled != nullptr && std::ranges::count_if(prefilled->admissions, has_failed) >= kFailedLoads;
@@ -45,7 +45,7 @@ void World::note_full_pool(std::size_t index) {
     mishaps_.to_link(&Tally::excused_no_slot, index, index, now());
 }
 
-/// The core may have asked already, and the world carries that out only now.
+/// The core may have sent the request already, although the world carries it out only now.
 void World::note_forged_answer(std::size_t index, std::uint64_t fetch) {
   Node& node = nodes_[index];
   node.forged_answers.insert(fetch);
@@ -53,7 +53,8 @@ void World::note_forged_answer(std::size_t index, std::uint64_t fetch) {
     mishaps_.to_chunks(&Tally::excused_garbage, index, asked->second, now(), now() + options_.core.pull_timeout);
 }
 
-/// An answer is late when the core that asked has gone on, perhaps a step before it could tell the world so.
+/// An answer is late if the core that sent the request has gone on, perhaps one step before it could report this to the
+/// world.
 std::shared_ptr<World::Question> World::new_question(std::size_t asker, const std::vector<ChunkKey>& keys) {
   const auto question = std::make_shared<Question>(Question{asker, nodes_[asker].incarnation, keys});
   mishaps_.to_chunks(&Tally::excused_time_over, asker, keys, now(), now() + options_.core.try_timeout);

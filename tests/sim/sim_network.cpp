@@ -1,4 +1,4 @@
-// What the cores ask of the network, carried out: late, in any order, to whoever is alive by then.
+// Carries out the cores' network actions: late, in any order, to the nodes that are alive at that time.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ bool World::is_cut(std::size_t a, std::size_t b) const {
   return found != cut_until_.end() && found->second > now();
 }
 
-/// A firewall lets messages pass and drops the bytes of chunks.
+/// Returns whether a firewall between two nodes drops the bytes of chunks. It lets messages pass.
 bool World::is_blocked(std::size_t a, std::size_t b) const {
   const auto found = blocked_until_.find(std::minmax(a, b));
   return is_cut(a, b) || (found != blocked_until_.end() && found->second > now());
@@ -89,7 +89,7 @@ void World::carry_out(std::size_t index) {
   check_pulls(index);
 }
 
-/// News for the directory, in order.
+/// Sends news to the directory, in order.
 void World::list(std::size_t index, std::function<void(Node&)> word) {
   if (num_nodes() == 1) return;
   Node& node = nodes_[index];
@@ -135,7 +135,7 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
   asker.last_endpoint = wanted.endpoint;
   for (const ChunkKey& key : wanted.request.keys) asker.first_asked.try_emplace(key, wanted.endpoint);
   const std::optional<std::size_t> to = node_at(wanted.endpoint);
-  if (!to) return;  // nobody lives there
+  if (!to) return;  // there is no node at this endpoint
   tell("node {} wants {} chunks of node {} ({})", node, wanted.request.keys.size(), *to, wanted.fetch);
   asker.asked[wanted.fetch] = wanted.request.keys;
   if (asker.forged_answers.contains(wanted.fetch)) note_forged_answer(node, wanted.fetch);
@@ -146,7 +146,7 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
              [this, to = *to, sent, question] { answer_lease(to, sent, question, now() + kSavePatience); });
 }
 
-/// What is being saved for a handoff is waited for.
+/// Answers a lease request. First waits for the saves of chunks that belong to a handoff.
 void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Question> question, TimeNs deadline) {
   Node& holder = nodes_[to];
   if (!holder.is_up) {
@@ -197,7 +197,7 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
     });
 }
 
-/// What a worker does: each chunk at a time of its own, some never.
+/// Does what a worker does: hashes each chunk at a time of its own. Some chunks are never hashed.
 void World::hash_runs(std::size_t index, const RunChecksums::RankOrder& ranked) {
   const ChecksumOrder& order = ranked.order;
   for (std::uint32_t i = 0; i < order.items.size(); ++i) {
@@ -244,8 +244,8 @@ void World::release(std::size_t node, const ReleaseLease& released) {
   });
 }
 
-/// Every rank reads each chunk, or each run of one, at a time of its own, whatever lies there then, and answers once,
-/// in time or not.
+/// Every rank reads each chunk, or each run of a chunk, at a time of its own, and gets the bytes that are there at that
+/// time. It answers once, in time or too late.
 void World::pull(std::size_t node, const StartPull& wanted) {
   Node& reader = nodes_[node];
   const auto num_ranks = static_cast<std::uint32_t>(reader.ranks.size());
@@ -281,7 +281,8 @@ void World::pull(std::size_t node, const StartPull& wanted) {
         if (when >= wanted.deadline || holder == node || checksums.size() != runs.size()) continue;
         at(when, [this, node, holder, rank, i, here, wanted, is_run = !map.empty(), run = runs[r],
                   checksum = checksums[r], incarnation = nodes_[holder].incarnation, life = reader.incarnation] {
-          if (nodes_[node].incarnation != life) return;  // who read is another one now, perhaps of another shape
+          // the node that read has restarted meanwhile, perhaps with another shape
+          if (nodes_[node].incarnation != life) return;
           if (is_blocked(node, holder))
             to_chunk(&Tally::excused_blocked, node, key_in(node, wanted.items[i].local.slot), wanted.deadline - now());
           if (nodes_[holder].incarnation != incarnation || is_blocked(node, holder)) return;
@@ -310,7 +311,7 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
                                                   const ShardRun* run, const StartPull& wanted, std::size_t item,
                                                   std::uint64_t checksum) {
   const ChunkRef remote = wanted.items[item].remote;
-  if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;  // another node lives there now
+  if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;  // another node is there now
   const Worker& worker = nodes_[holder].engine->workers()[rank];
   std::vector<Stamp> bytes = worker.read_slot(remote.slot);
   const auto lease = leases_.find({holder, wanted.lease});
@@ -320,7 +321,8 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   if (is_leased && worker.generation(remote.slot) != remote.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while node {} reads it under lease {}",
                              remote.slot, holder, node, wanted.lease));
-  bool is_damaged = !bytes.empty() && worker.damaged(remote.slot);  // nonsense names slots that are not there
+  // a nonsensical request names a slot that does not exist
+  bool is_damaged = !bytes.empty() && worker.damaged(remote.slot);
   if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
     bytes[dice_.raw() % bytes.size()] ^= 1;
     tally_.damaged_on_wire += 1;
@@ -328,7 +330,7 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   }
   if (is_damaged)
     to_chunk(&Tally::excused_damaged, node, key_in(node, wanted.items[item].local.slot), wanted.deadline - now());
-  if (run == nullptr) return bytes;  // judged as a whole
+  if (run == nullptr) return bytes;  // the chunk is judged as a whole
   const std::size_t cell = worker.cell_stamps(wanted.items[item].num_tokens);
   if ((run->source + run->cells) * cell > bytes.size()) return std::nullopt;
   const auto part = std::span(bytes).subspan(run->source * cell, run->cells * cell);
@@ -370,7 +372,7 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
   reader.engine->check_published();
 }
 
-/// Whatever is said to be pulled is being pulled.
+/// Checks that every slot that is marked as being pulled is really being pulled.
 void World::check_pulls(std::size_t index) const {
   const Node& node = nodes_[index];
   const ChunkPool& pool = node.engine->core().pool();

@@ -25,7 +25,7 @@ void draw_engine(Dice& dice, SimOptions& options) {
   options.refuses = dice.pick({0.0, 0.05, 0.3});
 }
 
-/// What goes wrong in one node.
+/// Draws what goes wrong in one node.
 void draw_trouble(Dice& dice, SimOptions& options) {
   options.engine.faults.save_fails = dice.pick({0.0, 0.0, 0.02, 0.3});
   options.engine.faults.corrupts_load = dice.pick({0.0, 0.0, 0.05, 0.5});

@@ -1,5 +1,5 @@
-// Draws a whole simulated set-up from a seed: sizes, switches, faults, requests. Everything that a run does follows
-// from its seed, so the seed is the bug report.
+// Draws a whole simulated set-up from a seed: sizes, options, faults, requests. The seed decides everything that
+// happens in a run, so a report of a fault needs only the seed.
 #pragma once
 
 #include <random>
@@ -12,7 +12,7 @@ namespace kvferry::sim {
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : rng_(seed * 0x9e3779b97f4a7c15ULL + 1) {}
-  /// Uniform in [low, high].
+  /// Returns a random number in [low, high].
   std::uint32_t between(std::uint32_t low, std::uint32_t high) {
     return low + static_cast<std::uint32_t>(rng_() % (high - low + 1));
   }
@@ -27,52 +27,55 @@ class Dice {
   std::mt19937_64 rng_;
 };
 
-/// What may go wrong on the way, each with its probability.
+/// The probability of each network fault.
 struct NetworkOptions {
   TimeNs max_delay = 20 * kMillisecond;
-  double loses = 0;            // a message
-  double doubles = 0;          // a message
-  double damages_pull = 0;     // a chunk on its way
-  double fails_grants = 0;     // a slot to which a worker cannot grant access
-  double damages_pool = 0;     // a chunk at rest, per step
-  double stalls = 0;           // a writer, inside a slot that is to be taken back from it
-  double crashes = 0;          // a node, per step; it comes back empty, later
-  double cuts = 0;             // the link of two nodes, per step, for a while
-  double slows = 0;            // a node, per step, for a while
-  double blocks = 0;           // the bytes of two nodes, and no message, per step, for a while
-  double loses_directory = 0;  // or finds it again, per step
-  double stale_offers = 0;     // an answer of the directory is an old one
-  double garbage = 0;          // per step
+  double loses = 0;            // loses a message
+  double doubles = 0;          // sends a message twice
+  double damages_pull = 0;     // damages a chunk during a pull
+  double fails_grants = 0;     // a worker can't grant access to a slot
+  double damages_pool = 0;     // damages a chunk in a pool, in each step
+  double stalls = 0;           // a writer stays too long in a slot that is to be revoked
+  double crashes = 0;          // kills a node, in each step; the node returns empty later
+  double cuts = 0;             // cuts the link of two nodes for a while, in each step
+  double slows = 0;            // slows a node for a while, in each step
+  double blocks = 0;           // blocks the bytes between two nodes for a while, but not the messages, in each step
+  double loses_directory = 0;  // loses the directory or finds it again, in each step
+  double stale_offers = 0;     // the directory gives an old answer
+  double garbage = 0;          // sends garbage, in each step
 };
 
 struct SimOptions {
   CoreConfig core;
   EngineConfig engine;
   NetworkOptions network;
-  std::uint32_t num_prefill = 0;  // 0: one node that does everything, and no network
+  std::uint32_t num_prefill = 0;  // 0: one node that does everything, without a network
   std::uint32_t num_decode = 0;
   std::uint32_t num_requests = 0;
-  std::uint32_t max_tokens_total = 0;  // of one request: so many fit the engine alone
-  double refuses = 0;                  // a lookup is followed by no allocation
-  double aborts = 0;                   // per step
-  double preempts_all = 0;             // per step
-  double resets_idle = 0;              // per step
-  double resets_connector = 0;         // per step
-  double sleeps = 0;                   // per step
-  double orders = 0;                   // of a controller, per step
-  double pushes = 0;                   // a prefill knows its decode node
-  double siblings = 0;                 // a request comes twice
-  double ids_again = 0;                // a new request takes the id of one that is gone
-  std::uint32_t layers = 0;            // of a model that each node cuts up in its own way; 0: all in the same
+  // limit on the tokens of one request, so that the request alone fits into the engine
+  std::uint32_t max_tokens_total = 0;
+  double refuses = 0;           // probability that no allocation follows a lookup
+  double aborts = 0;            // probability in each step
+  double preempts_all = 0;      // probability in each step
+  double resets_idle = 0;       // probability in each step
+  double resets_connector = 0;  // probability in each step
+  double sleeps = 0;            // probability in each step
+  double orders = 0;            // probability of an order from the controller in each step
+  double pushes = 0;            // probability that a prefill knows its decode node
+  double siblings = 0;          // probability that a request is sent twice
+  double ids_again = 0;         // probability that a new request gets the id of one that has ended
+  // layers of a model that each node divides in its own way; 0: all nodes have the same shape
+  std::uint32_t layers = 0;
   std::uint32_t heads = 0;
 };
 
 SimOptions draw_options(Dice& dice);
 
-/// A node of any shape: stages, uneven ones too, of ranks with a part of the heads each, or with the same ones.
+/// Returns the shape of a node: stages, which may be uneven. The ranks of a stage have a part of the heads each, or all
+/// have the same heads.
 std::vector<Shard> draw_shape(Dice& dice, const SimOptions& options);
 
-/// Prompts that share prefixes with each other and with earlier answers, as conversations do.
+/// Draws prompts that share prefixes with each other and with earlier answers, as in conversations.
 class Prompts {
  public:
   Prompts(Dice& dice, std::uint32_t max_tokens_total);

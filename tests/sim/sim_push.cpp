@@ -47,7 +47,7 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
   offer.shards = shards_of(node);
   send(node, *to, [this, node, to = *to, push = offered.push, offer = std::move(offer)] {
     if (!nodes_[to].is_up) return;
-    if (offer.shards != shards_of(to)) {  // a node of another shape pulls
+    if (offer.shards != shards_of(to)) {  // a node of another shape pulls the chunks instead
       const auto declined = static_cast<std::uint8_t>(PushVerdict::kDeclined);
       return push_answer(to, {node, push, {0, {}, std::vector(offer.chunks.size(), declined)}});
     }
@@ -62,7 +62,7 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
   });
 }
 
-/// The workers grant access to the slots, or to some of them; then the other node is answered.
+/// The workers grant access to all slots or to some of them. Then the other node gets its answer.
 void World::push_grant(std::size_t node, const GrantOrder& order) {
   NodePushes& pushes = nodes_[node].pushes;
   const auto found = pushes.pending_grants.find(order.ticket);
@@ -106,7 +106,7 @@ void World::push_saved(std::size_t node, std::uint32_t rank, NodePushes::Key key
   push_advance(node, key);
 }
 
-/// Starts every rank's write that can start.
+/// Starts the write of every rank that is ready.
 void World::push_advance(std::size_t node, NodePushes::Key key) {
   NodePushes& pushes = nodes_[node].pushes;
   NodePushes::Moving& moving = pushes.moving.at(key);
@@ -129,7 +129,7 @@ void World::push_advance(std::size_t node, NodePushes::Key key) {
   }
 }
 
-/// One rank's bytes go into the other node's slot, if access is still granted.
+/// Writes one rank's bytes into the other node's slot, if access to it is still granted.
 bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key) {
   NodePushes& pushes = nodes_[node].pushes;
   if (pushes.dropped.contains(key.first)) return false;
@@ -161,7 +161,7 @@ void World::push_ended(std::size_t node, std::uint32_t rank, NodePushes::Key key
   });
 }
 
-/// Each rank revokes its grants at a time of its own; from then on the slots are not written.
+/// Each rank revokes its grants at a time of its own. From then on, its slots are not written.
 void World::push_revoke(std::size_t node, const Revocation& revocation) {
   for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank) {
     const bool is_stalled = dice_.chance(network_.stalls);

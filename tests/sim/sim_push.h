@@ -1,4 +1,4 @@
-// What a simulated node's workers and links know of pushes (sim_push.cpp).
+// The state of pushes in a simulated node's workers and links (sim_push.cpp).
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,10 @@ struct NodePushes {
     std::vector<std::optional<Saved>> saved;  // [rank]
     std::vector<bool> is_begun;               // [rank]
   };
-  using Key = std::pair<std::uint64_t, std::uint32_t>;  // push, index
+  using Key = std::pair<std::uint64_t, std::uint32_t>;  // the number of the push, the index of the chunk
   struct Order {
     std::size_t to = 0;
-    std::uint64_t incarnation = 0;  // of that node
+    std::uint64_t incarnation = 0;  // incarnation of the other node
     PushReply reply;
   };
   struct PendingGrant {
@@ -35,11 +35,11 @@ struct NodePushes {
     PushReply reply;
   };
   std::map<Key, Moving> moving;
-  std::map<std::uint64_t, Order> orders;                 // by push
+  std::map<std::uint64_t, Order> orders;                 // keyed by the number of the push
   std::set<std::uint64_t> dropped;                       // pushes
-  std::map<std::uint64_t, PendingGrant> pending_grants;  // by ticket; not answered yet
+  std::map<std::uint64_t, PendingGrant> pending_grants;  // keyed by ticket; not answered yet
   std::map<std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>, ChunkRef>
-      granted;  // ticket, index, rank: open slots
+      granted;  // (ticket, index, rank) of the slots that may be written
 };
 
 }  // namespace kvferry::sim

@@ -1,4 +1,4 @@
-"""kvferry_sim as a command: its last line, its file, replays, bad arguments, Ctrl-C."""
+"""Tests the command kvferry_sim: its last line, its file, replays, wrong arguments, Ctrl-C."""
 
 import json
 import os

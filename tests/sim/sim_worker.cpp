@@ -42,8 +42,8 @@ std::uint32_t Worker::first_attended(std::size_t group, std::uint32_t position) 
   return windows_[group] == 0 || position < windows_[group] ? 0 : position + 1 - windows_[group];
 }
 
-/// Takes the state after the tokens before the item's from the last of their blocks, and leaves the one after the
-/// item's in the last of theirs.
+/// Reads the state after the tokens before the item from the last block of these tokens, and writes the state after the
+/// item's tokens into their last block.
 void Worker::advance_state(const ForwardItem& item, std::size_t group, std::uint64_t step) {
   const std::vector<BlockId>& table = item.table[group];
   const auto start = [&](std::uint32_t position) { return position - position % block_tokens_; };
@@ -141,7 +141,7 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
   for (const SaveJob& job : plan.saves_before) save(job, outcome.report.saves);
   for (const LoadJob& job : plan.loads) load(job, outcome);
   failure_unheard |= !outcome.bad_blocks.empty();
-  // Layer by layer all requests write before any attends: a prefix shared within the step is there.
+  // In each layer, all requests write before any request attends, so the requests of a step can share a prefix.
   for (const ForwardItem& item : forward) {
     for (std::size_t g = 0; g < windows_.size(); ++g) {
       if (windows_[g] == kState) {

@@ -1,4 +1,5 @@
-// One rank: engine memory and pool memory made of stamps. Executes a step's plan in the order that plan.h documents.
+// One rank. Its engine memory and its pool memory consist of stamps. It executes a step's plan in the order that plan.h
+// documents.
 #pragma once
 
 #include <algorithm>
@@ -18,23 +19,24 @@
 
 namespace kvferry::sim {
 
-/// What goes wrong in the workers, each with its probability.
+/// The probability of each fault in the workers.
 struct WorkerFaults {
   double save_fails = 0;
-  double corrupts_load = 0;  // a slot that is about to be loaded is damaged first
+  double corrupts_load = 0;  // damages a slot that is about to be loaded
 };
 
-/// One request's share of a forward: tokens [first, first + num) are computed, all before them attended, in a group
-/// with a window only the last of them.
+/// The part of a forward pass for one request: tokens [first, first + num) are computed, and all tokens before them are
+/// attended to, in a group with a window only the last of them.
 struct ForwardItem {
   std::string request_id;
-  const std::vector<Stamp>* stamps = nullptr;  // the truth
-  std::vector<Stamp> drafts;                   // of the tokens from first_draft on, which may be wrong ones
+  const std::vector<Stamp>* stamps = nullptr;  // the stamps that the KV must have
+  std::vector<Stamp> drafts;                   // stamps of the tokens from first_draft on, which may be wrong
   std::uint32_t first_draft = 0;
   BlockTable table;
   std::uint32_t first = 0;
   std::uint32_t num = 0;
-  std::uint32_t loaded_from = 0, loaded_to = 0;  // by kvferry in this admission, to name the promise
+  // the tokens that kvferry loaded in this admission; decides which promise a wrong cell breaks
+  std::uint32_t loaded_from = 0, loaded_to = 0;
 
   Stamp stamp(std::uint32_t p) const {
     return !drafts.empty() && p >= first_draft ? drafts.at(p - first_draft) : stamps->at(p);
@@ -43,12 +45,12 @@ struct ForwardItem {
 
 struct StepOutcome {
   WorkerReport report;
-  std::set<BlockId> bad_blocks;  // whose load failed, of loads that the engine doesn't wait for
-  std::vector<bool> async_ok;    // [load of the plan that the engine waits for]: all of it is there
-  std::vector<bool> garbage;     // [item]: attended to a failed load, directly or through others' KV
+  std::set<BlockId> bad_blocks;  // blocks whose load failed, of the loads for which the engine does not wait
+  std::vector<bool> async_ok;    // [load of the plan for which the engine waits]: the load is complete
+  std::vector<bool> garbage;     // [item]: attended to a failed load, directly or through KV of other requests
 };
 
-/// A save whose chunk goes to another node as well.
+/// A save whose chunk is pushed to another node too.
 struct PushedSave {
   std::uint64_t push = 0;
   std::uint32_t index = 0;
@@ -59,61 +61,65 @@ struct PushedSave {
 
 class Worker {
  public:
-  /// What lies in a slot into which a chunk was pushed under another chunk's key.
+  /// Returns the content of a slot into which a chunk was pushed under the key of another chunk.
   static std::vector<Stamp> forged() { return {0xf00}; }
-  /// A node of another shape makes its chunk of several runs, each of them a forged one.
+  /// Returns whether the slot has such content. The chunk of a node with another shape consists of several runs, each
+  /// of them forged.
   bool is_forged(std::uint32_t slot) const {
     const std::vector<Stamp> stamps = as_written(slot);
     return !stamps.empty() && std::ranges::count(stamps, forged()[0]) == std::ssize(stamps);
   }
-  /// `shard`: of the model; what differs from layer to layer and from head to head is the KV's mask.
+  /// `shard`: this rank's part of the model. The KV's mask makes it different in each layer and head.
   Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t block_tokens, std::uint32_t num_slots,
          std::uint64_t seed, std::vector<std::uint32_t> windows = {0});
   void set_faults(WorkerFaults faults) { faults_ = faults; }
   void set_checkpoints(std::uint32_t alignment) { checkpoint_alignment_ = alignment; }
 
-  /// Throws Broken when a request attends to a wrong cell, unless a load failed that the engine has not heard of yet.
+  /// Throws Broken if a request attends to a wrong cell, unless the cell is wrong because of a failed load that the
+  /// engine does not know yet.
   StepOutcome execute(const StepPlan& plan, const std::vector<ForwardItem>& forward, bool failure_unheard);
-  /// The engine's memory is gone, as in its sleep; the pool's stays.
+  /// Erases the engine's memory, as a sleep does. The pool's memory stays.
   void wipe_cells();
 
-  /// What a peer's one-sided read would get now, whatever lies there; nothing where there is no such slot.
+  /// Returns what a peer's one-sided read would get now; empty if there is no such slot.
   std::vector<Stamp> read_slot(std::uint32_t slot) const;
-  /// Writes a pulled chunk if it matches the holder's checksum. Returns whether it does.
+  /// Writes a pulled chunk if it matches the holder's checksum. Returns whether it matches.
   bool write_pulled(const PullItem& item, const std::vector<Stamp>& bytes);
-  /// Another node writes into a slot that was granted to it.
+  /// Does the write of another node into a slot to which it was granted access.
   void write_pushed(ChunkRef local, const std::vector<Stamp>& bytes);
-  /// Since the last call.
+  /// Returns the pushed saves since the last call.
   std::vector<PushedSave> take_pushed() { return std::exchange(pushed_, {}); }
-  /// The same for one that was put together from runs, each of which matches its checksum; returns its own.
+  /// Writes a pulled chunk that was assembled from runs, each of which matches its checksum. Returns the checksum of
+  /// the chunk.
   std::uint64_t write_runs(const PullItem& item, const std::vector<Stamp>& bytes);
-  /// Stamps that a chunk of so many tokens has in one cell of the shard.
+  /// Returns the number of stamps that a chunk with this many tokens has in one cell of the shard.
   std::size_t cell_stamps(std::uint32_t num_tokens) const { return num_tokens * windows_.size(); }
   const Shard& shard() const { return shard_; }
-  /// A slot's stamps of the first cell and KV group as they were written, before any damage, unmasked.
+  /// Returns a slot's stamps of the first cell and KV group as they were written, before any damage and without the
+  /// mask.
   std::vector<Stamp> plain(std::uint32_t slot) const;
-  /// Of the slot's stamps as they were written, before any damage.
+  /// Returns the checksum of the slot's stamps as they were written, before any damage.
   std::uint64_t slot_checksum(std::uint32_t slot) const;
   std::uint64_t generation(std::uint32_t slot) const { return slots_[slot].generation; }
-  /// The slot's bytes were damaged since they were written.
+  /// Returns whether the slot's bytes were damaged after they were written.
   bool damaged(std::uint32_t slot) const { return !slots_[slot].damaged_at.empty(); }
-  /// Damages some byte of the slot; false where it is empty.
+  /// Damages a byte of the slot. Returns false if the slot is empty.
   bool damage(std::uint32_t slot);
 
  private:
   struct Slot {
     std::uint64_t generation = 0;
     std::vector<Stamp> stamps;
-    std::vector<std::size_t> damaged_at;  // stamps whose last bit was changed since
+    std::vector<std::size_t> damaged_at;  // the stamps whose last bit was changed after the write
   };
   std::vector<Stamp> as_written(std::uint32_t slot) const;
   Stamp mask(std::size_t cell, std::size_t group) const;
-  /// nullptr: the engine has given the block up, or the core leaves it out.
+  /// Returns nullptr if the engine has freed the block, or if the core leaves it out.
   Stamp* find(std::size_t cell, std::span<const BlockId> table, std::uint32_t position);
   void start_write(Slot& slot, ChunkRef chunk, const char* how);
   std::uint32_t first_attended(std::size_t group, std::uint32_t position) const;
   void advance_state(const ForwardItem& item, std::size_t group, std::uint64_t step);
-  /// The first cell that the item attends to and that is wrong; nullopt: none is.
+  /// Returns the first wrong cell to which the item attends; nullopt if there is none.
   std::optional<std::uint32_t> wrong_cell(const ForwardItem& item);
   void save(const SaveJob& job, std::vector<SaveDone>& done);
   void load(const LoadJob& job, StepOutcome& outcome);

@@ -22,9 +22,9 @@ void World::start(std::size_t index) {
   Node& node = nodes_[index];
   CoreConfig core = options_.core;
   EngineConfig engine = options_.engine;
-  if (index > 0) {  // the nodes need not agree on the block size
+  if (index > 0) {  // nodes may have different block sizes
     const std::uint32_t own_blocks = dice_.pick({4u, 8u, 16u});
-    if (!core.keeps_state) core.block_tokens = own_blocks;  // chunks are blocks with state
+    if (!core.keeps_state) core.block_tokens = own_blocks;  // except in models with state, where chunks are blocks
     const auto groups = static_cast<std::uint32_t>(core.windows.size());
     engine.num_blocks =
         1 + groups + (engine.num_blocks * options_.core.block_tokens + core.block_tokens - 1) / core.block_tokens;
@@ -47,7 +47,7 @@ void World::start(std::size_t index) {
   node.maps.clear();
   node.engine->core().set_directory_up(directory_up_ && num_nodes() > 1);
   node.engine->refuse = [this](const std::string&) {
-    deliver();  // the network's thread may come in between any two calls of the engine
+    deliver();  // messages may arrive between any two calls of the engine, because the network has a thread of its own
     return draw_exit();
   };
   node.engine->on_save_failed = [this, index](const ChunkKey& chunk) {
@@ -57,7 +57,7 @@ void World::start(std::size_t index) {
     node.specs.erase(id);
     node.ended[id] = end;
   };
-  for (const auto& [id, spec] : node.specs) node.engine->add(spec, now());  // their clients ask again
+  for (const auto& [id, spec] : node.specs) node.engine->add(spec, now());  // the clients send their requests again
 }
 
 Exit World::draw_exit() {
@@ -86,7 +86,7 @@ void World::crash(std::size_t index) {
   node.last_fetch = 0;
   node.asked.clear();
   node.forged_answers.clear();
-  at(now() + 100 * kMillisecond, [&node] { node.listed.clear(); });  // noticed late
+  at(now() + 100 * kMillisecond, [&node] { node.listed.clear(); });  // the directory notices the loss late
 }
 
 void World::add(std::size_t index, const RequestSpec& spec) {
@@ -94,13 +94,13 @@ void World::add(std::size_t index, const RequestSpec& spec) {
   node.specs[spec.id] = spec;
   node.ended.erase(spec.id);
   if (node.is_up) return node.engine->add(spec, now());
-  node.engine->erase_finished(spec.id);  // else a request that had this id before would be taken for this one
+  node.engine->erase_finished(spec.id);  // otherwise an earlier request with this id would be taken for the new one
 }
 
 void World::abort(std::size_t index, const std::string& id) {
   Node& node = nodes_[index];
   if (node.is_up) return node.engine->abort(id, now());
-  if (node.specs.erase(id) > 0) node.ended[id] = End::kAborted;  // its client doesn't ask again
+  if (node.specs.erase(id) > 0) node.ended[id] = End::kAborted;  // the client does not send the request again
 }
 
 std::size_t World::num_unfinished() const {
@@ -152,7 +152,8 @@ void World::trouble() {
   for (std::size_t i = 0; i < num_nodes(); ++i) {
     Node& node = nodes_[i];
     if (num_nodes() > 1 && dice_.chance(network_.crashes))
-      at(now() + dice_.between(0, 30) * kMillisecond, [this, i] { crash(i); });  // in the middle of others' steps too
+      // a node may also crash in the middle of other nodes' steps
+      at(now() + dice_.between(0, 30) * kMillisecond, [this, i] { crash(i); });
     if (!node.is_up) {
       if (now() >= node.back_at) start(i);
       continue;
@@ -203,7 +204,7 @@ void World::step() {
   for (std::size_t i = 0; i < num_nodes(); ++i) step_node(i, 0.9);
 }
 
-/// What a controller may ask at any time, of chunks that somebody has or had.
+/// Sends an order that a controller may send at any time, about chunks that some node has or had.
 void World::order(std::size_t index) {
   if (!nodes_[index].is_up) return;
   SchedulerCore& core = nodes_[index].engine->core();
@@ -244,7 +245,7 @@ void World::settle() {
   calm_down();
   constexpr int kRounds = 10;
   for (int round = 0; round < kRounds; ++round) {
-    // At last even the longest hold that a controller may ask for.
+    // The last rounds are longer than the longest hold that a controller may order.
     clock_.advance(round + 3 < kRounds ? 30 * kSecond : options_.core.order_ttl_max);
     for (std::size_t i = 0; i < num_nodes(); ++i) {
       if (!nodes_[i].is_up) start(i);

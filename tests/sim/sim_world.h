@@ -1,7 +1,7 @@
-// A node alone, or prefill and decode nodes with a simulated network and directory between their scheduler cores. All
-// that goes over the network is late, and where the options say so lost, doubled, reordered or damaged; nodes die and
-// come back empty; links are cut, nodes slow; the directory goes away, tells old news, and somebody sends garbage.
-// Single-threaded, on a manual clock, all from one seed.
+// A single node, or prefill and decode nodes with a simulated network and directory between their scheduler cores.
+// Everything that goes over the network is late and, depending on the options, lost, doubled, reordered or damaged.
+// Nodes die and return empty, links are cut, nodes are slow, the directory fails or gives outdated answers, and garbage
+// is sent. The world has one thread and a manual clock, and one seed decides everything.
 #pragma once
 
 #include <functional>
@@ -27,37 +27,37 @@ class World {
   bool is_prefill(std::size_t node) const { return node < options_.num_prefill; }
   MiniEngine& engine(std::size_t node) { return *nodes_[node].engine; }
   TimeNs now() const { return clock_.now(); }
-  /// Time passes, messages arrive, all engines step, and what can go wrong may.
+  /// Lets time pass, delivers messages, runs a step of every engine, and causes mishaps.
   void step();
-  /// From now on nothing goes wrong any more; what is broken is mended.
+  /// From now on there are no more mishaps, and broken things are repaired.
   void calm_down();
-  /// Every deadline passes while the network is quiet. Throws Broken unless all nodes are idle then.
+  /// Lets every deadline pass without network traffic. Throws Broken unless all nodes are idle then.
   void settle();
   void add(std::size_t node, const RequestSpec& spec);
   void abort(std::size_t node, const std::string& id);
-  /// Requests that were added and have not ended, those of dead nodes included.
+  /// Returns the number of requests that were added and have not ended, including those of dead nodes.
   std::size_t num_unfinished() const;
-  /// How a request ended; nullopt: not yet.
+  /// Returns how a request ended; nullopt if it has not ended yet.
   std::optional<End> end_of(std::size_t node, const std::string& id) const;
-  /// What a finished request's engine was told of it; nullptr where the node has died since.
+  /// Returns what the engine of a finished request was told about it; nullptr if the node has died since.
   const FinishedRequest* finished(std::size_t node, const std::string& id) const;
-  /// Where a decode node finds the prompt of a prefill's finished request.
+  /// Returns where a decode node finds the prompt of a finished prefill.
   HandoffSource source(std::size_t node, const std::string& prefill_id, std::uint32_t num_tokens) const;
-  /// Where a prefill pushes to.
+  /// Returns the endpoint to which a prefill node pushes.
   std::string push_target(std::size_t node) const { return nodes_[node].endpoint; }
   const Mishaps& mishaps() const { return mishaps_; }
-  /// A prompt that is handed over now; `asked`: when its prefill began.
+  /// Returns the handoff of a prompt that is handed over now. `asked`: the time at which its prefill began.
   Handoff handoff(std::size_t from, std::size_t to, const RequestSpec& spec, TimeNs asked) const;
-  /// What happened so far.
+  /// Returns how often everything has happened so far.
   Tally tally() const;
 
  private:
   struct PullUnderWay {
     StartPull wanted;
     std::uint32_t ranks_left = 0;
-    bool has_failed = false;  // a rank got nothing
+    bool has_failed = false;  // a rank could not read its part
   };
-  /// One rank's share of a pull: what came of each chunk so far, and whether all of it did.
+  /// One rank's part of a pull: the bytes of each chunk so far, and the number of runs that have arrived.
   struct RankPull {
     std::vector<std::vector<Stamp>> bytes;
     std::vector<std::uint32_t> runs_here;
@@ -70,34 +70,36 @@ class World {
     bool is_up = false;
     TimeNs back_at = 0;
     TimeNs slow_until = 0;
-    TimeNs last_word = 0;                                 // what a node tells the directory arrives in order
-    std::map<ChunkKey, ChunkMeta> listed, listed_before;  // by the directory; some time ago
-    std::map<std::string, RequestSpec> specs;             // not ended
+    TimeNs last_word = 0;                                 // keeps the node's reports to the directory in order
+    std::map<ChunkKey, ChunkMeta> listed, listed_before;  // the chunks that the directory lists now, and some time ago
+    std::map<std::string, RequestSpec> specs;             // requests that have not ended
     std::map<std::string, End> ended;
-    std::map<ChunkKey, std::string> first_asked;  // the endpoint that was asked first for a chunk
-    std::map<std::uint64_t, PullUnderWay> pulls;  // not answered by all ranks
+    std::map<ChunkKey, std::string> first_asked;  // the endpoint that first got a request for the chunk
+    std::map<std::uint64_t, PullUnderWay> pulls;  // pulls that not all ranks have answered
     NodePushes pushes;
-    std::uint64_t last_fetch = 0;  // of a directory query or lease request
+    std::uint64_t last_fetch = 0;  // number of the last directory query or lease request
     std::string last_endpoint;
-    std::map<std::uint64_t, std::vector<ChunkKey>> asked;  // by fetch, what a lease was wanted for
-    std::set<std::uint64_t> forged_answers;                // by fetch, perhaps one that is asked later
-    std::uint64_t pool_full = 0;                           // the core's counter when it was last looked at
+    std::map<std::uint64_t, std::vector<ChunkKey>> asked;  // by fetch, the chunks for which a lease was requested
+    // numbers of fetches with a forged answer, which may come before the fetch itself
+    std::set<std::uint64_t> forged_answers;
+    std::uint64_t pool_full = 0;  // value of the core's counter when it was last read
     std::uint64_t num_load_lines = 0;
-    // As NodeLinks has it.
+    // The same members as in NodeLinks.
     std::vector<RankEndpoint> ranks;
     std::unique_ptr<RunChecksums> run_checksums;
-    std::map<std::uint64_t, std::function<void(LeaseAnswer)>> answers;  // what to do with those that it hands out
-    std::map<std::string, ShardMap> maps;                               // by endpoint
+    // what to do with the answers that run_checksums returns
+    std::map<std::uint64_t, std::function<void(LeaseAnswer)>> answers;
+    std::map<std::string, ShardMap> maps;  // keyed by endpoint
   };
-  /// A lease that a node wants of another one.
+  /// A lease that one node requests from another.
   struct Question {
     std::size_t asker = 0;
-    std::uint64_t incarnation = 0;  // of the asker
+    std::uint64_t incarnation = 0;  // incarnation of the asker
     std::vector<ChunkKey> keys;
     bool is_answered = false;
   };
   struct GivenLease {
-    std::uint64_t incarnation = 0;  // of the holder
+    std::uint64_t incarnation = 0;  // incarnation of the holder
     TimeNs deadline = 0;
     bool is_released = false;
   };
@@ -118,9 +120,10 @@ class World {
   bool is_cut(std::size_t a, std::size_t b) const;
   bool is_blocked(std::size_t a, std::size_t b) const;
   TimeNs delay(std::size_t a, std::size_t b);
-  /// Sends over the link of two nodes: late, lost or doubled. kDirectory is nobody's link.
+  /// Sends a message over the link of two nodes, which may delay, lose or double it. kDirectory is not a node, so its
+  /// link has no faults.
   void send(std::size_t from, std::size_t to, std::function<void()> what);
-  /// As send(), for what only this life of node `to` can get.
+  /// Does the same as send() for a message that only this life of node `to` may get.
   void send_to_life(std::size_t from, std::size_t to, std::function<void()> what);
   void carry_out(std::size_t node);
   void list(std::size_t node, std::function<void(Node&)> word);
@@ -131,7 +134,7 @@ class World {
   void tell_hashed(std::size_t node);
   void release(std::size_t node, const ReleaseLease& released);
   void pull(std::size_t node, const StartPull& wanted);
-  /// nullopt: it did not come, or not as it should.
+  /// Returns nullopt if the bytes did not arrive, or arrived wrong.
   std::optional<std::vector<Stamp>> read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
                                              const ShardRun* run, const StartPull& wanted, std::size_t item,
                                              std::uint64_t checksum);
@@ -152,7 +155,7 @@ class World {
   ChunkKey key_in(std::size_t node, std::uint32_t slot) const {
     return nodes_[node].engine->core().pool().slot(slot).meta.key;
   }
-  /// lasts: how long the chunk can't be had.
+  /// lasts: how long the chunk is unavailable.
   void to_chunk(Mishaps::Kind kind, std::size_t node, const ChunkKey& chunk, TimeNs lasts = 0) {
     mishaps_.to_chunks(kind, node, {&chunk, 1}, now(), now() + lasts);
   }
@@ -181,11 +184,11 @@ class World {
   std::uint32_t some_number();
   TimeNs some_time();
 
-  static constexpr TimeNs kLongestStep = 20 * kMillisecond;    // of step()
-  static constexpr TimeNs kSavePatience = 200 * kMillisecond;  // of a holder with its saves
-  static constexpr TimeNs kPatience = 600 * kMillisecond;      // of a holder with its workers that hash
+  static constexpr TimeNs kLongestStep = 20 * kMillisecond;    // longest step of the world
+  static constexpr TimeNs kSavePatience = 200 * kMillisecond;  // how long a holder waits for its saves
+  static constexpr TimeNs kPatience = 600 * kMillisecond;      // how long a holder waits for its workers to hash chunks
   static constexpr std::size_t kDirectory = ~std::size_t{0};
-  // The numbers of leases in answers of nodes that were not asked: those that some_number() draws, from here on.
+  // Leases in answers of nodes that did not get the request have numbers from this one on.
   static constexpr std::uint64_t kForgedLease = 1'000'000'000'000'000;
 
   SimOptions options_;
@@ -196,11 +199,12 @@ class World {
   std::vector<Node> nodes_;
   std::multimap<TimeNs, std::function<void()>> events_;
   std::map<std::pair<std::size_t, std::size_t>, TimeNs> cut_until_, blocked_until_, last_on_link_;
-  std::map<std::pair<std::size_t, std::uint64_t>, GivenLease> leases_;  // by holder and number
-  std::size_t stepping_ = kDirectory;                                   // the node whose engine is being called
+  std::map<std::pair<std::size_t, std::uint64_t>, GivenLease> leases_;  // keyed by (holder, number of the lease)
+  std::size_t stepping_ = kDirectory;                                   // the node whose engine runs at the moment
   bool directory_up_ = true;
-  std::set<ChunkKey> forged_;                                // keys under which chunks of other lengths were offered
-  std::set<std::pair<std::size_t, std::size_t>> suspected_;  // who asks nothing of whom
+  std::set<ChunkKey> forged_;  // keys under which chunks of other lengths were offered
+  // pairs (asker, holder): the asker sends no requests to the holder
+  std::set<std::pair<std::size_t, std::size_t>> suspected_;
   Mishaps mishaps_;
   Tally tally_;
 };

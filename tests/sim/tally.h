@@ -1,4 +1,4 @@
-// What happened how often over many schedules: a simulation in which nothing happens is no success.
+// Counts how often everything happened in many schedules, because a simulation in which nothing happens proves nothing.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kvferry::sim {
 
-// Each with the sentence that the report prints.
+// Each counter has the text that the report prints.
 #define KVFERRY_SIM_TALLY(X)                                                    \
   X(steps, "engine steps")                                                      \
   X(requests, "requests")                                                       \
