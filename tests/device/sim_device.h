@@ -1,5 +1,5 @@
 // A GPU that is simulated in host memory. Its work runs as late, and in as unusual an order, as streams and events
-// allow. So code that forgets to order work by an event fails here, while a real GPU would mostly hide the mistake.
+// allow. So code that does not order its work by events fails here, while a real GPU would mostly hide the mistake.
 #pragma once
 
 #include <condition_variable>

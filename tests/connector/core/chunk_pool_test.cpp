@@ -94,7 +94,7 @@ TEST_F(Pool, ACondemnedChunkIsFoundNoMoreButStaysForItsReaders) {
   const ChunkRef next = pool.reserve(chunk(2), "test").value();
   EXPECT_EQ(next.slot, ref.slot);
   EXPECT_GT(next.generation, ref.generation);
-  pool.invalidate(ref);  // an old reference condemns nothing
+  pool.invalidate(ref);  // an old reference does not invalidate the new chunk
   EXPECT_NE(pool.find(chunk(2).key), nullptr);
 }
 
@@ -110,7 +110,7 @@ TEST_F(Pool, IsReadyWhenAllRanksWroteAndFreeWhenOneFailed) {
   EXPECT_FALSE(pool.rank_written(bad, 1, true, 21));
   EXPECT_EQ(pool.find(chunk(2).key), nullptr);
   EXPECT_EQ(pool.num_writing(), 0u);
-  EXPECT_THAT(pool.take_evicted(), ElementsAre());  // never offered, so nothing to take back
+  EXPECT_THAT(pool.take_evicted(), ElementsAre());  // the chunk was never published, so its eviction is not reported
 }
 
 TEST_F(Pool, ARankThatReportsTwiceIsCaughtBeforeAnotherOnesShareIsMissing) {
@@ -133,7 +133,7 @@ TEST_F(Pool, ASpoiltWriteCountsAsFailedHoweverItEnds) {
 TEST_F(Pool, AHeldWriteThatFailsIsFreeWhenTheHoldEnds) {
   ChunkPool pool(1, 1);
   const ChunkRef ref = pool.reserve(chunk(1), "test").value();
-  const PinId held = pin(pool, {ref});  // a handoff holds what is still being saved
+  const PinId held = pin(pool, {ref});  // a handoff also pins chunks that are still being saved
   pool.rank_written(ref, 0, false, 0);
   EXPECT_EQ(pool.slot(ref.slot).state, State::kRetired);
   EXPECT_EQ(pool.reserve(chunk(2), "test"), std::nullopt);

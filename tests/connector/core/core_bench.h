@@ -1,4 +1,4 @@
-// One SchedulerCore on a bench: a test plays vLLM and the network by hand, the workers do everything right.
+// A SchedulerCore for tests. The test plays vLLM and the network; the workers do everything right.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ class CoreBench : public ::testing::Test {
     config.num_slots = num_slots;
     return config;
   }
-  /// tokens 0 .. 2999 are 100, 101, ...
+  /// tokens 0 .. 2999 have the values 100, 101, ...
   explicit CoreBench(const CoreConfig& config) : tokens_(3000) {
     std::iota(tokens_.begin(), tokens_.end(), 100);
     core_.emplace(config);
@@ -43,7 +43,7 @@ class CoreBench : public ::testing::Test {
     std::iota(ids.begin(), ids.end(), first);
     return ids;
   }
-  /// Builds a step and reports all of it well done.
+  /// Builds a step, and reports that the workers did all of it.
   StepPlan build(const StepInput& input = {}) {
     StepPlan plan = core_->build_step(input, now_ += kMillisecond);
     core_->worker_report(well_done(plan), now_);
@@ -63,13 +63,13 @@ class CoreBench : public ::testing::Test {
     }
     return report;
   }
-  /// Admits a request that no cache knows and computes its first num tokens.
+  /// Admits a request without any hit, and computes its first `num` tokens.
   StepPlan compute(const std::string& id, std::uint32_t num, const std::vector<BlockId>& table) {
     EXPECT_EQ(core_->lookup(RequestId{id}, 0, now_).num_external, 0u);
     core_->allocated(RequestId{id}, 0, {table}, now_);
     return build({{{RequestId{id}, 0, num, BlockTable{table}}}, {}});
   }
-  /// Brings the first num tokens into the pool by a request that comes and goes.
+  /// Saves the chunks of the first `num` tokens to the pool, with a request that runs and ends.
   void cache(std::uint32_t num) {
     const std::string id = "donor-" + std::to_string(++num_donors_);
     add(id, num);
@@ -89,7 +89,7 @@ class CoreBench : public ::testing::Test {
       for (const SaveJob& job : *jobs) ids.insert(ids.end(), job.block_ids[0].begin(), job.block_ids[0].end());
     return ids;
   }
-  /// The actions of one kind since the last call; the others are dropped.
+  /// Returns the actions of one kind since the last call, and drops all others.
   template <class Kind>
   std::vector<Kind> take() {
     std::vector<Kind> found;

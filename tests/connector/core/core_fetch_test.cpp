@@ -1,4 +1,4 @@
-// Bringing chunks from other nodes while lookups say "ask again": the reader's side of leases and pulls.
+// Tests fetching chunks from other nodes while lookups answer "ask again": the reader's part of leases and pulls.
 #include <gmock/gmock.h>
 
 #include "core_bench.h"
@@ -18,14 +18,14 @@ class Fetching : public CoreBench {
   static HolderOffer offer(const std::string& name, std::uint32_t num_full_chunks) {
     return {"tcp://" + name, num_full_chunks, {}};
   }
-  /// What a holder that has all of it grants.
+  /// Returns the answer of a holder that has all requested chunks.
   static LeaseReply grant(const RequestLease& wanted, std::uint64_t lease, std::uint32_t num_tokens = 16) {
     LeaseReply reply;
     reply.lease = lease;
     for (std::uint32_t i = 0; i < wanted.request.keys.size(); ++i) reply.chunks.push_back({i, {i, 1}, num_tokens, {5}});
     return reply;
   }
-  /// The lookup of a request of 64 tokens up to the lease that it wants from `name`.
+  /// Looks up a request of 64 tokens, and returns the lease request that the core then sends to node `name`.
   RequestLease ask(const std::string& id, const std::string& name) {
     add(id, 64);
     const std::vector<QueryDirectory> queries = take<QueryDirectory>();
@@ -55,7 +55,7 @@ TEST_F(Fetching, ARequestsChunksComeByDirectoryLeaseAndPullWhileTheAnswerIsAskAg
   EXPECT_TRUE(lookup("a").pending);
   core_->pull_done(pulling.pull, 0, {true, true, true, false}, now_);
   const std::vector<Action> actions = core_->take_actions();
-  EXPECT_THAT(actions, SizeIs(4));  // three publications and the lease given back
+  EXPECT_THAT(actions, SizeIs(4));  // three publications, and the release of the lease
   EXPECT_EQ(std::get<ReleaseLease>(actions.back()).lease, 9u);
   const Answer answer = lookup("a");
   EXPECT_FALSE(answer.pending);
@@ -74,13 +74,13 @@ TEST_F(Fetching, WhatOneHolderCouldNotGiveIsAskedOfTheNext) {
   const RequestLease two = take<RequestLease>().at(0);
   EXPECT_EQ(two.endpoint, "tcp://two");
   EXPECT_THAT(two.request.keys, ElementsAre(one.request.keys[1]));
-  core_->lease_answered(two.fetch, two.endpoint, {}, now_);  // it has nothing any more
+  core_->lease_answered(two.fetch, two.endpoint, {}, now_);  // the second node has no chunks any more
   EXPECT_EQ(take<RequestLease>().at(0).endpoint, "tcp://three");
 }
 
 TEST_F(Fetching, AnswersThatComeTooLateAreIgnoredAndTheirLeasesGivenBack) {
   const RequestLease wanted = ask("a", "far");
-  core_->tick(now_ += kSecond);  // the holder's time is up, nobody else is left to ask
+  core_->tick(now_ += kSecond);  // the holder did not answer in time, and there is no other node to ask
   EXPECT_EQ(core_->num_fetches(), 0u);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
   const std::vector<ReleaseLease> released = take<ReleaseLease>();
@@ -115,7 +115,7 @@ TEST_F(Fetching, ADoubledGrantDoesNotGiveBackTheLeaseThatIsBeingRead) {
   pull(wanted, 9);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
   EXPECT_THAT(take<ReleaseLease>(), SizeIs(0));
-  core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 10), now_);  // another lease on the same chunks
+  core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 10), now_);  // another lease for the same chunks
   EXPECT_THAT(take<ReleaseLease>(), SizeIs(1));
 }
 
@@ -142,11 +142,11 @@ TEST_F(Fetching, AnEndpointThatDidNotAnswerIsLeftAloneForAWhile) {
   EXPECT_EQ(take<RequestLease>().at(0).endpoint, "tcp://far");
 }
 
-/// One holder has all chunks and grants every lease; where tests say so, its bytes never arrive.
+/// One holder has all chunks and grants every lease. If a test says so, the holder's bytes never arrive.
 class FetchingThroughAFirewall : public Fetching {
  protected:
   static constexpr TimeNs kPullTime = 4 * kSecond;  // CoreConfig::pull_timeout
-  /// Returns the pull, if one began. All tokens of a request are its own, so that no chunk is in the pool.
+  /// Returns the pull, if the core begins one. Each request has different tokens, so none of its chunks is in the pool.
   std::optional<StartPull> try_to_fetch(const std::string& id) {
     std::ranges::fill(tokens_, ++num_requests_);
     add(id, 64);
@@ -170,7 +170,7 @@ TEST_F(FetchingThroughAFirewall, OneRequestAMinuteWaitsForANodeWhoseBytesNeverAr
     waited += kPullTime;
     end(*pulling, false);
   }
-  EXPECT_LE(waited, 14 * kPullTime);  // after 5, 10, 20, 40, then every 60 seconds
+  EXPECT_LE(waited, 14 * kPullTime);  // the waits are 5, 10, 20, 40, then 60 seconds
   EXPECT_GE(waited, 11 * kPullTime);
   EXPECT_EQ(core_->counters().holders_suspected, static_cast<std::uint64_t>(waited / kPullTime));
 }
@@ -180,7 +180,7 @@ TEST_F(FetchingThroughAFirewall, OneFetchAtATimeTriesTheNodeAndTheFirstThatSucce
   const auto second = try_to_fetch("second");
   now_ += kPullTime;
   end(*first, false);
-  end(*second, false);  // began before anything was known
+  end(*second, false);  // this pull began before the node was suspected
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
   EXPECT_THAT(lines[0].text, HasSubstr("nothing arrived from tcp://far in time; no KV is fetched from it for 5 s"));
@@ -248,7 +248,7 @@ TEST_F(Fetching, APullThatNeverEndsEndsTheWaitingAtTheLoadTimeoutAndIsTakenInLat
   EXPECT_FALSE(answer.pending);
   EXPECT_EQ(answer.num_external, 0u);
   core_->allocated(RequestId{"a"}, 0, {blocks(1, 4)}, now_);
-  build({{{RequestId{"a"}, 0, 64, BlockTable{blocks(1, 4)}}}, {}});  // saves nothing that is on its way
+  build({{{RequestId{"a"}, 0, 64, BlockTable{blocks(1, 4)}}}, {}});  // this does not save chunks that are being pulled
   core_->pull_done(pulling.pull, 0, {true, true, true, true}, now_);
   EXPECT_EQ(core_->pool().num_ready(), 4u);
 }
@@ -258,7 +258,7 @@ TEST_F(Fetching, TwoRequestsThatWantTheSameChunksFetchThemOnce) {
   add("b", 64);
   core_->directory_answered(take<QueryDirectory>().at(0).fetch, {offer("far", 4)}, now_);
   EXPECT_THAT(take<RequestLease>(), SizeIs(0));
-  EXPECT_TRUE(lookup("b").pending);  // they are on their way
+  EXPECT_TRUE(lookup("b").pending);  // the chunks are being pulled
   core_->pull_done(pulling.pull, 0, {true, true, true, true}, now_);
   EXPECT_EQ(lookup("a").num_external, 63u);
   EXPECT_EQ(lookup("b").num_external, 63u);
@@ -292,7 +292,7 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedFirstAndAloneWithoutADirectory) {
   ASSERT_THAT(leases, SizeIs(1));
   EXPECT_EQ(leases[0].endpoint, "tcp://prefill");
   EXPECT_EQ(leases[0].request.handoff_request, "p-1");
-  EXPECT_THAT(leases[0].request.keys, SizeIs(3));  // two chunks and the tail of 8
+  EXPECT_THAT(leases[0].request.keys, SizeIs(3));  // two chunks, and the tail of 8 tokens
   LeaseReply reply = grant(leases[0], 9);
   reply.chunks[2].num_tokens = 8;
   core_->lease_answered(leases[0].fetch, leases[0].endpoint, reply, now_);
@@ -312,11 +312,11 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedLaterIfWhatWasOnItsWayDidNotArrive) {
   reply.chunks[2].num_tokens = 8;
   core_->lease_answered(first.fetch, first.endpoint, reply, now_);
   const StartPull pulling = take<StartPull>().at(0);
-  handed_over("b");  // its chunks are being written
+  handed_over("b");  // the pull for "a" is writing the chunks of b
   handed_over("c");
   const std::vector<QueryDirectory> queries = take<QueryDirectory>();
   ASSERT_THAT(queries, SizeIs(2));
-  core_->directory_answered(queries[1].fetch, {}, now_);  // the fetch for c ends before it is known what arrives
+  core_->directory_answered(queries[1].fetch, {}, now_);  // the fetch for c ends before the pull for "a"
   core_->pull_done(pulling.pull, 0, {false, false, false}, now_);
   take<RequestLease>();
   EXPECT_TRUE(lookup("c").pending);
@@ -326,16 +326,17 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedLaterIfWhatWasOnItsWayDidNotArrive) {
   const std::vector<RequestLease> leases = take<RequestLease>();
   ASSERT_THAT(leases, SizeIs(1));
   EXPECT_EQ(leases[0].request.handoff_request, "p-b");
-  EXPECT_THAT(leases[0].request.keys, SizeIs(3));  // the directory does not know the tail of 8
+  // three keys, although the directory does not know the tail of 8 tokens
+  EXPECT_THAT(leases[0].request.keys, SizeIs(3));
 }
 
 TEST_F(Fetching, AGrantThatDoesNotFitIsNotPulled) {
   const RequestLease wanted = ask("a", "far");
   LeaseReply reply = grant(wanted, 9);
-  reply.chunks[0].num_tokens = 15;          // another length than asked for
-  reply.chunks[1].checksums = {5, 6};       // another number of ranks
-  reply.chunks[2].index = 77;               // never asked for
-  reply.chunks[3].index = 0;                // what the first one should have been
+  reply.chunks[0].num_tokens = 15;          // a different length from the requested one
+  reply.chunks[1].checksums = {5, 6};       // a wrong number of ranks
+  reply.chunks[2].index = 77;               // an index that was not requested
+  reply.chunks[3].index = 0;                // the index of the first chunk
   reply.chunks.push_back(reply.chunks[3]);  // twice
   core_->lease_answered(wanted.fetch, wanted.endpoint, reply, now_);
   const std::vector<StartPull> pulls = take<StartPull>();
@@ -350,12 +351,12 @@ TEST_F(Fetching, WhatAnotherShapeGivesHasTheChecksumThatOurRankFound) {
     chunk.checksums.clear();
     chunk.run_checksums = {{7, 8}};
   }
-  reply.chunks[3].run_checksums = {{7, 8}, {7, 8}};  // of more ranks than there are here
+  reply.chunks[3].run_checksums = {{7, 8}, {7, 8}};  // checksums from more ranks than this node has
   core_->lease_answered(wanted.fetch, wanted.endpoint, reply, now_);
   const StartPull pulling = take<StartPull>().at(0);
   ASSERT_THAT(pulling.items, SizeIs(3));
   EXPECT_THAT(pulling.items[0].run_checksums, ElementsAre(ElementsAre(7, 8)));
-  core_->pull_done(pulling.pull, 0, {true, true, true}, now_, {70, 71});  // nothing is said of the last one
+  core_->pull_done(pulling.pull, 0, {true, true, true}, now_, {70, 71});  // there is no checksum for the last chunk
   EXPECT_EQ(core_->counters().pulled_chunks, 2u);
   EXPECT_EQ(core_->counters().pull_failures, 1u);
   EXPECT_THAT(core_->pool().slot(pulling.items[0].local.slot).checksums, ElementsAre(70));

@@ -1,5 +1,5 @@
-// Prompts that were handed off while a push of them to this node is under way: whatever becomes of the push, the
-// source gives what is missing.
+// Tests prompts that are handed off while a push to this node is in progress. However the push ends, the core fetches
+// the missing chunks from the prefill node.
 #include <gmock/gmock.h>
 
 #include "core_bench.h"
@@ -11,7 +11,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-/// The decode side, without a directory; the test plays the prefill node and the workers.
+/// The core of the decode node, without a directory. The test plays the prefill node and the workers.
 class HandingOff : public CoreBench {
  protected:
   HandingOff() : CoreBench(sizes(16, 16, 8)) {
@@ -19,7 +19,7 @@ class HandingOff : public CoreBench {
     chain.append(std::span(tokens_).first(20));
     keys_ = {chain.key(0), chain.tail_key(1, 4)};
   }
-  /// Offers the first `num` chunks of the prompt as a push; all are granted.
+  /// Offers the first `num` chunks of the prompt in a push, all of which the core grants.
   void push(std::size_t num) {
     PushOffer offer{"model", 1, {}, {{keys_[0], 16, {}}, {keys_[1], 4, {}}}};
     offer.chunks.resize(num);
@@ -52,7 +52,7 @@ class HandingOff : public CoreBench {
     core_->push_settled({ticket_, {{index, false, 0, {}}}});
     core_->push_revoked(take<RevokeSlots>().at(0), now_);
   }
-  /// Nobody settles the push.
+  /// Lets the deadline of the push pass without a settlement.
   void push_runs_out_of_time() {
     core_->tick(now_ += 1100 * kMillisecond);
     const std::vector<RevokeSlots> revoked = take<RevokeSlots>();

@@ -1,4 +1,4 @@
-// This node as a holder: leases, and prompts that wait for their decode worker.
+// Tests this node as a holder: leases, and prompts that wait for their decode worker.
 #include <gmock/gmock.h>
 
 #include "core_bench.h"
@@ -18,7 +18,7 @@ class Holding : public CoreBench {
     chain.append(std::span(tokens_).first(num_chunks * 16));
     return {"model", {chain.keys().begin(), chain.keys().end()}, handoff};
   }
-  /// A prefill with a handoff comes, computes 40 tokens and goes.
+  /// Runs a prefill with a handoff, which computes 40 tokens.
   FinishedRequest prefill(const std::string& id) {
     NewRequest added = request(id, 40);
     added.handoff = true;
@@ -34,14 +34,14 @@ class Holding : public CoreBench {
 TEST_F(Holding, ALeaseHoldsWhatIsThereUntilItIsGivenBack) {
   cache(32);
   const LeaseReply reply = core_->lease_requested("reader", request_for(3), now_);
-  ASSERT_THAT(reply.chunks, SizeIs(2));  // of three
+  ASSERT_THAT(reply.chunks, SizeIs(2));  // two of three chunks
   EXPECT_NE(reply.lease, 0u);
   EXPECT_EQ(reply.chunks[1].index, 1u);
   EXPECT_EQ(reply.chunks[1].num_tokens, 16u);
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
   core_->lease_released(reply.lease);
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
-  core_->lease_released(reply.lease);  // a doubled message
+  core_->lease_released(reply.lease);  // the same message again
 }
 
 TEST_F(Holding, NothingIsLeasedWhereNothingIs) {
@@ -127,7 +127,7 @@ TEST_F(Holding, AFinishedPrefillWaitsForItsDecodeWorker) {
   EXPECT_EQ(core_->pool().num_pinned(), 3u);  // two chunks and the tail
   const LeaseReply reply = core_->lease_requested("decode", request_for(2, "p"), now_);
   core_->lease_released(reply.lease);
-  EXPECT_EQ(core_->pool().num_pins(), 0u);  // with the lease the handoff's hold ends
+  EXPECT_EQ(core_->pool().num_pins(), 0u);  // the release of the lease also ends the pin of the handoff
 }
 
 TEST_F(Holding, APrefillThatNobodyFetchesIsHeldNoLongerThanItsTime) {

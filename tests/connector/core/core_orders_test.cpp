@@ -1,4 +1,4 @@
-// What the controller orders for a pool: pin, unpin, evict, replicate.
+// Tests the controller's orders for a pool: pin, unpin, evict, replicate.
 #include <gmock/gmock.h>
 
 #include <limits>
@@ -34,7 +34,7 @@ class Orders : public CoreBench {
     for (std::uint32_t i = 0; i < wanted.request.keys.size(); ++i) reply.chunks.push_back({i, {i, 1}, 16, {5}});
     return reply;
   }
-  /// Answers leases and pulls until nothing is asked any more; how many chunks were pulled.
+  /// Answers leases and pulls until the core sends no more requests. Returns how many chunks were pulled.
   std::size_t carry_out() {
     std::size_t num_pulled = 0;
     for (std::vector<Action> actions = core_->take_actions(); !actions.empty(); actions = core_->take_actions()) {
@@ -57,16 +57,16 @@ class Orders : public CoreBench {
 
 TEST_F(Orders, WhatIsKeptOutlivesAFloodAndGoesWithItsOrder) {
   cache(32);
-  core_->pin_ordered(kHold, keys(3), kSecond * 60, now_);  // the third isn't here
+  core_->pin_ordered(kHold, keys(3), kSecond * 60, now_);  // the third chunk is not in the pool
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
-  for (int i = 0; i < 3; ++i) {  // as many other chunks as the pool has, and more
+  for (int i = 0; i < 3; ++i) {  // saves more other chunks than the pool can hold
     std::iota(tokens_.begin(), tokens_.end(), 1000 * (i + 1));
     cache(64);
   }
   std::iota(tokens_.begin(), tokens_.end(), 100);
   for (const ChunkKey& key : keys(2)) EXPECT_NE(core_->pool().find(key), nullptr);
   core_->unpin_ordered(kHold);
-  core_->unpin_ordered(kHold);  // a doubled message
+  core_->unpin_ordered(kHold);  // the same message again
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
   EXPECT_EQ(core_->num_controller_pinned(), 0u);
 }
@@ -74,7 +74,7 @@ TEST_F(Orders, WhatIsKeptOutlivesAFloodAndGoesWithItsOrder) {
 TEST_F(Orders, KeepingEndsAtItsDeadline) {
   cache(32);
   core_->pin_ordered(kHold, keys(1), kSecond, now_);
-  core_->pin_ordered(kHold, keys(2), 3 * kSecond, now_);  // adds to it
+  core_->pin_ordered(kHold, keys(2), 3 * kSecond, now_);  // this order pins chunks in addition to the first one
   EXPECT_EQ(core_->num_controller_pinned(), 3u);
   core_->tick(now_ += kSecond);
   EXPECT_EQ(core_->num_controller_pinned(), 2u);
@@ -87,7 +87,7 @@ TEST_F(Orders, HalfOfThePoolStaysFreeWhateverIsAsked) {
   cache(6 * 16);
   core_->take_actions();
   core_->pin_ordered(kHold, keys(6), kSecond * 60, now_);
-  EXPECT_EQ(core_->pool().num_pinned(), 4u);  // of 8
+  EXPECT_EQ(core_->pool().num_pinned(), 4u);  // half of the 8 slots
   EXPECT_EQ(core_->counters().pins_refused, 2u);
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
@@ -149,9 +149,9 @@ TEST_F(LargeOrders, AFetchComesPieceByPieceAndIsPublished) {
   core_->take_actions();
   core_->replicate_ordered(fetch_of(80), now_);
   EXPECT_EQ(core_->num_replications(), 1u);
-  EXPECT_EQ(carry_out(), 78u);  // two were here
+  EXPECT_EQ(carry_out(), 78u);  // two chunks were already in the pool
   EXPECT_EQ(num_published_, 78u);
-  EXPECT_EQ(num_released_, 3u);  // pieces of 32
+  EXPECT_EQ(num_released_, 3u);  // each lease was for up to 32 chunks
   EXPECT_EQ(core_->num_replications(), 0u);
   for (const ChunkKey& key : keys(80)) ASSERT_NE(core_->pool().find(key), nullptr);
 }
@@ -179,7 +179,8 @@ TEST_F(LargeOrders, ADeadHolderEndsAFetchAndAvoidsTheNextFromThere) {
   core_->tick(now_ += kSecond);
   EXPECT_EQ(core_->num_replications(), 0u);
   EXPECT_EQ(core_->counters().fetch_timeouts, 1u);
-  core_->lease_answered(wanted[0].fetch, wanted[0].endpoint, grant(wanted[0], 9), now_);  // too late: given back
+  // this answer comes too late, so its lease is released
+  core_->lease_answered(wanted[0].fetch, wanted[0].endpoint, grant(wanted[0], 9), now_);
   EXPECT_THAT(take<ReleaseLease>(), SizeIs(1));
   EXPECT_EQ(core_->pool().num_writing(), 0u);
 }
@@ -189,7 +190,7 @@ TEST_F(LargeOrders, AFetchEndsAtItsDeadline) {
   const std::vector<RequestLease> wanted = take<RequestLease>();
   now_ += kSecond / 2;
   core_->lease_answered(wanted.at(0).fetch, wanted.at(0).endpoint, grant(wanted.at(0), 9), now_);
-  EXPECT_EQ(carry_out(), 32u);  // what was leased in time
+  EXPECT_EQ(carry_out(), 32u);  // the chunks of the lease that came in time
   EXPECT_EQ(core_->num_replications(), 0u);
 }
 
@@ -205,7 +206,7 @@ TEST_F(LargeOrders, AnAnswerOfANodeThatWasNotAskedIsNotTaken) {
 TEST_F(LargeOrders, AHolderThatHasNothingOrRefusesIsAskedForTheRest) {
   core_->replicate_ordered(fetch_of(40), now_);
   RequestLease wanted = take<RequestLease>().at(0);
-  core_->lease_answered(wanted.fetch, wanted.endpoint, {}, now_);  // evicted there by now
+  core_->lease_answered(wanted.fetch, wanted.endpoint, {}, now_);  // the holder has evicted the chunks
   wanted = take<RequestLease>().at(0);
   EXPECT_THAT(wanted.request.keys, SizeIs(8));
   LeaseReply refusal;
@@ -220,7 +221,7 @@ TEST_F(LargeOrders, APullThatComesTooLateIsStillTakenAndTheNextPieceIsNotConfuse
   const RequestLease wanted = take<RequestLease>().at(0);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
   const StartPull pull = take<StartPull>().at(0);
-  core_->tick(now_ += 6 * kSecond);  // given up; the next piece is asked for
+  core_->tick(now_ += 6 * kSecond);  // the core stops waiting for this lease, and requests the next one
   EXPECT_THAT(take<RequestLease>(), SizeIs(1));
   core_->pull_done(pull.pull, 0, std::vector<bool>(32, true), now_);
   EXPECT_NE(core_->pool().find(keys(1)[0]), nullptr);
@@ -233,7 +234,7 @@ TEST_F(LargeOrders, ARequestFindsWhatAnOrderReplicates) {
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
   const StartPull pull = take<StartPull>().at(0);
   add("a", 65);
-  EXPECT_TRUE(lookup("a").pending);  // on its way
+  EXPECT_TRUE(lookup("a").pending);  // the chunk is being pulled
   core_->pull_done(pull.pull, 0, std::vector<bool>(4, true), now_);
   EXPECT_EQ(lookup("a").num_external, 64u);
 }

@@ -1,4 +1,4 @@
-// Pushes: what the prefill side offers, moves and settles, and what the decode side reserves, grants and revokes.
+// Tests pushes: what the prefill node offers, moves and settles, and what the decode node reserves, grants and revokes.
 #include <gmock/gmock.h>
 
 #include "core_bench.h"
@@ -15,11 +15,11 @@ constexpr auto kDeclined = static_cast<std::uint8_t>(PushVerdict::kDeclined);
 constexpr auto kPresent = static_cast<std::uint8_t>(PushVerdict::kPresent);
 constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
 
-/// The prefill side; the test plays the decode node and the workers.
+/// The core of the prefill node. The test plays the decode node and the workers.
 class Sending : public CoreBench {
  protected:
   Sending() : CoreBench(sizes(16, 16, 8)) {}
-  /// Adds a prefill of `num_tokens` tokens; returns the offer.
+  /// Adds a prefill of `num_tokens` tokens, and returns the push offer.
   OfferPush offer(const std::string& id, std::uint32_t num_tokens) {
     NewRequest added = request(id, num_tokens);
     added.handoff = true;
@@ -103,7 +103,7 @@ TEST_F(Sending, WhatIsPulledLaterIsHeldForIt) {
 
 TEST_F(Sending, MovesFromThePoolWhatWasThereBeforeTheAnswer) {
   const OfferPush offered = offer("r", 32);
-  prefill("r", 32);  // the saves are tagged: they may still be wanted
+  prefill("r", 32);  // the saves belong to the push, because the decode node may still want the chunks
   moved(offered.push, 0, false);
   moved(offered.push, 1, false);
   answer(offered, {kDeclined, kPresent});
@@ -190,7 +190,7 @@ TEST_F(Sending, UnknownPeersAndDoubledAnswersAreIgnored) {
   EXPECT_TRUE(core_->awaits_push_answer(offered.push, "tcp://decode:1"));
   core_->push_answered(offered.push, "tcp://somebody:1", {5, {}, {kGranted}}, now_);
   core_->push_answered(offered.push + 9, "tcp://decode:1", {5, {}, {kGranted}}, now_);
-  answer(offered, {});  // says nothing of the chunk
+  answer(offered, {});  // the answer has no verdict for the chunk
   EXPECT_FALSE(core_->awaits_push_answer(offered.push, "tcp://decode:1"));
   answer(offered, {kGranted});
   EXPECT_EQ(core_->num_pushes(), 0u);
@@ -198,7 +198,7 @@ TEST_F(Sending, UnknownPeersAndDoubledAnswersAreIgnored) {
   EXPECT_THAT(take<StartPush>(), IsEmpty());
 }
 
-/// The decode side; the test plays the prefill node and the workers.
+/// The core of the decode node. The test plays the prefill node and the workers.
 class Granting : public CoreBench {
  protected:
   Granting() : CoreBench(sizes(16, 16, 8)) {}
@@ -211,13 +211,13 @@ class Granting : public CoreBench {
       made.chunks.push_back({chain.tail_key(chain.num_full_chunks(), rest), rest, {}});
     return made;
   }
-  /// Adds a request of this length, of whose prompt node p has computed so many tokens.
+  /// Adds a request of this length. Node p has computed `num_computed` tokens of its prompt.
   void hand_over(std::size_t num_tokens, std::uint32_t num_computed) {
     NewRequest added = request("r", num_tokens);
     added.source = HandoffSource{"tcp://p:1", "r", num_computed};
     core_->add_request(added, now_);
   }
-  /// Settles a push of two chunks, of which none was written.
+  /// Settles a push of two chunks as if none was written.
   void settle_as_failed(const PushReply& reply) {
     core_->push_settled({reply.ticket, {{0, false, 0, {}}, {1, false, 0, {}}}});
   }
@@ -268,7 +268,7 @@ TEST_F(Granting, GrantsHalfOfThePoolAndNothingTwice) {
 TEST_F(Granting, AFailedChunkLeavesItsSlotFree) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
   core_->push_settled({reply.ticket, {{0, false, 0, {}}}});
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});  // too late
+  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});  // this settlement comes too late
   const auto back = reclaim_all();
   ASSERT_THAT(back, SizeIs(1));
   EXPECT_FALSE(back[0].ok);
@@ -285,7 +285,7 @@ TEST_F(Granting, NonsenseIsIgnored) {
   core_->push_settled({reply.ticket + 1, {{0, true, 0, {9}}}});
   core_->push_settled({reply.ticket, {{7, true, 0, {9}}}});
   EXPECT_THAT(take<RevokeSlots>(), IsEmpty());
-  core_->push_settled({reply.ticket, {{0, true, 0, {9, 9}}}});  // checksums of another shape
+  core_->push_settled({reply.ticket, {{0, true, 0, {9, 9}}}});  // these checksums are for another shape
   EXPECT_FALSE(reclaim_all().at(0).ok);
 }
 
@@ -387,7 +387,7 @@ TEST_F(Granting, AfterAFailedPushItsSourceIsAskedThoughTheEngineHadNoRoomBefore)
   const PushReply reply = core_->push_offered("p", prompt(20), now_);
   hand_over(20, 20);
   EXPECT_FALSE(lookup("r", 19).pending) << "the engine's own cache had the prompt";
-  build();  // and no room for the request, which it looks up again later
+  build();  // the engine has no room for the request, and looks it up again later
   settle_as_failed(reply);
   reclaim_all();
   take<RequestLease>();
@@ -415,7 +415,7 @@ TEST_F(Granting, AfterAFailedPushItsSourceIsAskedThoughTheEngineLooksNothingUp) 
 TEST_F(Granting, AWriterThatDoesNotLeaveItsSlotKeepsNobodyWaiting) {
   const PushReply reply = core_->push_offered("stopped", prompt(96), now_);
   EXPECT_EQ(core_->num_reserved_chunks(), 4u);
-  core_->tick(now_ += 60 * kSecond);  // the deadline; the workers are told to take the slots back, and can't
+  core_->tick(now_ += 60 * kSecond);  // the deadline passes; the workers are told to revoke the slots, but can't
   add("r", 24);
   EXPECT_TRUE(lookup("r").pending) << "they may come back yet";
   core_->tick(now_ += 1100 * kMillisecond);
@@ -431,7 +431,7 @@ TEST_F(Granting, AWriterThatDoesNotLeaveItsSlotKeepsNobodyWaiting) {
   ASSERT_THAT(late, SizeIs(1));
   Revocation answer = late[0];
   answer.rank = 0;
-  core_->push_revoked(answer, now_);  // the writer goes on at last, and leaves
+  core_->push_revoked(answer, now_);  // at last the writer leaves the slots, and the grants are revoked
   EXPECT_EQ(core_->num_reservations(), 0u);
   EXPECT_EQ(core_->pool().num_writing(), 0u);
   EXPECT_EQ(core_->pool().num_ready(), 1u);

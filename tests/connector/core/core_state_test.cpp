@@ -1,4 +1,4 @@
-// Models with state: a hit ends where the pool has the state, which is saved after the step that ends there.
+// Tests models with state: a hit ends where the pool has the state. A state is saved after the step that ends there.
 #include <gmock/gmock.h>
 
 #include <utility>
@@ -27,7 +27,7 @@ class Stateful : public CoreBench {
     config.runs_ahead = runs_ahead;
     return config;
   }
-  /// Block i of group g is 1 + i + 100 * g; group 1 has the block of the state after `end` tokens alone.
+  /// Block i of group g has the id 1 + i + 100 * g. Group 1 has only the block of the state after `end` tokens.
   static BlockTable table(std::uint32_t end) {
     const std::size_t num = (end + kStateBlock - 1) / kStateBlock;
     BlockTable table = {blocks(1, num), std::vector<BlockId>(num, kNullBlock)};
@@ -43,7 +43,7 @@ class Stateful : public CoreBench {
     lookup(id);
     core_->allocated(RequestId{id}, 0, table(kStateBlock), now_);
   }
-  /// Computes a prompt of num_tokens as vLLM does: up to the last block boundary before its end, then the rest.
+  /// Computes a prompt as vLLM does: first up to the last block boundary before the prompt's end, then the rest.
   void prefill(const std::string& id, std::uint32_t num_tokens) {
     admit(id, num_tokens);
     const std::uint32_t boundary = (num_tokens - 1) / kStateBlock * kStateBlock;
@@ -65,7 +65,7 @@ TEST_F(Stateful, TheStateIsSavedAfterTheStepThatEndsThere) {
 
 TEST_F(Stateful, AStepThatEndsInsideABlockLeavesNoState) {
   admit("a", 60);
-  const StepPlan plan = step("a", 0, 40);  // the table's last block has the state after 40 tokens
+  const StepPlan plan = step("a", 0, 40);  // the last block of the table has the state after 40 tokens
   ASSERT_THAT(plan.saves_after, SizeIs(2));
   EXPECT_THAT(plan.saves_after[1].block_ids, ElementsAre(ElementsAre(2), ElementsAre(kNoBlock)));
   add("b", 60);
@@ -83,11 +83,11 @@ TEST_F(Stateful, AHitEndsAtAStateBeforeTheLastToken) {
   ASSERT_THAT(plan.loads, SizeIs(1));
   EXPECT_THAT(plan.loads[0].block_ids, ElementsAre(ElementsAre(1, 2, 3), ElementsAre(kNoBlock, kNoBlock, 103)));
   add("ends there", 48);
-  EXPECT_EQ(lookup("ends there").num_external, 0u);  // one token has to be computed, from a state before it
+  EXPECT_EQ(lookup("ends there").num_external, 0u);  // one token must be computed, which needs a state before it
   add("local", 70);
   EXPECT_EQ(lookup("local", 16).num_external, 32u);
   add("inside a block", 70);
-  EXPECT_EQ(lookup("inside a block", 40).num_external, 0u);  // a state is loaded as a whole
+  EXPECT_EQ(lookup("inside a block", 40).num_external, 0u);  // a state can only be loaded as a whole
 }
 
 TEST_F(Stateful, NoTailIsSavedOrOffered) {
@@ -105,8 +105,8 @@ TEST_F(Stateful, NoTailIsSavedOrOffered) {
 }
 
 TEST_F(Stateful, AStateThatAChunkLacksIsSavedWithItLater) {
-  prefill("a", 100);  // has the state after 96 tokens
-  prefill("b", 60);   // has the state after 48 tokens, of the same tokens
+  prefill("a", 100);  // the pool now has the state after 96 tokens
+  prefill("b", 60);   // the pool now has the state after 48 of the same tokens
   add("c", 60);
   EXPECT_EQ(lookup("c").num_external, 48u);
   add("d", 120);
@@ -120,7 +120,7 @@ TEST_F(Stateful, AStateThatAChunkLacksIsFetched) {
   const auto query = std::get<QueryDirectory>(core_->take_actions().back());
   core_->directory_answered(query.fetch, {{"tcp://e:1", 3, {}}}, now_);
   const auto wanted = std::get<RequestLease>(core_->take_actions().at(0));
-  EXPECT_THAT(wanted.request.keys, SizeIs(1));  // the chunks before it are here
+  EXPECT_THAT(wanted.request.keys, SizeIs(1));  // the chunks before it are in the pool
   core_->lease_answered(wanted.fetch, wanted.endpoint, {7, "", {{0, {0, 1}, kStateBlock, {5}}}}, now_);
   const auto pull = take<StartPull>().at(0);
   core_->pull_done(pull.pull, 0, {true}, now_);
@@ -148,7 +148,7 @@ TEST_F(StatefulAhead, AStateWhoseLastTokenIsUnknownIsSavedWithTheNextStep) {
   admit("a", 47);
   step("a", 0, 32);
   step("a", 32, 47);
-  EXPECT_THAT(step("a", 47, 48).saves_after, IsEmpty());  // the token's output is under way
+  EXPECT_THAT(step("a", 47, 48).saves_after, IsEmpty());  // the output of the token is not processed yet
   core_->update_tokens(RequestId{"a"}, 47, std::span(tokens_).subspan(47, 1));
   const StepPlan plan = build({{{RequestId{"a"}, 48, 1, BlockTable{blocks(1, 4), {0, 0, 103, 104}}}}, {}});
   ASSERT_THAT(plan.saves_after, SizeIs(1));

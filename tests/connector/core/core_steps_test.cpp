@@ -1,4 +1,4 @@
-// Steps and reports: what is saved when, what failed loads and late reports leave behind.
+// Tests steps and reports: what is saved in which step, and the effects of failed loads and late reports.
 #include <gmock/gmock.h>
 
 #include "core_bench.h"
@@ -40,10 +40,10 @@ TEST_F(Steps, AnAbortedRequestSavesNothingMore) {
 TEST_F(Steps, TokensThatTheEngineTookBackAreNotSavedAsIfComputed) {
   add("a", 70);
   compute("a", 70, blocks(1, 5));
-  core_->update_tokens(a_, 40, std::span(tokens_).subspan(200, 30));  // 30 others in their place
+  core_->update_tokens(a_, 40, std::span(tokens_).subspan(200, 30));  // replaces the last 30 tokens by others
   const StepPlan plan = build({{}, {a_}});
   ASSERT_THAT(plan.saves_before, SizeIs(1));
-  EXPECT_EQ(plan.saves_before[0].items[0].num_tokens, 8u);  // 32 .. 39, not 40 .. 69
+  EXPECT_EQ(plan.saves_before[0].items[0].num_tokens, 8u);  // tokens 32 .. 39, and not 40 .. 69
 }
 
 TEST_F(Steps, ARejectedDraftsPlaceIsNotSavedAtAPreemption) {
@@ -56,7 +56,8 @@ TEST_F(Steps, ARejectedDraftsPlaceIsNotSavedAtAPreemption) {
   core_->update_tokens(a_, 41, std::span(tokens_).subspan(41, 1));
   const StepPlan plan = build({{}, {a_}});
   ASSERT_THAT(plan.saves_before, SizeIs(1));
-  EXPECT_EQ(plan.saves_before[0].items[0].num_tokens, 9u);  // 32 to 41; what lies at 41 is the draft's
+  // tokens 32 .. 40; the cell of token 41 has the KV of the draft
+  EXPECT_EQ(plan.saves_before[0].items[0].num_tokens, 9u);
 }
 
 TEST_F(Steps, AFailedLoadIsCountedItsChunkDroppedAndWhatRestsOnItNotPublished) {
@@ -77,7 +78,7 @@ TEST_F(Steps, AFailedLoadIsCountedItsChunkDroppedAndWhatRestsOnItNotPublished) {
   EXPECT_EQ(core_->counters().loaded_tokens, 32u);
   EXPECT_EQ(core_->pool().num_writing(), 0u);
   EXPECT_EQ(core_->pool().num_pins(), 0u);
-  // Preempted before it is computed again: nothing of it is known to be right.
+  // The request is preempted before it is computed again, so none of its KV is known to be right.
   EXPECT_TRUE(build({{}, {a_}}).empty());
   EXPECT_EQ(lookup("a").num_external, 32u);
   core_->allocated(a_, 32, {blocks(1, 7)}, now_);
@@ -90,7 +91,8 @@ TEST_F(Steps, APlanThatIsOutWhenALoadFailsPublishesNothingEither) {
   lookup("a");
   core_->allocated(a_, 64, {blocks(1, 9)}, now_);
   const StepPlan first = core_->build_step({{{a_, 64, 30, BlockTable{blocks(1, 9)}}}, {}}, now_);
-  const StepPlan second = core_->build_step({{{a_, 94, 36, {}}}, {}}, now_);  // async: before the report
+  // asynchronous scheduling: this step is built before the report of the first one
+  const StepPlan second = core_->build_step({{{a_, 94, 36, {}}}, {}}, now_);
   ASSERT_THAT(second.saves_after, SizeIs(2));
   WorkerReport failed = well_done(first);
   failed.loads[0].tokens_loaded = 0;
@@ -122,7 +124,7 @@ TEST_F(Steps, ALateLoadIsNotCountedForAnAdmissionThatNeededNone) {
   build({{}, {a_}});
   const StepPlan second = admit();
   WorkerReport failed = well_done(first);
-  failed.loads[0].tokens_loaded = 0;  // with no damaged chunk to blame: the request goes on without the cache
+  failed.loads[0].tokens_loaded = 0;  // no chunk is damaged, so the request goes on without the cache
   core_->worker_report(failed, now_);
   build({{}, {a_}});
   EXPECT_THAT(admit().loads, IsEmpty());

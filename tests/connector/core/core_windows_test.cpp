@@ -1,4 +1,4 @@
-// Models with several KV groups: block tables of each, sliding windows, loads that the engine waits for.
+// Tests models with several KV groups: a block table for each group, sliding windows, loads for which the engine waits.
 #include <gmock/gmock.h>
 
 #include <utility>
@@ -27,7 +27,7 @@ CoreConfig with_windows(std::vector<std::uint32_t> windows) {
 class Windows : public CoreBench {
  protected:
   explicit Windows(std::vector<std::uint32_t> windows = {0, kWindow}) : CoreBench(with_windows(std::move(windows))) {}
-  /// Block i of group g is 1 + i + 100 * g; those of group 1 before `gone` are the null block.
+  /// Block i of group g has the id 1 + i + 100 * g. The blocks of group 1 before `gone` are null blocks.
   static BlockTable table(std::size_t num, std::size_t gone = 0) {
     BlockTable table = {blocks(1, num), blocks(101, num)};
     for (std::size_t i = 0; i < gone; ++i) table[1][i] = kNullBlock;
@@ -36,7 +36,7 @@ class Windows : public CoreBench {
   Answer lookup(const std::string& id, std::uint32_t num_local = 0) {
     return core_->lookup(RequestId{id}, num_local, now_);
   }
-  /// Prefills 130 tokens in two steps, so that chunk 1 is full when its first half has left the window.
+  /// Prefills 130 tokens in two steps, so that the first half of chunk 1 has left the window when the chunk is full.
   StepPlan prefill_in_two_steps(const std::string& id) {
     add(id, 130);
     lookup(id);
@@ -51,7 +51,7 @@ TEST_F(Windows, ARequestWithoutKeysLetsOthersGoFirstIfNothingRunsOrLoads) {
   added.cacheable = false;
   core_->add_request(added, now_);
   EXPECT_FALSE(lookup("without keys").pending);
-  build();  // vLLM had no blocks for it
+  build();  // vLLM had no free blocks for the request
   EXPECT_TRUE(lookup("without keys").pending) << "requests behind it may hold the blocks that it waits for";
   build();
   EXPECT_FALSE(lookup("without keys").pending);
@@ -76,7 +76,7 @@ TEST_F(Windows, EveryKvGroupsOwnBlocksAreNamed) {
 }
 
 TEST_F(Windows, AChunkIsSavedWithoutTheBlocksThatLeftTheWindowWhateverTheTableSays) {
-  const StepPlan plan = prefill_in_two_steps("a");  // its table still names blocks 105 and 106
+  const StepPlan plan = prefill_in_two_steps("a");  // the request's table still has blocks 105 and 106
   ASSERT_THAT(plan.saves_after, SizeIs(1));
   EXPECT_THAT(plan.saves_after[0].block_ids,
               ElementsAre(ElementsAre(5, 6, 7, 8), ElementsAre(kNoBlock, kNoBlock, 107, 108)));
@@ -94,7 +94,7 @@ TEST_F(Windows, AHitEndsWhereTheWindowIsThere) {
   prefill_in_two_steps("a");
   add("b", 140);
   const Answer whole = lookup("b");
-  EXPECT_EQ(whole.num_external, 128u);  // needs group 1 from 96 on, and the chunk has that
+  EXPECT_EQ(whole.num_external, 128u);  // a hit of 128 tokens needs group 1 from token 96 on, which the chunk has
   EXPECT_TRUE(whole.is_async);
   EXPECT_EQ(lookup("b", 64).num_external, 64u);
 }
@@ -109,7 +109,8 @@ TEST_F(Windows, AHolderThatLacksMoreOfTheWindowGivesAShorterHit) {
   core_->lease_answered(wanted.fetch, wanted.endpoint, reply, now_);
   const auto pull = std::get<StartPull>(core_->take_actions().at(0));
   core_->pull_done(pull.pull, 0, {true, true}, now_);
-  EXPECT_EQ(lookup("a").num_external, 64u);  // 128 would need group 1 from 96 on, but it starts at 112
+  // a hit of 128 tokens would need group 1 from token 96 on, but the chunk has it only from token 112 on
+  EXPECT_EQ(lookup("a").num_external, 64u);
 }
 
 TEST_F(Windows, ALeaseTellsWhatTheChunkLacks) {

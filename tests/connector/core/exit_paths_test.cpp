@@ -1,5 +1,5 @@
-// Row 002, the count that outlived its attempt: every way in which a scheduler that has looked a request up may not
-// admit it after all leaves nothing behind, and the next attempt counts afresh.
+// Tests regression row 002, a count that was not reset at the end of its attempt. A scheduler may look a request up and
+// then not admit it, for many reasons. None of them may leave anything behind, and the next attempt must count from 0.
 #include <gmock/gmock.h>
 
 #include <deque>
@@ -17,19 +17,20 @@ struct Waiting {
   int priority = 0;
 };
 
-/// The shape of vLLM's first scheduler, exit by exit. It calls the core as it must and never says why it gave up.
+/// A scheduler with the same exits as vLLM's first scheduler. It calls the core in the required order, and never says
+/// why it did not admit a request.
 class ExitPathScheduler {
  public:
   explicit ExitPathScheduler(SchedulerCore& core) : core_(core) {}
 
-  std::uint32_t budget = 1000;  // tokens in a step
+  std::uint32_t budget = 1000;  // number of tokens in a step
   std::uint32_t max_seqs = 8;
   std::uint32_t free_blocks = 100, total_blocks = 100;
   std::uint32_t max_model_len = 1000;
   int max_loras = 8;
   std::deque<Waiting> waiting, swapped;
   std::vector<Waiting> running;
-  std::vector<std::string> taken;  // the exits of the last step
+  std::vector<std::string> taken;  // names of the exits that the last step took
 
   StepInput schedule(TimeNs now) {
     StepInput input;
@@ -107,7 +108,8 @@ class ExitPathScheduler {
     if (waiting.empty() || running.empty()) return;
     const Waiting& first = waiting.front();
     if (first.priority <= running.back().priority) return;
-    core_.lookup(RequestId{first.id}, 0, now);  // how much it would need; it is admitted in a later step
+    // finds out how many blocks the request needs; it is admitted in a later step
+    core_.lookup(RequestId{first.id}, 0, now);
     const Waiting victim = running.back();
     running.pop_back();
     free_blocks += blocks_for(victim.num_tokens);
@@ -164,7 +166,7 @@ TEST_P(Row002Exits, AnAttemptThatFailedLeavesNothingAndTheNextOneCountsAfresh) {
   EXPECT_EQ(core_->counters().loads, 0u);
   EXPECT_EQ(core_->counters().hit_tokens, 0u);
 
-  core_->reset_cache();  // the pool is another one by the time of the next attempt
+  core_->reset_cache();  // the next attempt finds an empty pool
   cache(32);
   GetParam().open(scheduler_);
   EXPECT_EQ(loaded(build(scheduler_.schedule(now_)), "a"), 32u);

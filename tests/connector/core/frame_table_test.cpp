@@ -15,7 +15,7 @@ using FrameRef = FrameTable::FrameRef;
 
 class Frames : public ::testing::Test {
  protected:
-  /// A clean frame for the chunk.
+  /// Returns a clean frame with the chunk.
   static FrameRef clean(FrameTable& table, ChunkRef chunk) {
     const FrameTable::Reserved reserved = table.reserve(chunk, FrameState::kFillingFromSlot, "test").value();
     EXPECT_TRUE(table.filled(reserved.frame));
@@ -50,7 +50,7 @@ TEST_F(Frames, TheLeastRecentlyUsedUnpinnedCleanOneGoes) {
   EXPECT_FALSE(table.find({3, 1}));
   EXPECT_TRUE(table.reserve({5, 1}, FrameState::kLanding, "pull"));
   EXPECT_FALSE(table.find({1, 1}));
-  EXPECT_FALSE(table.reserve({6, 1}, FrameState::kLanding, "pull"));  // one is pinned, two are being written
+  EXPECT_FALSE(table.reserve({6, 1}, FrameState::kLanding, "pull"));  // one frame is pinned, and two are being written
   table.unpin(pin);
   EXPECT_TRUE(table.reserve({6, 1}, FrameState::kLanding, "pull"));
 }
@@ -60,7 +60,7 @@ TEST_F(Frames, WhatIsSaidOfAnOlderUseHasNoEffect) {
   const auto old = table.reserve({1, 1}, FrameState::kGathering, "save").value();
   table.drop_slot(1);
   EXPECT_FALSE(table.filled(old.frame));
-  EXPECT_FALSE(table.reserve({1, 2}, FrameState::kGathering, "save"));  // the device is still at it
+  EXPECT_FALSE(table.reserve({1, 2}, FrameState::kGathering, "save"));  // the device still writes into the frame
   table.unpin(old.pin);
   const auto next = table.reserve({1, 2}, FrameState::kGathering, "save").value();
   EXPECT_FALSE(table.filled(old.frame));
@@ -82,7 +82,7 @@ TEST_F(Frames, BrokenPromisesAreFound) {
   EXPECT_BREAKS(table.unpin(reserved.pin), "exactly-once");
 }
 
-/// The same in lists, without an index.
+/// A simple model of the frame table with lists and without an index.
 struct Naive {
   struct Entry {
     FrameState state = FrameState::kFree;
@@ -106,7 +106,7 @@ struct Naive {
   void drop(Entry* e) {
     if (e != nullptr) e->state = e->pins == 0 ? FrameState::kFree : FrameState::kRetired;
   }
-  /// Whether a reserved can succeed; evicts whom it has to.
+  /// Returns whether a reservation can succeed. Evicts a frame if necessary.
   bool make_room() {
     Entry* victim = nullptr;
     for (Entry& e : frames) {
@@ -130,7 +130,7 @@ void walk(std::uint32_t seed) {
     FramePin pin;
   };
   std::vector<Pinned> holds;
-  std::vector<FrameRef> refs;  // late ones too
+  std::vector<FrameRef> refs;  // references to frames, outdated ones too
   std::uint64_t now = 0, generation = 0;
   for (int i = 0; i < 400; ++i, ++now) {
     const std::uint32_t slot = below(8);

@@ -1,4 +1,4 @@
-// Each promise's check fires where the promise is broken, and only there.
+// Tests that each promise's check fails if and only if the promise is broken.
 #include "connector/core/promises.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,8 @@ TEST_F(Promises, SaneCounts) {
   promise::sane_counts(16, 17, 34, "r");
   promise::sane_counts(34, 0, 34, "r");
   EXPECT_BREAKS(promise::sane_counts(16, 18, 34, "r"), "sane-counts");
-  EXPECT_BREAKS(promise::sane_counts(0, 0xffffffffu, 34, "r"), "sane-counts");  // a negative number in disguise
+  // a negative number, converted to an unsigned one
+  EXPECT_BREAKS(promise::sane_counts(0, 0xffffffffu, 34, "r"), "sane-counts");
 }
 
 TEST_F(Promises, ExactLoad) {
@@ -32,9 +33,9 @@ TEST_F(Promises, ExactLoad) {
   const LoadItem first{{1, 1}, {7}, 16, 4, 4, 12}, second{{2, 1}, {7}, 16, 0, 16, 2};
   const LoadJob job{"r", 1, {{5, 6}}, {first, second}};
   promise::exact_load(job, 4, 14, 16, kNeeded);
-  EXPECT_BREAKS(promise::exact_load(job, 4, 15, 16, kNeeded), "exact-load");  // one is missing
-  EXPECT_BREAKS(promise::exact_load(job, 4, 13, 16, kNeeded), "exact-load");  // one too many
-  EXPECT_BREAKS(promise::exact_load(job, 0, 14, 16, kNeeded), "exact-load");  // not where it should begin
+  EXPECT_BREAKS(promise::exact_load(job, 4, 15, 16, kNeeded), "exact-load");  // one token is missing
+  EXPECT_BREAKS(promise::exact_load(job, 4, 13, 16, kNeeded), "exact-load");  // there is one token too many
+  EXPECT_BREAKS(promise::exact_load(job, 0, 14, 16, kNeeded), "exact-load");  // the load begins at the wrong token
   LoadJob gap = job;
   gap.items[1].first_token = 17;
   EXPECT_BREAKS(promise::exact_load(gap, 4, 14, 16, kNeeded), "exact-load");

@@ -1,5 +1,5 @@
-// The five regression rows (README: "Promises") with the numbers of the failures that they come from. Row 002, the
-// exit paths of a scheduler, has a file of its own.
+// Tests the five regression rows (README: "Promises") with the numbers of the original failures. Row 002, the exits of
+// a scheduler, is in a file of its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 class Rows : public ::testing::Test {
  protected:
-  /// Steps until everything is finished and everything finished is saved and reported.
+  /// Runs steps until all requests have ended, and all their chunks are saved and reported.
   void run(MiniEngine& engine) {
     for (int i = 0; i < 5000 && engine.num_unfinished() > 0; ++i) step(engine);
     ASSERT_EQ(engine.num_unfinished(), 0u);
@@ -39,7 +39,7 @@ class Rows : public ::testing::Test {
     const Text text = say(spec.prompt, spec.max_tokens, spec.stops, spec.extras);
     return {text.tokens.begin() + static_cast<std::ptrdiff_t>(spec.prompt.size()), text.tokens.end()};
   }
-  /// The load of the request's last admission, and the plan's step.
+  /// Returns the load of the request's last admission.
   static const LoadJob* last_load(const MiniEngine& engine, const std::string& id) {
     const LoadJob* last = nullptr;
     for (const StepPlan& plan : engine.plans())
@@ -54,7 +54,7 @@ class Rows : public ::testing::Test {
   std::vector<std::string> log_;
 };
 
-// ---- row 000: the load that was never scheduled ----
+// ---- row 000: a load that was never scheduled ----
 
 class Row000 : public Rows, public ::testing::WithParamInterface<bool> {};
 
@@ -80,7 +80,8 @@ TEST_P(Row000, AResumedRequestLoadsWhatTheEngineLostIntoTheBlocksItGot) {
   while (engine.finished().empty()) step(engine);
   ASSERT_TRUE(engine.finished().contains("0"));
   step(engine);
-  EXPECT_THAT(engine.table("1"), ElementsAre(4, 5, 6, 3));  // block 4 is a prefix hit, 5 and 6 hold request 0's KV
+  // block 4 is a prefix hit; blocks 5 and 6 had the KV of request 0
+  EXPECT_THAT(engine.table("1"), ElementsAre(4, 5, 6, 3));
 
   const std::uint32_t hit = save_decode_cache ? 48 : 34;
   const LoadJob* job = last_load(engine, "1");
@@ -110,7 +111,7 @@ TEST_P(Row000, AResumedRequestLoadsWhatTheEngineLostIntoTheBlocksItGot) {
 INSTANTIATE_TEST_SUITE_P(SaveDecodeCache, Row000, ::testing::Bool(),
                          [](const auto& p) { return p.param ? "On" : "Off"; });
 
-// ---- row 001: the lookup that changed its answer ----
+// ---- row 001: a lookup that changed its answer ----
 
 class Row001 : public CoreBench {
  protected:
@@ -127,7 +128,8 @@ TEST_F(Row001, AskingAgainInAnAttemptGivesTheSameHitHoweverOften) {
   const std::uint64_t lookups = core_->counters().lookups;
   for (int i = 0; i < 100; ++i) {
     EXPECT_EQ(core_->lookup(a_, 16, now_).num_external, 31u);
-    EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 47u);  // the same hit, against what the engine has now
+    // the same hit, minus the tokens that the engine has itself
+    EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 47u);
   }
   EXPECT_EQ(core_->pool().num_pins(), pins);
   EXPECT_EQ(core_->counters().lookups, lookups);
@@ -150,12 +152,13 @@ TEST_F(Row001, ALookupThatTheEngineCouldAnswerItselfStillLoadsWhenItsBlocksAreGo
 TEST_F(Row001, APreemptedRequestsBlockListIsReplacedAndItsSavesRestart) {
   const StepPlan first = compute("a", 40, {1, 2, 3});
   EXPECT_THAT(saved_blocks(first), ElementsAre(1, 2));
-  EXPECT_THAT(saved_blocks(build({{}, {a_}})), ElementsAre(3));  // the tail of 8, from the blocks it had
+  // the tail of 8 tokens is saved from the blocks that the request had
+  EXPECT_THAT(saved_blocks(build({{}, {a_}})), ElementsAre(3));
   core_->reset_cache();
   EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 0u);
   core_->allocated(a_, 0, {{7, 8, 9}}, now_);
   const StepPlan resumed = build({{{a_, 0, 48, BlockTable{{7, 8, 9}}}}, {}});
-  // Nothing is left of 1, 2, 3, nor of what was saved of them.
+  // The blocks 1, 2, 3 and the chunks that were saved from them are gone.
   EXPECT_THAT(saved_blocks(resumed), ElementsAre(7, 8, 9));
   core_->update_tokens(a_, 48, std::span(tokens_).subspan(48, 17));
   const StepPlan grown = build({{{a_, 48, 16, BlockTable{{7, 8, 9, 10}}}}, {}});
@@ -167,7 +170,7 @@ TEST_F(Row001, AResumedRequestLooksUpItsGeneratedTokensToo) {
   core_->update_tokens(a_, 48, std::span(tokens_).subspan(48, 17));
   build({{{a_, 48, 16, BlockTable{{1, 2, 3, 4}}}}, {}});
   build({{}, {a_}});
-  EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 64u);  // of 65, 17 of them generated
+  EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 64u);  // 64 of 65 tokens, 17 of which were generated
 }
 
 TEST_F(Row001, AFullHitLeavesOneTokenToCompute) {
@@ -183,7 +186,8 @@ TEST_F(Row001, AFullHitLeavesOneTokenToCompute) {
 
 TEST_F(Row001, ARequestResumedInItsPreemptionStepSavesNothingFromBlocksNotLoadedYet) {
   compute("a", 48, {1, 2, 3});
-  // reset_prefix_cache(reset_running_requests): preempted between two steps, looked up and admitted in the next one.
+  // reset_prefix_cache(reset_running_requests): the request is preempted between two steps, and admitted again in the
+  // next step.
   EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 47u);
   core_->allocated(a_, 47, {{4, 5, 6}}, now_);
   const StepPlan plan = build({{{a_, 47, 1, BlockTable{{4, 5, 6}}}}, {a_}});
@@ -231,12 +235,12 @@ TEST_F(Row001Engine, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemp
                   "(resumed): 65 tokens, 40 found in a cache, 0 of these in the engine's; 40 to load, 40 loaded")));
 }
 
-// ---- row 003: the counter that went negative ----
+// ---- row 003: a counter that became negative ----
 
 class Row003 : public CoreBench {
  protected:
   Row003() : CoreBench(sizes(500, 100, 64)) {}
-  /// Every counter only grows, and no admission counts more than it has.
+  /// Checks that no counter has decreased, and that no admission counts more tokens than it has.
   void expect_sane() {
     const CoreCounters& c = core_->counters();
     EXPECT_GE(c.hit_tokens, last_.hit_tokens);
@@ -258,16 +262,17 @@ TEST_F(Row003, CountsStaySaneWhenAPartialPrefillIsPreemptedAndTheHitGrowsFrom150
   EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 1500u);
   core_->allocated(a_, 1500, {blocks(20, 18)}, now_);
   EXPECT_EQ(core_->counters().hit_tokens, 1500u);
-  build({{{a_, 1500, 300, BlockTable{blocks(20, 18)}}}, {}});  // a part of its prefill
+  build({{{a_, 1500, 300, BlockTable{blocks(20, 18)}}}, {}});  // a part of the prefill of w
   expect_sane();
 
-  add("v", 2001);  // another request brings the next 500 meanwhile
-  EXPECT_EQ(core_->lookup(RequestId{"v"}, 1600, now_).num_external, 0u);  // the engine has more: none, not -100
+  add("v", 2001);  // meanwhile another request has saved the next 500 tokens
+  // the engine has more tokens than the pool, so the answer is 0 and not -100
+  EXPECT_EQ(core_->lookup(RequestId{"v"}, 1600, now_).num_external, 0u);
   core_->allocated(RequestId{"v"}, 0, {blocks(40, 21)}, now_);
   build({{{RequestId{"v"}, 1600, 401, BlockTable{blocks(40, 21)}}}, {a_}});
   expect_sane();
 
-  for (int refused = 0; refused < 3; ++refused) {  // asked and refused: counts nothing
+  for (int refused = 0; refused < 3; ++refused) {  // lookups without an allocation count nothing
     EXPECT_EQ(core_->lookup(a_, 0, now_).num_external, 2000u);
     build();
     expect_sane();
@@ -282,7 +287,8 @@ TEST_F(Row003, CountsStaySaneWhenAPartialPrefillIsPreemptedAndTheHitGrowsFrom150
   EXPECT_EQ(core_->counters().resumed_hit_tokens, 500u);
 
   const FinishedRequest done = core_->finished(a_, 2500, {blocks(20, 25)}, false, now_);
-  ASSERT_EQ(done.admissions.size(), 2u);  // counted once each, the first one never changed by the second
+  // each admission is counted once, and the second one does not change the first
+  ASSERT_EQ(done.admissions.size(), 2u);
   for (const Admission& admission : done.admissions) {
     EXPECT_LE(admission.to_load, admission.hit);
     EXPECT_EQ(admission.local + admission.to_load, admission.hit);
@@ -294,7 +300,7 @@ TEST_F(Row003, CountsStaySaneWhenAPartialPrefillIsPreemptedAndTheHitGrowsFrom150
   EXPECT_EQ(done.admissions[1].local, 1500u);
 }
 
-// ---- row 004: the decode tokens that were never saved ----
+// ---- row 004: decode tokens that were never saved ----
 
 class Row004 : public Rows, public ::testing::WithParamInterface<bool> {};
 
@@ -319,7 +325,7 @@ TEST_P(Row004, EveryGeneratedTokenButTheLastIsSavedInOrderOnceAndASecondRequestL
     for (const auto* jobs : {&plan.saves_before, &plan.saves_after}) {
       for (const SaveJob& job : *jobs) {
         for (const SaveItem& item : job.items) {
-          EXPECT_EQ(item.first_token, 0u);  // in order: each chunk starts at its job's first block
+          EXPECT_EQ(item.first_token, 0u);  // chunks are in order, and each chunk starts at the first block of its job
           EXPECT_EQ(item.num_tokens, std::min(256u, 2099 - saved));
           saved += item.num_tokens;
           if (jobs == &plan.saves_after) saved_when_full += item.num_tokens;
@@ -328,7 +334,8 @@ TEST_P(Row004, EveryGeneratedTokenButTheLastIsSavedInOrderOnceAndASecondRequestL
     }
   }
   EXPECT_EQ(saved, 2099u);
-  EXPECT_EQ(saved_when_full, 8 * 256u);  // each chunk in the step that filled it; the last 51 tokens at the end
+  // each chunk was saved in the step that filled it; the last 51 tokens are saved at the end
+  EXPECT_EQ(saved_when_full, 8 * 256u);
   EXPECT_EQ(engine.core().counters().saved_tokens, 2099u);
 
   const Text text = say(prompt, 2000, false, "");

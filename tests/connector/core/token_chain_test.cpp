@@ -75,7 +75,7 @@ TEST_F(Chain, AnItemChangesTheKeysFromTheChunkThatItTouchesFirst) {
   EXPECT_EQ(plain.key(0), image.key(0));
   EXPECT_NE(plain.key(1), image.key(1));
   EXPECT_NE(image.key(1), other.key(1));
-  EXPECT_NE(plain.key(2), image.key(2));  // through its parent
+  EXPECT_NE(plain.key(2), image.key(2));  // the key of the parent chunk is a part of this key
   TokenChain moved = chain(96, {{41, 4, "cat"}});
   EXPECT_NE(image.key(1), moved.key(1));
 }

@@ -22,7 +22,7 @@ PullOrder order(std::uint64_t pull, std::vector<ChunkRef> local, std::int64_t ti
 class Worker : public ::testing::Test {
  protected:
   sim::ChecksThrow checks_;
-  WorkerCore core_{2, 8};  // rank 2
+  WorkerCore core_{2, 8};  // the worker of rank 2, with 8 slots
 };
 
 TEST_F(Worker, ASlotIsReadableOnlyWholeAndInItsOwnGeneration) {
@@ -36,7 +36,7 @@ TEST_F(Worker, ASlotIsReadableOnlyWholeAndInItsOwnGeneration) {
   core_.saved({3, 2}, false, 0);
   EXPECT_FALSE(core_.readable({3, 1}));
   EXPECT_FALSE(core_.readable({3, 2}));
-  EXPECT_FALSE(core_.readable({80, 1}));  // no such slot: a load of it is corrupt, not the end
+  EXPECT_FALSE(core_.readable({80, 1}));  // there is no such slot; a load of it fails, but the process goes on
 }
 
 TEST_F(Worker, ASlotIsNeverWrittenTwiceAtOnceNorByAnOlderPlan) {
@@ -94,7 +94,7 @@ TEST_F(Worker, AnOverduePullIsNamedOnceAndStillHoldsItsSlots) {
   EXPECT_TRUE(core_.overdue_pulls(kNow + 99 * kMillisecond).empty());
   EXPECT_EQ(core_.overdue_pulls(kNow + 100 * kMillisecond), (std::vector<std::uint64_t>{11}));
   EXPECT_TRUE(core_.overdue_pulls(kNow + 200 * kMillisecond).empty());
-  EXPECT_BREAKS(core_.begin_write({0, 2}), "fenced-reuse");  // the transfer may still write
+  EXPECT_BREAKS(core_.begin_write({0, 2}), "fenced-reuse");  // the transfer may still write into the slot
 }
 
 TEST_F(Worker, AnOrderThatCantBeRightIsRefusedAndBeginsNothing) {
@@ -102,10 +102,10 @@ TEST_F(Worker, AnOrderThatCantBeRightIsRefusedAndBeginsNothing) {
   const std::vector<PullOrder> bad = {
       order(12, {{1, 1}, {std::numeric_limits<std::uint32_t>::max(), 1}}),
       order(12, {{1, 1}, {8, 1}}),
-      order(12, {{1, 1}, {0, 2}}),  // a slot that is being written
-      order(12, {{1, 1}, {1, 2}}),  // a slot twice
-      order(12, {{1, 0}}),          // no newer generation
-      order(11, {{1, 1}}),          // a pull that is in progress
+      order(12, {{1, 1}, {0, 2}}),  // one of the slots is being written
+      order(12, {{1, 1}, {1, 2}}),  // the same slot twice
+      order(12, {{1, 0}}),          // the generation is not a newer one
+      order(11, {{1, 1}}),          // the number of a pull that is in progress
       order(12, {{1, 1}}, 0),
       order(12, {{1, 1}}, -1),
       order(12, {{1, 1}}, std::numeric_limits<std::int64_t>::max()),

@@ -1,4 +1,4 @@
-"""Other Python threads run while a worker node packs, hashes and loads megabytes."""
+"""Tests that other Python threads run while a worker node packs, hashes and loads megabytes."""
 
 import ctypes
 import json
@@ -19,7 +19,7 @@ PLANE_BYTES = CHUNK_TOKENS * TOKEN_BYTES
 
 
 def packed(value: object) -> bytes:
-    """msgpack, as far as a step's plan needs it."""
+    """Encodes a value as MessagePack. Supports only the types in a step's plan."""
     if isinstance(value, bool):
         return b"\xc3" if value else b"\xc2"
     if isinstance(value, int):
@@ -31,12 +31,12 @@ def packed(value: object) -> bytes:
 
 
 def save(slot: int, generation: int) -> list[object]:
-    """A SaveJob of one full chunk."""
+    """Returns a SaveJob of one full chunk."""
     return ["request", [list(range(NUM_BLOCKS))], [[[slot, generation], 0, CHUNK_TOKENS, 0, 0]]]
 
 
 def load(slot: int, generation: int) -> list[object]:
-    """A LoadJob of that chunk with a checksum that does not match."""
+    """Returns a LoadJob of the same chunk, with a checksum that does not match."""
     item = [[slot, generation], [7], CHUNK_TOKENS, 0, 0, CHUNK_TOKENS]
     return ["request", 1, [list(range(NUM_BLOCKS))], [item], False]
 
@@ -59,7 +59,7 @@ def worker() -> Iterator[object]:
 
 
 def ticks_during(call: Callable[[], None]) -> int:
-    """How often another thread runs during the call."""
+    """Returns how often another thread runs during the call."""
     stamps: list[float] = []
     done = threading.Event()
 
@@ -88,5 +88,5 @@ def test_another_thread_runs_while_steps_are_packed_hashed_and_loaded(worker: ob
                            ("save", worker.save)):
             ticks[name] += ticks_during(call)
         assert worker.take_report() is not None
-    # A call that keeps the lock lets no other thread run before it returns.
+    # A call that holds Python's lock lets no other thread run before it returns.
     assert min(ticks.values()) >= 3, ticks

@@ -1,4 +1,5 @@
-"""A host without a shared library of the native module: one sentence names it and its Debian package."""
+"""Tests hosts that lack a shared library of the native module: one sentence names the library and its Debian package.
+"""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Tickets: what an address needs before a node uses it."""
+"""Tests tickets: a node uses an address only if its ticket is valid."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""kvferry.transport: buffers of Python move between two transports and between two processes."""
+"""Tests kvferry.transport: moves Python buffers between two transports and between two processes."""
 
 import ctypes
 import subprocess
@@ -73,7 +73,7 @@ def test_a_registered_buffer_stays_until_it_is_unregistered() -> None:
         buffer.clear()
         kept = bytearray(4096)
         transport.register(kept)
-    kept.clear()  # close() releases too
+    kept.clear()  # close() must release them too
 
 
 def test_what_cannot_be_done_is_an_exception_with_a_sentence() -> None:
@@ -93,7 +93,7 @@ def test_what_cannot_be_done_is_an_exception_with_a_sentence() -> None:
         Transport(path="carrier pigeon")
     with pytest.raises(KvFerryError, match="kvferry: "):
         transport.register(bytearray(64))
-    transport.close()  # a second time
+    transport.close()  # closes the transport a second time
 
 
 def test_other_threads_run_while_one_waits() -> None:

@@ -1,4 +1,5 @@
-"""The package is typed: the committed stub of the C++ module is the generated one, and mypy finds nothing."""
+"""Tests the types of the package: the committed stub of the C++ module is the generated one, and mypy finds no errors.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-// What every chunk store promises.
+// Tests the promises of every chunk store.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ using ::testing::SizeIs;
 
 class Stores : public ::testing::TestWithParam<StoreKind> {
  protected:
-  /// Saves `tokens` tokens of these blocks, with other KV in them, and returns the checksum.
+  /// Writes new KV into these blocks, saves `tokens` of their tokens, and returns the checksum.
   std::uint64_t saved(ChunkRef chunk, const std::vector<BlockId>& blocks, std::uint32_t tokens) {
     for (const BlockId block : blocks) store_.engine.overwrite(block, ++seed_);
     store_.save({save_job("r", chunk, blocks, tokens)});
@@ -27,7 +27,7 @@ class Stores : public ::testing::TestWithParam<StoreKind> {
     const std::vector<std::vector<BlockId>> table = {blocks};
     return store_.engine.expected({first, tokens, table});
   }
-  /// Tokens of blocks that are not those of `want`.
+  /// Returns whether the first `tokens` tokens of the blocks are equal to those in `want`.
   bool holds(const std::vector<BlockId>& blocks, const std::vector<std::byte>& want, std::uint32_t tokens) {
     const std::vector<std::vector<BlockId>> table = {blocks};
     store_.engine.note_loaded(want, tokens, 0, {0, tokens, table});
@@ -68,7 +68,7 @@ TEST_P(Stores, WhatIsSavedCanBeLoadedElsewhere) {
 TEST_P(Stores, TwoJobsOfAStepMayLoadTheSameChunk) {
   const auto sum = saved({2, 1}, {3, 7}, 8);
   const auto want = of({3, 7}, 8);
-  // Others push it out of the GPU.
+  // Other chunks push this chunk out of the GPU's pool.
   for (std::uint32_t slot : {0u, 1u, 3u, 4u}) saved({slot, 1}, {8, 9}, 8);
   const auto outcomes =
       store_.load({load_job("a", {2, 1}, sum, 8, {4, 5}, 8), load_job("b", {2, 1}, sum, 8, {6, 10}, 8)});
@@ -111,7 +111,7 @@ TEST_P(Stores, AChunkThatIsNotReadableIsCorrupt) {
 
 TEST_P(Stores, ADamagedSlotIsNeverLoaded) {
   const auto sum = saved({5, 1}, {3, 7}, 8);
-  for (std::uint32_t slot : {0u, 1u, 2u, 3u}) saved({slot, 1}, {8, 9}, 8);  // the GPU has only these
+  for (std::uint32_t slot : {0u, 1u, 2u, 3u}) saved({slot, 1}, {8, 9}, 8);  // the GPU's pool has only these chunks
   store_.slot(5, 100)[99] ^= std::byte{1};
   const auto outcomes = store_.load({load_job("l", {5, 1}, sum, 8, {4, 5}, 8)});
   EXPECT_EQ(outcomes[0].tokens_loaded, 0u);
@@ -170,7 +170,8 @@ TEST_P(Stores, WhatComesInPartsLandsInItsSlotWhateverLiesAbove) {
   ASSERT_EQ(store_.book.base(place.region) + place.offset, store_.slot(1, want.size()).data());
   std::memcpy(store_.book.base(place.region) + place.offset, want.data(), want.size());
   store_.store->landed(std::vector<ChunkStore::Landed>{{{1, 2}, true, chunk_checksum(want)}});
-  EXPECT_THAT(store_.store->take_landed(), SizeIs(1));  // nothing has to be brought down
+  // the chunk is already in its slot, so nothing has to be copied from the GPU
+  EXPECT_THAT(store_.store->take_landed(), SizeIs(1));
   EXPECT_EQ(store_.load({load_job("l", {1, 2}, chunk_checksum(want), 8, {4, 5}, 8)})[0].tokens_loaded, 8u);
   EXPECT_TRUE(holds({4, 5}, want, 8));
 }

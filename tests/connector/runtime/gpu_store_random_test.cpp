@@ -1,6 +1,7 @@
-// Thousands of schedules of a GPU whose work runs late: the engine overwrites blocks right after it saved them, reads
-// them right after a load, and "the network" reads slots as soon as they are told and writes where it may land. Every
-// byte is compared. What isn't ordered by an event, or isn't fenced, goes wrong for some seed.
+// Runs thousands of schedules on a GPU whose work runs late. The engine overwrites blocks right after it has saved
+// them, and reads them right after a load. "The network" reads slots as soon as they are reported, and writes where it
+// may land. Every byte is compared. Code that does not order its work by events, or does not fence it, fails for some
+// seed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,12 +14,12 @@ namespace kvferry {
 namespace {
 
 struct Faults {
-  std::uint32_t refusal_in = 0;  // once in so many calls; 0: never
-  std::uint32_t delay_in = 0;    // the clock passes the store's deadline
-  std::uint32_t damage_in = 0;   // a slot loses a bit
+  std::uint32_t refusal_in = 0;  // refuses one of this many calls on average; 0: none
+  std::uint32_t delay_in = 0;    // lets the clock pass the store's deadline once in this many steps
+  std::uint32_t damage_in = 0;   // damages a bit of a slot once in this many steps
 };
 
-/// What must have happened at least once in all the walks of a kind: else they prove nothing.
+/// Events that must have happened at least once in all walks of a kind, because otherwise the walks prove nothing.
 struct Tally {
   std::uint64_t saved = 0, save_failed = 0, loaded = 0, corrupt = 0, load_failed = 0, landed = 0, land_failed = 0,
                 fenced = 0, refused_slots = 0;
@@ -51,12 +52,12 @@ class Walk {
     State state = State::kFree;
     std::uint64_t generation = 0;
     std::uint32_t tokens = 0;
-    std::vector<std::byte> bytes;  // that have to be there when it is ready
+    std::vector<std::byte> bytes;  // the bytes that the slot must have when it is ready
     std::uint64_t checksum = 0;
     bool is_damaged = false;
-    ChunkStore::Place place;  // of a landing
-    std::size_t written = 0;  // bytes of it that came
-    bool is_told = false;     // landed() was called
+    ChunkStore::Place place;  // the place of the landing
+    std::size_t written = 0;  // number of its bytes that have arrived
+    bool is_told = false;     // landed() was called for it
   };
 
   std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
@@ -86,7 +87,7 @@ class Walk {
     }
   }
 
-  /// Slots that may get a new chunk now, at most `count` of them.
+  /// Returns up to `count` slots that may get a new chunk now.
   std::vector<std::uint32_t> slots_to_fill(std::size_t count) {
     std::vector<std::uint32_t> found;
     for (std::uint32_t i = 0; i < slots_.size(); ++i)
@@ -114,7 +115,7 @@ class Walk {
     }
     if (jobs.empty()) return;
     test_.save(jobs);
-    // The next step's forward.
+    // The forward pass of the next step overwrites the blocks.
     for (const SaveJob& job : jobs)
       for (const BlockId block : job.block_ids[0])
         if (below(2) == 0) test_.engine.overwrite(block, random_());
@@ -147,8 +148,9 @@ class Walk {
       ASSERT_TRUE(outcome.corrupt.empty() || slot.is_damaged) << "good bytes are called corrupt";
       ASSERT_TRUE(!outcome.corrupt.empty() || faults_.refusal_in > 0) << "a load failed for nothing";
       (outcome.corrupt.empty() ? tally_.load_failed : tally_.corrupt) += 1;
-      for (const BlockId block : job.block_ids[0]) test_.engine.overwrite(block, random_());  // is computed again
-      if (!outcome.corrupt.empty()) slot.state = State::kFree;                                // condemned
+      // the engine computes these blocks again
+      for (const BlockId block : job.block_ids[0]) test_.engine.overwrite(block, random_());
+      if (!outcome.corrupt.empty()) slot.state = State::kFree;  // condemned
       return;
     }
     ASSERT_EQ(outcome.tokens_loaded, item.num_tokens);
@@ -175,7 +177,7 @@ class Walk {
     slot.state = State::kLanding;
   }
 
-  /// More bytes come, and when all are there their transfer is over.
+  /// Lets more bytes arrive. When all bytes are there, ends their transfer.
   void go_on_landing() {
     std::vector<ChunkStore::Landed> landed;
     for (std::uint32_t i = 0; i < slots_.size(); ++i) {
@@ -219,7 +221,7 @@ class Walk {
     }
   }
 
-  /// Peers read any slot that is told, at any time.
+  /// Reads a slot that was reported, as peers may do at any time.
   void read_slots() {
     for (std::uint32_t i = 0; i < slots_.size(); ++i) {
       Slot& slot = slots_[i];
@@ -234,7 +236,7 @@ class Walk {
 
   void finish() {
     for (int i = 0; i < 20; ++i) go_on_landing();
-    for (int i = 0; i < 3; ++i) {  // an event that was refused before is asked for now
+    for (int i = 0; i < 3; ++i) {  // an event that the device refused before is requested again now
       test_.device->run_all();
       take_news();
     }

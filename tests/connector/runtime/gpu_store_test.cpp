@@ -1,4 +1,4 @@
-// What the GPU store alone does: its tiers, deadlines, fences, and a GPU that says no.
+// Tests what only the GPU store does: its tiers, deadlines and fences, and its behaviour if the GPU refuses calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,13 +42,13 @@ TEST_F(MakingAStore, WhateverIsRefusedNothingIsLeftBehind) {
   bool was_made = false;
   for (int granted = 0; !was_made; ++granted) {
     ASSERT_LT(granted, 20);
-    // SimDevice refuses the next calls: count up to the one that matters by granting those before it.
+    // SimDevice refuses one call. Each turn grants one call more before it, so that every call is refused once.
     SimDevice& device = *device_;
     device.refuse_next(0);
     device.refuse_after(granted, 1);
     was_made = static_cast<bool>(make(8 * 2048, true));
     device.refuse_next(0);
-    EXPECT_EQ(device.num_alive(), 1u) << granted;  // the engine's stream
+    EXPECT_EQ(device.num_alive(), 1u) << granted;  // only the engine's stream is left
     EXPECT_EQ(book_.num_regions(), 0u);
   }
 }
@@ -87,7 +87,7 @@ TEST_F(LateGpu, AfterTheDeadlineASaveHasFailedAndItsSlotIsFenced) {
   ASSERT_EQ(done.size(), 1u);
   EXPECT_FALSE(done[0].ok);
   EXPECT_EQ(test_.store->num_fenced(), 1u);
-  // The scheduler gives the slot out again.
+  // The scheduler uses the slot again.
   EXPECT_EQ(test_.store->land({0, 2}, 10).error().code, ErrorCode::kFull);
   test_.save({save_job("r", {0, 3}, {3}, 4)});
   done = test_.store->take_saved();
@@ -115,7 +115,7 @@ TEST_F(LateGpu, RefusalsAtEveryCallOfASaveAndALoadLeaveNothingBehind) {
     test.engine.overwrite(3, 1);
     test.save({save_job("r", {0, 1}, {3}, 4)});
     const std::uint64_t sum = test.all_saved().at(0).checksum;
-    for (std::uint32_t slot : {1u, 2u, 3u}) {  // fill the frames with others
+    for (std::uint32_t slot : {1u, 2u, 3u}) {  // fill the frames with other chunks
       test.save({save_job("r", {slot, 1}, {3}, 4)});
       test.all_saved();
     }
@@ -141,7 +141,7 @@ TEST(GpuStore, AFailedLoadCostsNoFrame) {
       return test.all_saved().at(0).checksum;
     };
     const std::uint64_t first = saved({0, 1});
-    saved({1, 1});  // takes the frame
+    saved({1, 1});  // pushes the first chunk out of the only frame
     test.device->refuse_after(granted, 1);
     test.load({load_job("l", {0, 1}, first, 4, {5}, 4)});
     test.device->refuse_next(0);
@@ -149,11 +149,11 @@ TEST(GpuStore, AFailedLoadCostsNoFrame) {
     const std::uint64_t second = saved({2, 1});
     const std::uint64_t before = num_passes_hashed();
     EXPECT_EQ(test.load({load_job("l", {2, 1}, second, 4, {5}, 4)})[0].tokens_loaded, 4u);
-    EXPECT_EQ(num_passes_hashed(), before) << granted;  // it is in the frame
+    EXPECT_EQ(num_passes_hashed(), before) << granted;  // the chunk was loaded from the frame
   }
 }
 
-/// Some work was given to the GPU when the call after it was refused: it is still to come.
+/// The GPU has already got some work when the next call is refused. This work still runs later.
 class RefusedHalfway : public ::testing::TestWithParam<int> {};
 
 TEST_P(RefusedHalfway, ASaveKeepsItsSlotFromOthers) {
@@ -184,7 +184,7 @@ TEST_P(RefusedHalfway, ALoadKeepsItsFrameFromOthers) {
     test.engine.overwrite(3, 1);
     test.save({save_job("r", {0, 1}, {3}, 4)});
     const std::uint64_t sum = test.all_saved().at(0).checksum;
-    test.save({save_job("r", {1, 1}, {3}, 4)});  // takes the frame
+    test.save({save_job("r", {1, 1}, {3}, 4)});  // takes the only frame
     test.all_saved();
     test.device->refuse_after(GetParam(), 1);
     test.load({load_job("l", {0, 1}, sum, 4, {5}, 4)});
@@ -207,7 +207,7 @@ TEST(GpuStore, GoesWhenTheDeviceIsThroughWithIt) {
     test.save({save_job("r", {0, 1}, {3}, 4), save_job("r", {1, 1}, {3}, 4)});
     test.store.reset();
     EXPECT_EQ(num_passes_ended_early(), early);
-    test.pool = {};  // nothing writes there any more
+    test.pool = {};  // no work writes into this memory any more
     EXPECT_FALSE(test.device->step());
   }
 }

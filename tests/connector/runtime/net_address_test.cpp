@@ -26,7 +26,7 @@ TEST(NetAddress, ANameBecomesAnAddress) {
   char name[256] = "";
   ASSERT_EQ(::gethostname(name, sizeof name - 1), 0);
   const Result<std::string> own = address_of_this_host(name, kController);
-  if (own) {  // not every host knows its own name
+  if (own) {  // some hosts can't resolve their own name
     EXPECT_THAT(*own, MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+\\.[0-9]+"));
   } else {
     EXPECT_THAT(own.error().what, HasSubstr(name));

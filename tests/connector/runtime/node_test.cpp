@@ -1,4 +1,4 @@
-// Two nodes, a controller and real UCX in one process: what a prefill computes, a decode loads.
+// Tests two nodes, a controller and real UCX in one process: the decode node loads what the prefill node computed.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ NewRequest request(const std::string& id, const std::vector<std::int32_t>& promp
   return made;
 }
 
-/// A deadline for what happens soon on another thread, and a fresh request name for each try.
+/// A deadline for something that happens soon on another thread, with a new request name for each try.
 class Patience {
  public:
   bool left() { return ++tries_ > 0 && clock_.now() < deadline_; }
@@ -42,7 +42,7 @@ class Patience {
   int tries_ = 0;
 };
 
-/// Prefills `prompt` on `node` in one step and finishes it.
+/// Prefills `prompt` on `node` in one step, and finishes the request.
 FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector<std::int32_t>& prompt, float seed) {
   NewRequest made = request(id, prompt);
   made.handoff = true;
@@ -64,7 +64,7 @@ void expect_handover(const TestController& controller, const std::string& more_c
   NewRequest made = request("d-1", prompt);
   made.source = HandoffSource{"tcp://" + net::to_text({prefiller.scheduler->host(), prefiller.scheduler->port()}),
                               "p-1", done.handoff_tokens};
-  EXPECT_EQ(load(decoder, made, 1), 20u);  // all but the last token, which is computed
+  EXPECT_EQ(load(decoder, made, 1), 20u);  // all tokens except the last one, which is computed
   EXPECT_EQ(decoder.scheduler->metrics()["pulled_chunks_total"], 3);
 }
 
@@ -159,13 +159,13 @@ TEST(Nodes, TheControllerLeadsToAHolderWhenNobodyNamedIt) {
   TestController controller;
   TestNode holder(controller.endpoint(), "holder"), asker(controller.endpoint(), "asker");
   prefill(holder, "p-1", tokens(26), 2);
-  // Publishing is messages on their way, one or several: a request that comes too early is told of fewer.
+  // The publication may need several messages. A request that comes too early finds fewer chunks.
   auto longer = tokens(26);
   longer.push_back(7);
   std::uint32_t external = 0;
   for (Patience patience; patience.left() && external < 24;)
     external = load(asker, request(patience.name(), longer), 2);
-  EXPECT_EQ(external, 24u);  // three full chunks; a tail of 2 tokens has no group and isn't found
+  EXPECT_EQ(external, 24u);  // three full chunks; a tail of 2 tokens has no group, so it is not found
 }
 
 TEST(Nodes, APreemptedRequestLoadsItsMissingTailAndNothingElse) {
@@ -181,12 +181,12 @@ TEST(Nodes, APreemptedRequestLoadsItsMissingTailAndNothingElse) {
     node.step({{{RequestId{"r"}, t, 1, std::nullopt}}, {}}, [&] { node.compute(kSomeBlocks, t, t + 1, 3); });
   }
   node.scheduler->update_tokens(RequestId{"r"}, 19, std::vector<std::int32_t>{19});
-  node.step({{}, {RequestId{"r"}}}, [&] { node.wipe(); });  // others take its blocks in this very step
-  ASSERT_EQ(node.lookup("r", 8), 11u);                      // 20 tokens, 19 computed, 8 still in the engine's cache
+  node.step({{}, {RequestId{"r"}}}, [&] { node.wipe(); });  // other requests take the blocks in the same step
+  ASSERT_EQ(node.lookup("r", 8), 11u);  // 19 of 20 tokens were computed, and 8 of these are still in the engine's cache
   node.scheduler->allocated(RequestId{"r"}, 11, {kOtherBlocks});
   node.step({{{RequestId{"r"}, 19, 1, BlockTable{kOtherBlocks}}}, {}}, [&] {
     EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 8, 19, 3), 0u);
-    EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, 8, 3), 8u);  // not asked for, not touched
+    EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, 8, 3), 8u);  // these were not requested, so they were not written
   });
   const FinishedRequest done = node.scheduler->finished(RequestId{"r"}, 20, {kOtherBlocks}, false);
   ASSERT_EQ(done.admissions.size(), 2u);
@@ -216,7 +216,7 @@ TEST(Nodes, RequestsGoOnWithoutTheControllerAndUseItAgain) {
   controller.reset();
   EXPECT_EQ(load(asker, request("without", tokens(16, 5000)), 5), 0u);
   controller = std::make_unique<TestController>(endpoint);
-  // The holder tells the new controller what it has, without being restarted.
+  // The holder reports its chunks to the new controller without being restarted.
   std::uint32_t external = 0;
   for (Patience patience; patience.left() && external < 15;)
     external = load(asker, request(patience.name(), tokens(16)), 5);
@@ -271,7 +271,7 @@ TEST(Nodes, APinnedPrefixOutlivesAFloodAndAClearedPoolIsEmpty) {
   EXPECT_EQ(metric("pool_chunks"), 0);
 }
 
-/// With the GPU's pool in all its sizes, and landings asked for where the transport can't reach it.
+/// Runs with all sizes of the GPU's pool, and requires landings although the transport can't reach the GPU's memory.
 class NodesWithGpus : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
@@ -284,9 +284,9 @@ TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
     EXPECT_NE(prefiller.worker->describe().find("GPU tier: "), std::string::npos);
     const auto prompt = tokens(21);
     const FinishedRequest done = prefill(prefiller, "p-1", prompt, 1);
-    prefiller.wipe();  // others get the blocks at once
+    prefiller.wipe();  // other requests get the blocks at once
     ASSERT_EQ(done.handoff_tokens, 21u);
-    // The decode node asks before the prefill's engine has made another step.
+    // The decode node asks before the prefill node's engine runs another step.
     std::thread steps([&] {
       std::this_thread::sleep_for(20ms);
       prefiller.settle();
@@ -297,7 +297,7 @@ TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
                       done.handoff_tokens};
     EXPECT_EQ(load(decoder, made, 1), 20u);
     steps.join();
-    // From its own frames, or from the slots; the tail is too short to be found.
+    // The chunks come from the node's own frames or slots. The tail is too short to be found.
     EXPECT_EQ(load(prefiller, request("p-2", prompt), 1), 16u);
     EXPECT_FALSE(prefiller.scheduler->has_unreported_saves());
   }

@@ -1,4 +1,4 @@
-// Results of what must work for a test to mean anything: an error ends it with its sentence.
+// Unwraps results that must be successful for a test to make sense. An error throws an exception with its message.
 #pragma once
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// The links to other nodes: made when they are needed, dropped when they are not.
+// Tests the links to other nodes: they are made when they are needed, and dropped when they are no longer needed.
 #include "connector/runtime/links/peer_links.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ Value eventually(const std::function<std::optional<Value>()>& get) {
   return {};
 }
 
-/// One message there and one back.
+/// Sends one message to the peer and one back.
 void talk(PeerLinks& links, ServerSocket& peer) {
   ASSERT_TRUE(links.send(peer.endpoint(), "ask"));
   const auto asked = eventually<ServerSocket::Message>([&] { return peer.receive(); });

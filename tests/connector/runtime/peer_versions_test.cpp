@@ -1,4 +1,4 @@
-// Nodes of two releases: what one speaks with the other, and exactly what older ones say.
+// Tests nodes of two releases: which version they use with each other, and the exact messages of older releases.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -51,7 +51,7 @@ TEST(PeerVersions, ARequestInAVersionThatIsNotSpokenIsToldWhichIs) {
   EXPECT_THAT(checked.error().what, HasSubstr("ask in version 3"));
 }
 
-// [version 2, lease request, id 7, body], as the release before versions were agreed on sent it, and its answer.
+// [version 2, lease request, id 7, body], as the last release without version negotiation sent it, and its answer.
 const std::string kOldRequest = "\x94\x02\x01\x07\xa1x"s;
 
 struct OldEnvelope {

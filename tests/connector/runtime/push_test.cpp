@@ -1,4 +1,4 @@
-// Pushes between two real nodes: real transport, real messages, blocks of real memory, no model.
+// Tests pushes between two real nodes: real transport, real messages, blocks of real memory, but no model.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -33,7 +33,7 @@ class Pushes : public ::testing::Test {
     made.num_prompt_tokens = static_cast<std::uint32_t>(tokens.size());
     return made;
   }
-  /// Prefills in steps of `per_step` tokens; `by_layer`: as a model does that tells of each layer.
+  /// Prefills in steps of `per_step` tokens. `by_layer`: reports each layer, as most models do.
   FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector<std::int32_t>& tokens, float seed,
                           const std::string& push_to, bool by_layer = true, std::uint32_t per_step = 1000) {
     NewRequest made = request(id, tokens);
@@ -58,7 +58,7 @@ class Pushes : public ::testing::Test {
     node.step();
     return finished;
   }
-  /// As a router sends it on when the prefill is over.
+  /// Returns the request that a router sends to the decode node when the prefill is over.
   static NewRequest handed_over(const std::string& id, const std::vector<std::int32_t>& tokens, const TestNode& from) {
     NewRequest made = request(id, tokens);
     made.source = HandoffSource{endpoint(from), "p", made.num_prompt_tokens};
@@ -73,7 +73,7 @@ class Pushes : public ::testing::Test {
   }
 
   TestController controller_;
-  std::chrono::milliseconds before_save_{0};  // what a forward does after its last layer
+  std::chrono::milliseconds before_save_{0};  // time that the forward pass needs after its last layer
 };
 
 TEST_F(Pushes, CarryAPromptLayerByLayerBeforeItsRequestComes) {
@@ -91,7 +91,7 @@ TEST_F(Pushes, CarryAPromptLayerByLayerBeforeItsRequestComes) {
 
 TEST_F(Pushes, EndWhereTheirPlaceIsFoundBetweenTheLastLayerAndTheSave) {
   TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
-  before_save_ = 300ms;  // the first contact takes a few
+  before_save_ = 300ms;  // the first contact of the nodes takes a few ms
   prefill(prefiller, "p", prompt(24), 1, endpoint(decoder));
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
   EXPECT_EQ(load(decoder, request("d", prompt(24)), 1), 23u);
@@ -119,7 +119,7 @@ TEST_F(Pushes, TakeNothingThatIsThereAlready) {
   TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
   prefill(prefiller, "p", prompt(16), 4, endpoint(decoder));
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 2; }));
-  // Two chunks are in both pools, the third is new.
+  // Both pools have two of the chunks; the third chunk is new.
   prefill(prefiller, "q", prompt(24), 4, endpoint(decoder));
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
   EXPECT_EQ(load(decoder, request("d", prompt(24)), 4), 23u);
@@ -142,7 +142,8 @@ TEST_F(Pushes, AreNotAnsweredByANodeThatWasNotAsked) {
   ASSERT_TRUE(eventually([&] { return (asked = liar->receive()).has_value(); }));
   const Envelope offer = decode<Envelope>(asked->bytes, "offer").value();
   ASSERT_EQ(offer.type, kMessageType<PushOffer>);
-  // The next push's number is one more; its chunks are wanted here, says the liar before the decode node can answer.
+  // The liar guesses the number of the next push, which is greater by 1. It answers that the chunks are wanted at its
+  // address, before the decode node can answer.
   PushAnswer answer{{77, {}, {2, 2, 2}}, {{"an address", "", 1, {}}}, {{"grant", "grant", "grant"}}};
   ASSERT_TRUE(liar->send(asked->sender, seal(offer.id + 1, answer)));
   ASSERT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["unasked_answers_total"] == 1; }));
@@ -166,7 +167,7 @@ TEST_F(Pushes, OfAnotherModelAreRefused) {
   EXPECT_EQ(decoder.scheduler->metrics()["received_chunks_total"], 0);
 }
 
-/// The address holds the secret with which a pool is read.
+/// The address contains the secret with which the pool can be read.
 TEST_F(Pushes, AndLeasesTellNoAddressToWhomNothingIsGiven) {
   TestNode node(controller_.endpoint(), "node");
   prefill(node, "p", prompt(16), 1, "tcp://127.0.0.1:1");
@@ -229,7 +230,7 @@ TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {
     made.push_to = endpoint(decoder);
     prefiller.scheduler->add_request(made);
     ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["open_push_reservations"] == 1; }));
-  }  // it dies
+  }  // the node dies at the end of this block
   NewRequest made = request("d", tokens);
   made.source = HandoffSource{source, "p", 24};
   EXPECT_EQ(load(decoder, made, 8), 0u);
@@ -237,7 +238,7 @@ TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {
     decoder.step();
     return decoder.scheduler->metrics()["open_push_reservations"] == 0;
   }));
-  // The slots are free again: the prompt can be pushed by somebody else.
+  // The slots are free again, so another node can push the prompt.
   TestNode another(controller_.endpoint(), "another");
   prefill(another, "p", tokens, 9, endpoint(decoder));
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));

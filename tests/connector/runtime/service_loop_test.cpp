@@ -1,5 +1,4 @@
-// The service thread between a scheduler, a transport and a store that decides where chunks land and when they are
-// there.
+// Tests the service thread, with a transport and a store that decides where chunks land and when they are complete.
 #include "connector/runtime/worker/service_loop.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +21,8 @@ using ::testing::ElementsAre;
 constexpr std::uint64_t kChunkBytes = 64;
 constexpr std::uint32_t kTokens = 8;
 
-/// Even slots land in one region, odd ones in another, slot 5 nowhere. What landed is told when the test says so.
+/// Even slots land in one region, odd slots in another, and slot 5 can't land. The test decides when landed chunks are
+/// reported.
 class TwoPlaces final : public ChunkStore {
  public:
   TwoPlaces(RegionId even, RegionId odd) : even_(even), odd_(odd) {}
@@ -79,7 +79,7 @@ class Pulls : public ::testing::Test {
     const auto sum = chunk_checksum(std::span(theirs_).subspan(from * kChunkBytes, kChunkBytes));
     return {{from, 1}, {to, 1}, kTokens, {sum}};
   }
-  /// A chunk that is put together of two halves, each of another source; both have slots of half the size.
+  /// Returns a pull of a chunk that consists of two halves from different sources, whose slots have half the size.
   PullItem halves(std::uint32_t from, std::uint32_t to) {
     const auto half = [&](std::uint32_t slot) {
       return chunk_checksum(std::span(theirs_).subspan(slot * kChunkBytes / 2, kChunkBytes / 2));
@@ -196,15 +196,14 @@ TEST_F(Pulls, RunsAreHashedForReadersOfOtherShapesAndDamageIsFound) {
   EXPECT_TRUE(outcomes[0].ok);
   EXPECT_THAT(outcomes[0].checksums, ElementsAre(chunk_checksum(chunk(2).first(16)), chunk_checksum(chunk(2).first(32)),
                                                  chunk_checksum(chunk(2).subspan(48))));
-  EXPECT_FALSE(outcomes[1].ok);  // another checksum than it had
+  EXPECT_FALSE(outcomes[1].ok);  // the checksum is wrong
   EXPECT_EQ(outcomes[1].item, 1u);
-  EXPECT_FALSE(outcomes[2].ok);  // another generation
+  EXPECT_FALSE(outcomes[2].ok);  // the generation is wrong
 }
 
 TEST_F(Pulls, OutcomesOfPushesCarryTheirSendersVersions) {
   ASSERT_TRUE(link_->send(seal(3, PushOrder{3, {}, {""}})));
-  ASSERT_TRUE(
-      link_->send(seal(3, PushStart{3, 0, {2, 1}, kTokens, {1}})));  // a chunk that the other node does not want
+  ASSERT_TRUE(link_->send(seal(3, PushStart{3, 0, {2, 1}, kTokens, {1}})));  // the other node does not want this chunk
   std::optional<std::string> bytes;
   for (int patience = 0; patience < 1000 && !bytes; ++patience) {
     bytes = link_->receive();
@@ -227,7 +226,8 @@ TEST_F(Pulls, OrdersWithNumbersThatCantBeRightFailAndTheNextOneIsCarriedOut) {
     bad.sources = {{holder_->address(), remote_, kChunkBytes / 2}, {holder_->address(), remote_, kChunkBytes / 2}};
     bad.runs = {{1, 0, 0, 1}, {0, 0, 1, 1}};
     bad.num_cells = 2;
-    bad.items[0].local.generation = ++generation;  // else the slot refuses what the numbers do not
+    // otherwise the order would be refused because of the slot, and not because of the numbers
+    bad.items[0].local.generation = ++generation;
     change(bad);
     EXPECT_TRUE(link_->send(seal(1, bad)));
     const auto done = outcome(10'000);
@@ -265,7 +265,7 @@ TEST_F(Pulls, OrdersThatNameSlotsThatAreNotThereAreRefused) {
   ASSERT_TRUE(link_->send(seal(7, ChecksumOrder{7, 4, {{0, 4, 0, std::uint64_t{0} - 4}}, {{{2, 1}, 8, 1}}, 5000, 0})));
   ASSERT_TRUE(
       link_->send(seal(7, ChecksumOrder{7, 4, {{0, 0, 0, 1}}, {}, std::numeric_limits<std::int64_t>::max(), 0})));
-  // Chunk 0 is granted twice, chunks 1 to 3 are not in the pool or too long for their slot.
+  // Chunk 0 is granted twice. Chunks 1 to 3 are not in the pool, or are too long for their slot.
   const GrantOrder grants{
       5, {{0, {2, 1}, kTokens}, {0, {4, 1}, kTokens}, {1, {kMost, 1}, kTokens}, {2, {8, 1}, 1}, {3, {6, 1}, kMost}}};
   ASSERT_TRUE(link_->send(seal(5, grants)));
@@ -282,7 +282,8 @@ TEST_F(Pulls, OrdersThatNameSlotsThatAreNotThereAreRefused) {
   wait_for(1);
   ASSERT_EQ(envelopes[0].type, kMessageType<GrantOutcome>);
   EXPECT_THAT(decode<GrantOutcome>(envelopes[0].body, "outcome")->grants, ElementsAre("", "", "", "", ""));
-  // All are taken back, with wrong slots and twice: each chunk's end is told once, and with the slot that was granted.
+  // All chunks are revoked, twice and with wrong slots. Each chunk's end must be reported once, with the slot that was
+  // granted.
   store_->tell();
   Revocation back{5, 0, {}};
   for (const std::uint32_t index : {0u, 0u, 1u, 2u, 3u, 9u}) back.chunks.push_back({index, {kMost, 7}, false, {}});

@@ -126,7 +126,7 @@ HandoffSource ShapedNode::prefill(const std::string& id, const std::vector<std::
   each(made.num_prompt_tokens, seed, [](float& memory, float value) { memory = value; });
   step({{{made.id, 0, made.num_prompt_tokens, BlockTable{blocks_}}}, {}});
   const FinishedRequest done = scheduler->finished(made.id, made.num_prompt_tokens, {blocks_}, false);
-  step();  // saves the tail
+  step();  // this step saves the tail
   return {endpoint_, id, done.handoff_tokens};
 }
 
@@ -159,7 +159,8 @@ void ShapedNode::damage(std::uint32_t rank) {
     std::uint64_t begin = 0, end = 0;
     if (line.find(segments_[rank] + " ") == std::string::npos && !line.ends_with(segments_[rank])) continue;
     if (std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) continue;
-    *reinterpret_cast<std::byte*>(begin + 100) ^= std::byte{1};  // in slot 0: of the first chunk that was saved
+    // damages slot 0, which has the first chunk that was saved
+    *reinterpret_cast<std::byte*>(begin + 100) ^= std::byte{1};
     return;
   }
   throw std::runtime_error("no memory called " + segments_[rank]);

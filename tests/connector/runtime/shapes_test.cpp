@@ -1,4 +1,4 @@
-// Nodes of unlike shapes by real UCX, ZeroMQ and a controller: each reads what the other computed.
+// Tests nodes of different shapes with real UCX, ZeroMQ and a controller: each node reads what the other one computed.
 #include "connector/runtime/links/shapes.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace kvferry {
 namespace {
 
-/// tp x pp, with uneven stages, replicated heads, other block sizes and layouts.
+/// Returns shapes of tp x pp ranks, with uneven stages, replicated heads, and different block sizes and layouts.
 std::vector<NodeShape> shapes() {
   return {{1, {4}},
           {2, {4}},
@@ -38,7 +38,8 @@ void check_all_pairs(std::vector<NodeShape> shapes) {
       EXPECT_EQ(loaded.tokens, 20u) << shape.name() << " from " << shapes[i].name();
       EXPECT_EQ(loaded.wrong, 0u) << shape.name() << " from " << shapes[i].name();
       EXPECT_EQ(decoder.metric("pull_failures_total"), 0);
-      // What came in parts is as good as one's own: a third node of the first's shape reads it from here.
+      // A chunk that was assembled from parts is a normal chunk: a third node, with the shape of the first, reads it
+      // from here.
       ShapedNode third(controller.endpoint(), "third", shapes[i]);
       HandoffSource second{"tcp://" + decoder.scheduler->host() + ":" + std::to_string(decoder.scheduler->port()), "d",
                            21};
@@ -71,7 +72,7 @@ TEST_F(UnlikeNodes, ADamagedChunkIsNotLeasedAndDropped) {
   const HandoffSource source = prefiller_.prefill("p", tokens(21), 1);
   const double before = prefiller_.metric("pool_chunks");
   prefiller_.damage(1);
-  // The first chunk is the damaged one, so nothing of the prompt can be loaded; the others come all the same.
+  // The first chunk is damaged, so nothing of the prompt can be loaded. The other chunks are pulled nevertheless.
   EXPECT_EQ(decoder_.load("d", tokens(21), source, 1).tokens, 0u);
   EXPECT_EQ(decoder_.metric("pulled_chunks_total"), 2);
   EXPECT_EQ(decoder_.metric("pull_failures_total"), 0);
@@ -104,11 +105,11 @@ TEST_F(UnlikeNodes, AModelOfOtherLayersIsRefusedWithBothSidesNumbers) {
   answer.ranks = {{"", "", 64, {}}, {"", "", 64, {}}};
   EXPECT_NE(why({{"", "", 128, {0, 4, 0, 4}}}).find("version serves only nodes of its own shape"), std::string::npos);
   EXPECT_EQ(why({{"", "", 64, {0, 4, 0, 2}}, {"", "", 64, {0, 4, 2, 2}}}), "");
-  // As many ranks and bytes, but stages, which that version doesn't have.
+  // The ranks and bytes are equal, but there are stages, which that version does not have.
   EXPECT_NE(why({{"", "", 64, {0, 2, 0, 4}}, {"", "", 64, {2, 2, 0, 4}}}), "");
 }
 
-/// RankEndpoint and LeaseRequest as they were before shapes.
+/// RankEndpoint and LeaseRequest as they were before they had shapes.
 struct OldEndpoint {
   std::string address, region;
   std::uint64_t chunk_bytes = 0;
@@ -134,7 +135,7 @@ TEST(Shapes, OfANodeOfTheVersionBeforeAreNotTold) {
 }
 
 TEST(RunChecksums, KeepAndWaitForNoMoreThanIsSane) {
-  // Every reader of one head has a run for each layer: 262,144 in each map.
+  // Every reader of one head has a run for each layer, so each map has 262,144 runs.
   const std::vector<Shard> here = {{0, 512, 0, 512}};
   RunChecksums sums(here);
   LeaseRequest request{"toy", {}, "", {}};
@@ -166,7 +167,7 @@ TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {
   LeaseRequest request{"toy", std::vector<ChunkKey>(3), "", two};
   EXPECT_FALSE(sums.is_needed(request));
   request.shards = {};
-  EXPECT_FALSE(sums.is_needed(request));  // of an older version
+  EXPECT_FALSE(sums.is_needed(request));  // a request of an older version has no shape
   request.shards = one;
   ASSERT_TRUE(sums.is_needed(request));
   ASSERT_TRUE(sums.check(request));
@@ -176,7 +177,7 @@ TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {
   for (std::uint32_t i = 0; i < 3; ++i) answer.reply.chunks.push_back({i, {i, 1}, 8, {10 + i, 20 + i}, 0, {}});
   const auto orders = sums.begin({"d", 5, 2}, request, answer, 0, 100);
   ASSERT_EQ(orders.size(), 2u);
-  ASSERT_EQ(orders[1].order.runs.size(), 2u);  // one head of each layer
+  ASSERT_EQ(orders[1].order.runs.size(), 2u);  // there is one head of each layer
   ASSERT_EQ(orders[1].order.items.size(), 3u);
   EXPECT_EQ(orders[1].order.items[2].checksum, 22u);
   const std::uint64_t number = orders[0].order.order;
@@ -200,12 +201,12 @@ TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {
   EXPECT_EQ(ready[0].damaged[0].bytes[0], 1);
   EXPECT_EQ(ready[0].num_late, 1u);
   EXPECT_EQ(sums.num_waiting(), 0u);
-  sums.take({number, 1, 2, true, {220, 221}});  // too late
+  sums.take({number, 1, 2, true, {220, 221}});  // this outcome comes too late
   request.shards = {};
   EXPECT_TRUE(sums.check(request));
   EXPECT_FALSE(RunChecksums(staged).check(request));
   request.shards = one;
-  // Whole chunks need no hashing: one rank reads two stages.
+  // Whole chunks need no hashing, because one rank reads the chunks of two stages.
   RunChecksums of_stages(staged);
   ASSERT_TRUE(of_stages.check(request));
   EXPECT_TRUE(of_stages.begin({"d", 6, 2}, request, answer, 0, 100).empty());

@@ -78,7 +78,8 @@ void TestNode::sync() {
     throw std::runtime_error("the device does not end its work");
 }
 
-/// In the stream's order; done when it returns, where there is no device.
+/// Runs `work` in the order of the device's default stream. Without a device, `work` is done when this function
+/// returns.
 void TestNode::run(std::function<void()> work) {
   if (!device_) return work();
   device_->enqueue(nullptr, [work = std::move(work)] {
@@ -89,7 +90,7 @@ void TestNode::run(std::function<void()> work) {
 
 float& TestNode::cell(BlockId block, std::uint32_t row, std::uint32_t layer, std::uint32_t plane, std::uint32_t head,
                       std::uint32_t dim) {
-  // [layer][block][head][K transposed, then V], as vLLM's CPU backend keeps it.
+  // [layer][block][head][K transposed, then V], as in vLLM's CPU backend.
   const std::size_t slab =
       ((std::size_t{layer} * kNumBlocks + static_cast<std::size_t>(block)) * kHeads + head) * 2 * kBlockTokens * kDim;
   const std::size_t within =

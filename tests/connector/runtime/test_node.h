@@ -38,7 +38,8 @@ class TestController {
 
 inline const std::vector<BlockId> kSomeBlocks = {3, 9, 4, 12, 7, 20, 8}, kOtherBlocks = {1, 2, 30, 6, 5, 11, 10};
 
-/// With a device the blocks are its memory, and what touches them is work in its default stream.
+/// A node whose blocks are a device's memory if there is a device. Everything that accesses the blocks is then work in
+/// the device's default stream.
 class TestNode {
  public:
   static constexpr std::uint32_t kBlockTokens = 4, kNumBlocks = 32, kHeads = 2, kDim = 8, kLayers = 3;
@@ -47,13 +48,13 @@ class TestNode {
            const std::string& more_config = "", std::shared_ptr<SimDevice> device = nullptr);
   ~TestNode();
 
-  /// KV that tells where it belongs: a function of (seed, layer, plane, head, token, dim).
+  /// Writes KV whose values say where they belong: a function of (seed, layer, plane, head, token, dim).
   void compute(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
-  /// Tokens [from, to) whose KV is not what compute() would have written.
+  /// Returns the number of tokens in [from, to) whose KV differs from what compute() would have written.
   std::uint32_t wrong_tokens(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
   void wipe();
 
-  /// One engine step: plan, copies, report. `between` stands for the forward.
+  /// Runs one engine step: plan, copies, report. `between` replaces the forward pass.
   template <class Forward>
   void step(const StepInput& input, Forward between) {
     ok_or_throw(worker->begin_step(scheduler->build_step(input)));
@@ -65,9 +66,9 @@ class TestNode {
   void step() {
     step({}, [] {});
   }
-  /// Asks until the answer is no longer "ask again", stepping in between as an engine would.
+  /// Repeats the lookup until the answer is no longer "ask again". Between lookups it runs steps, as an engine would.
   std::uint32_t lookup(const std::string& id, std::uint32_t num_local = 0);
-  /// Steps without work, as long as the engine would make them.
+  /// Runs steps without work as long as an engine would do so.
   void settle() {
     while (scheduler->has_unreported_saves()) step();
   }
@@ -85,7 +86,8 @@ class TestNode {
   std::vector<float> memory_;
 };
 
-/// Admits the request, loads what there is into kOtherBlocks, checks every token and returns how many they were.
+/// Admits the request, loads all KV that is found into kOtherBlocks, and checks every token. Returns the number of
+/// loaded tokens.
 std::uint32_t load(TestNode& node, const NewRequest& made, float seed);
 
 }  // namespace kvferry

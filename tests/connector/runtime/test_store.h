@@ -1,4 +1,4 @@
-// A chunk store with an engine's blocks above it and "the network" beside it, which reads and writes at once.
+// A chunk store, with an engine's blocks and with "the network", which reads and writes the slots at once.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@
 
 namespace kvferry {
 
-/// Knows where regions lie, and moves nothing.
+/// Knows the addresses of regions, and moves nothing.
 class StillTransport final : public Transport {
  public:
   bool takes_devices = true;
@@ -91,7 +91,7 @@ class TestStore {
         jobs, [](ChunkRef) { return true; }, engine.stream());
   }
   void save(const std::vector<SaveJob>& jobs) { store->save(jobs, engine.stream()); }
-  /// All that the device still has to do, and what the store says of it.
+  /// Runs all work of the device, and returns what the store then reports.
   std::vector<SaveDone> all_saved() {
     if (device) device->run_all();
     return store->take_saved();
@@ -100,7 +100,7 @@ class TestStore {
     if (device) device->run_all();
   }
 
-  std::shared_ptr<SimDevice> device;  // nullptr: the host store
+  std::shared_ptr<SimDevice> device;  // nullptr: this is the host store
   StillTransport book;
   ManualClock clock;
   ToyEngine engine;

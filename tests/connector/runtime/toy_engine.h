@@ -1,5 +1,5 @@
-// An engine's blocks under a stream that runs late: what it writes, saves and reads is in the stream's order, and a
-// second cache tells at once what the first will hold then.
+// An engine's blocks, with a stream whose work runs late. The engine writes, saves and reads in the order of the
+// stream. A second cache shows at once what the first cache will contain after this work.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class ToyEngine {
  public:
   static constexpr std::uint32_t kBlockTokens = 4, kNumBlocks = 12, kChunkTokens = 8;
 
-  /// nullptr: everything is done at once.
+  /// `device` is nullptr: all work is done at once.
   explicit ToyEngine(SimDevice* device);
   ~ToyEngine();
 
@@ -26,14 +26,14 @@ class ToyEngine {
   DeviceStream stream() const { return stream_; }
   std::uint64_t chunk_bytes() const { return kChunkTokens * packer_->chunk_bytes_per_token(); }
 
-  /// Other KV in the block.
+  /// Writes new KV into the block.
   void overwrite(BlockId block, std::uint32_t seed);
-  /// What a gather in the stream would give now.
+  /// Returns what a gather at this place of the stream would give.
   std::vector<std::byte> expected(const TokenRun& run) const;
-  /// A load has put `chunk` there, as far as the stream is concerned.
+  /// Records that a load of `chunk` into the blocks is in the stream.
   void note_loaded(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip,
                    const TokenRun& run);
-  /// Reads tokens in the stream; num_wrong() counts what is not as expected().
+  /// Reads tokens in the stream. num_wrong() then counts the tokens that differ from expected().
   void read(const TokenRun& run);
   std::uint64_t num_wrong() const { return *num_wrong_; }
 
@@ -46,7 +46,7 @@ class ToyEngine {
   std::shared_ptr<std::uint64_t> num_wrong_ = std::make_shared<std::uint64_t>(0);
 };
 
-/// A job of one item: the first `num_tokens` tokens of these blocks.
+/// Returns a job of one item: the first `num_tokens` tokens of these blocks.
 SaveJob save_job(const std::string& request, ChunkRef chunk, const std::vector<BlockId>& blocks,
                  std::uint32_t num_tokens, std::uint32_t first_token = 0);
 LoadJob load_job(const std::string& request, ChunkRef chunk, std::uint64_t checksum, std::uint32_t chunk_tokens,

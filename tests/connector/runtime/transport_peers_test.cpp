@@ -1,4 +1,4 @@
-// Peers of ended processes, and idle ones, are disconnected; peers with running transfers are not.
+// Tests that peers of ended processes and idle peers are disconnected, and peers with running transfers are not.
 #include "connector/runtime/worker/transport_peers.h"
 
 #include <gtest/gtest.h>

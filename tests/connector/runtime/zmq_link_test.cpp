@@ -67,7 +67,7 @@ TEST(ZmqLink, WhoSendsMoreThanAnyNodeDoesIsDisconnected) {
   const auto message = wait_for(*server);
   ASSERT_TRUE(message);
   EXPECT_EQ(message->bytes.size(), std::size_t{8} << 20);
-  // A node's own scheduler and workers may say more.
+  // Longer messages are accepted from the node's own scheduler and workers.
   auto local = ServerSocket::bind("ipc://@kvferry-test-long-" + std::to_string(::getpid())).value();
   auto scheduler = ClientSocket::connect(local->endpoint()).value();
   ASSERT_TRUE(scheduler->send(std::string((8 << 20) + 1, 'x')));
