@@ -1,4 +1,5 @@
-// The backends of the transport's tests: how each is made, and what it can't do. A new one is a struct here.
+// The backends of the transport's tests: how each backend is made, and what it can't do. A new backend needs a struct
+// here.
 #pragma once
 
 #include <memory>
@@ -15,10 +16,10 @@ namespace kvferry {
 
 struct TcpBackend {
   static constexpr std::string_view kName = "tcp";
-  static constexpr bool kNeedsRunningRemote = true;  // a stopped remote process stops transfers with it
+  static constexpr bool kNeedsRunningRemote = true;  // while a remote process is stopped, transfers with it stop too
   static constexpr bool kEnforcesUnregister = true;  // peers can't use a descriptor after unregister_region()
   static constexpr bool kHasGrants = true;
-  /// Over several connections, as between hosts.
+  /// Uses several connections, as between hosts.
   static std::unique_ptr<Transport> make(std::uint32_t transfers_max) {
     TcpOptions options;
     options.transfers_max = transfers_max;
@@ -26,7 +27,7 @@ struct TcpBackend {
     return make_tcp_transport(options).value();
   }
 };
-/// With a cluster key, encrypted.
+/// TCP with a cluster key, which makes connections encrypted.
 struct EncryptedTcpBackend : TcpBackend {
   static constexpr std::string_view kName = "tcp_encrypted";
   static std::unique_ptr<Transport> make(std::uint32_t transfers_max) {
@@ -63,7 +64,7 @@ struct UcxBackend : TcpBackend {
   static constexpr bool kEnforcesUnregister = false;
   static constexpr auto make = make_ucx<0>;
 };
-/// With memory of a simulated GPU.
+/// UCX with the memory of a simulated GPU.
 struct UcxDeviceBackend : UcxBackend {
   static constexpr std::string_view kName = "ucx_device";
   static constexpr bool kHasGrants = false;
@@ -71,7 +72,7 @@ struct UcxDeviceBackend : UcxBackend {
     return std::make_unique<OnDevice>(make_ucx<0>(transfers_max), process_gpu());
   }
 };
-/// NCCL, simulated on simulated GPUs.
+/// A simulated NCCL on simulated GPUs.
 struct NcclBackend : TcpBackend {
   static constexpr std::string_view kName = "nccl_sim";
   static std::unique_ptr<Transport> make(std::uint32_t transfers_max) {
@@ -97,7 +98,7 @@ struct CmaBackend : ShmBackend {
   static constexpr std::string_view kName = "cma";
   static constexpr auto make = make_shm<false>;
 };
-/// Simulated GPUs that reach each other's memory.
+/// Simulated GPUs that can access each other's memory.
 struct GpuIpcBackend : ShmBackend {
   static constexpr std::string_view kName = "gpu_ipc_sim";
   static constexpr bool kEnforcesUnregister = false;
@@ -105,12 +106,12 @@ struct GpuIpcBackend : ShmBackend {
   static std::unique_ptr<Transport> make(std::uint32_t transfers_max) {
     GpuIpcOptions options;
     options.transfers_max = transfers_max;
-    options.in_flight_bytes = 16 << 20;  // less than many transfers of the contract suite, so that some wait
+    options.in_flight_bytes = 16 << 20;  // so small that some of the contract suite's transfers must wait
     options.device = &process_gpu();
     return std::make_unique<OnDevice>(make_gpu_ipc_transport(options).value(), process_gpu());
   }
 };
-/// What the planner chooses between two processes of one host.
+/// The backends among which the planner chooses between two processes of one host.
 struct AutoBackend : ShmBackend {
   static constexpr std::string_view kName = "auto";
   static std::unique_ptr<Transport> make(std::uint32_t transfers_max) {
@@ -120,11 +121,11 @@ struct AutoBackend : ShmBackend {
   }
 };
 
-/// Those of the contract suite whose remotes are other processes.
+/// The backends of the contract suite whose remotes are other processes.
 using ProcessBackends = std::tuple<ShmBackend, CmaBackend, TcpBackend, EncryptedTcpBackend, UcxBackend,
                                    UcxPackedBackend, UcxDeviceBackend, GpuIpcBackend, NcclBackend, AutoBackend>;
 
-/// Makes a backend by its name, so that two processes of a test have the same.
+/// Makes a backend by its name, so that both processes of a test use the same backend.
 inline std::unique_ptr<Transport> make_backend(std::string_view name, std::uint32_t transfers_max = 1024) {
   std::unique_ptr<Transport> made;
   const auto try_one = [&]<class Backend>(Backend) {

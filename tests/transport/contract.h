@@ -1,5 +1,5 @@
-// The typed fixture of the contract suite: the promises of transport/transport.h, written once for all backends and
-// spread by theme over the contract_*_test.cpp files. A new backend is a struct in backends.h.
+// The fixture of the contract suite. The suite tests the promises of transport/transport.h for all backends; each
+// contract_*_test.cpp file tests one theme. A new backend needs a struct in backends.h.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -41,7 +41,7 @@ class TransportContract : public ::testing::Test {
   PagedTransfer pull(const Remote& remote, PeerId peer, std::vector<CopyRange> ranges = {{0, 0, 4096}}) const {
     return {peer, Direction::kPull, region_, remote.region(), std::move(ranges), ""};
   }
-  /// Connects and proves it with one small pull.
+  /// Connects to the remote, and checks the connection with one small pull.
   PeerId connect_and_pull(const Remote& remote) {
     const PeerId peer = transport_->connect(remote.address()).value();
     const TransferId id = transport_->submit(pull(remote, peer)).value();
@@ -55,8 +55,8 @@ class TransportContract : public ::testing::Test {
     EXPECT_EQ(completions[0].code, code) << completions[0].what;
     EXPECT_EQ(completions[0].what.empty(), code == ErrorCode::kOk);
   }
-  /// The outcome of a transfer that a stopped or dead remote kept from going on, where transfers need the remote at
-  /// all.
+  /// Expects the outcome of a transfer that could not continue because the remote is stopped or dead. A backend whose
+  /// transfers do not need the remote may also succeed.
   void expect_outcome_without_remote(const Completion& completion, ErrorCode code) const {
     if (completion.code == ErrorCode::kOk && !fixture_.needs_running_remote()) return;
     EXPECT_EQ(completion.code, code) << completion.what;
@@ -68,8 +68,8 @@ class TransportContract : public ::testing::Test {
     EXPECT_EQ(completions[0].id, id);
     expect_outcome_without_remote(completions[0], code);
   }
-  /// One copy by one side may still succeed until that side has noticed; where the remote is needed the first one
-  /// fails.
+  /// Expects that the peer is lost. If transfers do not need the remote, some may succeed before this side notices the
+  /// loss. Otherwise the first transfer must fail.
   void expect_lost(const Remote& remote, PeerId peer) {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (std::chrono::steady_clock::now() < deadline) {
@@ -83,7 +83,8 @@ class TransportContract : public ::testing::Test {
     }
     FAIL() << "the peer's death went unnoticed";
   }
-  /// What was submitted before and is not announced by now never will be: one more transfer went through.
+  /// Expects only the notification `body`. A last transfer sends it, so earlier notifications that have not arrived by
+  /// then will never arrive.
   void expect_only_note(Remote& remote, PeerId peer, const std::string& body) {
     PagedTransfer fence = pull(remote, peer, {});
     fence.notification = body;
@@ -93,7 +94,7 @@ class TransportContract : public ::testing::Test {
     EXPECT_EQ(notes[0].body, body);
     expect_one(id, ErrorCode::kOk);
   }
-  /// Of each range's bytes at its source.
+  /// Returns the checksum of each range at its source.
   std::vector<std::uint64_t> checksums_of(const PagedTransfer& transfer, Remote& remote) {
     std::vector<std::uint64_t> checksums;
     for (const CopyRange& range : transfer.ranges) {
@@ -104,7 +105,7 @@ class TransportContract : public ::testing::Test {
     }
     return checksums;
   }
-  /// What the destination must hold afterwards.
+  /// Returns what the destination must contain after the transfer.
   std::vector<std::byte> expected_after(const PagedTransfer& transfer, Remote& remote) {
     const bool is_pull = transfer.direction == Direction::kPull;
     std::vector<std::byte> expected =
@@ -117,7 +118,7 @@ class TransportContract : public ::testing::Test {
     }
     return expected;
   }
-  /// The last act of a test: nobody completes a second time, not even when everything ends.
+  /// Ends a test: expects that no transfer completes a second time, not even when the transport ends.
   void expect_nothing_more() {
     transport_->shutdown();
     EXPECT_THAT(transport_->poll(), ::testing::IsEmpty());

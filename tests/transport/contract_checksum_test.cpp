@@ -1,4 +1,4 @@
-// Checksums: right ones pass, wrong ones are named one by one and nothing is announced.
+// Tests checksums: right checksums pass; each wrong checksum is named, and then there is no notification.
 #include "tests/transport/contract.h"
 
 namespace kvferry {
@@ -16,11 +16,11 @@ class TransportChecksums : public TransportContract<Backend> {
     fill(remote_->memory(), 61);
     fill(this->memory_, 62);
   }
-  /// Of many shapes: empty ones, neighbours that could be joined, one longer than any piece that a backend moves at
-  /// once.
+  /// Returns a transfer with ranges of many shapes: empty ranges, neighbours that could be joined, and a range that is
+  /// longer than any piece that a backend moves at once.
   PagedTransfer transfer_with_checksums(Direction direction) {
     PagedTransfer transfer = this->pull(*remote_, peer_, random_ranges(63, 200, 3000));
-    const std::uint64_t end = std::uint64_t{1} << 20;  // beyond all of them
+    const std::uint64_t end = std::uint64_t{1} << 20;  // an offset after all ranges
     for (std::uint64_t index = 0; index < 20; ++index)
       transfer.ranges.push_back({end + index * 64, end + index * 64, 64});
     transfer.ranges.push_back({end + 20 * 64, end + 20 * 64, 0});
@@ -69,9 +69,9 @@ TYPED_TEST(TransportChecksums, ChangedBytesAreNamedExactlyAndNothingIsAnnounced)
     PagedTransfer transfer = this->transfer_with_checksums(direction);
     const auto last = static_cast<std::uint32_t>(transfer.ranges.size() - 1);
     transfer.checksums[5] ^= 1;
-    this->flip(transfer, 203, 0);                                 // in the middle of neighbours
-    this->flip(transfer, last, transfer.ranges[last].bytes - 1);  // the last byte of many pieces
-    transfer.checksums[last - 1] ^= 1;                            // of the empty one
+    this->flip(transfer, 203, 0);                                 // a range in the middle of its neighbours
+    this->flip(transfer, last, transfer.ranges[last].bytes - 1);  // the last byte of a range of many pieces
+    transfer.checksums[last - 1] ^= 1;                            // the checksum of the empty range
     this->expect_corrupt(this->transport_->submit(transfer).value(), {5, 203, last - 1, last});
   }
   this->expect_nothing_more();

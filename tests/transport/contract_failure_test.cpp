@@ -1,4 +1,5 @@
-// Whatever ends in mid-transfer, each accepted transfer completes exactly once and memory is quiet by then.
+// Tests failures during transfers: each accepted transfer completes exactly once, and its memory is not accessed
+// afterwards.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,12 +14,12 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// Stops all threads of this process, as a host does that is paused or moved.
+/// Stops all threads of this process for a while, as if its host was paused or moved.
 void pause_this_process(std::chrono::milliseconds time) {
   const pid_t own = ::getpid();
   const pid_t waker = ::fork();
   ASSERT_GE(waker, 0);
-  if (waker == 0) {  // nothing but system calls: the other threads' locks are copied as they were
+  if (waker == 0) {  // the child uses only system calls, because other threads may have held locks at the fork
     ::kill(own, SIGSTOP);
     ::usleep(static_cast<useconds_t>(time.count()) * 1000);
     ::kill(own, SIGCONT);
@@ -56,7 +57,7 @@ TYPED_TEST(TransportFailures, CancelOfATransferThatIsStuckCompletesInBoundedTime
   const std::vector<std::byte> quiet = this->memory_;
   fill(remote->memory(), 77);
   remote->go_on();
-  this->connect_and_pull(*remote);  // the remote's progress thread has been round again
+  this->connect_and_pull(*remote);  // now the remote's progress thread has finished another round
   EXPECT_TRUE(std::equal(quiet.begin() + 4096, quiet.end(), this->memory_.begin() + 4096))
       << "written after its completion";
   this->expect_nothing_more();
@@ -158,8 +159,8 @@ TYPED_TEST(TransportFailures, APauseOfBothSidesLosesNobody) {
     num_completions[this->transport_->submit(this->pull(*remote, peer, {{0, 0, kBytes}})).value()] = 0;
   }
   wait_until_posted(*this->transport_);
-  pause_this_process(std::chrono::milliseconds(2500));          // a stopped peer would be lost in that time
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // and be it that the peers come later
+  pause_this_process(std::chrono::milliseconds(2500));          // long enough for a stopped peer to be lost
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the peers answer even later than that
   for (const auto& remote : {known.get(), other.get()}) remote->go_on();
   for (const Completion& completion : wait_completions(*this->transport_, 2)) {
     EXPECT_EQ(completion.code, ErrorCode::kOk) << completion.what;

@@ -1,4 +1,4 @@
-// Transfers that grow while they run, and the order of those that wait for the same peer.
+// Tests transfers that are fed while they run, and the order of transfers that wait for the same peer.
 #include "tests/transport/contract.h"
 
 namespace kvferry {
@@ -9,7 +9,7 @@ using ::testing::IsEmpty;
 template <class Backend>
 class TransportFeeding : public TransportContract<Backend> {
  protected:
-  /// Nothing of it is there yet but what a layer of the test names.
+  /// Submits a transfer without ranges. The test feeds them later.
   TransferId submit_fed(PagedTransfer transfer) {
     transfer.is_fed = true;
     return this->transport_->submit(std::move(transfer)).value();
@@ -43,7 +43,7 @@ TYPED_TEST(TransportFeeding, LayerByLayerWithOneNotificationAfterTheLast) {
     transfer.ranges = this->layer_of(ranges, 0, kLayers);
     const TransferId id = this->submit_fed(transfer);
     for (std::size_t layer = 1; layer < kLayers; ++layer) {
-      this->expect_only_note(*remote, peer, "not yet");  // and no Completion but the fence's
+      this->expect_only_note(*remote, peer, "not yet");  // only the fence completes
       EXPECT_EQ(this->feed(id, this->layer_of(ranges, layer, kLayers), layer + 1 == kLayers), ErrorCode::kOk);
     }
     const std::vector<Notification> notes = remote->wait_notifications(1);
@@ -90,7 +90,7 @@ TYPED_TEST(TransportFeeding, BadFeedsAreRefusedAndTheTransferGoesOn) {
   std::vector<std::byte> expected(300);
   std::copy_n(remote->memory().begin(), 100, expected.begin());
   std::copy_n(remote->memory().begin() + 200, 100, expected.begin() + 200);
-  std::copy_n(this->memory_.begin() + 100, 100, expected.begin() + 100);  // what nobody asked for
+  std::copy_n(this->memory_.begin() + 100, 100, expected.begin() + 100);  // bytes that were not requested
   EXPECT_TRUE(std::equal(expected.begin(), expected.end(), this->memory_.begin()));
 
   const TransferId whole = this->transport_->submit(this->pull(*remote, peer)).value();
@@ -148,14 +148,14 @@ TYPED_TEST(TransportFeeding, DisconnectEndsATransferThatWaitsToBeFed) {
   this->expect_nothing_more();
 }
 
-/// Small enough to be posted with the next look at the queue; the background is far more than any backend has under way
-/// with one peer at a time.
+/// Number of background transfers: so few that the backend posts all of them when it next reads its queue, but far more
+/// than any backend runs with one peer at a time.
 constexpr std::size_t kBackground = 48;
-// Background transfers that an urgent one finds begun: of a backend that has four under way, these, and four more that
-// its thread begins before it looks at what was submitted.
+// Limit on the background transfers that have begun before an urgent one: a backend runs four at a time, and its thread
+// may begin four more before it reads the queue.
 constexpr std::size_t kUnderWayMax = 8;
 constexpr int kAttempts = 20;
-constexpr int kCountedMin = 3;  // attempts that show something
+constexpr int kCountedMin = 3;  // number of attempts that must count
 
 TYPED_TEST(TransportFeeding, AnUrgentTransferGoesBeforeBackgroundOnesThatWait) {
   const auto remote = this->fixture_.make_remote(kBytes);
@@ -164,8 +164,9 @@ TYPED_TEST(TransportFeeding, AnUrgentTransferGoesBeforeBackgroundOnesThatWait) {
   background.priority = Priority::kBackground;
   PagedTransfer urgent = this->pull(*remote, peer, {{0, 0, 100}});
   urgent.priority = Priority::kUrgent;
-  // Where the remote need not run, nothing holds the background up, and this thread may be the slower one at times. An
-  // attempt with too few left to go before shows nothing, so another one follows; none may break the promise.
+  // If transfers do not need the remote, nothing delays the background transfers, and this thread may be slower than
+  // they are. Then too few of them wait, and the attempt shows nothing, so it is repeated. But every attempt must keep
+  // the promise.
   bool is_shown = false;
   for (int attempt = 0; attempt < kAttempts && !is_shown; ++attempt) {
     remote->stop();
@@ -197,8 +198,9 @@ TYPED_TEST(TransportFeeding, AnUrgentTransferGoesBeforeTheRestOfARunningOne) {
   background.priority = Priority::kBackground;
   PagedTransfer urgent = this->pull(*remote, peer, {{0, 0, 100}});
   urgent.priority = Priority::kUrgent;
-  // The background's second half is fed after the urgent transfer was submitted, so it never may end first. An attempt
-  // counts if the urgent one was still under way by then, since only there is something left to choose between.
+  // The second half of the background transfer is fed after the urgent transfer was submitted, so the background
+  // transfer must never end first. An attempt counts only if the urgent transfer still ran at that time, because only
+  // then the backend could choose.
   int num_counted = 0;
   for (int attempt = 0; attempt < kAttempts && num_counted < kCountedMin; ++attempt) {
     remote->stop();

@@ -1,4 +1,4 @@
-// Grants: a part of a region that peers may access until it is revoked.
+// Tests grants: parts of a region that peers may access until the grant is revoked.
 #include "tests/transport/contract.h"
 #include "transport/transfer_table.h"
 
@@ -27,10 +27,11 @@ class TransportGrants : public TransportContract<Backend> {
   }
   void take_back(GrantId grant) {
     ErrorCode code = remote_->revoke(grant);
-    while (code == ErrorCode::kFull) code = remote_->revoke(grant);  // the test's own time limit ends this
+    // repeats; the time limit of the test ends this loop
+    while (code == ErrorCode::kFull) code = remote_->revoke(grant);
     EXPECT_EQ(code, ErrorCode::kOk);
   }
-  /// Transfers that name the revoked descriptor move nothing.
+  /// Expects that transfers with the revoked descriptor move nothing.
   void expect_refused(const RemoteGrant& granted) {
     for (const Direction direction : {Direction::kPull, Direction::kPush}) {
       const std::vector<std::byte> here = this->memory_;

@@ -1,4 +1,5 @@
-// Bytes arrive where they should, are announced after that, and bad requests are refused.
+// Tests that bytes arrive in the right place, that notifications arrive after the bytes, and that wrong requests are
+// refused.
 #include <map>
 #include <thread>
 
@@ -127,7 +128,8 @@ TYPED_TEST(TransportTransfers, BadTransfersAreRefusedAndNothingHappens) {
   bad[8].peer = PeerId{peer.value + 1};
   bad[9].local = RegionId{this->region_.value + 1};
   bad[10].remote_region = "garbage";
-  bad[11].remote_region = this->transport_->export_region(this->region_).value();  // not the peer's
+  // this region belongs to this transport and not to the peer
+  bad[11].remote_region = this->transport_->export_region(this->region_).value();
   bad[12].notification = std::string(65'537, 'x');
   const std::vector<std::byte> before = this->memory_;
   for (std::size_t index = 0; index < bad.size(); ++index) {

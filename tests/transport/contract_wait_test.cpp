@@ -1,4 +1,4 @@
-// How an owner learns that something is there: the descriptor and wait().
+// Tests how an owner learns that there is something to poll: the event descriptor and wait().
 #include <algorithm>
 #include <ctime>
 #include <thread>
@@ -54,9 +54,10 @@ TYPED_TEST(TransportWaiting, AnIdleOneCostsNextToNothing) {
     ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
     return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
   };
-  constexpr double kShareMax = 0.01;                            // of a processor
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // what still goes on after the transfer
-  // The best of a few seconds: on a busy machine the few wake-ups of one may all find cold caches.
+  constexpr double kShareMax = 0.01;  // largest share of a processor that an idle transport may use
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until work that follows the transfer has ended
+  // Takes the best of several seconds, because on a busy machine the few wake-ups of one second may all find cold
+  // caches.
   const auto least_used = [&](const auto& pass_a_second) {
     double least = 1;
     for (int second = 0; second < 4 && least >= kShareMax; ++second) {

@@ -17,10 +17,11 @@ TEST(CopyThreadPool, EachPartRunsOnceAndIsSeenByTheCaller) {
     EXPECT_EQ(pool.num_threads(), num_threads);
     std::uint64_t round = 0;
     for (; round < 3000; ++round) {
-      std::vector<std::uint64_t> written(random() % 40, 0);  // plain memory: the thread sanitizer sees who is late
+      // memory without synchronization, so that the thread sanitizer notices a helper that writes too late
+      std::vector<std::uint64_t> written(random() % 40, 0);
       pool.share(written.size(), [&](std::size_t part) { written[part] += round + part + 1; });
       for (std::size_t part = 0; part < written.size(); ++part) ASSERT_EQ(written[part], round + part + 1);
-      if (random() % 300 == 0) ::usleep(200);  // the helpers fall asleep
+      if (random() % 300 == 0) ::usleep(200);  // lets the helper threads fall asleep
     }
   }
 }

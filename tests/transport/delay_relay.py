@@ -1,7 +1,7 @@
-"""Forwards every frame between two interfaces, each after a delay: a long cable, for kernels without netem.
+"""Forwards every frame between two interfaces after a delay, like a long cable, for kernels without netem.
 
-delay_relay.py MILLISECONDS INTERFACE INTERFACE; says "ready". Frames travel with their virtio header, so that large
-segments and checksums that the sender left to its interface stay as they are.
+delay_relay.py MILLISECONDS INTERFACE INTERFACE prints "ready". Frames keep their virtio header, so that large segments,
+and checksums that the sender leaves to its interface, stay unchanged.
 """
 
 import contextlib
@@ -30,8 +30,9 @@ def packet_socket(interface: str) -> socket.socket:
 
 
 def relay(delay_s: float, ends: list[socket.socket]) -> None:
-    """Never returns."""
-    under_way: deque[tuple[float, socket.socket, bytes]] = deque()  # the delay is the same for all, so in order
+    """Forwards frames forever."""
+    # all frames have the same delay, so the frames are in the order of their times
+    under_way: deque[tuple[float, socket.socket, bytes]] = deque()
     other = dict(zip(ends, reversed(ends), strict=True))
     while True:
         timeout = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
@@ -39,11 +40,11 @@ def relay(delay_s: float, ends: list[socket.socket]) -> None:
             try:
                 for _ in range(64):
                     under_way.append((time.monotonic() + delay_s, other[source], source.recv(FRAME_BYTES_MAX)))
-            except OSError:  # none waits; or the interface is down
+            except OSError:  # no frame waits, or the interface is down
                 pass
         while under_way and under_way[0][0] <= time.monotonic():
             _, target, frame = under_way.popleft()
-            with contextlib.suppress(OSError):  # lost, as on any cable; TCP sends it again
+            with contextlib.suppress(OSError):  # the frame is lost, as may happen on any cable; TCP sends it again
                 target.send(frame)
 
 

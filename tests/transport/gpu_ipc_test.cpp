@@ -1,4 +1,5 @@
-// What the mapped GPU memory backend does beyond the contract: refusing devices, peers that die, what it opens.
+// Tests what the backend for mapped GPU memory does beyond the contract: devices that refuse calls, peers that die, the
+// mappings that it opens.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +18,7 @@ using ::testing::HasSubstr;
 
 constexpr std::uint64_t kIpcBytes = std::uint64_t{4} << 20;
 
-/// A GPU of the test's own, its memory and the transport that reaches it.
+/// A simulated GPU, its memory and a transport for this memory.
 struct IpcSide {
   explicit IpcSide(std::uint32_t seed, SimDevice::Drive drive = SimDevice::Drive::kInBackground) : device(seed, drive) {
     options.device = &device;
@@ -80,7 +81,7 @@ TEST(GpuIpcTransport, OpensARegionOnceAndClosesItWithItsPeer) {
   };
   side.transport->disconnect(peer);
   expect_open(1);
-  other->kill();  // noticed without any transfer
+  other->kill();  // the death is noticed without any transfer
   expect_open(0);
 }
 
@@ -92,7 +93,8 @@ TEST(GpuIpcTransport, APeerThatDiesInMidCopyIsLostOnceTheDeviceIsThrough) {
     PagedTransfer transfer = side.with(remote->region(), peer, Direction::kPull, {{0, 0, 1000}, {5000, 7000, 1000}});
     transfer.is_fed = is_fed;
     const TransferId id = side.transport->submit(transfer).value();
-    while (side.device.num_alive() < 4) std::this_thread::yield();  // memory, stream, mapping, and the copies' event
+    // the memory, the stream, the mapping and the event of the copies
+    while (side.device.num_alive() < 4) std::this_thread::yield();
     remote->kill();
     EXPECT_FALSE(side.completes_within(kQuiet)) << "the device still works with its memory";
     side.device.run_all();
@@ -132,7 +134,8 @@ TEST(GpuIpcTransport, CancelDisconnectAndShutdownWaitForTheDeviceAndNoLonger) {
   }
 }
 
-/// Whatever call is refused, transfers end with an error, nothing is left behind (see ~IpcSide) and the next one works.
+/// Whichever call the device refuses, transfers end with an error, nothing is left behind (see ~IpcSide), and the next
+/// transfer works.
 TEST(GpuIpcTransport, ARefusalOfTheDeviceEndsTheTransferWithItsReason) {
   const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
   int num_failed = 0;
@@ -162,7 +165,7 @@ TEST(GpuIpcTransport, ARefusalOfTheDeviceEndsTheTransferWithItsReason) {
   EXPECT_EQ(num_failed, 12);
 }
 
-/// Refuses a copy when it has begun half of it.
+/// A device that refuses a copy after it has begun half of it.
 class HalfHearted final : public Device {
  public:
   std::string describe() const override { return gpu.describe(); }
@@ -228,7 +231,7 @@ TEST(GpuIpcTransport, ADeviceThatIsDeadHoldsNobodyUp) {
   side.device.refuse_next(0);
   side.transport->disconnect(peer);
   std::this_thread::sleep_for(kQuiet);
-  side.device.run_all();  // it was not dead after all, and what it copies from is still open
+  side.device.run_all();  // the device still works, and the memory from which it copies is still mapped
 }
 
 TEST(GpuIpcTransport, OnlyMemoryOfItsDeviceIsTaken) {

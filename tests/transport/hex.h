@@ -1,4 +1,4 @@
-// Bytes as text, for the pipe between a test and its remote process.
+// Converts bytes to text, for the pipe between a test and its remote process.
 #pragma once
 
 #include <string>

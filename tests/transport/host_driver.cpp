@@ -1,6 +1,6 @@
-// One of the two hosts of two_hosts_test.py: moves bytes between its own memory and that of a remote_process, which
-// maps memory that was made here, so that every byte can be compared. host_driver BACKEND BYTES says "memory <name>"
-// (for remote_process) and obeys lines on stdin, one answer each:
+// One of the two hosts of two_hosts_test.py. Moves bytes between its own memory and the memory of a remote_process.
+// The remote_process maps memory that this program has made, so that this program can compare every byte.
+// host_driver BACKEND BYTES prints "memory <name>" (for remote_process), then reads lines from stdin and answers each:
 //   peer <address> <region>               (hex) connects; "peer <id>"
 //   move pull|push <ranges> <bytes> <note>  paints both memories, submits that many ranges of up to so many bytes each,
 //                                         with that notification unless it is "-"; "moving <id>"

@@ -1,7 +1,7 @@
-"""Hosts for a test: network namespaces joined by a virtual cable, and programs that live in them.
+"""Hosts for a test: network namespaces that a virtual cable joins, and programs in them.
 
-A namespace lives as long as the process that holds it, which ends when its stdin closes: so everything is gone when the
-test's process is, however it ended.
+A namespace lives as long as the process that holds it, which ends when its stdin closes. So everything is removed when
+the test's process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE_S = 90.0
 
 
 class Program:
-    """A program that talks by lines."""
+    """A program with which the test exchanges lines."""
 
     def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -30,7 +30,7 @@ class Program:
         self._heard = b""
 
     def read_line(self) -> str:
-        """The next line; fails when none comes for too long."""
+        """Returns the next line. Fails if no line comes in time."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + PATIENCE_S
         with selectors.DefaultSelector() as selector:
@@ -44,7 +44,7 @@ class Program:
         return line.decode()
 
     def ask(self, line: str) -> list[str]:
-        """The words of the answer."""
+        """Sends a line, and returns the words of the answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
@@ -67,8 +67,8 @@ class Host:
     """One network namespace."""
 
     def __init__(self, first: Host | None = None) -> None:
-        """`first`: any of the other hosts, whose user namespace is used where we are not root."""
-        # UCX lists interfaces by /sys, which shows those of the namespace that it was mounted in.
+        """`first`: any of the other hosts. Without root rights, the new namespace uses its user namespace."""
+        # UCX lists the interfaces in /sys, which shows the interfaces of the namespace in which it was mounted.
         hold = ["-n", "-m", "sh", "-c", "mount -t sysfs kvferry /sys && exec cat"]
         is_root = os.geteuid() == 0
         self._user = [] if is_root else ["-U", "--preserve-credentials"]
@@ -107,7 +107,7 @@ class Host:
         return program
 
     def join(self, own_name: str, other: Host, others_name: str) -> None:
-        """Lays a cable."""
+        """Joins this host to another one by a virtual cable."""
         self.run("ip", "link", "add", own_name, "type", "veth", "peer", "name", others_name, "netns", other.pid)
         self.run("ip", "link", "set", own_name, "up")
         other.run("ip", "link", "set", others_name, "up")
@@ -119,7 +119,7 @@ class Host:
 
 
 class TwoHosts:
-    """`near` and `far`, each with one interface `cable`."""
+    """Two hosts, `near` and `far`. Each has one interface, `cable`."""
 
     def __init__(self, delay_ms: float = 0) -> None:
         self.hosts: list[Host] = []
@@ -146,7 +146,7 @@ class TwoHosts:
         return self.hosts[-1]
 
     def sent_bytes(self) -> list[int]:
-        """What near and far have put on the cable."""
+        """Returns how many bytes near and far have sent over the cable."""
         return [int(subprocess.check_output(host.inside("cat", "/sys/class/net/cable/statistics/tx_bytes")))
                 for host in (self.near, self.far)]
 

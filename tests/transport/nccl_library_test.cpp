@@ -1,5 +1,5 @@
-// NCCL's library, as far as it can be used without a GPU. Built with the transports' tests and, where the build has
-// NCCL's header, with the GPU's.
+// Tests the parts of NCCL's library that work without a GPU. Built with the transport's tests and, if the build has
+// NCCL's header, with the GPU tests.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include "transport/nccl/communicators.h"
 
 #ifndef KVFERRY_TEST_NCCL
-#define KVFERRY_TEST_NCCL ""  // where the loader finds it
+#define KVFERRY_TEST_NCCL ""  // the path at which the loader finds the library
 #endif
 
 namespace kvferry {

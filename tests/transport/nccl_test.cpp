@@ -1,5 +1,7 @@
-// What the NCCL backend does beyond the contract: hung communicators, refusing devices, peers that break the rules. Two
-// transports of one process, each with a simulated GPU of its own.
+// Tests what the NCCL backend does beyond the contract: hung communicators, devices that refuse calls, peers that break
+// the rules.
+//
+// The two transports are in one process, each with its own simulated GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr std::uint64_t kNcclBytes = std::uint64_t{20} << 20;
 
-/// A GPU, its memory and the transport that reaches it.
+/// A simulated GPU, its memory and a transport for this memory.
 struct NcclSide {
   explicit NcclSide(std::uint32_t seed, TimeNs hung_ns = 30 * kSecond) : device(seed, SimDevice::Drive::kInBackground) {
     options.device = &device;
@@ -125,7 +127,7 @@ TEST(NcclTransport, OppositeTransfersDoNotWaitForEachOther) {
 
 TEST(NcclTransport, AHungCommunicatorIsAbortedAndTheNextConnectWorks) {
   for (const Direction direction : {Direction::kPull, Direction::kPush}) {
-    NcclSide a(1, 2 * kSecond), b(2);  // a busy machine may take a while, too
+    NcclSide a(1, 2 * kSecond), b(2);  // long, because a busy machine may take a while too
     const std::vector<CopyRange> ranges = {{0, 0, 100}, {200, 200, 100}};
     const PeerId peer = a.transport->connect(b.transport->address()).value();
     EXPECT_EQ(a.run(a.with(b, peer, direction, ranges)), ErrorCode::kOk);
@@ -146,7 +148,8 @@ TEST(NcclTransport, CancelDoesNotWaitForAHungCommunicator) {
   *a.sim.is_hung = true;
   const TransferId id = a.transport->submit(a.with(b, peer, Direction::kPush, {{0, 0, 1000}})).value();
   const TransferId other = a.transport->submit(a.with(b, peer, Direction::kPush, {{0, 0, 1000}})).value();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it is in the stream, or cancelled before: both end it
+  // the transfer is in the stream by now; if it is not, the cancellation ends it all the same
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   a.transport->cancel(id);
   const std::vector<Completion> completions = wait_completions(*a.transport, 2);
   ASSERT_EQ(completions.size(), 2U);
@@ -172,8 +175,8 @@ TEST(NcclTransport, AFailedCommunicatorEndsItsTransfers) {
   EXPECT_EQ(completions[0].code, ErrorCode::kPeerLost);
 }
 
-/// Whatever call of whichever device is refused, transfers end, nothing is left behind (see ~NcclSide) and the next
-/// connection works.
+/// Whichever call a device refuses, transfers end, nothing is left behind (see ~NcclSide), and the next connection
+/// works.
 TEST(NcclTransport, ADeviceThatRefusesEndsTransfersWithAnError) {
   int num_failed = 0;
   for (int skipped = 0; skipped < 12; ++skipped) {
@@ -183,7 +186,7 @@ TEST(NcclTransport, ADeviceThatRefusesEndsTransfersWithAnError) {
     for (int round = 0; round < 6; ++round) {
       const Direction direction = round % 2 == 0 ? Direction::kPull : Direction::kPush;
       PagedTransfer transfer = a.with(b, peer, direction, mixed_ranges());
-      transfer.checksums = {1, 2, 3, 4};  // wrong ones: they are taken all the same
+      transfer.checksums = {1, 2, 3, 4};  // these checksums are wrong, but are accepted at first
       if (round < 4) {
         ASSERT_TRUE(a.transport->submit(transfer));
         std::this_thread::sleep_for(std::chrono::microseconds(skipped * 300));
@@ -201,7 +204,7 @@ TEST(NcclTransport, ADeviceThatRefusesEndsTransfersWithAnError) {
       }
       transfer.checksums = {};
       ErrorCode code = a.run(transfer);
-      if (code == ErrorCode::kPeerLost) {  // the other side had given the session up, and has told so now
+      if (code == ErrorCode::kPeerLost) {  // the other side has ended the session, and this side learns of it only now
         transfer.peer = a.transport->connect(b.transport->address()).value();
         code = a.run(transfer);
       }
@@ -211,7 +214,7 @@ TEST(NcclTransport, ADeviceThatRefusesEndsTransfersWithAnError) {
   EXPECT_GT(num_failed, 5) << "the refusals came too late to matter";
 }
 
-/// Speaks on the control link without being a transport.
+/// Sends messages on the control link, but is no transport.
 class UnknownPeer {
  public:
   explicit UnknownPeer(const Transport& victim)
@@ -224,7 +227,7 @@ class UnknownPeer {
   }
   void greet() { say(nccl::Kind::kHello, nccl::Hello{nccl::kProtocolVersion, plane_->address()}); }
   void ping() { say(nccl::Kind::kPing, plane_->address()); }
-  /// What the victim says next; nothing for too long: nullopt.
+  /// Returns the next message of the victim; nullopt if none comes in time.
   std::optional<nccl::Kind> hear() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (std::chrono::steady_clock::now() < deadline) {

@@ -1,4 +1,4 @@
-// A transport all of whose memory counts as a simulated GPU's.
+// A transport that pretends that all its memory belongs to a simulated GPU.
 #pragma once
 
 #include <unistd.h>
@@ -13,7 +13,7 @@
 
 namespace kvferry {
 
-/// Says so at each registration, and that other processes may open what is registered with a descriptor.
+/// Marks each registered region as the GPU's memory. Other processes may open regions with a descriptor.
 class OnDevice final : public Transport {
  public:
   OnDevice(std::unique_ptr<Transport> transport, SimDevice& device)

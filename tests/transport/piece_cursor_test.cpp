@@ -1,4 +1,4 @@
-// Cutting a transfer into pieces, and the checksums of its ranges.
+// Tests how a transfer is cut into pieces, and the checksums of its ranges.
 #include "transport/piece_cursor.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// The planner at its edges; what it promises while all goes well is in the contract suite (backend "auto").
+// Tests special cases of the planner. The contract suite tests its normal behaviour (backend "auto").
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace kvferry {
 namespace {
 
-// Every probe pulls into memory of its own. Under the address sanitizer this sees a copy into memory that is gone.
+// Every probe pulls into memory of its own. The address sanitizer reports a copy into memory that was freed.
 TEST(Planner, EndsAtAnyMomentOfItsProbes) {
   const std::unique_ptr<Transport> peer = make_backend("auto");
   for (int tenths_of_ms = 0; tenths_of_ms < 200; tenths_of_ms += 7) {
@@ -23,7 +23,7 @@ TEST(Planner, EndsAtAnyMomentOfItsProbes) {
   }
 }
 
-/// Pulls all of `remote` into `local` and waits.
+/// Pulls all of `remote` into `local`, and waits for the completion.
 Completion pull_all(Transport& transport, PeerId peer, RegionId local, const std::string& remote, std::uint64_t bytes) {
   const Result<TransferId> id =
       transport.submit({peer, Direction::kPull, local, remote, {{0, 0, bytes}}, "", Priority::kNormal, false, {}});
@@ -75,7 +75,7 @@ TEST(Planner, DisconnectKeepsTheConnectionsOfAnotherPeer) {
   const std::unique_ptr<Transport> transport = make_backend("auto"), remote = make_backend("auto");
   const RegionId local = transport->register_region(here.data(), kBytes).value();
   const std::string region = remote->export_region(remote->register_region(there.data(), kBytes).value()).value();
-  // Another address with the same backends' addresses in it: after a lost connection two peers share the others.
+  // Another address with the same addresses of backends. After a lost connection, two peers share these.
   planner::Address address = decode<planner::Address>(remote->address(), "address").value();
   address.probes.clear();
   const PeerId first = transport->connect(remote->address()).value();

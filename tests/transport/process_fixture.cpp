@@ -89,7 +89,7 @@ class RemoteProcess final : public Remote {
   void stop() override {
     ::kill(pid_, SIGSTOP);
     int status = 0;
-    ::waitpid(pid_, &status, WUNTRACED);  // returns when it has stopped
+    ::waitpid(pid_, &status, WUNTRACED);  // returns when the process has stopped
   }
   void go_on() override { ::kill(pid_, SIGCONT); }
 
@@ -105,7 +105,7 @@ class RemoteProcess final : public Remote {
     notes_.push_back({from_hex(from), from_hex(body)});
     return true;
   }
-  /// The answer to one line, whatever notifications come in between.
+  /// Returns the answer to one line. Keeps notifications that arrive before the answer.
   std::string ask(const std::string& line) {
     const std::string text = line + '\n';
     KVFERRY_CHECK(::write(to_child_, text.data(), text.size()) > 0, "the remote process does not listen");
@@ -114,7 +114,7 @@ class RemoteProcess final : public Remote {
     KVFERRY_CHECK(!answer.empty(), "the remote process did not answer '{}'", line);
     return answer;
   }
-  /// Empty when it said nothing for too long or is gone.
+  /// Returns the next line; empty if no line comes in time or the process has ended.
   std::string read_line() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (std::chrono::steady_clock::now() < deadline) {
@@ -137,7 +137,7 @@ class RemoteProcess final : public Remote {
   int to_child_ = -1;
   int from_child_ = -1;
   std::string heard_;
-  std::vector<Notification> notes_;  // that nobody has waited for yet
+  std::vector<Notification> notes_;  // notifications that no caller has waited for yet
   std::string address_;
   std::string region_;
 };

@@ -1,4 +1,4 @@
-// Fixtures whose remotes are processes of their own (remote_process.cpp) with a shared segment as their memory.
+// Fixtures whose remotes are separate processes (remote_process.cpp) with a shared segment as their memory.
 #pragma once
 
 #include <string>

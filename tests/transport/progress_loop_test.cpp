@@ -20,8 +20,8 @@ constexpr TimeNs kPatience = 30 * kSecond;
 constexpr TimeNs kForeverSpin = 3600 * kSecond;
 constexpr std::uint64_t kTag = 7;
 
-/// Notes what the loop does to it. Everything is touched under the loop's lock alone, so that the thread sanitizer sees
-/// a loop that lets two in.
+/// Records what the loop calls. Only the loop's lock protects the members, so the thread sanitizer reports a loop that
+/// runs on two threads at once.
 class Recorder final : public ProgressLoop::Owner {
  public:
   void on_ready(std::uint64_t tag, std::uint32_t) override {
@@ -48,7 +48,7 @@ class Recorder final : public ProgressLoop::Owner {
   int num_ready = 0;
   int num_advances = 0;
   bool is_spinning = false;
-  std::string log;  // R ready, A advance, T and F set_spinning
+  std::string log;  // R: ready; A: advance; T and F: set_spinning(true) and (false)
   std::thread::id ready_by;
 };
 
@@ -63,7 +63,7 @@ void call_and_wait(ProgressLoop& loop, const std::function<void()>& task) {
 
 class ProgressLoopTest : public ::testing::Test {
  protected:
-  /// Replaces the loop by one that spins for so long.
+  /// Replaces the loop by one that spins for `spin_ns`.
   void start(TimeNs spin_ns) {
     loop_ = std::make_unique<ProgressLoop>(owner_, "test", spin_ns, 0);
     loop_->call([this] { loop_->watch(owner_.event.fd(), EPOLLIN, kTag); });
@@ -184,7 +184,7 @@ TEST_F(ProgressLoopTest, OneDriverAtATime) {
 }
 
 TEST_F(ProgressLoopTest, ADriverWarnsItsPeersBeforeItSleepsAndLooksOnceMore) {
-  // The thread is not started: the log is the driver's alone.
+  // The thread is not started, so only the driver writes to the log.
   loop_ = std::make_unique<ProgressLoop>(owner_, "test", 0, 0);
   EXPECT_EQ(loop_->drive(30 * kMillisecond, [] { return false; }), std::optional<bool>(false));
   EXPECT_EQ(owner_.log.substr(0, 4), "TAFA");
@@ -212,7 +212,8 @@ TEST_F(ProgressLoopTest, ASleepingDriverIsWokenByADescriptorAndByAKick) {
     call_and_wait(*loop_, [&] { owner_.log.clear(); });
     std::thread waker([&] {
       EXPECT_TRUE(comes_true([&] { return read(owner_.log).find("FA") != std::string::npos; }));
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it sleeps by now, or must not mind
+      // the driver sleeps by now; if it does not, the test must pass too
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
       wake();
     });
     EXPECT_EQ(loop_->drive(kPatience, is_over), std::optional<bool>(true));
@@ -248,7 +249,7 @@ TEST_F(ProgressLoopTest, NoWakeUpIsLostBetweenTheThreadAndADriver) {
   });
   std::mt19937_64 random(1);
   for (int round = 0; round < 300; ++round) {
-    // Sometimes after the time in which the thread waits for the driver to come back, so that it sleeps as well.
+    // Sometimes this is longer than the thread waits for the driver to return, so the thread sleeps too.
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
     const int seen = read(owner_.num_ready);
     std::atomic<bool> has_run = false;
@@ -284,7 +285,7 @@ TEST_F(ProgressLoopTest, StopSendsTheDriverHomeAndRunsWhatWasPosted) {
       for (int index = 0; index < kCalls; ++index) loop_->call([&] { ++num_run; });
     });
     loop_->stop();
-    const int num_advances = owner_.num_advances;  // nobody is in the loop but the caller's tasks
+    const int num_advances = owner_.num_advances;  // from now on, only the tasks of the caller use the loop
     caller.join();
     driver.join();
     EXPECT_EQ(num_run, kCalls);
@@ -299,12 +300,12 @@ TEST_F(ProgressLoopTest, StopReachesTheThreadAlthoughADriverTakesWakeUpsFromIt) 
   for (int round = 0; round < 1000; ++round) {
     start(0);
     std::atomic<bool> is_over = false;
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));  // so that the thread sleeps as well
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));  // so that the thread sometimes sleeps too
     std::thread driver(
         [&] { EXPECT_EQ(loop_->drive(kPatience, [&] { return is_over.load(); }), std::optional<bool>(true)); });
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
     loop_->call([&] { is_over = true; });
-    loop_->stop();  // a hang here is the failure
+    loop_->stop();  // the test fails if this call hangs
     driver.join();
   }
 }
@@ -313,7 +314,8 @@ TEST_F(ProgressLoopTest, ADeadlineThatADriverLeavesBehindIsKept) {
   start(0);
   std::mt19937_64 random(3);
   for (int round = 0; round < 100; ++round) {
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 800));  // parked, sleeping, or on its way
+    // the thread is parked, asleep, or about to sleep
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 800));
     loop_->drive(kMillisecond, [] { return false; });
     std::atomic<bool> is_due = false;
     loop_->drive(kMillisecond, [&] {

@@ -1,4 +1,4 @@
-// Memory that peers may read, and write only where they have a grant.
+// Tests memory that peers may always read, but may write only with a grant.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -46,7 +46,7 @@ TEST_P(ProtectedRegion, IsWrittenOnlyWhereAPeerHasAGrant) {
   EXPECT_EQ(move(Direction::kPull, all, 64), ErrorCode::kOk);
   const GrantId grant = owner_->grant(region, 4096, 64).value();
   EXPECT_EQ(move(Direction::kPush, owner_->export_grant(grant).value(), 64), ErrorCode::kOk);
-  EXPECT_EQ(pool_.data()[4096 + 63], std::byte{0});  // the bytes that were pulled before
+  EXPECT_EQ(pool_.data()[4096 + 63], std::byte{0});  // the pushed bytes are the zeros that were pulled before
   memory_[63] = std::byte{'w'};
   EXPECT_EQ(move(Direction::kPush, owner_->export_grant(grant).value(), 64), ErrorCode::kOk);
   EXPECT_EQ(pool_.data()[4096 + 63], std::byte{'w'});

@@ -1,4 +1,4 @@
-// A TCP socket of a test that says whatever the test likes.
+// A TCP socket with which a test can send any bytes.
 #pragma once
 
 #include <arpa/inet.h>
@@ -14,7 +14,7 @@
 
 namespace kvferry {
 
-/// A socket of the test's own, which may say anything.
+/// A socket with which a test can send any bytes.
 class RawSocket {
  public:
   explicit RawSocket(int fd) : fd_(fd) {
@@ -37,10 +37,10 @@ class RawSocket {
   void send(const std::string& bytes) {
     EXPECT_EQ(::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
-  /// Shorter when the other side closes first.
+  /// Returns the next bytes. Returns fewer if the other side closes the connection first.
   std::string receive(std::size_t num_bytes) {
     std::string bytes(num_bytes, '\0');
-    if (num_bytes == 0) return bytes;  // recv() would wait for a byte that it doesn't take
+    if (num_bytes == 0) return bytes;  // recv() would wait for a byte even if none is wanted
     const ssize_t got = ::recv(fd_, bytes.data(), num_bytes, MSG_WAITALL);
     bytes.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
     return bytes;

@@ -1,7 +1,7 @@
-// The other side of the tests: maps the shared memory named by argv[1], offers it over backend argv[2], and obeys lines
-// on stdin: "grant <offset> <bytes>" (answer "<id> <descriptor>"), "revoke <id>", "unregister" (answer: the code) and
-// "quit" (answer "bye"). Says "ready <address> <region>" first and "note <from> <body>" for each notification, all
-// bytes in hex.
+// The other process of the tests. Maps the shared memory named by argv[1], exports it over backend argv[2], and obeys
+// lines on stdin: "grant <offset> <bytes>" (answer "<id> <descriptor>"), "revoke <id>", "unregister" (answer: the error
+// code) and "quit" (answer "bye"). First prints "ready <address> <region>", and for each notification "note <from>
+// <body>". All bytes are in hex.
 #include <poll.h>
 #include <unistd.h>
 

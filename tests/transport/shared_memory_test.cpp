@@ -57,7 +57,7 @@ TEST(SharedMemory, ItCannotShrinkUnderAnybody) {
   memory.data()[8191] = std::byte{1};
 }
 
-/// Pages set aside for as long as it lives, on top of those that are already.
+/// Reserves huge pages while this object lives, in addition to those that are reserved already.
 class HugePages {
  public:
   explicit HugePages(int count) {

@@ -1,4 +1,5 @@
-// What only the shared memory backend promises: who takes memory back knows that no peer copies any more.
+// Tests what only the shared memory backend promises: after an owner has revoked memory, no peer copies to or from it
+// any more.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -24,7 +25,7 @@ namespace {
 
 constexpr std::uint64_t kShmBytes = std::uint64_t{4} << 20;
 
-/// Pushes all of its memory to a region again and again until one push does not end well.
+/// Pushes all of its memory to a region repeatedly, until a push fails.
 class Pusher {
  public:
   Pusher(const std::string& backend, const std::string& address, const std::string& region)
@@ -65,7 +66,8 @@ class Pusher {
   std::thread thread_;
 };
 
-/// Reads an address and the descriptor of a region of 4096 bytes, and pulls it. Returns whether all was right.
+/// Reads an address and the descriptor of a region of 4096 bytes from the pipe, and pulls the region. Returns whether
+/// all bytes are right.
 bool pull_from(int pipe) {
   std::array<std::string, 2> received;
   for (std::string& text : received) {
@@ -90,7 +92,7 @@ TEST(ShmNamespaces, APeerThatSeesNoProcessIdReadsSharedMemory) {
   constexpr int kNotAllowed = 77;
   int pipe[2];
   ASSERT_EQ(::pipe(pipe), 0);
-  const pid_t child = ::fork();  // before any transport has threads
+  const pid_t child = ::fork();  // forks before any transport has started threads
   if (child == 0) {
     if (::unshare(CLONE_NEWPID) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) ::_exit(kNotAllowed);
     const pid_t inner = ::fork();
@@ -157,7 +159,8 @@ TEST(ShmFiles, OnesThatTheirPeerCanShrinkAreNotMapped) {
     ASSERT_EQ(::ftruncate(in_memory, 4096), 0);
     EXPECT_EQ(map(in_memory), ErrorCode::kRefused);
   }
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);  // knows no seals
+  // this file does not support seals
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);
   ASSERT_EQ(::ftruncate(::fileno(file.get()), 4096), 0);
   EXPECT_EQ(map(::dup(::fileno(file.get()))), ErrorCode::kRefused);
   const SharedMemory sealed = SharedMemory::create("sealed", 4096).value();

@@ -23,7 +23,7 @@ namespace {
 
 using Parts = std::vector<std::span<std::byte>>;
 
-/// What the progress thread and the device's share: the socket, and how it goes.
+/// The state that the progress thread and the device share: the socket, and its condition.
 class Core {
  public:
   Core(SimNccl options, const std::string& id, int rank) : options_(std::move(options)), is_listener_(rank == 0) {
@@ -40,7 +40,7 @@ class Core {
     ++*options_.num_alive;
   }
 
-  /// Whether both ranks are there.
+  /// Returns whether both ranks are connected.
   bool meet() {
     const std::lock_guard lock(mutex_);
     if (is_met_) return true;
@@ -70,11 +70,11 @@ class Core {
     --*options_.num_alive;
   }
 
-  /// A group's work in a stream: true when it is over.
+  /// A group's work in a stream. send() and receive() return true when it has ended.
   struct Progress {
     Parts parts;
     std::size_t part = 0;
-    std::uint64_t at = 0;  // in the part's eight bytes of length, then in its bytes
+    std::uint64_t at = 0;  // position in the part's eight bytes of length, then in its bytes
     std::uint64_t length = 0;
     bool is_all_moved = false;
   };
@@ -87,7 +87,7 @@ class Core {
                 [&](std::byte* from, std::size_t bytes) { return ::send(socket_.get(), from, bytes, MSG_NOSIGNAL); }))
         return is_aborted_;
     }
-    char landed = 0;  // NCCL's sends may end earlier; nobody may rely on it
+    char landed = 0;  // NCCL's sends may end earlier, so no code may rely on this
     return is_aborted_ || (progress.is_all_moved && may_move() &&
                            count(::recv(socket_.get(), &landed, sizeof(landed), 0)) == sizeof(landed));
   }
@@ -107,7 +107,7 @@ class Core {
 
  private:
   bool may_move() const { return !is_aborted_ && !is_dead_ && !options_.is_hung->load(); }
-  /// Bytes moved; 0: none now, or never again.
+  /// Returns the number of moved bytes; 0 if none can be moved now or ever again.
   std::size_t count(ssize_t moved) {
     if (moved == 0 || (moved < 0 && errno != EAGAIN && errno != EINTR)) is_dead_ = true;
     return moved > 0 ? static_cast<std::size_t>(moved) : 0;
@@ -134,7 +134,7 @@ class Core {
   OwnedFd listener_;
   OwnedFd socket_;
   bool is_met_ = false;
-  bool is_dead_ = false;  // the other rank
+  bool is_dead_ = false;  // the other rank is dead
   bool is_aborted_ = false;
 };
 
@@ -172,7 +172,8 @@ class SimCommunicator final : public nccl::Communicator {
   }
 
  private:
-  /// The group reaches the stream later, as NCCL's own may: what follows too early in the stream goes wrong.
+  /// The group enters the stream later, as NCCL's own may. So work that is enqueued too early runs before the group,
+  /// and fails.
   Result<void> begin(std::span<const std::span<std::byte>> parts, DeviceStream stream, bool is_send) {
     KVFERRY_CHECK(!group_ && num_busy_ == 0 && !parts.empty(), "a communicator gets work too early");
     KVFERRY_CHECK(!is_used_ || is_sender_ == is_send, "a communicator is used in both directions");
@@ -193,7 +194,7 @@ class SimCommunicator final : public nccl::Communicator {
   SimDevice& device_;
   std::mt19937 random_;
   const std::shared_ptr<Core> core_;
-  std::function<void()> group_;  // not in its stream yet
+  std::function<void()> group_;  // a group that is not in its stream yet
   std::uint32_t num_busy_ = 0;
   bool is_used_ = false;
   bool is_sender_ = false;

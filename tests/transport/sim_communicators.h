@@ -1,5 +1,5 @@
-// NCCL as the transport sees it, without NCCL: ranks in two processes meet at an abstract Unix socket, and what they
-// send is work in the streams of simulated GPUs.
+// Simulates NCCL for the transport. Ranks in two processes meet at an abstract Unix socket. Sending and receiving is
+// work in the streams of simulated GPUs.
 #pragma once
 
 #include <atomic>
@@ -11,21 +11,21 @@
 namespace kvferry {
 
 struct SimNccl {
-  /// What a rank sees of the other one's death: nothing, its streams wait until they are aborted, or a failure, and
-  /// they wait nevertheless.
+  /// What a rank notices when the other rank dies. kHangs: nothing; its streams wait until they are aborted. kFails: a
+  /// failure, but its streams wait too.
   enum class Death { kHangs, kFails };
   Death death = Death::kHangs;
   std::uint32_t seed = 1;
-  /// From here on no send or receive of any rank of this process ends by itself.
+  /// From now on, no send or receive of any rank in this process ends by itself.
   std::shared_ptr<std::atomic<bool>> is_hung = std::make_shared<std::atomic<bool>>(false);
-  /// Communicators that are not aborted yet.
+  /// Number of communicators that are not aborted yet.
   std::shared_ptr<std::atomic<int>> num_alive = std::make_shared<std::atomic<int>>(0);
 };
 
-/// A send ends when the other rank has received it. The device outlives all its communicators.
+/// A send ends when the other rank has received it. The device must outlive all communicators.
 std::unique_ptr<nccl::Communicators> make_sim_communicators(SimDevice& device, SimNccl options = {});
 
-/// The one that the simulated backends of this process share.
+/// Returns the GPU that the simulated backends of this process share.
 inline SimDevice& process_gpu() {
   static SimDevice device(1, SimDevice::Drive::kInBackground);
   return device;

@@ -1,5 +1,5 @@
-// transport_soak --backend NAME [--transfers N] [--seed S] [--without LIST]: see soak_run.h. Exits with 1 if anything
-// was wrong. The same seed decides the same transfers; only how they overlap differs.
+// transport_soak --backend NAME [--transfers N] [--seed S] [--without LIST]: see soak_run.h. Exits with status 1 if
+// anything was wrong. The same seed gives the same transfers; only their overlap differs.
 #include <cstdio>
 #include <sstream>
 #include <stdexcept>
@@ -7,7 +7,7 @@
 
 #include "tests/transport/soak_run.h"
 
-#ifndef __has_feature  // g++ says it with macros of its own
+#ifndef __has_feature  // g++ has macros of its own for this
 #define __has_feature(feature) 0
 #endif
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || __has_feature(address_sanitizer) || \

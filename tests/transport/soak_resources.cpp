@@ -20,7 +20,7 @@ std::string read(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The number behind "<key>:" in /proc/<pid>/status.
+/// Returns the number after "<key>:" in /proc/<pid>/status.
 std::uint64_t status(const fs::path& process, const std::string& key) {
   std::istringstream lines(read(process / "status"));
   for (std::string line; std::getline(lines, line);) {

@@ -1,4 +1,5 @@
-// What this process and its children hold of the machine, to see whether a long run gives it all back.
+// Counts the machine's resources that this process and its children use, to check that a long run gives all of them
+// back.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +7,12 @@
 
 namespace kvferry::soak {
 
-/// Of this process and its children together.
+/// The resources of this process and its children together.
 struct Resources {
   std::uint64_t num_processes = 0;
   std::uint64_t num_fds = 0;
   std::uint64_t num_threads = 0;
-  std::uint64_t num_segments = 0;  // of shared memory, mapped by any of them
+  std::uint64_t num_segments = 0;  // shared memory segments that at least one of them has mapped
   std::uint64_t rss_bytes = 0;
 
   static Resources now();

@@ -14,11 +14,11 @@
 namespace kvferry::soak {
 namespace {
 
-constexpr std::uint64_t kSlackBytes = std::uint64_t{32} << 20;  // that memory may grow after the warm-up
-// Of two links' three further TCP connections, both ends: a link that began anew before the warm-up's end may open them
-// later than that, when a long transfer first wants them.
+constexpr std::uint64_t kSlackBytes = std::uint64_t{32} << 20;  // how much the memory may grow after the warm-up
+// The further three TCP connections of two links, at both ends. A link that was made just before the end of the warm-up
+// opens them later, when the first long transfer needs them.
 constexpr std::uint64_t kLazyFds = 2 * 3 * 2;
-constexpr std::uint64_t kGuardBytes = 64;  // looked at behind a transfer's last byte
+constexpr std::uint64_t kGuardBytes = 64;  // bytes behind a transfer's last byte that are checked too
 
 void paint(std::span<std::byte> memory, std::uint64_t seed) {
   for (std::size_t at = 0; at < memory.size(); at += 8) {
@@ -189,7 +189,8 @@ void Soak::submit(std::uint64_t number, Plan plan) {
 
 void Soak::check_refusal(PagedTransfer transfer) {
   if (transfer.ranges.empty()) transfer.ranges.emplace_back();
-  transfer.ranges.back().remote_offset = std::uint64_t{1} << 40;  // beyond whole huge pages, too
+  // also beyond the region's end if the region is rounded up to huge pages
+  transfer.ranges.back().remote_offset = std::uint64_t{1} << 40;
   transfer.ranges.back().bytes = 1;
   transfer.checksums.clear();
   const Result<TransferId> id = transport_->submit(std::move(transfer));
@@ -202,7 +203,7 @@ void Soak::feed(TransferId id, Pending& pending, bool is_all) {
   while (pending.num_fed <= pending.plan.num_feeds) {
     const bool is_last = pending.num_fed == pending.plan.num_feeds;
     const std::uint32_t index = pending.num_fed++;
-    // What fails meanwhile may refuse to be fed; its Completion tells why.
+    // A transfer that fails meanwhile may refuse to be fed. Its Completion says why.
     const Result<void> fed = transport_->feed(id, part(pending, index), checksums_of(pending, index), is_last);
     if (!fed && pending.allowed.size() == 1 && !pending.plan.is_damaged)
       wrong(pending, "was not fed: " + fed.error().what);
@@ -230,7 +231,7 @@ void Soak::tend(std::uint64_t number, bool hurries) {
 
 void Soak::revoke_early(Pending& pending) {
   Peer& peer = peers_[pending.plan.peer];
-  if (peer.life != pending.life) return;  // died with its grants
+  if (peer.life != pending.life) return;  // the grant died with its process
   resume(pending.plan.peer);
   pending.allowed.insert(ErrorCode::kRefused);
   const ErrorCode code = peer.remote->revoke(pending.grant->id);
@@ -280,7 +281,7 @@ void Soak::finish(const Completion& completion) {
 void Soak::check_bytes(const Pending& pending, const Completion& completion) {
   const bool is_pull = pending.plan.direction == Direction::kPull;
   const bool is_alive = peers_[pending.plan.peer].life == pending.life;
-  if (!is_pull && !is_alive) return;  // the memory went with the process
+  if (!is_pull && !is_alive) return;  // the memory is gone with its process
   if (completion.code == ErrorCode::kOk && pending.plan.is_verified) {
     ++num_verified_;
     const std::uint64_t bytes = pending.expected.size();
@@ -299,7 +300,7 @@ void Soak::give_back(Pending& pending) {
   Peer& peer = peers_[pending.plan.peer];
   if (!pending.grant || pending.is_revoked || peer.life != pending.life) return;
   resume(pending.plan.peer);
-  // A peer may be a moment behind with its books, or still be told that the connection is over.
+  // A peer may need a moment to update its records, or to notice that the connection is over.
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   ErrorCode code = peer.remote->revoke(pending.grant->id);
   while (code == ErrorCode::kFull && std::chrono::steady_clock::now() < deadline)
@@ -330,7 +331,7 @@ void Soak::read_notification(std::uint32_t peer, bool& has_more) {
   }
 }
 
-/// Everything completes; then every slot is free again and every lost peer given up.
+/// Waits until all transfers are complete. Then every slot must be free again, and every lost peer given up.
 void Soak::settle() {
   for (std::uint32_t index = 0; index < 2; ++index) resume(index);
   while (!pending_.empty()) {
@@ -394,7 +395,8 @@ bool Soak::run() {
            (options_.has_sanitizer || now.rss_bytes <= before->rss_bytes + kSlackBytes);
   };
   Resources after = Resources::now();
-  for (int tries = 0; tries < 300 && !is_back(after); ++tries) {  // UCX takes its time to close what a peer has left
+  // UCX takes a while to close what a peer has left open
+  for (int tries = 0; tries < 300 && !is_back(after); ++tries) {
     ::usleep(100'000);
     after = Resources::now();
   }

@@ -1,5 +1,5 @@
-// The soak: one transport here, two peers in processes of their own, transfers as soak_plan.h decides them, and a check
-// of everything that the contract promises about each of them.
+// The soak test: one transport here, two peers in separate processes, transfers as soak_plan.h decides them. Every
+// promise of the contract is checked for each transfer.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ struct Options {
   std::uint64_t num_transfers = 20'000;
   std::uint64_t seed = 1;
   std::set<std::string> without;
-  bool has_sanitizer = false;  // memory grows for the sanitizer's own reasons then
+  bool has_sanitizer = false;  // with a sanitizer, memory also grows for reasons of its own
 };
 
 class Soak {
  public:
   explicit Soak(Options options);
-  /// Prints progress and the last line; true: nothing was wrong.
+  /// Prints progress, and the last line. Returns true if nothing was wrong.
   bool run();
 
  private:
@@ -37,9 +37,9 @@ class Soak {
 
   struct Peer {
     std::unique_ptr<Remote> remote;
-    std::uint32_t life = 0;  // counts its processes
+    std::uint32_t life = 0;  // number of the peer's processes so far
     PeerId id;
-    std::uint64_t stopped_until = 0;  // transfer number; 0: it runs
+    std::uint64_t stopped_until = 0;  // number of the transfer until which the peer is stopped; 0: it runs
   };
   struct Pending {
     std::uint64_t number = 0;
@@ -49,19 +49,20 @@ class Soak {
     PeerId peer;
     std::uint32_t damaged_range = 0;
     std::vector<std::uint64_t> checksums;
-    std::vector<std::byte> expected;  // the destination's extent afterwards, if it is verified
+    std::vector<std::byte> expected;  // bytes that the destination must have afterwards, if they are verified
     std::optional<RemoteGrant> grant;
     bool is_revoked = false;
-    std::vector<std::byte> at_revoke;  // what its remote destination held when revoke() had said ok
+    std::vector<std::byte> at_revoke;  // bytes of the remote destination when revoke() had succeeded
     std::set<ErrorCode> allowed = {ErrorCode::kOk};
-    std::uint32_t num_fed = 0;  // parts of 1 + num_feeds that have been given
+    std::uint32_t num_fed = 0;  // number of the 1 + num_feeds parts that were fed
     bool is_cancelled = false;
   };
-  /// A slot that may not be used again before settle(): bytes of a transfer that failed may still arrive at the peer.
+  /// A slot that must not be used again before settle(), because bytes of a failed transfer may still arrive at the
+  /// peer.
   struct Resting {
     std::uint32_t slot = 0;
     std::uint64_t number = 0;
-    std::vector<std::byte> local;  // what its local memory held at the completion; empty: not a pull
+    std::vector<std::byte> local;  // bytes of the local memory at the completion; empty if the transfer is not a pull
   };
 
   std::span<std::byte> local(std::uint32_t slot, std::uint64_t bytes);
@@ -82,7 +83,7 @@ class Soak {
   std::vector<std::uint64_t> checksums_of(const Pending& pending, std::uint32_t index) const;
   void check_refusal(PagedTransfer transfer);
   void feed(TransferId id, Pending& pending, bool is_all);
-  /// Feeds, cancels and revokes what is due before transfer `number`; hurries: feeds all that is left.
+  /// Feeds, cancels and revokes what is due before transfer `number`. `hurries`: feeds everything that is left.
   void tend(std::uint64_t number, bool hurries);
   void revoke_early(Pending& pending);
   void collect(bool waits);
@@ -105,8 +106,8 @@ class Soak {
   std::deque<std::uint32_t> free_;
   std::map<TransferId, Pending> pending_;
   std::vector<Resting> resting_;
-  std::vector<PeerId> left_;    // lost peers whose ids are still held
-  std::vector<bool> notified_;  // by transfer number
+  std::vector<PeerId> left_;    // lost peers whose ids are not given up yet
+  std::vector<bool> notified_;  // whether each transfer's notification has arrived, by transfer number
 
   std::map<ErrorCode, std::uint64_t> num_by_code_;
   std::uint64_t num_verified_ = 0;

@@ -1,4 +1,5 @@
-// The TCP backend with a cluster key: what peers without it can do (nothing), and what the wire shows.
+// Tests the TCP backend with a cluster key: what peers without the key can do (nothing), and what is visible on the
+// wire.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -21,7 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr std::size_t kKeyBytes = net::ClusterKey::kBytesMin;
-constexpr std::size_t kUnknownPeerBytesMax = 64;  // what an unknown peer may be told
+constexpr std::size_t kUnknownPeerBytesMax = 64;  // limit on the bytes that an unknown peer may get
 constexpr std::uint64_t kMemoryBytes = 1 << 20;
 constexpr auto kOneSecond = std::chrono::seconds(1);
 
@@ -34,7 +35,7 @@ std::unique_ptr<Transport> make_tcp(std::optional<net::ClusterKey> key, net::Enc
 }
 std::optional<net::ClusterKey> key_of(char letter) { return net::ClusterKey(std::string(kKeyBytes, letter)); }
 
-/// Passes bytes between one connection and `port` on, and keeps what the connecting side sent.
+/// Forwards the bytes of one connection to `port`, and keeps the bytes that the connecting side sent.
 class Relay {
  public:
   explicit Relay(std::uint16_t port)
@@ -115,7 +116,8 @@ class TcpWithKey : public ::testing::Test {
     address.endpoints = {{"127.0.0.1", relay.port()}};
     return encode(address);
   }
-  /// Returns what the transport told a connection before it closed it, which must happen in time.
+  /// Sends bytes on a new connection. Returns what the transport sent before it closed the connection, which it must do
+  /// in time.
   std::string told(const std::string& bytes) {
     const auto began_at = std::chrono::steady_clock::now();
     RawSocket unknown_peer(RawSocket::connected_to(port()));
@@ -144,9 +146,9 @@ TEST_F(TcpWithKey, TellsUnknownPeersNothingAndClosesThemInTime) {
   const std::vector<std::string> attacks = {
       "",                                                                           // silence
       "GET / HTTP/1.1\r\nHost: somebody\r\n\r\n",                                   // another protocol
-      frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, encode(hello)),  // a true secret without the key
-      client_hello.substr(0, 100),                                                  // half a handshake, then silence
-      std::string("\x16\x03\x01\x40\x00", 5) + std::string(100'000, 'x'),           // a long one
+      frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, encode(hello)),  // the right secret, but no key
+      client_hello.substr(0, 100),                                                  // half a handshake, then nothing
+      std::string("\x16\x03\x01\x40\x00", 5) + std::string(100'000, 'x'),           // a long handshake
       std::string(1 << 20, '\xff'),
   };
   for (const std::string& attack : attacks)
@@ -165,7 +167,8 @@ TEST_F(TcpWithKey, TakesNothingFromAReplayedSession) {
     recorded = relay.sent();
   }
   EXPECT_EQ(wait_notifications(*transport_, 1).size(), 1U);
-  EXPECT_LT(told(recorded).size(), 1000U);  // the handshake's answer, which is bound to the connection
+  // only an answer to the handshake, because the recorded bytes are valid only for their own connection
+  EXPECT_LT(told(recorded).size(), 1000U);
   expect_alive();
   EXPECT_EQ(wait_notifications(*transport_, 1).size(), 1U);
 }
@@ -178,7 +181,7 @@ TEST_F(TcpWithKey, RefusesAnotherKeyAndNone) {
   const std::unique_ptr<Transport> open = make_tcp({}, net::Encrypt::kAlways);
   EXPECT_THAT(open->connect(transport_->address()).error().what, HasSubstr("has a cluster key"));
   EXPECT_THAT(transport_->connect(open->address()).error().what, HasSubstr("has no cluster key"));
-  // An address that says it has no key does not make the handshake optional.
+  // The handshake stays necessary even if the address says that there is no key.
   tcp::Address forged = address_;
   forged.has_key = false;
   EXPECT_EQ(pull(*open, encode(forged)).code, ErrorCode::kPeerLost);
@@ -217,7 +220,7 @@ TEST_F(TcpWithKey, RefusesAConnectionInClearThatItWantsEncrypted) {
   const std::unique_ptr<Transport> open = make_tcp(key_of('k'), net::Encrypt::kNever);
   EXPECT_EQ(pull(*open, transport_->address()).code, ErrorCode::kPeerLost);
   start(net::Encrypt::kNever);
-  expect_alive();  // the one that connects may want more
+  expect_alive();  // only the side that connects may require more
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What only the TCP backend has: unknown peers at its port, peers that break the rules of its frames, many connections.
+// Tests what only the TCP backend has: unknown peers at its port, peers that break the rules of its messages, many
+// connections.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +35,7 @@ std::unique_ptr<Transport> make_tcp(TimeNs silence_ns = 2 * kSecond, std::uint32
   return make_tcp_transport(options).value();
 }
 
-/// A transport with memory, and another one that proves it alive.
+/// A transport with memory. Another transport checks that it still works.
 class TcpTarget : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -48,7 +49,7 @@ class TcpTarget : public ::testing::Test {
     return frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, encode(said));
   }
   std::uint16_t port() const { return address_.endpoints.front().port; }
-  /// Returns what it said, once it has closed the connection.
+  /// Sends bytes on a new connection. Returns what the transport sent before it closed the connection.
   std::string sent_away(const std::string& bytes) {
     RawSocket unknown_peer(RawSocket::connected_to(port()));
     unknown_peer.send(bytes);
@@ -148,7 +149,7 @@ TEST_F(TcpTarget, EndsLinksThatBreakTheRules) {
     peer.send(bad[index]);
     EXPECT_EQ(peer.receive(1), "") << "case " << index;
   }
-  // A text that claims more than there may be is never waited for.
+  // A message whose text exceeds the limit ends the connection at once.
   std::string long_text = frame({.kind = tcp::MessageKind::kNotify});
   const std::uint32_t text_bytes = ~0U;
   std::memcpy(long_text.data() + offsetof(tcp::MessageHeader, text_bytes), &text_bytes, sizeof(text_bytes));
@@ -161,7 +162,8 @@ TEST_F(TcpTarget, EndsLinksThatBreakTheRules) {
   expect_alive();
 }
 
-/// A push's end arrives on one connection of a link while another one is in the middle of its payload.
+/// The end of a push arrives on one connection of a link, while another connection is in the middle of the push's
+/// payload.
 TEST_F(TcpTarget, EndsALinkWhosePushEndsUnderAnotherConnection) {
   for (const std::uint32_t num_segments : {0U, 1U}) {
     for (const std::uint8_t flags : {std::uint8_t{0}, std::uint8_t{tcp::kChecksums}}) {
@@ -185,7 +187,7 @@ TEST_F(TcpTarget, EndsALinkWhosePushEndsUnderAnotherConnection) {
         if (flags != 0) bytes += std::string(sizeof(std::uint64_t), 'c');
         return bytes;
       };
-      // The ping's answer shows that the segments have begun.
+      // The answer to the ping shows that the transport has begun to read the segments.
       if (num_segments == 1) first.send(segment(0) + std::string(64, 'a'));
       first.send(frame({.kind = tcp::MessageKind::kPing}));
       EXPECT_EQ(first.receive_frame().header.kind, tcp::MessageKind::kPong);
@@ -234,7 +236,7 @@ TEST_F(TcpTarget, NamesTheRangeThatChangedOnTheWayAndAnnouncesNothing) {
   }
 }
 
-/// A target that the test plays itself.
+/// The test itself plays the target.
 class TcpInitiator : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -292,7 +294,7 @@ TEST_F(TcpInitiator, KeepsAPeerThatIsSlowButAlive) {
   target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
   const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
   EXPECT_EQ(target_->receive_frame().header.kind, tcp::MessageKind::kPull);
-  for (int round = 0; round < 6; ++round) {  // longer than silence_ns in all
+  for (int round = 0; round < 6; ++round) {  // longer than silence_ns in total
     EXPECT_EQ(target_->receive_frame().header.kind, tcp::MessageKind::kPing);
     target_->send(frame({.kind = tcp::MessageKind::kPong}));
   }

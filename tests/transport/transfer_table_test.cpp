@@ -1,4 +1,4 @@
-// The transfer table's promises: accesses, grants, fed ranges.
+// Tests the promises of the transfer table: accesses, grants, fed ranges.
 #include "transport/transfer_table.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// What a backend brings to the contract suite, and the small tools that every transport test uses.
+// The interface between a backend and the contract suite, and helper functions for all transport tests.
 #pragma once
 
 #include <poll.h>
@@ -22,29 +22,29 @@ struct RemoteGrant {
   std::string exported;
 };
 
-/// A peer in another process, or what stands for one: a transport with one region whose memory the test sees as well.
+/// A peer, usually in another process: a transport with one region, whose memory is visible to the test too.
 class Remote {
  public:
   virtual ~Remote() = default;
   virtual std::string address() const = 0;
   virtual std::string region() const = 0;
   virtual std::span<std::byte> memory() = 0;
-  /// Waits until the remote process has polled this many notifications (in all calls together), or for too long.
+  /// Waits until the remote process has polled this many notifications (in all calls together), or until a time limit.
   virtual std::vector<Notification> wait_notifications(std::size_t num_notifications) = 0;
-  /// What its owner would do: grant a part of its region, revoke that, unregister the region.
+  /// The remote acts as the owner of its region: grants a part of it, revokes the grant, unregisters the region.
   virtual RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes) = 0;
   virtual ErrorCode revoke(GrantId grant) = 0;
   virtual ErrorCode unregister() = 0;
   virtual void shut_down() = 0;
   virtual void kill() = 0;
-  /// From here on, transfers with it make no progress (SIGSTOP), until go_on().
+  /// Stops the remote (SIGSTOP): transfers with it make no progress until go_on().
   virtual void stop() = 0;
   virtual void go_on() = 0;
 };
 
 inline ErrorCode code_of(const Result<void>& result) { return result ? ErrorCode::kOk : result.error().code; }
 
-/// A backend. Construct one per test; name() is its name in the names of tests.
+/// A backend. Each test constructs one. name() is a part of the names of tests.
 class Fixture {
  public:
   virtual ~Fixture() = default;
@@ -59,14 +59,14 @@ class Fixture {
   virtual bool notices_silence() const { return true; }
 };
 
-constexpr auto kPatience = std::chrono::seconds(30);  // a test that waits longer has failed
+constexpr auto kPatience = std::chrono::seconds(30);  // limit on each wait; a longer wait fails the test
 
 inline bool is_readable(int fd, std::chrono::milliseconds timeout = {}) {
   pollfd waiting{fd, POLLIN, 0};
   return ::poll(&waiting, 1, static_cast<int>(timeout.count())) == 1;
 }
 
-/// Collects with `take` until there are `wanted` or patience ends; the caller checks the number.
+/// Calls `take` until `wanted` results are there, or until kPatience has passed. The caller checks the number.
 template <class Take>
 auto wait_for(Transport& transport, std::size_t wanted, Take take) {
   decltype(take()) all;
@@ -84,8 +84,8 @@ inline std::vector<Notification> wait_notifications(Transport& transport, std::s
   return wait_for(transport, wanted, [&] { return transport.poll_notifications(); });
 }
 
-/// Returns when everything submitted before has been posted as far as it goes: the progress thread answers the second
-/// registration only after a round that knew of all that came before the first.
+/// Returns when every earlier transfer has been posted as far as possible. The progress thread answers the second
+/// registration only after a round that has read everything that was submitted before the first.
 inline void wait_until_posted(Transport& transport) {
   std::byte memory[64];
   for (int round = 0; round < 2; ++round) {
@@ -99,7 +99,7 @@ inline void fill(std::span<std::byte> memory, std::uint64_t seed) {
   for (std::byte& byte : memory) byte = static_cast<std::byte>(random());
 }
 
-/// num_ranges ranges of 0 to bytes_max bytes, in random order on both sides, unaligned, with gaps, never overlapping.
+/// Returns ranges of 0 to bytes_max bytes, in random order on both sides, unaligned, with gaps, without overlaps.
 inline std::vector<CopyRange> random_ranges(std::uint64_t seed, std::size_t num_ranges, std::uint64_t bytes_max) {
   std::mt19937_64 random(seed);
   std::vector<CopyRange> ranges(num_ranges);

@@ -1,5 +1,6 @@
-"""A transport between two hosts, which are network namespaces of this machine: its bytes, a slow cable, a long one, a
-cut one, and a peer that dies, restarts or stands still."""
+"""Tests a transport between two hosts, which are network namespaces of this machine: its bytes, a slow cable, a long
+cable, a cut cable, and a peer that dies, restarts or stops.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +18,23 @@ sys.path.insert(0, str(Path(__file__).parent))
 from hosts import BIN, Program, TwoHosts
 
 EVERY_BACKEND = pytest.mark.parametrize("make_link", ["tcp", "ucx_one_sided", "ucx_packed"], indirect=True)
-"""Not for what cuts or stops: over UCX a put that was given up may still land when the cable is mended."""
+"""Not used by tests that cut the cable or stop the peer: over UCX, a put that was given up may still arrive when the
+cable is mended.
+"""
 MEMORY = 8 << 20
 SILENCE_S = 2.0
-"""CommonOptions::silence_ns, the default."""
+"""The default of CommonOptions::silence_ns."""
 SLACK_S = 10.0
-"""Of deadlines: the promise is 1 s, and this machine may be busy."""
+"""Added to deadlines: the promise is 1 s, but this machine may be busy."""
 OK, PEER_LOST = "0", "6"
 
 
 class Link:
-    """A driver on the near host and its peer on the far one."""
+    """A driver on the near host, and its peer on the far host."""
 
     def __init__(self, backend: str, hosts: TwoHosts) -> None:
         self.backend, self.hosts = backend, hosts
-        # UCX would find out that both ends are on one machine, and move bytes through its memory.
+        # Otherwise UCX would notice that both ends are on one machine, and move bytes through its memory.
         self._environment = {"UCX_NET_DEVICES": "cable", "UCX_TLS": "tcp"}
         self.driver = hosts.near.start(BIN / "host_driver", backend, str(MEMORY), environment=self._environment)
         self.memory = self.driver.read_line().split(" ")[1]
@@ -51,7 +54,7 @@ class Link:
         return self.driver.ask(f"move {direction} {num_ranges} {bytes_max} {note}")[1]
 
     def move(self, direction: str, num_ranges: int, bytes_max: int) -> int:
-        """One verified transfer, announced to the peer; its milliseconds."""
+        """Runs one transfer, verifies it and its notification, and returns its milliseconds."""
         transfer = self.start_move(direction, num_ranges, bytes_max, f"note-{direction}-{num_ranges}")
         _, done, code, ms, bytes_are = self.driver.ask("await")
         assert (done, code, bytes_are) == (transfer, OK, "equal")
@@ -65,7 +68,7 @@ class Link:
                 for direction in ("pull", "push") for num_ranges, bytes_max in ((1, 100), (1500, 4096), (7, 1 << 20))}
 
     def lose(self, transfer: str) -> float:
-        """Waits until a transfer is given up; seconds."""
+        """Waits until a transfer fails because its peer is lost. Returns the seconds."""
         start = time.monotonic()
         _, done, code, _, _ = self.driver.ask("await")
         assert (done, code) == (transfer, PEER_LOST)
@@ -76,7 +79,7 @@ MakeLink = Callable[..., Link]
 
 
 def make_hosts(delay_ms: float = 0) -> TwoHosts:
-    """Skips the test where that cannot be."""
+    """Makes two hosts. Skips the test if this machine can't have them."""
     for tool in ("ip", "tc", "unshare", "nsenter"):
         if shutil.which(tool) is None:
             pytest.skip(f"two hosts need {tool}, which is not installed")
@@ -88,7 +91,9 @@ def make_hosts(delay_ms: float = 0) -> TwoHosts:
 
 @pytest.fixture
 def make_link(request: pytest.FixtureRequest) -> Iterator[MakeLink]:
-    """make_link(delay_ms): two hosts and a transport between them. `window_bytes`: of each TCP connection, at most."""
+    """Yields make_link(delay_ms), which makes two hosts and a transport between them. `window_bytes`: limit on the
+    window of each TCP connection.
+    """
     usual = getattr(request, "param", "tcp")
     made: list[TwoHosts] = []
 
@@ -121,14 +126,14 @@ def test_a_slow_cable_carries_the_same_bytes(make_link: MakeLink) -> None:
 
 def test_a_long_cable_carries_the_same_bytes(make_link: MakeLink) -> None:
     link = make_link(delay_ms=1)
-    link.move_both_ways()  # opens the windows
+    link.move_both_ways()  # opens the TCP windows
     for what, ms in link.move_both_ways().items():
-        assert ms >= 2 or what.startswith("push")  # the request's way there and the bytes' way back
+        assert ms >= 2 or what.startswith("push")  # 1 ms for the request and 1 ms for the bytes
         print(f"{link.backend} with 1 ms delay each way: {what} took {ms} ms")
 
 
 def test_several_connections_hide_the_delay(make_link: MakeLink) -> None:
-    """One connection moves a window a round trip, however fast the cable is."""
+    """A connection moves one window per round trip, however fast the cable is."""
     ms: dict[str, int] = {}
     for backend in ("tcp1", "tcp"):
         link = make_link(delay_ms=5, backend=backend, window_bytes=128 << 10)
@@ -141,7 +146,7 @@ def test_several_connections_hide_the_delay(make_link: MakeLink) -> None:
 def test_a_cut_cable_loses_the_peer_and_a_mended_one_finds_it_again(make_link: MakeLink) -> None:
     link = make_link()
     link.move("pull", 7, 1000)
-    link.hosts.limit("20mbit")  # so that the cut falls into the transfer
+    link.hosts.limit("20mbit")  # slow, so that the cut comes in the middle of the transfer
     for direction in ("pull", "push"):
         transfer = link.start_move(direction, 7, 1 << 20)
         time.sleep(0.2)
@@ -178,7 +183,7 @@ def test_a_stopped_peer_is_lost_and_leaves_the_memory_alone(make_link: MakeLink)
     assert link.lose(transfer) < SILENCE_S + SLACK_S
     assert link.driver.ask("paint") == ["painted"]
     link.peer.go_on()
-    time.sleep(1)  # what was under way arrives
+    time.sleep(1)  # bytes that were on their way arrive
     assert link.driver.ask("look") == ["quiet"]
     link.connect()
     link.move("pull", 7, 1000)
@@ -202,5 +207,5 @@ def test_the_benchmark_measures_between_two_hosts(tmp_path: Path) -> None:
     rows = [row for row in json.loads((tmp_path / "rows.json").read_text())["rows"] if row["engine"] == "kvferry"]
     assert {(row["op"], row["path"]) for row in rows} == {("push", "tcp"), ("pull", "tcp")}
     assert all(row["verified"] is True for row in rows)
-    # The request that counts and the one before it that doesn't, of 1 MiB each; near is where pulls come from.
+    # There are two requests of 1 MiB each: one that counts, and one before it that does not. Pulls read from near.
     assert min(sent) > 2 << 20, "the bytes took another way than the cable"

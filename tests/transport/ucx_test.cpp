@@ -1,4 +1,4 @@
-// What only the UCX backend has: its own words, its idle cost, its checks of who answers.
+// Tests what only the UCX backend has: its own messages, its cost when idle, its checks of who answers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ TEST(UcxTransport, AnUnknownPeerAtThePeersAddressIsNotTouched) {
   const auto remote = fixture.make_remote(4096);
   std::vector<std::byte> memory(4096);
   const RegionId region = transport->register_region(memory.data(), memory.size()).value();
-  // As if the process we know had ended and this one had got its port.
+  // As if the process that we know had ended, and this process had got its port.
   ucx::Address address = decode<ucx::Address>(remote->address(), "address").value();
   RegionDescriptor descriptor = decode<RegionDescriptor>(remote->region(), "region").value();
   descriptor.incarnation = ++address.incarnation;
@@ -110,7 +110,7 @@ TEST(UcxTransport, KeepsUcxsMessagesOffStdout) {
     std::vector<std::byte> memory(4096);
     const RegionId region = transport->register_region(memory.data(), memory.size()).value();
     const PeerId peer = transport->connect(remote->address()).value();
-    remote->kill();  // UCX has something to say about a refused connection
+    remote->kill();  // UCX prints a message about a refused connection
     ASSERT_TRUE(transport->submit({peer, Direction::kPull, region, remote->region(), {{0, 0, 4096}}, ""}));
     EXPECT_EQ(wait_completions(*transport, 1).size(), 1U);
   }

@@ -10,7 +10,7 @@
 namespace kvferry {
 namespace {
 
-/// As the header says it, by the library's plain functions alone.
+/// Computes the checksum as the header defines it, with the library's plain functions only.
 std::uint64_t by_definition(std::span<const std::byte> bytes) {
   std::vector<std::uint64_t> segments;
   for (std::size_t at = 0; at < bytes.size(); at += kSegmentBytes) {
@@ -23,7 +23,7 @@ std::uint64_t by_definition(std::span<const std::byte> bytes) {
 }
 
 TEST(ChunkChecksum, IsTheSameOnEveryNodeWhateverItsInstructionSet) {
-  // XXH3's published value for no bytes; the other ones are written down since peers compare them.
+  // The first value is XXH3's published value for no bytes. The others are fixed here, because peers compare checksums.
   EXPECT_EQ(chunk_checksum({}), 0x2d06800538d394c2u);
   std::vector<std::byte> bytes(10'000);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i % 251);

@@ -10,7 +10,8 @@ namespace {
 const std::vector<std::int32_t> kTokens = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
 
 TEST(ChunkKey, IsTheSameOnEveryNodeAndForEver) {
-  // Golden values: changing them orphans every chunk in every pool of a rolling upgrade.
+  // The expected keys must never change: with other keys, a node of a new release finds no chunk in the pools of older
+  // releases.
   const ChunkKey root = root_key("model", "");
   EXPECT_EQ(root.hex(), "fa3077d279203fd9bb0dc74342f43379");
   EXPECT_EQ(chunk_key(root, kTokens).hex(), "cb052c1c9a950218eda6112a20a6ec39");
@@ -21,7 +22,7 @@ TEST(ChunkKey, DependsOnFingerprintParentExtrasTokensAndTheirOrder) {
   const ChunkKey key = chunk_key(root, kTokens);
   EXPECT_NE(root_key("model2", ""), root);
   EXPECT_NE(root_key("model", "lora-a"), root);
-  EXPECT_NE(root_key("mode", "l"), root);  // lengths are hashed too
+  EXPECT_NE(root_key("mode", "l"), root);  // the key depends on the lengths of both texts
   EXPECT_NE(chunk_key(key, kTokens), key);
   EXPECT_NE(chunk_key(root, kTokens, "image-1"), key);
   std::vector<std::int32_t> swapped = kTokens;

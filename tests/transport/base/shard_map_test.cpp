@@ -1,4 +1,4 @@
-// All small shapes against each other: every byte of every reader's chunk comes once, from where it belongs.
+// Tests all pairs of small shapes: every byte of every reader's chunk comes exactly once, and from the right place.
 #include "transport/base/shard_map.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,8 @@ struct Shape {
   std::vector<Shard> ranks;
 };
 
-/// All ways to cut `layers` into stages, uneven ones too, times the tensor parallel sizes that vLLM takes.
+/// Returns all ways to divide `layers` into stages, including uneven ones, with all tensor parallel sizes that vLLM
+/// allows.
 std::vector<Shape> all_shapes(std::uint32_t layers, std::uint32_t heads) {
   std::vector<Shape> shapes;
   for (std::uint32_t cuts = 0; cuts < 1u << (layers - 1); ++cuts) {
@@ -37,7 +38,7 @@ std::vector<Shape> all_shapes(std::uint32_t layers, std::uint32_t heads) {
   return shapes;
 }
 
-/// A chunk of n tokens as the blueprint orders its bytes: [layer][kv_head][k or v][token][head_dim].
+/// Returns a chunk of `tokens` tokens in the order of the blueprint: [layer][kv_head][k or v][token][head_dim].
 std::vector<std::uint32_t> chunk_of(const Shard& shard, std::uint32_t planes, std::uint32_t tokens) {
   std::vector<std::uint32_t> bytes;
   for (std::uint32_t layer = 0; layer < shard.num_layers; ++layer)
@@ -50,7 +51,7 @@ std::vector<std::uint32_t> chunk_of(const Shard& shard, std::uint32_t planes, st
   return bytes;
 }
 
-/// The fewest runs that the reader's chunk can be put together from, found by trying all.
+/// Returns the smallest number of runs from which the reader's chunk can be assembled. Tries all possibilities.
 std::size_t fewest_runs(const Shard& reader, const std::vector<Shard>& holders) {
   const auto position = [&](const Shard& holder, std::uint64_t cell) -> std::int64_t {
     const auto layer = static_cast<std::uint32_t>(reader.first_layer + cell / reader.num_heads);
@@ -130,7 +131,7 @@ TEST(ShardMap, RectanglesOfAnyKindReadFromEachOther) {
         const std::uint32_t layer = below(layers), head = below(heads);
         ranks.push_back({layer, 1 + below(layers - layer), head, 1 + below(heads - head)});
       }
-      ranks.push_back({0, layers, 0, 1});  // all is covered
+      ranks.push_back({0, layers, 0, 1});  // this rank and the next two cover all layers and heads
       ranks.push_back({0, layers, heads - 1, 1});
       if (heads > 2) ranks.push_back({0, layers, 1, heads - 2});
       std::shuffle(ranks.begin(), ranks.end(), rng);
@@ -164,7 +165,8 @@ TEST(ShardMap, ReadersSpreadOverReplicas) {
       EXPECT_LE(*most - *least, 1u) << readers << " from " << holders;
     }
   }
-  // Two heads on four ranks each, read by four: 0, 1 of the one head and 4, 5 of the other.
+  // Two heads, each on four ranks, are read by four ranks: two of them read ranks 0 and 1 for the first head, the
+  // others ranks 4 and 5 for the second head.
   std::vector<Shard> eight, four;
   for (std::uint32_t rank = 0; rank < 8; ++rank) eight.push_back(shard_of(0, 1, 2, rank, 8));
   for (std::uint32_t rank = 0; rank < 4; ++rank) four.push_back(shard_of(0, 1, 2, rank, 4));

@@ -84,7 +84,8 @@ class LoopbackCore {
   bool held_;
   std::uint32_t fail_next_ = 0;
   std::uint64_t num_nodes_made_ = 0;
-  std::unordered_map<std::string, std::shared_ptr<LoopbackNode>> nodes_;  // key: address; ended nodes stay
+  // keyed by address; nodes stay here after their end
+  std::unordered_map<std::string, std::shared_ptr<LoopbackNode>> nodes_;
   std::vector<Moving> moving_;
 };
 

@@ -10,7 +10,7 @@ class LoopbackFixture final : public Fixture {
   static std::string name() { return "loopback"; }
   std::unique_ptr<Transport> make_transport(std::uint32_t transfers_max) override;
   std::unique_ptr<Remote> make_remote(std::uint64_t bytes) override;
-  bool notices_silence() const override { return false; }  // it has no clock
+  bool notices_silence() const override { return false; }  // the loopback fabric has no clock
 
  private:
   LoopbackFabric fabric_;

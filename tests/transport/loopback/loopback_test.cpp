@@ -1,4 +1,4 @@
-// The loopback fabric's own part: faults, steps and seeds. What it shares with other backends is in the contract suite.
+// Tests what only the loopback fabric has: faults, steps and seeds. The contract suite tests what all backends have.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

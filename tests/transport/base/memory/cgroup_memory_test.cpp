@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kNoLimit = UINT64_MAX;
 
-/// A folder with files as the kernel shows them.
+/// A folder with files in the kernel's format.
 class CgroupMemory : public ::testing::Test {
  protected:
   CgroupMemory() {
@@ -54,7 +54,7 @@ TEST_F(CgroupMemory, AFullGroupHasNothingLeftHoweverItsNumbersLook) {
   write("mount/memory.max", "1000\n");
   write("mount/memory.current", "1200\n");
   EXPECT_EQ(bytes_left("0::/\n"), 0u);
-  write("mount/memory.stat", "inactive_file 5000\n");  // read later than the rest
+  write("mount/memory.stat", "inactive_file 5000\n");  // this file is read after the others
   EXPECT_EQ(bytes_left("0::/\n"), 1000u);
 }
 

@@ -12,7 +12,7 @@
 namespace kvferry::net {
 namespace {
 
-/// As long as it lives, this process can open nothing.
+/// While this object lives, the process can't open any descriptor.
 class NoDescriptors {
  public:
   NoDescriptors() {
@@ -46,7 +46,7 @@ TEST(SpareFd, WithoutDescriptorsPendingConnectionsAreRefusedAndTheListenerIsQuie
     }
     EXPECT_FALSE(is_readable(listener.socket.get()));
     EXPECT_FALSE(accept_tcp(listener.socket.get()));
-    EXPECT_FALSE(spare.refuse(listener.socket.get(), "test"));  // nothing is pending
+    EXPECT_FALSE(spare.refuse(listener.socket.get(), "test"));  // there is no pending connection
   }
   EXPECT_EQ(spare.num_refused(), clients.size());
   for (const OwnedFd& client : clients) {

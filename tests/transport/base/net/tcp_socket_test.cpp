@@ -27,7 +27,7 @@ void wait(const OwnedFd& socket, short events) {
   ASSERT_EQ(::poll(&waiting, 1, 10'000), 1);
 }
 
-/// Sends bytes from a client to a server that listens on `listen_host`, and checks the sockets of both.
+/// Sends bytes from a client to a server that listens on `listen_host`, and checks both sockets.
 void make_round_trip(const std::string& listen_host, const std::string& connect_host) {
   const TcpListener listener = listen_tcp(listen_host, 0).value();
   ASSERT_NE(listener.address.port, 0);

@@ -1,4 +1,4 @@
-// Who gets through to a ZeroMQ server with a cluster key: members, and nobody else.
+// Tests who can talk to a ZeroMQ server with a cluster key: only members.
 #include "transport/base/net/zmq_context.h"
 
 #include <gmock/gmock.h>
@@ -121,7 +121,8 @@ TEST(ZmqContext, KnowingTheServersPublicKeyIsNotEnough) {
   ::zmq_close(unknown_peer);
 }
 
-/// Greetings of ZeroMQ's protocol from before it had mechanisms, each followed by a message of one byte.
+/// Greetings of old versions of ZeroMQ's protocol, which had no security mechanisms. A message of one byte follows
+/// each.
 TEST(ZmqContext, OldProtocolsGetNoMessageThrough) {
   EchoServer server(kMemberKey);
   const HostPort address = address_of_endpoint(server.endpoint()).value();
@@ -134,7 +135,7 @@ TEST(ZmqContext, OldProtocolsGetNoMessageThrough) {
     wait_until(kUnknownPeerWaitsMs, [&] { return server.turn(), false; });
   }
   EXPECT_EQ(server.num_messages(), 0);
-  EchoServer open(kNoKey);  // the same bytes are messages where no key is asked for
+  EchoServer open(kNoKey);  // a server without a key accepts the same bytes as messages
   for (const std::string& bytes : {zmtp1, zmtp2}) {
     const OwnedFd socket = connect_tcp(address_of_endpoint(open.endpoint()).value()).value();
     ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));

@@ -40,7 +40,7 @@ std::unique_ptr<ZmqSocket> bound(const std::string& endpoint) {
   return router;
 }
 
-/// Sleeps on fd(), as users do. Returns an empty message after 10 s.
+/// Waits until fd() is readable, as users do. Returns an empty message after 10 s.
 std::vector<std::string> wait_message(ZmqSocket& socket) {
   for (int i = 0; i < 1000; ++i) {
     std::array<ZmqPart, 4> parts;
@@ -95,13 +95,13 @@ TEST(ZmqSocket, AHostNameIsTriedOverIpv4AndThenOverIpv6) {
   EXPECT_EQ(wait_message(*server).size(), 2U);
 }
 
-/// Returns how many bytes a process of this user gets when it connects to the abstract socket; ZeroMQ greets who may
-/// stay. -1: the process can't become that user or can't connect.
+/// Returns how many bytes a process of this user gets when it connects to the abstract socket. ZeroMQ sends a greeting
+/// to permitted users only. Returns -1 if the process can't become this user or can't connect.
 int bytes_greeted_with(const std::string& name, uid_t user) {
   int results[2];
   if (::pipe(results) != 0) return -1;
   const pid_t child = ::fork();
-  if (child == 0) {  // only system calls, since other threads' locks may be held
+  if (child == 0) {  // the child uses only system calls, because other threads may have held locks at the fork
     int got = -1;
     sockaddr_un to{};
     to.sun_family = AF_UNIX;
@@ -112,7 +112,7 @@ int bytes_greeted_with(const std::string& name, uid_t user) {
         ::connect(fd, reinterpret_cast<const sockaddr*>(&to), length) == 0) {
       char greeting[16];
       got = static_cast<int>(::recv(fd, greeting, sizeof(greeting), 0));
-      if (got < 0) got = 0;  // the connection was reset
+      if (got < 0) got = 0;  // ZeroMQ has reset the connection
     }
     static_cast<void>(!::write(results[1], &got, sizeof(got)));
     ::_exit(0);
@@ -182,7 +182,7 @@ TEST(ZmqSocket, NoMessageIsMissedByAnOwnerThatSendsBetweenReceives) {
     const std::vector<std::string> message = wait_message(*server);
     ASSERT_EQ(message.size(), 2U);
     ASSERT_TRUE(server->send(std::array<std::string_view, 2>{message[0], "answer"}));
-    // The answer may arrive while the client sends, which consumes ZeroMQ's event.
+    // The answer may arrive while the client sends. Then send() consumes ZeroMQ's event.
     ASSERT_TRUE(client->send("two"));
     ASSERT_THAT(wait_message(*client), ElementsAre("answer"));
     ASSERT_EQ(wait_message(*server).back(), "two");
@@ -207,7 +207,7 @@ TEST(ZmqSocket, AMonitorReportsConnectsAndDisconnects) {
   EXPECT_EQ(next_change(), ZmqSocket::Change::kDisconnected);
 }
 
-/// Returns kNone after 10 s.
+/// Waits for a change. Returns kNone after 10 s.
 ZmqSocket::Change wait_change(ZmqSocket& monitor) {
   constexpr int kStepMs = 20;
   auto change = monitor.next_change();
@@ -218,8 +218,8 @@ ZmqSocket::Change wait_change(ZmqSocket& monitor) {
   return change;
 }
 
-/// Drops all packets that arrive on the accepted connections of this process to `port`, as a firewall that has
-/// dropped them.
+/// Drops all packets that arrive at `port` on this process's accepted connections, like a firewall that has lost its
+/// state of them.
 void black_hole(std::uint16_t port) {
   sock_filter nothing{BPF_RET | BPF_K, 0, 0, 0};
   const sock_fprog filter{1, &nothing};
