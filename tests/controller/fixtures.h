@@ -1,4 +1,4 @@
-// Short ways to write nodes, keys and chunks.
+// Short functions to make nodes, keys and chunks for tests.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ inline NodeInfo node_info(const std::string& engine_id, std::uint64_t incarnatio
   return {EngineId{engine_id}, Incarnation{incarnation}, "kv_both", "tcp://10.0.0.1:1", name_space, fingerprint};
 }
 
-/// Equal numbers, equal keys; as good a hash as a real one.
+/// Returns the same key for the same number. The keys are as random as real ones.
 inline ChunkKey key_of(std::uint32_t number) { return root_key("test", std::to_string(number)); }
 
 inline std::vector<ChunkKey> keys_of(std::uint32_t from, std::uint32_t to) {

@@ -1,4 +1,4 @@
-// A server on a thread and nodes that talk to it, for tests over real sockets.
+// A server on a thread, and nodes that talk to it over real sockets.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@
 
 namespace kvferry::controller {
 
-constexpr std::int64_t kDeadlineMs = 20'000;  // far beyond what anything here takes, also under a sanitizer
+constexpr std::int64_t kDeadlineMs = 20'000;  // much longer than anything in these tests takes, even with a sanitizer
 
 inline const SteadyClock& steady_clock() {
   static const SteadyClock clock;
@@ -30,7 +30,8 @@ inline const SteadyClock& steady_clock() {
 
 class LiveServer {
  public:
-  /// The lease is long unless a test is about leases: a node here is silent while its test looks at another.
+  /// The lease is long, except in tests of leases, because a node here sends no heartbeats while its test uses another
+  /// node.
   explicit LiveServer(const std::string& bind, std::int64_t lease_ms = 600'000,
                       const std::optional<net::ClusterKey>& key = {})
       : server_(Server::bind(options(bind, lease_ms, key), steady_clock()).value()),
@@ -61,7 +62,7 @@ class LiveServer {
   std::thread thread_;
 };
 
-/// A client with an event list of its own. Answers SnapshotWanted like a real owner: publishes `held` and ends the
+/// A client with a list of its events. It answers SnapshotWanted like a real node: publishes `held` and ends the
 /// snapshot.
 class LiveNode {
  public:
@@ -79,7 +80,7 @@ class LiveNode {
     held_.insert(held_.end(), chunks.begin(), chunks.end());
     client_->publish(chunks);
   }
-  /// One turn of the owner's loop.
+  /// Runs one turn of the node's loop.
   void turn(int wait_ms = 5) {
     pollfd item{client_->fd(), POLLIN, 0};
     ::poll(&item, 1, wait_ms);
@@ -116,7 +117,7 @@ class LiveNode {
     }
     return true;
   }
-  /// "engine:full chunks" of each holder, in order; asks again if the connection broke meanwhile.
+  /// Returns "engine:full chunks" of each holder, in order. Repeats the lookup if the connection broke meanwhile.
   std::vector<std::string> who_has(const LookupQuery& query) {
     const std::size_t num_replies = count<LookupReply>();
     std::uint64_t token = 0;
@@ -133,7 +134,7 @@ class LiveNode {
       names.push_back(fmt::format("{}:{}", holder.engine_id, holder.num_full_chunks));
     return names;
   }
-  /// Publishing has no reply, so what others see is asked until it is so.
+  /// Repeats the lookup until it gives the expected holders, because a publication has no reply.
   bool wait_to_see(const LookupQuery& query, const std::vector<std::string>& expected) {
     return wait_until([&] { return who_has(query) == expected; });
   }

@@ -1,4 +1,4 @@
-// What a node says to a controller that says nothing.
+// Tests what a node sends to a controller that does not answer.
 #include "controller/client/client_session.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace kvferry::controller {
 namespace {
 
-/// Turns a millisecond apart; the times at which the connection was given up.
+/// Runs the session in turns of one millisecond. Records the times at which the session gave the connection up.
 class Silence {
  public:
   Silence() : client_(options(), [](std::string_view) { return true; }) {}

@@ -14,7 +14,7 @@ using Answer = Publisher::Answer;
 
 class PublisherTest : public ::testing::Test {
  protected:
-  /// Sequence numbers of what was sent since the last call, snapshots marked.
+  /// Returns the sequence numbers of the messages since the last call, with marks for snapshots.
   std::vector<std::string> sent() {
     std::vector<std::string> sent;
     for (const std::string& bytes : std::exchange(sent_, {})) {
@@ -42,18 +42,18 @@ class PublisherTest : public ::testing::Test {
 TEST_F(PublisherTest, NumbersEachMessageAndCutsLongLists) {
   publisher_.publish(full_chunks(0, wire::kChunksPerPublishMax + 1));
   publisher_.evict(keys_of(0, wire::kChunksPerPublishMax + 1));
-  publisher_.publish({});  // nothing is no message
+  publisher_.publish({});  // no chunks, so no message is sent
   EXPECT_THAT(sent(), ElementsAre("+0", "+1", "-2", "-3"));
   EXPECT_EQ(publisher_.next_sequence(), 4U);
 }
 
 TEST_F(PublisherTest, KnowsTheDigestOfWhatItPublished) {
   publisher_.publish(full_chunks(0, 3), Tier::kHost);
-  publisher_.publish(full_chunks(0, 3), Tier::kHost);  // no news
+  publisher_.publish(full_chunks(0, 3), Tier::kHost);  // these chunks are already published
   publisher_.publish(full_chunks(2, 4), Tier::kDisk);
   EXPECT_EQ(num_keys(Tier::kHost), 3U);
   EXPECT_EQ(num_keys(Tier::kDisk), 2U);
-  publisher_.evict(keys_of(2, 9));  // from both tiers; most were never there
+  publisher_.evict(keys_of(2, 9));  // evicts from both tiers; most of these keys were never there
   EXPECT_EQ(num_keys(Tier::kHost), 2U);
   EXPECT_EQ(num_keys(Tier::kDisk), 0U);
   TierDigests expected;
@@ -83,12 +83,12 @@ TEST_F(PublisherTest, BeginsASnapshotWhereTheMissingIsTooOld) {
   publisher_.publish(full_chunks(0, 1));
   publisher_.end_snapshot();
   EXPECT_THAT(sent(), ElementsAre("+101", ")102"));
-  // Now the begin was lost as well; it makes good all before it.
+  // Now the beginning of the snapshot was lost too. To send it again replaces all messages before it.
   EXPECT_EQ(publisher_.answer({.next_sequence = 103, .resend_will_do = true, .resend_from = 3}), Answer::kSentAgain);
   EXPECT_THAT(sent(), ElementsAre("(100", "+101", ")102"));
   EXPECT_EQ(publisher_.answer({.next_sequence = 103, .resend_will_do = false, .resend_from = 100}), Answer::kSentAgain);
   EXPECT_THAT(sent(), ElementsAre("(100", "+101", ")102"));
-  // It arrived and did not help: another one.
+  // The snapshot arrived, but did not repair the difference, so another snapshot is needed.
   EXPECT_EQ(publisher_.answer({.next_sequence = 103, .resend_will_do = false, .resend_from = 103}),
             Answer::kSnapshotBegun);
   EXPECT_THAT(sent(), ElementsAre("(103"));

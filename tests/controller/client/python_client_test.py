@@ -1,4 +1,4 @@
-"""kvferry.controller.Client against a real controller, over each kind of socket."""
+"""Tests kvferry.controller.Client with a real controller, over each kind of socket."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         assert process.stdout is not None
         places = [process.stdout.readline().split()[-1] for _ in range(2)]
         try:
-            replicas = f"tcp://127.0.0.1:1,{places[1]}"  # one that isn't there is no hindrance
+            # the first replica does not exist, and the client works all the same
+            replicas = f"tcp://127.0.0.1:1,{places[1]}"
             yield {"tcp": places[0], "ipc": places[0], "replicas": replicas}.get(kind, places[1])
         finally:
             process.terminate()
@@ -80,7 +81,7 @@ def test_what_is_wrong_is_one_sentence(api: ModuleType, endpoint: str) -> None:
         with pytest.raises(api.KvFerryError, match="a key has 3 bytes; it must have 16"):
             a.lookup([b"abc"])
         if "," in endpoint:
-            return  # the controller that isn't there might take the next one
+            return  # no further controllers are started, because one could get the port at which no controller must be
         with api.Client(endpoint, engine_id="b", fingerprint="another") as b:
             with pytest.raises(api.KvFerryError, match="refused this node"):
                 b.wait_registered(20)

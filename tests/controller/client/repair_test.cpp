@@ -1,6 +1,6 @@
-// Nodes' and a controller's sessions and a network between them that loses, doubles, delays and changes messages, on a
-// schedule drawn from a seed, which a failure prints. A checker that knows what each node held after each of its
-// messages compares.
+// Tests the sessions of nodes and of a controller, with a network between them that loses, doubles, delays and changes
+// messages. A seed, which a failure prints, decides the schedule. A checker knows what each node held after each of its
+// messages, and compares.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ constexpr int kBeatsToHeal = 4;
 constexpr std::uint32_t kKeysOfNode = 16;
 constexpr std::uint32_t kNumNodes = 3;
 
-using State = std::array<std::uint8_t, kKeysOfNode>;  // of each key: a bit for each tier that has it
+using State = std::array<std::uint8_t, kKeysOfNode>;  // for each key, a bit for each tier that has the key
 
 struct Dice {
   std::mt19937_64 random;
@@ -36,7 +36,8 @@ struct Dice {
   bool percent(std::uint32_t chance) { return draw(100) < chance; }
 };
 
-/// One direction between a node and the controller. A message belongs to the connection that it was sent on.
+/// One direction of the connection between a node and the controller. A message belongs to the connection on which it
+/// was sent.
 class Line {
  public:
   struct Letter {
@@ -50,34 +51,36 @@ class Line {
       waiting_.emplace(now + delay, Letter{connection, std::string(bytes)});
     }
   }
-  /// Nothing: no message is due.
+  /// Returns nullopt if no message is due.
   std::optional<Letter> receive(TimeNs now) {
     if (waiting_.empty() || waiting_.begin()->first > now) return std::nullopt;
     Letter letter = std::move(waiting_.begin()->second);
     waiting_.erase(waiting_.begin());
     return letter;
   }
-  /// What was sent on `from` goes on on `to`; the rest is gone.
+  /// Messages that were sent on `from` arrive on `to`. All other messages are lost.
   void move(ConnectionId from, ConnectionId to) {
     std::erase_if(waiting_, [&](const auto& entry) { return entry.second.connection != from; });
     for (auto& [arrival, letter] : waiting_) letter.connection = to;
   }
 
  private:
-  std::multimap<TimeNs, Letter> waiting_;  // by arrival; equal ones in the order sent
+  // by time of arrival; messages with equal times in the order in which they were sent
+  std::multimap<TimeNs, Letter> waiting_;
 };
 
-/// A node's owner, as node_links.cpp has it, and its session over two lines.
+/// A node's state as in node_links.cpp, and the node's session, which uses two lines.
 struct Node {
   std::string name;
   bool is_running = false;
   std::uint64_t incarnation = 0;
   State held{};
-  std::map<std::uint64_t, std::vector<State>> told;  // by incarnation, then sequence: what it held when that was next
+  // by incarnation, then by sequence number: what the node held when this was its next sequence number
+  std::map<std::uint64_t, std::vector<State>> told;
   std::unique_ptr<ClientSession> session;
   TimeNs stopped_at = 0;
   ConnectionId connection;
-  NodeId id;  // the last that its connection spoke for
+  NodeId id;  // the last node id of the node's connection
   Line up, down;
 
   void note() { told[incarnation].resize(session->publisher().next_sequence() + 1, held); }
@@ -133,13 +136,14 @@ class Cluster final : private ReplySender {
         ASSERT_LE(now_, mended_at + kBeatsToHeal * kBeat) << "not healed, seed " << seed_;
       }
       num_healed_ += 1;
-      // From here on it is quiet, and the dead are gone.
+      // From here on there are no faults, and dead nodes have been removed.
       for (const TimeNs end = now_ + 5 * kSecond; now_ < end && !testing::Test::HasFatalFailure();) step();
       const std::uint64_t num_wishes = num_resends_ + num_snapshots_;
       for (const TimeNs end = now_ + 2 * kSecond; now_ < end && !testing::Test::HasFatalFailure();) step();
       ASSERT_EQ(num_resends_ + num_snapshots_, num_wishes) << "still asking, seed " << seed_;
       ASSERT_TRUE(all_found()) << "seed " << seed_;
-      changed_.clear();  // only now: a slower tier's difference can't be seen from here, but was by digests
+      // cleared only now, because lookups don't show differences of slower tiers, which only digests repair
+      changed_.clear();
     }
   }
 
@@ -150,7 +154,7 @@ class Cluster final : private ReplySender {
   struct Credit {
     std::uint64_t incarnation = 0;
     bool is_confirmed = true;
-    State fastest{};  // of each key: the bit of the fastest tier that has it
+    State fastest{};  // for each key, the bit of the fastest tier that has the key
   };
 
   void restart_controller() {
@@ -169,7 +173,7 @@ class Cluster final : private ReplySender {
     node.is_running = true;
     ++node.incarnation;
     node.held = State{};
-    node.connection = sessions_->open();  // what the older one still sends comes on its own
+    node.connection = sessions_->open();  // messages of the older incarnation arrive on a connection of their own
     node.down = Line();
     const std::size_t resend_bytes_max = dice_.percent(50) ? 400 : 100'000;
     node.session = std::make_unique<ClientSession>(
@@ -239,11 +243,12 @@ class Cluster final : private ReplySender {
     }
     if (is_faulty_ && dice_.percent(3)) change(connection, bytes);
     sessions_->receive(connection, bytes, now_, *this);
-    // An older incarnation's late Hello finds the newer one registered, so whoever speaks is the newest.
+    // If the Hello of an older incarnation arrives late, the newer one is already registered. So the session is always
+    // that of the newest incarnation.
     if (const Sessions::Session* session = sessions_->session(connection)) node.id = session->node;
     ASSERT_EQ(sessions_->counters().messages_malformed, 0U) << "seed " << seed_;
   }
-  /// Neither side can know; only digests tell.
+  /// Changes a message. Neither the node nor the controller can notice this, except by digests.
   void change(ConnectionId connection, std::string& bytes) {
     const Sessions::Session* session = sessions_->session(connection);
     if (session == nullptr) return;
@@ -274,7 +279,7 @@ class Cluster final : private ReplySender {
     return true;
   }
 
-  /// Asks for each key alone, so that nothing hides behind a prefix's end.
+  /// Looks up each key alone, so that a missing key does not hide the keys after it.
   std::map<std::string, Credit> credits() {
     std::map<std::string, Credit> credits;
     for (std::uint32_t key = 0; key < kKeysOfNode; ++key) {
@@ -305,8 +310,8 @@ class Cluster final : private ReplySender {
       ASSERT_TRUE(registered.contains(name)) << name << " is credited, and nobody is registered, seed " << seed_;
       ASSERT_EQ(credit.incarnation, registered[name]) << "stale credit of " << name << ", seed " << seed_;
       const NodeId id = node.id;
-      // Of the keys that a changed message named or should have named only digests can tell what the directory has, and
-      // from here nothing shows which repair was theirs.
+      // Excludes the keys that a changed message named or should have named. Only digests show what the directory has
+      // of these keys, and this test can't know which repair corrected them.
       const auto found = changed_.find(id);
       const std::bitset<kKeysOfNode> changed = found == changed_.end() ? std::bitset<kKeysOfNode>() : found->second;
       const std::vector<State>& told = node.told.at(credit.incarnation);
@@ -329,7 +334,8 @@ class Cluster final : private ReplySender {
     }
   }
 
-  /// Of the living everything, confirmed; of those that died longer ago than a lease and a late loop's grace, nothing.
+  /// Returns true if the directory has everything that living nodes hold, confirmed, and nothing of nodes that died
+  /// longer ago than a lease and the grace time of a late loop.
   bool all_found() {
     std::map<std::string, Credit> credits = this->credits();
     for (Node& node : nodes_) {
@@ -357,12 +363,13 @@ class Cluster final : private ReplySender {
   TimeNs stalled_until_ = 0;
   std::array<Node, kNumNodes> nodes_;
   std::unique_ptr<Sessions> sessions_;
-  std::map<NodeId, std::bitset<kKeysOfNode>> changed_;  // keys of which the directory was told something else than said
+  // keys for which the directory received something else than the node sent
+  std::map<NodeId, std::bitset<kKeysOfNode>> changed_;
   NodeId asker_;
 };
 
 TEST(Repair, AnyScheduleOfFaultsHealsAndNothingStaleIsCredited) {
-  log().set_level(spdlog::level::err);  // thousands of nodes come and go
+  log().set_level(spdlog::level::err);  // no warnings, because thousands of nodes join and leave
   std::uint64_t num_resends = 0, num_snapshots = 0, num_differed = 0, num_fenced = 0, num_exact = 0, num_compared = 0,
                 num_excused = 0;
   const auto number = [](const char* name) {
@@ -385,7 +392,7 @@ TEST(Repair, AnyScheduleOfFaultsHealsAndNothingStaleIsCredited) {
     num_excused += cluster.num_excused_;
   }
   if (only > 0) return;
-  // That the schedules had all of it in them.
+  // Checks that the schedules contained all kinds of faults.
   EXPECT_GT(num_resends, 1000U);
   EXPECT_GT(num_snapshots, 1000U);
   EXPECT_GT(num_differed, 20U);

@@ -1,4 +1,4 @@
-// A client of several controllers keeps its promises about lookups where no controller answers.
+// Tests that a client of several controllers keeps its promises about lookups if no controller answers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace {
 
 TEST(ReplicaClient, EachLookupEndsOrIsRefused) {
   ClientOptions options;
-  options.controller = "tcp://127.0.0.1:1,tcp://127.0.0.1:2";  // nobody listens there
+  options.controller = "tcp://127.0.0.1:1,tcp://127.0.0.1:2";  // no process listens at these ports
   options.lookup_timeout_ms = 1000;
   const std::unique_ptr<Client> client = make_client(options).value();
   LookupQuery query;

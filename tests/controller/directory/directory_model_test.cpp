@@ -1,5 +1,5 @@
-// The directory against a model so plain that it can be believed by reading: every question is answered by walking
-// everything. The seed of a failing run is in the test's name.
+// Compares the directory with a model that is so simple that a reader can see that it is right: it answers every
+// question by a search through everything. The seed of a failing run is in the test's name.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint32_t kNumEngines = 6;
 constexpr std::uint32_t kNumKeys = 24;
-constexpr std::uint32_t kNumTails = 60;  // of numbers 1000 ...; tail t is in group 2000 + t % 3
+constexpr std::uint32_t kNumTails = 60;  // tails have the numbers 1000 ...; tail t is in group 2000 + t % 3
 constexpr std::uint32_t kNumGroups = 3;
 constexpr std::size_t kTailsPerGroupMax = 25;
 constexpr int kNumSteps = 3000;
@@ -27,7 +27,7 @@ struct ModelNode {
   std::uint64_t incarnation = 0;
   NodeId id;
   TimeNs heard_at = 0;
-  std::uint64_t sequence = 0;  // of its next message
+  std::uint64_t sequence = 0;  // sequence number of the node's next message
   std::vector<bool> full = std::vector<bool>(kNumKeys);
   std::vector<bool> tails = std::vector<bool>(kNumTails);
 };
@@ -49,7 +49,8 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
     std::fill(kept.tails.begin(), kept.tails.end(), false);
     nodes_[name] = kept;
   }
-  /// Groups are bounded per namespace; the model keeps both namespaces in one list and counts its own.
+  /// The size of a group is limited in each namespace. The model keeps both namespaces in one list, and counts only the
+  /// tails of the node's own namespace.
   void publish_tail(const std::string& name, std::uint32_t number) {
     std::vector<ModelTail>& group = groups_[number % kNumGroups];
     std::erase_if(group, [&](const ModelTail& tail) { return tail.node == name && tail.number == number; });
@@ -81,7 +82,7 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
     }
     drop(name);
     nodes_[name] = ModelNode{.incarnation = incarnation, .id = joined->id, .heard_at = now_, .sequence = sequence};
-    snapshot(name);  // at once, so that no node of the model ever owes one
+    snapshot(name);  // sends the snapshot at once, so that no snapshot is ever due
   }
   void snapshot(const std::string& name) {
     clear(name);
@@ -203,7 +204,7 @@ class DirectoryModel : public ::testing::TestWithParam<unsigned> {
   }
 
   std::mt19937 random_{GetParam()};
-  // Every other seed runs with sets that hardly anybody shares.
+  // With every other seed, the directory can share only few sets.
   Directory directory_{{.tails_per_group_max = kTailsPerGroupMax,
                         .index = {.seed = GetParam(), .shared_sets_max = GetParam() % 2 == 0 ? 4U : 65536U}}};
   TimeNs now_ = kSecond;

@@ -16,7 +16,7 @@ constexpr TimeNs kStart = kSecond;
 
 class DirectoryTest : public ::testing::Test {
  protected:
-  /// A node that has begun its snapshot, so that its next message has sequence number 1.
+  /// Adds a node that has begun its snapshot, so the node's next message has sequence number 1.
   NodeId joined(const NodeInfo& info) {
     const Joined node = directory_.join(info, 0, now_).value();
     EXPECT_TRUE(node.snapshot_wanted);
@@ -33,7 +33,7 @@ class DirectoryTest : public ::testing::Test {
   std::vector<Holder> lookup(NodeId asker, const LookupQuery& query) {
     return directory_.lookup(asker, query, now_).value();
   }
-  /// "engine:full chunks" of each holder, in order.
+  /// Returns "engine:full chunks" of each holder, in order.
   std::vector<std::string> who_has(NodeId asker, const LookupQuery& query) {
     std::vector<std::string> names;
     for (const Holder& holder : lookup(asker, query))
@@ -60,7 +60,7 @@ TEST_F(DirectoryTest, LookupOrdersHoldersByPrefixThenByLastWord) {
   publish(a, full_chunks(0, 3));
   publish(b, full_chunks(0, 5));
   publish(c, full_chunks(0, 3));
-  publish(asker, full_chunks(0, 9));  // never told to itself
+  publish(asker, full_chunks(0, 9));  // a node is never told of its own chunks
   now_ += kMillisecond;
   directory_.heartbeat(c, directory_.repair(c).resend_from, now_);
   EXPECT_THAT(who_has(asker, {.keys = keys_of(0, 9), .tail_groups = {}, .exact_tails = {}}),
@@ -84,15 +84,16 @@ TEST_F(DirectoryTest, AHolderNamesItsSlowestTierAndWhetherItsWordIsWhole) {
   const LookupQuery query{.keys = keys_of(0, 4), .tail_groups = {}, .exact_tails = {}};
   directory_.publish(a, 1, SnapshotMark::kNone, full_chunks(0, 3), now_, Tier::kGpu);
   EXPECT_EQ(lookup(asker, query)[0].tier, Tier::kGpu);
-  directory_.publish(a, 2, SnapshotMark::kNone, full_chunks(1, 4), now_, Tier::kDisk);  // 1 and 2 are in both
+  // chunks 1 and 2 are in both tiers
+  directory_.publish(a, 2, SnapshotMark::kNone, full_chunks(1, 4), now_, Tier::kDisk);
   EXPECT_EQ(lookup(asker, query)[0].num_full_chunks, 4U);
   EXPECT_EQ(lookup(asker, query)[0].tier, Tier::kDisk);
   EXPECT_TRUE(lookup(asker, query)[0].confirmed);
-  evict(a, keys_of(1, 4));  // from both
+  evict(a, keys_of(1, 4));  // evicts from both tiers
   EXPECT_EQ(lookup(asker, query)[0].num_full_chunks, 1U);
   EXPECT_EQ(lookup(asker, query)[0].tier, Tier::kGpu);
   EXPECT_EQ(directory_.num_chunks(), 1U);
-  EXPECT_EQ(directory_.publish(a, 5, SnapshotMark::kNone, {}, now_), Update::kRepairWanted);  // 4 is lost
+  EXPECT_EQ(directory_.publish(a, 5, SnapshotMark::kNone, {}, now_), Update::kRepairWanted);  // message 4 is lost
   EXPECT_FALSE(lookup(asker, query)[0].confirmed);
   directory_.publish(a, 6, SnapshotMark::kReplaces, full_chunks(0, 1), now_);
   EXPECT_TRUE(lookup(asker, query)[0].confirmed);
@@ -155,10 +156,10 @@ TEST_F(DirectoryTest, TailsAreFoundByGroupNewestFirstAndByName) {
   const NodeId asker = joined(node_info("asker"));
   const NodeId a = joined(node_info("a"));
   publish(a, {tail_chunk(10, 50), tail_chunk(11, 50), tail_chunk(12, 51), tail_chunk(13, 52, 7)});
-  // Groups 49, 50, 51 would follow 0, 1, 2 full chunks.
+  // Groups 49, 50 and 51 belong to tails after 0, 1 and 2 full chunks.
   LookupQuery query{.keys = {}, .tail_groups = keys_of(49, 52), .exact_tails = {key_of(13), key_of(99)}};
   EXPECT_THAT(tails_of_first_holder(asker, query), ElementsAre(key_of(13), key_of(12), key_of(11), key_of(10)));
-  publish(a, {tail_chunk(10, 50)});  // again: it is the newest now
+  publish(a, {tail_chunk(10, 50)});  // published again, so this tail is the newest now
   query.exact_tails.clear();
   EXPECT_THAT(tails_of_first_holder(asker, query), ElementsAre(key_of(12), key_of(10), key_of(11)));
   EXPECT_EQ(lookup(asker, query)[0].tails[0].num_tokens, 100U);
@@ -194,12 +195,13 @@ TEST_F(DirectoryTest, AGroupKeepsSixteenTailsANodeAndABoundOverAll) {
   ASSERT_EQ(tails.size(), kTailsPerHolderMax);
   EXPECT_EQ(tails.front(), key_of(117));
   EXPECT_EQ(tails.back(), key_of(102));
-  for (std::uint32_t i = 0; i < 10; ++i) publish(b, {tail_chunk(200 + i, 50)});  // 20 over all: a's oldest six go
+  // the group's limit is 20, so the six oldest tails of `a` are removed
+  for (std::uint32_t i = 0; i < 10; ++i) publish(b, {tail_chunk(200 + i, 50)});
   std::size_t num_tails = 0;
   for (const Holder& holder : lookup(asker, query)) num_tails += holder.tails.size();
   EXPECT_EQ(num_tails, 20U);
   EXPECT_THAT(tails_of_first_holder(asker, {.keys = {}, .tail_groups = {}, .exact_tails = {key_of(100)}}),
-              ElementsAre(key_of(100)));  // pushed out of the group, still held
+              ElementsAre(key_of(100)));  // this tail was removed from its group, but can still be found by its key
 }
 
 TEST_F(DirectoryTest, RefusesAnotherFingerprintWhileTheNamespaceLives) {
@@ -210,10 +212,13 @@ TEST_F(DirectoryTest, RefusesAnotherFingerprintWhileTheNamespaceLives) {
   EXPECT_THAT(refused.error().what, HasSubstr("'prod'"));
   EXPECT_THAT(refused.error().what, HasSubstr("model is 'a' here"));
   EXPECT_THAT(refused.error().what, HasSubstr("and 'b' there"));
-  EXPECT_TRUE(directory_.join(node_info("b", 1, "test", "model=b"), 0, now_));   // another namespace
-  EXPECT_FALSE(directory_.join(node_info("a", 1, "prod", "model=b"), 0, now_));  // nor the same node
+  // another namespace may have another fingerprint
+  EXPECT_TRUE(directory_.join(node_info("b", 1, "test", "model=b"), 0, now_));
+  // the same node may not change its fingerprint either
+  EXPECT_FALSE(directory_.join(node_info("a", 1, "prod", "model=b"), 0, now_));
   directory_.leave(a);
-  EXPECT_TRUE(directory_.join(node_info("b", 1, "prod", "model=b"), 0, now_));  // the last one left
+  // the namespace's last node has left, so another fingerprint is allowed
+  EXPECT_TRUE(directory_.join(node_info("b", 1, "prod", "model=b"), 0, now_));
 }
 
 TEST_F(DirectoryTest, ALoneNodeMayComeBackWithAnotherFingerprint) {
@@ -226,7 +231,7 @@ TEST_F(DirectoryTest, ALoneNodeMayComeBackWithAnotherFingerprint) {
 TEST_F(DirectoryTest, NamespacesDoNotSeeEachOther) {
   const NodeId a = joined(node_info("a", 1, "one"));
   const NodeId b = joined(node_info("b", 1, "two"));
-  const NodeId twin = joined(node_info("a", 7, "two"));  // the same engine id elsewhere is another node
+  const NodeId twin = joined(node_info("a", 7, "two"));  // a node in another namespace with the same engine id
   publish(a, full_chunks(0, 2));
   const LookupQuery query{.keys = keys_of(0, 2), .tail_groups = {}, .exact_tails = {}};
   EXPECT_THAT(who_has(b, query), IsEmpty());
@@ -243,7 +248,7 @@ TEST_F(DirectoryTest, ANewerIncarnationFencesTheOlderAtOnce) {
   EXPECT_TRUE(fresh.snapshot_wanted);
   const LookupQuery query{.keys = keys_of(0, 3), .tail_groups = {}, .exact_tails = {}};
   EXPECT_THAT(who_has(asker, query), IsEmpty());
-  // What the old one still sends finds nobody, and it can't come back.
+  // Messages that the old incarnation still sends are refused, and it can't join again.
   EXPECT_EQ(directory_.publish(old, 2, SnapshotMark::kNone, full_chunks(0, 3), now_), Update::kUnknownNode);
   EXPECT_EQ(directory_.heartbeat(old, 2, now_), Update::kUnknownNode);
   EXPECT_FALSE(directory_.leave(old));
@@ -257,7 +262,7 @@ TEST_F(DirectoryTest, ANewerIncarnationFencesTheOlderAtOnce) {
 TEST_F(DirectoryTest, TheSameIncarnationKeepsItsChunksIfNoMessageIsMissing) {
   const NodeId asker = joined(node_info("asker"));
   const NodeId a = joined(node_info("a"));
-  publish(a, full_chunks(0, 2));  // was number 1
+  publish(a, full_chunks(0, 2));  // this was message 1
   const Joined again = directory_.join(node_info("a"), 2, now_).value();
   EXPECT_EQ(again.id, a);
   EXPECT_FALSE(again.snapshot_wanted);
@@ -273,7 +278,7 @@ TEST_F(DirectoryTest, WhatComesAfterALossWaitsForItToBeSentAgain) {
   const NodeId asker = joined(node_info("asker"));
   const NodeId a = joined(node_info("a"));
   const LookupQuery query{.keys = keys_of(0, 4), .tail_groups = {}, .exact_tails = {}};
-  publish(a, full_chunks(0, 2));  // 1; lost: 2, which publishes chunk 2
+  publish(a, full_chunks(0, 2));  // message 1; message 2, which publishes chunk 2, is lost
   EXPECT_EQ(directory_.evict(a, 3, {{key_of(2)}}, now_), Update::kRepairWanted);
   EXPECT_EQ(directory_.publish(a, 4, SnapshotMark::kNone, full_chunks(3, 4), now_), Update::kApplied)
       << "asked already";
@@ -298,7 +303,7 @@ TEST_F(DirectoryTest, ALossIsAskedAboutAgainButNotAtEveryMessage) {
   EXPECT_EQ(directory_.heartbeat(a, 4, now_), Update::kRepairWanted) << "the last messages were lost";
   now_ += 199 * kMillisecond;
   EXPECT_EQ(directory_.heartbeat(a, 4, now_), Update::kApplied);
-  publish(a, {});  // 1: the answer is on its way
+  publish(a, {});  // message 1: the missing messages have begun to arrive
   now_ += 199 * kMillisecond;
   EXPECT_EQ(directory_.heartbeat(a, 4, now_), Update::kApplied);
   now_ += kMillisecond;
@@ -319,7 +324,7 @@ TEST_F(DirectoryTest, ASnapshotIsFilledInUnseenAndSwappedAtItsEnd) {
   EXPECT_THAT(who_has(asker, query), ElementsAre("a:6"));
   EXPECT_EQ(directory_.num_chunks(), 6U);
   EXPECT_FALSE(lookup(asker, query)[0].confirmed);
-  publish(a, full_chunks(6, 7));  // news while it is under way
+  publish(a, full_chunks(6, 7));  // new chunks while the snapshot is in progress
   evict(a, {key_of(3)});
   EXPECT_THAT(who_has(asker, query), ElementsAre("a:3"));
   publish(a, full_chunks(3, 4));
@@ -351,7 +356,7 @@ TEST_F(DirectoryTest, ASnapshotThatNeverEndsLeavesNothingBehind) {
   NodeId a = joined(node_info("a"));
   const LookupQuery query{.keys = keys_of(0, 9), .tail_groups = {}, .exact_tails = {}};
   publish(a, full_chunks(0, 3));  // 1
-  // It takes too long.
+  // This snapshot takes too long.
   directory_.publish(a, 2, SnapshotMark::kBegins, full_chunks(4, 9), now_);
   for (int i = 0; i <= 100; ++i) {
     EXPECT_EQ(directory_.heartbeat(a, 3, now_), Update::kApplied);
@@ -365,13 +370,13 @@ TEST_F(DirectoryTest, ASnapshotThatNeverEndsLeavesNothingBehind) {
   EXPECT_EQ(directory_.num_chunks(), 8U) << "what was told in it is true, so it is known";
   directory_.publish(a, 3, SnapshotMark::kEnds, {}, now_);
   EXPECT_FALSE(lookup(asker, query)[0].confirmed) << "the end of nothing";
-  // Another one begins.
+  // Another snapshot begins.
   directory_.publish(a, 4, SnapshotMark::kBegins, full_chunks(0, 9), now_);
   directory_.publish(a, 5, SnapshotMark::kBegins, full_chunks(0, 2), now_);
   directory_.publish(a, 6, SnapshotMark::kEnds, {}, now_);
   EXPECT_THAT(who_has(asker, query), ElementsAre("a:2"));
   EXPECT_EQ(directory_.num_chunks(), 2U);
-  // A new incarnation comes; it expires.
+  // A new incarnation joins during a snapshot; later the node leaves during a snapshot.
   directory_.publish(a, 7, SnapshotMark::kBegins, full_chunks(0, 9), now_);
   a = directory_.join(node_info("a", 2), 0, now_)->id;
   EXPECT_THAT(who_has(asker, query), IsEmpty());
@@ -390,9 +395,9 @@ TEST_F(DirectoryTest, ASnapshotMayBeginAfterALossAndGapsWithinAreFilled) {
   const NodeId asker = joined(node_info("asker"));
   const NodeId a = joined(node_info("a"));
   const LookupQuery query{.keys = keys_of(0, 9), .tail_groups = {}, .exact_tails = {}};
-  publish(a, full_chunks(0, 6));  // 1; lost: 2
+  publish(a, full_chunks(0, 6));  // message 1; message 2 is lost
   EXPECT_EQ(directory_.publish(a, 3, SnapshotMark::kBegins, {}, now_), Update::kApplied);
-  EXPECT_EQ(directory_.publish(a, 5, SnapshotMark::kEnds, {}, now_), Update::kRepairWanted);  // 4 is lost
+  EXPECT_EQ(directory_.publish(a, 5, SnapshotMark::kEnds, {}, now_), Update::kRepairWanted);  // message 4 is lost
   EXPECT_TRUE(directory_.repair(a).resend_will_do);
   EXPECT_THAT(who_has(asker, query), ElementsAre("a:6")) << "not ended before it is whole";
   publish(a, full_chunks(0, 2));
@@ -414,7 +419,7 @@ TEST_F(DirectoryTest, ADigestThatDiffersShowsWhatNobodySaw) {
     return directory_.heartbeat(a, next_sequence, now_, digests);
   };
   EXPECT_EQ(beat(2), Update::kApplied);
-  evict(a, {key_of(2)});  // 2: what the node sent was another key, which it has still
+  evict(a, {key_of(2)});  // message 2: the node had sent another key in it, so it still holds this key
   digests[static_cast<std::size_t>(Tier::kHost)].remove(key_of(3));
   EXPECT_EQ(beat(2), Update::kApplied) << "of before: not to be compared";
   EXPECT_EQ(directory_.heartbeat(a, 3, now_), Update::kApplied) << "of a node that tells no digests";
@@ -431,7 +436,7 @@ TEST_F(DirectoryTest, ADigestThatDiffersShowsWhatNobodySaw) {
   EXPECT_EQ(beat(5), Update::kApplied);
   EXPECT_THAT(who_has(asker, query), ElementsAre("a:3"));
   EXPECT_TRUE(lookup(asker, query)[0].confirmed);
-  // The same count, and the same keys in another tier.
+  // Differences in which the number of keys is equal, or in which the keys are equal but in another tier.
   directory_.publish(a, 5, SnapshotMark::kReplaces, full_chunks(1, 4), now_);
   EXPECT_EQ(beat(6), Update::kRepairWanted);
   directory_.publish(a, 6, SnapshotMark::kReplaces, full_chunks(0, 3), now_, Tier::kDisk);
@@ -442,7 +447,7 @@ TEST_F(DirectoryTest, ADigestThatDiffersShowsWhatNobodySaw) {
 TEST_F(DirectoryTest, SnapshotsThatDoNotHelpAreAskedForMoreAndMoreRarely) {
   const NodeId a = joined(node_info("a"));
   TierDigests digests;
-  digests[0].num_keys = 1;  // whatever it publishes
+  digests[0].num_keys = 1;  // this digest differs whatever the node publishes
   std::vector<TimeNs> asked;
   std::uint64_t sequence = 1;
   for (const TimeNs end = now_ + 300 * kSecond; now_ < end; now_ += 500 * kMillisecond) {
@@ -455,7 +460,7 @@ TEST_F(DirectoryTest, SnapshotsThatDoNotHelpAreAskedForMoreAndMoreRarely) {
   EXPECT_LE(asked[1] - asked[0], kSecond);
   EXPECT_GE(asked.back() - asked[asked.size() - 2], 50 * kSecond);
   EXPECT_LE(asked.back() - asked[asked.size() - 2], 52 * kSecond);
-  // A loss is made good at once, and so is a difference after they agreed.
+  // A lost message leads to a repair at once, and so does a difference after the digests were equal.
   EXPECT_EQ(directory_.publish(a, sequence + 1, SnapshotMark::kNone, {}, now_), Update::kRepairWanted);
   directory_.publish(a, sequence, SnapshotMark::kReplaces, {}, now_);
   directory_.publish(a, sequence + 1, SnapshotMark::kNone, {}, now_);
@@ -502,7 +507,7 @@ TEST_F(DirectoryTest, ALateLoopGivesEverybodyOneMoreChance) {
   const NodeId a = joined(node_info("a"));
   const NodeId b = joined(node_info("b"));
   EXPECT_THAT(directory_.expire(now_), IsEmpty());
-  now_ += 60 * kSecond;  // the loop stood still, the nodes may well have spoken
+  now_ += 60 * kSecond;  // the loop stood still, so the nodes may have sent heartbeats meanwhile
   EXPECT_THAT(directory_.expire(now_), IsEmpty());
   directory_.heartbeat(a, directory_.repair(a).resend_from, now_);
   now_ += 1000 * kMillisecond;
@@ -519,9 +524,9 @@ TEST_F(DirectoryTest, MemoryIsBoundedPerNodeAndOverAll) {
   publish(b, full_chunks(0, 60));
   EXPECT_EQ(directory_.num_chunks(), 150U);
   EXPECT_EQ(directory_.num_chunks_dropped(), 30U);
-  publish(a, full_chunks(0, 10));  // known ones are no news
+  publish(a, full_chunks(0, 10));  // these chunks are already known, so none is dropped
   EXPECT_EQ(directory_.num_chunks_dropped(), 30U);
-  // A snapshot of what is known needs no room of its own, and one of more gets no more than there is.
+  // A snapshot of known chunks needs no additional room. A snapshot with more chunks gets only the room that is left.
   directory_.publish(a, directory_.repair(a).resend_from, SnapshotMark::kBegins, full_chunks(0, 100), now_);
   EXPECT_EQ(directory_.num_chunks_dropped(), 30U);
   EXPECT_EQ(directory_.num_chunks(), 150U);

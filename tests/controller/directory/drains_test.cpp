@@ -1,4 +1,4 @@
-// Emptying a node: only what only it holds is copied, and whatever its targets do, the drain comes to an end.
+// Tests drains: only chunks that no other node has are copied, and the drain ends whatever its targets do.
 #include "controller/directory/drains.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,8 @@ class Draining : public ::testing::Test, public Drains::Cluster {
   void replicate(const Drains::Replication& replication) {
     for (const ChunkEntry& chunk : replication.chunks) held[replication.to].insert(chunk.key);
   }
-  /// Calls advance() until nothing is copied any more; `serve` says what the target does. How many copies there were.
+  /// Calls advance() until nothing is copied any more. `serve` decides what the target does. Returns the number of
+  /// copies.
   template <class Serve>
   std::size_t run(const Serve& serve) {
     std::size_t num_replications = 0;
@@ -86,7 +87,7 @@ TEST_F(Draining, ATargetThatCopiesNothingIsReplacedAndWhatNobodyCopiesIsLost) {
   drains.published(kLeaving, hold(kLeaving, 200, 220), SnapshotMark::kReplaces);
   std::map<NodeId, int> asked;
   EXPECT_EQ(run([&](const Drains::Replication& replication) { asked[replication.to] += 1; }),
-            6u);  // two copies, three times
+            6u);  // two copies, each tried three times
   EXPECT_EQ(drains.progress(kLeaving).num_lost, 20u);
   EXPECT_TRUE(drains.progress(kLeaving).is_done());
 }
@@ -115,7 +116,7 @@ TEST_F(Draining, WithoutAnybodyElseItWaits) {
 TEST_F(Draining, ItIsNotDoneBeforeTheNodeHasToldAll) {
   drains.begin(kLeaving);
   EXPECT_FALSE(drains.progress(kLeaving).is_done());
-  drains.published(kLeaving, {}, SnapshotMark::kEnds);  // of one that began before
+  drains.published(kLeaving, {}, SnapshotMark::kEnds);  // the end of a snapshot that began before the drain
   drains.published(kLeaving, hold(kLeaving, 0, 5), SnapshotMark::kBegins);
   run([&](const Drains::Replication& replication) { replicate(replication); });
   EXPECT_FALSE(drains.progress(kLeaving).is_done());

@@ -1,4 +1,4 @@
-// Admin commands over the protocol: who is asked to do what with its pool, in the controller's sessions.
+// Tests admin commands over the protocol: which orders the controller's sessions send to which node.
 #include "controller/directory/orders.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ class OrdersTest : public ::testing::Test, protected ReplySender {
   void say(ConnectionId from, const T& message) {
     sessions_.receive(from, encode(message), now_, *this);
   }
-  /// All messages of one kind to `to` since the last call; others to it are dropped.
+  /// Returns all messages of one kind to `to` since the last call. Other messages to `to` are dropped.
   template <class T>
   std::vector<T> heard(ConnectionId to) {
     std::vector<T> found;
@@ -60,7 +60,7 @@ class OrdersTest : public ::testing::Test, protected ReplySender {
   }
   void pass(TimeNs time) {
     sessions_.expire(now_ += time);
-    for (const auto& [node, sequence] : sequence_) {  // words of life
+    for (const auto& [node, sequence] : sequence_) {  // sends heartbeats
       if (const auto* session = sessions_.session(node))
         say(node, wire::Heartbeat{.incarnation = session->incarnation.value, .next_sequence = sequence});
     }

@@ -30,7 +30,7 @@ class PairingTest : public ::testing::Test {
     EXPECT_TRUE(pair) << pair.error().what;
     return pair ? *pair : Pair{};
   }
-  /// Engine ids of the two.
+  /// Returns the engine ids of the prefill and of the decode node.
   std::pair<std::string, std::string> names() {
     const Pair pair = choose();
     return {nodes_[pair.prefill].engine_id, nodes_[pair.decode].engine_id};
@@ -41,7 +41,7 @@ class PairingTest : public ::testing::Test {
     EXPECT_FALSE(pair);
     return pair ? "" : pair.error().what;
   }
-  /// News of the loads: what was chosen before counts no more.
+  /// Sends new loads to the directory. From then on, earlier choices are no longer added to the loads.
   void tell_loads() {
     for (PairNode& each : nodes_) ++each.load_reported_at;
   }
@@ -82,7 +82,7 @@ TEST_F(PairingTest, WhoHoldsMoreOfThePromptPrefillsItUntilItIsTooBusy) {
     tell_loads();
     EXPECT_EQ(names().first, "p1");
   }
-  nodes_[1].load = 1;  // a request ahead costs less than 768 tokens
+  nodes_[1].load = 1;  // one request in the queue costs less than 768 tokens
   tell_loads();
   EXPECT_EQ(names().first, "p1");
   nodes_[1].load = 2;
@@ -98,7 +98,7 @@ TEST_F(PairingTest, ADecodeNodeThatHasNearlyAllNeedsNoPrefill) {
   nodes_[2].num_cached -= 1;
   tell_loads();
   EXPECT_FALSE(choose().skip_prefill);
-  query_.num_tokens = 20;  // a short prompt that nobody has is prefilled all the same
+  query_.num_tokens = 20;  // a short prompt is prefilled even if no node has any of it
   nodes_[2].num_cached = 0;
   tell_loads();
   EXPECT_FALSE(choose().skip_prefill);

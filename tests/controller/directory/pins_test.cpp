@@ -1,4 +1,4 @@
-// What nodes are asked to keep: whose, how long, how much.
+// Tests the orders to pin chunks: which chunks, for how long, and how many.
 #include "controller/directory/pins.h"
 
 #include <gmock/gmock.h>
@@ -70,7 +70,8 @@ TEST(Pins, EachHasADeadline) {
   pins.add("ns", "a", keys_of(0, 3), 0, 2 * kSecond).value();
   pins.expire(kSecond - 1);
   EXPECT_EQ(pins.size(), 2u);
-  EXPECT_THAT(pins.orders_for("ns", kNode, keys_of(0, 1), kSecond), SizeIs(1));  // the first is over, if not yet away
+  // the first pin has expired, even if it is not removed yet
+  EXPECT_THAT(pins.orders_for("ns", kNode, keys_of(0, 1), kSecond), SizeIs(1));
   pins.expire(kSecond);
   EXPECT_EQ(pins.size(), 1u);
   pins.expire(2 * kSecond);

@@ -1,4 +1,4 @@
-// The protocol without sockets: what is answered to whom, and what is left when a connection ends.
+// Tests the protocol without sockets: which answer goes to whom, and what remains when a connection ends.
 #include "controller/directory/sessions.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ class SessionsTest : public ::testing::Test, protected ReplySender {
   static wire::Hello hello(const std::string& name, std::uint64_t incarnation = 1) {
     return {.node = node_info(name, incarnation)};
   }
-  /// The one answer since the last call, of this kind and to `to`.
+  /// Returns the only answer of this kind to `to` since the last call.
   template <class T>
   T answer(ConnectionId to) {
     EXPECT_THAT(answers_, SizeIs(1));
@@ -198,7 +198,7 @@ TEST_F(SessionsTest, AConnectionThatTurnsIntoAnotherNodeLeavesTheFirstToItsLease
   answer<wire::Registered>(connection);
   say(connection, hello("b"));
   answer<wire::Registered>(connection);
-  say(connection, hello("a", 2));  // fences a node that nobody speaks for
+  say(connection, hello("a", 2));  // fences an incarnation that has no connection any more
   answer<wire::Registered>(connection);
   EXPECT_EQ(sessions_.num_sessions(), 1U);
   EXPECT_EQ(sessions_.counters().nodes_fenced, 1U);

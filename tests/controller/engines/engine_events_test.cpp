@@ -104,7 +104,7 @@ TEST(EngineEvents, AnEventWithAWrongFieldIsPassedBy) {
   packer.pack("no array");
   packer.pack_array(2);
   packer.pack("BlockRemoved");
-  packer.pack(std::vector<int>{-1});  // as signed 64 bits
+  packer.pack(std::vector<int>{-1});  // encoded as a signed 64-bit number
   const Result<EngineBatch> batch = decoder.decode({buffer.data(), buffer.size()}, heard);
   ASSERT_TRUE(batch) << batch.error().what;
   EXPECT_EQ(batch->num_malformed, 1U);
@@ -117,8 +117,8 @@ TEST(EngineEvents, RanksOfAnyLengthAreRead) {
     EXPECT_EQ(rank_of_batch(BatchMaker(EventForm::kArray, false).cleared().done(rank)), rank);
 }
 
-/// What the classes of SGLang 0.5.23 (sglang/srt/disaggregation/kv_events.py), encoded by msgspec, make of two stored
-/// events, of which the second has a cache salt, a removal and a clearing, from rank 3.
+/// Events from rank 3, encoded by msgspec from the classes of SGLang 0.5.23 (sglang/srt/disaggregation/kv_events.py):
+/// two stored events, of which the second one has a cache salt, a removal and a clearing.
 constexpr std::string_view kFromSglang =
     "93cb3ff80000000000009487a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392fbcd0385b1706172656e745f62"
     "6c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6502a76c6f72615f6964c0a66d656469756da34750"
@@ -162,7 +162,7 @@ TEST(EngineEvents, MediaHaveTiers) {
 TEST(EngineEvents, ALyingCountAllocatesNothing) {
   Heard heard;
   EngineEventDecoder decoder;
-  // [0, [["BlockRemoved", an array that claims 2^32 - 1 hashes
+  // the bytes of [0, [["BlockRemoved", and then an array that claims 2^32 - 1 hashes
   const std::string payload(
       "\x92\x00\x91\x92\xac"
       "BlockRemoved\xdd\xff\xff\xff\xff\x01",
@@ -171,9 +171,10 @@ TEST(EngineEvents, ALyingCountAllocatesNothing) {
   EXPECT_TRUE(heard.events.empty());
 }
 
-/// What the reader skips is what msgpack's own library takes for one value, whatever the bytes.
+/// Checks, for random bytes, that the reader skips exactly what msgpack's own library takes for one value.
 TEST(EngineEvents, RandomBytesAgreeWithTheMsgpackLibrary) {
-  const msgpack::unpack_limit few(64, 64, 64, 64, 64);  // else an array of 2^32 elements is allocated and then refused
+  // otherwise the library would allocate an array of 2^32 elements and then refuse it
+  const msgpack::unpack_limit few(64, 64, 64, 64, 64);
   std::mt19937_64 random(1);
   std::size_t num_valid = 0;
   for (int round = 0; round < 200'000; ++round) {
@@ -210,7 +211,7 @@ TEST(EngineEvents, MutatedBatchesNeverCrash) {
     std::string bad = good;
     for (std::size_t i = 1 + random() % 3; i > 0; --i) bad[random() % bad.size()] = static_cast<char>(random());
     if (random() % 4 == 0) bad.resize(random() % bad.size());
-    // In memory of its own and no longer, so that a sanitizer sees a step beyond it.
+    // A copy in memory of exactly this size, so that a sanitizer notices a read after its end.
     const std::vector<char> exact(bad.begin(), bad.end());
     Heard heard;
     const std::string_view payload(exact.data(), exact.size());

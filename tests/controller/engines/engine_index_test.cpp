@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint32_t kSize = 4;
 
-/// Tells one holder's index of blocks, as the decoder would.
+/// Adds blocks of one holder to the index, as the decoder would.
 void store(EngineIndex& index, HolderIndex holder, const std::vector<ShortKey>& hashes, std::optional<ShortKey> parent,
            const std::vector<std::uint32_t>& tokens, Tier tier = Tier::kGpu, std::optional<std::uint32_t> group = {},
            GroupKind kind = GroupKind::kUnknown) {
@@ -36,7 +36,7 @@ std::vector<std::uint32_t> tokens_of(std::uint32_t prompt, std::uint32_t from, s
   for (std::uint32_t i = from * kSize; i < to * kSize; ++i) tokens.push_back(prompt * 1000 + i);
   return tokens;
 }
-/// Blocks found anywhere, by holder; those with none are left out.
+/// Returns the number of blocks that were found for each holder. Holders without blocks are left out.
 std::map<HolderIndex, std::uint32_t> found(EngineIndex& index, const std::vector<std::uint32_t>& tokens) {
   std::vector<EngineMatch> matches;
   index.match_tokens(tokens, {}, matches);
@@ -123,7 +123,7 @@ TEST(EngineIndex, OfSeveralGroupsTheFirstThatAttendsToAllSpeaks) {
 TEST(EngineIndex, BlocksWithoutTokensFindTheirPlaceOnceTheyAreTold) {
   EngineIndex index({.block_size = kSize});
   const HolderIndex a = index.add_holder("");
-  store(index, a, {2}, 1, tokens_of(1, 1, 2));  // a parent that nobody knows
+  store(index, a, {2}, 1, tokens_of(1, 1, 2));  // this parent is not known
   EXPECT_EQ(index.counters().blocks_unplaced, 1U);
   std::vector<EngineMatch> matches;
   index.match_hashes(std::vector<ShortKey>{2}, matches);
@@ -143,7 +143,7 @@ TEST(EngineIndex, MemoryHasABound) {
   EXPECT_EQ(index.counters().blocks_dropped, 2U);
 }
 
-/// Random engines, hashings, tiers, removals, clears and deaths against plain sets.
+/// Compares the index with plain sets, with random engines, hashes, tiers, removals, clears and deaths.
 TEST(EngineIndex, DoesWhatAPlainModelDoes) {
   constexpr std::uint32_t kPrompts = 12, kBlocks = 8, kHolders = 6;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -153,7 +153,8 @@ TEST(EngineIndex, DoesWhatAPlainModelDoes) {
     for (std::uint32_t i = 0; i < kHolders; ++i) holders.push_back(index.add_holder(""));
     using Place = std::tuple<std::uint32_t, std::uint32_t, Tier>;  // prompt, block, tier
     std::vector<std::set<Place>> model(kHolders);
-    // Two and two engines hash alike. Parents are not told apart from prompts: each prompt is a chain of its own.
+    // Engines form pairs that use the same hashes. Parents need no hashes of their own, because each prompt is a
+    // separate chain.
     const auto hash = [&](std::uint32_t who, std::uint32_t prompt, std::uint32_t block) {
       return std::uint64_t{who / 2 + 1} << 32 | prompt << 8 | block;
     };
@@ -184,7 +185,7 @@ TEST(EngineIndex, DoesWhatAPlainModelDoes) {
           remove(index, holders[who], hashes, tier);
           break;
         default:
-          // From the first block on, so that the parent is never a matter of luck.
+          // Stores from the first block on, so that the parent is always known.
           hashes.clear();
           for (std::uint32_t block = 0; block < to; ++block) {
             hashes.push_back(hash(who, prompt, block));

@@ -9,7 +9,7 @@
 namespace kvferry::controller {
 namespace {
 
-/// What was applied and not dropped since.
+/// Records the payloads that were applied and not dropped since.
 struct Applied final : EngineStreamSink {
   void apply(std::string_view payload) override { payloads.emplace_back(payload); }
   void drop_everything() override { payloads.clear(); }
@@ -75,7 +75,7 @@ TEST_F(EngineStreamTest, AnotherEngineThatIsFurtherOnIsFoundOut) {
   stream.disconnected(now);
   stream.connected(now);
   EXPECT_EQ(stream.take_replay_request(), 1U);
-  stream.received(2, "z", now);  // what would come next, but from another one
+  stream.received(2, "z", now);  // this is the next number, but it comes from another engine
   stream.replayed(1, "y", now);
   EXPECT_EQ(applied.payloads, Payloads{});
   EXPECT_EQ(stream.take_replay_request(), 0U);
@@ -125,7 +125,7 @@ TEST_F(EngineStreamTest, AReplayThatNeverAnswersIsTriedLessAndLessOften) {
     stream.tick(now);
     num_asked += stream.take_replay_request() ? 1 : 0;
   }
-  EXPECT_EQ(applied.payloads.size(), 601U);  // it goes on without
+  EXPECT_EQ(applied.payloads.size(), 601U);  // the stream goes on without the replay
   EXPECT_GT(num_asked, 5U);
   EXPECT_LT(num_asked, 20U);
 }
@@ -172,18 +172,19 @@ TEST_F(EngineStreamTest, AStallOfOursIsNotTheEnginesSilence) {
   EXPECT_TRUE(stream.is_live());
 }
 
-/// An engine that loses messages, restarts and breaks connections: in the end, and whenever the stream is confirmed and
-/// nothing is on its way, what is applied is what this incarnation of the engine said, in order.
+/// Simulates an engine that loses messages, restarts and breaks connections. Whenever the stream is confirmed and no
+/// message is on its way, and also at the end, the applied payloads must be those of this incarnation of the engine, in
+/// order.
 TEST(EngineStream, RandomFaultsHealThemselves) {
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     std::mt19937_64 random(seed);
     Applied applied;
     TimeNs now = kSecond;
     EngineStream stream({}, applied, now);
-    Payloads said;  // by this incarnation
+    Payloads said;  // the payloads that this incarnation has sent
     std::deque<std::pair<std::uint64_t, std::string>> on_its_way;
     std::optional<std::uint64_t> asked;
-    std::set<std::string> dead;  // payloads of former incarnations
+    std::set<std::string> dead;  // the payloads of former incarnations
     unsigned incarnation = 0;
     stream.connected(now);
     for (int step = 0; step < 400; ++step) {
@@ -209,7 +210,7 @@ TEST(EngineStream, RandomFaultsHealThemselves) {
       }
       for (std::size_t i = random() % 4; i > 0 && !on_its_way.empty(); --i) {
         stream.received(on_its_way.front().first, on_its_way.front().second, now);
-        // Nothing stale after the first message of a new incarnation.
+        // After the first message of a new incarnation, no payload of a former one may be left.
         for (const std::string& payload : applied.payloads)
           ASSERT_FALSE(stream.is_live() && dead.contains(payload)) << "seed " << seed;
         on_its_way.pop_front();

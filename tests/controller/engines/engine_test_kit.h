@@ -1,4 +1,4 @@
-// Batches of engines' events as engines write them, for tests.
+// Makes batches of events as engines write them.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace kvferry::controller {
 
 enum class EventForm { kMap, kArray };
 
-/// One batch; events are added one by one.
+/// Makes one batch, to which events are added one by one.
 class BatchMaker {
  public:
   explicit BatchMaker(EventForm form = EventForm::kMap, bool bytes = false) : form_(form), bytes_(bytes) {}

@@ -21,7 +21,7 @@ sockaddr_in local(std::uint16_t port) {
   return address;
 }
 
-/// A close that the other side sees as a reset.
+/// Closes a connection so that the other side sees a reset.
 void reset(int fd) {
   const linger now{1, 0};
   ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
@@ -86,7 +86,8 @@ void CutRelay::accept_one() {
   for (const int fd : {near, far}) {
     const int yes = 1;
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    const timeval patience{0, 200'000};  // a peer that doesn't read must not stop the relay for good
+    // a limit on send(), because a peer that does not read must not stop the relay forever
+    const timeval patience{0, 200'000};
     ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);

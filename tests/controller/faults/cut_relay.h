@@ -1,4 +1,4 @@
-// A TCP relay on this host whose connections can be broken, or stand still, and be mended.
+// A TCP relay on this host. Its connections can be broken or held up, and then be repaired.
 #pragma once
 
 #include <atomic>
@@ -10,16 +10,17 @@
 
 namespace kvferry::faults {
 
-/// Threads: its own carries the bytes; set() from any.
+/// Threads: set() may be called by any thread. The relay's own thread moves the bytes.
 class CutRelay {
  public:
   enum class Way {
     kOpen,
-    kBroken,  // connections are reset, new ones too
-    kCut      // connections stay, and nothing comes through before it is mended, as with a cable that is pulled
+    kBroken,  // existing and new connections are reset
+    // connections stay, but no bytes pass until the relay is set to another state, as with a cable that is unplugged
+    kCut
   };
 
-  /// From a port of its own to `target_port`, both of 127.0.0.1.
+  /// Forwards connections from a port of its own to `target_port`. Both ports are at 127.0.0.1.
   explicit CutRelay(std::uint16_t target_port);
   ~CutRelay();
   std::uint16_t port() const { return port_; }
@@ -35,7 +36,7 @@ class CutRelay {
   std::uint16_t port_ = 0;
   OwnedFd listener_;
   OwnedFd epoll_;
-  std::map<int, int> other_end_;  // both directions
+  std::map<int, int> other_end_;  // maps each descriptor to the descriptor of its other end, in both directions
   std::atomic<Way> way_{Way::kOpen};
   std::atomic<bool> stopping_{false};
   std::thread thread_;

@@ -1,5 +1,5 @@
-// controller_faults: breaks a fleet of controllers in random ways for as long as asked, with a checker that knows what
-// every worker holds. Ends with one line; exit status 1 if anything was wrong.
+// controller_faults: breaks a fleet of controllers in random ways for a given time. A checker knows what every worker
+// holds. Prints a last line with the result; the exit status is 1 if anything was wrong.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -13,8 +13,8 @@
 namespace kvferry::faults {
 namespace {
 
-// A holder that is gone may be credited for so long: its lease, the second that all get when a controller was late
-// itself, and half a second on the way.
+// How long a holder that has died may still be found: its lease, one second that all leases get if a controller was
+// late itself, and half a second for messages.
 constexpr std::int64_t kBoundMs = 2500 + 1000 + 500;
 constexpr TimeNs kRepairMax = 5 * kSecond;
 
@@ -93,7 +93,7 @@ class Run {
     const std::uint32_t replica = draw(fleet_.num_replicas()), worker = draw(fleet_.num_workers());
     const auto link = [&](CutRelay::Way way, const char* what) {
       CutRelay* links = nullptr;
-      if (draw(2) == 0) {  // one, or all of a worker's
+      if (draw(2) == 0) {  // one link, or all links of a worker
         links = &fleet_.link(worker, replica);
         links->set(way);
       } else {

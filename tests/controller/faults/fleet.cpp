@@ -13,7 +13,7 @@ namespace {
 using controller::ClientEvent;
 
 constexpr std::size_t kProblemsMax = 20;
-constexpr std::size_t kOpenMax = 8;  // questions of an asker
+constexpr std::size_t kOpenMax = 8;  // limit on the open questions of an asker
 constexpr TimeNs kAnswerPatience = 2 * kSecond;
 
 std::vector<controller::ChunkEntry> chunks_of(std::span<const ChunkKey> keys) {
@@ -94,7 +94,8 @@ std::string Fleet::endpoints_through_links(const Worker& worker) const {
 
 void Fleet::kill_worker(std::uint32_t i) {
   if (!workers_[i].client) return;
-  // Its links first: a process that is killed says no goodbye, and neither may this client's destructor.
+  // The links are removed first. A process that is killed sends no goodbye, so the destructor of this client must not
+  // send one either.
   for (auto& link : workers_[i].links) link = nullptr;
   truth_.die(i, clock_.now());
   workers_[i].client.reset();
@@ -124,7 +125,8 @@ void Fleet::change_something(std::uint32_t worker) {
   const std::uint32_t next = draw(3) == 0 ? draw(depth + 1) : std::min(kPrefixKeys, depth + draw(16));
   if (next == depth) return;
   const auto keys = std::span(keys_[prefix]);
-  // A node tells of an eviction before the memory is another's, so what it holds in truth shrinks after the word of it.
+  // A real node reports an eviction before it uses the memory again. So the keys in `truth_` are removed after the
+  // report.
   if (next < depth)
     workers_[worker].client->evict({keys.begin() + next, keys.begin() + depth});
   else
@@ -145,7 +147,7 @@ void Fleet::ask(Asker& asker, TimeNs now,
                 const std::function<void(const Question&, const controller::LookupReply&)>& then) {
   for (const ClientEvent& event : asker.client->process(now)) {
     if (std::holds_alternative<controller::SnapshotWanted>(event)) asker.client->end_snapshot();
-    if (std::holds_alternative<controller::Lost>(event)) {  // its answers won't come
+    if (std::holds_alternative<controller::Lost>(event)) {  // the answers to its open questions will not come
       num_unanswered_ += asker.open.size();
       asker.open.clear();
     }
@@ -219,7 +221,7 @@ std::string Fleet::difference(TimeNs patience) {
   }
 }
 
-/// Goes on with asking for all prefixes; all must be right in one go.
+/// Repeats lookups of all prefixes until all answers of one pass are right.
 template <class Sweep>
 void Fleet::sweep(Asker& asker, Sweep& sweep, TimeNs now) {
   bool has_differed = false;

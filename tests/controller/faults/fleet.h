@@ -1,5 +1,5 @@
-// Controllers, the engines that they stand on, workers and askers, and the links between: all of it real, and all of it
-// can be broken.
+// A fleet of real processes: controllers, etcd and Redis, which they use, workers and askers, with links between them.
+// The test can break each of them.
 #pragma once
 
 #include <functional>
@@ -18,23 +18,23 @@
 namespace kvferry::faults {
 
 struct FleetOptions {
-  std::string kvferry;  // the binary
-  std::string folder;   // for states and logs
+  std::string kvferry;  // path of the kvferry binary
+  std::string folder;   // folder for states and logs
   std::uint32_t num_replicas = 3;
   std::uint32_t num_workers = 8;
   std::uint32_t num_prefixes = 200;
   bool with_etcd = true, with_redis = true;
 };
 
-/// Threads: one; links have their own.
+/// Threads: one. The links have threads of their own.
 class Fleet {
  public:
   Fleet(const FleetOptions& options, std::uint64_t seed);
 
-  /// One turn of everything that lives in this process: workers work (if they may) and speak, askers ask and judge.
-  /// What is wrong is added to problems().
+  /// Runs one turn of everything in this process: workers change what they hold (if `may_change`) and send messages;
+  /// askers send lookups and check the answers. Faults are added to problems().
   void turn(bool may_change, TimeNs bound);
-  /// Asks every replica for every prefix; the first difference in words, empty: all is as it is in truth.
+  /// Looks up every prefix at every replica. Returns the first difference in words; empty if all answers are right.
   std::string difference(TimeNs patience);
 
   std::uint32_t num_replicas() const { return static_cast<std::uint32_t>(replicas_.size()); }
@@ -58,14 +58,15 @@ class Fleet {
     std::unique_ptr<Program> program;
   };
   struct Worker {
-    std::vector<std::unique_ptr<CutRelay>> links;  // by replica
-    std::unique_ptr<controller::Client> client;    // none: it is dead
+    std::vector<std::unique_ptr<CutRelay>> links;  // by index of the replica
+    std::unique_ptr<controller::Client> client;    // nullptr: the worker is dead
   };
   struct Question {
     std::uint32_t prefix = 0;
     TimeNs asked = 0;
   };
-  /// A node without chunks. One asks each replica directly, one all of them as clients do.
+  /// A node without chunks. For each replica there is one that asks only this replica; the last one asks all replicas,
+  /// as clients do.
   struct Asker {
     std::unique_ptr<controller::Client> client;
     std::map<std::uint64_t, Question> open;
@@ -75,7 +76,7 @@ class Fleet {
   void publish_all(std::uint32_t worker);
   void change_something(std::uint32_t worker);
   void serve(std::uint32_t worker, TimeNs now);
-  /// `then(question, reply)` for each answer.
+  /// Calls `then(question, reply)` for each answer.
   void ask(Asker& asker, TimeNs now, const std::function<void(const Question&, const controller::LookupReply&)>& then);
   template <class Sweep>
   void sweep(Asker& asker, Sweep& sweep, TimeNs now);
@@ -91,7 +92,7 @@ class Fleet {
   std::unique_ptr<Program> etcd_, redis_;
   std::vector<Replica> replicas_;
   std::vector<Worker> workers_;
-  std::vector<Asker> askers_;                // by replica; the last asks all
+  std::vector<Asker> askers_;                // by index of the replica; the last one asks all replicas
   std::vector<std::vector<ChunkKey>> keys_;  // by prefix
   Truth truth_;
   std::uint64_t last_incarnation_ = 0;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr TimeNs kRemembered = 60 * kSecond;
 
-/// ~0: not a worker of ours.
+/// Returns ~0 if the name is not that of a worker.
 std::uint32_t number_of(const std::string& name) {
   std::uint32_t number = ~0U;
   if (name.starts_with("worker-")) std::from_chars(name.data() + 7, name.data() + name.size(), number);

@@ -1,4 +1,6 @@
-"""What front doors ask the controller over HTTP, with nodes that speak its protocol by hand: /nodes and /pair."""
+"""Tests the controller's HTTP paths for routers, /nodes and /pair. The nodes in these tests speak the controller's
+protocol without kvferry's client.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def keys_of(tokens: list[int], extras: str = "") -> list[bytes]:
-    """As transport/base/chunk_key.h says."""
+    """Computes the keys as transport/base/chunk_key.h defines them."""
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value.encode())) + value.encode()
 
@@ -122,7 +124,7 @@ def test_a_pair_is_who_holds_the_prompt_and_is_not_too_busy(cluster: Cluster) ->
     cluster.nodes["p1"].holds(keys_of(PROMPT)[:3])
     cluster.nodes["d1"].holds(keys_of(PROMPT, "salt=s"))
 
-    def tell_loads() -> None:  # what was chosen before counts no more
+    def tell_loads() -> None:  # Sends new loads. From then on, earlier choices are no longer added to the loads.
         for name, node in cluster.nodes.items():
             node.load(7 if name == "d0" else 0)
 
@@ -184,7 +186,7 @@ def test_the_release_before_is_answered_byte_for_byte(cluster: Cluster) -> None:
 
 
 def test_what_a_call_costs(cluster: Cluster) -> None:
-    """Prints it: pytest -s."""
+    """Prints the time of a call: use pytest -s."""
     for name, role in (("p0", "kv_producer"), ("d0", "kv_consumer")):
         cluster.join(name, role).load(0)
     long = list(range(8192))

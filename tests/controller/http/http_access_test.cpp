@@ -9,8 +9,8 @@ namespace kvferry::controller {
 namespace {
 
 const net::ClusterKey kKey{std::string(32, 'k')};
-// What connector/python/kvferry/tickets.py derives from the same key: tests/connector/python/tickets_test.py has it
-// too.
+// The token that connector/python/kvferry/tickets.py derives from the same key. tests/connector/python/tickets_test.py
+// expects it too.
 constexpr const char* kReader = "90aa5daf3b2d3703f8c4cd988ab7640a1b2d2dedc84cdee6eb769135365d265a";
 constexpr const char* kAdmin = "3595a76d2133d8726dc93eec074492fcf65fbf36bf678fe5326bd53de656f1b2";
 

@@ -9,7 +9,8 @@ namespace {
 
 using State = HttpFraming::State;
 
-/// Reads `bytes` one by one, as from the slowest client. Returns the state after the last byte that was needed.
+/// Passes the bytes to the framing one by one, as from the slowest client. Returns the state after the last byte that
+/// was needed.
 State read_slowly(HttpFraming& framing, const std::string& bytes) {
   State state = State::kIncomplete;
   for (std::size_t num = 1; num <= bytes.size() && state == State::kIncomplete; ++num)

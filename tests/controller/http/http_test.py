@@ -1,4 +1,4 @@
-"""The controller over HTTP: what it shows, nonsense, and clients that are slow or never read."""
+"""Tests the controller's HTTP listener: its pages, nonsensical requests, and clients that are slow or never read."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_with_a_key_each_request_needs_its_token(tmp_path: Path) -> None:
         assert ask(address, "/score", b"{}", headers=reader)[0] == 400, "allowed, and wrong"
         for shown in (ask(address, path, headers=reader)[1] for path in ("/status", "/metrics")):
             assert "of a tenant" not in shown
-        with connect(address) as client:  # is refused before it has sent much
+        with connect(address) as client:  # this request is refused before the client has sent much of it
             client.sendall(b"POST /pair HTTP/1.1\r\nContent-Length: 16000000\r\n\r\n" + bytes(100))
             assert client.recv(100).startswith(b"HTTP/1.1 401 ")
         assert "\nkvferry_controller_http_refused_total 6\n" in ask(address, "/metrics", headers=reader)[1]
@@ -153,11 +153,11 @@ def test_slow_silent_and_deaf_clients_keep_nobody_waiting(address: str) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.ExitStack() as clients:
-        for i in range(1200):  # more than the controller keeps
+        for i in range(1200):  # more connections than the controller keeps
             client = clients.enter_context(connect(address))
             if i < 100:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100)  # and reads nothing
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100)  # and never reads the answers
             elif i < 600:
                 client.sendall(b"POST /pair HTTP/1.1\r\nContent-Length: 100\r\nX-Slow: ")
         for _ in range(3):

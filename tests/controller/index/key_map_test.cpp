@@ -1,4 +1,4 @@
-// The key map against std::map, with resizing and cleaning passes under way all the time.
+// Compares the key map with std::map, while resizes and sweeps are in progress all the time.
 #include "controller/index/key_map.h"
 
 #include <gtest/gtest.h>
@@ -16,12 +16,13 @@ template <class Key>
 Key make_key(std::uint64_t number);
 template <>
 ShortKey make_key<ShortKey>(std::uint64_t number) {
-  return number;  // zero too, and in order: engines' hashes need not be good ones
+  return number;  // includes zero, and has an order, because the hashes of engines need not be random
 }
 template <>
 ChunkKey make_key<ChunkKey>(std::uint64_t number) {
   ChunkKey key{};
-  std::memcpy(key.bytes.data() + (number % 2 == 0 ? 0 : 8), &number, sizeof number);  // either half may be all zeros
+  // either half of the key may be all zeros
+  std::memcpy(key.bytes.data() + (number % 2 == 0 ? 0 : 8), &number, sizeof number);
   return key;
 }
 
@@ -54,11 +55,11 @@ TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhileItIsTidied) {
     Map map(random());
     std::map<TypeParam, std::uint32_t> model;
     const std::uint64_t num_numbers = std::uint64_t{1} << (4 + random() % 11);
-    std::uint32_t doomed = 0;  // sweeps drop keys with this value
-    std::set<TypeParam> late;  // may keep a doomed value: changed while the sweep went on
+    std::uint32_t doomed = 0;  // sweeps erase the keys with this value
+    std::set<TypeParam> late;  // these keys were changed during the sweep, so they may still have a doomed value
     const auto clean = [&](std::uint32_t value) { return value == doomed ? 0 : value; };
     for (int step = 0; step < 40'000; ++step) {
-      // Phases of growth and of decline, so that tables move both ways.
+      // Phases in which the table grows, and phases in which it shrinks.
       const bool growing = step / 8'000 % 2 == 0;
       const std::uint64_t number = random() % num_numbers;
       const TypeParam key = make_key<TypeParam>(number);
@@ -95,7 +96,7 @@ TYPED_TEST(KeyMapTest, AnswersAsAMapDoesWhileItIsTidied) {
       if (random() % 4 != 0) map.tidy(1 + random() % 3, clean);
       num_sizes += map.num_buckets() != num_buckets;
       if (!was_in_sweep) continue;
-      // What a sweep has erased is gone at once.
+      // The keys that a sweep has erased are erased from the model at once.
       for (auto it = model.begin(); it != model.end();)
         it = it->second == doomed && map.find(it->first) == 0 ? (++num_cleaned, model.erase(it)) : std::next(it);
       if (map.in_sweep()) continue;
@@ -114,7 +115,7 @@ TYPED_TEST(KeyMapTest, KeysThatAllFallOnOnePlaceAreKeptAside) {
   std::map<TypeParam, std::uint32_t> model;
   for (std::uint64_t number = 1; model.size() < 1'500; ++number) {
     const TypeParam key = make_key<TypeParam>(number);
-    if (map.hash(key) >> 54 != 0) continue;  // the first of 1024 parts
+    if (map.hash(key) >> 54 != 0) continue;  // only keys in the first of 1024 parts
     const auto value = static_cast<std::uint32_t>(number);
     map.insert(key, value);
     model[key] = value;
@@ -123,7 +124,7 @@ TYPED_TEST(KeyMapTest, KeysThatAllFallOnOnePlaceAreKeptAside) {
   while (map.tidy(100, {})) {
   }
   this->expect_equal(map, model);
-  map.begin_sweep();  // reaches what lies aside
+  map.begin_sweep();  // a sweep must also reach the keys that are stored aside
   while (map.tidy(100, [](std::uint32_t value) { return value % 2 == 0 ? 0 : value; })) {
   }
   std::erase_if(model, [](const auto& entry) { return entry.second % 2 == 0; });
@@ -152,10 +153,10 @@ TYPED_TEST(KeyMapTest, MovesEntriesTogetherWhereTheLogGrowsThinAndSweepsMissNone
   constexpr std::uint64_t kNumKept = 300'000;
   KeyMap<TypeParam> map(7);
   std::mt19937_64 random(1);
-  std::vector<std::uint64_t> held;  // also what sweeps have taken
+  std::vector<std::uint64_t> held;  // includes the numbers that sweeps have erased
   std::uint64_t last = 0;
-  std::uint64_t doomed = 16;        // sweeps take the numbers that have this remainder ...
-  std::uint64_t last_at_begin = 0;  // ... at least those that were there when they began
+  std::uint64_t doomed = 16;        // a sweep erases the numbers that have this remainder ...
+  std::uint64_t last_at_begin = 0;  // ... and are at most this, or some of the later ones
   const auto clean = [&](std::uint32_t value) { return value % 16 == doomed ? 0 : value; };
   const auto insert = [&] {
     ++last;

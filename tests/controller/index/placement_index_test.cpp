@@ -1,4 +1,5 @@
-// The placement index against a model that walks a std::map; resizing and sweeping go on all the time.
+// Compares the placement index with a model that searches a std::map, while resizes and sweeps are in progress all the
+// time.
 #include "controller/index/placement_index.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +51,7 @@ class Model {
     lookup(node, batch);
   }
 
-  /// With nothing left to tidy, what is stored is what the living nodes hold and no more.
+  /// Finishes all tidying, then checks that exactly the placements of the living nodes are stored.
   void check_at_rest() {
     while (index_.tidy(1000)) {
     }
@@ -184,7 +185,7 @@ class Model {
   PlacementIndex<Key> index_;
   std::vector<Key> keys_;
   std::vector<NodeIndex> nodes_;
-  std::set<NodeIndex> hidden_;  // of nodes_
+  std::set<NodeIndex> hidden_;  // hidden nodes of nodes_
   std::map<Key, std::set<Placement>> placements_;
   std::size_t num_matches_ = 0;
   std::size_t num_single_seen_ = 0;
@@ -198,7 +199,7 @@ TYPED_TEST_SUITE(PlacementIndexTest, Keys);
 TYPED_TEST(PlacementIndexTest, AnswersAsTheModelDoes) {
   std::size_t num_single_seen = 0;
   for (unsigned seed = 1; seed <= 60; ++seed) {
-    Model<TypeParam> model(seed, std::size_t{1} << (seed % 3 * 8));  // 1, 256, 65536 sets to share
+    Model<TypeParam> model(seed, std::size_t{1} << (seed % 3 * 8));  // room for 1, 256 or 65536 shared sets
     for (int step = 0; step < 1'000; ++step) {
       model.step();
       if (step % 200 == 199) model.check_at_rest();
@@ -226,7 +227,7 @@ TYPED_TEST(PlacementIndexTest, RandomReplicasOnAThousandNodesShareNothingAndStay
       if (key % 100 == 0) some[key].insert(placement);
     }
   }
-  EXPECT_LE(index.sets().num_shared(), kSharedMax + 4096);  // sets of one are always shared
+  EXPECT_LE(index.sets().num_shared(), kSharedMax + 4096);  // sets with one placement are always shared
   EXPECT_GT(index.sets().num_single(), kNumKeys / 2);
   for (const auto& [key, placements] : some) {
     const std::span<const Placement> holders = index.holders_of(make_key<TypeParam>(key));

@@ -1,4 +1,4 @@
-// What a peer that isn't our client can do: lose messages, send garbage, speak another version, never read.
+// Tests peers that are not our client: they lose messages, send garbage, use another version, or never read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// A bare socket that says whatever a test wants.
+/// A plain socket with which a test can send any bytes.
 class RawPeer {
  public:
   explicit RawPeer(const std::string& endpoint, int receive_queue_max = 1000) {
@@ -40,7 +40,8 @@ class RawPeer {
   zmq::socket_t socket_{context_, zmq::socket_type::dealer};
 };
 
-/// Stands between one client and the server, and drops what `drop` says; it may change the message as well.
+/// A relay between one client and the server. It drops the messages for which `drop` returns true; `drop` may also
+/// change a message.
 class Relay {
  public:
   explicit Relay(const std::string& server) {
@@ -107,7 +108,8 @@ TEST_F(BadPeers, ALostPublishIsSentAgain) {
   ASSERT_TRUE(node.wait_for<SnapshotWanted>());
   relay.set_drop([](const wire::FromNode& message) {
     const auto* publish = std::get_if<wire::Publish>(&message);
-    return publish != nullptr && !publish->full.keys.empty();  // not the snapshot's begin and end
+    // does not drop the beginning and the end of the snapshot
+    return publish != nullptr && !publish->full.keys.empty();
   });
   node.hold(full_chunks(0, 2));
   ASSERT_TRUE(asker_.wait_until([&] { return relay.num_dropped() >= 1; }));
@@ -137,7 +139,7 @@ TEST_F(BadPeers, WhatIsPublishedWhileTheControllerIsLostArrivesAfterwards) {
     node.turn(0);
     return asker_.who_has(ask_for(1, 3)) == std::vector<std::string>{"b:2"};
   }));
-  EXPECT_TRUE(asker_.wait_until([&] {  // the eviction comes after the chunk that was just seen
+  EXPECT_TRUE(asker_.wait_until([&] {  // the eviction arrives after the chunk that was found before
     node.turn(0);
     return asker_.who_has(ask_for(0, 3)).empty();
   }));
@@ -171,7 +173,7 @@ TEST_F(BadPeers, ALostLastEvictIsRepairedWithoutAnyFurtherNews) {
   node.client().publish(full_chunks(0, 2));
   ASSERT_TRUE(asker_.wait_to_see(ask_for(0, 2), {"b:2"}));
   relay.set_drop([n = 0](const wire::FromNode& message) mutable {
-    return std::holds_alternative<wire::Evict>(message) && n++ < 2;  // the first time it is sent again as well
+    return std::holds_alternative<wire::Evict>(message) && n++ < 2;  // drops the message, and also its first repetition
   });
   node.client().evict(keys_of(0, 2));
   EXPECT_TRUE(asker_.wait_until([&] {
@@ -202,7 +204,7 @@ TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
   Relay relay(server_.endpoint());
   relay.set_drop([](const wire::FromNode& message) { return std::holds_alternative<wire::Publish>(message); });
   LiveNode node(relay.endpoint(), node_info("b"));
-  node.hold(full_chunks(0, 2));  // before registration: it goes with the snapshot
+  node.hold(full_chunks(0, 2));  // before the registration, so the chunks are part of the snapshot
   ASSERT_TRUE(node.wait_until([&] { return relay.num_dropped() >= 9; })) << "begin, chunks and end, three times";
   EXPECT_EQ(node.count<SnapshotWanted>(), 1U) << "what is kept is enough";
   relay.set_drop(nullptr);
@@ -210,7 +212,7 @@ TEST_F(BadPeers, ALostSnapshotIsAskedForAgain) {
     node.turn(0);
     return asker_.who_has(ask_for(0, 2)) == std::vector<std::string>{"b:2"};
   }));
-  // And then there is quiet: ten heartbeats without one more request.
+  // After that, ten heartbeats must pass without another request.
   EXPECT_TRUE(node.wait_until([&] {
     const Counters before = server_.status().counters;
     return node.wait_until([&] { return server_.status().counters.heartbeats > before.heartbeats + 10; }) &&
@@ -231,7 +233,7 @@ TEST_F(BadPeers, AnOlderNodeThatKnowsNoEndsOfSnapshotsIsServedAsBefore) {
   publish(1, false, 0, 4);
   ASSERT_TRUE(asker_.wait_to_see(ask_for(0, 9), {"raw:4"}));
   EXPECT_TRUE(asker_.last<LookupReply>().holders[0].confirmed) << "its snapshot has no end to wait for";
-  publish(3, false, 4, 5);  // 2 is lost
+  publish(3, false, 4, 5);  // message 2 is lost
   const auto wanted = std::get<wire::SnapshotWanted>(peer.receive());
   EXPECT_EQ(wanted.next_sequence, 4U) << "a snapshot begun below did not make it good";
   publish(4, true, 0, 0);
@@ -249,9 +251,9 @@ TEST_F(BadPeers, AFloodOfGarbageIsCountedAndChangesNothing) {
     for (char& byte : bytes) byte = static_cast<char>(random());
     peer.send(bytes, i % 7 == 0 && i != 4999);
   }
-  peer.send(encode(wire::Registered{}));     // only a controller says so
-  peer.send(encode(wire::Publish{}));        // from nobody
-  peer.send(encode(wire::StatusRequest{}));  // after all of it, still served
+  peer.send(encode(wire::Registered{}));     // only a controller sends this message
+  peer.send(encode(wire::Publish{}));        // the sender is not registered
+  peer.send(encode(wire::StatusRequest{}));  // after all this, the peer is still served
   EXPECT_TRUE(std::holds_alternative<wire::StatusReply>(peer.receive()));
   EXPECT_GT(server_.status().counters.messages_malformed, 3000U);
   EXPECT_TRUE(asker_.client().registered());
@@ -317,7 +319,7 @@ TEST_F(BadPeers, ATierThatDoesNotExistIsDropped) {
 }
 
 TEST_F(BadPeers, APeerThatNeverReadsHoldsUpNobody) {
-  NodeInfo wordy = node_info(std::string(250, 'x'));  // so that an answer has a size
+  NodeInfo wordy = node_info(std::string(250, 'x'));  // so that the answer is long
   wordy.endpoint = std::string(500, 'y');
   LiveNode node(server_.endpoint(), wordy);
   ASSERT_TRUE(node.wait_for<Registered>());

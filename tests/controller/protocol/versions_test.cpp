@@ -1,4 +1,5 @@
-// Two releases side by side: a node and a controller that speak other versions, and exactly what older ones say.
+// Tests a node and a controller of two releases, which speak different versions, and the exact messages of older
+// releases.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::SizeIs;
 using namespace std::string_literals;
 
-/// A node and a controller with nothing between them.
+/// A node and a controller that are connected directly.
 class TwoReleases : protected ReplySender {
  public:
   TwoReleases(VersionRange node, VersionRange controller)
@@ -108,13 +109,13 @@ TEST(ControllerVersions, AReleaseOutOfReachOfAMessageIsRefusedWithBothVersions) 
   EXPECT_THAT(parsed.error().what, HasSubstr("version 9"));
 }
 
-// ---- what the release before versions were agreed on says, byte for byte ----
+// ---- the exact messages of the last release without version negotiation ----
 
 const std::string kOldHello =
     "\x98\x92\x01\x01\xa7"
     "default\xa1"
     "a\x05\xa7kv_both\xa9tcp://h:1\xa7model=a\x00"s;
-// What the last release without NodeDetails says.
+// The messages of the last release without NodeDetails.
 const std::string kHelloWithoutDetails =
     "\x9d\x92\x01\x01\xa7"
     "default\xa1"
@@ -190,7 +191,7 @@ TEST(OldController, AnswersANewNodeWhichThenSpeaksItsVersion) {
   EXPECT_EQ(wire::version_of(said.back()), 1u);
 }
 
-// ---- the fields ----
+// ---- the fields of the messages ----
 
 TEST(NewFields, ReachTheStatus) {
   TwoReleases both({}, {});

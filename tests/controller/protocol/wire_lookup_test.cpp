@@ -1,4 +1,5 @@
-// The reader of lookups against the reader of everything: the same verdict and the same fields, whatever the bytes.
+// Compares the fast reader of lookups with the reader of all messages: for any bytes, both give the same verdict and
+// the same fields.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -14,9 +15,10 @@ class Dice {
  public:
   explicit Dice(std::uint64_t seed) : random_(seed) {}
   std::uint64_t draw(std::uint64_t end) { return random_() % end; }
-  std::uint64_t number() { return random_() >> draw(64); }  // of any length
+  std::uint64_t number() { return random_() >> draw(64); }  // a number with a random number of bits
   std::vector<ChunkKey> keys() {
-    static const std::size_t kNumbers[] = {0, 0, 1, 2, 15, 16, 17, 4096};  // around each length of a length
+    // numbers around each length at which msgpack uses another format
+    static const std::size_t kNumbers[] = {0, 0, 1, 2, 15, 16, 17, 4096};
     std::vector<ChunkKey> keys(kNumbers[draw(100) == 0 ? 7 : draw(7)]);
     for (ChunkKey& key : keys) {
       for (std::uint8_t& byte : key.bytes) byte = static_cast<std::uint8_t>(random_());
@@ -34,9 +36,10 @@ class Dice {
 
 std::vector<ChunkKey> copy(std::span<const ChunkKey> keys) { return {keys.begin(), keys.end()}; }
 
-/// True: the fast one read it.
+/// Returns true if the fast reader accepted the bytes.
 bool agrees(std::string_view bytes, std::uint64_t seed) {
-  const std::string exact(bytes);  // with nothing behind it that a sanitizer would not see
+  // a copy without spare memory behind it, so that a sanitizer notices a read after its end
+  const std::string exact(bytes);
   const std::unique_ptr<char[]> memory(new char[exact.size()]);
   std::memcpy(memory.get(), exact.data(), exact.size());
   const std::optional<LookupFields> fast = read_lookup({memory.get(), exact.size()});
@@ -69,7 +72,7 @@ TEST(ControllerWireLookup, OfChangedBytesBothReadersSayTheSame) {
     Dice dice(seed);
     std::string bytes = encode(dice.lookup());
     for (std::uint64_t i = 1 + dice.draw(3); i > 0; --i) {
-      // Mostly where the structure lies, not the keys.
+      // Mostly changes bytes of the structure, and seldom bytes of the keys.
       const std::size_t at =
           dice.draw(4) == 0 ? dice.draw(bytes.size()) : dice.draw(std::min<std::size_t>(bytes.size(), 32));
       const std::uint64_t how = dice.draw(4);

@@ -71,7 +71,7 @@ TEST(ControllerWire, FieldsSurviveARoundTrip) {
   Publish publish{.incarnation = 7, .sequence = 9, .begins_snapshot = true};
   std::vector<ChunkEntry> chunks = full_chunks(0, 3);
   chunks.push_back(tail_chunk(10, 50, 40));
-  chunks.push_back(tail_chunk(11, 51, 3));  // too short for a group
+  chunks.push_back(tail_chunk(11, 51, 3));  // too short to have a group
   split_entries(chunks, publish.full, publish.tails);
   publish.has_end = publish.ends_snapshot = true;
   const Publish got = round_trip(publish);

@@ -1,4 +1,4 @@
-// The client of etcd against a real one that is killed, stopped, emptied and compacted.
+// Tests the client of etcd with a real etcd that is killed, stopped, emptied and compacted.
 #include "controller/scale/etcd.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
-/// Keeps what it watches, as an owner would.
+/// Keeps the keys that it watches, as a replica would.
 class Watcher {
  public:
   explicit Watcher(const std::string& url, std::int64_t quiet_ms = 300, std::int64_t request_ms = 5000)
@@ -43,7 +43,7 @@ class Watcher {
     EXPECT_TRUE(wait([&] { return replies_.contains(token); }));
     return replies_[token];
   }
-  /// Until it is done, whatever happens to etcd meanwhile.
+  /// Repeats a request until it succeeds, whatever happens to etcd meanwhile.
   EtcdReply insist(const EtcdRequest& request) {
     EtcdReply reply;
     EXPECT_TRUE(wait_until([&] {
@@ -91,7 +91,7 @@ class EtcdTest : public ::testing::Test {
   void SetUp() override {
     if (!EtcdService::is_here()) GTEST_SKIP() << "etcd is not installed (Debian's etcd-server)";
     service = std::make_unique<EtcdService>();
-    Watcher ready(service->url());  // it listens before it has a leader
+    Watcher ready(service->url());  // etcd listens before it has a leader
     ASSERT_TRUE(ready.wait([&] { return ready.num_all == 1; }));
   }
   bool post(const std::string& path, const std::string& body) const {
@@ -268,7 +268,7 @@ TEST_F(EtcdTest, AUserLogsIn) {
   ASSERT_TRUE(a.wait([&] { return a.num_all == 1; }));
   EXPECT_TRUE(a.put("kv/x", "1").done);
   EXPECT_TRUE(a.wait([&] { return a.seen.size() == 1; }));
-  service->restart();  // which drops whom it let in
+  service->restart();  // the new etcd closes the connections of clients that the old one had accepted
   a.insist(EtcdPut{{"kv/y", "1", 0, 0}});
   EXPECT_TRUE(a.wait([&] { return a.seen.size() == 2; }));
   Watcher b("http://root:wrong@" + place);

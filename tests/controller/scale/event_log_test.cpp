@@ -1,4 +1,4 @@
-// What is written into the event log brings a late replica what the writers' directories knew.
+// Tests that the event log tells a replica that starts later everything that the writers' directories knew.
 #include "controller/scale/event_log.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// A directory with what its nodes said written into a log; as sessions and the front do it.
+/// A directory and a log into which everything that its nodes send is written, as by sessions and listeners.
 struct Source {
   explicit Source(const std::string& name, std::vector<std::string>& log_to, LogWriterOptions options = {})
       : writer(with(options, name), [this, &log_to](std::string entry) {
@@ -74,7 +74,7 @@ struct Source {
   std::map<std::string, std::uint64_t> sequences;
 };
 
-/// Who holds each of the keys, by an asker of its own.
+/// Returns the holders of each key.
 std::map<std::uint32_t, std::set<std::string>> holders_of(Directory& directory, std::uint32_t num_keys, TimeNs now) {
   const NodeId asker = directory.join(node_info("asker", 1), 0, now).value().id;
   std::map<std::uint32_t, std::set<std::string>> held;
@@ -237,7 +237,7 @@ TEST(EventLog, WhoTakesOverSaysAgainWhatWasSaidOfLate) {
   Source first("r0 1", log);
   Source second("r1 1", log);
   first.writer.set_writing(true);
-  // Nodes count anew for each replica: at the second there were more messages before.
+  // A node numbers its messages separately for each replica. At the second replica, there were more messages before.
   second.hello("a");
   second.publish("a", keys_of(0, 1), true);
   second.publish("a", keys_of(1, 2));
@@ -251,7 +251,7 @@ TEST(EventLog, WhoTakesOverSaysAgainWhatWasSaidOfLate) {
     source->evict("a", keys_of(0, 1));
   }
   first.flush();
-  // The first dies; the log never got this:
+  // The first replica dies, so this message never came into the log:
   second.publish("a", keys_of(4, 5));
   second.writer.set_writing(true);
   second.publish("a", keys_of(5, 6));
@@ -302,7 +302,7 @@ TEST(EventLog, MalformedEntriesAreCountedAndHarmless) {
   EXPECT_GT(late.reader.num_malformed(), 1000U);
 }
 
-/// Two replicas hear the same nodes and take turns in writing; whoever reads all of it knows what they know.
+/// Two replicas get the same messages and take turns in writing. A reader of the whole log must know what they know.
 TEST(EventLog, ReadersAgreeWithWritersOnRandomSchedules) {
   constexpr std::uint32_t kKeys = 24;
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
@@ -342,7 +342,7 @@ TEST(EventLog, ReadersAgreeWithWritersOnRandomSchedules) {
       }
       if (what == 19) {
         const bool is_first = sources[0].writer.is_writing();
-        // The one that wrote dies at some moment before; the other takes over from what it remembers.
+        // The replica that wrote the log dies, and the other one takes over from what it remembers.
         sources[0].writer.set_writing(!is_first);
         sources[1].writer.set_writing(is_first);
       }

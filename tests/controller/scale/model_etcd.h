@@ -1,4 +1,4 @@
-// A model of etcd in virtual time: keys with revisions, leases, watches, and all that can go wrong on the way to it.
+// A model of etcd in virtual time: keys with revisions, leases, watches, and all faults on the way to it.
 #pragma once
 
 #include <map>
@@ -69,7 +69,7 @@ class ModelEtcd {
   }
   std::int64_t revision() const { return revision_; }
   std::int64_t compacted() const { return compacted_; }
-  std::uint64_t life() const { return life_; }  // another one: its watches are broken, its data gone
+  std::uint64_t life() const { return life_; }  // changes when etcd loses its data and breaks all watches
   std::size_t num_keys() const { return pairs_.size(); }
   EtcdAll all() const {
     EtcdAll all{.pairs = {}, .revision = revision_};
@@ -107,7 +107,7 @@ class ModelEtcd {
 
   bool is_up_ = true;
   std::map<std::string, EtcdPair> pairs_;
-  std::map<std::int64_t, std::pair<std::int64_t, TimeNs>> leases_;  // seconds, end
+  std::map<std::int64_t, std::pair<std::int64_t, TimeNs>> leases_;  // lease id -> (seconds, end)
   std::vector<std::pair<std::int64_t, Change>> history_;
   std::int64_t revision_ = 1;
   std::int64_t compacted_ = 1;
@@ -115,13 +115,14 @@ class ModelEtcd {
   std::uint64_t life_ = 1;
 };
 
-/// One replica's way to it, as controller/scale/etcd.h keeps it: replies and changes come late, each in its own order.
+/// One replica's connection to the model, as in controller/scale/etcd.h. Replies and changes come late, each kind in
+/// its own order.
 class ModelLink {
  public:
   ModelLink(ModelEtcd& etcd, std::uint64_t seed) : etcd_(etcd), random_(seed) {}
 
   void set_up(bool is_up) { is_up_ = is_up; }
-  /// The replica died.
+  /// The replica has died.
   void drop() {
     asked_.clear();
     arriving_.clear();
@@ -139,7 +140,7 @@ class ModelLink {
       const bool is_answer_lost = dice(20) == 0;
       EtcdReply reply;
       if (is_there) reply = etcd_.execute(request, now);
-      // Done or not, who gets no answer can't tell.
+      // Without an answer, the replica can't know whether the request was executed.
       if (!is_there || is_answer_lost) reply = {.error = Error{ErrorCode::kUnavailable, "no answer"}};
       reply.token = token;
       arriving_.emplace_back(now + dice(60) * kMillisecond, std::move(reply));
@@ -147,7 +148,8 @@ class ModelLink {
     watch(now);
     std::vector<EtcdEvent> events;
     std::erase_if(arriving_, [&](auto& entry) {
-      // In order of time; what comes at once may overtake each other, as two threads do, but a watch not itself.
+      // Events come in order of time. Events of the same time may overtake each other, as with two threads, except
+      // those of one watch.
       if (entry.first > now) return false;
       events.push_back(std::move(entry.second));
       return true;

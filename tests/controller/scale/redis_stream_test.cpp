@@ -1,4 +1,4 @@
-// The log's client against a real Redis that is killed, stopped and emptied.
+// Tests the client of the event log with a real Redis that is killed, stopped and emptied.
 #include "controller/scale/redis_stream.h"
 
 #include <gmock/gmock.h>
@@ -106,7 +106,7 @@ TEST_F(RedisStreamTest, WhatWasAppendedWhileRedisWasGoneArrivesInOrder) {
   ASSERT_TRUE(wait_until([&] { return writer->state().buffered_bytes == 0; }));
   EXPECT_TRUE(writer->state().is_connected);
   EXPECT_EQ(writer->state().trouble, "");
-  // Perhaps some came twice: Redis had taken them in when it died.
+  // Some entries may be there twice, because Redis had stored them when it died.
   std::vector<std::string> once;
   std::set<std::string> known;
   for (const std::string& entry : reading.entries) {

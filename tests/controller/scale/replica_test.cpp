@@ -1,4 +1,5 @@
-// A client of several controllers: each is told everything, lookups move on when one dies, and none ends in silence.
+// Tests a client of several controllers: each controller gets everything, lookups move on to another controller when
+// one dies, and every lookup ends with an answer or an error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -91,7 +92,7 @@ TEST_F(Replicas, ALookupUnderWayWhenItsControllerDiesIsAnsweredByTheNext) {
   ASSERT_TRUE(holder.wait_for<Registered>());
   holder.hold(full_chunks(0, 2));
   ASSERT_TRUE(both_know(holder, 2));
-  // The first one takes every message and answers Hello alone, so that each lookup is under way for ever.
+  // The first controller accepts every message, but answers only Hello, so that each lookup waits.
   zmq::context_t context;
   zmq::socket_t mute(context, zmq::socket_type::router);
   mute.set(zmq::sockopt::linger, 0);
@@ -132,7 +133,7 @@ TEST_F(Replicas, ALookupUnderWayWhenItsControllerDiesIsAnsweredByTheNext) {
 TEST_F(Replicas, WithATimeoutALookupEndsInAnAnswerOrInAFailureAlsoWhereNobodyIs) {
   const auto client =
       make_client({.controller = endpoint(0), .node = node_info("a"), .lookup_timeout_ms = 300}).value();
-  const std::uint64_t early = client->lookup(ask_for(0, 1)).value();  // not registered yet
+  const std::uint64_t early = client->lookup(ask_for(0, 1)).value();  // the client is not registered yet
   servers_[1].reset();
   bool is_answered = false, has_failed = false;
   std::uint64_t late = 0;

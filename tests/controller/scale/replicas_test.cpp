@@ -1,4 +1,4 @@
-// Several real `kvferry controller`s with a real etcd and a real Redis: any of them may die.
+// Tests several real `kvferry controller` processes with a real etcd and a real Redis. Any of them may die.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,9 +16,10 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr std::chrono::seconds kLeaseOver{60};  // of a dead replica: 5 s, and what a busy machine adds
+// limit on the wait for a dead replica's lease, which is 5 s; much longer, because the machine may be busy
+constexpr std::chrono::seconds kLeaseOver{60};
 
-/// A `kvferry controller` on a port of its own.
+/// A `kvferry controller` process on a port of its own.
 class ControllerProcess {
  public:
   ControllerProcess(const std::string& name, int port, const std::vector<std::string>& more)
@@ -45,12 +46,13 @@ class ControllerProcess {
   Service process_;
 };
 
-/// A node that tells all replicas what it holds, and asks any of them.
+/// A node that reports to all replicas what it holds, and looks up chunks at any of them.
 class Worker {
  public:
   explicit Worker(NodeInfo info) : info_(std::move(info)) {
     static int num_made = 0;
-    info_.secret = fmt::format("worker {}", ++num_made);  // its links are one process
+    // the same for all links of this worker, because they belong to one process
+    info_.secret = fmt::format("worker {}", ++num_made);
   }
   void follow(const std::string& endpoint) {
     links_[endpoint] = std::make_unique<LiveNode>(endpoint, info_);
@@ -93,7 +95,7 @@ class Replicas : public ::testing::Test {
   void follow_all(Worker& worker) {
     for (const auto& replica : replicas) worker.follow(replica->endpoint());
   }
-  /// Turns all workers until it is so.
+  /// Runs the loops of all workers until `reached` returns true.
   bool wait(const std::function<bool()>& reached, std::chrono::milliseconds limit = kServiceDeadline) {
     return wait_until(
         [&] {
@@ -102,7 +104,7 @@ class Replicas : public ::testing::Test {
         },
         limit);
   }
-  /// What `worker` is told at `endpoint`; the others' loops go on meanwhile.
+  /// Returns the answer that `worker` gets at `endpoint`. Meanwhile the loops of the other workers go on.
   std::vector<std::string> ask(Worker& worker, const std::string& endpoint, const LookupQuery& query) {
     LiveNode& link = worker.at(endpoint);
     if (!link.client().registered()) return {"not registered"};
@@ -169,7 +171,7 @@ TEST_F(Replicas, WithoutEtcdAndRedisAllGoesOnAndIsTrueAfterwards) {
     EXPECT_THAT(replica->replicas(), ElementsAre("r0", "r1"));
   }
   b.hold(full_chunks(5, 8));
-  Worker newer(node_info("c", 9));  // seen by the first alone
+  Worker newer(node_info("c", 9));  // this worker registers only at the first replica
   newer.follow(replicas[0]->endpoint());
   workers = {&a, &b, &newer};
   newer.hold(full_chunks(20, 22));
@@ -229,7 +231,7 @@ TEST_F(Replicas, ALateReplicaServesWhatTheLogHasBeforeWorkersTellIt) {
   a.follow(late);
   std::uint32_t num_more = 1000;
   const auto sees_b = [&] {
-    b.hold(full_chunks(num_more, num_more + 1));  // b has never heard of the late one
+    b.hold(full_chunks(num_more, num_more + 1));  // b does not know that this replica was started later
     ++num_more;
     const std::vector<std::string> answer = ask(a, late, ask_for(0, 1000));
     return answer == std::vector<std::string>{"b:1000"};
@@ -258,7 +260,7 @@ TEST_F(Replicas, ANodeOfTheLogThatDoesNotComeIsDropped) {
     ASSERT_TRUE(sees(a, first, ask_for(0, 10), {"b:10"}));
     ASSERT_TRUE(wait([&] { return replicas[0]->status().log_lag_bytes == 0; }));
     workers = {&a};
-    replicas[0]->process().kill();  // so nobody writes down that b went
+    replicas[0]->process().kill();  // so no replica records that b has left
   }
   const std::string late = start_one().endpoint();
   a.follow(late);

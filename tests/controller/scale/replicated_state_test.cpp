@@ -1,4 +1,4 @@
-// What replicas share, on a model of etcd with random faults, and on a real one.
+// Tests the state that replicas share, with a model of etcd that has random faults, and with a real etcd.
 #include "controller/scale/replicated_state.h"
 
 #include <gmock/gmock.h>
@@ -19,7 +19,7 @@ using ::testing::UnorderedElementsAre;
 
 const NodeName kA{"", "a"};
 
-/// A replica as the server drives it, but for the directory: the nodes that are here, by name.
+/// A replica as in the server, but with a list of node names instead of a directory.
 struct Instance {
   Instance(const std::string& name, std::uint64_t run, ReplicatedStateOptions options = {})
       : state(with(options, name, run)) {}
@@ -29,7 +29,7 @@ struct Instance {
     options.run = run;
     return options;
   }
-  /// False: refused.
+  /// Returns false if the node is refused.
   bool join(const NodeName& node, std::uint64_t incarnation, TimeNs now) {
     const auto newest = state.newest(node);
     if (newest && newest->value > incarnation) return false;
@@ -66,7 +66,7 @@ struct Instance {
   std::map<NodeName, std::uint64_t> here;
 };
 
-/// Replicas r0, r1 ... on one model.
+/// The replicas r0, r1 ... with one model of etcd.
 class World {
  public:
   explicit World(std::size_t num_replicas, std::uint64_t seed = 1, ReplicatedStateOptions options = {})
@@ -276,12 +276,13 @@ TEST(ReplicatedState, ARecordWhoseDeadlinePassesWithoutEtcdEndsAllTheSame) {
   for (int i = 0; i < 2; ++i) EXPECT_THAT(world[i].records(), IsEmpty()) << i;
 }
 
-/// Faults of all kinds; in the end all replicas agree, and on what is true.
+/// Runs a schedule with all kinds of faults. In the end all replicas must agree on the true state.
 void random_schedule(std::uint64_t seed) {
   World world(3, seed, {.keep_ms = 3'600'000});
   std::mt19937_64& random = world.random_;
   const auto dice = [&](std::uint64_t n) { return random() % n; };
-  std::map<NodeName, std::uint64_t> promised;  // by a living replica: nobody may let an older one in for good
+  // incarnations that a living replica has accepted: no replica may accept an older one for good
+  std::map<NodeName, std::uint64_t> promised;
   for (int step = 0; step < 300; ++step) {
     world.run(static_cast<std::int64_t>(dice(8)) * 20);
     const std::size_t i = dice(3);

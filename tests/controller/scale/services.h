@@ -1,4 +1,4 @@
-// Real etcd and Redis for tests: each on a free port with a folder of its own, and to be killed, stopped and emptied.
+// Real etcd and Redis for tests. Each has a free port and a folder of its own, and can be killed, stopped and emptied.
 #pragma once
 
 #include <arpa/inet.h>
@@ -21,7 +21,7 @@
 
 namespace kvferry::controller::scale {
 
-constexpr std::chrono::seconds kServiceDeadline{30};  // far beyond what anything here takes
+constexpr std::chrono::seconds kServiceDeadline{30};  // much longer than anything in these tests takes
 
 inline bool wait_until(const std::function<bool()>& reached, std::chrono::milliseconds limit = kServiceDeadline) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
@@ -59,7 +59,7 @@ inline bool is_installed(const std::string& program) {
   return ::system(("command -v " + program + " >/dev/null 2>&1").c_str()) == 0;
 }
 
-/// A program that listens on `port`; it dies with this object, and with the test.
+/// A program that listens on `port`. It ends with this object, and with the test's process.
 class Service {
  public:
   Service(std::vector<std::string> command, int port) : command_(std::move(command)), port_(port) {}
@@ -125,7 +125,7 @@ class EtcdService {
     service_.kill();
     service_.start();
   }
-  /// As after the loss of its disk.
+  /// Restarts the program without its data, as after the loss of its disk.
   void restart_empty() {
     service_.kill();
     std::filesystem::remove_all(folder_.path() + "/data");

@@ -1,4 +1,4 @@
-// A controller with a cluster key: members work as without one, and to others it does not speak.
+// Tests a controller with a cluster key: members work as without a key, and other peers get no answer.
 #include <gmock/gmock.h>
 
 #include "controller/api/status.h"

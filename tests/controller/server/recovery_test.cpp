@@ -1,4 +1,4 @@
-// Real `kvferry controller` processes that are killed, and real clients that go on.
+// Tests real `kvferry controller` processes that are killed, with real clients that go on.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -16,7 +16,7 @@
 namespace kvferry::controller {
 namespace {
 
-/// A `kvferry controller` that ends with this.
+/// A `kvferry controller` process. It ends with this object.
 class Process {
  public:
   explicit Process(std::vector<std::string> args) {
@@ -78,11 +78,12 @@ TEST_F(RecoveryTest, NothingAcknowledgedIsLostHoweverOftenItIsKilled) {
 
   std::mt19937 random(7);
   constexpr std::uint32_t kKeysPerMessage = 50;
-  std::uint32_t num_published = 0;  // keys [0, num_published), less those of every third message, which are evicted
+  // the worker has published keys [0, num_published) and evicted the keys of every third message again
+  std::uint32_t num_published = 0;
   for (int life = 0; life < 4; ++life) {
-    // The sequence number that each message had, and what is true from then on.
+    // Maps the sequence number of each message to what is true after the message.
     std::map<std::uint64_t, std::uint32_t> published;
-    std::map<std::uint64_t, std::uint32_t> evicted;  // the first key
+    std::map<std::uint64_t, std::uint32_t> evicted;  // first key of each eviction
     const TimeNs end = steady_clock().now() + (300 + random() % 700) * kMillisecond;
     while (steady_clock().now() < end) {
       published[worker->client().next_sequence()] = num_published;
@@ -96,7 +97,7 @@ TEST_F(RecoveryTest, NothingAcknowledgedIsLostHoweverOftenItIsKilled) {
     }
     controller->end(SIGKILL);
     const std::uint64_t kept_below = worker->client().kept_below();
-    worker.reset();  // it dies as well, so that it can't tell again
+    worker.reset();  // the worker dies too, so that it can't publish its chunks again
 
     controller = start();
     ASSERT_TRUE(asker.wait_until([&] { return asker.count<Registered>() >= static_cast<std::size_t>(life + 2); }));
@@ -122,7 +123,7 @@ TEST_F(RecoveryTest, NothingAcknowledgedIsLostHoweverOftenItIsKilled) {
     ASSERT_TRUE(status.state.durable);
     ASSERT_GT(status.state.records_loaded, 0U);
 
-    // A newer incarnation, and everything anew.
+    // A newer incarnation, which publishes everything again.
     worker = std::make_unique<LiveNode>(endpoint, node_info("worker", static_cast<std::uint64_t>(life) + 2));
     ASSERT_TRUE(worker->wait_for<SnapshotWanted>());
   }
@@ -136,7 +137,7 @@ TEST_F(RecoveryTest, AWorkerThatGoesOnIsNotAskedForEverything) {
   worker.hold(full_chunks(0, 100));
   ASSERT_TRUE(worker.wait_until([&] { return worker.client().kept_below() == worker.client().next_sequence(); }));
   controller->end(SIGKILL);
-  worker.hold(full_chunks(100, 200));  // while nobody listens
+  worker.hold(full_chunks(100, 200));  // while no controller listens
   controller = start();
   ASSERT_TRUE(worker.wait_for<Registered>(2));
   ASSERT_TRUE(asker.wait_until([&] {

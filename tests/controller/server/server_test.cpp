@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// The contract of server and client, over each kind of socket.
+/// Tests the contract between server and client over each kind of socket.
 class OverSockets : public ::testing::TestWithParam<const char*> {
  protected:
   OverSockets() {
@@ -38,7 +38,7 @@ class OverSockets : public ::testing::TestWithParam<const char*> {
     if (!directory_.empty()) std::filesystem::remove_all(directory_);
   }
   void start(std::int64_t lease_ms = 600'000) { server_ = std::make_unique<LiveServer>(bind_, lease_ms); }
-  /// In place: the same address, nothing known.
+  /// Restarts the server at the same address, without any state.
   void restart(std::int64_t lease_ms = 600'000) {
     bind_ = server_->endpoint();
     server_.reset();
@@ -202,7 +202,7 @@ TEST_P(OverSockets, ASnapshotOfManyMessagesArrivesWhole) {
 
 TEST(ControllerClient, GivesUpASilentConnectionForANewOne) {
   zmq::context_t context;
-  zmq::socket_t mute(context, zmq::socket_type::router);  // takes every Hello and says nothing
+  zmq::socket_t mute(context, zmq::socket_type::router);  // accepts every Hello and never answers
   mute.set(zmq::sockopt::linger, 0);
   mute.bind("tcp://127.0.0.1:0");
   LiveNode node(mute.get(zmq::sockopt::last_endpoint), node_info("a"));
@@ -234,14 +234,15 @@ TEST(ControllerClient, TellsOfLossAndKeepsTrying) {
 }
 
 TEST(ControllerClient, CallsBetweenPollsNeverHideAWaitingMessage) {
-  // Sending on a ZeroMQ socket swallows the edge of its descriptor; an owner that waits on fd() must not feel it.
+  // Sending on a ZeroMQ socket consumes the event of its descriptor. An owner that waits on fd() must not notice this.
   LiveServer server("tcp://127.0.0.1:0");
   LiveNode node(server.endpoint(), node_info("a"));
   ASSERT_TRUE(node.wait_for<Registered>());
   for (std::size_t i = 0; i < 200; ++i) {
     const std::size_t num_replies = node.count<LookupReply>();
     ASSERT_TRUE(node.client().lookup(ask_for(0, 1)));
-    for (int k = 0; k < 50; ++k) node.client().publish(full_chunks(0, 1));  // the reply comes in during these
+    // the reply arrives while these messages are sent
+    for (int k = 0; k < 50; ++k) node.client().publish(full_chunks(0, 1));
     pollfd item{node.client().fd(), POLLIN, 0};
     while (node.count<LookupReply>() == num_replies) {
       ASSERT_EQ(::poll(&item, 1, static_cast<int>(kDeadlineMs)), 1);
@@ -281,7 +282,7 @@ TEST(ControllerServer, APortInUseIsOneSentence) {
   EXPECT_THAT(second.error().what, HasSubstr(server.endpoint()));
 }
 
-/// Always has more, and counts its turns.
+/// A listener that always has more to do. It counts its turns.
 class BusyListener final : public Listener {
  public:
   explicit BusyListener(int* num_turns) : num_turns_(num_turns) {}

@@ -1,4 +1,5 @@
-// The stream as a peer sees it that isn't our client: pieces, floods, lies about lengths, and files at a socket's path.
+// Tests the stream with peers that are not our client: partial messages, floods, wrong lengths, and files at a socket's
+// path.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -24,7 +25,7 @@ std::string framed(std::string_view message) {
   return bytes;
 }
 
-/// A bare socket that says whatever a test wants.
+/// A plain socket with which a test can send any bytes.
 class RawStream {
  public:
   explicit RawStream(const std::string& endpoint) : socket_(begin_connect(stream_address(endpoint)).value()) {
@@ -38,7 +39,7 @@ class RawStream {
       bytes.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(sent, 0)));
     }
   }
-  /// False: it would block for the time being.
+  /// Returns false if send() would block now.
   bool try_send(std::string_view bytes) {
     return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
            static_cast<ssize_t>(bytes.size());
@@ -152,14 +153,14 @@ TEST_F(StreamPeers, AFloodOfGarbageIsCountedAndChangesNothing) {
 
 TEST_F(StreamPeers, APeerThatNeverReadsHoldsUpNobodyAndItsAnswersAreDropped) {
   RawStream peer(server_.endpoint());
-  NodeInfo wordy = node_info(std::string(250, 'x'));  // so that an answer has a size
+  NodeInfo wordy = node_info(std::string(250, 'x'));  // so that the answer is long
   wordy.endpoint = std::string(500, 'y');
   LiveNode node(server_.endpoint(), wordy);
   ASSERT_TRUE(node.wait_for<Registered>());
   std::string questions;
   for (int i = 0; i < 1000; ++i) questions += framed(encode(wire::StatusRequest{}));
   EXPECT_TRUE(asker_.wait_until([&] {
-    peer.try_send(questions);  // a piece that gets lost makes what follows garbage, which is as good
+    peer.try_send(questions);  // if a part of a message is lost, the rest is garbage, which serves the test as well
     return server_.status().counters.replies_dropped > 0;
   }));
   EXPECT_TRUE(is_served());
@@ -181,7 +182,8 @@ TEST_F(StreamPeers, ANodeWhoseConnectionEndsStaysUntilItsLeaseDoes) {
 TEST(ControllerStream, ABrokenConnectionIsSeenAtOnceAndMadeAgain) {
   auto server = std::make_unique<LiveServer>("stream://127.0.0.1:0");
   const std::string endpoint = server->endpoint();
-  LiveNode node(endpoint, node_info("a"), /*heartbeat_ms=*/10 * kDeadlineMs);  // silence would tell nothing
+  // no heartbeats, so that only the broken connection can show the node that the server is gone
+  LiveNode node(endpoint, node_info("a"), /*heartbeat_ms=*/10 * kDeadlineMs);
   ASSERT_TRUE(node.wait_for<Registered>());
   server.reset();
   ASSERT_TRUE(node.wait_for<Lost>());
@@ -236,7 +238,7 @@ class UnixPath : public ::testing::Test {
 
 TEST_F(UnixPath, OfADeadControllerIsTakenOver) {
   {
-    // What kill -9 leaves behind: a socket's file that nobody listens at.
+    // A socket's file at which no process listens, as a process leaves after kill -9.
     BoundSocket dead = listen_on({.path = path_}).value();
   }
   ASSERT_TRUE(std::filesystem::exists(path_));
@@ -273,13 +275,13 @@ TEST_F(UnixPath, IsGoneAfterAnOrderlyEnd) {
   EXPECT_FALSE(std::filesystem::exists(path_));
 }
 
-/// With few descriptors allowed, unknown peers that say nothing make room for who comes later.
+/// With few allowed descriptors, silent unknown peers are disconnected when new peers connect.
 TEST(ControllerStream, UnknownPeersMakeRoomForNewPeers) {
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   const rlimit lower{600, limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &lower), 0);
-  LiveServer server("stream://127.0.0.1:0");  // 300 connections
+  LiveServer server("stream://127.0.0.1:0");  // there will be 300 connections
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   LiveNode node(server.endpoint(), node_info("a"));
   ASSERT_TRUE(node.wait_for<Registered>());

@@ -1,5 +1,5 @@
-// A loss of power: of a state folder only what was synced is left. This program's fsync() and fdatasync() come before
-// those of libc, and note which names and how much of each file the disk has.
+// Tests a loss of power, after which only synced data of a state folder is left. This program's own fsync() and
+// fdatasync() replace those of libc, and record which names, and how much of each file, the disk has.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -23,10 +23,10 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using Steady = std::chrono::steady_clock;
 
-/// What a disk is sure to have of one folder. Threads: any.
+/// What a disk certainly has of one folder. Threads: any.
 class Disk {
  public:
-  /// `kept`: an empty folder for links to the files, so that those that are removed can still be read.
+  /// `kept`: an empty folder for links to the files, so that files can be read after they were removed.
   Disk(fs::path folder, fs::path kept) : folder_(std::move(folder)), kept_(std::move(kept)) {}
 
   void sync(int fd) {
@@ -41,13 +41,13 @@ class Disk {
     names_.clear();
     for (const fs::directory_entry& entry : fs::directory_iterator(folder_)) {
       struct stat file {};
-      if (::stat(entry.path().c_str(), &file) != 0) continue;  // renamed meanwhile
+      if (::stat(entry.path().c_str(), &file) != 0) continue;  // the file was renamed meanwhile
       names_[entry.path().filename()] = file.st_ino;
       std::error_code is_there;
       fs::create_hard_link(entry.path(), kept_ / std::to_string(file.st_ino), is_there);
     }
   }
-  /// Writes what is left after a loss of power now into an empty folder.
+  /// Writes everything that would be left after a loss of power now into an empty folder.
   void leave(const fs::path& to) {
     const std::lock_guard lock(mutex_);
     for (const auto& [name, inode] : names_) {
@@ -60,7 +60,7 @@ class Disk {
   const fs::path folder_, kept_;
   std::mutex mutex_;
   std::map<std::string, ino_t> names_;
-  std::map<ino_t, std::uintmax_t> sizes_;  // synced bytes; none: 0
+  std::map<ino_t, std::uintmax_t> sizes_;  // number of synced bytes; a missing entry means 0
 };
 
 Disk* g_disk = nullptr;
@@ -80,9 +80,10 @@ namespace kvferry::controller {
 namespace {
 
 constexpr milliseconds kRun{3600};
-constexpr milliseconds kSurelySynced{2000};  // the log is synced once a second; a busy machine gets another one
+// the log is synced once a second; twice that, because the machine may be busy
+constexpr milliseconds kSurelySynced{2000};
 
-/// How many of keys [0, end) a controller that loads this folder knows, from the first on.
+/// Returns how many of the keys [0, end), counted from the first one, a controller that loads this folder knows.
 std::uint32_t num_loaded(const fs::path& folder, std::uint32_t end) {
   ManualClock clock;
   Directory directory{{.index = {.seed = 1}}};
@@ -109,13 +110,13 @@ TEST(PowerLoss, LeavesWhatIsOlderThanTwoSeconds) {
     const auto journal = StateJournal::open({.folder = root / "state"}, directory, clock).value();
     const NodeId node = directory.join(node_info("a"), 0, 0)->id;
     directory.publish(node, 0, SnapshotMark::kReplaces, {}, 0);
-    std::vector<Steady::time_point> written;  // [key] when it was in the file, synced or not
+    std::vector<Steady::time_point> written;  // [key]: time at which the key was in the file, synced or not
     const auto begin = Steady::now();
     auto next_loss = begin + milliseconds(100);
     for (bool has_snapshot = false; Steady::now() < begin + kRun;) {
       const auto key = static_cast<std::uint32_t>(written.size());
       directory.publish(node, directory.repair(node).resend_from, SnapshotMark::kNone, full_chunks(key, key + 1), 0);
-      // A snapshot brings new files, a rename and removals, and it syncs: one, early on.
+      // A snapshot makes new files, renames and removes files, and syncs. One early snapshot is enough for this test.
       if (!has_snapshot && Steady::now() > begin + milliseconds(700)) {
         journal->want_snapshot();
         has_snapshot = true;

@@ -30,7 +30,7 @@ void write(const fs::path& path, std::string_view bytes) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-/// A controller without sockets: what ends with it is its memory.
+/// A controller without sockets. When this object ends, only the files of the controller remain.
 class Life {
  public:
   explicit Life(StateOptions options) : journal_(StateJournal::open(std::move(options), directory, clock).value()) {}
@@ -47,7 +47,7 @@ class Life {
     directory.publish(node, directory.repair(node).resend_from, SnapshotMark::kNone, full_chunks(from, to),
                       clock.now());
   }
-  /// How many of keys [0, end) somebody has, from the first on.
+  /// Returns how many of the keys [0, end), counted from the first one, have a holder.
   std::uint32_t num_found(std::uint32_t end) {
     const NodeId probe = join("probe");
     const auto holders = directory.lookup(probe, {keys_of(0, end), {}, {}}, clock.now()).value();
@@ -97,7 +97,7 @@ class StateJournalTest : public ::testing::Test {
     const auto journal = StateJournal::open(options(), directory, clock);
     return journal ? Error{ErrorCode::kOk, "it was taken"} : journal.error();
   }
-  /// Eleven batches: a head, a node, and keys [0, 9) one by one.
+  /// Writes eleven batches: a head, a node, and the keys [0, 9) one by one.
   void write_a_log() {
     Life life(options());
     const NodeId node = life.join_empty("a");
@@ -119,7 +119,7 @@ TEST(StateRecords, WhatANodeToldOfItselfComesBackFromRecordsAndImages) {
   info.details.host = "pod-a";
   std::string records;
   append_joined(records, NodeId{1}, info, 0);
-  for (int i = 0; i < 2; ++i) {  // the second time from an image of the first
+  for (int i = 0; i < 2; ++i) {  // the second turn loads an image that the first turn has made
     Directory directory;
     DirectoryState state(directory);
     ASSERT_TRUE(Replayer(state).replay(records));
@@ -180,7 +180,7 @@ TEST_F(StateJournalTest, ARestartKnowsEverythingAndConfirmsNothing) {
   Life life(options());
   EXPECT_EQ(life.directory.num_nodes(), 1U);
   EXPECT_GT(life.directory.index_version(), version);
-  EXPECT_EQ(life.status().records_loaded, 8U);  // a head, and what was told
+  EXPECT_EQ(life.status().records_loaded, 8U);  // a head and seven records
   const NodeId probe = life.join("probe");
   const auto ask = [&] {
     return life.directory.lookup(probe, {keys_of(0, 10), {}, {}}, life.clock.now()).value().at(0);
@@ -332,7 +332,7 @@ TEST_F(StateJournalTest, ASnapshotTakesThePlaceOfOlderFiles) {
 TEST_F(StateJournalTest, ATornEndIsDroppedAtWhateverByte) {
   write_a_log();
   const std::string whole = read(log(1));
-  std::size_t last = 0;  // where the last batch begins
+  std::size_t last = 0;  // offset of the last batch
   scan_batches(whole, [&, at = std::size_t{0}](std::string_view body) mutable {
     last = at;
     at += kBatchHeadBytes + body.size();
@@ -360,14 +360,15 @@ TEST_F(StateJournalTest, AFlippedBitIsSeenWhereverItIs) {
   for (std::size_t at = 0; at < whole.size(); at += 3) {
     fs::remove_all(folder());
     {
-      const Life life(options());  // the marker
+      const Life life(options());  // writes the marker file
     }
     std::string bad = whole;
     bad[at] = static_cast<char>(bad[at] ^ (1 << at % 8));
     write(log(1), bad);
     Life life(options());
     ASSERT_LT(life.num_found(20), 9U) << at;
-    ASSERT_EQ(life.status().durable, at >= last) << at;  // the last batch may as well be torn
+    // damage in the last batch looks like an incomplete write, which is not reported
+    ASSERT_EQ(life.status().durable, at >= last) << at;
     if (at >= last || at % 16 != 0) continue;
     ASSERT_THAT(life.status().why_not, HasSubstr("log-00000001 is damaged at byte")) << at;
     ASSERT_TRUE(life.turn_until([&] { return life.status().durable; }));
@@ -378,7 +379,7 @@ TEST_F(StateJournalTest, AFlippedBitIsSeenWhereverItIs) {
 TEST_F(StateJournalTest, ADamagedSnapshotIsUsedAsFarAsItGoes) {
   {
     Life life(options());
-    life.publish(life.join_empty("a"), 0, 10'000);  // several blocks
+    life.publish(life.join_empty("a"), 0, 10'000);  // so many keys that the snapshot has several blocks
     life.make_snapshot();
   }
   const std::string whole = read(snapshot(2));

@@ -1,6 +1,6 @@
-// A controller's state against a plain model, over deaths at any byte: a child process does random things and dies in
-// the middle of a write; what is loaded then must be what the model had at some moment between the last that was
-// acknowledged and the last that was begun. The seed of a failing run is in the test's name.
+// Compares a controller's state with a simple model, with deaths at any byte. A child process does random operations
+// and dies in the middle of a write. The state that is then loaded must be the model's state at some moment between the
+// last acknowledged and the last begun operation. The seed of a failing run is in the test's name.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::uint32_t kNumEngines = 5;
 constexpr std::uint32_t kModelKeys = 40;
-constexpr std::uint32_t kNumTails = 10;  // of numbers 1000 ...; all in one group
+constexpr std::uint32_t kNumTails = 10;  // tails have the numbers 1000 ...; all are in one group
 constexpr std::uint32_t kGroup = 2000;
 constexpr int kNumOps = 1500;
 constexpr int kNumLives = 8;
@@ -31,8 +31,8 @@ constexpr std::size_t kNodesEver = 4096;
 std::string space_of(const std::string& name) { return name.back() % 2 == 0 ? "even" : "odd"; }
 
 struct Held {
-  std::map<std::uint32_t, std::uint8_t> tiers;  // by number: a bit for each
-  std::vector<std::uint32_t> tails;             // oldest first
+  std::map<std::uint32_t, std::uint8_t> tiers;  // by number: a bit for each tier
+  std::vector<std::uint32_t> tails;             // oldest tail first
   TierDigests digests() const {
     TierDigests digests;
     for (const auto& [number, bits] : tiers) {
@@ -52,7 +52,7 @@ struct PlainNode {
   std::optional<Held> next{};
 };
 
-/// Does the same random things to a model and, where there is one, to a directory.
+/// Does the same random operations on a model and, if there is one, on a directory.
 class Script {
  public:
   explicit Script(unsigned seed) : random_(seed) {}
@@ -80,7 +80,8 @@ class Script {
   TimeNs now() const { return now_; }
   const std::map<std::string, PlainNode>& nodes() const { return nodes_; }
 
-  /// All that can be asked of a directory. The last id tells apart what is the same again after a node came and left.
+  /// Returns the model's state in words: everything that can be queried from a directory. The last id distinguishes
+  /// equal states before and after a node left and returned.
   std::string status() const {
     std::string status = fmt::format("last id {}\n", last_id_);
     for (const auto& [name, node] : nodes_) {
@@ -111,7 +112,7 @@ class Script {
     nodes_[name] = PlainNode{.id = NodeId{++last_id_}, .incarnation = incarnation, .sequence = sequence};
   }
   void wait(Directory* directory) {
-    now_ += kSecond;  // snapshots end too late
+    now_ += kSecond;  // snapshots end too late, so that they expire
     if (directory != nullptr) directory->expire(now_);
     for (auto& [name, node] : nodes_) node.next.reset();
   }
@@ -177,7 +178,7 @@ class Script {
   std::map<std::string, PlainNode> nodes_;
 };
 
-/// The same as Script::status(), by questions alone.
+/// Returns the same text as Script::status(), only from queries to the directory.
 std::string describe_status(Directory& directory, TimeNs now) {
   std::map<std::string, std::string> of_node;
   for (const auto& [id, info] : directory.nodes())
@@ -212,7 +213,7 @@ std::string describe_status(Directory& directory, TimeNs now) {
   return status;
 }
 
-/// Of a status: the nodes and their numbers.
+/// Returns the nodes and their numbers from a status.
 std::string heads_of(const std::string& status) {
   std::istringstream lines(status);
   std::string heads;
@@ -245,7 +246,7 @@ class StateModel : public ::testing::TestWithParam<unsigned> {
     return {.lease_ms = 1'000'000'000, .snapshot_ms = 500, .index = {.seed = GetParam(), .shared_sets_max = 4}};
   }
 
-  /// Never returns.
+  /// Never returns, because the process dies in a write.
   void live_and_die(Script script, std::int64_t num_bytes) {
     class ScriptClock final : public Clock {
      public:
@@ -315,7 +316,7 @@ TEST_P(StateModel, ADeathAtAnyByteLosesNothingThatWasAcknowledged) {
     const std::string found = describe_status(directory, script.now());
     for (int i = 0; i < shared_->acknowledged; ++i) script.step(nullptr);
     int at = shared_->acknowledged;
-    std::string nearest;  // where the nodes are the same
+    std::string nearest;  // the most similar status with the same nodes
     for (; script.status() != found && at < shared_->begun; ++at) {
       if (heads_of(script.status()) == heads_of(found)) nearest = script.status();
       script.step(nullptr);

@@ -1,4 +1,4 @@
-// What a walk sees while everything moves, and what another directory makes of it.
+// Tests a walk through the state while the state changes, and whether another directory can be restored from the walk.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -9,7 +9,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::uint32_t kNumKeys = 400'000;  // several segments of the log of keys
+constexpr std::uint32_t kNumKeys = 400'000;  // so many that the log of keys has several segments
 
 ChunkKey quick_key(std::uint64_t number) {
   ChunkKey key;
@@ -30,7 +30,7 @@ std::vector<ChunkEntry> quick_chunks(std::uint64_t from, std::uint64_t to) {
   return chunks;
 }
 
-/// Does to another directory what it hears, only later.
+/// Records all changes, to apply them to another directory later.
 class Later final : public Journal {
  public:
   void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence) override {
@@ -88,7 +88,7 @@ TEST_P(StateWalk, MissesNothingWhileKeysComeGoAndWouldMove) {
   publish(a, quick_chunks(0, kNumKeys));
   publish(b, quick_chunks(kNumKeys / 2, kNumKeys), Tier::kDisk);
   publish(dying, quick_chunks(0, kNumKeys / 3));
-  // Thin segments all over: as soon as it is let, the table moves what is left in them to its end.
+  // Makes all segments sparse. As soon as the table may, it moves the rest of their entries to its end.
   for (std::uint32_t i = 0; i < kNumKeys; i += 8) {
     if (i % 64 == 0) continue;
     for (const NodeId node : {a, b, dying}) evict(node, quick_keys(i + 1, i + 8));
@@ -119,7 +119,8 @@ TEST_P(StateWalk, MissesNothingWhileKeysComeGoAndWouldMove) {
         break;
     }
     if (blocks.size() == 10) directory_.leave(dying);
-    if (blocks.size() == 12) publish(join("late"), quick_chunks(0, 1000));  // on the dead one's index, perhaps
+    // this node may get the index of the dead node
+    if (blocks.size() == 12) publish(join("late"), quick_chunks(0, 1000));
   }
   state.end_walk();
   ASSERT_GT(blocks.size(), 15U);
@@ -154,10 +155,11 @@ TEST_P(StateWalk, MissesNothingWhileKeysComeGoAndWouldMove) {
 }
 
 TEST_P(StateWalk, MissesNothingThatWouldMoveToWhereItHasBeen) {
-  constexpr std::uint32_t kNum = 1'000'000, kThinBegin = 600'000, kThinEnd = 900'000;  // segments are of some 100,000
+  // a segment has about 100,000 keys
+  constexpr std::uint32_t kNum = 1'000'000, kThinBegin = 600'000, kThinEnd = 900'000;
   const NodeId a = join("a");
   publish(a, quick_chunks(0, kNum));
-  evict(a, quick_keys(0, 300'000));  // whole segments at the log's begin, which are used again
+  evict(a, quick_keys(0, 300'000));  // empties whole segments at the beginning of the log, which are then used again
   DirectoryState state(directory_);
   const DirectoryImage image = state.image();
   std::vector<std::pair<std::string, TableBlock>> blocks;
@@ -166,7 +168,8 @@ TEST_P(StateWalk, MissesNothingThatWouldMoveToWhereItHasBeen) {
     auto& [name_space, block] = blocks.emplace_back();
     goes_on = state.walk(block, name_space);
     if (blocks.size() != 10) continue;
-    publish(a, quick_chunks(kNum, kNum + 150'000));  // more than the last segment takes: the first ones fill again
+    // more keys than the last segment can take, so the first segments are filled again
+    publish(a, quick_chunks(kNum, kNum + 150'000));
     for (std::uint32_t i = kThinBegin; i < kThinEnd; i += 64) evict(a, quick_keys(i + 1, i + 64));
     for (int i = 0; i < 3000; ++i) directory_.expire(0);  // tidies
   }
