@@ -4,6 +4,7 @@ sentences.
 `python tests/words_test.py [PATH...]` lists the findings in all files, or in the files below these paths.
 """
 
+import ast
 import io
 import re
 import subprocess
@@ -146,16 +147,17 @@ def python_comments(text: str) -> Iterator[tuple[int, str]]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT and not token.string.startswith(("#!", "# noqa", "# type:")):
-                if block and token.start[0] == last + 1 and token.line.lstrip().startswith("#"):
+                is_alone = token.line.lstrip().startswith("#")
+                if block and token.start[0] == last + 1 and is_alone:
                     block.append(token.string.lstrip("# "))
                 else:
                     if block:
                         yield first, " ".join(block)
                     first, block = token.start[0], [token.string.lstrip("# ")]
-                last = token.start[0]
+                last = token.start[0] if is_alone else 0  # a comment behind code does not go on in the next line
             elif token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.NL,
                                                               tokenize.DEDENT):
-                yield token.start[0], " ".join(token.string.strip('"\'rf \n').split())
+                yield token.start[0], " ".join(str(ast.literal_eval(token.string)).split())
             if token.type not in (tokenize.COMMENT, tokenize.NL):
                 before = token.type
     except (tokenize.TokenError, IndentationError):

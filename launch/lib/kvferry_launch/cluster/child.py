@@ -65,7 +65,7 @@ class Child(ManagedProcess):
         return self._closed_at is not None and time.monotonic() - self._closed_at > GRACE_S + 5
 
     def end_now(self) -> None:
-        """Sends SIGTERM to the guard, which ends the command and all its descendants."""
+        """Ends the command and its descendants, without a grace period if they are being ended already."""
         self.close()
         self.signal(signal.SIGTERM)
 

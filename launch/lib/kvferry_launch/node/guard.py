@@ -117,10 +117,11 @@ class Guard:
                 pass  # the command has ended; poll() will report its status
 
     def _stop(self) -> int:
-        """Asks the command to end, and kills it after the grace period."""
+        """Asks the command to end, and kills it after the grace period. A signal to the guard ends that period."""
+        self._wants_stop = False
         self._child.terminate()
         deadline = time.monotonic() + self._grace_s
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._wants_stop:
             if self._child.poll() is not None:
                 return self._child.returncode
             time.sleep(0.05)
@@ -162,10 +163,12 @@ def take_key(file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="guard.py", description=__doc__)
-    parser.add_argument("--grace", type=float, default=10.0)
+    parser.add_argument("--grace", type=float, default=10.0,
+                        help="seconds from SIGTERM to SIGKILL (default: 10); a signal to the guard ends them")
     parser.add_argument("--silence", type=float, default=0.0, help="longest time without input, in s; 0: no limit")
-    parser.add_argument("--stdin", action="store_true")
-    parser.add_argument("--key-file", type=Path)
+    parser.add_argument("--stdin", action="store_true", help="pass lines of stdin on to the command")
+    parser.add_argument("--key-file", type=Path,
+                        help="write the first line of stdin, the cluster key in hexadecimal, to this file")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
