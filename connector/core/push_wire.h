@@ -1,7 +1,7 @@
 // The messages of a push, between two nodes and between a scheduler and its workers. The prefill node offers a prompt's
 // chunks before they are computed. The decode node reserves a slot for each chunk that it needs. The prefill node's
 // workers write into those slots while the model runs. Settlements report which chunks are complete. Each field
-// `ticket` is the id that the decode node gave to the slot reservation.
+// `reservation` is the id that the decode node gave to the slot reservation.
 #pragma once
 
 #include <cstdint>
@@ -39,10 +39,10 @@ enum class PushVerdict : std::uint8_t {
 };
 
 struct PushReply {
-  std::uint64_t ticket = 0;            // id of the slot reservation; 0: none
+  std::uint64_t reservation = 0;       // id of the slot reservation; 0: none
   std::string refused;                 // the reason, if the whole offer is refused
   std::vector<std::uint8_t> verdicts;  // [offered chunk] PushVerdict; unknown values count as kDeclined
-  KVFERRY_FIELDS(ticket, refused, verdicts);
+  KVFERRY_FIELDS(reservation, refused, verdicts);
 };
 
 struct SettledChunk {
@@ -54,9 +54,9 @@ struct SettledChunk {
 };
 
 struct PushSettlement {
-  std::uint64_t ticket = 0;
+  std::uint64_t reservation = 0;
   std::vector<SettledChunk> chunks;
-  KVFERRY_FIELDS(ticket, chunks);
+  KVFERRY_FIELDS(reservation, chunks);
 };
 
 // ---- between a scheduler and its workers ----
@@ -69,18 +69,18 @@ struct GrantedChunk {
 };
 
 struct GrantOrder {
-  std::uint64_t ticket = 0;
+  std::uint64_t reservation = 0;
   std::vector<GrantedChunk> chunks;
-  KVFERRY_FIELDS(ticket, chunks);
+  KVFERRY_FIELDS(reservation, chunks);
 };
 
 /// One rank's answer to a GrantOrder: the transport's exported grants. A grant is empty if the rank could not grant
 /// access to the slot.
 struct GrantOutcome {
-  std::uint64_t ticket = 0;
+  std::uint64_t reservation = 0;
   std::uint32_t rank = 0;
   std::vector<std::string> grants;  // one grant for each of GrantOrder::chunks, in the same order
-  KVFERRY_FIELDS(ticket, rank, grants);
+  KVFERRY_FIELDS(reservation, rank, grants);
 };
 
 struct RevokedChunk {
@@ -94,10 +94,10 @@ struct RevokedChunk {
 /// An order to revoke the grants of these slots. Once the prefill node cannot write into the slots any more, a rank
 /// answers with a message of the same fields (Revoked in node_wire.h).
 struct Revocation {
-  std::uint64_t ticket = 0;
+  std::uint64_t reservation = 0;
   std::uint32_t rank = 0;  // the rank that answers; 0 in an order
   std::vector<RevokedChunk> chunks;
-  KVFERRY_FIELDS(ticket, rank, chunks);
+  KVFERRY_FIELDS(reservation, rank, chunks);
 };
 
 /// The destinations of a push for one rank. A grant is empty if the decode node does not want that chunk.

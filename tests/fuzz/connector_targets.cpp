@@ -122,9 +122,9 @@ void run_scheduler_core(std::string_view bytes) {
     std::visit(
         Overloaded{[&](const LeaseRequest& one) { numbers.push_back(core.lease_requested(from, one, now).lease); },
                    [&](const LeaseRelease& one) { core.lease_released(known(one.value)); },
-                   [&](const PushOffer& one) { numbers.push_back(core.push_offered(from, one, now).ticket); },
+                   [&](const PushOffer& one) { numbers.push_back(core.push_offered(from, one, now).reservation); },
                    [&](const PushSettlement& one) {
-                     core.push_settled({known(one.ticket), one.chunks});
+                     core.push_settled({known(one.reservation), one.chunks});
                    },
                    [&](const LeaseAnswer& one) { core.lease_answered(fetch, from, one.reply, now); },
                    [&](const PushAnswer& one) { core.push_answered(envelope->id, from, one.reply, now); },

@@ -250,8 +250,8 @@ MUTANTS = [Mutant(*row) for row in (
      "if (ok) parts_.pool.set_window_from(chunk.slot, settled.window_from);", "",
      "Granting.APushedChunkLacksOfTheWindowWhatItsSenderLacks"),
     ("reservations-are-guessed", "verified-only", RECEIVER,
-     "const std::uint64_t ticket = parts_.numbers.draw();",
-     "const std::uint64_t ticket = reservations_.size() + 1;", "Granting.NobodySettlesAPushThatAnotherOffered"),
+     "const std::uint64_t id = parts_.numbers.draw();",
+     "const std::uint64_t id = reservations_.size() + 1;", "Granting.NobodySettlesAPushThatAnotherOffered"),
     ("a-failed-push-waits-for-a-lookup", "exact-load", "scheduler/scheduler_peers.cpp",
      "has_ended_writes_ = true;", ";",
      "Granting.AfterAFailedPushItsSourceIsAskedThoughTheEngineLooksNothingUp"),
@@ -270,5 +270,5 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-reset-cache-takes-old-pushes", "verified-only", RECEIVER, "parts_.pool.fail_write(chunk.slot);", ";",
      "Granting.AResetCacheInvalidatesEarlierPushes"),
     ("more-than-half-is-granted", "bounded-hold", RECEIVER,
-     "if (ticket_of_.size() >= parts_.pool.num_slots() / 2) continue;", ""),
+     "if (reservation_of_.size() >= parts_.pool.num_slots() / 2) continue;", ""),
 )]

@@ -76,17 +76,17 @@ void World::forge_push(std::size_t index) {
     to_chunk(&Tally::excused_forged, index, key, options_.core.order_ttl_max);
   }
   PushReply reply = node.engine->core().push_offered("liar", offer, now());
-  if (reply.ticket != 0) node.pushes.pending_grants[reply.ticket] = {kDirectory, 0, std::move(reply)};
+  if (reply.reservation != 0) node.pushes.pending_grants[reply.reservation] = {kDirectory, 0, std::move(reply)};
 }
 
 /// Writes into the granted slots, and settles them with the right checksums.
 void World::settle_forged(std::size_t index, const PushReply& reply) {
   Node& node = nodes_[index];
-  PushSettlement settlement{reply.ticket, {}};
+  PushSettlement settlement{reply.reservation, {}};
   for (std::uint32_t i = 0; i < reply.verdicts.size(); ++i) {
     if (reply.verdicts[i] != static_cast<std::uint8_t>(PushVerdict::kGranted)) continue;
     for (std::uint32_t rank = 0; rank < node.ranks.size(); ++rank)
-      node.engine->workers()[rank].write_pushed(node.pushes.granted.at({reply.ticket, i, rank}), Worker::forged());
+      node.engine->workers()[rank].write_pushed(node.pushes.granted.at({reply.reservation, i, rank}), Worker::forged());
     settlement.chunks.push_back({i, true, 0, std::vector(node.ranks.size(), checksum_of(Worker::forged()))});
   }
   send_to_life(kDirectory, index, [this, index, settlement = std::move(settlement)] {

@@ -55,8 +55,8 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
     if (reply.verdicts.size() != offer.chunks.size())
       throw Broken(fmt::format("exact-load: an offer of {} chunks is answered for {}", offer.chunks.size(),
                                reply.verdicts.size()));
-    if (reply.ticket != 0)
-      nodes_[to].pushes.pending_grants[reply.ticket] = {node, push, std::move(reply)};
+    if (reply.reservation != 0)
+      nodes_[to].pushes.pending_grants[reply.reservation] = {node, push, std::move(reply)};
     else
       push_answer(to, {node, push, std::move(reply)});
   });
@@ -65,21 +65,21 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
 /// The workers grant access to all slots or to some of them. Then the other node gets its answer.
 void World::push_grant(std::size_t node, const GrantOrder& order) {
   NodePushes& pushes = nodes_[node].pushes;
-  const auto found = pushes.pending_grants.find(order.ticket);
+  const auto found = pushes.pending_grants.find(order.reservation);
   if (found == pushes.pending_grants.end())
-    throw Broken(fmt::format("bounded-hold: no push waits for reservation {}", order.ticket));
+    throw Broken(fmt::format("bounded-hold: no push waits for reservation {}", order.reservation));
   NodePushes::PendingGrant grant = std::move(found->second);
   pushes.pending_grants.erase(found);
   tally_.reservations += 1;
   std::vector<std::uint32_t> missing;
   for (const GrantedChunk& chunk : order.chunks) {
     for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank)
-      pushes.granted[{order.ticket, chunk.index, rank}] = chunk.chunk;
+      pushes.granted[{order.reservation, chunk.index, rank}] = chunk.chunk;
     if (!dice_.chance(network_.fails_grants)) continue;
     missing.push_back(chunk.index);
     grant.reply.verdicts.at(chunk.index) = static_cast<std::uint8_t>(PushVerdict::kDeclined);
   }
-  if (!missing.empty()) nodes_[node].engine->core().push_grant_failed(order.ticket, missing);
+  if (!missing.empty()) nodes_[node].engine->core().push_grant_failed(order.reservation, missing);
   push_answer(node, grant);
 }
 
@@ -141,7 +141,7 @@ bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key
   Node& receiver = nodes_[order.to];
   if (is_blocked(node, order.to) || dice_.chance(network_.loses)) return false;
   if (!receiver.is_up || receiver.incarnation != order.incarnation) return false;
-  const auto open = receiver.pushes.granted.find({order.reply.ticket, key.second, rank});
+  const auto open = receiver.pushes.granted.find({order.reply.reservation, key.second, rank});
   if (open == receiver.pushes.granted.end()) return false;
   std::vector<Stamp> bytes = worker.read_slot(moving.chunk.slot);
   if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
@@ -168,16 +168,16 @@ void World::push_revoke(std::size_t node, const Revocation& revocation) {
     tally_.stalled += is_stalled;
     const TimeNs late = is_stalled ? dice_.between(1, 20) * kSecond : 0;
     tell("node {}, rank {}: takes {} slots of reservation {} back{}", node, rank, revocation.chunks.size(),
-         revocation.ticket, is_stalled ? fmt::format(", {} s late", late / kSecond) : "");
+         revocation.reservation, is_stalled ? fmt::format(", {} s late", late / kSecond) : "");
     at(now() + delay(node, node) + late, [this, node, rank, revocation, incarnation = nodes_[node].incarnation] {
       if (nodes_[node].incarnation != incarnation) return;
       Revocation answer = revocation;
       answer.rank = rank;
       const Worker& worker = nodes_[node].engine->workers()[rank];
       for (RevokedChunk& chunk : answer.chunks) {
-        if (nodes_[node].pushes.granted.erase({revocation.ticket, chunk.index, rank}) != 1)
+        if (nodes_[node].pushes.granted.erase({revocation.reservation, chunk.index, rank}) != 1)
           throw Broken(
-              fmt::format("exactly-once: reservation {} of chunk {} ends twice", revocation.ticket, chunk.index));
+              fmt::format("exactly-once: reservation {} of chunk {} ends twice", revocation.reservation, chunk.index));
         tally_.reservations_failed += !chunk.ok;
         if (!chunk.ok) continue;
         if (worker.generation(chunk.chunk.slot) != chunk.chunk.generation ||

@@ -37,9 +37,9 @@ struct NodePushes {
   std::map<Key, Moving> moving;
   std::map<std::uint64_t, Order> orders;                 // keyed by the number of the push
   std::set<std::uint64_t> dropped;                       // pushes
-  std::map<std::uint64_t, PendingGrant> pending_grants;  // keyed by ticket; not answered yet
+  std::map<std::uint64_t, PendingGrant> pending_grants;  // keyed by reservation; not answered yet
   std::map<std::tuple<std::uint64_t, std::uint32_t, std::uint32_t>, ChunkRef>
-      granted;  // (ticket, index, rank) of the slots that may be written
+      granted;  // (reservation, index, rank) of the slots that may be written
 };
 
 }  // namespace kvferry::sim

@@ -18,7 +18,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   if (offer.num_ranks != parts_.config.num_ranks) return reply;  // the shards differ, so this node will pull the chunks
   Reservation reservation;
   GrantOrder order;
-  const std::uint64_t ticket = parts_.numbers.draw();
+  const std::uint64_t id = parts_.numbers.draw();
   const std::string writer = "push of " + from;
   for (std::uint32_t index = 0; index < offer.chunks.size(); ++index) {
     const OfferedChunk& offered = offer.chunks[index];
@@ -32,27 +32,27 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
       parts_.pool.touch({&slot->ref, 1});
       continue;
     }
-    if (ticket_of_.size() >= parts_.pool.num_slots() / 2) continue;
+    if (reservation_of_.size() >= parts_.pool.num_slots() / 2) continue;
     if (meta.is_tail && offered.tail_group != ChunkKey{}) meta.tail_group = offered.tail_group;
     const auto slot = parts_.pool.reserve(meta, writer);
     if (!slot) continue;
     reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kGranted);
     reservation.chunks.emplace(index, Chunk{offered.key, *slot, offered.num_tokens, true, parts_.config.num_ranks});
-    ticket_of_.emplace(offered.key, ticket);
+    reservation_of_.emplace(offered.key, id);
     order.chunks.push_back({index, *slot, offered.num_tokens});
   }
   if (reservation.chunks.empty()) return reply;
-  reply.ticket = order.ticket = ticket;
+  reply.reservation = order.reservation = id;
   reservation.deadline = now + parts_.config.push_ttl;
   promise::bounded_hold(now, reservation.deadline, writer);
-  reservations_.emplace(reply.ticket, std::move(reservation));
+  reservations_.emplace(reply.reservation, std::move(reservation));
   parts_.actions.push_back(GrantSlots{std::move(order)});
   return reply;
 }
 
-void PushReceiver::revoke(std::uint64_t ticket, Reservation& reservation, std::span<const SettledChunk> chunks) {
+void PushReceiver::revoke(std::uint64_t id, Reservation& reservation, std::span<const SettledChunk> chunks) {
   Revocation revocation;
-  revocation.ticket = ticket;
+  revocation.reservation = id;
   for (const SettledChunk& settled : chunks) {
     const auto found = reservation.chunks.find(settled.index);
     if (found == reservation.chunks.end() || !found->second.is_granted) continue;
@@ -66,34 +66,34 @@ void PushReceiver::revoke(std::uint64_t ticket, Reservation& reservation, std::s
   if (!revocation.chunks.empty()) parts_.actions.push_back(RevokeSlots{std::move(revocation)});
 }
 
-void PushReceiver::grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices) {
-  const auto found = reservations_.find(ticket);
+void PushReceiver::grant_failed(std::uint64_t id, std::span<const std::uint32_t> indices) {
+  const auto found = reservations_.find(id);
   if (found == reservations_.end()) return;
   std::vector<SettledChunk> failed;
   for (const std::uint32_t index : indices) failed.push_back({index, false, 0, {}});
-  revoke(ticket, found->second, failed);
+  revoke(id, found->second, failed);
 }
 
 void PushReceiver::settled(const PushSettlement& settlement) {
-  const auto found = reservations_.find(settlement.ticket);
+  const auto found = reservations_.find(settlement.reservation);
   if (found == reservations_.end()) {
     parts_.counters.unknown_releases += 1;
     return;
   }
-  revoke(settlement.ticket, found->second, settlement.chunks);
+  revoke(settlement.reservation, found->second, settlement.chunks);
 }
 
 std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
   std::vector<ChunkRef> ready;
-  const auto found = reservations_.find(answer.ticket);
+  const auto found = reservations_.find(answer.reservation);
   promise::exactly_once(found != reservations_.end() && answer.rank < parts_.config.num_ranks,
-                        fmt::format("the end of reservation {}", answer.ticket));
+                        fmt::format("the end of reservation {}", answer.reservation));
   Reservation& reservation = found->second;
   for (const RevokedChunk& back : answer.chunks) {
     const auto entry = reservation.chunks.find(back.index);
     promise::exactly_once(
         entry != reservation.chunks.end() && !entry->second.is_granted && entry->second.slot == back.chunk,
-        fmt::format("the end of reservation {}, chunk {}", answer.ticket, back.index));
+        fmt::format("the end of reservation {}, chunk {}", answer.reservation, back.index));
     Chunk& chunk = entry->second;
     const bool ok = back.ok && back.checksums.size() == parts_.config.num_ranks;
     if (parts_.pool.rank_written(back.chunk, answer.rank, ok, ok ? back.checksums[answer.rank] : 0)) {
@@ -101,7 +101,7 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
       ready.push_back(back.chunk);
     }
     if (--chunk.ranks_left > 0) continue;
-    erase_ticket(chunk.key, answer.ticket);
+    erase_reservation_of(chunk.key, answer.reservation);
     reservation.chunks.erase(entry);
   }
   if (reservation.chunks.empty()) reservations_.erase(found);
@@ -109,43 +109,43 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
 }
 
 void PushReceiver::shorten_deadline(std::span<const ChunkMeta> chunks, TimeNs now) {
-  if (ticket_of_.empty()) return;
+  if (reservation_of_.empty()) return;
   for (const ChunkMeta& chunk : chunks) {
-    const auto found = ticket_of_.find(chunk.key);
-    if (found == ticket_of_.end()) continue;
+    const auto found = reservation_of_.find(chunk.key);
+    if (found == reservation_of_.end()) continue;
     Reservation& reservation = reservations_.at(found->second);
     reservation.deadline = std::min(reservation.deadline, now + parts_.config.try_timeout);
   }
 }
 
 void PushReceiver::invalidate() {
-  for (const auto& [ticket, reservation] : reservations_)
+  for (const auto& [id, reservation] : reservations_)
     for (const auto& [index, chunk] : reservation.chunks) parts_.pool.fail_write(chunk.slot);
 }
 
 void PushReceiver::tick(TimeNs now) {
-  for (auto& [ticket, reservation] : reservations_) {
+  for (auto& [id, reservation] : reservations_) {
     if (reservation.deadline > now) continue;
     std::vector<SettledChunk> overdue;
     for (const auto& [index, chunk] : reservation.chunks)
       if (chunk.is_granted) overdue.push_back({index, false, 0, {}});
-    revoke(ticket, reservation, overdue);
+    revoke(id, reservation, overdue);
     // A rank can't revoke the grant of a slot while a peer writes into it, and a stopped peer may never finish. After
     // another try_timeout these writes are therefore abandoned, and their chunks no longer count as reserved.
     if (reservation.deadline + parts_.config.try_timeout > now) continue;
     for (const auto& [index, chunk] : reservation.chunks) {
-      if (!erase_ticket(chunk.key, ticket)) continue;
+      if (!erase_reservation_of(chunk.key, id)) continue;
       parts_.pool.abandon_write(chunk.slot);
       parts_.counters.writes_abandoned += 1;
     }
   }
 }
 
-/// Erases the key from ticket_of_. Returns false if the chunk belongs to another slot reservation, or to none.
-bool PushReceiver::erase_ticket(const ChunkKey& key, std::uint64_t ticket) {
-  const auto found = ticket_of_.find(key);
-  if (found == ticket_of_.end() || found->second != ticket) return false;
-  ticket_of_.erase(found);
+/// Erases the key from reservation_of_. Returns false if the chunk belongs to another slot reservation, or to none.
+bool PushReceiver::erase_reservation_of(const ChunkKey& key, std::uint64_t id) {
+  const auto found = reservation_of_.find(key);
+  if (found == reservation_of_.end() || found->second != id) return false;
+  reservation_of_.erase(found);
   return true;
 }
 

@@ -4,8 +4,7 @@
 //
 // Until every rank has revoked its grant, a reserved slot counts as being written: it is neither read nor reused.
 // Afterwards the slot is ready or free. If a rank can't revoke its grant in time, another slot can be reserved for the
-// chunk, and the first slot stays out of use until the rank has revoked its grant. A `ticket` is the id of a slot
-// reservation.
+// chunk, and the first slot stays out of use until the rank has revoked its grant.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +28,7 @@ class PushReceiver {
   /// the prefill node's name, which Slot::writer shows.
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to the chunks' slots.
-  void grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices);
+  void grant_failed(std::uint64_t id, std::span<const std::uint32_t> indices);
   /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. If no slot reservation has
   /// the settlement's id, only counts the settlement.
   void settled(const PushSettlement& settlement);
@@ -43,7 +42,7 @@ class PushReceiver {
   void tick(TimeNs now);
 
   std::size_t num_reservations() const { return reservations_.size(); }
-  std::size_t num_reserved_chunks() const { return ticket_of_.size(); }
+  std::size_t num_reserved_chunks() const { return reservation_of_.size(); }
 
  private:
   struct Chunk {
@@ -57,12 +56,12 @@ class PushReceiver {
     TimeNs deadline = 0;
     std::map<std::uint32_t, Chunk> chunks;  // [index in the offer] chunks of which some rank has not revoked its grant
   };
-  void revoke(std::uint64_t ticket, Reservation& reservation, std::span<const SettledChunk> chunks);
-  bool erase_ticket(const ChunkKey& key, std::uint64_t ticket);
+  void revoke(std::uint64_t id, Reservation& reservation, std::span<const SettledChunk> chunks);
+  bool erase_reservation_of(const ChunkKey& key, std::uint64_t id);
 
   PushParts parts_;
-  std::map<std::uint64_t, Reservation> reservations_;  // [ticket]
-  std::unordered_map<ChunkKey, std::uint64_t> ticket_of_;
+  std::map<std::uint64_t, Reservation> reservations_;           // [id of the slot reservation]
+  std::unordered_map<ChunkKey, std::uint64_t> reservation_of_;  // [chunk] id of its slot reservation
 };
 
 }  // namespace kvferry

@@ -38,10 +38,10 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
   }
   Push& push = pushes_.at(id);
   push.is_answered = true;
-  push.ticket = reply.ticket;
+  push.reservation = reply.reservation;
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
     Item& item = push.items[index];
-    const bool is_granted = reply.ticket != 0 && index < reply.verdicts.size() &&
+    const bool is_granted = reply.reservation != 0 && index < reply.verdicts.size() &&
                             reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGranted);
     item.is_granted = is_granted;
     push.is_incomplete |= !is_granted && (index >= reply.verdicts.size() ||
@@ -165,7 +165,7 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
                            slot.checksums.size(), parts_.config.num_ranks, item.chunk.slot);
     settled.checksums = slot.checksums;
   }
-  parts_.actions.push_back(SettlePush{push.endpoint, {push.ticket, {std::move(settled)}}});
+  parts_.actions.push_back(SettlePush{push.endpoint, {push.reservation, {std::move(settled)}}});
 }
 
 void PushSender::finish(std::uint64_t id, Push& push, std::uint32_t index) {

@@ -1,6 +1,6 @@
 // The prefill side of pushes: knows which chunk of which prompt is pushed to which decode node, and settles each chunk.
-// A part of the scheduler core, which passes events to PushSender; the runtime executes the actions. A `ticket` is the
-// id of a slot reservation. Calls and states of an offered chunk:
+// A part of the scheduler core, which passes events to PushSender; the runtime executes the actions. `reservation` is
+// the id of a slot reservation. Calls and states of an offered chunk:
 //
 //   offer() -> kOffered -> answered() -> kAccepted -> saving() or chunk_ready() -> kTransferring -> kFinished: settled
 //
@@ -76,7 +76,7 @@ class PushSender {
   struct Push {
     RequestId request;
     std::string endpoint;
-    std::uint64_t ticket = 0;
+    std::uint64_t reservation = 0;  // id of the decode node's slot reservation
     bool is_answered = false;
     bool is_dropped = false;
     bool is_incomplete = false;  // true if the decode node lacks some chunk and will not receive it

@@ -92,8 +92,8 @@ class SchedulerCore {
   }
   /// The runtime must execute GrantSlots before it sends the reply.
   PushReply push_offered(const std::string& from, const PushOffer& offer, TimeNs now);
-  void push_grant_failed(std::uint64_t ticket, std::span<const std::uint32_t> indices) {
-    receiver_.grant_failed(ticket, indices);
+  void push_grant_failed(std::uint64_t reservation, std::span<const std::uint32_t> indices) {
+    receiver_.grant_failed(reservation, indices);
   }
   void push_settled(const PushSettlement& settlement) { receiver_.settled(settlement); }
   void push_revoked(const Revocation& answer, TimeNs now);

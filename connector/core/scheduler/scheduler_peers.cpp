@@ -78,7 +78,7 @@ void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoin
 PushReply SchedulerCore::push_offered(const std::string& from, const PushOffer& offer, TimeNs now) {
   now_ = now;
   PushReply reply = receiver_.offered(from, offer, now);
-  if (reply.ticket != 0) {
+  if (reply.reservation != 0) {
     for (auto& [id, request] : requests_)
       if (request.source_left) receiver_.shorten_deadline(handed_off(request), now);
   }

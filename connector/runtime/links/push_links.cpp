@@ -39,14 +39,14 @@ void PushLinks::execute(DropPush& wanted) {
 
 void PushLinks::execute(GrantSlots& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (!parts_.send_worker(rank, wanted.ticket, wanted))
-      granted({wanted.ticket, rank, std::vector<std::string>(wanted.chunks.size())});
+    if (!parts_.send_worker(rank, wanted.reservation, wanted))
+      granted({wanted.reservation, rank, std::vector<std::string>(wanted.chunks.size())});
   }
 }
 
 void PushLinks::execute(RevokeSlots& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (parts_.send_worker(rank, wanted.ticket, wanted)) continue;
+    if (parts_.send_worker(rank, wanted.reservation, wanted)) continue;
     Revoked lost{wanted};
     lost.rank = rank;
     for (RevokedChunk& chunk : lost.chunks) chunk.ok = false;
@@ -65,14 +65,14 @@ void PushLinks::offered(Asker asker, const PushOffer& offer) {
       reply = core.push_offered("offer " + std::to_string(granting.asker.id), offer, now);
     });
   }
-  if (reply.ticket == 0) {
+  if (reply.reservation == 0) {
     parts_.answer(granting.asker, PushAnswer{reply, {}, {}});
     return;
   }
   for (std::uint32_t index = 0; index < reply.verdicts.size(); ++index)
     if (reply.verdicts[index] == kGranted) granting.indices.push_back(index);
   granting.grants.assign(parts_.ranks.size(), std::vector<std::string>(offer.chunks.size()));
-  granting_.emplace(reply.ticket, std::move(granting));
+  granting_.emplace(reply.reservation, std::move(granting));
 }
 
 void PushLinks::answered(const std::string& endpoint, std::uint64_t push, PushAnswer answer) {
@@ -105,7 +105,7 @@ void PushLinks::settled(const PushSettlement& settlement) {
 // ---- outcomes of this engine's workers ----
 
 void PushLinks::granted(const GrantOutcome& outcome) {
-  const auto found = granting_.find(outcome.ticket);
+  const auto found = granting_.find(outcome.reservation);
   if (found == granting_.end()) return;
   Granting& granting = found->second;
   if (outcome.rank >= granting.grants.size()) return;
@@ -120,7 +120,7 @@ void PushLinks::granted(const GrantOutcome& outcome) {
     granting.reply.verdicts[index] = kDeclined;
   }
   if (!missing.empty())
-    parts_.with_core([&](SchedulerCore& core, TimeNs) { core.push_grant_failed(outcome.ticket, missing); });
+    parts_.with_core([&](SchedulerCore& core, TimeNs) { core.push_grant_failed(outcome.reservation, missing); });
   PushAnswer answer{granting.reply, parts_.ranks, std::move(granting.grants)};
   const bool is_granted = missing.size() < granting.indices.size();
   for (RankEndpoint& rank : answer.ranks) {  // the asker needs only the grants to write its chunks

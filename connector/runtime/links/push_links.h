@@ -41,7 +41,7 @@ class PushLinks {
   };
 
   const LinkParts& parts_;
-  std::map<std::uint64_t, Granting> granting_;  // keyed by the id of the slot reservation (PushReply::ticket)
+  std::map<std::uint64_t, Granting> granting_;  // keyed by the id of the slot reservation (PushReply::reservation)
 };
 
 }  // namespace kvferry

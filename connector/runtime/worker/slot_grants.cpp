@@ -8,10 +8,10 @@
 namespace kvferry {
 
 void SlotGrants::grant(const GrantOrder& order) {
-  GrantOutcome outcome{order.ticket, parts_.core.rank(), {}};
+  GrantOutcome outcome{order.reservation, parts_.core.rank(), {}};
   for (const GrantedChunk& wanted : order.chunks) {
     const auto [slot, is_new] =
-        slots_.try_emplace(Key{order.ticket, wanted.index}, GrantedSlot{wanted.chunk, {}, false, false, {}});
+        slots_.try_emplace(Key{order.reservation, wanted.index}, GrantedSlot{wanted.chunk, {}, false, false, {}});
     outcome.grants.push_back(is_new ? grant(wanted, slot->second) : std::string());
   }
   send_(seal(0, outcome));
@@ -43,7 +43,7 @@ std::string SlotGrants::grant(const GrantedChunk& wanted, GrantedSlot& slot) {
 
 void SlotGrants::revoke(const Revocation& order) {
   for (const RevokedChunk& chunk : order.chunks) {
-    const Key key{order.ticket, chunk.index};
+    const Key key{order.reservation, chunk.index};
     const auto found = slots_.find(key);
     if (found == slots_.end() || found->second.revoking) continue;
     found->second.revoking = chunk;
@@ -88,7 +88,7 @@ void SlotGrants::end(const Key& key, bool ok) {
   chunk.ok = chunk.ok && ok;
   if (slot->second.has_begun) parts_.core.locked([&](WorkerCore& core) { core.end_write(chunk.chunk, chunk.ok); });
   Revoked& outcome = outcomes_[key.first];
-  outcome.ticket = key.first;
+  outcome.reservation = key.first;
   outcome.rank = parts_.core.rank();
   outcome.chunks.push_back(std::move(chunk));
   slots_.erase(slot);
@@ -97,7 +97,7 @@ void SlotGrants::end(const Key& key, bool ok) {
 bool SlotGrants::progress() {
   for (const Key& key : std::set(revoking_)) take_back(key, slots_.at(key));
   const bool has_outcomes = !outcomes_.empty();
-  for (const auto& [ticket, outcome] : std::exchange(outcomes_, {})) send_(seal(0, outcome));
+  for (const auto& [reservation, outcome] : std::exchange(outcomes_, {})) send_(seal(0, outcome));
   return has_outcomes;
 }
 

@@ -39,7 +39,7 @@ class SlotGrants {
     bool has_place = false;                // true if the store has given the chunk a place and waits for landed()
     std::optional<RevokedChunk> revoking;  // the revoked chunk that was passed to revoke(); empty: not revoked yet
   };
-  /// A pair: the id of the slot reservation (PushReply::ticket), and the chunk's index in the offer.
+  /// A pair: the id of the slot reservation (PushReply::reservation), and the chunk's index in the offer.
   using Key = std::pair<std::uint64_t, std::uint32_t>;
 
   std::string grant(const GrantedChunk& wanted, GrantedSlot& slot);

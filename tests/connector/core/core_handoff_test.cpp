@@ -23,8 +23,8 @@ class HandingOff : public CoreBench {
   void push(std::size_t num) {
     PushOffer offer{"model", 1, {}, {{keys_[0], 16, {}}, {keys_[1], 4, {}}}};
     offer.chunks.resize(num);
-    ticket_ = core_->push_offered("p", offer, now_).ticket;
-    EXPECT_NE(ticket_, 0u);
+    reservation_ = core_->push_offered("p", offer, now_).reservation;
+    EXPECT_NE(reservation_, 0u);
   }
   void hand_off() {
     NewRequest added = request("r", 20);
@@ -49,7 +49,7 @@ class HandingOff : public CoreBench {
     core_->pull_done(pulls[0].pull, 0, std::vector(pulls[0].items.size(), true), now_);
   }
   void push_fails(std::uint32_t index) {
-    core_->push_settled({ticket_, {{index, false, 0, {}}}});
+    core_->push_settled({reservation_, {{index, false, 0, {}}}});
     core_->push_revoked(take<RevokeSlots>().at(0), now_);
   }
   /// Lets the deadline of the push pass without a settlement.
@@ -61,7 +61,7 @@ class HandingOff : public CoreBench {
   }
 
   std::vector<ChunkKey> keys_;
-  std::uint64_t ticket_ = 0;
+  std::uint64_t reservation_ = 0;
 };
 
 TEST_F(HandingOff, TheSourceIsAskedAgainIfAPushTakesTheSlotsOfWhatItLeasesAndFails) {

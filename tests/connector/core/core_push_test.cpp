@@ -29,8 +29,8 @@ class Sending : public CoreBench {
     EXPECT_THAT(offers, SizeIs(1));
     return offers.at(0);
   }
-  void answer(const OfferPush& offered, std::vector<std::uint8_t> verdicts, std::uint64_t ticket = 77) {
-    core_->push_answered(offered.push, "tcp://decode:1", {ticket, {}, std::move(verdicts)}, now_);
+  void answer(const OfferPush& offered, std::vector<std::uint8_t> verdicts, std::uint64_t reservation = 77) {
+    core_->push_answered(offered.push, "tcp://decode:1", {reservation, {}, std::move(verdicts)}, now_);
   }
   StepPlan prefill(const std::string& id, std::uint32_t num, bool reports = true) {
     const std::vector<BlockId> table = blocks(1, (num + 15) / 16);
@@ -219,7 +219,7 @@ class Granting : public CoreBench {
   }
   /// Settles a push of two chunks as if none was written.
   void settle_as_failed(const PushReply& reply) {
-    core_->push_settled({reply.ticket, {{0, false, 0, {}}, {1, false, 0, {}}}});
+    core_->push_settled({reply.reservation, {{0, false, 0, {}}, {1, false, 0, {}}}});
   }
   std::vector<RevokedChunk> reclaim_all(std::uint32_t rank = 0) {
     std::vector<RevokedChunk> all;
@@ -237,7 +237,7 @@ TEST_F(Granting, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted));
   EXPECT_THAT(take<GrantSlots>(), SizeIs(1));
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
   EXPECT_EQ(core_->pool().num_ready(), 0u) << "somebody may be writing still";
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 2u);
@@ -249,7 +249,7 @@ TEST_F(Granting, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
 
 TEST_F(Granting, APushedChunkLacksOfTheWindowWhatItsSenderLacks) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
-  core_->push_settled({reply.ticket, {{0, true, 12, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 12, {9}}}});
   reclaim_all();
   const std::vector<ChunkMeta> chunks = core_->snapshot();
   ASSERT_THAT(chunks, SizeIs(1));
@@ -261,14 +261,14 @@ TEST_F(Granting, GrantsHalfOfThePoolAndNothingTwice) {
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted, kGranted, kGranted, kDeclined, kDeclined));
   const PushReply again = core_->push_offered("q", prompt(32), now_);
   EXPECT_THAT(again.verdicts, ElementsAre(kPresent, kPresent));
-  EXPECT_EQ(again.ticket, 0u);
+  EXPECT_EQ(again.reservation, 0u);
   EXPECT_EQ(core_->num_reserved_chunks(), 4u);
 }
 
 TEST_F(Granting, AFailedChunkLeavesItsSlotFree) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
-  core_->push_settled({reply.ticket, {{0, false, 0, {}}}});
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});  // this settlement comes too late
+  core_->push_settled({reply.reservation, {{0, false, 0, {}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}});  // this settlement comes too late
   const auto back = reclaim_all();
   ASSERT_THAT(back, SizeIs(1));
   EXPECT_FALSE(back[0].ok);
@@ -282,16 +282,16 @@ TEST_F(Granting, NonsenseIsIgnored) {
   EXPECT_THAT(core_->push_offered("p", offer, now_).verdicts, ElementsAre(kDeclined, kDeclined));
   EXPECT_THAT(core_->push_offered("p", prompt(32, 2), now_).verdicts, ElementsAre(kDeclined, kDeclined));
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
-  core_->push_settled({reply.ticket + 1, {{0, true, 0, {9}}}});
-  core_->push_settled({reply.ticket, {{7, true, 0, {9}}}});
+  core_->push_settled({reply.reservation + 1, {{0, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{7, true, 0, {9}}}});
   EXPECT_THAT(take<RevokeSlots>(), IsEmpty());
-  core_->push_settled({reply.ticket, {{0, true, 0, {9, 9}}}});  // these checksums are for another shape
+  core_->push_settled({reply.reservation, {{0, true, 0, {9, 9}}}});  // these checksums are for another shape
   EXPECT_FALSE(reclaim_all().at(0).ok);
 }
 
 TEST_F(Granting, NobodySettlesAPushThatAnotherOffered) {
-  const std::uint64_t own = core_->push_offered("liar", prompt(16), now_).ticket;
-  const std::uint64_t other = core_->push_offered("p", prompt(32), now_).ticket;
+  const std::uint64_t own = core_->push_offered("liar", prompt(16), now_).reservation;
+  const std::uint64_t other = core_->push_offered("p", prompt(32), now_).reservation;
   for (std::uint64_t step = 1; step <= 1000; ++step)
     for (const std::uint64_t guess : {step, own + step, own - step}) core_->push_settled({guess, {{1, true, 0, {7}}}});
   EXPECT_THAT(take<RevokeSlots>(), IsEmpty());
@@ -310,7 +310,7 @@ TEST_F(Granting, AFullChunksKeyWithAnotherLengthIsDroppedWhenItsTokensAreKnown) 
   offer.chunks[1].num_tokens = 1;
   const PushReply reply = core_->push_offered("p", offer, now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted));
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 2u);
   add("r", 40);
@@ -330,7 +330,7 @@ TEST_F(Granting, AWrongLengthThatIsStillBeingWrittenIsNotWaitedForAndNeverReady)
   EXPECT_FALSE(lookup("r").pending);
   core_->allocated(RequestId{"r"}, 0, {blocks(1, 3)}, now_);
   build({{{RequestId{"r"}, 0, 40, BlockTable{blocks(1, 3)}}}, {}});
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}});
   reclaim_all();
   EXPECT_EQ(core_->counters().mislabeled_chunks, 1u);
   EXPECT_EQ(core_->pool().num_ready(), 1u) << "the second chunk, which the request saved";
@@ -340,7 +340,7 @@ TEST_F(Granting, ATailsKeyWithAnotherLengthIsDropped) {
   PushOffer offer = prompt(24);
   offer.chunks[1].num_tokens = 7;
   const PushReply reply = core_->push_offered("p", offer, now_);
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
   reclaim_all();
   hand_over(25, 24);
   lookup("r");
@@ -426,7 +426,7 @@ TEST_F(Granting, AWriterThatDoesNotLeaveItsSlotKeepsNobodyWaiting) {
   const std::vector<RevokeSlots> late = take<RevokeSlots>();
   const PushReply again = core_->push_offered("p", prompt(16), now_);
   EXPECT_THAT(again.verdicts, ElementsAre(kGranted));
-  core_->push_settled({again.ticket, {{0, true, 0, {9}}}});
+  core_->push_settled({again.reservation, {{0, true, 0, {9}}}});
   reclaim_all();
   ASSERT_THAT(late, SizeIs(1));
   Revocation answer = late[0];
@@ -442,7 +442,7 @@ TEST_F(Granting, AWriterThatDoesNotLeaveItsSlotKeepsNobodyWaiting) {
 TEST_F(Granting, AResetCacheInvalidatesEarlierPushes) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
   core_->reset_cache();
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}});
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 0u);
 }
@@ -450,14 +450,14 @@ TEST_F(Granting, AResetCacheInvalidatesEarlierPushes) {
 TEST_F(Granting, WhatWorkersCantGrantIsFreeAtOnce) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   const std::vector<std::uint32_t> missing = {1};
-  core_->push_grant_failed(reply.ticket, missing);
+  core_->push_grant_failed(reply.reservation, missing);
   EXPECT_EQ(reclaim_all().at(0).index, 1u);
   EXPECT_EQ(core_->num_reserved_chunks(), 1u);
 }
 
 TEST_F(Granting, ASlotTakenBackTwiceIsABrokenPromise) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
-  core_->push_settled({reply.ticket, {{0, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}});
   const auto ordered = take<RevokeSlots>();
   core_->push_revoked(ordered.at(0), now_);
   EXPECT_BREAKS(core_->push_revoked(ordered.at(0), now_), "exactly-once");

@@ -214,7 +214,7 @@ TEST_F(Pushes, OffersThatCantBeReadAreRefusedAtOnce) {
     const Result<PushAnswer> answer = decode<PushAnswer>(envelope.body, "push answer");
     ASSERT_TRUE(answer) << answer.error().what;
     EXPECT_FALSE(answer->reply.refused.empty());
-    EXPECT_EQ(answer->reply.ticket, 0u);
+    EXPECT_EQ(answer->reply.reservation, 0u);
   }
 }
 
