@@ -15,13 +15,13 @@ struct LeaseRequest {
   /// Fingerprint of the reader's model (fingerprint.h). The holder refuses the request if its own fingerprint differs.
   std::string fingerprint;
   std::vector<ChunkKey> keys;
-  /// Id of the prefill request whose prompt the holder unpins once this lease is released; empty: no prompt is
-  /// unpinned.
-  std::string handoff_request;
+  /// Name of the hand-off (FinishedRequest::handoff_name) whose prompt the holder unpins once this lease is released;
+  /// empty: none. A name that the holder has not given out ends no pin.
+  std::string handoff;
   /// [rank] The reader's shards (shard_map.h). Empty if the reader runs an older version, which reads only from nodes
   /// with the same shards.
   std::vector<Shard> shards = {};
-  KVFERRY_FIELDS(fingerprint, keys, handoff_request, shards);
+  KVFERRY_FIELDS(fingerprint, keys, handoff, shards);
 };
 
 struct LeasedChunk {

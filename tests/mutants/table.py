@@ -103,6 +103,14 @@ MUTANTS = [Mutant(*row) for row in (
     ("leases-are-guessed", "fenced-reuse", NUMBERS,
      "std::memcpy(&number, digest.bytes.data(), sizeof number);", "number = num_drawn_;",
      "Holding.NobodyReleasesALeaseThatAnotherGot"),
+    ("a-request-id-ends-a-hand-off", "fenced-reuse", CORE,
+     "return found == handoffs_.end() || found->second.name != name ? handoffs_.end() : found;", "return found;",
+     "Holding.NobodyEndsAHandOffThatAnotherGot"),
+    ("a-lease-ends-a-later-hand-off", "fenced-reuse", PEERS,
+     "unpin_handoff(find_handoff(found->second.handoff));",
+     "if (const std::string& name = found->second.handoff; !name.empty())\n"
+     "    unpin_handoff(handoffs_.find(name.substr(0, name.rfind('.'))));",
+     "Holding.TheNameOfAHandOffEndsNoLaterOneOfTheSameId"),
     # bounded-hold
     ("pins-never-expire", "bounded-hold", POOL,
      "const bool expired = it->second.deadline <= now;", "const bool expired = false;"),

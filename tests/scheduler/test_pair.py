@@ -1,6 +1,7 @@
 """Tests a prefill and a decode engine: the hand-over over real sockets and a real transport, as vLLM's routers use it.
 """
 
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ def test_remote_decode_frees_the_blocks_and_keeps_the_chunks(make_engine: MakeEn
     assert finished["holds"] is False  # the request's blocks are free at once
     assert params["do_remote_prefill"] is True
     assert params["do_remote_decode"] is False
-    assert params["remote_request_id"] == "p"
+    assert re.fullmatch(r"p\.[0-9a-f]{16}", params["remote_request_id"])  # nobody can guess it
     assert params["remote_num_tokens"] == 200
     assert isinstance(params["remote_port"], int)
     # Three chunks and a tail are kept until the decode worker has read them, or until a minute has passed.

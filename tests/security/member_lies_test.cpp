@@ -67,8 +67,8 @@ NewRequest request(const std::string& id, const std::vector<std::int32_t>& promp
   return made;
 }
 
-/// Prefills `prompt` on one node and loads it on the other node, which checks every token.
-void expect_handover(TestNode& prefill, TestNode& decode, const std::vector<std::int32_t>& prompt) {
+/// Prefills `prompt` for another node.
+FinishedRequest hand_over(TestNode& prefill, const std::vector<std::int32_t>& prompt) {
   NewRequest first = request("p", prompt);
   first.handoff = true;
   prefill.scheduler->add_request(first);
@@ -77,10 +77,20 @@ void expect_handover(TestNode& prefill, TestNode& decode, const std::vector<std:
   prefill.step({{{first.id, 0, first.num_prompt_tokens, BlockTable{kSomeBlocks}}}, {}},
                [&] { prefill.compute(kSomeBlocks, 0, first.num_prompt_tokens, 3); });
   const FinishedRequest done = prefill.scheduler->finished(first.id, first.num_prompt_tokens, {kSomeBlocks}, false);
-  ASSERT_TRUE(done.handoff);
+  EXPECT_TRUE(done.handoff);
+  return done;
+}
+
+/// Loads what was handed over, where every token is checked.
+void expect_taken(TestNode& decode, const TestNode& prefill, const FinishedRequest& done,
+                  const std::vector<std::int32_t>& prompt) {
   NewRequest second = request("d", prompt);
-  second.source = HandoffSource{endpoint_of(prefill), "p", done.handoff_tokens};
-  EXPECT_EQ(load(decode, second, 3), first.num_prompt_tokens - 1);
+  second.source = HandoffSource{endpoint_of(prefill), done.handoff_name, done.handoff_tokens};
+  EXPECT_EQ(load(decode, second, 3), prompt.size() - 1);
+}
+
+void expect_handover(TestNode& prefill, TestNode& decode, const std::vector<std::int32_t>& prompt) {
+  expect_taken(decode, prefill, hand_over(prefill, prompt), prompt);
 }
 
 /// Returns lies about the message in the envelope, and about the envelope itself.
@@ -181,6 +191,34 @@ TEST_F(MemberLies, AboutTheNumbersOfOthers) {
   EXPECT_TRUE(soon([&] { return metric("unknown_releases_total") == 801; }));
   EXPECT_EQ(metric("pool_pinned_chunks"), 1) << "the reader's";
   send(*reader, seal(0, LeaseRelease{{others}}));
+  EXPECT_TRUE(soon([&] { return metric("pool_pinned_chunks") == 0; }));
+}
+
+TEST_F(MemberLies, AboutAHandOffOfOthers) {
+  TestNode prefill(controller_.endpoint(), "prefill", "toy", key_.setting());
+  TestNode decode(controller_.endpoint(), "decode", "toy", key_.setting());
+  const std::vector<std::int32_t> prompt = tokens(21);
+  const FinishedRequest done = hand_over(prefill, prompt);
+  prefill.settle();
+  TokenChain chain(root_key("toy", ""), 8, {});
+  chain.append(prompt);
+  const auto metric = [&](const char* name) { return prefill.scheduler->metrics()[name]; };
+  const double pinned = metric("pool_pinned_chunks");
+  EXPECT_EQ(pinned, 3);
+  const auto liar = ClientSocket::connect(endpoint_of(prefill), key_.context()).value();
+  for (const char* name : {"p", "p.", "p.0000000000000001"}) {
+    ASSERT_TRUE(soon([&] { return liar->send(seal(5, LeaseRequest{"toy", {chain.key(0)}, name, {}})); }));
+    std::optional<std::string> bytes;
+    ASSERT_TRUE(soon([&] { return (bytes = liar->receive()).has_value(); }));
+    const std::uint64_t lease =
+        kvferry::decode<LeaseAnswer>(kvferry::decode<Envelope>(*bytes, "answer")->body, "answer").value().reply.lease;
+    ASSERT_NE(lease, 0u);
+    for (int i = 0; i < 2; ++i) ASSERT_TRUE(soon([&] { return liar->send(seal(0, LeaseRelease{{lease}})); }));
+  }
+  EXPECT_TRUE(soon([&] { return metric("unknown_releases_total") == 3; })) << "the second release of each lease";
+  EXPECT_EQ(metric("unknown_handoffs_total"), 3);
+  EXPECT_EQ(metric("pool_pinned_chunks"), pinned);
+  expect_taken(decode, prefill, done, prompt);
   EXPECT_TRUE(soon([&] { return metric("pool_pinned_chunks") == 0; }));
 }
 

@@ -127,8 +127,7 @@ class Clients {
       job = waiting_.erase(job);
       RequestSpec spec = from.spec;
       const FinishedRequest* prefilled = world_.finished(from.node, id);
-      if (prefilled != nullptr && prefilled->handoff)
-        spec.source = world_.source(from.node, id, prefilled->handoff_tokens);
+      if (prefilled != nullptr && prefilled->handoff) spec.source = world_.source(from.node, *prefilled);
       const std::size_t node = from.decode;
       if (spec.source && spec.cacheable) handed_off_[id] = world_.handoff(from.node, node, spec, from.asked);
       tell("{} goes from node {} to node {}", id, from.node, node);

@@ -158,8 +158,7 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
     const ChunkPool::Slot* slot = core.pool().find(key);
     return slot != nullptr && is_save(*slot);
   };
-  if (!wanted.request.handoff_request.empty() && now() < deadline &&
-      std::ranges::any_of(wanted.request.keys, is_being_saved)) {
+  if (!wanted.request.handoff.empty() && now() < deadline && std::ranges::any_of(wanted.request.keys, is_being_saved)) {
     tally_.leases_after_saves += 1;
     return at(now() + kMillisecond,
               [this, to, wanted, question, deadline] { answer_lease(to, wanted, question, deadline); });

@@ -120,8 +120,8 @@ const FinishedRequest* World::finished(std::size_t node, const std::string& id) 
   return found == finished.end() ? nullptr : &found->second;
 }
 
-HandoffSource World::source(std::size_t node, const std::string& prefill_id, std::uint32_t num_tokens) const {
-  return {nodes_[node].endpoint, prefill_id, num_tokens};
+HandoffSource World::source(std::size_t node, const FinishedRequest& prefilled) const {
+  return {nodes_[node].endpoint, prefilled.handoff_name, prefilled.handoff_tokens};
 }
 
 void World::deliver() {

@@ -21,7 +21,7 @@ constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for
 /// Says which prefill node keeps this request's prompt (kv_transfer_params with do_remote_prefill).
 struct HandoffSource {
   std::string endpoint;
-  std::string request_id;  // the prefill node's id of the request
+  std::string handoff;  // FinishedRequest::handoff_name at the prefill node
   std::uint32_t num_tokens = 0;
 };
 
@@ -78,6 +78,9 @@ struct FinishedRequest {
   bool known = false;
   bool handoff = false;  // a decode worker may read handoff_tokens tokens
   std::uint32_t handoff_tokens = 0;
+  /// What a decode node has to name for this node to unpin the prompt early: the request's id and a secret number, so
+  /// that only a node that was given the hand-off knows it.
+  std::string handoff_name;
   std::uint32_t preemptions = 0;
   TimeNs fetch_ns = 0;  // time spent on fetches from other nodes, all attempts together
   std::vector<Admission> admissions;

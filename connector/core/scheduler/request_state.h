@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -128,9 +129,16 @@ struct FetchPull {
 /// A lease that this node granted to another node.
 struct GrantedLease {
   PinId pin;
-  std::string handoff;  // the request whose prompt is unpinned when this lease is released; empty: none
+  std::string handoff;  // name of the hand-off whose prompt is unpinned when this lease is released; empty: none
   std::size_t num_chunks = 0;
 };
+
+/// A finished prompt that stays pinned for its decode node.
+struct Handoff {
+  PinId pin;
+  std::string name;  // FinishedRequest::handoff_name
+};
+using Handoffs = std::map<std::string, Handoff>;  // [request]
 
 struct ControllerPin {
   PinId pin;

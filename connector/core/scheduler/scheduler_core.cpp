@@ -17,7 +17,7 @@ SchedulerCore::SchedulerCore(CoreConfig config)
       sender_({config_, pool_, actions_, counters_, numbers_},
               [this](const RequestId& id) {
                 if (RequestState* request = find(id)) request->is_delivered = true;
-                unpin_handoff(id.value);
+                unpin_handoff(handoffs_.find(id.value));
               }),
       receiver_({config_, pool_, actions_, counters_, numbers_}) {
   KVFERRY_CHECK(!config_.windows.empty(), "the engine must have at least one KV group");
@@ -89,7 +89,7 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
     if (request.handoff) {
       result.handoff = true;
       result.handoff_tokens = std::min(num_computed, request.num_prompt_tokens);
-      pin_handoff(request, result.handoff_tokens, now);
+      result.handoff_name = pin_handoff(request, result.handoff_tokens, now);
     }
   }
   sender_.request_finished(id);
@@ -102,21 +102,29 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   return result;
 }
 
-/// Pins the prompt's chunks until the decode node releases its lease, at most for handoff_ttl.
-void SchedulerCore::pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now) {
+/// Pins the prompt's chunks until the decode node releases its lease, at most for handoff_ttl. Returns the hand-off's
+/// name.
+std::string SchedulerCore::pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now) {
   const std::string& id = request.id.value;
-  unpin_handoff(id);
-  if (request.is_delivered) return;
+  unpin_handoff(handoffs_.find(id));
+  std::string name = fmt::format("{}.{:016x}", id, numbers_.draw());
+  if (request.is_delivered) return name;
   std::vector<ChunkRef> chunks;
   for (const ChunkMeta& chunk : request.chain.prefix(num_tokens))
     if (const ChunkPool::Slot* slot = pool_.find(chunk.key)) chunks.push_back(slot->ref);
-  handoffs_[id] = pool_.pin(std::move(chunks), "handoff of " + id, now, now + config_.handoff_ttl);
+  handoffs_[id] = {pool_.pin(std::move(chunks), "handoff of " + id, now, now + config_.handoff_ttl), name};
+  return name;
 }
 
-void SchedulerCore::unpin_handoff(const std::string& request) {
-  const auto handoff = handoffs_.find(request);
+/// Returns the hand-off of this name, handoffs_.end() if its pin has ended or this node has not given out the name.
+Handoffs::iterator SchedulerCore::find_handoff(const std::string& name) {
+  const auto found = handoffs_.find(name.substr(0, name.rfind('.')));
+  return found == handoffs_.end() || found->second.name != name ? handoffs_.end() : found;
+}
+
+void SchedulerCore::unpin_handoff(Handoffs::iterator handoff) {
   if (handoff == handoffs_.end()) return;
-  pool_.unpin(handoff->second);
+  pool_.unpin(handoff->second.pin);
   handoffs_.erase(handoff);
 }
 
@@ -170,7 +178,7 @@ void SchedulerCore::tick(TimeNs now) {
   has_ended_writes_ |= counters_.writes_abandoned != num_abandoned;
   if (std::exchange(has_ended_writes_, false)) ask_sources_again(now);
   counters_.pins_expired += pool_.expire_pins(now).size();
-  std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second); });
+  std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });
   erase_ended_leases();
   suspects_.tick(now);
   std::vector<RequestState*> overdue;  // collected first, because advance_fetch() changes fetches_

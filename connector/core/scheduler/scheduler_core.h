@@ -130,8 +130,9 @@ class SchedulerCore {
  private:
   // These functions are defined in scheduler_core.cpp.
   RequestState* find(const RequestId& id);
-  void pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
-  void unpin_handoff(const std::string& request);
+  std::string pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
+  Handoffs::iterator find_handoff(const std::string& name);
+  void unpin_handoff(Handoffs::iterator handoff);
   void publish(ChunkRef chunk);
   void announce_evictions();
   void erase_ended_leases();
@@ -200,11 +201,10 @@ class SchedulerCore {
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] the request that started the fetch
   std::map<std::uint64_t, FetchPull> pulls_;
   std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;  // [request, attempt]
-  /// [request] Pin on the chunks of the request's prompt.
-  std::map<std::string, PinId> handoffs_;
+  Handoffs handoffs_;
   std::map<std::uint64_t, GrantedLease> leases_;  // [lease number] leases granted to other nodes
   std::size_t num_leased_chunks_ = 0;             // chunks in leases_; a chunk with two leases counts twice
-  std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [id of the order] pins made for the order
+  std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [id of the order]
   std::size_t num_controller_pinned_ = 0;  // chunks in controller_pins_; a chunk with two pins counts twice
   std::deque<Replication> replications_;   // only the first replication is in progress
   SuspectNodes suspects_{config_.load_timeout};

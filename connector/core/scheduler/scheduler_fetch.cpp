@@ -109,14 +109,14 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   const bool late = now >= fetch.started + config_.load_timeout;
   while (!late) {
     HolderOffer offer;
-    std::string handoff_request;
+    std::string handoff;
     if (!std::exchange(fetch.asked_source, true)) {
       const HandoffSource& source = *request.source;
       const std::uint32_t tokens = std::min(source.num_tokens, request.chain.size());
       offer = {source.endpoint, tokens / config_.chunk_tokens, {}};
       if (const std::uint32_t rest = tokens % config_.chunk_tokens; rest > 0)
         offer.tails.push_back(request.chain.meta(offer.num_full_chunks, rest));
-      handoff_request = source.request_id;
+      handoff = source.handoff;
       // Chunks that a push writes are not requested. If the push fails, the source is asked again, because the
       // directory is not asked for tails shorter than kTailGroupTokens.
       request.source_left = has_writing(handed_off(request));
@@ -133,7 +133,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     std::vector<ChunkMeta> wanted;
     if (suspects_.allows(offer.endpoint, now)) wanted = missing_from(request, offer);
     if (wanted.empty()) continue;
-    RequestLease lease{fetch.id, offer.endpoint, {config_.fingerprint, {}, handoff_request}};
+    RequestLease lease{fetch.id, offer.endpoint, {config_.fingerprint, {}, handoff}};
     for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
     suspects_.asked(offer.endpoint, now);
     fetch.stage = Fetch::Stage::kLease;

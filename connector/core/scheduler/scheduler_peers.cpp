@@ -41,7 +41,10 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
   num_leased_chunks_ += chunks.size();
   const std::size_t num_chunks = chunks.size();
   const PinId pin = pool_.pin(std::move(chunks), "lease of " + from, now, now + config_.lease_ttl);
-  leases_[reply.lease] = GrantedLease{pin, request.handoff_request, num_chunks};
+  // A name that is not this node's is not kept, since any peer can make one up, of any length.
+  const bool is_known = find_handoff(request.handoff) != handoffs_.end();
+  if (!is_known && !request.handoff.empty()) counters_.unknown_handoffs += 1;
+  leases_[reply.lease] = GrantedLease{pin, is_known ? request.handoff : "", num_chunks};
   counters_.leases_granted += 1;
   return reply;
 }
@@ -53,7 +56,7 @@ void SchedulerCore::lease_released(std::uint64_t lease) {
     counters_.unknown_releases += 1;
     return;
   }
-  unpin_handoff(found->second.handoff);  // the decode worker has the prompt
+  unpin_handoff(find_handoff(found->second.handoff));  // the decode worker has the prompt
   pool_.unpin(found->second.pin);
   num_leased_chunks_ -= found->second.num_chunks;
   leases_.erase(found);

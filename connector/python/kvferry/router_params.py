@@ -26,7 +26,7 @@ class RouterParams:
     def handoff_source(
         self, request_id: str, params: dict[str, Any], num_tokens: int, identity: str
     ) -> tuple[str, str, int] | None:
-        """Returns where the prompt's KV is: the prefill node's endpoint, its request id, and the number of tokens.
+        """Returns where the prompt's KV is: the prefill node's endpoint, the hand-off's name, and the number of tokens.
 
         Returns None if no other node computed the prompt, or if the router's parameters are unusable. `identity`: the
         fingerprint and weights epoch that both nodes must have.
@@ -50,9 +50,9 @@ class RouterParams:
                 request_id, host, port, count,
             )  # fmt: skip
             return None
-        remote_id = str(params.get("remote_request_id") or "")
+        handoff = str(params.get("remote_request_id") or "")
         place = f"[{host}]" if ":" in str(host) else host
-        return f"tcp://{place}:{port}", remote_id, min(count, num_tokens)
+        return f"tcp://{place}:{port}", handoff, min(count, num_tokens)
 
     def push_target(self, request_id: str, params: dict[str, Any]) -> str | None:
         """Returns the endpoint of the decode node that the router chose before the prefill, or None if no usable one is

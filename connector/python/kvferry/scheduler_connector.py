@@ -194,7 +194,7 @@ class SchedulerConnector:
                 "do_remote_decode": False,
                 "remote_block_ids": [list(b) for b in block_ids],
                 "remote_engine_id": self._engine_id,
-                "remote_request_id": req_id,
+                "remote_request_id": done["handoff_name"],
                 "remote_host": self._node.host,
                 "remote_port": self._node.port,
                 "remote_num_tokens": done["handoff_tokens"],

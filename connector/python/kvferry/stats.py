@@ -34,6 +34,7 @@ COUNTERS = {
     "holders_suspected_total": "Pauses in fetching from a node from which nothing arrived in time.",
     "writes_abandoned_total": "Chunks given up because a node that was pushing them stopped inside a copy.",
     "unknown_releases_total": "Messages ignored because they end a lease or a push that this node does not have.",
+    "unknown_handoffs_total": "Hand-offs named by other nodes that this node has not made, or does not pin any more.",
     "received_chunks_total": "Chunks received by push from prefill nodes.",
 }
 GAUGES = {

@@ -145,6 +145,7 @@ struct PyScheduler {
     const FinishedRequest done = node->finished(RequestId{id}, num_computed, blocks, aborted);
     Dict dict;
     dict["handoff_tokens"] = done.handoff ? nb::cast(done.handoff_tokens) : nb::none();
+    dict["handoff_name"] = done.handoff_name;
     dict["preemptions"] = done.preemptions;
     dict["transfer_ms"] = static_cast<double>(done.fetch_ns) / 1e6;
     nb::list admissions;

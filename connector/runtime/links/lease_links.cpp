@@ -70,7 +70,7 @@ bool LeaseLinks::progress() {
 }
 
 bool LeaseLinks::is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const {
-  if (request.handoff_request.empty()) return false;
+  if (request.handoff.empty()) return false;
   return std::ranges::any_of(request.keys, [&](const ChunkKey& key) {
     const ChunkPool::Slot* const slot = core.pool().find(key);
     return slot != nullptr && parts_.saves.contains(slot->ref);

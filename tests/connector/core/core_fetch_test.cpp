@@ -291,8 +291,8 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedFirstAndAloneWithoutADirectory) {
   const std::vector<RequestLease> leases = take<RequestLease>();
   ASSERT_THAT(leases, SizeIs(1));
   EXPECT_EQ(leases[0].endpoint, "tcp://prefill");
-  EXPECT_EQ(leases[0].request.handoff_request, "p-1");
-  EXPECT_THAT(leases[0].request.keys, SizeIs(3));  // two chunks, and the tail of 8 tokens
+  EXPECT_EQ(leases[0].request.handoff, "p-1");
+  EXPECT_THAT(leases[0].request.keys, SizeIs(3));  // two chunks and the tail of 8
   LeaseReply reply = grant(leases[0], 9);
   reply.chunks[2].num_tokens = 8;
   core_->lease_answered(leases[0].fetch, leases[0].endpoint, reply, now_);
@@ -320,14 +320,13 @@ TEST_F(Fetching, TheHandOffsNodeIsAskedLaterIfWhatWasOnItsWayDidNotArrive) {
   core_->pull_done(pulling.pull, 0, {false, false, false}, now_);
   take<RequestLease>();
   EXPECT_TRUE(lookup("c").pending);
-  EXPECT_EQ(take<RequestLease>().at(0).request.handoff_request, "p-c");
+  EXPECT_EQ(take<RequestLease>().at(0).request.handoff, "p-c");
   core_->directory_answered(queries[0].fetch, {}, now_);
   EXPECT_TRUE(lookup("b").pending);
   const std::vector<RequestLease> leases = take<RequestLease>();
   ASSERT_THAT(leases, SizeIs(1));
-  EXPECT_EQ(leases[0].request.handoff_request, "p-b");
-  // three keys, although the directory does not know the tail of 8 tokens
-  EXPECT_THAT(leases[0].request.keys, SizeIs(3));
+  EXPECT_EQ(leases[0].request.handoff, "p-b");
+  EXPECT_THAT(leases[0].request.keys, SizeIs(3));  // the directory does not know the tail of 8
 }
 
 TEST_F(Fetching, AGrantThatDoesNotFitIsNotPulled) {

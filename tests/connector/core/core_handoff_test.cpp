@@ -34,7 +34,7 @@ class HandingOff : public CoreBench {
   RequestLease asked() {
     const std::vector<RequestLease> leases = take<RequestLease>();
     EXPECT_THAT(leases, SizeIs(1));
-    EXPECT_EQ(leases.at(0).request.handoff_request, "p-r");
+    EXPECT_EQ(leases.at(0).request.handoff, "p-r");
     return leases.at(0);
   }
   void answer(const RequestLease& wanted) {

@@ -125,9 +125,34 @@ TEST_F(Holding, AFinishedPrefillWaitsForItsDecodeWorker) {
   EXPECT_TRUE(done.handoff);
   EXPECT_EQ(done.handoff_tokens, 40u);
   EXPECT_EQ(core_->pool().num_pinned(), 3u);  // two chunks and the tail
-  const LeaseReply reply = core_->lease_requested("decode", request_for(2, "p"), now_);
+  const LeaseReply reply = core_->lease_requested("decode", request_for(2, done.handoff_name), now_);
   core_->lease_released(reply.lease);
-  EXPECT_EQ(core_->pool().num_pins(), 0u);  // the release of the lease also ends the pin of the handoff
+  EXPECT_EQ(core_->pool().num_pins(), 0u);  // with the lease the handoff's hold ends
+  EXPECT_EQ(core_->counters().unknown_handoffs, 0u);
+}
+
+TEST_F(Holding, NobodyEndsAHandOffThatAnotherGot) {
+  const std::string name = prefill("p").handoff_name, own = prefill("q").handoff_name;
+  std::string next = name;
+  next.back() = next.back() == '0' ? '1' : '0';
+  const std::string proof = name.substr(1), own_proof = own.substr(1);
+  for (const std::string& guess : {std::string("p"), std::string("p."), "p" + own_proof, proof, next, name + "0"})
+    core_->lease_released(core_->lease_requested("liar", request_for(2, guess), now_).lease);
+  EXPECT_EQ(core_->pool().num_pins(), 2u);
+  EXPECT_EQ(core_->counters().unknown_handoffs, 6u);
+  core_->lease_released(core_->lease_requested("decode", request_for(2, name), now_).lease);
+  EXPECT_EQ(core_->pool().num_pins(), 1u);
+  core_->lease_released(core_->lease_requested("decode", request_for(2, name), now_).lease);
+  EXPECT_EQ(core_->pool().num_pins(), 1u);
+  EXPECT_EQ(core_->counters().unknown_handoffs, 7u) << "its pin has ended";
+}
+
+TEST_F(Holding, TheNameOfAHandOffEndsNoLaterOneOfTheSameId) {
+  const std::string first = prefill("p").handoff_name;
+  const std::uint64_t lease = core_->lease_requested("decode", request_for(2, first), now_).lease;
+  EXPECT_NE(prefill("p").handoff_name, first);
+  core_->lease_released(lease);
+  EXPECT_EQ(core_->pool().num_pins(), 1u);
 }
 
 TEST_F(Holding, APrefillThatNobodyFetchesIsHeldNoLongerThanItsTime) {
@@ -139,8 +164,7 @@ TEST_F(Holding, APrefillThatNobodyFetchesIsHeldNoLongerThanItsTime) {
 }
 
 TEST_F(Holding, AnExpiredLeaseLeavesTheHandOffToItsOwnDeadline) {
-  prefill("p");
-  core_->lease_requested("decode", request_for(2, "p"), now_);
+  core_->lease_requested("decode", request_for(2, prefill("p").handoff_name), now_);
   core_->tick(now_ += 31 * kSecond);
   EXPECT_EQ(core_->pool().num_pins(), 1u);
   core_->tick(now_ += 30 * kSecond);

@@ -63,9 +63,13 @@ void expect_handover(const TestController& controller, const std::string& more_c
   EXPECT_EQ(done.handoff_tokens, 21u);
   NewRequest made = request("d-1", prompt);
   made.source = HandoffSource{"tcp://" + net::to_text({prefiller.scheduler->host(), prefiller.scheduler->port()}),
-                              "p-1", done.handoff_tokens};
-  EXPECT_EQ(load(decoder, made, 1), 20u);  // all tokens except the last one, which is computed
+                              done.handoff_name, done.handoff_tokens};
+  EXPECT_EQ(prefiller.scheduler->metrics()["pool_pinned_chunks"], 3);
+  EXPECT_EQ(load(decoder, made, 1), 20u);  // all but the last token, which is computed
   EXPECT_EQ(decoder.scheduler->metrics()["pulled_chunks_total"], 3);
+  const auto is_unpinned = [&] { return prefiller.scheduler->metrics()["pool_pinned_chunks"] == 0; };
+  for (int i = 0; i < 2000 && !is_unpinned(); ++i) std::this_thread::sleep_for(5ms);
+  EXPECT_TRUE(is_unpinned()) << "the decode node has the prompt";
 }
 
 TEST(Nodes, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) { expect_handover(TestController()); }
@@ -203,7 +207,7 @@ TEST(Nodes, AHolderThatDiedCostsATimeoutNotARequest) {
   const FinishedRequest done = prefill(*holder, "p-1", prompt, 4);
   NewRequest made = request("a", prompt);
   made.source = HandoffSource{"tcp://" + holder->scheduler->host() + ":" + std::to_string(holder->scheduler->port()),
-                              "p-1", done.handoff_tokens};
+                              done.handoff_name, done.handoff_tokens};
   holder.reset();
   EXPECT_EQ(load(asker, made, 4), 0u);
 }
@@ -293,8 +297,8 @@ TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
     });
     NewRequest made = request("d-1", prompt);
     made.source =
-        HandoffSource{"tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()), "p-1",
-                      done.handoff_tokens};
+        HandoffSource{"tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()),
+                      done.handoff_name, done.handoff_tokens};
     EXPECT_EQ(load(decoder, made, 1), 20u);
     steps.join();
     // The chunks come from the node's own frames or slots. The tail is too short to be found.

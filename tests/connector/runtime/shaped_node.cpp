@@ -126,8 +126,8 @@ HandoffSource ShapedNode::prefill(const std::string& id, const std::vector<std::
   each(made.num_prompt_tokens, seed, [](float& memory, float value) { memory = value; });
   step({{{made.id, 0, made.num_prompt_tokens, BlockTable{blocks_}}}, {}});
   const FinishedRequest done = scheduler->finished(made.id, made.num_prompt_tokens, {blocks_}, false);
-  step();  // this step saves the tail
-  return {endpoint_, id, done.handoff_tokens};
+  step();  // saves the tail
+  return {endpoint_, done.handoff_name, done.handoff_tokens};
 }
 
 ShapedNode::Loaded ShapedNode::load(const std::string& id, const std::vector<std::int32_t>& prompt,

@@ -118,8 +118,8 @@ struct OldEndpoint {
 struct OldRequest {
   std::string fingerprint;
   std::vector<ChunkKey> keys;
-  std::string handoff_request;
-  KVFERRY_FIELDS(fingerprint, keys, handoff_request);
+  std::string handoff;
+  KVFERRY_FIELDS(fingerprint, keys, handoff);
 };
 
 TEST(Shapes, OfANodeOfTheVersionBeforeAreNotTold) {
