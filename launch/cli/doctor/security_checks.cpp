@@ -1,8 +1,5 @@
 #include "launch/cli/doctor/security_checks.h"
 
-#include <sys/socket.h>
-#include <sys/time.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -13,6 +10,7 @@
 #include <sstream>
 
 #include "controller/api/endpoint.h"
+#include "launch/cli/doctor/key_probes.h"
 #include "transport/base/net/cluster_key.h"
 #include "transport/base/net/host_port.h"
 #include "transport/base/net/tcp_socket.h"
@@ -75,32 +73,6 @@ std::vector<net::HostPort> listening_addresses(const fs::path& process) {
     }
   }
   return found;
-}
-
-/// Sends `said` to the listener and returns the first 64 bytes of its answer, or an empty text if fewer bytes arrive
-/// within a second.
-std::string answer_of(net::HostPort address, std::string_view said) {
-  if (address.host == "0.0.0.0") address.host = "127.0.0.1";
-  if (address.host == "::") address.host = "::1";
-  const Result<OwnedFd> socket = net::connect_tcp(address);
-  if (!socket) return {};
-  constexpr timeval kPatience{1, 0};
-  ::setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof(kPatience));
-  if (::send(socket->get(), said.data(), said.size(), MSG_NOSIGNAL) < 0) return {};
-  std::string answer(64, '\0');
-  const bool is_whole = ::recv(socket->get(), answer.data(), answer.size(), MSG_WAITALL) == 64;
-  return is_whole ? answer : std::string();
-}
-
-/// Returns whether the listener asks for a cluster key: with the mechanism CURVE in ZeroMQ's greeting, or, if it is the
-/// controller's HTTP API, with status 401.
-bool asks_for_key(const net::HostPort& address) {
-  // The greeting of ZMTP 3.0: signature, version, mechanism and padding.
-  std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE", 17);
-  greeting.resize(64);
-  const std::string answer = answer_of(address, greeting);
-  if (answer.size() == greeting.size() && answer.substr(12, 6) == std::string("CURVE\0", 6)) return true;
-  return answer_of(address, "GET /nodes HTTP/1.1\r\nHost: doctor\r\n\r\n").starts_with("HTTP/1.1 401 ");
 }
 
 /// Returns the key files that a process was given in its arguments or its environment.
