@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
+#include <future>
 
 #include "controller/api/status.h"
 #include "launch/bench/harness/failure.h"
@@ -21,7 +23,6 @@ constexpr TimeNs kPhasePatience = 60 * kSecond;
 constexpr TimeNs kRestartsTime = 180 * kSecond;  // limit for all groups of restarts together
 constexpr TimeNs kLeaseTime = 10 * kSecond;      // longest wait until dead nodes expire: four times the lease
 constexpr TimeNs kWarmUp = kSecond;
-constexpr TimeNs kSettle = 300 * kMillisecond;
 constexpr int kStatusMs = 10'000;
 constexpr double kBusyCore = 0.95;
 constexpr double kLateShare = 0.05;
@@ -46,11 +47,7 @@ class Phases {
   void steady() {
     fleet_.set_traffic(true);
     turn_for(kWarmUp);
-    const TimeNs counted_at = fleet_.now();
-    const Totals before = totals();
-    // The nodes stood still while totals() waited, and now catch up in a burst that nodes on machines of their own
-    // would not send. The lookups of that burst do not count.
-    turn_for(kSettle);
+    const Totals before = totals_amid_traffic();
     fleet_.take_lookups();
     fleet_.take_lateness();
     const double own_cpu = cpu_seconds(::getpid());
@@ -60,8 +57,8 @@ class Phases {
     row_["bench_cores"] = (cpu_seconds(::getpid()) - own_cpu) / took;
     row_["bench_late_share"] = in_seconds(fleet_.take_lateness()) / took;
     LookupTimes lookups = fleet_.take_lookups();
-    const double counted = in_seconds(fleet_.now() - counted_at);
-    const Totals after = totals();
+    const Totals after = totals_amid_traffic();
+    const double counted = in_seconds(after.at - before.at);
     row_["messages_in_per_s"] = (after.messages_in - before.messages_in) / counted;
     row_["messages_out_per_s"] = (after.messages_out - before.messages_out) / counted;
     row_["replies_dropped"] = after.dropped - before.dropped;
@@ -166,6 +163,7 @@ class Phases {
 
  private:
   struct Totals {
+    TimeNs at = 0;  // time at which the last controller's answer arrived
     double messages_in = 0, messages_out = 0, cpu_s = 0;
     std::uint64_t dropped = 0, expired = 0, chunks = 0;
     std::vector<double> each_cpu_s;
@@ -191,7 +189,16 @@ class Phases {
       totals.expired += status.counters.nodes_expired;
       for (const controller::NodeStatus& node : status.nodes) totals.chunks += i == 0 ? node.num_chunks : 0;
     }
+    totals.at = fleet_.now();
     return totals;
+  }
+
+  /// Asks for the totals on another thread. If the nodes stood still until the answer, the figures would count the gap,
+  /// and after it a burst that nodes on machines of their own would not send.
+  Totals totals_amid_traffic() {
+    std::future<Totals> asked = std::async(std::launch::async, [this] { return totals(); });
+    while (asked.wait_for(std::chrono::seconds(0)) != std::future_status::ready) turn_for(kMillisecond);
+    return asked.get();
   }
 
   std::uint32_t dead(std::uint32_t i, std::uint32_t num_dead) const { return i * (num_nodes_ / num_dead); }
