@@ -178,7 +178,7 @@ void PushSender::finish(std::uint64_t id, Push& push, std::uint32_t index) {
   }
 }
 
-/// Ends the push of an item that the workers were not ordered to push.
+/// Settles an item as incomplete and ends it: the workers were not ordered to push it, or have not reported in time.
 void PushSender::fail(std::uint64_t id, Push& push, std::uint32_t index) {
   settle(push, index, false);
   finish(id, push, index);
@@ -232,7 +232,7 @@ void PushSender::tick(TimeNs now) {
       drop(id, push, now);
     } else if (push.is_dropped && push.erase_at <= now) {
       for (std::uint32_t index = 0; index < push.items.size(); ++index)
-        if (push.items[index].state == State::kTransferring) finish(id, push, index);
+        if (push.items[index].state == State::kTransferring) fail(id, push, index);
     } else {
       continue;
     }

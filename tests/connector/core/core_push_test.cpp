@@ -176,6 +176,27 @@ TEST_F(Sending, AWorkerThatNeverAnswersHoldsNothingForEver) {
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
 }
 
+TEST_F(Sending, WhatAWorkerNeverReportsIsSettledOnceAsFailed) {
+  const OfferPush offered = offer("r", 32);
+  answer(offered, {kGranted, kPresent});
+  prefill("r", 32);
+  core_->finished(RequestId{"r"}, 32, {blocks(1, 2)}, true, now_);
+  core_->tick(now_ += 61 * kSecond);
+  EXPECT_THAT(settled(), IsEmpty()) << "the worker may still write";
+  EXPECT_EQ(core_->pool().num_pinned(), 1u);
+  core_->tick(now_ += 31 * kSecond);
+  const auto told = settled();
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_EQ(told[0].index, 0u);
+  EXPECT_FALSE(told[0].ok);
+  EXPECT_EQ(core_->num_pushes(), 0u);
+  EXPECT_EQ(core_->pool().num_pinned(), 0u);
+  moved(offered.push, 0);  // too late
+  core_->tick(now_ += 31 * kSecond);
+  EXPECT_THAT(settled(), IsEmpty());
+  EXPECT_EQ(core_->counters().push_failures, 1u);
+}
+
 TEST_F(Sending, AnOutcomeTwiceIsABrokenPromise) {
   const OfferPush offered = offer("r", 16);
   answer(offered, {kGranted});
