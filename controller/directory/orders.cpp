@@ -52,8 +52,7 @@ wire::AdminReply Orders::pin(const wire::AdminRequest& request, std::optional<No
   // An operator must not use a node's name as owner: when that node is removed, the operator's pins would end too.
   if (reader == nullptr && owner.starts_with("node "))
     return refused(request, "an owner's name cannot begin with 'node ', which is reserved for read leases");
-  const auto ttl = static_cast<TimeNs>(std::min<std::uint64_t>(request.ttl_ms, 1'000'000'000)) * kMillisecond;
-  const Result<ControllerPinId> id = pins_.add(name_space, owner, request.keys.keys, now, ttl);
+  const Result<ControllerPinId> id = pins_.add(name_space, owner, request.keys.keys, now, request.ttl_ms);
   if (!id) return refused(request, id.error().what);
   if (reader != nullptr) readers_[*asker] = owner;
   std::map<NodeId, std::vector<ChunkKey>> by_node;

@@ -7,13 +7,12 @@
 namespace kvferry::controller {
 
 Result<ControllerPinId> Pins::add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys,
-                                  TimeNs now, TimeNs ttl) {
+                                  TimeNs now, std::uint64_t ttl_ms) {
   const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, std::move(what)}; };
   if (owner.empty()) return bad("a pin needs an owner's name");
-  if (ttl <= 0 || ttl > options_.ttl_max) {
-    return bad(fmt::format("a pin can't last {} ms; 1 to {} are allowed", ttl / kMillisecond,
-                           options_.ttl_max / kMillisecond));
-  }
+  const auto ttl_ms_max = static_cast<std::uint64_t>(options_.ttl_max / kMillisecond);
+  if (ttl_ms == 0 || ttl_ms > ttl_ms_max)
+    return bad(fmt::format("a pin can't last {} ms; 1 to {} are allowed", ttl_ms, ttl_ms_max));
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   if (keys.empty() || keys.size() > options_.keys_per_pin_max)
@@ -31,7 +30,7 @@ Result<ControllerPinId> Pins::add(const std::string& name_space, const std::stri
   for (const ChunkKey& key : keys) by_key_[{name_space, key}].push_back(id);
   num_keys_ += keys.size();
   num_keys_of_[owner] += keys.size();
-  pins_.emplace(id, Pin{name_space, owner, std::move(keys), now + ttl, {}});
+  pins_.emplace(id, Pin{name_space, owner, std::move(keys), now + static_cast<TimeNs>(ttl_ms) * kMillisecond, {}});
   return id;
 }
 

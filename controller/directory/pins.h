@@ -48,10 +48,10 @@ class Pins {
 
   explicit Pins(PinOptions options = {}) : options_(options) {}
 
-  /// kInvalidArgument: `owner` or `keys` is empty, or `ttl` is outside of (0, ttl_max]. kFull: the keys exceed the
-  /// limit for the owner or for all pins together.
+  /// kInvalidArgument: no owner, no keys, or a `ttl_ms` of 0 or above ttl_max. kFull: more keys than are allowed for
+  /// the owner or for all pins together.
   Result<ControllerPinId> add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys,
-                              TimeNs now, TimeNs ttl);
+                              TimeNs now, std::uint64_t ttl_ms);
   /// Ends a pin and returns the nodes that have to unpin it. kNotFound: the pin does not exist or has ended already.
   Result<std::set<NodeId>> release(ControllerPinId id);
   /// Ends all pins of an owner and returns, for each pin, the nodes that have to unpin it.

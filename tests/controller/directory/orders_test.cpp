@@ -250,7 +250,7 @@ TEST_F(OrdersTest, NonsenseIsRefusedWithASentence) {
   EXPECT_THAT(text({.verb = "move", .engine_id = "a", .other_engine_id = "a"}), HasSubstr("needs two nodes"));
   EXPECT_THAT(text({.verb = "pin", .owner = "o", .keys = {keys_of(0, 1)}}), HasSubstr("a pin can't last 0 ms"));
   EXPECT_THAT(text({.verb = "pin", .owner = "o", .keys = {keys_of(0, 1)}, .ttl_ms = ~std::uint64_t{0}}),
-              HasSubstr("are allowed"));
+              HasSubstr("a pin can't last 18446744073709551615 ms; 1 to 86400000 are allowed"));
 }
 
 TEST_F(OrdersTest, OrdersForANodeWithoutAConnectionAreDropped) {

@@ -18,7 +18,7 @@ constexpr NodeId kNode{1}, kOther{2};
 
 TEST(Pins, WhoeverHasAHeldKeyIsAskedToKeepItForTheTimeThatIsLeft) {
   Pins pins;
-  const ControllerPinId id = pins.add("ns", "ops", keys_of(0, 3), 0, 10 * kSecond).value();
+  const ControllerPinId id = pins.add("ns", "ops", keys_of(0, 3), 0, 10'000).value();
   const auto orders = pins.orders_for("ns", kNode, keys_of(2, 7), 4 * kSecond);
   ASSERT_THAT(orders, SizeIs(1));
   EXPECT_EQ(orders[0].id, id);
@@ -30,8 +30,8 @@ TEST(Pins, WhoeverHasAHeldKeyIsAskedToKeepItForTheTimeThatIsLeft) {
 
 TEST(Pins, TwoPinsOfOneKeyAreTwoOrders) {
   Pins pins;
-  const ControllerPinId a = pins.add("ns", "a", keys_of(0, 2), 0, kSecond).value();
-  const ControllerPinId b = pins.add("ns", "b", keys_of(1, 3), 0, kSecond).value();
+  const ControllerPinId a = pins.add("ns", "a", keys_of(0, 2), 0, 1000).value();
+  const ControllerPinId b = pins.add("ns", "b", keys_of(1, 3), 0, 1000).value();
   EXPECT_THAT(pins.orders_for("ns", kNode, keys_of(1, 2), 0), SizeIs(2));
   EXPECT_THAT(pins.release(a).value(), UnorderedElementsAre(kNode));
   const auto orders = pins.orders_for("ns", kNode, keys_of(1, 2), 0);
@@ -41,7 +41,7 @@ TEST(Pins, TwoPinsOfOneKeyAreTwoOrders) {
 
 TEST(Pins, AReleaseNamesThoseWhoWereAskedAndAreStillThere) {
   Pins pins;
-  const ControllerPinId id = pins.add("ns", "ops", keys_of(0, 3), 0, kSecond).value();
+  const ControllerPinId id = pins.add("ns", "ops", keys_of(0, 3), 0, 1000).value();
   pins.orders_for("ns", kNode, keys_of(0, 1), 0);
   pins.orders_for("ns", kOther, keys_of(1, 2), 0);
   pins.remove(kOther);
@@ -53,9 +53,9 @@ TEST(Pins, AReleaseNamesThoseWhoWereAskedAndAreStillThere) {
 
 TEST(Pins, AnOwnersHoldsEndTogether) {
   Pins pins;
-  const ControllerPinId a = pins.add("ns", "reader", keys_of(0, 3), 0, kSecond).value();
-  const ControllerPinId b = pins.add("ns", "reader", keys_of(9, 12), 0, kSecond).value();
-  const ControllerPinId c = pins.add("ns", "ops", keys_of(0, 3), 0, kSecond).value();
+  const ControllerPinId a = pins.add("ns", "reader", keys_of(0, 3), 0, 1000).value();
+  const ControllerPinId b = pins.add("ns", "reader", keys_of(9, 12), 0, 1000).value();
+  const ControllerPinId c = pins.add("ns", "ops", keys_of(0, 3), 0, 1000).value();
   pins.orders_for("ns", kNode, keys_of(9, 10), 0);
   const auto released = pins.release_owner("reader");
   EXPECT_THAT(released.at(a), IsEmpty());
@@ -66,8 +66,8 @@ TEST(Pins, AnOwnersHoldsEndTogether) {
 
 TEST(Pins, EachHasADeadline) {
   Pins pins;
-  pins.add("ns", "a", keys_of(0, 3), 0, kSecond).value();
-  pins.add("ns", "a", keys_of(0, 3), 0, 2 * kSecond).value();
+  pins.add("ns", "a", keys_of(0, 3), 0, 1000).value();
+  pins.add("ns", "a", keys_of(0, 3), 0, 2000).value();
   pins.expire(kSecond - 1);
   EXPECT_EQ(pins.size(), 2u);
   // the first pin has expired, even if it is not removed yet
@@ -80,26 +80,25 @@ TEST(Pins, EachHasADeadline) {
 
 TEST(Pins, BadRequestsAreRefusedWithASentence) {
   Pins pins({.ttl_max = 10 * kSecond, .keys_per_pin_max = 4, .keys_max = 10, .keys_per_owner_max = 6});
-  const auto refusal = [&](const std::string& owner, std::vector<ChunkKey> keys, TimeNs ttl) {
-    return pins.add("ns", owner, std::move(keys), 0, ttl).error().what;
+  const auto refusal = [&](const std::string& owner, std::vector<ChunkKey> keys, std::uint64_t ttl_ms) {
+    return pins.add("ns", owner, std::move(keys), 0, ttl_ms).error().what;
   };
-  EXPECT_THAT(refusal("", keys_of(0, 1), kSecond), HasSubstr("needs an owner"));
+  EXPECT_THAT(refusal("", keys_of(0, 1), 1000), HasSubstr("needs an owner"));
   EXPECT_THAT(refusal("a", keys_of(0, 1), 0), HasSubstr("a pin can't last 0 ms; 1 to 10000 are allowed"));
-  EXPECT_THAT(refusal("a", keys_of(0, 1), 11 * kSecond), HasSubstr("a pin can't last 11000 ms"));
-  EXPECT_THAT(refusal("a", {}, kSecond), HasSubstr("a pin can't have 0 keys; 1 to 4 are allowed"));
-  EXPECT_THAT(refusal("a", keys_of(0, 5), kSecond), HasSubstr("a pin can't have 5 keys"));
-  ASSERT_TRUE(pins.add("ns", "a", keys_of(0, 4), 0, kSecond));
-  EXPECT_THAT(refusal("a", keys_of(0, 3), kSecond), HasSubstr("'a' already has 4 of at most 6 pinned keys"));
-  ASSERT_TRUE(pins.add("ns", "b", keys_of(0, 4), 0, kSecond));
-  EXPECT_THAT(refusal("c", keys_of(0, 3), kSecond),
-              HasSubstr("this controller already has 8 of at most 10 pinned keys"));
+  EXPECT_THAT(refusal("a", keys_of(0, 1), 11'000), HasSubstr("a pin can't last 11000 ms"));
+  EXPECT_THAT(refusal("a", {}, 1000), HasSubstr("a pin can't have 0 keys; 1 to 4 are allowed"));
+  EXPECT_THAT(refusal("a", keys_of(0, 5), 1000), HasSubstr("a pin can't have 5 keys"));
+  ASSERT_TRUE(pins.add("ns", "a", keys_of(0, 4), 0, 1000));
+  EXPECT_THAT(refusal("a", keys_of(0, 3), 1000), HasSubstr("'a' already has 4 of at most 6 pinned keys"));
+  ASSERT_TRUE(pins.add("ns", "b", keys_of(0, 4), 0, 1000));
+  EXPECT_THAT(refusal("c", keys_of(0, 3), 1000), HasSubstr("this controller already has 8 of at most 10 pinned keys"));
 }
 
 TEST(Pins, AKeyNamedTwiceCountsOnce) {
   Pins pins;
   std::vector<ChunkKey> keys = keys_of(0, 2);
   keys.push_back(keys[0]);
-  pins.add("ns", "a", keys, 0, kSecond).value();
+  pins.add("ns", "a", keys, 0, 1000).value();
   EXPECT_EQ(pins.num_keys(), 2u);
 }
 
