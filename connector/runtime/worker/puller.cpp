@@ -1,5 +1,7 @@
 #include "connector/runtime/worker/puller.h"
 
+#include <algorithm>
+
 #include "connector/runtime/links/node_wire.h"
 #include "transport/base/checksum.h"
 #include "transport/base/log.h"
@@ -170,7 +172,9 @@ void Puller::settle(Pull& pull, std::size_t item, bool ok) {
 }
 
 void Puller::end(Pull& pull) {
-  if (!pull.what.empty()) log().warn("pull of {} chunks failed: {}", pull.order.items.size(), pull.what);
+  if (!pull.what.empty())
+    log().warn("{} of {} chunks of a pull failed: {}", std::count(pull.ok.begin(), pull.ok.end(), false),
+               pull.ok.size(), pull.what);
   PullOutcome outcome = parts_.core.locked(
       [&](WorkerCore& core) { return core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what)); });
   if (pull.has_runs()) outcome.checksums = std::move(pull.checksums);

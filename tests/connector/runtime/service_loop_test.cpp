@@ -17,6 +17,7 @@ namespace kvferry {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr std::uint64_t kChunkBytes = 64;
 constexpr std::uint32_t kTokens = 8;
@@ -138,8 +139,10 @@ TEST_F(Pulls, AChunkThatCantLandOrIsDamagedFailsAlone) {
   damaged.checksums[0] += 1;
   PullItem without = item(3, 7);
   without.checksums.clear();
+  ::testing::internal::CaptureStderr();
   order({item(0, 2), item(1, 5), damaged, without, item(4, 3)});
   const auto done = outcome(10'000);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("3 of 5 chunks of a pull failed: "));
   ASSERT_TRUE(done);
   EXPECT_THAT(done->ok, ElementsAre(true, false, false, false, true));
   EXPECT_FALSE(done->what.empty());
