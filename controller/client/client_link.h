@@ -40,13 +40,14 @@ class ClientLink {
 };
 
 struct LinkOptions {
-  bool is_bounded = true;  // end the connection if a received message has more than kMessageBytesMax bytes
-  // Context that many ZeroMQ links share to save threads; nullptr: the link makes a context of its own.
+  bool is_bounded = true;  // end the connection if a received message has more than kMessageBytesMax
+  // Context that many ZeroMQ links share to save threads; its sockets have the context's cluster key. nullptr: the link
+  // makes a context of its own.
   std::shared_ptr<net::ZmqContext> zmq_context{};
-  std::optional<net::ClusterKey> cluster_key{};  // the controller's key; a shared zmq_context must have it, too
+  std::optional<net::ClusterKey> cluster_key{};  // the controller's key; empty: it has none
 };
-/// kInvalidArgument: `endpoint` is malformed, or is stream:// although there is a cluster key; kUnavailable: no file
-/// descriptor is left.
+/// kInvalidArgument: `endpoint` is malformed, or is stream:// and there is a cluster key, or the shared context has
+/// another cluster key. kUnavailable: no file descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const LinkOptions& options = {});
 
 /// Returns an addition to the error "not reachable": the cause may be a cluster key that is missing or differs.

@@ -41,6 +41,16 @@ class ZmqLink final : public ClientLink {
 }  // namespace
 
 Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, const LinkOptions& options) {
+  if (options.zmq_context && !options.zmq_context->has_key(options.cluster_key)) {
+    const char* const context_has = options.zmq_context->has_key({}) ? "none"
+                                    : options.cluster_key            ? "another one"
+                                                                     : "one";
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("the connection to {} is made with {} cluster key, but the ZeroMQ context that it shares has "
+                    "{}; both need the same",
+                    endpoint, options.cluster_key ? "a" : "no", context_has)};
+  }
   auto context = options.zmq_context
                      ? options.zmq_context
                      : std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, options.cluster_key);

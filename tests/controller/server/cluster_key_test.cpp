@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "controller/api/status.h"
+#include "controller/client/client_link.h"
 #include "tests/controller/live.h"
 #include "transport/base/net/host_port.h"
 #include "transport/base/net/tcp_socket.h"
@@ -52,6 +53,28 @@ TEST(ControllerKey, AMemberDoesNotSpeakToAControllerWithoutTheKey) {
   LiveServer server("tcp://127.0.0.1:0");
   EXPECT_THAT(refusal_of(server.endpoint(), kOurKey), HasSubstr("a controller without a cluster key"));
   EXPECT_EQ(server.status().counters.messages_taken, 1U) << "that of this line alone";
+}
+
+TEST(ControllerKey, ALinkSharesOnlyAContextOfItsOwnKey) {
+  struct Row {
+    Key context, link;
+    const char* refusal;
+  };
+  const Row rows[] = {
+      {{}, {}, ""},
+      {kOurKey, kOurKey, ""},
+      {kForeignKey, kOurKey,
+       "made with a cluster key, but the ZeroMQ context that it shares has another one; both need"},
+      {{}, kOurKey, "made with a cluster key, but the ZeroMQ context that it shares has none; both need the same"},
+      {kOurKey, {}, "made with no cluster key, but the ZeroMQ context that it shares has one; both need the same"}};
+  for (const Row& row : rows) {
+    const auto context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, row.context);
+    const auto link = make_link("tcp://127.0.0.1:1", {.zmq_context = context, .cluster_key = row.link});
+    EXPECT_EQ(static_cast<bool>(link), *row.refusal == '\0');
+    if (link) continue;
+    EXPECT_EQ(link.error().code, ErrorCode::kInvalidArgument);
+    EXPECT_THAT(link.error().what, HasSubstr(row.refusal));
+  }
 }
 
 TEST(ControllerKey, StreamsOverTcpAreRefusedOnBothSides) {

@@ -74,16 +74,20 @@ Error failed(const char* what) {
   return Error{ErrorCode::kUnavailable, fmt::format("cannot {}: {}", what, ::zmq_strerror(::zmq_errno()))};
 }
 
+std::optional<ClusterKey::Derived> derived_from(const std::optional<ClusterKey>& key) {
+  if (!key) return std::nullopt;
+  return key->derived(kCurvePurpose);
+}
+
 }  // namespace
 
 ZmqContext::ZmqContext(int sockets_max, const std::optional<ClusterKey>& key)
-    : handle_(::zmq_ctx_new()), has_key_(key.has_value()) {
+    : handle_(::zmq_ctx_new()), secret_(derived_from(key)) {
   KVFERRY_CHECK(handle_ != nullptr, "cannot create a ZeroMQ context: {}", ::zmq_strerror(::zmq_errno()));
   ::zmq_ctx_set(handle_, ZMQ_MAX_SOCKETS, sockets_max);
-  if (!has_key_) return;
-  const ClusterKey::Derived secret = key->derived(kCurvePurpose);
+  if (!secret_) return;
   char secret_text[kTextBytes] = "", public_text[kTextBytes] = "";
-  ::zmq_z85_encode(secret_text, secret.data(), secret.size());
+  ::zmq_z85_encode(secret_text, secret_->data(), secret_->size());
   if (::zmq_curve_public(public_text, secret_text) == 0) keys_ = CurveKeys{public_text, secret_text};
 }
 
@@ -95,8 +99,10 @@ ZmqContext::~ZmqContext() {
   while (::zmq_ctx_term(handle_) != 0 && ::zmq_errno() == EINTR) continue;
 }
 
+bool ZmqContext::has_key(const std::optional<ClusterKey>& key) const { return secret_ == derived_from(key); }
+
 Result<void> ZmqContext::secure_server(void* socket, std::string_view endpoint) {
-  if (!has_key_ || !leaves_the_host(endpoint)) return {};
+  if (!secret_ || !leaves_the_host(endpoint)) return {};
   if (!keys_) return no_curve();
   KVFERRY_TRY(start_authenticator());
   constexpr int kYes = 1;
@@ -108,7 +114,7 @@ Result<void> ZmqContext::secure_server(void* socket, std::string_view endpoint) 
 }
 
 Result<void> ZmqContext::secure_client(void* socket, std::string_view endpoint) {
-  if (!has_key_ || !leaves_the_host(endpoint)) return {};
+  if (!secret_ || !leaves_the_host(endpoint)) return {};
   if (!keys_) return no_curve();
   if (::zmq_setsockopt(socket, ZMQ_CURVE_SERVERKEY, keys_->public_key.c_str(), kTextBytes) != 0 ||
       ::zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, keys_->public_key.c_str(), kTextBytes) != 0 ||

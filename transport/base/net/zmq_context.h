@@ -27,6 +27,8 @@ class ZmqContext {
   ZmqContext(const ZmqContext&) = delete;
   ZmqContext& operator=(const ZmqContext&) = delete;
   void* handle() const { return handle_; }
+  /// Returns true if the context was made with this cluster key, or without one if `key` is empty.
+  bool has_key(const std::optional<ClusterKey>& key) const;
 
   /// secure_server() prepares a socket that will listen at `endpoint`, and secure_client() a socket that will connect
   /// to it. kUnavailable: this libzmq was built without CURVE, or no socket is left.
@@ -40,8 +42,8 @@ class ZmqContext {
   Result<void> start_authenticator();
 
   void* handle_;
-  bool has_key_;
-  std::optional<CurveKeys> keys_;  // empty: no key, or this libzmq has no CURVE
+  const std::optional<ClusterKey::Derived> secret_;  // empty: no key
+  std::optional<CurveKeys> keys_;                    // empty: no key, or this libzmq has no CURVE
   std::mutex mutex_;
   std::thread authenticator_;  // guarded by mutex_; runs from the first server until the context ends
 };
