@@ -120,9 +120,9 @@ void Sessions::send_orders() {
   }
 }
 
-std::string_view Sessions::name_of(NodeId node) const {
+std::string Sessions::name_of(NodeId node) const {
   const auto it = peers_.find(node);
-  return it == peers_.end() ? "without a connection" : std::string_view(it->second.name);
+  return it == peers_.end() ? fmt::format("number {} (without a connection)", node) : it->second.name;
 }
 
 }  // namespace kvferry::controller

@@ -125,7 +125,7 @@ class Sessions {
   void end_session(NodeId node, TimeNs now);
   void request_repair(const Turn& turn, const Session& session);
   void send_orders();
-  std::string_view name_of(NodeId node) const;
+  std::string name_of(NodeId node) const;
   template <class Message>
   void reply(const Turn& turn, Message message);
   void count_reply(bool is_sent) { ++(is_sent ? counters_.messages_sent : counters_.replies_dropped); }
