@@ -36,6 +36,18 @@ def test_every_counter_of_the_node_is_a_metric_of_vllm(make_engine: MakeEngine) 
     assert set(make_engine().metrics()) == (stats.COUNTERS | stats.GAUGES).keys() - added_by_python
 
 
+def test_integers_that_do_not_fit_are_refused(make_engine: MakeEngine) -> None:
+    node = make_engine().connector._scheduler._node._node  # not the recorder before it
+    for token in (2**31, -2**31 - 1, 2**32 + 5, 2**64):
+        with pytest.raises(OverflowError):
+            node.update_tokens("nobody", 0, [1, token, 2])
+    for computed, scheduled in ((2**32, 1), (-1, 1), (2**64, 1), (1, 2**32 + 1), (1, -1)):
+        with pytest.raises(OverflowError):
+            node.build_step([], ["nobody"], [computed], [None], set(), {"nobody": scheduled}, [], lambda *_: [])
+    with pytest.raises(TypeError):
+        node.update_tokens("nobody", 0, [1, "two"])
+
+
 @BOTH
 def test_a_request_is_saved_while_it_lives_and_leaves_nothing_behind(
         make_engine: MakeEngine, async_scheduling: bool) -> None:

@@ -6,7 +6,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "connector/core/scheduler/scheduler_core.h"
@@ -28,7 +30,22 @@ inline std::int64_t small_integer(PyObject* object) {
   return PyLong_AsLong(object);
 }
 
-/// Reads a list of integers. Throws TypeError if `list` is not a list or contains other objects.
+/// Converts an integer. Sets a Python error if the object is not an integer, or, unlike a cast, if `Value` can't hold
+/// it.
+template <class Value>
+Value fitting_integer(PyObject* object) {
+  const std::int64_t number = small_integer(object);
+  if (std::in_range<Value>(number)) return static_cast<Value>(number);
+  using Limits = std::numeric_limits<Value>;
+  if (PyErr_Occurred() == nullptr)
+    PyErr_Format(PyExc_OverflowError, "a token id or count is %lld; allowed: %lld to %lld",
+                 static_cast<long long>(number), static_cast<long long>(Limits::min()),
+                 static_cast<long long>(Limits::max()));
+  return 0;
+}
+
+/// Reads a list of integers. Throws TypeError if it is not a list or contains other objects, OverflowError if it
+/// contains integers that do not fit.
 inline std::vector<std::int32_t> integers(nanobind::handle list) {
   constexpr Py_ssize_t kAhead = 16;  // number of objects to prefetch ahead, since the objects are scattered in memory
   if (!PyList_Check(list.ptr())) throw nanobind::type_error("token ids must be a list");
@@ -36,7 +53,7 @@ inline std::vector<std::int32_t> integers(nanobind::handle list) {
   std::vector<std::int32_t> values(static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i) {
     if (i + kAhead < size) __builtin_prefetch(PyList_GET_ITEM(list.ptr(), i + kAhead));
-    values[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(small_integer(PyList_GET_ITEM(list.ptr(), i)));
+    values[static_cast<std::size_t>(i)] = fitting_integer<std::int32_t>(PyList_GET_ITEM(list.ptr(), i));
   }
   if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
   return values;
@@ -72,9 +89,9 @@ class RunningReader {
         request.id.value = nanobind::cast<std::string>(nanobind::handle(id));
         last_ids_[i] = nanobind::borrow(id);
       }
-      request.num_computed = static_cast<std::uint32_t>(
-          small_integer(PyList_GET_ITEM(running.computed.ptr(), static_cast<Py_ssize_t>(i))));
-      request.num_scheduled = static_cast<std::uint32_t>(small_integer(counts.at(id)));
+      request.num_computed =
+          fitting_integer<std::uint32_t>(PyList_GET_ITEM(running.computed.ptr(), static_cast<Py_ssize_t>(i)));
+      request.num_scheduled = fitting_integer<std::uint32_t>(counts.at(id));
       if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
       request.block_ids.reset();
       request.new_block_ids.clear();
