@@ -1,7 +1,6 @@
-// Checks the connector's promises after every step of every simulated engine, from the visible state of the engine's
-// core. The message of a failure begins with the name of the broken promise. The workers make the checks that need the
-// KV itself (sim_worker.h: attended cells, slots), and the network checks reads under a lease and doubled answers
-// (sim_network.cpp). These functions check the promises:
+// The connector's promises, asserted after every step of every simulated engine from what can be seen of its core, and
+// named when one is broken. What needs the KV itself is asserted by the workers (sim_worker.h: attended cells, slots)
+// and by the network (sim_pull.cpp: reads under a lease, doubled answers).
 //
 // idempotent-lookup  asked_again()       exactly-once   ended(), and the core's own checks of reports
 // exact-load         plan_built()        bounded-hold   lookup_answered(), plan_built(), after_step()

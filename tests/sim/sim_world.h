@@ -133,6 +133,8 @@ class World {
   void hash_runs(std::size_t node, const RunChecksums::RankOrder& order);
   void tell_hashed(std::size_t node);
   void release(std::size_t node, const ReleaseLease& released);
+
+  // sim_pull.cpp
   void pull(std::size_t node, const StartPull& wanted);
   /// Returns nullopt if the bytes did not arrive, or arrived wrong.
   std::optional<std::vector<Stamp>> read_run(std::size_t node, std::size_t holder, std::uint32_t rank,

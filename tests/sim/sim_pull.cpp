@@ -1,0 +1,154 @@
+// Pulls in the simulated network: reads of other nodes' slots at any moment, damage on the way, each rank's outcome.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "schedule_log.h"
+#include "sim_world.h"
+
+namespace kvferry::sim {
+
+/// Every rank reads each chunk, or each run of one, at a time of its own, whatever lies there then, and answers once,
+/// in time or not.
+void World::pull(std::size_t node, const StartPull& wanted) {
+  Node& reader = nodes_[node];
+  const auto num_ranks = static_cast<std::uint32_t>(reader.ranks.size());
+  const bool is_new = reader.pulls.emplace(wanted.pull, PullUnderWay{wanted, num_ranks}).second;
+  if (!is_new) throw Broken(fmt::format("exactly-once: pull {} is asked for twice", wanted.pull));
+  if (wanted.lease >= kForgedLease && wanted.lease - kForgedLease <= std::numeric_limits<std::uint32_t>::max())
+    throw Broken(fmt::format("verified-only: pull {} is of a node that was not asked", wanted.pull));
+  if (wanted.deadline <= now() || wanted.deadline > now() + options_.core.pull_timeout)
+    throw Broken(
+        fmt::format("bounded-hold: pull {} ends in {} ms", wanted.pull, (wanted.deadline - now()) / kMillisecond));
+  for (const PullItem& item : wanted.items)
+    if (item.num_tokens > options_.core.chunk_tokens)
+      throw Broken(fmt::format("verified-only: pull {} brings {} tokens into a slot", wanted.pull, item.num_tokens));
+  tell("node {} pulls {} chunks from {} (pull {})", node, wanted.items.size(), wanted.endpoint, wanted.pull);
+  const std::size_t holder = node_at(wanted.endpoint).value_or(node);
+  const ShardMap map = reader.maps[wanted.endpoint];
+  for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
+    auto here = std::make_shared<RankPull>();
+    here->bytes.resize(wanted.items.size());
+    here->runs_here.resize(wanted.items.size(), 0);
+    TimeNs done = now();
+    for (std::size_t i = 0; i < wanted.items.size(); ++i) {
+      const PullItem& item = wanted.items[i];
+      const std::vector<ShardRun> runs = map.empty() ? std::vector<ShardRun>(1) : map[rank];
+      std::vector<std::uint64_t> checksums(1, 0);
+      if (!map.empty()) checksums = rank < item.run_checksums.size() ? item.run_checksums[rank] : checksums;
+      for (std::size_t r = 0; r < runs.size(); ++r) {
+        const TimeNs when = now() + delay(node, holder);
+        done = std::max(done, when);
+        if (is_blocked(node, holder)) done = wanted.deadline;
+        const Mishaps::Kind kind = is_blocked(node, holder) ? &Tally::excused_blocked : &Tally::excused_late;
+        if (done >= wanted.deadline) to_chunk(kind, node, key_in(node, item.local.slot), wanted.deadline - now());
+        if (when >= wanted.deadline || holder == node || checksums.size() != runs.size()) continue;
+        at(when, [this, node, holder, rank, i, here, wanted, is_run = !map.empty(), run = runs[r],
+                  checksum = checksums[r], incarnation = nodes_[holder].incarnation, life = reader.incarnation] {
+          if (nodes_[node].incarnation != life) return;  // who read is another one now, perhaps of another shape
+          if (is_blocked(node, holder))
+            to_chunk(&Tally::excused_blocked, node, key_in(node, wanted.items[i].local.slot), wanted.deadline - now());
+          if (nodes_[holder].incarnation != incarnation || is_blocked(node, holder)) return;
+          const auto got =
+              read_run(node, holder, is_run ? run.holder : rank, is_run ? &run : nullptr, wanted, i, checksum);
+          if (!got) return;
+          here->runs_here[i] += 1;
+          std::vector<Stamp>& bytes = here->bytes[i];
+          const std::size_t at =
+              run.target * nodes_[node].engine->workers()[rank].cell_stamps(wanted.items[i].num_tokens);
+          bytes.resize(std::max(bytes.size(), at + got->size()));
+          std::copy(got->begin(), got->end(), bytes.begin() + static_cast<std::ptrdiff_t>(at));
+        });
+      }
+    }
+    done = std::min(done, wanted.deadline) + delay(node, node);
+    const Mishaps::Kind kind = done < wanted.deadline ? &Tally::excused_time_over : &Tally::excused_late;
+    for (const PullItem& item : wanted.items) to_chunk(kind, node, key_in(node, item.local.slot), done - now());
+    at(done, [this, node, rank, here, map, wanted, incarnation = reader.incarnation] {
+      if (nodes_[node].incarnation == incarnation) pull_ended(node, rank, wanted, map, *here);
+    });
+  }
+}
+
+std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t holder, std::uint32_t rank,
+                                                  const ShardRun* run, const StartPull& wanted, std::size_t item,
+                                                  std::uint64_t checksum) {
+  const ChunkRef remote = wanted.items[item].remote;
+  if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;  // another node lives there now
+  const Worker& worker = nodes_[holder].engine->workers()[rank];
+  std::vector<Stamp> bytes = worker.read_slot(remote.slot);
+  const auto lease = leases_.find({holder, wanted.lease});
+  const bool is_leased = lease != leases_.end() && lease->second.incarnation == nodes_[holder].incarnation &&
+                         !lease->second.is_released && now() < lease->second.deadline;
+  tally_.unleased_reads += !is_leased;
+  if (is_leased && worker.generation(remote.slot) != remote.generation)
+    throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while node {} reads it under lease {}",
+                             remote.slot, holder, node, wanted.lease));
+  bool is_damaged = !bytes.empty() && worker.damaged(remote.slot);  // nonsense names slots that are not there
+  if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
+    bytes[dice_.raw() % bytes.size()] ^= 1;
+    tally_.damaged_on_wire += 1;
+    is_damaged = true;
+  }
+  if (is_damaged)
+    to_chunk(&Tally::excused_damaged, node, key_in(node, wanted.items[item].local.slot), wanted.deadline - now());
+  if (run == nullptr) return bytes;  // judged as a whole
+  const std::size_t cell = worker.cell_stamps(wanted.items[item].num_tokens);
+  if ((run->source + run->cells) * cell > bytes.size()) return std::nullopt;
+  const auto part = std::span(bytes).subspan(run->source * cell, run->cells * cell);
+  if (checksum_of(part) != checksum) return std::nullopt;
+  return std::vector<Stamp>(part.begin(), part.end());
+}
+
+void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wanted, const ShardMap& map,
+                       const RankPull& here) {
+  Node& reader = nodes_[node];
+  Worker& worker = reader.engine->workers()[rank];
+  std::vector<bool> ok;
+  std::vector<std::uint64_t> checksums;
+  for (std::size_t i = 0; i < wanted.items.size(); ++i) {
+    const PullItem& item = wanted.items[i];
+    if (map.empty() && !item.checksums.empty()) {
+      ok.push_back(worker.write_pulled(item, here.bytes[i]));
+    } else {
+      checksums.resize(i, 0);
+      checksums.push_back(worker.write_runs(item, here.bytes[i]));
+      ok.push_back(!map.empty() && here.runs_here[i] == map[rank].size());
+      tally_.unlike_pulls += ok.back();
+    }
+    const ChunkKey key = reader.engine->core().pool().slot(item.local.slot).meta.key;
+    const auto asked = reader.first_asked.find(key);
+    if (!ok.back() || asked == reader.first_asked.end()) continue;
+    tally_.other_replica += asked->second != wanted.endpoint;
+    reader.first_asked.erase(asked);
+  }
+  tell("node {}, rank {}: {} of {} chunks of pull {} arrived", node, rank, std::ranges::count(ok, true), ok.size(),
+       wanted.pull);
+  PullUnderWay& pull = reader.pulls.at(wanted.pull);
+  pull.has_failed |= std::ranges::find(ok, true) == ok.end();
+  if (--pull.ranks_left == 0) {
+    if (const auto holder = node_at(wanted.endpoint); holder && !pull.has_failed) suspected_.erase({node, *holder});
+    reader.pulls.erase(wanted.pull);
+  }
+  reader.engine->core().pull_done(wanted.pull, rank, ok, now(), checksums);
+  reader.engine->check_published();
+}
+
+/// Whatever is said to be pulled is being pulled.
+void World::check_pulls(std::size_t index) const {
+  const Node& node = nodes_[index];
+  const ChunkPool& pool = node.engine->core().pool();
+  if (pool.num_writing() == 0 || num_nodes() == 1) return;
+  std::size_t num_items = 0, num_writers = 0;
+  for (const auto& [id, pull] : node.pulls) num_items += pull.wanted.items.size();
+  for (std::uint32_t i = 0; i < pool.num_slots(); ++i)
+    num_writers += pool.slot(i).state == ChunkPool::State::kWriting && !pool.slot(i).writer.starts_with("save of ") &&
+                   !pool.slot(i).writer.starts_with("push of ");
+  if (num_items != num_writers)
+    throw Broken(
+        fmt::format("bounded-hold: {} slots wait for a pull, {} chunks are on their way", num_writers, num_items));
+}
+
+}  // namespace kvferry::sim
