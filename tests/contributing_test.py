@@ -10,8 +10,8 @@ import yaml
 
 REPO = Path(__file__).resolve().parents[1]
 TEXT = (REPO / "CONTRIBUTING.md").read_text()
-# How many files a change of each kind may touch, including tests and generated pages.
-FILES_MAX = {"a transport backend": 5, "a controller message": 5, "a setting": 3, "a command": 4, "a metric": 6,
+# How many files a change of each kind may touch, tests and generated pages included.
+FILES_MAX = {"a transport backend": 5, "a controller message": 5, "a setting": 3, "a command": 4, "a metric": 7,
              "a field of a node": 4}
 
 
