@@ -1,85 +1,70 @@
-"""Tests launch/examples/monitoring: promtool accepts the files, the alerts fire, and every metric that they name
-exists.
-"""
+"""launch/examples/monitoring: promtool accepts it, alerts fire when they should, and every metric in it exists."""
 
-import ast
+import importlib.util
 import json
 import re
 import subprocess
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from kvferry_launch.paths import LAUNCH, REPO
-from kvferry_launch.process import free_port
-from kvferry_launch.proxy.metrics import Metrics
-from kvferry_launch.testbed.servers import Controller
 
 MONITORING = LAUNCH / "examples" / "monitoring"
-OF_REPLICAS = ("etcd_up", "event_log_up")  # metrics that only a controller with replicas has
-METRIC = re.compile(r"\bkvferry_[a-z_]+")
-SUFFIX = re.compile(r"_(bucket|sum|count|created)$")
+PAGES = {name: (LAUNCH / "docs" / f"{name}.md").read_text() for name in ("metrics", "operations")}
+METRIC = re.compile(r"\b(?:kvferry_|vllm:)[a-z_]+")
+SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 
-def names(prometheus_text: str) -> set[str]:
-    return {SUFFIX.sub("", line.split()[2]) for line in prometheus_text.splitlines() if line.startswith("# TYPE ")}
+def documented() -> set[str]:
+    """The metrics of the page, which metrics_page_test.py compares with what is exported."""
+    return set(re.findall(r"^\| `(kvferry_\w+)`", PAGES["metrics"], re.MULTILINE))
 
 
-def of_nodes() -> set[str]:
-    """Returns the names of the nodes' metrics. They are read from the source, because vLLM, which exports them, need
-    not be installed.
-    """
-    tables = [ast.literal_eval(node.value) for node in ast.parse(
-        (REPO / "connector" / "python" / "kvferry" / "stats.py").read_text()).body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
-    return {f"kvferry_{name}" for table in tables for name in table}
-
-
-@pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[str]]:
-    port = free_port()
-    controller = Controller("monitored", log_folder=tmp_path_factory.mktemp("logs"),
-                            flags=("--state", "none", "--http", f"127.0.0.1:{port}"))
-    controller.start()
-    try:
-        controller.wait_ready()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            of_controller = names(answer.read().decode())
-    finally:
-        controller.stop()
-    views = (REPO / "controller" / "http" / "http_views.cpp").read_text()
-    per_node = set(re.findall(r'metrics\.add\("(node_\w+)"', views))
-    per_node |= {name for name in OF_REPLICAS if f'"{name}"' in views}
-    of_proxy = names(Metrics().text().decode())
-    yield of_nodes() | of_proxy | of_controller | {f"kvferry_controller_{name}" for name in per_node}
-
-
-def alerts() -> list[dict[str, str]]:
+def alerts() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
             for rule in group["rules"]]
 
 
-def panels() -> list[dict[str, list[dict[str, str]]]]:
-    found: list[dict[str, list[dict[str, str]]]] = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
     return found
 
 
-def test_every_metric_of_alerts_and_panels_exists(known: set[str]) -> None:
-    expressions = [rule["expr"] for rule in alerts()]
-    expressions += [target["expr"] for panel in panels() for target in panel["targets"]]
-    named = {SUFFIX.sub("", name) for expression in expressions for name in METRIC.findall(expression)}
-    assert len(named) > 25
-    assert not named - known
+def expressions() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+
+
+def test_every_metric_of_alerts_and_panels_exists() -> None:
+    named = {SUFFIX.sub("", name) for text in [*expressions(), *(rule["expr"] for rule in alerts())]
+             for name in METRIC.findall(text)}
+    of_vllm = {name for name in named if name.startswith("vllm:")}
+    assert len(named) > 40
+    assert not named - of_vllm - documented()
+    if (found := importlib.util.find_spec("vllm")) and found.origin:
+        loggers = (Path(found.origin).parent / "v1" / "metrics" / "loggers.py").read_text()
+        assert all(f'name="{name.removesuffix("_total")}"' in loggers for name in of_vllm)
 
 
 def test_every_counter_of_failures_has_an_alarm_or_a_panel() -> None:
     shown = (MONITORING / "alerts.yml").read_text() + (MONITORING / "dashboard.json").read_text()
-    failures = {name for name in of_nodes() if re.search("fail|refused|timeouts|full|mislabeled|unasked", name)}
-    # these follow from pool_full, which is shown
-    told_elsewhere = {"kvferry_pins_refused_total", "kvferry_leases_refused_total"}
+    failures = {name for name in documented() if re.search("fail|refused|timeouts|full|mislabeled|unasked|lost", name)}
+    told_elsewhere = {"kvferry_pins_refused_total", "kvferry_leases_refused_total"}  # consequences of pool_full
     assert not {name for name in failures - told_elsewhere if name not in shown}
+
+
+def test_documents_name_no_alert_that_is_gone() -> None:
+    named = set(re.findall(r"\bKvferry\w+", "".join(PAGES.values())))
+    assert named == {alert["alert"] for alert in alerts()}
+
+
+def test_panels_lie_beside_each_other() -> None:
+    taken = [(x, y) for panel in panels() for place in [panel["gridPos"]]
+             for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])]
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24
+    assert len({panel["id"] for panel in panels()}) == len(panels())
 
 
 def promtool(*words: str | Path, folder: Path = MONITORING) -> None:
@@ -87,27 +72,105 @@ def promtool(*words: str | Path, folder: Path = MONITORING) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_promtool_accepts_rules_and_configuration() -> None:
+def test_promtool_accepts_rules_panels_and_configuration(tmp_path: Path) -> None:
     promtool("check", "rules", "alerts.yml")
-    # --syntax-only, because the file with the token exists only at the operator
-    promtool("check", "config", "--syntax-only", "prometheus.yml")
+    rules = [{"record": f"panel:{number}", "expr": text} for number, text in enumerate(expressions())]
+    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", tmp_path / "panels.yml")
+    promtool("check", "config", "--syntax-only", "prometheus.yml")  # the token's file is the operator's
 
 
-@pytest.mark.parametrize("alert,series,values", [
-    ("KvferryControllerDown", 'up{job="kvferry-controller"}', "1 0x30"),
-    ("KvferryNodesWithoutKey", "kvferry_controller_http_refused_total", "0+1x30"),
-    ("KvferryNodeGone", "kvferry_controller_nodes", "4x3 3x30"),
-    ("KvferryWaitsInVain", "kvferry_fetch_timeouts_total", "0+60x30"),
-    ("KvferryWaitsInVain", "kvferry_holders_suspected_total", "0+1x30"),
-    ("KvferryMemoryErrors", "kvferry_load_failures_total", "0 0 1x30"),
-    ("KvferryNoPair", "kvferry_proxy_unpaired_total", "0+1x30")])
-def test_alerts_fire_when_they_should(tmp_path: Path, alert: str, series: str, values: str) -> None:
-    def count(values: str, expected: list[dict[str, object]]) -> dict[str, object]:
-        firing = {"expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})', "eval_time": "20m",
-                  "exp_samples": expected}
-        return {"interval": "1m", "input_series": [{"series": series, "values": values}], "promql_expr_test": [firing]}
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
+def test_an_alert_has_all_that_who_is_woken_needs(alert: dict[str, Any]) -> None:
+    assert re.fullmatch(r"\d+m", alert["for"])
+    assert alert["labels"]["severity"] in ("warning", "critical")
+    assert alert["annotations"]["summary"].endswith(".")
+    page, _, anchor = alert["annotations"]["runbook"].partition("#")
+    assert (REPO / page).read_text() == PAGES["operations"]
+    section = next(one for one in re.split(r"^##+ ", PAGES["operations"], flags=re.MULTILINE)
+                   if re.sub(r"[^\w\- ]", "", one.splitlines()[0].lower()).replace(" ", "-") == anchor)
+    assert f"`{alert['alert']}`" in section
 
+
+# Series by name, in Prometheus' notation of values a minute: those at which an alert fires, and those at which it must
+# not, which are as close as can be.
+UP = {"controller": 'up{job="kvferry-controller"}', "proxy": 'up{job="kvferry-proxy"}', "vllm": 'up{job="vllm"}'}
+BY_SOURCE = 'vllm:prompt_tokens_by_source_total{role="%s", source="%s"}'
+STATE, SNAPSHOT, LOG = (f"kvferry_controller_state_{name}" for name in ("durable", "snapshot_bytes", "log_bytes"))
+GROWS, STANDS = "0+1x30", "7x30"
+PER_SECOND = "0+60x30"
+Series = dict[str, str]
+WHEN: dict[str, list[tuple[Series, Series]]] = {
+    "KvferryControllerDown": [({UP["controller"]: "1 0x30"}, {UP["controller"]: "1x17 0 1x30", UP["vllm"]: "0x30"})],
+    "KvferryNodeLost": [({"kvferry_controller_nodes_expired_total": "0x15 1x15"},
+                         {"kvferry_controller_nodes_expired_total": STANDS, "kvferry_controller_nodes": "4x15 3x15"})],
+    "KvferryNodeRefused": [({"kvferry_controller_nodes_refused_total": GROWS},
+                            {"kvferry_controller_nodes_refused_total": STANDS})],
+    "KvferryDrainLosesChunks": [({"kvferry_controller_drain_chunks_lost": "0x10 1x20"},
+                                 {"kvferry_controller_drain_chunks_lost": "0x30"})],
+    "KvferryStateNotOnDisk": [({STATE: "0x30", SNAPSHOT: "4096x30", LOG: "0x30"},
+                               {STATE: "0x30", SNAPSHOT: "0x30", LOG: "0x30"}),  # a controller with --state none
+                              ({STATE: "0x30", SNAPSHOT: "0x30", LOG: "16x30"},
+                               {STATE: "1x30", SNAPSHOT: "4096x30", LOG: "16x30"})],
+    "KvferryIndexFull": [({"kvferry_controller_chunks_dropped_total": GROWS},
+                          {"kvferry_controller_chunks_dropped_total": STANDS})],
+    "KvferryEtcdDown": [({"kvferry_controller_etcd_up": "0x30"}, {"kvferry_controller_etcd_up": "1x30"})],
+    "KvferryEventLogDown": [({"kvferry_controller_event_log_up": "0x30"}, {"kvferry_controller_event_log_up": "1x30"})],
+    "KvferryServerDown": [({UP["vllm"]: "1 0x30"}, {UP["vllm"]: "1x17 0 1x30", UP["proxy"]: "0x30"})],
+    "KvferryRecomputes": [({BY_SOURCE % ("decode", "local_compute"): "0+30x30",
+                            BY_SOURCE % ("decode", "external_kv_transfer"): "0+100x30"},
+                           {BY_SOURCE % ("decode", "local_compute"): "0+20x30",
+                            BY_SOURCE % ("decode", "external_kv_transfer"): "0+100x30",
+                            BY_SOURCE % ("prefill", "local_compute"): "0+100x30"})],
+    "KvferryPreemptedRecompute": [({"kvferry_resumed_total": GROWS, "kvferry_resumed_hit_tokens_total": STANDS},
+                                   {"kvferry_resumed_total": GROWS, "kvferry_resumed_hit_tokens_total": PER_SECOND})],
+    "KvferryWaitsInVain": [({"kvferry_fetch_timeouts_total": PER_SECOND}, {"kvferry_fetch_timeouts_total": GROWS}),
+                           ({"kvferry_holders_suspected_total": GROWS}, {"kvferry_holders_suspected_total": STANDS})],
+    "KvferryPullsFail": [({"kvferry_pull_failures_total": PER_SECOND}, {"kvferry_pull_failures_total": GROWS})],
+    "KvferryPushesFail": [({"kvferry_push_failures_total": PER_SECOND}, {"kvferry_push_failures_total": GROWS})],
+    "KvferrySavesFail": [({"kvferry_save_failures_total": PER_SECOND}, {"kvferry_save_failures_total": GROWS})],
+    "KvferryMemoryErrors": [({"kvferry_load_failures_total": "0 0 1x30"}, {"kvferry_load_failures_total": STANDS})],
+    "KvferryPoolFull": [({"kvferry_pool_full_total": "0+90x30"}, {"kvferry_pool_full_total": "0+30x30"})],
+    "KvferryPoolTooSmall": [
+        ({"kvferry_evicted_chunks_total": "0+95x30", "kvferry_saved_chunks_total": "0+100x30",
+          "kvferry_lookups_total": "0+100x30", "kvferry_lookup_hits_total": "0+5x30"},
+         {"kvferry_evicted_chunks_total": "0+95x30", "kvferry_saved_chunks_total": "0+100x30",
+          "kvferry_lookups_total": "0+100x30", "kvferry_lookup_hits_total": "0+50x30"})],
+    "KvferryNodesWithoutKey": [({f"kvferry_controller_{of}_refused_total": GROWS},
+                                {f"kvferry_controller_{of}_refused_total": STANDS}) for of in ("handshakes", "http")],
+    "KvferryForgedAddresses": [({"kvferry_tickets_refused_total": GROWS}, {"kvferry_tickets_refused_total": STANDS})],
+    "KvferryProtocolBroken": [
+        ({"kvferry_mislabeled_chunks_total": GROWS, "kvferry_unasked_answers_total": STANDS},
+         {"kvferry_mislabeled_chunks_total": STANDS, "kvferry_unasked_answers_total": STANDS}),
+        ({"kvferry_controller_messages_malformed_total": GROWS},
+         {"kvferry_controller_messages_malformed_total": STANDS})],
+    "KvferryProxyDown": [({UP["proxy"]: "1 0x30"}, {UP["proxy"]: "1x17 0 1x30", UP["vllm"]: "0x30"})],
+    "KvferryProxyWithoutController": [({"kvferry_proxy_controller_up": "0x30"},
+                                       {"kvferry_proxy_controller_up": "1x30"})],
+    "KvferryNoPair": [({"kvferry_proxy_unpaired_total": GROWS}, {"kvferry_proxy_unpaired_total": STANDS})],
+    "KvferryRequestsFail": [({'kvferry_proxy_requests_total{status="502"}': "0+3x30",
+                              'kvferry_proxy_requests_total{status="200"}': "0+97x30"},
+                             {'kvferry_proxy_requests_total{status="502"}': "0+1x30",
+                              'kvferry_proxy_requests_total{status="400"}': "0+50x30",
+                              'kvferry_proxy_requests_total{status="200"}': "0+97x30"})],
+    "KvferryServersFail": [({'kvferry_proxy_retries_total{role="decode"}': PER_SECOND},
+                            {'kvferry_proxy_retries_total{role="decode"}': GROWS})],
+    "KvferryServerNotReady": [({'kvferry_proxy_nodes{role="kv_consumer", state="not ready"}': "1x30"},
+                               {'kvferry_proxy_nodes{role="kv_consumer", state="draining"}': "1x30"})],
+    "KvferryBrokenStreams": [({"kvferry_proxy_broken_streams_total": GROWS},
+                              {"kvferry_proxy_broken_streams_total": STANDS})],
+}
+
+
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    assert list(WHEN) == [alert["alert"] for alert in alerts()]
+    tests = [{"name": f"{alert}: {'fires' if number else 'is silent'}", "interval": "1m",
+              "input_series": [{"series": name, "values": values} for name, values in series.items()],
+              "promql_expr_test": [{"expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})',
+                                    "eval_time": "20m",
+                                    "exp_samples": [{"labels": "{}", "value": 1}] * number}]}
+             for alert, cases in WHEN.items() for fires, is_silent in cases for number, series in
+             ((1, fires), (0, is_silent))]
     file = tmp_path / "rules.yml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(MONITORING / "alerts.yml")],
-                                    "tests": [count(values, [{"labels": "{}", "value": 1}]), count("1x30", [])]}))
+    file.write_text(yaml.safe_dump({"rule_files": [str(MONITORING / "alerts.yml")], "tests": tests}))
     promtool("test", "rules", file)
