@@ -12,7 +12,7 @@ from kvferry_launch.setup import SetupError, commands, debian, venv
 
 
 def test_every_requirement_is_pinned_or_has_a_minimum() -> None:
-    for name in ("requirements.txt", "requirements-vllm.txt"):
+    for name in ("requirements.txt", "requirements-tests.txt", "requirements-vllm.txt"):
         for line in venv.requirements(LAUNCH / name).values():
             assert "==" in line or ">=" in line, line
 

@@ -1,0 +1,141 @@
+"""launch/deploy: hadolint and systemd accept it, the images have what is linked, and what the units run starts."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kvferry_launch.paths import KVFERRY, LAUNCH, RELEASE, REPO
+from kvferry_launch.process import ManagedProcess, free_port
+from kvferry_launch.testbed.servers import wait_healthy
+
+DOCKERFILE = LAUNCH / "deploy" / "Dockerfile"
+UNITS = sorted((LAUNCH / "deploy" / "systemd").iterdir())
+EXPOSURE_MAX = {"kvferry-controller.service": 20, "kvferry-node@.service": 55}  # of systemd's 100
+IN_EVERY_DEBIAN = {"libc6", "libgcc-s1", "libstdc++6"}
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | (env or {}))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+# ---- images ----
+def stages() -> dict[str, str]:
+    text = re.sub(r"\\\n\s*", " ", DOCKERFILE.read_text())
+    return {name: stage for stage in re.split(r"^(?=FROM )", text, flags=re.MULTILINE)[1:]
+            for name in re.findall(r"^FROM \S+ AS (\S+)", stage)}
+
+
+def test_hadolint_accepts_the_dockerfile() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    if not hadolint.exists():
+        pytest.skip("hadolint is not installed; launch/setup --tests does it")
+    run(hadolint, DOCKERFILE)
+
+
+def needed_packages(binary: Path) -> set[str]:
+    """The packages of the libraries that the binary itself names; those that these need come with the packages."""
+    direct = set(re.findall(r"NEEDED.*\[(lib.*)\]", run("readelf", "-d", binary)))
+    paths = {name: str(Path(path).resolve()) for name, path in re.findall(r"(\S+) => (/\S+)", run("ldd", binary))}
+    found = [paths[name] for name in direct]
+    done = subprocess.run(["dpkg-query", "-S", *found, *(path.removeprefix("/usr") for path in found)],
+                          capture_output=True, text=True, check=False)  # dpkg knows some by /lib, others by /usr/lib
+    return {line.split(":")[0] for line in done.stdout.splitlines()} - IN_EVERY_DEBIAN
+
+
+def test_images_have_the_libraries_that_are_linked_and_do_not_run_as_root() -> None:
+    installed = set(re.findall(r"lib[a-z0-9.+-]+", re.search(r"install [^&]*", stages()["runtime"])[0]))
+    needed = needed_packages(KVFERRY).union(*map(needed_packages, (RELEASE / "python" / "kvferry").glob("_core.*.so")))
+    assert len(needed) > 5
+    assert needed <= installed
+    assert installed - needed == {"libgomp1", "libnuma1"}, "of vLLM"
+    for final in ("controller", "node"):
+        assert re.findall(r"^USER (.*)$", stages()[final], re.MULTILINE) == ["14600"]
+
+
+def test_what_is_copied_is_there_and_the_context_leaves_out_what_is_made() -> None:
+    copied = re.findall(r"--from=\S+ /opt/kvferry/(\S+)", DOCKERFILE.read_text())
+    assert len(copied) == 5
+    for name in copied:
+        assert (REPO / name).exists(), name
+    rooted = re.findall(r"^/(.*)/$", (REPO / ".gitignore").read_text(), re.MULTILINE)
+    assert set((LAUNCH / "deploy" / "Dockerfile.dockerignore").read_text().split()) == {".git", *rooted}
+
+
+# ---- units ----
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[dict[str, Path]]:
+    """The units with this checkout in the place of what operators install."""
+    found = {}
+    for unit in UNITS:
+        found[unit.name] = tmp_path / unit.name
+        found[unit.name].write_text(unit.read_text().replace("/usr/local/bin/kvferry", str(KVFERRY))
+                                    .replace("/opt/kvferry", str(REPO)))
+    yield found
+
+
+def test_systemd_accepts_the_units(here: dict[str, Path]) -> None:
+    assert set(here) == set(EXPOSURE_MAX)
+    names = [str(path).replace("@.", "@prefill.") for path in here.values()]
+    assert run("systemd-analyze", "verify", "--man=no", *names) == ""  # it exits with 0 after a key it doesn't know
+    for name, path in here.items():
+        run("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_MAX[name]}", path)
+
+
+def settings(unit: Path, key: str, **specifiers: str) -> list[str]:
+    """The words of all lines of a key, with values for systemd's specifiers."""
+    text = " ".join(re.findall(rf"^{key}=-?(.*)$", unit.read_text(), re.MULTILINE))
+    for name, value in specifiers.items():
+        text = text.replace(f"%{name}", value)
+    assert "%" not in text
+    return shlex.split(text)
+
+
+def environment(unit: Path, folder: Path, **more: str) -> dict[str, str]:
+    places = {name: str(folder) for name in "SCd"} | more
+    return dict(word.split("=", 1) for word in settings(unit, "Environment", **places))
+
+
+def test_the_controllers_unit_runs_a_controller_with_key_and_state(here: dict[str, Path], tmp_path: Path) -> None:
+    unit = here["kvferry-controller.service"]
+    run(KVFERRY, "keygen", tmp_path / "cluster.key")
+    port = free_port()
+    env = environment(unit, tmp_path)
+    assert env["KVFERRY_BIND"].startswith("tcp://0.0.0.0:")
+    env |= {"KVFERRY_BIND": "tcp://127.0.0.1:0", "KVFERRY_HTTP": f"127.0.0.1:{port}"}  # as of controller.env
+    controller = ManagedProcess("unit", settings(unit, "ExecStart"), env, tmp_path / "log")
+    controller.start()
+    try:
+        wait_healthy(controller, f"http://127.0.0.1:{port}/healthz", 20)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+        assert (tmp_path / "kvferry" / "controller").is_dir()
+    finally:
+        controller.stop()
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_the_nodes_unit_runs_a_server_and_drains_it(here: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    unit = here["kvferry-node@.service"]
+    run(KVFERRY, "keygen", tmp_path / "cluster.key")
+    (tmp_path / "config.json").write_text("{}")
+    words = settings(unit, "ExecStart", i=kind, H="host")
+    words[words.index("${MODEL}")] = str(tmp_path)
+    words[words.index("$FLAGS"):] = ["--max-model-len", "64"]
+    told = run(words[0], "--dry-run", "--server", "vllm serve", *words[1:], env=environment(unit, tmp_path, i=kind))
+    command = shlex.split(told.splitlines()[-1])
+    assert command[-2:] == ["--max-model-len", "64"]
+    assert f'"engine_id": "{kind}-host"' in told
+    drain = settings(unit, "ExecStop", i=kind, H="host")
+    assert drain[1:3] == ["drain", f"{kind}-host"]
+    help_text = run(drain[0], "drain", "--help")
+    assert all(word in help_text for word in drain if word.startswith("--"))
+    assert float(settings(unit, "TimeoutStopSec")[0]) > float(drain[drain.index("--timeout") + 1])
