@@ -46,9 +46,10 @@ def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequenc
             print("another set-up of this checkout is running; waiting for it", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         ensure_debian_packages(tests)
-        ensure_venv(vllm, tests)
-        if build:
-            ensure_build(tests, only)
+        ensure_venv((3, 11) if vllm else (3, 10), tests)
+        with beside(ensure_vllm) if vllm else contextlib.nullcontext():
+            if build:
+                ensure_build(tests, only)
         if vllm:
             ensure_toy_model()
 

@@ -16,9 +16,9 @@ SITE_PACKAGES_EXPECTED = 190  # number of packages in a complete .venv with vLLM
 NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
-def ensure_venv(vllm: bool, tests: bool = False) -> None:
-    """Makes .venv and installs launch/requirements.txt into it, with `tests` and `vllm` also requirements-tests.txt and
-    requirements-vllm.txt.
+def ensure_venv(least: tuple[int, int], tests: bool) -> None:
+    """Makes .venv, of this version of Python or a later one, and installs launch/requirements.txt into it, with `tests`
+    also launch/requirements-tests.txt.
     """
     python = os.environ.get("PYTHON", "python3")
     if not VENV_PYTHON.exists():
@@ -32,12 +32,6 @@ def ensure_venv(vllm: bool, tests: bool = False) -> None:
         with stamped(VENV / f".kvferry-{stamp}", listing) as stale:
             if stale:
                 _pip_step(f"Python packages ({stamp})", ["-r", str(listing)], expected=len(requirements(listing)) + 6)
-    if vllm:
-        listing = LAUNCH / "requirements-vllm.txt"
-        with stamped(VENV / ".kvferry-vllm", listing) as stale:
-            if stale:
-                _check_python(str(VENV_PYTHON), (3, 11))
-                _install_vllm(requirements(listing))
     link = _site_packages() / "kvferry-build.pth"  # makes `kvferry` and `kvferry_launch` importable in .venv
     target = f"{RELEASE / 'python'}\n{LAUNCH / 'lib'}\n"
     if not link.exists() or link.read_text() != target:
