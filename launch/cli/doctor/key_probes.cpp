@@ -16,6 +16,7 @@ namespace kvferry::cli {
 namespace {
 
 constexpr std::size_t kAnswerBytes = 64;
+constexpr char kIllegalParameter = 47, kDecryptError = 51;  // alerts of TLS
 
 /// Sends `said` to the listener and returns the first 64 bytes of its answer, or what has arrived when the listener
 /// ends the connection or a second has passed.
@@ -55,14 +56,15 @@ std::string tls_hello() {
   return hello;
 }
 
-/// Returns whether the answer to tls_hello() is the alert decrypt_error and nothing else. A listener sends this alert
-/// only if it has a key of the name in the hello and finds that the client has another one. Other TLS servers answer
-/// with a message of theirs, or with other alerts.
+/// Returns whether the answer to tls_hello() is an alert that the hello's proof of the key does not verify, and nothing
+/// else: decrypt_error in TLS 1.3's specification, illegal_parameter from OpenSSL. A listener checks the proof only if
+/// it has a key of the name in the hello. Other TLS servers answer with a message of theirs, or with other alerts.
 bool is_refused_key(const std::string& answer) {
   constexpr std::size_t kVersion = 1, kVersionBytes = 2;
   std::string alert = answer;
   if (alert.size() > kVersion + kVersionBytes) alert.erase(kVersion, kVersionBytes);
-  return alert == std::string("\x15\0\2\2\x33", 5);  // an alert of two bytes: fatal, decrypt_error
+  const std::string fatal("\x15\0\2\2", 4);  // the head of an alert of two bytes, and its first byte
+  return alert == fatal + kDecryptError || alert == fatal + kIllegalParameter;
 }
 
 }  // namespace

@@ -73,8 +73,9 @@ TEST(KeyProbes, AWorkersTcpPortWithoutAKeyDemandsNone) {
 }
 
 TEST(KeyProbes, NoOtherAnswerIsTakenForTheDemandOfAKey) {
-  const std::string refused("\x15\3\3\0\2\2\x33", 7);
+  const std::string refused("\x15\3\3\0\2\2\x2f", 7);
   EXPECT_TRUE(asks_for_key(Parrot(refused).address())) << "as a worker's TCP port answers";
+  EXPECT_TRUE(asks_for_key(Parrot(std::string("\x15\3\1\0\2\2\x33", 7)).address())) << "as the specification says";
   const std::string others[] = {"",
                                 std::string("\x15\3\3\0\2\2\x28", 7),             // handshake_failure: any TLS server
                                 std::string("\x15\3\3\0\2\2\x46", 7),             // protocol_version
