@@ -34,8 +34,8 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
         fmt::format("got {} scales for {} K and V planes; each plane needs one", format.scales.size(), num_planes));
   for (const float scale : format.scales)
     if (!std::isnormal(scale) || !std::isnormal(1 / scale) || scale < 0)
-      return bad(
-          fmt::format("scale {} is not allowed: it must be positive, and its reciprocal a normal number", scale));
+      return bad(fmt::format(
+          "scale {} is not allowed: scale and 1 / scale must be positive, and must not overflow or underflow", scale));
   return {};
 }
 
@@ -58,7 +58,7 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
   Wide end = Wide{plane.base} + layout.element_bytes;
   for (const Axis& axis : axes) (axis.stride_bytes < 0 ? lowest : end) += axis.reach();
   if (lowest < 0 || end > Wide{INT64_MAX})  // if this check passes, every offset within the plane fits std::int64_t
-    return bad(fmt::format("{}: its strides reach beyond the 63-bit address space", who));
+    return bad(fmt::format("{}: the plane's strides reach beyond the 63-bit address space", who));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });
   // Bytes that an element and the axes checked so far span; the step of the next axis must not be shorter.

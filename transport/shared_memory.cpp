@@ -76,8 +76,9 @@ int reserve(int fd, std::uint64_t bytes) {
 
 Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t bytes) {
   if (!is_valid_label(label))
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("bad shared memory label '{}': 1 to 64 letters, digits, '_' or '.' are allowed", label)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("'{}' is not a label for shared memory: 1 to 64 letters, digits, '_' or '.' are allowed", label)};
   if (bytes == 0 || bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()))
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("pool_bytes is {}: at least 1 and at most {} bytes are allowed", bytes,

@@ -205,9 +205,9 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
 Result<std::vector<CopyRange>> TransferTable::plan(const Open& open, const std::vector<CopyRange>& ranges,
                                                    std::size_t num_checksums) const {
   if (num_checksums != 0 && num_checksums != ranges.size())
-    return Error{
-        ErrorCode::kInvalidArgument,
-        fmt::format("{} checksums for {} ranges: one for each range or none is allowed", num_checksums, ranges.size())};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{} checksums were given for {} ranges; allowed: one for each range, or none",
+                             num_checksums, ranges.size())};
   Result<std::vector<CopyRange>> copies = plan_copies(ranges, regions_.at(open.region).bytes, open.remote_bytes);
   if (copies && num_checksums != 0) return ranges;
   return copies;
@@ -223,7 +223,7 @@ Result<FedCopies> TransferTable::feed(TransferId id, const std::vector<CopyRange
   Open& open = found->second;
   if (open.has_ranges && !ranges.empty() && open.has_checksums == checksums.empty())
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the ranges fed to transfer {} must come {} checksums, like its first ones", id,
+                 fmt::format("the ranges fed to transfer {} must come {} checksums, like the ranges before them", id,
                              open.has_checksums ? "with" : "without")};
   std::vector<CopyRange> copies = KVFERRY_TRY(plan(open, ranges, checksums.size()));
   open.has_checksums |= !checksums.empty();

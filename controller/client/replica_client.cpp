@@ -81,7 +81,8 @@ class ReplicaClient final : public Client {
   Result<std::uint64_t> lookup(const LookupQuery& query) override {
     KVFERRY_TRY(check_lookup(query));
     if (timeout_ > 0 && pending_.size() == kPendingLookupsMax)
-      return Error{ErrorCode::kFull, fmt::format("{} lookups are unanswered, as many as may be", pending_.size())};
+      return Error{ErrorCode::kFull,
+                   fmt::format("{} lookups are unanswered, which is the limit; try again later", pending_.size())};
     Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);

@@ -72,8 +72,9 @@ class StreamLink final : public ClientLink {
       if (rest.size() >= kLengthBytes) {
         const std::uint32_t length = frame_length(rest);
         if (options_.is_bounded && length > wire::kMessageBytesMax) {
-          log().warn("controller {} announced a message of {} bytes; closing the connection, as at most {} are allowed",
-                     endpoint_, length, wire::kMessageBytesMax);
+          log().warn(
+              "controller {} announced a message of {} bytes, but at most {} are allowed; closing the connection",
+              endpoint_, length, wire::kMessageBytesMax);
           close();
           return std::nullopt;
         }

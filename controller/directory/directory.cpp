@@ -69,8 +69,8 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
     if (home->fingerprint != info.fingerprint && (others_alive || same_incarnation)) {
       return Error{
           ErrorCode::kRefused,
-          fmt::format("node '{}' cannot join namespace '{}': {} (here: the namespace, there: the node); use the "
-                      "same model and KV settings, or another namespace",
+          fmt::format("node '{}' cannot join namespace '{}': {} (\"here\" is the namespace, \"there\" is the node); "
+                      "use the same model and KV settings, or another namespace",
                       info.engine_id, info.name_space, fingerprint_difference(home->fingerprint, info.fingerprint))};
     }
     if (same_incarnation && !old->info.secret.empty() && old->info.secret != info.secret) {
@@ -102,7 +102,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   }
   if (old == nullptr && nodes_.size() >= options_.nodes_max) {
     return Error{ErrorCode::kFull,
-                 fmt::format("{} nodes are registered, the maximum of this controller", nodes_.size())};
+                 fmt::format("{} nodes are registered, which is this controller's limit", nodes_.size())};
   }
   if (old != nullptr) {
     joined.fenced = joined.id;
@@ -136,7 +136,8 @@ bool Directory::leave(NodeId id) {
 }
 
 Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& query, TimeNs now) {
-  if (!find_holders(asker, query, now, found_)) return Error{ErrorCode::kNotFound, "the asking node is not registered"};
+  if (!find_holders(asker, query, now, found_))
+    return Error{ErrorCode::kNotFound, "the node that sent the lookup is not registered"};
   std::vector<Holder> holders;
   holders.reserve(found_.size());
   for (const HolderView& found : found_) {

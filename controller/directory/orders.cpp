@@ -95,9 +95,10 @@ wire::AdminReply Orders::move(const wire::AdminRequest& request, TimeNs now) {
   if (!from) return refused(request, from.error().what);
   const Result<NodeId> to = node_of(request.name_space, request.other_engine_id);
   if (!to) return refused(request, to.error().what);
-  if (*from == *to) return refused(request, "a move needs two nodes that differ");
+  if (*from == *to) return refused(request, "a move needs a source node and another node as destination");
   if (moves_.size() >= kMovesMax)
-    return refused(request, fmt::format("{} moves are already in progress, the maximum; try again later", kMovesMax));
+    return refused(request,
+                   fmt::format("{} moves are already in progress, which is the limit; try again later", kMovesMax));
   const std::uint64_t ttl_ms = request.ttl_ms == 0 ? 60'000 : request.ttl_ms;
   if (ttl_ms > 3'600'000)
     return refused(request, fmt::format("a move can't last {} ms; at most 3600000 are allowed", ttl_ms));
@@ -136,8 +137,8 @@ wire::AdminReply Orders::quota(const wire::AdminRequest& request) {
     return refused(request, "the namespace's name is too long; at most 256 bytes are allowed");
   const bool is_new = !directory_.quotas().contains(request.name_space);
   if (request.number != kNoQuota && is_new && directory_.quotas().size() >= kQuotasMax)
-    return refused(request,
-                   fmt::format("{} namespaces already have a quota, the maximum; remove a quota first", kQuotasMax));
+    return refused(request, fmt::format("{} namespaces already have a quota, which is the limit; remove a quota first",
+                                        kQuotasMax));
   directory_.set_quota(request.name_space,
                        request.number == kNoQuota ? std::nullopt : std::optional<std::size_t>(request.number));
   if (request.number == kNoQuota) return done(request, fmt::format("namespace '{}' has no quota", request.name_space));

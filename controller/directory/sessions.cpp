@@ -61,7 +61,7 @@ void Sessions::count_malformed(std::string_view reason) {
 
 void Sessions::count_refused_handshake() {
   if (std::has_single_bit(++counters_.handshakes_refused))
-    log().warn("refused a connection ({} so far): the peer has no cluster key (cluster_key_file), or another one",
+    log().warn("refused a connection ({} so far): the peer has no cluster key or a different one (cluster_key_file)",
                counters_.handshakes_refused);
 }
 

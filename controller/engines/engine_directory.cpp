@@ -179,8 +179,8 @@ void EngineDirectory::tick(TimeNs now) {
     engine->stream().tick(now);
     if (was_live && !engine->stream().is_live())
       log().warn(
-          "engine '{}' at {} is lost: no message or connection for too long; queries ignore its blocks until it is "
-          "back",
+          "engine '{}' at {} is lost: it was silent or disconnected for too long; queries ignore its blocks until "
+          "it is back",
           engine->info().instance_id, engine->info().endpoint);
   }
 }

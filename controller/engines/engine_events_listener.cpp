@@ -183,8 +183,10 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
         num_parts >= 2 && num_parts <= kPartsMax ? sequence_of(parts[num_parts - 2].bytes()) : std::nullopt;
     if (!sequence || (*sequence == kEndOfReplay && !is_replay)) {
       if (std::has_single_bit(++num_malformed_))
-        log().warn("engines have sent {} malformed messages so far; the newest has {} parts", num_malformed_,
-                   num_parts);
+        log().warn(
+            "engines have sent {} malformed messages so far; the last one has {} parts; allowed: 2 to {} parts, the "
+            "last but one of which is a sequence number of 8 bytes",
+            num_malformed_, num_parts, kPartsMax);
       return;
     }
     if (*sequence == kEndOfReplay) return stream.replay_ended(now);

@@ -41,7 +41,7 @@ Result<BoundSocket> listen_on_path(const std::string& path) {
   OwnedFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock) return cannot_listen(endpoint, fmt::format("{}: {}", lock_path, std::strerror(errno)));
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0)
-    return cannot_listen(endpoint, "Address already in use by a living controller");
+    return cannot_listen(endpoint, "the address is in use by a running controller");
   const sockaddr_un address = unix_address(path);
   const auto* plain = reinterpret_cast<const sockaddr*>(&address);
   struct stat file {};

@@ -67,7 +67,7 @@ std::size_t version_at(std::string_view bytes) {
 std::uint32_t version_of(std::string_view bytes) { return static_cast<unsigned char>(bytes[version_at(bytes)]); }
 
 void set_version(std::string& bytes, std::uint32_t version) {
-  KVFERRY_CHECK(version > 0 && version < 0x80, "protocol version {} is not in 1 to 127", version);
+  KVFERRY_CHECK(version > 0 && version < 0x80, "protocol version {} is not between 1 and 127", version);
   bytes[version_at(bytes)] = static_cast<char>(version);
 }
 

@@ -124,7 +124,9 @@ class ReplicaListener final : public Listener, private SessionObserver {
                                           .deadline = now + kQuotaLasts},
                                          now);
     if (!set)
-      log().warn("the quota of namespace '{}' applies to this replica only: {}", command.name_space, set.error().what);
+      log().warn(
+          "the quota of namespace '{}' could not be shared with the other replicas and applies to this one only: {}",
+          command.name_space, set.error().what);
   }
   const std::vector<std::string>& replicas() const override { return endpoints_; }
   std::uint64_t replicas_version() const override { return endpoints_version_; }

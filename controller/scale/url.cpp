@@ -86,7 +86,7 @@ Result<EtcdUrl> parse_etcd_url(std::string_view text) {
       return bad("the list of etcd's members does not begin with http://", kEtcdAllowed);
     }
     if (const std::size_t slash = one.find('/'); slash != std::string_view::npos) {
-      if (!rest.empty()) return bad("etcd's prefix must follow the last member", kEtcdAllowed);
+      if (!rest.empty()) return bad("etcd's /PREFIX must come after the last HOST:PORT of the list", kEtcdAllowed);
       if (one.size() > slash + 1) url.prefix = one.substr(slash + 1);
       while (url.prefix.ends_with('/')) url.prefix.pop_back();
       one = one.substr(0, slash);

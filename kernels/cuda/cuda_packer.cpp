@@ -212,9 +212,10 @@ class CudaPackerImpl final : public StreamPacker {
                                        bool wants_checksums) override {
     for (const PackerJob& job : jobs) {
       if (job.chunk_tokens != job.run.num_tokens || job.skip_tokens != 0)
-        return Error{ErrorCode::kInvalidArgument,
-                     fmt::format("a gather copies all {} tokens of a chunk, not {} from token {} on", job.chunk_tokens,
-                                 job.run.num_tokens, job.skip_tokens)};
+        return Error{
+            ErrorCode::kInvalidArgument,
+            fmt::format("a gather must copy all {} tokens of a chunk, but the job has {} tokens from token {} on",
+                        job.chunk_tokens, job.run.num_tokens, job.skip_tokens)};
       KVFERRY_TRY(check_gather(state_->layout, state_->shape, job.run, job.chunk_bytes));
     }
     return start(jobs, stream, true, wants_checksums);

@@ -72,7 +72,7 @@ TEST_P(PackerErrors, ALatentLayoutIsNotAskedForItsUnusedV) {
 }
 
 TEST_P(PackerErrors, ALayoutThatLeavesTheAddressSpaceIsRefused) {
-  const std::string reason = "its strides reach beyond the 63-bit address space";
+  const std::string reason = "the plane's strides reach beyond the 63-bit address space";
   expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MAX; }, reason);
   expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MIN; }, reason);
   expect_layout_refused([](KvLayout& l) { l.layers[0].value.base = UINT64_MAX - 8; }, reason);

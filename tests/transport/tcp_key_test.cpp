@@ -177,7 +177,7 @@ TEST_F(TcpWithKey, RefusesAnotherKeyAndNone) {
   const std::unique_ptr<Transport> unknown_peer = make_tcp(key_of('x'), net::Encrypt::kAlways);
   const Completion done = pull(*unknown_peer, transport_->address());
   EXPECT_EQ(done.code, ErrorCode::kPeerLost);
-  EXPECT_THAT(done.what, HasSubstr("another cluster key or none"));
+  EXPECT_THAT(done.what, HasSubstr("no cluster key or a different one"));
   const std::unique_ptr<Transport> open = make_tcp({}, net::Encrypt::kAlways);
   EXPECT_THAT(open->connect(transport_->address()).error().what, HasSubstr("has a cluster key"));
   EXPECT_THAT(transport_->connect(open->address()).error().what, HasSubstr("has no cluster key"));

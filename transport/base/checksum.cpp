@@ -32,7 +32,8 @@ std::uint64_t segment_checksum(std::span<const std::byte, kSegmentBytes> segment
 std::uint64_t checksum_of_segments(std::span<const std::uint64_t> segments, std::uint64_t num_bytes) {
   static_assert(std::endian::native == std::endian::little);
   KVFERRY_CHECK(segments.size() == (num_bytes + kSegmentBytes - 1) / kSegmentBytes,
-                "{} segment hashes do not fit {} bytes", segments.size(), num_bytes);
+                "{} segment hashes were given for {} bytes, which have {} segments", segments.size(), num_bytes,
+                (num_bytes + kSegmentBytes - 1) / kSegmentBytes);
   return XXH3_64bits_withSeed(segments.data(), segments.size_bytes(), num_bytes);
 }
 

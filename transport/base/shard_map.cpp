@@ -75,15 +75,21 @@ Result<void> check_shards(std::span<const Shard> shards) {
     const bool is_sane = shard.num_layers > 0 && shard.num_heads > 0 && shard.first_layer < kMaxLayers &&
                          shard.num_layers <= kMaxLayers && shard.first_head < kMaxHeads && shard.num_heads <= kMaxHeads;
     if (!is_sane)
-      return bad(fmt::format("a rank can't have {} layers from layer {} and {} heads from head {}", shard.num_layers,
-                             shard.first_layer, shard.num_heads, shard.first_head));
+      return bad(fmt::format(
+          "a rank can't have {} layers from layer {} on and {} heads from head {} on; allowed: 1 to {} layers "
+          "from layer 0 to {} on, and 1 to {} heads from head 0 to {} on",
+          shard.num_layers, shard.first_layer, shard.num_heads, shard.first_head, kMaxLayers, kMaxLayers - 1, kMaxHeads,
+          kMaxHeads - 1));
   }
   const Size size = whole_of(shards);
   std::uint64_t num_cells = 0;
   for (const Shard& shard : shards) num_cells += shard.num_cells();
-  if (std::max(num_cells, std::uint64_t{size.layers} * size.heads) > kMaxCells)
-    return bad(fmt::format("{} ranks of a model with {} layers and {} heads have too many layers and heads",
-                           shards.size(), size.layers, size.heads));
+  num_cells = std::max(num_cells, std::uint64_t{size.layers} * size.heads);
+  if (num_cells > kMaxCells)
+    return bad(
+        fmt::format("{} ranks of a model with {} layers and {} heads have {} combinations of a layer and a head; "
+                    "at most {} are allowed",
+                    shards.size(), size.layers, size.heads, num_cells, kMaxCells));
   std::vector<bool> is_there(std::size_t{size.layers} * size.heads, false);
   for (const Shard& shard : std::set<Shard>(shards.begin(), shards.end()))
     for (std::uint32_t layer = shard.first_layer; layer < shard.first_layer + shard.num_layers; ++layer)

@@ -61,7 +61,7 @@ Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64
   if (Result<std::string> known = table_.exported(region); !known) return std::move(known).error();
   return Error{
       ErrorCode::kUnavailable,
-      fmt::format("no part of region {} can be granted: peers map its GPU memory; therefore a grant could not be "
+      fmt::format("no part of region {} can be granted: peers map the region's GPU memory, so a grant could not be "
                   "revoked",
                   region)};
 }

@@ -51,7 +51,7 @@ Result<void> InboundLink::on_message(const Message& message) {
       return {};
     }
     default:
-      return protocol_error("the peer sent a message that only targets send");
+      return protocol_error("the peer sent a message that only the target of a transfer may send");
   }
 }
 

@@ -166,8 +166,8 @@ class NcclCommunicators final : public Communicators {
   Result<std::unique_ptr<Communicator>> begin(const std::string& id, int rank) override {
     ncclUniqueId unique;
     if (id.size() != sizeof(unique.internal))
-      return Error{ErrorCode::kCorrupt,
-                   fmt::format("the peer sent an NCCL id of {} bytes, which is not the size of one", id.size())};
+      return Error{ErrorCode::kCorrupt, fmt::format("the peer sent an NCCL id of {} bytes, but an NCCL id has {} bytes",
+                                                    id.size(), sizeof(unique.internal))};
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;

@@ -128,7 +128,8 @@ Result<void> OutboundLink::on_message(const Message& message) {
     Data data = KVFERRY_TRY(decode<Data>(message.body, "announcement"));
     return on_data(data.token);
   }
-  if (message.kind != Kind::kAnswer) return protocol_error("the peer sent a message that only initiators send");
+  if (message.kind != Kind::kAnswer)
+    return protocol_error("the peer sent a message that only the initiator of a transfer may send");
   return on_answer(KVFERRY_TRY(decode<Answer>(message.body, "answer")));
 }
 

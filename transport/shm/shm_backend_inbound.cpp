@@ -40,7 +40,8 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
     return false;
   };
   if (hello->protocol_version != kProtocolVersion)
-    return refuse(fmt::format("its shared memory protocol is {}, not {}", kProtocolVersion, hello->protocol_version));
+    return refuse(fmt::format("the peer's shared memory protocol has version {}, this side has version {}",
+                              kProtocolVersion, hello->protocol_version));
   if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
     return refuse("another transport has this address now");
   Result<SharedMapping> pages = SharedMapping::create("kvferry", NoteRing::kPageBytes);
@@ -72,7 +73,9 @@ void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
   }
   // Opens the same file once more, read-only, so that the peer can't write through the descriptor.
   const OwnedFd reads(::open(fmt::format("/proc/self/fd/{}", region->second.fd.get()).c_str(), O_RDONLY | O_CLOEXEC));
-  if (!reads) return refuse(fmt::format("the peer cannot open its memory for reading: {}", std::strerror(errno)));
+  if (!reads)
+    return refuse(fmt::format("the owner of region {} can't open its memory read-only: {}", request->region,
+                              std::strerror(errno)));
   reply.fd_offset = region->second.fd_offset;
   reply.bytes = region->second.bytes;
   const int fds[] = {request->writes ? region->second.fd.get() : reads.get()};

@@ -78,7 +78,7 @@ void ShmLink::on_welcome(Packet packet) {
   if (!options_.use_cma) {
     cma_refusal_ = "CMA is switched off in this process (option use_cma)";
   } else if (pid_ == 0) {
-    cma_refusal_ = "the peer runs in another PID namespace (set hostPID, or put both into one container)";
+    cma_refusal_ = "the peer runs in another PID namespace (set hostPID, or run both processes in one container)";
   } else {
     std::byte probe[8];
     const CopyRange range{0, 0, sizeof(probe)};
@@ -91,7 +91,7 @@ void ShmLink::on_welcome(Packet packet) {
 }
 
 std::string ShmLink::describe() const {
-  return fmt::format("{}{}", options_.use_mappings ? "its shared memory is mapped, " : "",
+  return fmt::format("{}{}", options_.use_mappings ? "the peer's shared memory is mapped, " : "",
                      cma_refusal_.empty() ? "other memory is reached by CMA" : "no CMA: " + cma_refusal_);
 }
 

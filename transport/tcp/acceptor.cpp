@@ -20,7 +20,9 @@ Acceptor::Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secr
     : host_(host), incarnation_(incarnation), secret_(std::move(secret)), welcome_(std::move(welcome)) {}
 
 void Acceptor::accept(OwnedFd socket) {
-  if (pending_.size() >= kPendingMax) on_broken(*pending_.front().connection, "too many newer connections");
+  if (pending_.size() >= kPendingMax)
+    on_broken(*pending_.front().connection,
+              fmt::format("no hello arrived, and {} newer connections wait", kPendingMax));
   pending_.push_back({&host_.adopt(std::move(socket), *this, false), host_.now()});
   host_.arm_silence_check();
 }

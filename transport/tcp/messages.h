@@ -18,7 +18,7 @@
 namespace kvferry::tcp {
 
 static_assert(std::endian::native == std::endian::little,
-              "headers are sent in the byte order of memory, which must be little-endian");
+              "headers are sent as they are in memory, so this machine must be little-endian");
 
 constexpr std::uint32_t kProtocolVersion = 1;
 constexpr std::uint64_t kMagic = 0x31'59'52'52'45'46'56'4b;  // "KVFERRY1", MessageHeader::id of a hello

@@ -116,7 +116,7 @@ Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& he
     return protocol_error("the peer sent payload with a message whose kind has none");
   if (!lane.is_open) {
     if (head.header.kind != MessageKind::kWelcome)
-      return protocol_error("the peer answered the hello with a message that is no welcome");
+      return protocol_error("the peer answered the hello with another message than a welcome");
     if (head.header.text_bytes > 0)
       return Error{ErrorCode::kRefused, fmt::format("the peer refused the hello: {}", head.text())};
     lane.is_open = true;
@@ -191,9 +191,9 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
   OutTransfer& transfer = *found->second;
   const auto code = static_cast<ErrorCode>(head.header.code);
   if (transfer.what().direction == Direction::kPull && (code != ErrorCode::kOk || !transfer.is_final_sent))
-    return protocol_error("the peer answered a pull before its notification, or with an error");
+    return protocol_error("the peer confirmed a pull's notification before it was sent, or with an error");
   if (code == ErrorCode::kOk) {
-    if (!transfer.is_final_sent) return protocol_error("the peer confirmed a push before its end");
+    if (!transfer.is_final_sent) return protocol_error("the peer confirmed a push before the push was complete");
     finish(transfer, ErrorCode::kOk, "");
     return {};
   }

@@ -59,15 +59,16 @@ std::string TcpBackend::describe() const {
                                   ? "without a cluster key"
                                   : fmt::format("with the cluster key, encryption {}",
                                                 net::kEncryptNames[static_cast<std::size_t>(options_.encrypt)]);
-  return fmt::format("TCP sockets, {}, up to {} to a peer on another host; listening on {}; {} connections refused",
-                     secured, options_.connections, net::to_text(endpoints_.front()), acceptor_.num_refused());
+  return fmt::format(
+      "TCP sockets, {}; up to {} connections to a peer on another host; listening on {}; {} connections refused",
+      secured, options_.connections, net::to_text(endpoints_.front()), acceptor_.num_refused());
 }
 
 Result<std::uint64_t> TcpBackend::check_address(const std::string& address) {
   const Address peer = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "TCP"));
   if (peer.has_key != (tls_ != nullptr))
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the peer has {} cluster key for TCP, this side has {}; both need the same",
+                 fmt::format("the peer has {} cluster key for TCP, and this side has {}; both sides need the same key",
                              peer.has_key ? "a" : "no", tls_ != nullptr ? "one" : "none")};
   return peer.incarnation;
 }

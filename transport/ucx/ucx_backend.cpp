@@ -20,7 +20,7 @@ Result<void> UcxBackend::start() {
 std::string UcxBackend::describe() const {
   const std::lock_guard lock(path_mutex_);
   return fmt::format("UCX {} over {}", ucp_get_version_string(),
-                     path_.empty() ? "a transport that it chooses at the first connection" : path_);
+                     path_.empty() ? "a UCX transport that is chosen at the first connection" : path_);
 }
 
 Result<std::uint64_t> UcxBackend::check_address(const std::string& address) {

@@ -85,7 +85,8 @@ void UcxBackend::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) 
 void UcxBackend::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
   Welcome welcome{hello.token, ""};
   if (hello.protocol_version != kProtocolVersion)
-    welcome.refusal = fmt::format("its UCX protocol is {}, not {}", kProtocolVersion, hello.protocol_version);
+    welcome.refusal = fmt::format("the peer's UCX protocol has version {}, this side has version {}", kProtocolVersion,
+                                  hello.protocol_version);
   else if (hello.to_incarnation != incarnation_)
     welcome.refusal = "another process has this address now";
   static_cast<void>(worker_->send(reply_ep, kWelcomeAm, encode(welcome), false));

@@ -247,7 +247,8 @@ TEST_F(OrdersTest, NonsenseIsRefusedWithASentence) {
   EXPECT_THAT(text({.verb = "explode"}), HasSubstr("allowed: pin, unpin, drain, undrain, move, clear, quota"));
   EXPECT_THAT(text({.verb = "drain", .engine_id = "b"}), HasSubstr("has no node 'b'; it has a"));
   EXPECT_THAT(text({.verb = "drain", .name_space = "x", .engine_id = "b"}), HasSubstr("it has none"));
-  EXPECT_THAT(text({.verb = "move", .engine_id = "a", .other_engine_id = "a"}), HasSubstr("needs two nodes"));
+  EXPECT_THAT(text({.verb = "move", .engine_id = "a", .other_engine_id = "a"}),
+              HasSubstr("needs a source node and another node"));
   EXPECT_THAT(text({.verb = "pin", .owner = "o", .keys = {keys_of(0, 1)}}), HasSubstr("a pin can't last 0 ms"));
   EXPECT_THAT(text({.verb = "pin", .owner = "o", .keys = {keys_of(0, 1)}, .ttl_ms = ~std::uint64_t{0}}),
               HasSubstr("a pin can't last 18446744073709551615 ms; 1 to 86400000 are allowed"));

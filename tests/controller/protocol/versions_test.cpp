@@ -236,7 +236,8 @@ TEST(NewFields, AnotherModelIsRefusedWithTheFieldAndBothValues) {
   ASSERT_FALSE(joined);
   EXPECT_EQ(joined.error().what,
             "node 'b' cannot join namespace '': kv_dtype (the KV cache's data type) is 'bfloat16' here and 'float32' "
-            "there (here: the namespace, there: the node); use the same model and KV settings, or another namespace");
+            "there (\"here\" is the namespace, \"there\" is the node); use the same model and KV settings, or another "
+            "namespace");
 }
 
 }  // namespace

@@ -166,7 +166,7 @@ Result<bool> TlsSession::handshake() {
   if (code != 1 || ::SSL_session_reused(ssl_) != 1)
     return Error{
         ErrorCode::kRefused,
-        fmt::format("the peer has another cluster key or none, or only one side's encrypt_tcp demands encryption: {}",
+        fmt::format("the peer has no cluster key or a different one, or encrypt_tcp differs between the two sides: {}",
                     reason())};
   is_done_ = true;
   if (encrypts_) ::SSL_set_read_ahead(ssl_, 1);
