@@ -16,8 +16,8 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
                 "exact-load: request {} was allocated {} external tokens, but the plan loads {}", job.request_id, n,
                 next - first_token);
   KVFERRY_CHECK(!job.block_ids.empty() && job.block_ids.size() == needed_from.size(),
-                "exact-load: request {} has blocks of {} KV groups, not of all of the engine's", job.request_id,
-                job.block_ids.size());
+                "exact-load: request {} has blocks of {} KV groups, but the engine has {} groups", job.request_id,
+                job.block_ids.size(), needed_from.size());
   for (std::size_t group = 0; group < job.block_ids.size(); ++group) {
     const std::vector<BlockId>& blocks = job.block_ids[group];
     KVFERRY_CHECK(std::uint64_t{blocks.size()} * block_tokens >= next,

@@ -14,8 +14,9 @@ namespace kvferry::promise {
 
 /// A repeated lookup in one attempt finds the same number of tokens.
 inline void idempotent_lookup(std::uint32_t first_hit, std::uint32_t hit_now, const std::string& request) {
-  KVFERRY_CHECK(first_hit == hit_now, "idempotent-lookup: the lookup of request {} found {} tokens, its repetition {}",
-                request, first_hit, hit_now);
+  KVFERRY_CHECK(first_hit == hit_now,
+                "idempotent-lookup: the lookup of request {} found {} tokens, but its repetition found {}", request,
+                first_hit, hit_now);
 }
 
 /// If there are external tokens, local + external < num_tokens: the engine must compute at least one token itself.
@@ -57,9 +58,11 @@ inline void exactly_once(bool expected, const std::string& what) {
 
 /// Every pin has an owner and, when it is made, a deadline in the future.
 inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) {
-  KVFERRY_CHECK(deadline > now && !owner.empty(),
-                "bounded-hold: a pin needs an owner and a future deadline, not '{}' and {} ns at time {} ns", owner,
-                deadline, now);
+  KVFERRY_CHECK(
+      deadline > now && !owner.empty(),
+      "bounded-hold: a pin needs an owner and a deadline in the future; its owner is '{}' and its deadline {} ns "
+      "at time {} ns",
+      owner, deadline, now);
 }
 
 /// Only chunks that every rank has written, verified and reported are offered to lookups and other nodes.

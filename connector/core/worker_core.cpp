@@ -71,10 +71,11 @@ Result<void> WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
   std::set<std::uint32_t> slots;
   for (const PullItem& item : order.items) {
     if (!writable(item.local) || !slots.insert(item.local.slot).second)
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("pull {} can't write slot {} in generation {}: the pool of {} slots lacks it, or it is "
-                               "being written, named twice, or has this generation or a newer one",
-                               order.pull, item.local.slot, item.local.generation, slots_.size())};
+      return Error{
+          ErrorCode::kInvalidArgument,
+          fmt::format("pull {} can't write slot {} in generation {}: the pool of {} slots has no such slot, or "
+                      "the slot is being written, is named twice, or already has this generation or a newer one",
+                      order.pull, item.local.slot, item.local.generation, slots_.size())};
   }
   Pull pull;
   pull.deadline = now + order.timeout_ms * kMillisecond;

@@ -11,8 +11,8 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   PushReply reply;
   reply.verdicts.assign(offer.chunks.size(), static_cast<std::uint8_t>(PushVerdict::kDeclined));
   if (offer.fingerprint != parts_.config.fingerprint) {
-    reply.refused =
-        "different models on the two sides: " + fingerprint_difference(parts_.config.fingerprint, offer.fingerprint);
+    reply.refused = "the two nodes serve different models (\"here\" is the node that refuses): " +
+                    fingerprint_difference(parts_.config.fingerprint, offer.fingerprint);
     return reply;
   }
   if (offer.num_ranks != parts_.config.num_ranks) return reply;  // the shards differ, so this node will pull the chunks

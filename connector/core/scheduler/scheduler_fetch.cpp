@@ -33,8 +33,8 @@ void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
   if (pause == 0) return;
   counters_.holders_suspected += 1;
   actions_.push_back(LogLine{
-      fmt::format("nothing arrived from {} in time; no KV is fetched from it for {} s. If this message repeats, check "
-                  "that no firewall keeps this node from the ports of that node's workers",
+      fmt::format("nothing arrived from node {} in time; no KV is fetched from it for {} s. If this message repeats, "
+                  "check that no firewall keeps this node from the ports of that node's workers",
                   endpoint, pause / kSecond),
       true});
 }
@@ -198,8 +198,8 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   RequestState& request = requests_.at(found->second);
   Fetch& current = *request.fetch;
   if (!reply.refused.empty()) {
-    actions_.push_back(
-        LogLine{fmt::format("{} refuses to lease KV for request {}: {}", endpoint, request.id, reply.refused), true});
+    actions_.push_back(LogLine{
+        fmt::format("node {} refuses to lease KV for request {}: {}", endpoint, request.id, reply.refused), true});
   }
   // A push may have reserved slots for requested chunks in the meantime. Those chunks are not pulled, and the push may
   // fail.

@@ -17,8 +17,8 @@ constexpr std::size_t kLeasedChunksMax = 1 << 20;
 LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now) {
   LeaseReply reply;
   if (request.fingerprint != config_.fingerprint) {
-    reply.refused =
-        "different models on the two sides: " + fingerprint_difference(config_.fingerprint, request.fingerprint);
+    reply.refused = "the two nodes serve different models (\"here\" is the node that refuses): " +
+                    fingerprint_difference(config_.fingerprint, request.fingerprint);
     return reply;
   }
   std::vector<ChunkRef> chunks;
@@ -74,7 +74,7 @@ void SchedulerCore::erase_ended_leases() {
 void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now) {
   now_ = now;
   if (!reply.refused.empty())
-    actions_.push_back(LogLine{fmt::format("{} refuses pushes: {}", endpoint, reply.refused), true});
+    actions_.push_back(LogLine{fmt::format("node {} refuses pushes: {}", endpoint, reply.refused), true});
   sender_.answered(push, endpoint, reply, now);
 }
 

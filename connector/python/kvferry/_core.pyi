@@ -157,7 +157,7 @@ def version() -> str:
 
 def check_config(extra_json: str) -> dict[str, Any]:
     """
-    Returns the settings in effect. Raises KvFerryError that names a bad key or value.
+    Returns the settings in effect. Raises a KvFerryError that names the wrong key or value.
     """
 
 class SchedulerNode:

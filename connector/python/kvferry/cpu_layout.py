@@ -56,7 +56,7 @@ def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStr
         expected = start + torch.arange(block).unsqueeze(1) * strides.token + torch.arange(dim) * strides.dim
         if not torch.equal(offsets, expected):
             refuse_to_start(
-                f"vLLM's attention for CPUs interleaves its {name} of element type {spec.dtype} ('{isa}' kernel), "
+                f"vLLM's attention for CPUs ('{isa}' kernel) interleaves the elements of {name} of type {spec.dtype}, "
                 "which this version can't pack; start vLLM with --dtype float32"
             )
         found.append(strides)

@@ -59,8 +59,8 @@ def cache_layout(
         or {(1, 1, one.page_size_bytes // one.block_size, 1, len(kv_caches[name])) for name, one in states.items()}
     )
     if len(shapes) != 1:
-        refuse_to_start(f"this model's layers differ in (planes, heads, elements, bytes of each, blocks): {shapes}; "
-                        "this version supports layers of one kind")
+        refuse_to_start("this model's layers differ in (planes, heads, elements per head, bytes per element, blocks): "
+                        f"{shapes}; this version supports only layers that are equal in all of these")
     for name, state in states.items():
         found[name] = _state_planes(name, kv_caches[name], state, *shapes[0])
     layers = [(name, group, found[name].planes[0], found[name].planes[-1]) for name, group in group_of.items()]
@@ -127,7 +127,7 @@ def shard_of(
         found = [number for name, *_ in layout.layers for number in _layer_numbers(name)]
         if found != list(range(first, end)):
             refuse_to_start(
-                f"stage {pp_rank} of the pipeline has layers {first} to {end - 1}, but KV of layers {found}; "
+                f"pipeline stage {pp_rank} has layers {first} to {end - 1}, but has KV only of layers {found}; "
                 "with pipeline parallelism this version supports only models whose layers all have their own KV"
             )
     heads = layout.num_kv_heads
@@ -137,6 +137,7 @@ def shard_of(
         return first, len(layout.layers), tp_rank, heads
     total = 1 if model.use_mla else model.get_total_num_kv_heads()
     if heads != max(1, total // tp_size):
-        refuse_to_start(f"this worker has {heads} KV heads, not its share of {total} at tensor parallel size {tp_size}")
+        refuse_to_start(f"this worker has {heads} KV heads, which is not its share of the model's {total} KV heads at "
+                        f"tensor parallel size {tp_size}")
     # If there are more ranks than heads, neighbouring ranks have the same head.
     return first, len(layout.layers), tp_rank * total // tp_size, heads

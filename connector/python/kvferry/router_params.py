@@ -36,7 +36,7 @@ class RouterParams:
         theirs = params.get("kvferry_fingerprint")
         if theirs is not None and theirs != identity:
             logger.error(
-                "kvferry: request %s is recomputed: different models on the two sides: %s",
+                "kvferry: request %s is recomputed, because the two nodes serve different models: %s",
                 request_id, fingerprint_difference(identity, str(theirs)),
             )  # fmt: skip
             return None

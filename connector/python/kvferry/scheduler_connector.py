@@ -80,8 +80,8 @@ class SchedulerConnector:
 
     def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
         if not all(isinstance(hello, WorkerHello) for hello in hellos.values()):
-            refuse_to_start("vLLM's MultiConnector passes on only the first handshake of its connectors: list "
-                            "KvFerryConnector before the others")
+            refuse_to_start("vLLM's MultiConnector passes on only the handshake of its first connector; list "
+                            "KvFerryConnector before the other connectors")
         self._node.attach_workers([hellos[rank].payload for rank in sorted(hellos)])
 
     def bind_kv_cache_manager(self, manager: "KVCacheManager") -> None:
@@ -270,7 +270,8 @@ class SchedulerConnector:
             self._extras.weights_epoch += 1
             logger.warning(
                 "kvferry: the connector's cache was reset, which starts weights epoch %d: KV is exchanged only with "
-                "nodes that were reset as often since their start", self._extras.weights_epoch,
+                "nodes whose cache was also reset %d times since they started",
+                self._extras.weights_epoch, self._extras.weights_epoch,
             )  # fmt: skip
         self._drop_changed()
         return True

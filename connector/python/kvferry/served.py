@@ -21,7 +21,7 @@ _WORDS = {
     "HiSparseResidentSpec": "sparse attention with a hot cache",
     "HiddenStateCacheSpec": "cached hidden states",
     "RSWASpec": "reference sliding windows",
-    "SinkFullAttentionSpec": "cached attention sinks",
+    "SinkFullAttentionSpec": "attention with sink tokens",
     "SlidingWindowMLASpec": "latent attention with sliding windows",
     "UniformTypeKVCacheSpecs": "layers with KV of different sizes",
 }
@@ -110,19 +110,20 @@ def _check_states(
     if kinds != ["MAMBA2"]:  # the other kinds are untested, or gave wrong tokens
         refuse_to_start(f"{what} of vLLM's kind {' and '.join(kinds)}; this version supports only MAMBA2")
     if any(spec.mamba_cache_mode != "align" for spec in states):
-        refuse_to_start(f"{what}, whose copies vLLM keeps only with prefix caching; "
+        refuse_to_start(f"{what}; vLLM keeps copies of the state only with prefix caching; "
                         "start vLLM with --enable-prefix-caching")
     if any(spec.num_speculative_blocks for spec in states):
         refuse_to_start(f"{what}, which this version doesn't serve together with speculative decoding")
     unit = vllm_config.cache_config.prefix_match_unit
     if unit not in (None, states[0].block_size):
-        refuse_to_start(f"{what}, whose copies vLLM keeps inside blocks because of --prefix-match-unit {unit}; "
-                        "this version supports copies at the ends of blocks")
+        refuse_to_start(f"{what}; because of --prefix-match-unit {unit}, vLLM keeps copies of the state inside blocks; "
+                        "this version supports copies only at the ends of blocks")
     if len({spec.num_prefill_checkpoint_blocks and spec.prefill_checkpoint_alignment for spec in states}) > 1:
-        refuse_to_start(f"{what}, whose copies vLLM keeps at different places; "
+        refuse_to_start(f"{what}; vLLM keeps copies of their states at different places; "
                         "this version supports states of one kind")
     if window_sizes:
-        refuse_to_start(f"{what} beside sliding windows; this version supports one of them")
+        refuse_to_start(f"{what} and layers with sliding windows; "
+                        "this version supports models with either of the two, not with both")
     pages = sorted({(spec.block_size, spec.page_size_bytes) for spec in specs})
     if len(pages) > 1 or pages[0][1] % pages[0][0]:
         refuse_to_start(f"{what}; its KV cache groups have (block size, bytes of a block) {pages}; this version "

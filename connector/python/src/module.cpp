@@ -204,7 +204,7 @@ NB_MODULE(_core, m) {
   m.def(
       "version", [] { return std::string(version()); }, "Returns the version of this kvferry.");
   m.def("check_config", &config_dict, "extra_json"_a,
-        "Returns the settings in effect. Raises KvFerryError that names a bad key or value.");
+        "Returns the settings in effect. Raises a KvFerryError that names the wrong key or value.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,

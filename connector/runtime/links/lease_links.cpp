@@ -59,8 +59,8 @@ bool LeaseLinks::progress() {
   for (const RunChecksums::Ready& ready : all) {
     if (!ready.damaged.empty() || ready.num_late > 0)
       log().warn(
-          "a node of other parallelism gets no lease on {} damaged chunks, which are evicted, and {} chunks that were "
-          "not hashed in time",
+          "a node of other parallelism gets no lease on {} damaged chunks (now evicted) and on {} chunks that were not "
+          "hashed in time",
           ready.damaged.size(), ready.num_late);
     if (!ready.damaged.empty())
       parts_.with_core([&](SchedulerCore& core, TimeNs) { core.evict_ordered(ready.damaged); });

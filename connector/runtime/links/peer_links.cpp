@@ -24,7 +24,7 @@ Result<void> PeerVersions::learn(const std::string& endpoint, const Envelope& en
 Result<void> PeerVersions::check(const std::string& who, const Envelope& envelope) const {
   const std::uint32_t version = KVFERRY_TRY(common(who, envelope));
   if (ours_.has(envelope.version)) return {};
-  return Error{ErrorCode::kRefused, fmt::format("this node does not speak node protocol version {}; ask in version {}",
+  return Error{ErrorCode::kRefused, fmt::format("this node does not speak node protocol version {}; use version {}",
                                                 envelope.version, version)};
 }
 

@@ -44,9 +44,10 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
   const std::vector<Shard> ours = shards_of(here), theirs = shards_of(there);
   if (!says_shape || ours == theirs) {
     if (!is_like || (!says_shape && !is_one_stage(ours)))
-      return refuse(fmt::format("the holder has {} ranks and this node has {}, or their chunks differ in size{}",
-                                there.size(), here.size(),
-                                says_shape ? "" : "; the holder's version serves only nodes of its own shape"));
+      return refuse(fmt::format(
+          "the holder has {} ranks and this node has {}; both need the same number of ranks, and chunks of the same "
+          "size{}",
+          there.size(), here.size(), says_shape ? "" : "; the holder's version serves only nodes of its own shape"));
     for (LeasedChunk& chunk : answer.reply.chunks) chunk.run_checksums.clear();
     return ShardMap{};
   }
@@ -111,7 +112,7 @@ Result<void> RunChecksums::check(const LeaseRequest& request) {
     return Error{ErrorCode::kRefused, "this node has pipeline stages, which the reader's version can't read"};
   if (!is_needed(request)) return {};
   if (waiting_.size() >= kWaitingMax)
-    return Error{ErrorCode::kRefused, "too many nodes of other parallelism wait for checksums; ask later"};
+    return Error{ErrorCode::kRefused, "too many nodes of other parallelism wait for checksums; try again later"};
   KVFERRY_TRY(map_for(request.shards));
   return {};
 }

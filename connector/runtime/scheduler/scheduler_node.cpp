@@ -60,8 +60,8 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   const ConnectorConfig& config = options.config;
   if (config.chunk_tokens % options.block_tokens != 0) {
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("chunk_tokens is '{}'; allowed: multiples of the block size, {}", config.chunk_tokens,
-                             options.block_tokens)};
+                 fmt::format("chunk_tokens is '{}'; allowed: multiples of the block size ({} tokens)",
+                             config.chunk_tokens, options.block_tokens)};
   }
   net::HostPort address{config.advertise_host, 0};
   if (address.host.empty()) {

@@ -25,8 +25,10 @@ std::string SlotGrants::grant(const GrantedChunk& wanted, GrantedSlot& slot) {
     return is_writable;
   });
   if (!slot.has_begun) {
-    log().error("refused an order to grant slot {} for {} tokens: no such slot, or too small, being written or reused",
-                wanted.chunk.slot, wanted.num_tokens);
+    log().error(
+        "refused an order to grant slot {} for {} tokens: there is no such slot, or the slot is too small, is being "
+        "written, or was reused",
+        wanted.chunk.slot, wanted.num_tokens);
     return {};
   }
   const std::uint64_t bytes = wanted.num_tokens * parts_.bytes_per_token;

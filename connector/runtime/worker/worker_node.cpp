@@ -17,8 +17,9 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   if (options.shard.num_layers != num_layers || options.shard.num_heads != options.layout.num_kv_heads) {
     return Error{
         ErrorCode::kInvalidArgument,
-        fmt::format("rank {} should have {} layers of {} KV heads, but its KV layout has {} layers of {}", options.rank,
-                    options.shard.num_layers, options.shard.num_heads, num_layers, options.layout.num_kv_heads)};
+        fmt::format("rank {} should have {} layers of {} KV heads, but its KV layout has {} layers of {} KV heads",
+                    options.rank, options.shard.num_layers, options.shard.num_heads, num_layers,
+                    options.layout.num_kv_heads)};
   }
   const std::uint64_t chunk_bytes = options.layout.bytes_per_token() * options.config.chunk_tokens;
   const std::uint64_t num_slots = options.config.pool_bytes / chunk_bytes;

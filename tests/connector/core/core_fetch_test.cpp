@@ -223,12 +223,13 @@ TEST_F(FetchingThroughAFirewall, OneSilentRankIsEnough) {
 TEST_F(Fetching, ARefusalIsToldInTheLogAndEndsTheWaiting) {
   const RequestLease wanted = ask("a", "far");
   LeaseReply refusal;
-  refusal.refused = "different models on the two sides";
+  refusal.refused = "the two nodes serve different models";
   core_->lease_answered(wanted.fetch, wanted.endpoint, refusal, now_);
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
   EXPECT_TRUE(lines[0].warning);
-  EXPECT_THAT(lines[0].text, HasSubstr("tcp://far refuses to lease KV for request a: different models"));
+  EXPECT_THAT(lines[0].text,
+              HasSubstr("node tcp://far refuses to lease KV for request a: the two nodes serve different models"));
   EXPECT_FALSE(lookup("a").pending);
 }
 

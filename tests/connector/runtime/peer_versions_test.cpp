@@ -48,7 +48,7 @@ TEST(PeerVersions, ARequestInAVersionThatIsNotSpokenIsToldWhichIs) {
   EXPECT_TRUE(versions.check(kPeer, from({1, 3}, 3)));
   const Result<void> checked = versions.check(kPeer, from({1, 3}, 1));
   ASSERT_FALSE(checked);
-  EXPECT_THAT(checked.error().what, HasSubstr("ask in version 3"));
+  EXPECT_THAT(checked.error().what, HasSubstr("use version 3"));
 }
 
 // [version 2, lease request, id 7, body], as the last release without version negotiation sent it, and its answer.
