@@ -59,10 +59,12 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
                                 [](std::uint64_t n) { return n > 0; })
           .with_shown_default("1GiB"),
       setting("gpu_pool_bytes", &C::gpu_pool_bytes, bytes + "; 0: none",
-              "GPU memory for chunks besides pool_bytes, for each rank, if the model's KV cache is in GPU memory; with "
-              "0 chunks are packed straight into pinned host memory"),
+              "GPU memory for chunks, for each rank, in addition to pool_bytes; used only if the model's KV cache is "
+              "in GPU "
+              "memory. If it is 0, chunks are packed straight into pinned host memory"),
       setting("lands_in_gpu", &C::lands_in_gpu, boolean,
-              "Whether chunks from other nodes are written to the GPU pool first, if the transport can"),
+              "Whether chunks from other nodes are written to the GPU pool first, if the transport can write GPU "
+              "memory"),
       setting("save_decode_cache", &C::save_decode_cache, boolean,
               "Whether KV of decoded tokens is saved, for preempted requests and the next turn"),
       setting("save_partial_chunks", &C::save_partial_chunks, boolean,
@@ -75,13 +77,14 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
                                "Longest time that a request waits for other nodes before its tokens are computed here",
                                [](std::int64_t ms) { return ms >= 1 && ms <= 600'000; }),
       setting<C, std::string>("advertise_host", &C::advertise_host,
-                              "a host name or address at which other nodes reach this one",
-                              "Where other nodes reach this one", is_given)
+                              "a host name or address at which other nodes reach this node",
+                              "Where other nodes reach this node", is_given)
           .with_shown_default("address on the route to the controller"),
-      setting<C, std::string>("ports", &C::ports, "FIRST-LAST or PORT, of 1 to 65535; empty: any free port",
-                              "TCP ports at which other nodes reach this one, for firewalls: a vLLM server takes one, "
-                              "each of its ranks one for path tcp and one for nccl; auto takes both",
-                              [](const std::string& ports) { return static_cast<bool>(net::parse_port_range(ports)); }),
+      setting<C, std::string>(
+          "ports", &C::ports, "FIRST-LAST or PORT, of 1 to 65535; empty: any free port",
+          "TCP ports at which other nodes reach this node, for firewalls: a vLLM server needs one port; "
+          "each of its ranks needs one port with path tcp or nccl, and two with path auto",
+          [](const std::string& ports) { return static_cast<bool>(net::parse_port_range(ports)); }),
       setting<C, std::string>("namespace", &C::name_space, "a name",
                               "Nodes of one namespace serve one model; a node with another model is refused at start",
                               is_given),
@@ -94,11 +97,12 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
           "Key of the deployment, the same on all controllers, nodes and proxies: it encrypts and authenticates what "
           "they send each other over tcp://, and signs the addresses in kv_transfer_params; without a key every HTTP "
           "client can name an address to which this node connects"),
-      setting<C, std::string>(
-          "encrypt_tcp", &C::encrypt_tcp, fmt::format("one of {}", fmt::join(net::kEncryptNames, ", ")),
-          "Which TCP connections between nodes carry chunks encrypted, if there is a cluster key; the others are "
-          "authenticated only, and an attacker who can change packets on the way can change chunks",
-          [](const std::string& name) { return net::parse_encrypt(name).has_value(); }),
+      setting<C, std::string>("encrypt_tcp", &C::encrypt_tcp,
+                              fmt::format("one of {}", fmt::join(net::kEncryptNames, ", ")),
+                              "Which TCP connections between nodes encrypt chunks, if there is a cluster key; the "
+                              "other connections are only "
+                              "authenticated, so an attacker who can change packets on the way can change chunks",
+                              [](const std::string& name) { return net::parse_encrypt(name).has_value(); }),
       setting(
           "insecure", &C::insecure, boolean,
           "Whether the node starts without a cluster key although other hosts can reach it: each of these hosts can "

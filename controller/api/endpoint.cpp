@@ -31,11 +31,11 @@ bool is_absolute_path(std::string_view path) {
 std::string_view allowed_endpoints(EndpointUse use) {
   switch (use) {
     case EndpointUse::kBind:
-      return "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH with a path of at most 107 "
+      return "tcp://HOST:PORT with a port of 0 to 65535 (0: any free port), or ipc://PATH with a path of at most 107 "
              "bytes";
     case EndpointUse::kBindStream:
       return "unix:///ABSOLUTE/PATH with a path of at most 107 bytes, or stream://HOST:PORT with a port of 0 to 65535 "
-             "(0: any free one)";
+             "(0: any free port)";
     case EndpointUse::kConnect:
       break;
   }

@@ -74,8 +74,9 @@ Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const
 }
 
 std::string_view cluster_key_hint(bool has_key) {
-  return has_key ? "; a controller without a cluster key, or with another one, can't be reached with this process's key"
-                 : "; a controller with a cluster key can't be reached without it (cluster_key_file)";
+  return has_key
+             ? "; this process has a cluster key: the controller must have the same key (cluster_key_file)"
+             : "; this process has no cluster key: if the controller has one, set the same key here (cluster_key_file)";
 }
 
 }  // namespace kvferry::controller

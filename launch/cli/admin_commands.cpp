@@ -87,7 +87,7 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
     if (node->is_drained && Time::now() - idle_since >= kIdleFor) return *node;
     if (Time::now() > deadline)
       return Error{ErrorCode::kUnavailable,
-                   fmt::format("the drain has not ended within {} s; it continues", flags.timeout_s)};
+                   fmt::format("the drain has not ended within {} s; the drain continues", flags.timeout_s)};
     std::this_thread::sleep_for(kPollEvery);
   }
 }
@@ -105,10 +105,11 @@ Result<void> check_not_last(const Flags& flags) {
       (node.engine_id.value == flags.node ? is_asked : has_other) |= !node.is_leaving;
     }
     if (is_asked && !has_other)
-      return Error{ErrorCode::kRefused,
-                   fmt::format("node '{}' is the last one for {} in namespace '{}'; start another one first, or drain "
-                               "it with --force",
-                               flags.node, kind, flags.name_space)};
+      return Error{
+          ErrorCode::kRefused,
+          fmt::format("node '{}' is the last node for {} in namespace '{}'; start another node first, or drain "
+                      "this node with --force",
+                      flags.node, kind, flags.name_space)};
   }
   return {};
 }
@@ -148,14 +149,15 @@ CLI::App* add(CLI::App& app, const char* name, const char* help, const std::shar
 
 Run add_drain_command(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* command = add(app, "drain",
-                          "Empty a node before it is stopped: lookups rank it last, and chunks that only it holds are "
-                          "copied to other nodes. The command ends when the node can be stopped.",
-                          flags);
+  CLI::App* command =
+      add(app, "drain",
+          "Empty a node before it is stopped: lookups rank it last, and chunks that only this node holds "
+          "are copied to other nodes. The command ends when the node can be stopped.",
+          flags);
   command->add_option("NODE", flags->node, "Engine id of the node, as `kvferry status` shows it")->required();
   command->add_flag("--undo", flags->undo, "Cancel a drain");
   command->add_flag("--force", flags->force,
-                    "Drain the node even if it is the last one for prefill or for decode in its namespace");
+                    "Drain the node even if it is the last node for prefill or for decode in its namespace");
   command->add_flag("--no-wait", flags->no_wait, "Return at once instead of waiting for the end of the drain");
   command->add_option("--timeout", flags->timeout_s, "Time to wait, in seconds")
       ->capture_default_str()

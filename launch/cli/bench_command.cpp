@@ -30,7 +30,8 @@ Bench add_transfer(CLI::App& bench_app) {
   CLI::App* command = bench_app.add_subcommand(
       "transfer",
       "Move paged blocks in random order between two processes, on this host or on two, and compare with the "
-      "machine's limits and with other engines. GB/s are medians, 10^9 bytes; latency is one block, one way.");
+      "machine's limits and with other engines. GB/s (10^9 bytes per second) are medians; the latency is that of one "
+      "block in one direction.");
   auto flags = std::make_shared<bench::TransferFlags>();
   text(command, "--peers", flags->peers,
        "Other engines to measure too, installed from PyPI on demand: nixl, mooncake, ucx");
@@ -39,7 +40,7 @@ Bench add_transfer(CLI::App& bench_app) {
        "Kinds of memory, separated by commas: kvferry (shared, like its pools), foreign (private)");
   text(command, "--op", flags->op, "Directions of the transfers, separated by commas: push, pull");
   text(command, "--block-bytes", flags->block_bytes, "Block sizes, such as 64KiB, separated by commas");
-  text(command, "--blocks", flags->blocks, "Blocks in one request [as many as make 64 MiB]");
+  text(command, "--blocks", flags->blocks, "Number of blocks in one request [as many as are needed for 64 MiB]");
   text(command, "--model", flags->model,
        "Model whose block size and count to use: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3");
   text(command, "--dtype", flags->dtype, "Data type of the model's KV cache (with --model): bf16, fp8");
@@ -81,7 +82,8 @@ Bench add_connector(CLI::App& bench_app) {
   text(command, "--running", flags->running, "Number of requests that decode in each step");
   text(command, "--repeat", flags->repeat, "Number of lookups and of steps; p50 and p99 are reported");
   text(command, "--peers", flags->peers, "Other KV connectors of vLLM to measure too: nixl, lmcache");
-  text(command, "--python", flags->python, "A Python that has vLLM [the checkout's .venv, else python3]");
+  text(command, "--python", flags->python,
+       "A Python that has vLLM [that of the checkout's .venv; if there is none, python3]");
   text(command, "--json", flags->json_file, "File for all figures as JSON");
   return {command, [flags] { return bench::run_connector_bench(*flags); }};
 }
@@ -89,9 +91,10 @@ Bench add_connector(CLI::App& bench_app) {
 Bench add_fleet(CLI::App& bench_app) {
   CLI::App* command = bench_app.add_subcommand(
       "fleet",
-      "Let thousands of simulated nodes join a controller, or three that share etcd and Redis, and measure "
-      "messages per second, lookup latency, memory, dead nodes, restarts. The nodes are real clients; rates and chunks "
-      "are for each node.");
+      "Let thousands of simulated nodes join one controller, or three controllers that share etcd and Redis, and "
+      "measure messages per second, lookup latency, memory, and how long it takes until a dead node is noticed and "
+      "until all nodes have joined a restarted controller. The nodes are real clients of the controller; --chunks, "
+      "--stores and --lookups are for each node.");
   auto flags = std::make_shared<bench::FleetFlags>();
   text(command, "--nodes,--steps", flags->nodes, "Numbers of nodes, separated by commas");
   text(command, "--replicas", flags->replicas,
@@ -99,7 +102,7 @@ Bench add_fleet(CLI::App& bench_app) {
   text(command, "--over", flags->over, "Kind of connection between nodes and controller: zmq, stream");
   text(command, "--seconds", flags->seconds, "Length of the measurement of steady traffic, in seconds");
   text(command, "--chunks", flags->chunks, "Chunks that a node holds");
-  text(command, "--stores", flags->stores, "Chunks that a node stores per second; the node evicts as many");
+  text(command, "--stores", flags->stores, "Chunks that a node stores per second; the node evicts as many chunks");
   text(command, "--lookups", flags->lookups, "Lookups of 128 keys per second; several rates separated by commas");
   text(command, "--json", flags->json_file, "File for all figures as JSON");
   text(command, "--plot", flags->plot_file, "File for a plot (.png); installs matplotlib on demand");
@@ -109,7 +112,7 @@ Bench add_fleet(CLI::App& bench_app) {
 }  // namespace
 
 Run add_bench_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("bench", "Measure kvferry on this machine, or between two");
+  CLI::App* command = app.add_subcommand("bench", "Measure kvferry on this machine, or between two machines");
   command->require_subcommand(1);
   const std::vector<Bench> all{
       add_transfer(*command),

@@ -69,8 +69,8 @@ std::string state_folder(const ControllerConfig& config) {
   if (state_home != nullptr && *state_home == '/') return fmt::format("{}/kvferry/controller-{}", state_home, port);
   if (home != nullptr && *home != '\0') return fmt::format("{}/.local/state/kvferry/controller-{}", home, port);
   log().warn(
-      "nothing is kept for a restart: neither HOME nor XDG_STATE_HOME names a folder for the state; set state to "
-      "a folder or to 'none'");
+      "the controller keeps no state for a restart, because neither HOME nor XDG_STATE_HOME names a folder; set the "
+      "setting state to a folder or to 'none'");
   return {};
 }
 

@@ -44,40 +44,41 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
   using controller::EndpointUse;
   return {
       setting<C, std::string>("bind", &C::bind,
-                              "tcp://HOST:PORT with a port of 0 to 65535 (0: any free one), or ipc://PATH",
+                              "tcp://HOST:PORT with a port of 0 to 65535 (0: any free port), or ipc://PATH",
                               "Where to listen", is_endpoint(EndpointUse::kBind)),
       setting<C, std::string>(
           "stream", &C::stream, fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream)),
           "Second endpoint to listen at, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
       setting<C, std::string>(
-          "http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free one)",
+          "http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free port)",
           "Where to serve metrics, a status page and routers' queries; with a cluster key, only to clients "
           "that have a token (kvferry token)",
           [](const std::string& value) { return value == "none" || net::parse_host_port(value); }),
       setting("state", &C::state, "a folder, or 'none'",
-              "Folder of the state that survives a restart; with 'none' nodes publish their chunks again")
+              "Folder of the state that survives a restart; with 'none', nodes publish their chunks again after "
+              "a restart")
           .with_shown_default("${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc"),
       // etcd and event-log may hold passwords. Only their own parsers check them, with messages that leave the value
       // out.
       setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
               "The etcd through which several replicas agree: all of its members separated by commas, optionally "
               "followed by a prefix for all keys")
-          .with_shown_default("none; the prefix is /kvferry"),
+          .with_shown_default("none; the prefix of the keys is /kvferry"),
       setting("event-log", &C::event_log, "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]",
               "Stream of Redis or Valkey from which replicas that start later read what nodes published before")
-          .with_shown_default("none; without ?stream and bytes: stream kvferry:events of 268435456 bytes"),
-      setting<C, std::string>("replica", &C::replica, "a name of up to 128 printable letters",
+          .with_shown_default(
+              "none; a URL without stream and bytes means the stream kvferry:events of up to 268435456 bytes"),
+      setting<C, std::string>("replica", &C::replica, "a name of up to 128 printable ASCII characters without spaces",
                               "Name of this replica, which must stay the same over restarts", is_replica_name)
           .with_shown_default("HOST:PORT of --advertise"),
       setting<C, std::string>("advertise", &C::advertise, "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
                               "Where nodes reach this replica", is_endpoint(EndpointUse::kConnect, ""))
           .with_shown_default("the endpoint of --bind"),
       setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
-              "File with the key of the deployment (kvferry keygen): a --bind at tcp:// then takes only encrypted "
-              "connections "
-              "of clients that have the key, and --http requires a token")
+              "File with the key of the deployment (kvferry keygen): a tcp:// endpoint of --bind then accepts only "
+              "encrypted connections of clients that have the key, and --http requires a token")
           .with_shown_default("none"),
-      setting("insecure", &C::insecure, "true or false; as a flag without a value",
+      setting("insecure", &C::insecure, "true or false; on the command line, the flag without a value means true",
               "Whether the controller starts without a cluster key although other hosts can reach it: each host can "
               "then register nodes and clear the chunks of other nodes"),
   };

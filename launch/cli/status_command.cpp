@@ -32,7 +32,7 @@ void print_replica(const controller::ScaleStatus& scale) {
     fmt::print("  etcd {}: unreachable for {:.1f} s{}\n", scale.etcd, static_cast<double>(scale.etcd_gone_ms) / 1000,
                trouble(scale.etcd_trouble));
   if (!scale.event_log.empty())
-    fmt::print("  event log {}: {}, {}, {} bytes unconfirmed, {} gaps{}\n", scale.event_log,
+    fmt::print("  event log {}: {}, {}; {} bytes not confirmed yet, {} gaps{}\n", scale.event_log,
                scale.log_ok ? "ok" : "unreachable",
                scale.log_writer ? "written by this replica" : "written by another replica", scale.log_lag_bytes,
                scale.log_holes, trouble(scale.log_trouble));
@@ -40,8 +40,8 @@ void print_replica(const controller::ScaleStatus& scale) {
 
 void print_table(const Status& status, const std::string& endpoint) {
   using Row = std::array<std::string, 10>;
-  std::vector<Row> rows{
-      {"NAMESPACE", "ENGINE", "INCARNATION", "ROLE", "VERSION", "ENDPOINT", "SERVES", "LOAD", "CHUNKS", "LAST HEARD"}};
+  std::vector<Row> rows{{"NAMESPACE", "ENGINE", "INCARNATION", "ROLE", "VERSION", "ENDPOINT", "SERVES", "LOAD",
+                         "CHUNKS", "LAST MESSAGE"}};
   for (const controller::NodeStatus& node : status.nodes) {
     rows.push_back({node.name_space.empty() ? "-" : node.name_space, node.engine_id.value,
                     std::to_string(node.incarnation.value), node.role.empty() ? "-" : node.role,
@@ -66,7 +66,7 @@ void print_table(const Status& status, const std::string& endpoint) {
   else if (state.durable)
     fmt::print("state: {}\n", state.folder);
   else
-    fmt::print("state: NOT durable: {}\n", state.why_not);
+    fmt::print("state: NOT kept on disk: {}\n", state.why_not);
   print_replica(status.scale);
   if (status.insecure) fmt::print("INSECURE: other hosts reach this controller without a cluster key\n");
   if (status.nodes.empty()) return;

@@ -60,7 +60,7 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
     ({"decode": {"replicas": True}}, "decode.replicas is True, not a whole number from 0 to 1024"),
     ({"decode": {"replicas": -1}}, "decode.replicas is -1, not a whole number from 0 to 1024"),
     ({"decode": {"kv_role": "boss"}}, "decode.kv_role is 'boss', not one of kv_producer, kv_consumer, kv_both"),
-    ({"decode": {"port": 70000}}, "decode.port is 70000, not a port from 0 to 65535 (0: any free one)"),
+    ({"decode": {"port": 70000}}, "decode.port is 70000, not a port from 0 to 65535 (0: any free port)"),
     ({"decode": {"port": 8200, "replicas": 2}}, "decode.port is 8200, but 2 replicas share this host; use 0, so that "
                                                 "each takes a free port"),
     ({"decode": {"cores": ["0"], "replicas": 2}}, "decode.cores has 1 entries, not one for each of 2 replicas"),
@@ -83,14 +83,14 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
     ({"on": "kubernetes", "kubernetes": {"image": "x"}, "decode": {"port": 9}},
      "decode.port is 9 and prefill.port is 0; they must be equal, because vllm-router looks for pods at one port only"),
     ({"hosts": ["a"]}, "hosts is given, but 'on' is local; set 'on' to ssh, slurm or mpi, or remove hosts"),
-    ({"on": "ssh", "hosts": "a"}, "hosts is 'a', not a list of host names, or a map of host name to the address that "
-                                  "other hosts reach"),
+    ({"on": "ssh", "hosts": "a"}, "hosts is 'a', not a list of host names, or a map of host names to the addresses "
+                                  "at which other hosts reach them"),
     ({"on": "ssh", "hosts": ["-oProxyCommand=x"]}, "hosts is ['-oProxyCommand=x'], not a list of host names, or a map "
-                                                   "of host name to the address that other hosts reach"),
+                                                   "of host names to the addresses at which other hosts reach them"),
     ({"on": "mpi", "decode": {"hosts": ["a"]}}, "decode.hosts is given, but mpi chooses the hosts; remove it"),
     ({"router": {"kind": "nginx"}}, "router.kind is 'nginx', not one of vllm-router, proxy, none"),
     ({"router": {"prot": 1}}, "'prot' is not a key in router; did you mean 'port'?"),
-    ({"controller": {"http": -1}}, "controller.http is -1, not a port from 0 to 65535 (0: any free one)"),
+    ({"controller": {"http": -1}}, "controller.http is -1, not a port from 0 to 65535 (0: any free port)"),
     ({"slurm": {"time": 30}}, "slurm.time is 30, not a time limit as sbatch takes it, such as \"02:00:00\""),
     ({"mpi": {"ranks": 1}}, "mpi.ranks is 1, not a whole number from 2 to 10000"),
     ({"restart": -2}, "restart is -2, not a whole number from 0 to 1000"),

@@ -82,11 +82,11 @@ def test_a_program_tells_figures_and_what_the_answers_are_worth(tmp_path: Path) 
         for name in ("lookup_128_per_s", "lookup_128_us_p50", "lookup_128_us_p99", "event_hashes_per_s"):
             assert entry["figures"][name] > 0, name
         assert entry["figures"]["hashes"] == 65536
-        assert "with 65536 hashes of 100000" in entry["notes"]
+        assert "measured with 65536 hashes instead of 100000" in entry["notes"]
     assert "Broken not measured: RuntimeError: no server here" in peers["true"]["notes"]
     assert "WRONG" not in peers["true"]["notes"]
     assert "partial" not in str(peers["true"]["figures"])
-    assert "name one of two holders" in peers["first"]["notes"]
+    assert "name only one of the two holders" in peers["first"]["notes"]
     assert "100.0 % of answers WRONG" in peers["liar"]["notes"]
     assert any("loading" in line.get("step", "") for line in lines)
     assert lines[-1]["error"] == "RuntimeError: no server here"  # the only way to reach this peer fails

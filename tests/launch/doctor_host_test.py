@@ -90,9 +90,10 @@ def readable_key(root: Path) -> dict[str, str]:
 
 
 PROBLEMS = {
-    "memory": (file("proc/meminfo", "MemAvailable: 524288 kB\n"), "does not fit into the 512 MiB that the host has"),
+    "memory": (file("proc/meminfo", "MemAvailable: 524288 kB\n"),
+               "does not fit into the 512 MiB of free memory of this host"),
     "container": (file("sys/fs/cgroup/pod/memory.max", "268435456\n"),
-                  "255 MiB that this container's memory limit has"),
+                  "255 MiB of free memory below this container's memory limit"),
     "pool": (variable("KVFERRY_POOL_BYTES", "64GiB"), "a pool of 65536 MiB does not fit"),
     "shared memory": (without_shared_memory, "there is no /dev/shm"),
     "descriptors": (limits("Max open files", "1024"), "a process may open 1024 files"),

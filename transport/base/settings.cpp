@@ -118,7 +118,8 @@ Result<std::vector<SettingEntry>> collect_settings(const std::vector<SettingName
 }
 
 Error bad_setting(const SettingEntry& entry, std::string_view allowed) {
-  return bad(fmt::format("{} is '{}' ({}); allowed: {}", entry.key, entry.value.text, entry.place, allowed));
+  return bad(
+      fmt::format("setting {} is '{}' (from {}); allowed: {}", entry.key, entry.value.text, entry.place, allowed));
 }
 
 }  // namespace kvferry

@@ -135,7 +135,7 @@ class LocalBench {
   /// Measures the memory of an index in which each key has random holders, out of 1024 nodes with four tiers each.
   /// Random holders are the worst case, because the index stores equal sets of holders only once.
   void measure_random_replicas() {
-    report_.begin("memory, random replicas");
+    report_.begin("memory, random holders");
     const double before_bytes = resident_bytes(::getpid());
     PlacementIndex<ShortKey> index({.seed = 1});
     for (std::uint32_t i = 0; i < 1024; ++i) index.add_node();
@@ -148,8 +148,7 @@ class LocalBench {
       }
     }
     const double bytes_per_hash = (resident_bytes(::getpid()) - before_bytes) / static_cast<double>(index.num_keys());
-    report_.row("memory, random replicas on 1024 nodes x 4 tiers",
-                fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
+    report_.row("memory, random holders on 1024 nodes x 4 tiers", fmt::format("{:>9.1f} bytes a hash", bytes_per_hash));
     report_.figure("bytes_per_hash_64_random_replicas", bytes_per_hash);
   }
 
@@ -237,7 +236,7 @@ class LocalBench {
       usual_us.push_back(static_cast<double>(usual) * 1e-3);
     }
     report_.row("worst lookup while a node dies",
-                fmt::format("{:>9.1f} us   ({:.1f} us while none does)", median(worst_us), median(usual_us)));
+                fmt::format("{:>9.1f} us   ({:.1f} us while no node dies)", median(worst_us), median(usual_us)));
     report_.figure("worst_lookup_us_node_dies", median(worst_us));
     report_.figure("worst_lookup_us_at_rest", median(usual_us));
   }
@@ -258,7 +257,7 @@ class LocalBench {
       took += clock_.now() - begun;
     });
     const double chunks_per_s = static_cast<double>(directory.num_chunks()) * 1e9 / static_cast<double>(took);
-    report_.row("publishing into an empty directory, growth included",
+    report_.row("publishing into a directory that begins empty",
                 fmt::format("{:>9.1f} M chunks/s", chunks_per_s * 1e-6));
     report_.figure("directory_publish_chunks_per_s", chunks_per_s);
 

@@ -182,8 +182,8 @@ void measure_recovery(const ControllerLoad& load, ControllerReport& report) {
   const StateFigures state = make_state(folder.path() + "/state", load.num_prefixes());
   const double recovery_s = recover(folder.path(), load.num_prefixes());
   const double resync_s = resync(load.num_prefixes());
-  report.row("recovery", fmt::format("{:>9.2f} s from a killed controller's state, {:.2f} s from all workers, without "
-                                     "state",
+  report.row("recovery", fmt::format("{:>9.2f} s with a killed controller's state, {:.2f} s without state, from "
+                                     "snapshots of all workers",
                                      recovery_s, resync_s));
   report.note("worst lookup while a snapshot is made",
               fmt::format("{:>9.1f} us   (the snapshot took {:.2f} s)", state.worst_lookup_us, state.snapshot_s));

@@ -185,7 +185,7 @@ class RemoteBench {
 
 void measure_remote(const ControllerLoad& load, ControllerReport& report) {
   report.group("remote");
-  report.begin("filling a controller process");
+  report.begin("publishing all chunks to a controller process");
   ControllerFarSide far(load);
   far.wait_filled();
   report.row("controller process filled", "");

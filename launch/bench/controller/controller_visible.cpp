@@ -69,7 +69,7 @@ void measure_visible(const ControllerFarSide& far, ControllerReport& report) {
   const double took_s = static_cast<double>(clock.now() - begun) * 1e-9;
   const double hashes_per_s = static_cast<double>(kTurns * kBatchesPerTurn * kBatchKeys) / took_s;
   const Speed speed = speed_of(times_us);
-  report.row("visible, from publish() to the first answer",
+  report.row("from publish() until a lookup finds the chunks",
              fmt::format("{:>9.1f} M hashes/s   p50 {:>6.0f} us   p99 {:>6.0f} us", hashes_per_s * 1e-6, speed.us_p50,
                          speed.us_p99));
   report.figure("visible_us_p50", speed.us_p50);

@@ -154,8 +154,8 @@ class Phases {
       row_["broke"] = "lookups fail or miss holders";
     else if (row_["bench_late_share"] > kLateShare)
       row_["broke"] = fmt::format(
-          "the benchmark's own process is late for {:.0f} % of the time, so the figures do not show the controller's "
-          "limit",
+          "the benchmark's own process could not keep up for {:.0f} % of the time, so the figures do not show the "
+          "controller's limit",
           row_["bench_late_share"].get<double>() * 100);
     else if (p99 > in_seconds(kSlowLookup) * 1e6)
       row_["broke"] = fmt::format("one lookup in a hundred takes {:.0f} ms", p99 * 1e-3);

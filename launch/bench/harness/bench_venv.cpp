@@ -67,8 +67,8 @@ void write_scripts() {
 
 void ensure_installed(const std::string& what, const Say& say) {
   if (!packages().contains(what))
-    throw Failure({ErrorCode::kInvalidArgument,
-                   fmt::format("'{}' is not a name of something that the benchmark can install", what)});
+    throw Failure(
+        {ErrorCode::kInvalidArgument, fmt::format("'{}' is not a package that the benchmark can install", what)});
   const fs::path python = venv() / "bin" / "python";
   const fs::path stamp = venv() / fmt::format(".kvferry-{}", what);
   std::error_code ignored;

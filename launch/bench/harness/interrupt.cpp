@@ -31,7 +31,7 @@ Deadline::Deadline(TimeNs timeout_ns) : end_(SteadyClock().now() + timeout_ns) {
 
 Result<void> Deadline::check(const char* what) const {
   if (is_interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
-  if (SteadyClock().now() >= end_) return Error{ErrorCode::kTimeout, fmt::format("{} did not come in time", what)};
+  if (SteadyClock().now() >= end_) return Error{ErrorCode::kTimeout, fmt::format("{} did not arrive in time", what)};
   return {};
 }
 

@@ -19,7 +19,7 @@ Result<void> LineLink::send(const nlohmann::json& message) {
   for (std::size_t done = 0; done < line.size();) {
     const ssize_t written = ::write(out_ ? out_.get() : in_.get(), line.data() + done, line.size() - done);
     if (written < 0 && errno == EINTR && !is_interrupted()) continue;
-    if (written < 0) return Error{ErrorCode::kPeerLost, "the other side has closed the connection"};
+    if (written < 0) return Error{ErrorCode::kPeerLost, "the other process has closed the connection"};
     done += static_cast<std::size_t>(written);
   }
   return {};
@@ -32,17 +32,18 @@ Result<nlohmann::json> LineLink::receive(TimeNs timeout_ns) {
       nlohmann::json message = nlohmann::json::parse(received_.substr(0, end), nullptr, false);
       received_.erase(0, end + 1);
       if (message.is_object()) return message;
-      return Error{ErrorCode::kCorrupt, "the other side sent a line that is not a JSON object"};
+      return Error{ErrorCode::kCorrupt, "the other process sent a line that is not a JSON object"};
     }
     if (received_.size() > kLineBytesMax)
-      return Error{ErrorCode::kCorrupt, fmt::format("the other side sent a line of more than {} bytes", kLineBytesMax)};
+      return Error{ErrorCode::kCorrupt,
+                   fmt::format("the other process sent a line of more than {} bytes", kLineBytesMax)};
     if (Result<void> ok = deadline.check("an answer"); !ok) return std::move(ok).error();
     pollfd waiting{in_.get(), POLLIN, 0};
     if (::poll(&waiting, 1, 100) <= 0) continue;
     char buffer[16384];
     const ssize_t got = ::read(in_.get(), buffer, sizeof(buffer));
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got <= 0) return Error{ErrorCode::kPeerLost, "the other side has closed the connection"};
+    if (got <= 0) return Error{ErrorCode::kPeerLost, "the other process has closed the connection"};
     received_.append(buffer, static_cast<std::size_t>(got));
   }
 }
@@ -56,7 +57,7 @@ Result<nlohmann::json> checked(Result<nlohmann::json> message) {
   const int number = code.is_number_integer() ? code.get<int>() : 0;
   const bool is_known = number > 0 && number <= static_cast<int>(ErrorCode::kInternal);
   return Error{is_known ? static_cast<ErrorCode>(number) : ErrorCode::kInternal,
-               what.is_string() ? what.get<std::string>() : "an error without a text"};
+               what.is_string() ? what.get<std::string>() : "the other process reported an error without a text"};
 }
 
 std::string to_hex(std::string_view bytes) {
@@ -67,7 +68,7 @@ std::string to_hex(std::string_view bytes) {
 
 Result<std::string> from_hex(std::string_view text) {
   constexpr std::string_view kDigits = "0123456789abcdef";
-  const Error bad{ErrorCode::kCorrupt, "the other side sent an address that is not hexadecimal"};
+  const Error bad{ErrorCode::kCorrupt, "the other process sent an address that is not hexadecimal"};
   if (text.size() % 2 != 0) return bad;
   std::string bytes;
   for (std::size_t at = 0; at < text.size(); at += 2) {

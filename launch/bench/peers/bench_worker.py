@@ -109,7 +109,7 @@ def poll_until(is_done: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + PATIENCE_S
     while not is_done():
         if time.monotonic() > end:
-            raise TimeoutError(f"{what} did not come in time")
+            raise TimeoutError(f"{what} did not arrive in time")
 
 
 def make_memory(num_bytes: int, kind: str) -> np.ndarray:

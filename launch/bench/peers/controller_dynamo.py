@@ -207,4 +207,4 @@ def scores(answer: bytes) -> dict[int, int]:
 
 if __name__ == "__main__":
     main(lambda: version("ai-dynamo-runtime"), [
-        Layout("dynamo", [Tree, Indexer], "lookups start where a prefix starts; remote: its HTTP indexer")])
+        Layout("dynamo", [Tree, Indexer], "lookups begin at the start of a prefix; remote: Dynamo's HTTP indexer")])

@@ -108,7 +108,7 @@ class Registry(Directory):
             self.controller.batched_p2p_lookup(prepared).send(None)
         except StopIteration as done:
             return done.value
-        raise RuntimeError("LMCache's lookup did not return at once, which this program needs")
+        raise RuntimeError("LMCache's lookup waited, but this program can only call lookups that return at once")
 
     def found(self, answer: Any) -> dict[int, int]:
         return found_in(answer)
@@ -191,4 +191,5 @@ def serve(pull: str, reply: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         serve(*sys.argv[2:])
-    main(lambda: version("lmcache"), [Layout("lmcache", [Registry, Controller], "batched_p2p_lookup names one holder")])
+    main(lambda: version("lmcache"), [
+        Layout("lmcache", [Registry, Controller], "LMCache's batched_p2p_lookup names only one holder")])

@@ -82,7 +82,8 @@ class Master(RemoteDirectory):
             else:
                 codes = {store.put_batch(names, [b"x"] * len(names), config)}
             if codes != {0}:
-                raise RuntimeError(f"Mooncake answered {codes} to {'removing' if config is None else 'storing'}")
+                done = "removed" if config is None else "stored"
+                raise RuntimeError(f"Mooncake returned {sorted(codes)} when objects were {done}; only 0 is success")
 
     def prepare_lookup(self, prefix: int, position: int) -> list[str]:
         return names_of(prefix, position, LOOKUP_KEYS)
@@ -122,4 +123,5 @@ class Master(RemoteDirectory):
 
 if __name__ == "__main__":
     main(lambda: version("mooncake-transfer-engine-non-cuda"), [
-        Layout("mooncake", [Master], "batch queries of its master; events are puts and removals of 1-byte objects")])
+        Layout("mooncake", [Master], "lookups are batch queries to Mooncake's master; events are puts and removals of "
+               "1-byte objects")])

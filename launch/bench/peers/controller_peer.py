@@ -120,7 +120,7 @@ class Answers:
     def note(self) -> str:
         total = max(1, self.counts.total())
         words = [f"{100 * self.counts[kind] / total:.1f} % of answers {words}" for kind, words in (
-            ("wrong", "WRONG"), ("partial", "name one of two holders")) if self.counts[kind]]
+            ("wrong", "WRONG"), ("partial", "name only one of the two holders")) if self.counts[kind]]
         return "; ".join(words)
 
 
@@ -273,7 +273,7 @@ def measured(version_of: Callable[[], str], layout: Layout, spec: dict[str, Any]
     if not figures:
         raise failures[0]
     if spec["hashes"] < asked // PREFIX_KEYS * PREFIX_KEYS:
-        notes.append(f"with {spec['hashes']} hashes of {asked}")
+        notes.append(f"measured with {spec['hashes']} hashes instead of {asked}")
     if measurement.answers.note():
         notes.append(measurement.answers.note())
     figures["hashes"] = spec["hashes"]

@@ -25,7 +25,7 @@ class JsonLines:
     def first(self) -> Message:
         line = self._lines.readline()
         if not line:
-            raise SystemExit("this program is started by `kvferry bench` and is not for direct use")
+            raise SystemExit("only `kvferry bench` can start this program")
         message: Message = json.loads(line)
         return message
 

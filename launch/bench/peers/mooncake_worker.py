@@ -20,11 +20,11 @@ class MooncakeEngine(Engine):
         super().__init__(spec, memory)
         self.engine = TransferEngine()
         if self.engine.initialize(spec["host"], "P2PHANDSHAKE", "tcp", "") != 0:
-            raise RuntimeError("Mooncake's engine does not start")
+            raise RuntimeError("Mooncake's engine did not start")
         self.scratch = make_memory(SCRATCH_BYTES, "foreign")
         for part in (memory, self.scratch):
             if self.engine.register_memory(part.ctypes.data, part.nbytes) != 0:
-                raise RuntimeError("Mooncake does not register the memory")
+                raise RuntimeError("Mooncake did not register the memory")
 
     def address(self) -> dict[str, Any]:
         return {"name": f"{self.spec['host']}:{self.engine.get_rpc_port()}", "base": self.memory.ctypes.data,

@@ -41,9 +41,9 @@ CONTROLLER_PANELS: list[tuple[str, str, float, list[tuple[str, str, str]]]] = [
 # counts.
 PEER_PANELS = [
     ("lookups of 128 keys, in process", "a second", ["lookup_128_per_s"], ["lookup_128_per_s"]),
-    ("lookups of 128 keys, remote, 16 in flight", "a second of the server's core", ["remote_per_s_per_core"],
-     ["remote_per_s_per_core"]),
-    ("events, in process if the peer allows it", "hashes a second", ["packed_event_hashes_per_s"],
+    ("lookups of 128 keys, remote, 16 in flight", "per second of the server's processor time",
+     ["remote_per_s_per_core"], ["remote_per_s_per_core"]),
+    ("events (in process if the peer supports it)", "hashes a second", ["packed_event_hashes_per_s"],
      ["event_hashes_per_s", "remote_event_hashes_per_s"]),
     ("memory of the process that holds the directory", "bytes a hash", ["bytes_per_hash_64"],
      ["bytes_per_hash", "remote_bytes_per_hash"]),

@@ -81,10 +81,11 @@ Findings check_addresses(const Status& status, const std::string& controller) {
     if (net::is_loopback(address->host) && controller::is_beyond_loopback(controller)) {
       found.push_back({.what = fmt::format("{} advertises the address {}, which other hosts can't reach", name_of(node),
                                            node.endpoint),
-                       .advice = "set its advertise_host to an address that other hosts reach"});
+                       .advice = "set the node's advertise_host to an address that other hosts reach"});
     } else if (const std::string why = why_unreachable(*address); !why.empty()) {
-      found.push_back({.what = fmt::format("{} can't be reached at {}: {}", name_of(node), node.endpoint, why),
-                       .advice = "open its ports (the setting ports fixes them), or set its advertise_host"});
+      found.push_back(
+          {.what = fmt::format("{} can't be reached at {}: {}", name_of(node), node.endpoint, why),
+           .advice = "open the node's ports (the setting ports fixes them), or set the node's advertise_host"});
     }
   }
   return found;
@@ -95,7 +96,7 @@ Findings check_servers(const Status& status, const std::string&) {
   for (const NodeStatus& node : status.nodes) {
     if (node.serves.empty()) {
       found.push_back({.what = fmt::format("{} names no URL, so launch/proxy sends it no requests", name_of(node)),
-                       .advice = "set its setting serves, unless another router knows its server",
+                       .advice = "set the node's setting serves, unless another router knows the node's server",
                        .is_hint = true});
       continue;
     }
@@ -115,7 +116,7 @@ Findings check_heartbeats(const Status& status, const std::string&) {
     if (node.heartbeat_age_ms < kSilenceMs) continue;
     found.push_back({.what = fmt::format("{} was silent for {:.1f} s", name_of(node),
                                          static_cast<double>(node.heartbeat_age_ms) / 1000),
-                     .advice = "check whether its process is stopped or gets no processor time"});
+                     .advice = "check whether the node's process is stopped or gets no processor time"});
   }
   return found;
 }
@@ -126,7 +127,7 @@ Findings check_versions(const Status& status, const std::string&) {
     if (!node.version.empty()) versions.insert(node.version);
   if (versions.size() == 1) return {};
   return {{.what = fmt::format("the deployment runs different releases of kvferry: {}", fmt::join(versions, ", ")),
-           .advice = "finish the upgrade; see launch/docs/compatibility.md for what releases share",
+           .advice = "finish the upgrade; launch/docs/compatibility.md says which releases work together",
            .is_hint = true}};
 }
 
@@ -138,17 +139,19 @@ Findings check_controller(const Status& status, const std::string&) {
   if (!status.scale.event_log.empty() && !status.scale.log_ok)
     found.push_back(
         {.what = "the controller does not reach its event log: " + status.scale.log_trouble,
-         .advice = "make the event log reachable; until then a replica that starts lacks chunks that others know"});
+         .advice =
+             "make the event log reachable; until then a replica that starts does not learn the chunks that other "
+             "replicas know"});
   if (!status.state.folder.empty() && !status.state.durable)
     found.push_back({.what = "the controller can't keep its state: " + status.state.why_not,
                      .advice = fmt::format("see whether {} is full or read-only", status.state.folder)});
   if (status.state.folder.empty() && status.scale.etcd.empty())
-    found.push_back({.what = "the controller keeps no state, so quotas and drains end with it",
-                     .advice = "give it --state FOLDER",
+    found.push_back({.what = "the controller keeps no state, so quotas and drains end when the controller stops",
+                     .advice = "start the controller with --state FOLDER",
                      .is_hint = true});
   if (status.insecure)
     found.push_back({.what = "other hosts reach the controller without a cluster key",
-                     .advice = "make one with kvferry keygen, and see launch/docs/deployment.md"});
+                     .advice = "make a cluster key with kvferry keygen, and see launch/docs/deployment.md"});
   return found;
 }
 

@@ -79,17 +79,19 @@ Findings check_memory(const Host& host) {
       bytes_left_in_cgroups((host.root / "proc/self/cgroup").string(), (host.root / "sys/fs/cgroup").string());
   const std::uint64_t left = std::min(on_host, in_cgroups);
   if (left >= host.pool_bytes) return {};
-  return {{.what = fmt::format("a pool of {} does not fit into the {} that {} left", mib(host.pool_bytes), mib(left),
-                               on_host <= in_cgroups ? "the host has" : "this container's memory limit has"),
-           .advice = "set a smaller pool_bytes (each rank allocates as much), or raise the limit"}};
+  return {
+      {.what = fmt::format("a pool of {} does not fit into the {} of free memory {}", mib(host.pool_bytes), mib(left),
+                           on_host <= in_cgroups ? "of this host" : "below this container's memory limit"),
+       .advice = "set a smaller pool_bytes (each rank allocates as much), or raise the limit"}};
 }
 
 Findings check_shared_memory(const Host& host) {
   const std::string folder = (host.root / "dev/shm").string();
   struct statvfs space {};
   if (::statvfs(folder.c_str(), &space) != 0)
-    return {{.what = "there is no /dev/shm, over which vLLM's processes exchange messages",
-             .advice = "mount a tmpfs there (docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory)"}};
+    return {
+        {.what = "there is no /dev/shm, over which vLLM's processes exchange messages",
+         .advice = "mount a tmpfs at /dev/shm (docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory)"}};
   const std::uint64_t total = space.f_blocks * space.f_frsize, free = space.f_bavail * space.f_frsize;
   if (total > kSharedMemoryMin && free > kSharedMemoryMin) return {};
   return {{.what = fmt::format("/dev/shm has {} of {} left, and vLLM's processes exchange messages over it", mib(free),
@@ -218,7 +220,8 @@ Findings check_cma(const Host& host) {
   return {{.what = fmt::format("processes can't read each other's memory (kernel.yama.ptrace_scope is {}), so path cma "
                                "can't be used; pools are shared memory and do not need it",
                                scope),
-           .advice = "nothing, unless your own programs send memory outside of pools: then set it to 0",
+           .advice = "do nothing, unless your own programs transfer memory outside of pools; in this case set "
+                     "kernel.yama.ptrace_scope to 0",
            .is_hint = true}};
 }
 

@@ -109,7 +109,8 @@ def test_the_last_node_of_a_kind_is_drained_only_with_force(cluster: Cluster) ->
     for name, role in (("p", "kv_producer"), ("d", "kv_consumer"), ("both", "kv_both")):
         cluster.join(name, role)
     assert drain("d") == (0, "")
-    refused = "is the last one for decode in namespace 'default'; start another one first, or drain it with --force"
+    refused = ("is the last node for decode in namespace 'default'; start another node first, or drain this node with "
+               "--force")
     assert drain("both") == (1, f"kvferry: node 'both' {refused}\n")
     assert drain("d", "--undo") == (0, "")
     assert drain("both") == (0, "")

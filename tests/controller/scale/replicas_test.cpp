@@ -330,7 +330,7 @@ TEST_F(Replicas, StatusTellsPeopleAndMachines) {
   EXPECT_THAT(table, HasSubstr("replica r1, others: r0\n"));
   EXPECT_THAT(table, ::testing::ContainsRegex("etcd 127.0.0.1:[0-9]+: ok\n"));
   EXPECT_THAT(table, ::testing::ContainsRegex(
-                         "event log 127.0.0.1:[0-9]+: ok, written by another replica, 0 bytes unconfirmed"));
+                         "event log 127.0.0.1:[0-9]+: ok, written by another replica; 0 bytes not confirmed yet"));
   const std::string json = output_of("--json --controller " + replicas[0]->endpoint());
   EXPECT_THAT(json, HasSubstr("\"etcd_ok\": true"));
   EXPECT_THAT(json, HasSubstr("\"log_writer\": true"));

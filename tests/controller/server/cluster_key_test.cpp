@@ -38,9 +38,10 @@ TEST(ControllerKey, MembersRegisterPublishAndLookup) {
 TEST(ControllerKey, UnknownPeersGetNoAnswerAndAreCounted) {
   LiveServer server("tcp://127.0.0.1:0", 600'000, kOurKey);
   const std::uint64_t before = server.status().counters.messages_taken;
-  EXPECT_THAT(refusal_of(server.endpoint(), {}), HasSubstr("a controller with a cluster key can't be reached without"));
+  EXPECT_THAT(refusal_of(server.endpoint(), {}),
+              HasSubstr("this process has no cluster key: if the controller has one"));
   EXPECT_THAT(refusal_of(server.endpoint(), kForeignKey),
-              HasSubstr("a controller without a cluster key, or with anot"));
+              HasSubstr("this process has a cluster key: the controller must have the same key"));
   const auto probe = net::connect_tcp(net::address_of_endpoint(server.endpoint()).value());
   ASSERT_TRUE(probe);
   const Counters counters = server.status().counters;
@@ -51,7 +52,8 @@ TEST(ControllerKey, UnknownPeersGetNoAnswerAndAreCounted) {
 
 TEST(ControllerKey, AMemberDoesNotSpeakToAControllerWithoutTheKey) {
   LiveServer server("tcp://127.0.0.1:0");
-  EXPECT_THAT(refusal_of(server.endpoint(), kOurKey), HasSubstr("a controller without a cluster key"));
+  EXPECT_THAT(refusal_of(server.endpoint(), kOurKey),
+              HasSubstr("this process has a cluster key: the controller must have"));
   EXPECT_EQ(server.status().counters.messages_taken, 1U) << "that of this line alone";
 }
 
@@ -97,7 +99,7 @@ TEST(ControllerKey, AClientThatCantRegisterSaysWhatTheKeyHasToDoWithIt) {
   const auto client = make_client({.controller = server.endpoint(), .node = node_info("a")}).value();
   const Result<void> waited = wait_registered(*client, steady_clock(), kUnknownPeerWaitsMs);
   ASSERT_FALSE(waited);
-  EXPECT_THAT(waited.error().what, HasSubstr("a controller with a cluster key can't be reached without it"));
+  EXPECT_THAT(waited.error().what, HasSubstr("this process has no cluster key: if the controller has one"));
 }
 
 }  // namespace

@@ -130,8 +130,9 @@ class CliTest(unittest.TestCase):
                 run("keygen", file)
             with Controller("--bind", "tcp://127.0.0.1:0", "--cluster-key-file", ours) as controller:
                 there = ("--controller", controller.endpoint)
-                self.assert_fails(run("status", *there), 1, "not reachable", "with a cluster key", "cluster_key_file")
-                self.assert_fails(run("clear", *there, "--cluster-key-file", other), 1, "or with another one")
+                self.assert_fails(run("status", *there), 1, "not reachable", "this process has no cluster key",
+                                  "cluster_key_file")
+                self.assert_fails(run("clear", *there, "--cluster-key-file", other), 1, "must have the same key")
                 status = run("status", *there, "--json", KVFERRY_CLUSTER_KEY_FILE=ours)
                 counters = json.loads(status.stdout)["counters"]
                 self.assertEqual(counters["messages_taken"], 1, "that of this status")
@@ -140,7 +141,8 @@ class CliTest(unittest.TestCase):
                 self.assertIn("refused a connection (1 so far): the peer has no cluster key", controller.end()[2])
             with Controller("--bind", "tcp://127.0.0.1:0") as controller:
                 there = ("--controller", controller.endpoint)
-                self.assert_fails(run("status", *there, "--cluster-key-file", ours), 1, "a controller without a")
+                self.assert_fails(run("status", *there, "--cluster-key-file", ours), 1,
+                                  "this process has a cluster key")
             Path(ours).chmod(0o644)
             for command in ("controller", "status"):
                 self.assert_fails(run(command, "--cluster-key-file", ours), 2, ours, "mode 0644", "0600 and 0400")
@@ -266,7 +268,7 @@ class CliTest(unittest.TestCase):
         for state, is_told in ((), True), (("--state", "none"), False):
             with Controller("--bind", bind, *state, HOME="", XDG_STATE_HOME="") as controller:
                 told = controller.end()[2]
-            self.assertEqual("nothing is kept for a restart: neither HOME nor XDG_STATE_HOME" in told, is_told, told)
+            self.assertEqual("no state for a restart, because neither HOME nor XDG_STATE_HOME" in told, is_told, told)
 
     def test_status_tells_of_a_running_controller(self) -> None:
         with Controller("--bind", "tcp://127.0.0.1:0") as controller:

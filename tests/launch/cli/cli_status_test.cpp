@@ -44,7 +44,7 @@ class CliStatus : public ::testing::Test {
 
 TEST_F(CliStatus, TableHasALineForEachNode) {
   const std::string table = output_of("status --controller " + server_.endpoint());
-  EXPECT_THAT(table, ContainsRegex("ENGINE +INCARNATION +ROLE +VERSION +ENDPOINT +SERVES +LOAD +CHUNKS +LAST HEARD"));
+  EXPECT_THAT(table, ContainsRegex("ENGINE +INCARNATION +ROLE +VERSION +ENDPOINT +SERVES +LOAD +CHUNKS +LAST MESSAGE"));
   EXPECT_THAT(table, ContainsRegex("decode-a +7 +kv_both +[0-9.]+ +tcp://10.0.0.1:1 +- +0 +0 +[0-9.]+ s ago\n"));
   EXPECT_THAT(table, ContainsRegex("prefill-b +8 +kv_both +[0-9.]+ +tcp://10.0.0.1:1 +- +0 +4 +[0-9.]+ s ago\n"));
   EXPECT_THAT(table, ContainsRegex("lookups: [1-9]"));

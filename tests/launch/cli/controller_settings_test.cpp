@@ -20,7 +20,8 @@ TEST(ControllerSettings, AnEntryWithAnUnknownKeyOrABadValueIsNamed) {
     return read_controller_settings({std::move(entry)}, std::nullopt).error().what;
   };
   EXPECT_THAT(what({"bnd", {"x"}, "--bnd"}), HasSubstr("--bnd: unknown key 'bnd' (value x); allowed: bind, "));
-  EXPECT_THAT(what({"http", {"x"}, "--http"}), HasSubstr("http is 'x' (--http); allowed: none, or HOST:PORT"));
+  EXPECT_THAT(what({"http", {"x"}, "--http"}),
+              HasSubstr("setting http is 'x' (from --http); allowed: none, or HOST:PORT"));
 }
 
 }  // namespace

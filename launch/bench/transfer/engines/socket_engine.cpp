@@ -117,7 +117,7 @@ class SocketEngine final : public Engine {
           is_send ? ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
       ranges_[end - 1].iov_len += cut;
       if (moved == 0 && !is_send)
-        throw Failure({ErrorCode::kPeerLost, "the other side has closed the connection of the raw socket"});
+        throw Failure({ErrorCode::kPeerLost, "the other process has closed the connection of the raw socket"});
       if (moved < 0 && errno != EINTR && errno != EAGAIN)
         throw Failure({ErrorCode::kPeerLost, fmt::format("the raw socket failed: {}", std::strerror(errno))});
       if (moved < 0) {

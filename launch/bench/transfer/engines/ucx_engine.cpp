@@ -117,7 +117,7 @@ class UcxEngine final : public Engine {
     ucs_status_t status = UCS_INPROGRESS;
     while ((status = ucp_request_check_status(request)) == UCS_INPROGRESS) {
       if (ucp_worker_progress(worker_) != 0) continue;
-      need(deadline.check("UCX's completion"));
+      need(deadline.check("a completion of UCX"));
     }
     ucp_request_free(request);
     check(status, "an operation failed");
@@ -149,7 +149,7 @@ class UcxEngine final : public Engine {
     const Deadline deadline(kPatience);
     while (num_messages_ == 0) {
       if (ucp_worker_progress(worker_) != 0) continue;
-      need(deadline.check("UCX's message"));
+      need(deadline.check("a message of UCX"));
     }
     --num_messages_;
   }

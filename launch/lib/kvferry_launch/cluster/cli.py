@@ -59,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         if file:
             made.add_argument("file", type=Path, metavar="FILE", help="the deployment's YAML")
-            made.add_argument("--on", choices=BACKENDS, help="backend to use instead of the file's 'on'")
+            made.add_argument("--on", choices=BACKENDS, help="where to run the deployment, instead of the file's 'on'")
         return made
 
     made = command("up", up, "start a deployment and stay attached; Ctrl-C stops it")

@@ -94,11 +94,12 @@ def words(default: tuple[str, ...] = ()) -> Key:
 
 
 def port() -> Key:
-    return Key("a port from 0 to 65535 (0: any free one)", is_int(0, 65535), 0)
+    return Key("a port from 0 to 65535 (0: any free port)", is_int(0, 65535), 0)
 
 
 HOST = Key("a host's name or address", is_host)
-HOSTS = Key("a list of host names, or a map of host name to the address that other hosts reach", is_hosts)
+HOSTS = Key("a list of host names, or a map of host names to the addresses at which other hosts "
+            "reach them", is_hosts)
 ENV = Key("a map of environment variables to strings or numbers", is_env, {})
 
 

@@ -64,7 +64,7 @@ class Starter:
                 return [*self.guard(0, with_stdin), *command]
             rank = run_folder(self.spec) / f"ranks-{self.run}" / place.name
             return [sys.executable, script("cluster"), "mpi-relay", str(rank), "--", *command]
-        raise AssertionError(f"nodes can't be started one by one on {self.spec.on}")
+        raise AssertionError(f"with 'on' {self.spec.on}, launch/cluster does not start single nodes")
 
     def guard(self, silence_s: int, with_stdin: bool, key_file: str = "") -> list[str]:
         tools = self.planner.tools

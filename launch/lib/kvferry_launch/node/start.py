@@ -85,7 +85,7 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1",
                         help="address of the HTTP server; routers elsewhere need 0.0.0.0 (default: %(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT[kind],
-                        help="port of the HTTP server; 0 takes any free one (default: %(default)s)")
+                        help="port of the HTTP server; 0 takes any free port (default: %(default)s)")
     parser.add_argument("--kv-role", default=DEFAULT_ROLE[kind],
                         help=f"vLLM's kv_role: one of {', '.join(ROLES)} (default: %(default)s)")
     parser.add_argument("--engine-id", help="id of the engine (default: a random id, made by vLLM)")
@@ -93,9 +93,11 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
                         help="address at which other hosts reach this node's KV (default: this host's address on "
                         "the route to the controller)")
     parser.add_argument("--extra", action="append", default=[], metavar="KEY=VALUE",
-                        help="a key of kv_connector_extra_config; VALUE is JSON, or else a string; repeatable")
+                        help="a key of kv_connector_extra_config; VALUE is JSON, or a string if it is not JSON; may be "
+                        "given several times")
     parser.add_argument("--server", metavar="WORDS",
-                        help="command words that start vLLM's API server (default: vLLM of .venv, else of python3)")
+                        help="command words that start vLLM's API server (default: vLLM of .venv, or of python3 if "
+                        "there is no .venv)")
     parser.add_argument("--report", action="store_true",
                         help="print a line when the server begins to answer and when it no longer answers; used by "
                         "launch/cluster")
@@ -137,7 +139,7 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(RELEASE / "python"), os.environ.get("PYTHONPATH")]))
     extra = parse_extra(arguments.extra)
     if arguments.advertise_host == "":
-        raise NodeError("--advertise-host is empty; it must be an address at which other hosts reach this one")
+        raise NodeError("--advertise-host is empty; it must be an address at which other hosts reach this host")
     if arguments.advertise_host is not None:
         arguments.advertise_host = serving.resolved(arguments.advertise_host)
     if arguments.advertise_host is not None:

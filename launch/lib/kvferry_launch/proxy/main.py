@@ -23,16 +23,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                     "goes to the pair that the controller names, and the prefill server pushes to the decode server "
                     "while it computes. Servers need the connector's key `serves`; the controller needs --http.")
     parser.add_argument("--host", default="127.0.0.1", help="address of the HTTP server")
-    parser.add_argument("--port", type=int, default=8000, help="port of the HTTP server; 0: any free one")
+    parser.add_argument("--port", type=int, default=8000, help="port of the HTTP server; 0 takes any free port")
     parser.add_argument("--controller", default=DEFAULT_CONTROLLER, metavar="http://HOST:PORT",
-                        help="HTTP address of the controller, which its own option --http sets")
+                        help="HTTP address of the controller; the controller's own option --http sets it")
     parser.add_argument("--namespace", default="default", help="kvferry namespace of the servers")
     parser.add_argument("--tries", type=int, default=3, help="number of pairs tried for a request whose servers fail")
     parser.add_argument("--without-prefill", choices=("decode", "refuse"), default="decode",
                         help="behaviour without a prefill server: decode servers compute prompts, or requests get 503")
     parser.add_argument("--first-token", choices=("prefill", "decode"), default="prefill",
-                        help="server that samples the first token of a stream; with prefill, requests whose answer "
-                        "might then differ from a single server's still get it from the decode server")
+                        help="server that samples the first token of a stream; with prefill, the decode server still "
+                        "samples it if the answer might otherwise differ from a single server's")
     parser.add_argument("--transfer", choices=("push", "pull"), default="push",
                         help="push: prefill servers send KV to the decode server while they compute; pull: the decode "
                         "server fetches KV after the prefill server has answered")

@@ -12,10 +12,11 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests by path and status that the client got", "path", "status")
-        self.retries = self._counter("retries", "Requests sent again, by the kind of server that failed", "role")
+        self.retries = self._counter("retries", "Requests sent to another pair of servers, by the kind of server that "
+                                     "failed", "role")
         self.cancelled = self._counter("cancelled", "Requests whose client closed the connection")
-        self.skipped_prefills = self._counter("skipped_prefills", "Requests sent straight to decode, by reason",
-                                              "reason")
+        self.skipped_prefills = self._counter(
+            "skipped_prefills", "Requests that only a decode server served, by reason", "reason")
         self.first_tokens = self._counter(
             "first_tokens", "Answers, by the server that sampled their first token (source) and, if that was the "
             "decode server, why (reason)", "source", "reason")

@@ -269,7 +269,7 @@ class Nodes:
         known = ", ".join(f"{count} {state}" for state, count in states.items())
         away = "" if self.controller_up else f"; the controller at {self.controller} does not answer"
         return (f"no {kind} server takes requests in namespace '{self.name_space}': "
-                f"{known or 'none has reported its URL'}{away}")
+                f"{known or 'no server has reported its URL'}{away}")
 
     def _count(self) -> None:
         self.metrics.controller_up.set(self.controller_up)

@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--requests", type=int, default=8, metavar="N",
                       help="number of requests, 8 at a time (default: 8)")
     made.add_argument("--model", type=Path, default=MODELS / "toy", metavar="PATH",
-                      help="a model folder (default: a small random model, made here)")
+                      help="a model folder (default: a small random model, which this command makes)")
     made.add_argument("--json", type=Path, metavar="FILE", help="file for the table and the totals")
     return made
 
