@@ -300,6 +300,27 @@ def test_a_server_that_the_controller_has_lost_goes_on_with_an_answer_that_it_st
     run(test)
 
 
+def test_requests_for_the_only_decode_server_are_refused_within_5_s_of_its_loss() -> None:
+    async def test(c: Cluster) -> None:
+        (only,) = c.decodes[:1]
+
+        async def never(_: web.Request) -> None:
+            await asyncio.Event().wait()
+
+        only.on_request = never
+        early = asyncio.create_task(c.post({"prompt": "a"}))
+        await eventually(lambda: len(only.got) == 1)
+        c.controller.servers.remove(only)
+        lost_at = asyncio.get_running_loop().time()
+        await eventually(lambda: "d0" not in c.door.nodes.known)
+        late = asyncio.create_task(c.post({"prompt": "b"}))
+        assert [status for status, _ in (await early, await late)] == [502, 503]
+        assert asyncio.get_running_loop().time() - lost_at < 5.0
+        c.controller.servers.append(only)
+
+    run(test, num_decode=1)
+
+
 def test_the_only_decode_server_has_time_to_come_back() -> None:
     """The server may only have been too busy to send heartbeats."""
     async def test(c: Cluster) -> None:
@@ -314,10 +335,12 @@ def test_the_only_decode_server_has_time_to_come_back() -> None:
         only.on_request = wait
         early = asyncio.create_task(c.post({"prompt": "a"}))
         await eventually(lambda: len(only.got) == 1)
+        waits = c.door.nodes.known["d0"].waits
+        waits._heard_at = {task: heard_at - 60.0 for task, heard_at in waits._heard_at.items()}  # a long prompt
         c.controller.servers.remove(only)
         await eventually(lambda: "d0" not in c.door.nodes.known)
         late = asyncio.create_task(c.post({"prompt": "b"}))
-        await asyncio.sleep(2 * LOST_SILENCE_S)
+        await asyncio.sleep(LOST_SILENCE_S)
         assert not early.done() and not late.done()
         c.controller.servers.append(only)
         resumed.set()

@@ -21,12 +21,11 @@ HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again with a restarted controller
-
-# A server that the controller no longer lists is called lost here, but may only be slow. So the requests that run on a
-# lost server go to another server only after LOST_SILENCE_S or ALONE_SILENCE_S.
+# A server that the controller no longer lists may only be slow. Its running requests leave it after:
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
-ALONE_SILENCE_S = 10.0  # time without a byte from the lost server, if no other server takes requests
-COME_BACK_WITHIN_S = 5.0  # if there is no other server, a new request waits this long for a lost server to return
+# Longest wait for a lost server to return, if no other server takes requests. No request waits for 5 s after the
+# controller has lost the server, and up to POLL_INTERVAL_S pass before the proxy notices the loss.
+COME_BACK_WITHIN_S = 3.5
 _PREFILL_ROLES = ("kv_producer", "kv_both")
 _DECODE_ROLES = ("kv_consumer", "kv_both")
 
@@ -95,7 +94,10 @@ class Nodes:
             await self.refresh()
             self._lost = [node for node in self._lost if node.waits]
             for node in self._lost:
-                node.waits.end_silent(LOST_SILENCE_S if self._can_serve else ALONE_SILENCE_S)
+                if self._can_serve:
+                    node.waits.end_silent(LOST_SILENCE_S)
+                else:
+                    node.waits.end_silent(COME_BACK_WITHIN_S - POLL_INTERVAL_S, node.missed_at or 0.0)
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def refresh(self) -> None:

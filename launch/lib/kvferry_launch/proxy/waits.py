@@ -50,10 +50,12 @@ class Waits:
         if task in self._heard_at:
             self._heard_at[task] = time.monotonic()
 
-    def end_silent(self, silence_s: float) -> None:
-        """Ends the waits in which the server has sent nothing for `silence_s`."""
+    def end_silent(self, silence_s: float, since: float = 0.0) -> None:
+        """Ends the waits in which the server has sent nothing for `silence_s`, of which only the time after `since`
+        counts.
+        """
         now = time.monotonic()
         for task, heard_at in self._heard_at.items():
-            if now - heard_at >= silence_s and task not in self._ended:
+            if now - max(heard_at, since) >= silence_s and task not in self._ended:
                 self._ended.add(task)
                 task.cancel()
