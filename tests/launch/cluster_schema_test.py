@@ -73,6 +73,11 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
                                                      "keys of kv_connector_extra_config to their values in JSON"),
     ({"env": {"A": "x\0y"}}, "env is {'A': 'x\\x00y'}, not a map of environment variables to strings or numbers"),
     ({"vllm": ["a\0"]}, "vllm is ['a\\x00'], not a list of strings or numbers"),
+    ({"model": "a\ud800"}, "model is 'a\\ud800', not a string that isn't empty"),
+    ({"decode": {"extra": {"a": "\ud800"}}}, "decode.extra is {'a': '\\ud800'}, not a map of keys of "
+                                             "kv_connector_extra_config to their values in JSON"),
+    ({"decode": {"extra": {"a": float("inf")}}}, "decode.extra is {'a': inf}, not a map of keys of "
+                                                 "kv_connector_extra_config to their values in JSON"),
     ({"model": "~no-such-user/x"}, "'~no-such-user/x' begins with ~, but there is no such home folder"),
     ({"decode": {"extra": {"serves": "x"}}}, "decode.extra.serves is given, but the launcher sets it; remove it"),
     ({"decode": {"hosts_per_replica": 2}}, "decode.hosts_per_replica is 2, but 'on' is local; only kubernetes can "
@@ -107,6 +112,13 @@ def test_each_mistake_is_one_sentence(change: dict[str, Any], message: str) -> N
     (b"", "name is missing"),
     (b"\xff\xfe", "is not UTF-8 text: byte 0 is 0xff"),
     (b"a: " + 5000 * b"[", "is nested too deeply"),
+    (b"name: \0\n", "is not YAML: unacceptable character #x0000"),
+    (b"name: a\nrestart: " + 5000 * b"9", f"is not YAML: '{40 * '9'}' is not a valid int in \"<unicode string>\", "
+                                         "line 2, column 10"),
+    (b"name: 2026-13-45\n", "is not YAML: '2026-13-45' is not a valid timestamp in"),
+    (b"name: !!bool x\n", "is not YAML: 'x' is not a valid bool in"),
+    (b"name: !!timestamp x\n", "is not YAML: 'x' is not a valid timestamp in"),
+    (b"name: !!int \"\"\n", "is not YAML: '' is not a valid int in"),
     (b"name: a\nmodel: x\nname: b\n", "the key 'name' occurs twice in one map"),
     (b"name: a\nmodel: x\nprefill: {env: {A: 1, A: 2}}\n", "the key 'A' occurs twice in one map"),
     (b"name: a\nmodel: x\nhosts: [{a: 1, a: 2}]\n", "the key 'a' occurs twice in one map"),

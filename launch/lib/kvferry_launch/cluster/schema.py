@@ -40,12 +40,17 @@ def is_int(least: int, most: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
+def is_argument(text: str) -> bool:
+    """Returns True if a process can get the text as an argument: no zero byte, and all of it is Unicode."""
+    return not re.search("[\0\ud800-\udfff]", text)
+
+
 def is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != "" and "\0" not in value
+    return isinstance(value, str) and value != "" and is_argument(value)
 
 
 def is_word(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool) and "\0" not in str(value)
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and is_argument(str(value))
 
 
 def is_words(value: Any) -> bool:
@@ -58,9 +63,10 @@ def is_map(value: Any) -> bool:
 
 def is_json_map(value: Any) -> bool:
     try:
-        return is_map(value) and "\\u0000" not in json.dumps(value)
-    except (TypeError, ValueError):  # YAML allows values that JSON can't hold: dates, and maps that contain themselves
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):  # not JSON: YAML allows dates, and maps that contain themselves
         return False
+    return is_map(value) and is_argument(text) and "\\u0000" not in text
 
 
 def is_env(value: Any) -> bool:
@@ -184,4 +190,4 @@ def unknown(name: str, section: Section, path: str) -> str:
 
 
 def shown(value: Any) -> str:
-    return f"'{value}'" if isinstance(value, str) else repr(value)
+    return f"'{value}'" if isinstance(value, str) and value.isprintable() else repr(value)

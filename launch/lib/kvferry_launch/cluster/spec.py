@@ -95,15 +95,28 @@ def parse(file: Path, text: str) -> Any:
             return json.loads(text, object_pairs_hook=lambda pairs: once(file, pairs))
         except ValueError as error:
             raise SpecError(f"{file} is not JSON: {error}") from error
-    loader = yaml.SafeLoader(text)
+
+    class Loader(yaml.SafeLoader):
+        """Names the place of a value for which PyYAML raises another error than YAMLError, such as month 13."""
+
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                kind = str(node.tag).rpartition(":")[2]
+                raise yaml.YAMLError(f"'{str(node.value)[:40]}' is not a valid {kind}{node.start_mark}") from error
+
+    loader = None
     try:
+        loader = Loader(text)
         root = loader.get_single_node()
         check_keys(file, root, set())
         document = loader.construct_document(root) if root is not None else None
     except yaml.YAMLError as error:
         raise SpecError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if isinstance(document, dict) and True in document:  # YAML 1.1 reads the key `on` as the boolean true
         document = {"on" if name is True else name: value for name, value in document.items()}
     return document
