@@ -61,14 +61,15 @@ def test_the_controller_comes_from_the_flag_before_the_environment(model: Path,
 
 
 def test_extra_values_are_typed_and_words_after_the_dashes_come_last(model: Path) -> None:
+    digits = 5000 * "9"  # stays a string, which the connector refuses
     words, _ = command("prefill", "--model", str(model), "--extra", "chunk_tokens=128", "--extra", "path=shm",
-                       "--extra", "save_decode_cache=false", "--advertise-host", "10.0.0.7", "--engine-id", "p0", "--",
-                       "--max-model-len", "1024")
+                       "--extra", "save_decode_cache=false", "--extra", f"pool_bytes={digits}", "--advertise-host",
+                       "10.0.0.7", "--engine-id", "p0", "--", "--max-model-len", "1024")
     assert words[-2:] == ["--max-model-len", "1024"]
     assert config_of(words)["engine_id"] == "p0"
     assert config_of(words)["kv_connector_extra_config"] == {
         "controller": "tcp://127.0.0.1:14600", "serves": "http://10.0.0.7:8100", "advertise_host": "10.0.0.7",
-        "chunk_tokens": 128, "path": "shm", "save_decode_cache": False}
+        "chunk_tokens": 128, "path": "shm", "save_decode_cache": False, "pool_bytes": digits}
 
 
 def test_only_the_cpu_build_gets_cpu_flags(model: Path, cpu_vllm: dict[str, Any]) -> None:
@@ -90,6 +91,7 @@ def test_a_python_without_kvferry_gets_the_build_on_its_path(model: Path, cpu_vl
     (["--model", "."], "is a folder without a config.json"),
     (["--model", "MODEL", "--kv-role", "boss"], "'boss', not one of kv_producer, kv_consumer, kv_both"),
     (["--model", "MODEL", "--controller", "b:2"], "'b:2', not tcp://HOST:PORT, stream://HOST:PORT"),
+    (["--model", "MODEL", "--controller", "tcp://b:" + 5000 * "9"], "9', not tcp://HOST:PORT, stream://HOST:PORT"),
     (["--model", "MODEL", "--port", "70000"], "70000, not a port from 0 to 65535"),
     (["--model", "MODEL", "--extra", "chunk_tokens"], "'chunk_tokens', not KEY=VALUE"),
     (["--model", "MODEL", "surplus"], "'surplus' is not an option"),
@@ -159,7 +161,7 @@ def test_every_endpoint_of_a_controller_is_accepted_and_handed_on(controller: st
 
 @pytest.mark.parametrize("controller", [
     "", "c:1", "tcp://c", "tcp://c:0", "tcp://c:65536", "tcp://:1", "tcp://::1:14600", "tcp://a/b:1", "http://c:1",
-    "unix://relative", "unix://", "ipc://" + "x" * 108, "tcp://a:1,", "tcp://a:1,b:2"])
+    "unix://relative", "unix://\udcff", "unix://", "ipc://" + "x" * 108, "tcp://a:1,", "tcp://a:1,b:2"])
 def test_what_is_not_an_endpoint_of_a_controller_is_refused(controller: str, model: Path) -> None:
     with pytest.raises(NodeError, match="--controller is"):
         command("prefill", "--model", str(model), "--controller", controller)

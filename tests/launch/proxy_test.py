@@ -441,6 +441,10 @@ def test_the_program_says_where_it_listens_and_ends_when_its_requests_have() -> 
     (["--port", "70000"], "--port is 70000"),
     (["--tries", "0"], "--tries is 0"),
     (["--max-body", "0"], "--max-body is 0"),
+    (["--request-timeout", "0"], "--request-timeout is 0.0; it must be a number of seconds above 0"),
+    (["--request-timeout", "nan"], "--request-timeout is nan"),
+    (["--grace", "-1"], "--grace is -1.0; it must be a number of seconds from 0 on"),
+    (["--grace", "inf"], "--grace is inf"),
 ])
 def test_bad_options_are_named(flags: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
     from kvferry_launch.proxy.main import parse

@@ -1,5 +1,7 @@
 """Parses the endpoints of controllers, by the same rules as controller/api/endpoint.cpp."""
 
+import os
+import re
 from dataclasses import dataclass
 
 PATH_BYTES_MAX = 107  # length of the longest path of a Unix socket, without the final zero byte
@@ -25,14 +27,14 @@ def parse_endpoint(text: str, schemes: tuple[str, ...] = NETWORK_SCHEMES + PATH_
         return None
     address = text[len(scheme):]
     if scheme in PATH_SCHEMES:
-        is_path = 0 < len(address.encode()) <= PATH_BYTES_MAX and (scheme == "ipc://" or address.startswith("/"))
+        is_path = 0 < len(os.fsencode(address)) <= PATH_BYTES_MAX and (scheme == "ipc://" or address.startswith("/"))
         return Endpoint(path=address) if is_path else None
     host, _, port = address.rpartition(":")
     has_brackets = host.startswith("[") and host.endswith("]")
     if has_brackets:
         host = host[1:-1]
     is_host = bool(host) and (has_brackets or ":" not in host) and "/" not in host and " " not in host
-    is_port = port.isascii() and port.isdigit() and int(port) <= 65535
+    is_port = re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= 65535
     return Endpoint(host, int(port)) if is_host and is_port else None
 
 

@@ -253,7 +253,7 @@ def parse_extra(pairs: list[str]) -> dict[str, Any]:
             raise NodeError(f"--extra is '{pair}', not KEY=VALUE")
         try:
             extra[key] = json.loads(value)
-        except json.JSONDecodeError:
+        except ValueError:  # not JSON, or a number of more digits than Python converts
             extra[key] = value
         except RecursionError:
             raise NodeError(f"--extra {key} is nested too deeply") from None

@@ -57,6 +57,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     for name in ("tries", "max_body"):
         if (value := getattr(parsed, name)) < 1:
             parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+    if not 0 < parsed.request_timeout < float("inf"):
+        parser.error(f"--request-timeout is {parsed.request_timeout}; it must be a number of seconds above 0")
+    if not 0 <= parsed.grace < float("inf"):
+        parser.error(f"--grace is {parsed.grace}; it must be a number of seconds from 0 on")
     return parsed
 
 
