@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import resource
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from kvferry_launch.paths import REPO
 from kvferry_launch.proxy import bodies
 from kvferry_launch.proxy.nodes import HEALTH_INTERVAL_S, LOST_SILENCE_S
 from kvferry_launch.proxy.streams import Stream, gives_the_same_again
@@ -362,5 +366,35 @@ def test_a_client_that_goes_away_while_its_server_is_lost_is_not_served_elsewher
         await eventually(lambda: c.decodes[0].cancelled == 1)
         await asyncio.gather(asking, return_exceptions=True)
         assert c.num_got()["d1"] == (0 if hasattr(task, "uncancel") else 1)
+
+    run(test)
+
+
+def test_without_file_descriptors_it_says_so_once_and_serves_again_later(tmp_path: Path) -> None:
+    async def test(c: Cluster) -> None:
+        with (tmp_path / "log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(REPO / "launch" / "proxy"), "--port", "0", "--controller", c.controller.url,
+                stdout=asyncio.subprocess.PIPE, stderr=log,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 80)))
+        assert process.stdout is not None
+        try:
+            port = int((await process.stdout.readline()).decode().rpartition(":")[2])
+            c.url = f"http://127.0.0.1:{port}"
+            used = Path(f"/proc/{process.pid}/fd")
+            clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
+            await eventually(lambda: len(list(used.iterdir())) == 80)
+            await asyncio.sleep(2.5)  # asyncio tries again once a second
+            for _, writer in clients:
+                writer.close()
+            await eventually(lambda: len(list(used.iterdir())) < 40)
+            await eventually(lambda: (tmp_path / "log").read_text().count(" takes requests") >= 4)
+            assert (await c.post({"prompt": "a"}))[0] == 200
+        finally:
+            process.kill()
+            await process.wait()
+        said = (tmp_path / "log").read_text()
+        assert said.count("ERROR no file descriptors are left (Too many open files; 80 are allowed)") == 1
+        assert "Traceback" not in said
 
     run(test)

@@ -2,10 +2,13 @@
 
 import argparse
 import asyncio
+import errno
 import logging
 import os
+import resource
 import signal
 import sys
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +17,9 @@ from aiohttp import web
 from kvferry_launch.proxy.app import FrontDoor, Options
 
 DEFAULT_CONTROLLER = "http://127.0.0.1:14601"
+TELL_EVERY_S = 60.0  # shortest time between two log lines about missing file descriptors
+
+logger = logging.getLogger("kvferry.proxy")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -90,6 +96,24 @@ def options_of_member(key_file: str, pulls: bool = False) -> dict[str, Any]:
             "controller_token": signer.http_token()} | no_push
 
 
+class LoopErrors:
+    """Handles the errors that the event loop reports. Without file descriptors asyncio tries to accept connections a
+    hundred times a second, and reports each failure with a traceback.
+    """
+
+    def __init__(self) -> None:
+        self._told_at = float("-inf")
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._told_at > TELL_EVERY_S:
+            self._told_at = time.monotonic()
+            logger.error("no file descriptors are left (%s; %d are allowed); new connections wait until others end",
+                         error.strerror, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
 async def serve(arguments: argparse.Namespace) -> None:
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
                              arguments.without_prefill == "refuse", arguments.request_timeout,
@@ -109,6 +133,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     print(f"kvferry proxy listening on http://{host}:{runner.addresses[0][1]}", flush=True)
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(LoopErrors())
 
     def end() -> None:
         if ending.is_set():
@@ -118,11 +143,13 @@ async def serve(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
     await ending.wait()
-    logging.getLogger("kvferry.proxy").info("shutting down; running requests have %.0f s to end", arguments.grace)
+    logger.info("shutting down; running requests have %.0f s to end", arguments.grace)
     await runner.cleanup()
 
 
 def main() -> None:
     arguments = parse()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a request has a connection on each side
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     asyncio.run(serve(arguments))
