@@ -2,6 +2,7 @@
 """
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -132,6 +133,31 @@ def test_it_ends_with_a_reason_when_every_server_has_failed(tmp_path: Path) -> N
         assert deployment.wait_end() == 1
         assert ("no prefill or decode server runs any more: prefill-0 ended with status 1: RuntimeError: this model "
                 f"does not fit ({tmp_path}/run/tested/logs/prefill-0.log)") in deployment.text()
+        deployment.none_left()
+    finally:
+        deployment.clean_up()
+
+
+def test_it_goes_on_without_file_descriptors(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    try:
+        deployment.start_ready()
+        assert deployment.process is not None
+        up, before, decode = deployment.process.pid, deployment.rows(), server_pid(deployment, "decode-0")
+        _, most = resource.prlimit(up, resource.RLIMIT_NOFILE)
+        resource.prlimit(up, resource.RLIMIT_NOFILE, (3, most))  # what it has stays open
+        assert "is not up" in deployment.call("status", check=False).stderr
+        os.kill(decode, signal.SIGKILL)
+        line = "the nodes go on, but this host has an error: Too many open files\n"
+        eventually(lambda: line in deployment.text() and ".state.json" in deployment.text(), deployment.text)
+        resource.prlimit(up, resource.RLIMIT_NOFILE, (most, most))
+        eventually(lambda: deployment.status()["ready"], deployment.text)
+        assert deployment.text().count(line) == 1
+        after = deployment.rows()
+        assert {name: row["pid"] for name, row in after.items() if name != "decode-0"} == {
+            name: row["pid"] for name, row in before.items() if name != "decode-0"}
+        deployment.signal(signal.SIGINT)
+        assert deployment.wait_end() == 0
         deployment.none_left()
     finally:
         deployment.clean_up()

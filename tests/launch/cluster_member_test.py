@@ -57,6 +57,14 @@ def test_a_signal_is_told_by_its_name(end: str, why: str, tmp_path: Path) -> Non
     assert one.detail == f"restart 1 of 2: {why}"
 
 
+def test_what_can_not_be_started_is_tried_again_and_told(tmp_path: Path) -> None:
+    one = made("prefill", restarts_max=1)
+    one.start(["/no/such/ssh"], tmp_path / "log")
+    assert (one.state, one.detail) == ("restarting", "restart 1 of 1: can't be started: No such file or directory")
+    one.start([sys.executable], tmp_path)
+    assert (one.state, one.detail) == ("failed", "can't be started: Is a directory")
+
+
 def test_it_is_given_up_after_its_restarts_and_waits_between_them(tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "BACK_OFF_S", (0.2, 0.4))

@@ -90,7 +90,10 @@ class Member:
         self._complaint = self._own_reason = ""
         self._started_at = time.monotonic()
         self.become(STARTING, self.detail if self.restarts else "")
-        self.child.start()
+        try:
+            self.child.start()
+        except OSError as error:
+            self._end(f"can't be started: {error.strerror or error}")
 
     def read(self) -> None:
         """Reads the node's new output, and updates the state from the reports in it."""
@@ -121,7 +124,10 @@ class Member:
             if self.child is not None and self.child.overdue:
                 self.child.end_now()
             return
-        why = why_ended(self.child.exit_status, self._own_reason or self._complaint, self.child.last_line)
+        self._end(why_ended(self.child.exit_status, self._own_reason or self._complaint, self.child.last_line))
+
+    def _end(self, why: str) -> None:
+        """Notes that the node's process has ended, or could not be started, and when the next one is started."""
         self.child = None
         if self.leaving:
             self.become(STOPPED)

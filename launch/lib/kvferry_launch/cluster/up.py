@@ -1,5 +1,6 @@
 """`launch/cluster up` for nodes that are child processes: on this host, over ssh, in a Slurm job, on MPI ranks."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -20,6 +21,8 @@ from kvferry_launch.node.cluster_key import KEY_NAME, ensure_key
 from kvferry_launch.process import DEATH_SIGNALS, noted_signals, write_whole
 
 LOOP_S = 0.1
+TROUBLE_S = 1.0  # pause after an error of this host
+TELL_EVERY_S = 60.0  # shortest time between two lines about the same error
 
 
 def locked(folder: Path) -> TextIO:
@@ -53,6 +56,7 @@ class Deployment:
         self._interrupts: list[int] = []
         self._down = False
         self._state = ""
+        self._told: dict[str, float] = {}  # key: a line about an error of this host; value: when it was said last
         self.supervisor = Supervisor(Starter(Planner(spec, hosts), run), self._view.say)
 
     def run(self) -> int:
@@ -75,14 +79,29 @@ class Deployment:
         """Runs the deployment. Returns False after a signal or `down`, and True as soon as no server can run any more.
         """
         while not self._interrupts and not self._down:
-            self.supervisor.tick()
-            self._show()
-            self.supervisor.tell_ready()
-            if reason := self.supervisor.hopeless:
-                self._view.say(reason)
-                return True
-            server.serve(LOOP_S)
+            try:
+                self.supervisor.tick()
+                self._show()
+                self.supervisor.tell_ready()
+                if reason := self.supervisor.hopeless:
+                    self._view.say(reason)
+                    return True
+                server.serve(LOOP_S)
+            except BrokenPipeError:  # stdout was closed
+                raise
+            except OSError as error:
+                self._tell_error(error)
+                time.sleep(TROUBLE_S)
         return False
+
+    def _tell_error(self, error: OSError) -> None:
+        """Says what this host lacks, such as file descriptors or disk space."""
+        place = f" ({error.filename})" if error.filename else ""
+        line = f"the nodes go on, but this host has an error: {error.strerror or error}{place}"
+        if time.monotonic() - self._told.get(line, float("-inf")) > TELL_EVERY_S:
+            self._told[line] = time.monotonic()
+            with contextlib.suppress(OSError):  # stdout may be a file on the full disk
+                self._view.say(line)
 
     def _stop(self) -> None:
         self._view.say("stopping")
@@ -95,8 +114,11 @@ class Deployment:
         self._view.show(rows)
         state = json.dumps(self._status(rows))
         if state != self._state:
-            self._state = state
-            write_whole(self.folder / "state.json", state)
+            try:
+                write_whole(self.folder / "state.json", state)
+                self._state = state
+            except OSError as error:
+                self._tell_error(error)
 
     def _status(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {"name": self.spec.name, "on": self.spec.on, "ready": self.supervisor.ready,
