@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from deployment import eventually
-from kvferry_launch.cluster import member
+from kvferry_launch.cluster import member, spec
 from kvferry_launch.cluster.member import Member
-from kvferry_launch.cluster.plan import Node, Place
+from kvferry_launch.cluster.plan import Node, Place, Planner
+from kvferry_launch.cluster.start import Starter
+from kvferry_launch.cluster.supervise import Supervisor
 
 
 def made(role: str, restarts_max: int = 2) -> Member:
@@ -63,6 +65,26 @@ def test_what_can_not_be_started_is_tried_again_and_told(tmp_path: Path) -> None
     assert (one.state, one.detail) == ("restarting", "restart 1 of 1: can't be started: No such file or directory")
     one.start([sys.executable], tmp_path)
     assert (one.state, one.detail) == ("failed", "can't be started: Is a directory")
+
+
+@pytest.mark.parametrize(("controller", "address", "servers", "says"), [
+    ("failed", "", ["waiting", "waiting"], "no prefill or decode server runs any more: controller no luck ("),
+    ("failed", "", ["failed", "restarting"], "no prefill or decode server runs any more: controller no luck ("),
+    ("ready", "tcp://c:1", ["failed", "failed"], "no prefill or decode server runs any more: prefill-0 no luck ("),
+    ("failed", "", ["ready", "restarting"], ""),
+    ("failed", "tcp://c:1", ["failed", "restarting"], ""),
+    ("restarting", "", ["waiting", "failed"], ""),
+    ("failed", "", [], "no prefill or decode server runs any more: controller no luck ("),
+    ("ready", "tcp://c:1", [], ""),
+])
+def test_a_deployment_is_given_up_when_no_server_can_run(controller: str, address: str, servers: list[str], says: str
+                                                         ) -> None:
+    roles = {role: {"replicas": len(servers) // 2} for role in ("prefill", "decode")}
+    made = Supervisor(Starter(Planner(spec.make({"name": "a", "model": "x"} | roles, Path("demo.yaml")))), print)
+    for one, state in zip(made.members, [controller, *servers], strict=False):
+        one.become(state, "no luck")
+    made.controller.address = address
+    assert made.hopeless.startswith(says) if says else not made.hopeless
 
 
 def test_it_is_given_up_after_its_restarts_and_waits_between_them(tmp_path: Path,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry_launch.cluster.leaving import Leaving
-from kvferry_launch.cluster.member import FAILED, READY, STOPPED, STOPPING, WAITING, Member
+from kvferry_launch.cluster.member import FAILED, READY, RESTARTING, STOPPED, STOPPING, WAITING, Member
 from kvferry_launch.cluster.plan import ENGINE_ROLES, Node
 from kvferry_launch.cluster.schema import REPLICAS_MAX, SpecError
 from kvferry_launch.cluster.spec import run_folder
@@ -58,16 +58,18 @@ class Supervisor:
 
     @property
     def hopeless(self) -> str:
-        """The reason why the deployment can't go on: every node has failed or waits for a failed controller, or every
-        server has failed. "" if the deployment can go on.
-        """
-        if all(member.state in (FAILED, WAITING) for member in self.members):
-            return "no node runs any more; the lines above and the logs say why"
+        """Returns why no server can run any more: all have failed, or wait for a failed controller. Else ""."""
         servers = [member for role in ENGINE_ROLES for member in self.member(role)]
-        if servers and all(member.state == FAILED for member in servers):
-            first = servers[0].node
-            return f"no prefill or decode server runs any more: {first.name} {servers[0].detail} ({self.log_of(first)})"
-        return ""
+        if all(member.state == FAILED for member in servers):
+            first = (servers or [self.controller])[0]
+        elif all(member.state in (FAILED, WAITING, RESTARTING) for member in servers) and not self.controller.address:
+            first = self.controller
+        else:
+            return ""
+        if first.state != FAILED:
+            return ""
+        log = self.log_of(first.node)
+        return f"no prefill or decode server runs any more: {first.node.name} {first.detail} ({log})"
 
     def tick(self) -> None:
         for member in self.members:
