@@ -125,6 +125,17 @@ def test_each_request_has_one_line_with_its_servers_and_where_its_time_went(capl
     assert re.fullmatch(r"POST /v1/completions 413 in [\d.]+ ms", third)
 
 
+def test_a_prompt_that_is_too_long_for_the_controller_is_placed_by_load_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "PAIR_TOKENS_MAX", 2)
+
+    async def test(c: Cluster) -> None:
+        for tokens in ([1, 2], [1, 2, 3]):
+            assert (await c.post({"prompt": tokens}))[0] == 200
+        assert [asked["token_ids"] for asked in c.controller.asked] == [[1, 2], []]
+
+    run(test)
+
+
 def test_a_prompt_of_an_adapter_is_paired_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "ASK_INTERVAL_S", 0.0)
 

@@ -26,6 +26,7 @@ LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other serve
 # Longest wait for a lost server to return, if no other server takes requests. No request waits for 5 s after the
 # controller has lost the server, and up to POLL_INTERVAL_S pass before the proxy notices the loss.
 COME_BACK_WITHIN_S = 3.5
+PAIR_TOKENS_MAX = 1 << 20  # the controller's limit for `POST /pair`; longer prompts are placed by load alone
 _PREFILL_ROLES = ("kv_producer", "kv_both")
 _DECODE_ROLES = ("kv_consumer", "kv_both")
 
@@ -227,8 +228,8 @@ class Nodes:
     async def _ask_pair(self, tokens: list[int] | None, exclude: set[str], extras: dict[str, str]) -> Choice | None:
         out = exclude | {node.engine_id for node in self.known.values() if not node.ready}
         loads = {node.engine_id: node.in_flight for node in self.known.values() if node.in_flight}
-        question = {"namespace": self.name_space, "token_ids": tokens or [], "exclude": sorted(out), "loads": loads,
-                    **extras}
+        asked = tokens if tokens and len(tokens) <= PAIR_TOKENS_MAX else []
+        question = {"namespace": self.name_space, "token_ids": asked, "exclude": sorted(out), "loads": loads, **extras}
         try:
             answer = await self._ask("POST", "/pair", question)
         except aiohttp.ClientResponseError as error:
