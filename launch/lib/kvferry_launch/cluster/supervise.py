@@ -58,7 +58,7 @@ class Supervisor:
 
     @property
     def hopeless(self) -> str:
-        """Returns why no server can run any more: all have failed, or wait for a failed controller. Else ""."""
+        """Returns why no server can run any more: all have failed, or wait for a failed controller. "" if some can."""
         servers = [member for role in ENGINE_ROLES for member in self.member(role)]
         if all(member.state == FAILED for member in servers):
             first = (servers or [self.controller])[0]
