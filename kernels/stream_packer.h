@@ -20,7 +20,7 @@ struct PackerJob {
   std::byte* chunk = nullptr;  // in device memory or pinned host memory
   std::size_t chunk_bytes = 0;
   std::uint32_t chunk_tokens = 0;  // equal to run.num_tokens for a gather
-  std::uint32_t skip_tokens = 0;   // 0 for a gather
+  std::uint32_t skip_tokens = 0;   // tokens at the chunk's start that a scatter does not copy; 0 for a gather
 };
 
 /// Threads: one at a time. All work of a pass is enqueued on its stream, in order; only wait() and a pass's

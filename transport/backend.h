@@ -60,7 +60,7 @@ class Backend {
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes);
   virtual Result<void> revoke(GrantId grant) { return table_.remove_grant(grant); }
 
-  // ---- Only posted tasks call these methods. ----
+  // ---- Called only from tasks passed to post(). ----
 
   /// Adds a peer, whose `address` has passed check_address().
   virtual void add_peer(PeerId peer, const std::string& address) = 0;

@@ -150,8 +150,9 @@ class Transport {
   /// part of another transport, to whose address peers connect. Must be called before the first connect().
   virtual void set_source_address(const std::string& address) = 0;
 
-  /// Ends all transfers (kCancelled), waits for the peers' copies that this transport knows of, and joins the progress
-  /// thread. Idempotent; the destructor calls shutdown().
+  /// Ends all own transfers (kCancelled), waits for a limited time for the copies that peers are making in this
+  /// transport's memory, as far as the backend can see them (see unregister_region()), and joins the progress thread.
+  /// Idempotent; the destructor calls shutdown().
   virtual void shutdown() = 0;
 };
 

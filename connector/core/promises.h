@@ -28,9 +28,9 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
       request, local, external, num_tokens);
 }
 
-/// After an allocation with n > 0 external tokens, the plan loads exactly those n tokens, in order, into blocks of the
-/// job. `first_token` is the first token to load. needed_from[KV group] is the first token that the group's layers
-/// attend to later. Both are counted from the job's first block.
+/// After an allocation with n > 0 external tokens, the job's items load exactly n tokens from first_token on, in order.
+/// In each KV group the job has a block for every token from needed_from[group] on; earlier blocks may be missing,
+/// because a sliding window no longer reaches them. Tokens are counted from the start of the job's first block.
 void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens,
                 std::span<const std::uint32_t> needed_from);
 

@@ -57,7 +57,7 @@ class WorkerCore {
   WorkerCore(std::uint32_t rank, std::uint32_t num_slots) : rank_(rank), slots_(num_slots) {}
 
   // ---- calls of a step, in the order that plan.h describes ----
-  /// Begins the step of a plan. The caller must pass each step once, in increasing order.
+  /// Begins the step of a plan. The caller must call this once for each step, in increasing order.
   void begin_step(std::uint64_t step);
   /// Begins a write of the slot, which must be writable().
   void begin_write(ChunkRef chunk);

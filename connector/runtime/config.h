@@ -36,7 +36,8 @@ struct ConnectorConfig {
   std::string config;  // path of the YAML file; empty: none
 };
 
-/// Returns true if `url` is empty, or is a URL under which routers can reach a server.
+/// Returns true if `url` is empty, or has the form of a server's URL: http:// or https://, a host and perhaps more, up
+/// to 512 characters. Checks only the form, and does not connect.
 bool is_server_url(const std::string& url);
 
 /// Makes the table for connector_settings(), in the order in which the documentation lists the settings.

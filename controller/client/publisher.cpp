@@ -39,7 +39,7 @@ void Publisher::evict(std::span<const ChunkKey> keys) {
 }
 
 void Publisher::begin_snapshot() {
-  kept_.clear();  // the snapshot repairs all earlier losses
+  kept_.clear();  // the snapshot replaces everything before it, so no earlier message is sent again
   kept_bytes_ = 0;
   tiers_of_.clear();
   digests_ = TierDigests{};
@@ -56,8 +56,8 @@ Publisher::Answer Publisher::answer(const wire::SnapshotWanted& wanted) {
   const bool has_begun = snapshot_begun_at_.has_value();
   if (has_begun && *snapshot_begun_at_ >= wanted.next_sequence) return Answer::kOnItsWay;
   const std::uint64_t first_kept = next_sequence_ - kept_.size();
-  // The begin of a snapshot repairs all losses before it. If the controller has not received that begin, it is enough
-  // to send again from the begin on.
+  // A snapshot replaces everything before it. So if the message that begins the snapshot is among the missing ones,
+  // sending again from that message on is enough.
   const bool begin_is_missing = has_begun && *snapshot_begun_at_ >= wanted.resend_from;
   const std::uint64_t from = begin_is_missing ? *snapshot_begun_at_ : wanted.resend_from;
   if ((!wanted.resend_will_do && !begin_is_missing) || from < first_kept || from >= next_sequence_) {

@@ -39,7 +39,7 @@ class Publisher {
   void end_snapshot();
 
   enum class Answer {
-    kOnItsWay,       // nothing was sent: a snapshot that repairs the loss was begun before the request arrived
+    kOnItsWay,       // nothing was sent: a snapshot, which replaces the missing messages, was begun already
     kSentAgain,      // the missing messages were sent again
     kSnapshotBegun,  // a snapshot was begun: the caller must publish everything, then call end_snapshot()
   };

@@ -139,9 +139,10 @@ class Directory {
   void find_holders(const std::string& name_space, const LookupView& query, std::vector<HolderView>& found);
 
   /// Removes the nodes whose lease expired and returns them. The caller must call it many times within lease_ms, each
-  /// time after it has handled all received messages. After a call more than half a lease after the previous one, all
-  /// leases last at least grace_ms longer, because heartbeats that have arrived may not have been read yet. Also frees
-  /// some memory of removed nodes and resizes tables. Takes well below a millisecond.
+  /// time after it has handled all received messages. If more than half a lease has passed since the previous call, no
+  /// lease ends within grace_ms of this call, because heartbeats may have arrived and not been read. Also drops
+  /// snapshots that took longer than snapshot_ms, frees some memory of removed nodes and resizes tables. Takes well
+  /// below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
   /// Returns nullptr for an unknown node. The pointer is valid until a node joins or is removed.
@@ -192,7 +193,7 @@ class Directory {
     ChunkTable table;
     std::map<std::string, NodeId> nodes;                                // [engine id] id of the node
     std::unordered_map<ChunkTable::HolderIndex, const Node*> by_index;  // [holder index in `table`] node
-    std::size_t num_chunks = 0;                                         // sum of num_counted over these nodes
+    std::size_t num_chunks = 0;  // chunks of all `nodes` together, as counted for limits: the sum of Node::num_counted
   };
 
   Node* find(NodeId id);

@@ -6,7 +6,8 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kKeysPerBlock = 4096;  // 64 KiB of keys; walking them takes about 50 us
-constexpr unsigned kRestartBits = 32;        // the index version's bits from this position on count restarts
+// The index version is (number of restarts << kRestartBits) + number of changes, so that it increases at a restart too.
+constexpr unsigned kRestartBits = 32;
 
 }  // namespace
 

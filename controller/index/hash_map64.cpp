@@ -63,8 +63,8 @@ bool HashMap64::erase(std::uint64_t key) {
   return true;
 }
 
-/// Fills the hole by moving the following keys forward as far as their home slots allow, so that no tombstone is
-/// needed.
+/// Fills the hole with following keys (backward-shift deletion), so that no tombstone is needed. No key moves to a slot
+/// before its home slot, where a search for the key begins.
 void HashMap64::erase_slot(Table& table, Slot* hole) {
   for (Slot* slot = hole + 1; slot->value != 0; ++slot) {
     if (table.slots + home(hash(slot->key), table) > hole) continue;

@@ -45,7 +45,7 @@ struct LogEntry {
 struct LogWriterOptions {
   std::string writer{};  // name and run number of this replica
   std::int64_t remember_ms =
-      15'000;  // age limit of remembered records: three leases of a replica, within which a new writer takes over
+      15'000;  // older records are dropped; three times lease_s (replicated_state.h), in which a new writer takes over
   std::size_t remember_bytes_max = 8U << 20;  // limit on the size of all remembered records
   std::size_t entry_bytes_max = 64U << 10;    // limit on the size of an entry; further records go into the next entry
   std::size_t checkpoint_bytes =
@@ -110,10 +110,12 @@ class LogWriter {
   std::uint64_t num_holes_ = 0;
 };
 
-/// Applies the log to a directory. Nodes from the log expire as usual. When such a node sends Hello to this replica,
-/// the directory requests a snapshot from it, and the node's later log entries are ignored. After a gap in a node's
-/// sequence numbers, its log entries are ignored until its next Hello or snapshot in the log. A kHole record removes
-/// all nodes that are known from the log only. Threads: the directory's owner. `now` must not decrease.
+/// Applies the log to a directory. A node that is known only from the log expires like any other node.
+/// A node that sends Hello to this replica reports to it directly from then on: the directory requests a snapshot from
+/// the node, and the log's records of the node are ignored. After a gap in a node's sequence numbers, its records are
+/// ignored until its next Hello or snapshot in the log. A kHole record removes all nodes that are known only from the
+/// log, because they may have changed in the missing records.
+/// Threads: only the thread that owns the directory may call the methods. `now` must not decrease.
 class LogReader {
  public:
   /// `may_join` returns false for an outdated incarnation.

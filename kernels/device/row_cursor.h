@@ -10,7 +10,8 @@ namespace kvferry::device {
 
 class RowCursor {
  public:
-  /// Starts at byte `offset` of the run, which must be inside the run.
+  /// Starts at byte `offset` of the job's run (the bytes that the job copies, see PackJob). `offset` must be less than
+  /// the run's size.
   KVFERRY_DEVICE RowCursor(const PackPlan& plan, const PackJob& job, std::uint64_t offset) : plan_(plan), job_(job) {
     const std::uint32_t row_bytes = plan.row_bytes();
     std::uint64_t row = offset / row_bytes;

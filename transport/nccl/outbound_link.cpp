@@ -89,7 +89,7 @@ void OutboundLink::post_piece(OutTransfer& transfer) {
 
 void OutboundLink::send_request(std::uint64_t token, const Request& request) {
   const RegionDescriptor& remote = request.transfer->what().remote;
-  const auto purpose = static_cast<std::uint8_t>(request.wants);  // Purpose has the same values
+  const auto purpose = static_cast<std::uint8_t>(request.wants);  // equal values; kNotify is not sent here
   Ask message{token, purpose, remote.region, remote.grant, context_.options.packed_bytes_max, {}};
   message.extents.reserve(request.parts.size() * 2);
   for (const Part& part : request.parts) {

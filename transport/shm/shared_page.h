@@ -64,10 +64,11 @@ class NoteRing {
   bool is_broken_ = false;
 };
 
-/// A page that each transport creates and all its peers map. It says whether the transport polls; each region and grant
-/// has a slot on the page, which is open while peers may touch that memory. A peer enters a slot (NoteRing) and then
-/// checks whether the slot is open; the owner closes the slot and then checks which peers are inside. Whichever store
-/// comes first, the owner misses no copy.
+/// A page that each transport creates and all its peers map. is_spinning() says whether the transport polls. Each
+/// region and grant has a slot on the page, which is open while peers may touch that memory.
+/// A peer calls NoteRing::enter() and then is_open(); the owner calls close() and then NoteRing::is_inside(). All four
+/// accesses are seq_cst, so the peer sees that the slot is closed, or the owner sees that the peer is inside, or both.
+/// So the owner misses no copy.
 class ControlPage {
  public:
   // Number of slots, for grants (TransferTable::kGrantsMax) and regions.

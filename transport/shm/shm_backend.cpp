@@ -156,7 +156,8 @@ bool ShmBackend::advance(TimeNs now) {
     std::vector<std::uint32_t> broken;
     for (auto& [number, inbound] : inbound_) {
       if (!inbound.ring) continue;
-      // An empty ring is skipped while this side polls, because no producer need be asked for a wake-up then.
+      // While this side polls, empty rings are skipped. While it does not poll, deliver_notes() must run for empty
+      // rings too, since it asks the producer to wake this side.
       if (is_spinning_ && !inbound.ring->has_notes()) continue;
       has_more |= inbound.ring->has_notes();
       if (!deliver_notes(inbound)) broken.push_back(number);

@@ -11,7 +11,7 @@ namespace kvferry::shm {
 namespace {
 
 constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // more than this does not stay in a core's cache
-constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;  // bytes of a piece for each thread that copies
+constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;  // limit on a piece's bytes, for each copying thread
 // Limit of a slice, and the size at which a part is full. The limit is so small that a slice is still in the cache when
 // it is hashed, and that the threads wait only briefly for the last part.
 constexpr std::uint64_t kPartBytes = std::uint64_t{128} << 10;

@@ -66,7 +66,8 @@ class UcxTransfer {
   Mode choose_mode() const;
   bool is_pull() const { return accepted_.is_pull(); }
   bool is_all_posted() const { return accepted_.is_complete && cursor_.is_at_end(accepted_.copies); }
-  /// Takes the next bytes of one copy, at most `bytes_max`. A push's range is hashed with its first piece.
+  /// Takes the next piece of one copy, at most `bytes_max` bytes. With the first piece of a push's copy it also
+  /// verifies the checksum of the copy's whole local range, if is_hashed_here().
   LocalPiece take_piece(std::uint64_t bytes_max);
   bool is_hashed_here() const { return accepted_.has_checksums() && local_memory_.device == nullptr; }
   void post_operations();

@@ -8,8 +8,8 @@
 namespace kvferry {
 namespace {
 
-// Limit on the chunks of all leases together (16 MiB of pins), since any process can request leases without end. Chunks
-// beyond this limit are not leased.
+// Limit on the number of chunks in all leases together, since any process can request leases without end. The records
+// of the pinned chunks then take at most 16 MiB (a ChunkRef has 16 bytes). Chunks beyond the limit are not leased.
 constexpr std::size_t kLeasedChunksMax = 1 << 20;
 
 }  // namespace

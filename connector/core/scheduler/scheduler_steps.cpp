@@ -75,8 +75,9 @@ RequestState* SchedulerCore::find_scheduled(const ScheduledRequest& scheduled, s
   return last;
 }
 
-/// Returns the number of tokens before the step's checkpoint (CoreConfig::checkpoint_alignment), 0 if the step has no
-/// checkpoint.
+/// Returns the number of tokens before the step's checkpoint, 0 if the step has none. A checkpoint is the model's state
+/// that the engine keeps at the last block boundary before the step's end; CoreConfig::checkpoint_alignment says when
+/// the engine does so.
 std::uint32_t SchedulerCore::checkpoint_of(const RequestState& request) const {
   const std::uint32_t alignment = config_.checkpoint_alignment, start = request.window_end;
   if (alignment == 0 || request.step_end == 0 || start != reusable(start)) return 0;

@@ -66,7 +66,8 @@ class SchedulerConnector:
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
         self._extras = RequestExtras()
-        # [request id] extras in the request's chunk keys; None: its KV is not shared.
+        # [request id] what besides model and tokens goes into the request's chunk keys (adapter, weights epoch,
+        # cache_salt; see RequestExtras); None: the request's KV is not shared.
         self._extras_of: dict[str, str | None] = {}
         self._wants_report: set[str] = set()
         self._kv_cache_manager: KVCacheManager | None = None
@@ -256,7 +257,8 @@ class SchedulerConnector:
         """Empties the pool. vLLM calls this when weights may have changed: KV gets other keys from now on.
 
         Nodes share KV again once all of them have been reset equally often since they started. If requests
-        still use blocks, vLLM has kept its own prefix cache and tells the caller to try again.
+        still use blocks, vLLM has kept its own prefix cache and tells the caller to try again. The weights epoch then
+        stays, and this node shares no KV until the next reset.
         """
         self._node.reset_cache()
         manager = self._kv_cache_manager

@@ -115,7 +115,7 @@ void LeaseLinks::send(const Asker& asker, LeaseAnswer answer) {
 
 void LeaseLinks::answered(const std::string& endpoint, std::uint64_t fetch, LeaseAnswer answer) {
   Result<ShardMap> map = fit_answer(parts_.ranks, answer);
-  if (map && !answer.reply.chunks.empty()) {  // without leased chunks the ranks have no addresses
+  if (map && !answer.reply.chunks.empty()) {  // send() leaves out the ranks' addresses if no chunk is leased
     parts_.peers.set_ranks(endpoint, {std::move(answer.ranks), std::move(*map)});
   } else if (!map) {
     if (answer.reply.refused.empty()) answer.reply.refused = map.error().what;

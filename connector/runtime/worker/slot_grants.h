@@ -22,13 +22,14 @@ class SlotGrants {
 
   void grant(const GrantOrder& order);
   void revoke(const Revocation& order);
-  /// Called when the store has reported a chunk. Returns false if no revocation had passed the chunk to the store.
+  /// Called for each chunk that the store's take_landed() returns: the store has finished with the chunk, well or not.
+  /// Records the outcome of the chunk's revocation. Returns false if revoke() has not given this chunk to the store.
   bool landed(const ChunkStore::Landed& chunk);
   /// Retries revocations that wait for the end of a peer's copy, and sends the outcomes. Returns true if an outcome was
   /// sent.
   bool progress();
-  /// Returns true if a revocation waits for the end of a peer's copy, or the store has not reported a chunk that a
-  /// revocation passed to the store. In both cases progress() has to be called soon.
+  /// Returns true if a revocation waits for the end of a peer's copy, or for landed() with a chunk that revoke() gave
+  /// to the store. In both cases the caller must soon call progress() again.
   bool is_waiting() const { return !revoking_.empty() || !landing_.empty(); }
 
  private:

@@ -1,7 +1,8 @@
-"""The worker process of `kvferry bench transfer` for peers: launch/bench/transfer/worker.h in Python.
+"""The worker process of `kvferry bench transfer` for other systems, such as NIXL: launch/bench/transfer/worker.h in
+Python.
 
-Each peer, which is another system such as NIXL, implements Engine. The pattern and the order of the blocks are
-those of launch/bench/transfer/pattern.cpp.
+Each of these systems implements Engine. The pattern and the order of the blocks are those of
+launch/bench/transfer/pattern.cpp.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ class Job:
 
 
 class Engine:
-    """A peer's engine, with the methods of launch/bench/transfer/engine.h."""
+    """The way in which another system, such as NIXL, moves bytes. Each system has a class derived from this one.
+
+    Methods without a comment are described at the Engine of launch/bench/transfer/engine.h; address() returns what
+    start() returns there.
+    """
 
     is_round_trip = True
 

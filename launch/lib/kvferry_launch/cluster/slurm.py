@@ -42,7 +42,9 @@ def output_of(spec: Spec) -> Path:
 
 
 def job_hosts() -> dict[str, str]:
-    """Returns the hosts of the job that this process is part of. Errors: SpecError."""
+    """Returns the hosts of the job that this process is part of, each with the address at which other hosts reach it,
+    which is the name too. Errors: SpecError.
+    """
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if not listed:
         raise SpecError("this is not inside a Slurm job; launch/cluster up --on slurm submits one")

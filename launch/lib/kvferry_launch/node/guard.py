@@ -28,7 +28,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def descendants(of: int) -> list[int]:
-    """Returns all descendants of process `of`, including orphans, because the kernel makes the guard their parent."""
+    """Returns the descendants of process `of` that still run. For the guard these include orphans, because the guard
+    is a subreaper: when a descendant's parent ends, the kernel makes the guard its parent.
+    """
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
