@@ -13,7 +13,8 @@
 namespace kvferry {
 
 /// One implementation of a transport. It owns the connections and the progress thread. BackendTransport checks every
-/// call against the transfer table, posts tasks in the order of the calls, and calls the methods below.
+/// call against the transfer table, posts tasks in the order of the calls, and calls the methods below. A method
+/// without a comment implements the method of Transport with the same name.
 class Backend {
  public:
   using Task = std::function<void()>;

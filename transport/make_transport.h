@@ -28,7 +28,7 @@ struct CommonOptions {
 struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // limit of operations of one transfer posted to UCX at a time
   std::uint32_t operations_per_peer_max = 64;      // limit of operations of all transfers with one peer
-  // Longer ranges are cut into operations of this size; cancel() waits for posted operations.
+  // Longer ranges are cut into operations of this size, which is small because cancel() waits for posted operations.
   std::uint64_t operation_bytes_max = 1 << 20;
   // Where UCX emulates one-sided operations by messages (TCP), ranges of up to this many bytes are packed into messages
   // that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to revoke them.
@@ -64,11 +64,11 @@ struct NcclOptions : CommonOptions {
   TcpOptions control;        // options of the control link; its CommonOptions are ignored
   std::string library;       // path of libnccl.so.2; empty: $KVFERRY_NCCL_LIBRARY, or the loader's search
   std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and sent as one message
-  // Size of a transfer's pieces; cancel() and revoke() wait for pieces that have begun.
+  // Size of a transfer's pieces, which is small because cancel() and revoke() wait for pieces that have begun.
   std::uint64_t piece_bytes = 8 << 20;
   std::uint32_t pieces_per_peer_max = 8;  // limit of one peer's pieces that are requested or under way
-  TimeNs stuck_ns = kSecond;              // a cancelled transfer without progress for this long ends its session
-  TimeNs hung_ns = 30 * kSecond;          // a communicator stuck for this long, with a live peer, ends its session
+  TimeNs stuck_ns = kSecond;              // a cancelled transfer without progress for this long ends the connection
+  TimeNs hung_ns = 30 * kSecond;          // a communicator stuck for this long ends the connection to a live peer
 };
 
 /// Options of the backend that copies between the GPU memory of two processes of one host: the submitting process maps
@@ -77,7 +77,7 @@ struct NcclOptions : CommonOptions {
 struct GpuIpcOptions : CommonOptions {
   Device* device = nullptr;              // the GPU that copies; must outlive the transport
   std::uint64_t piece_bytes = 16 << 20;  // maximum of bytes copied in one launch
-  // Limit of enqueued bytes; cancel() and urgent transfers wait for the enqueued copies.
+  // Limit of enqueued bytes, because cancel() and urgent transfers wait for the enqueued copies.
   std::uint64_t in_flight_bytes = 64 << 20;
 };
 

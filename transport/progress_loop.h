@@ -58,7 +58,8 @@ class ProgressLoop {
   void unwatch(int fd);
   /// May be called by any thread. Makes drive() also return while `fd` is readable. The progress thread ignores `fd`.
   void add_wakeup_fd(int fd);
-  /// Makes the progress thread call advance(). May be called only under the loop's lock.
+  /// Makes the thread that runs the loop call advance() soon, also if it sleeps. May be called only under the loop's
+  /// lock.
   void kick() { inbox_.wake().set(); }
 
   /// May be called by any thread that does not hold the loop's lock. Runs the task under the lock: at once if the lock
@@ -99,7 +100,8 @@ class ProgressLoop {
   std::atomic<bool> is_driving_{false};
   std::atomic<bool> is_parked_{true};  // whether the thread is parked; also true before the thread is started
   std::atomic<TimeNs> driven_at_{0};
-  // Whether the driver has slept. Then the thread stays parked until drive() ends.
+  // Whether the driver has slept, so that it wakes the parked thread at the end of drive(). Otherwise the parked thread
+  // looks every kHandBackNs by itself whether drive() has ended, which saves drive() a system call.
   std::atomic<bool> has_driver_slept_{false};
   std::mutex park_mutex_;
   std::condition_variable unpark_;

@@ -61,7 +61,7 @@ class RangeVerifier {
   /// Returns the text for Completion::what.
   std::string what() const;
 
-  /// Starts hashing all ranges' local bytes on their GPU, in the stream's order.
+  /// Starts hashing all ranges' local bytes on their GPU, after the work that is already enqueued on `stream`.
   Result<void> start_on_device(Device& device, DeviceStream stream);
   /// Returns whether a GPU may still be reading the local bytes.
   bool is_hashing() const { return hashes_ != nullptr; }

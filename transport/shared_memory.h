@@ -47,7 +47,7 @@ class SharedMemory {
   /// Makes zeroed memory and reserves all its pages: huge pages if enough are set aside (vm.nr_hugepages) or the system
   /// makes them (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or `always`). `label`: 1 to 64
   /// characters [A-Za-z0-9_.], shown in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not
-  /// enough memory; the message names `pool_bytes`.
+  /// enough memory; the message names the setting `pool_bytes`, which the user can lower.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
   /// Maps memory that another process of the same user has created, by its name(). kNotFound: no such memory.
   static Result<SharedMemory> open(const std::string& name);

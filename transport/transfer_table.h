@@ -84,13 +84,16 @@ class TransferTable {
     PeerId peer;
     bool is_new = false;
   };
+  /// Returns the id of the peer at an address. Makes a new id if no peer has this address, or if that peer was lost.
   Connected connect(const std::string& address, std::uint64_t incarnation);
   /// Removes a peer; transfers with it are refused afterwards. Returns whether the peer was known.
   bool remove_peer(PeerId peer);
   /// Records a broken connection: the id stays valid until remove_peer(), but connect() to its address makes a new id.
   void lose_peer(PeerId peer);
 
+  /// Checks a transfer and records it as pending. Errors: those of Transport::submit().
   Result<AcceptedTransfer> accept(PagedTransfer transfer);
+  /// Checks the ranges that are added to a transfer. Errors: those of Transport::feed().
   Result<FedCopies> feed(TransferId id, const std::vector<CopyRange>& ranges, std::vector<std::uint64_t> checksums,
                          bool is_last);
   /// Returns the peer if the transfer is pending and this is the first request to cancel it, otherwise nullopt.
@@ -127,6 +130,7 @@ class TransferTable {
     std::string address;
     std::uint64_t incarnation = 0;
   };
+  /// A pending transfer.
   struct Open {
     PeerId peer;
     RegionId region;

@@ -21,9 +21,10 @@ using PeerId = StrongId<struct PeerIdTag, std::uint32_t>;          // a peer to 
 using TransferId = StrongId<struct TransferIdTag, std::uint64_t>;  // an accepted transfer, unique per transport
 using GrantId = StrongId<struct GrantIdTag, std::uint32_t>;        // a peer's right to access a part of a region
 
-/// Memory to register. With `fd` it is a shared mapping of that file from `fd_offset` on, which peers on the same host
-/// can map too (SharedMemory::region()) if the file has F_SEAL_SHRINK; -1: any other memory. With `device` it is memory
-/// of that GPU; the caller must submit a transfer only after the GPU has written the bytes that the transfer reads.
+/// Memory to register. With `fd` it is a shared mapping of that file from `fd_offset` on, as SharedMemory::region()
+/// returns it; peers on the same host map the file too if its seal F_SEAL_SHRINK keeps it from getting shorter. Without
+/// `fd` (-1) it is any other memory. With `device` it is memory of that GPU; the caller must submit a transfer only
+/// after the GPU has written the bytes that the transfer reads.
 struct MemoryRegion {
   void* base = nullptr;
   std::uint64_t bytes = 0;
@@ -52,18 +53,19 @@ struct PagedTransfer {
   RegionId local;
   std::string remote_region;  // result of the peer's export_region() or export_grant()
   std::vector<CopyRange> ranges;
-  std::string notification;  // if not empty: delivered to the peer when all bytes are visible there or have been read
+  std::string notification;  // if not empty: delivered to the peer when all bytes are there (push) or were read (pull)
   Priority priority = Priority::kNormal;
   /// If true, more ranges follow by feed(), layer by layer. The notification and the Completion come after the last of
   /// these ranges.
   bool is_fed = false;
-  /// chunk_checksum() of each range's bytes, in order; empty: not verified. Compared as the bytes arrive, in one pass.
+  /// chunk_checksum() of each range's bytes, in order. The transport compares them with the bytes that it moves; if one
+  /// differs, the transfer ends with kCorrupt. Empty: the bytes are not verified.
   std::vector<std::uint64_t> checksums = {};
 };
 
-/// The outcome of a transfer. `code` is kOk, kCancelled, kPeerLost, kCorrupt (a checksum differs; no notification was
-/// sent), kRefused (the peer has revoked the grant or unregistered the region) or kInternal. The transfer's local
-/// memory is no longer touched.
+/// The outcome of a transfer, whose local memory is no longer touched. `code` is kOk, kCancelled, kPeerLost (the peer
+/// died, was silent for too long or was disconnected), kCorrupt (a checksum differs; no notification was sent),
+/// kRefused (the peer has revoked the grant or unregistered the region) or kInternal (any other failure, see `what`).
 struct Completion {
   TransferId id;
   ErrorCode code = ErrorCode::kOk;
@@ -95,7 +97,7 @@ class Transport {
   Result<RegionId> register_region(void* base, std::uint64_t bytes) {
     return register_region(MemoryRegion{base, bytes});
   }
-  /// Returns opaque bytes that name the region to peers (base, size, rkey).
+  /// Returns opaque bytes that name the region to peers, for PagedTransfer::remote_region.
   virtual Result<std::string> export_region(RegionId region) const = 0;
   /// Unregisters a region. kInvalidArgument: unknown region; kFull: own transfers or a peer's copy still use the
   /// region, so the caller must call again. Peers may be refused from the first call on. If the network card accesses
@@ -105,20 +107,21 @@ class Transport {
 
   /// Lets peers access [offset, +bytes) of a region until revoke(). A transfer that names export_grant() as its
   /// remote_region counts remote offsets from the grant's start, and is refused outside of the grant.
-  /// kInvalidArgument: unknown region or bounds; kFull: too many grants; kUnavailable: this memory can't be granted.
+  /// kInvalidArgument: unknown region or bounds; kFull: too many grants; kUnavailable: this backend could not revoke a
+  /// grant of this memory.
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) = 0;
   virtual Result<std::string> export_grant(GrantId grant) const = 0;
   /// Revokes a grant. Once this returns ok, no peer accesses the memory by the grant any more, and transfers that name
-  /// it end with kRefused. kFull: a peer's copy still uses the grant; the caller must call again (the copies of a dead
-  /// peer end). kInvalidArgument: the grant is unknown, or was revoked before.
+  /// it end with kRefused. kFull: a peer's copy still uses the grant, so the caller must call again; the copy ends at
+  /// the latest when the peer dies. kInvalidArgument: the grant is unknown, or was revoked before.
   virtual Result<void> revoke(GrantId grant) = 0;
 
   /// Returns the id of the peer at an address. kInvalidArgument: the address is malformed, or of a peer that can't be
   /// reached. The connection is made later; transfers with a dead peer complete with kPeerLost. The same address gives
   /// the same PeerId until the peer is lost. A lost peer's id stays valid until disconnect().
   virtual Result<PeerId> connect(const std::string& address) = 0;
-  /// Removes a peer. Pending transfers with the peer complete with kPeerLost or kOk; the peer's id is invalid
-  /// afterwards.
+  /// Removes a peer. Pending transfers with the peer complete with kPeerLost, or with kOk if they were done before; the
+  /// peer's id is invalid afterwards.
   virtual void disconnect(PeerId peer) = 0;
 
   /// Starts a transfer. kInvalidArgument: bad peer, region or range (both sides' bounds are checked before anything

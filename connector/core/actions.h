@@ -17,8 +17,8 @@ namespace kvferry {
 // ---- fetches: queries to the controller, lease requests to other nodes, pull orders to all workers ----
 struct QueryDirectory {
   std::uint64_t fetch = 0;
-  std::vector<ChunkKey> keys;
-  std::vector<ChunkKey> tail_groups;
+  std::vector<ChunkKey> keys;         // full chunks, in prefix order
+  std::vector<ChunkKey> tail_groups;  // [i] group of the tails that follow the first i of `keys`
 };
 struct RequestLease {
   std::uint64_t fetch = 0;

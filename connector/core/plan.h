@@ -3,7 +3,8 @@
 //
 // Each rank executes a step in this order: saves_before (blocks of preempted and finished requests, before they are
 // overwritten), loads, the forward pass, saves_after. All four end within the step, so kvferry reads and writes an
-// engine block only in the step whose plan names that block. This is the promise fenced-reuse (promises.h).
+// engine block only in the step whose plan names that block. This keeps the promise fenced-reuse for blocks: no block
+// is reused before every copy from or to it has ended.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The connector's promises (README: "Promises"). Each promise has a name and a check. The cores call the check wherever
-// the promise could break, in release builds too.
+// The connector's promises, which tests/PROOF.md lists and proves. Each promise here has a name and a check. The cores
+// call the check wherever the promise could break, in release builds too.
 #pragma once
 
 #include <cstdint>

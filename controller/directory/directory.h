@@ -199,6 +199,7 @@ class Directory {
   Node* find(NodeId id);
   std::size_t room_for(const Node& node, std::size_t num_held) const;
   /// Returns true if the caller must apply the message. Returns false if the message is old or follows a loss.
+  /// `voids_before`: the message begins a snapshot, so it is applied even after a loss.
   bool accept(Node& node, std::uint64_t sequence, bool voids_before);
   Update ask(Node& node, TimeNs now);
   template <class Change>

@@ -67,7 +67,7 @@ struct RankMatch {
 struct PromptQuery {
   std::string model;
   std::string tenant = "default";
-  std::string salt;                         // salt that the engines registered, or the request's cache salt
+  std::string salt;                         // salt that engines registered; if none did, the request's cache salt
   std::optional<std::uint32_t> block_size;  // none: engines of any block size match
   std::string lora_name;
   std::optional<std::uint64_t> lora_id;

@@ -35,7 +35,7 @@ struct EngineIndexCounters {
   std::uint64_t blocks_dropped = 0;  // blocks that were not indexed because a memory limit was reached
   // Blocks without tokens or with an unknown parent, which can be found by hash only.
   std::uint64_t blocks_unplaced = 0;
-  std::uint64_t other_group = 0;       // events of layer groups that are not indexed; see `group` in Holder
+  std::uint64_t other_group = 0;       // events of layer groups that are not indexed: one group of each holder is
   std::uint64_t other_block_size = 0;  // events with another block size than this index
   std::uint64_t hashes_ambiguous = 0;  // hashes that two engines use for different tokens
 };
@@ -97,7 +97,7 @@ class EngineIndex {
     NodeIndex node = 0;
     bool is_used = false;
     std::string lora_name;
-    std::optional<std::uint32_t> group;  // layer group whose events are indexed; see counts()
+    std::optional<std::uint32_t> group;  // the only layer group whose events are indexed
     bool group_is_full = false;          // whether `group` has full attention
     /// Keys of blocks by hash, for hashes that keys_of_ maps to another engine's block with other tokens.
     std::unordered_map<ShortKey, ShortKey> own_keys;

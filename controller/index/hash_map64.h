@@ -1,8 +1,9 @@
 // A map from 64-bit keys to 64-bit values: from engines' block hashes to the keys of EngineIndex.
 //
-// Open addressing with linear probing. A key's home slot is the high half of hash * num_slots, so the homes in two
-// tables of different sizes have the same order: a resize moves the slots from first to last, a few with each change. A
-// lookup reads one cache line, fewer than in KeyMap; indexing vLLM's events takes a quarter more time with KeyMap.
+// Open addressing with linear probing: a search for a key begins at its home slot and goes on until a free slot. Home
+// slots have the order of the keys' hashes, however many slots a table has (home slot = high half of hash * num_slots).
+// So a resize moves the slots from first to last, a few with each change. A lookup reads one cache line, fewer than in
+// KeyMap; indexing vLLM's events takes a quarter more time with KeyMap.
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,11 @@
 // A map from keys to small values: a log of the keys, and an open-addressing table of their positions that grows and
 // shrinks a few cache lines at a time.
 //
-// A bucket is one cache line. A key's home bucket is the high half of hash * num_buckets, so the homes in two tables of
-// different sizes have the same order: a resize moves the buckets from first to last and releases those it has moved. A
-// key whose home bucket is full goes to the next bucket. Each bucket counts the keys that passed over it because it was
-// full, so a lookup ends at the first bucket that no key passed, and an erasure leaves no tombstone.
+// A bucket is one cache line. A search for a key begins at its home bucket; a key whose home bucket is full goes to the
+// next bucket. Home buckets have the order of the keys' hashes, however many buckets a table has (home bucket = high
+// half of hash * num_buckets). So a resize moves the buckets from first to last and releases those it has moved. Each
+// bucket counts the keys that passed over it because it was full, so a lookup ends at the first bucket that no key
+// passed, and an erasure leaves no tombstone.
 #pragma once
 
 #include <algorithm>

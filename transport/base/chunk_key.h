@@ -1,8 +1,8 @@
 // Chunk keys: a key is derived from everything that a chunk's KV is computed from, so equal keys name equal KV.
 //
-// A key is the first 128 bits of SHA-256 over (parent key, extra keys, token ids as little-endian int32). The first
-// chunk's parent is the root key of (model fingerprint, request extras), so equal keys mean equal model, equal prefix
-// and equal tokens, on every node, whatever the node's TP size, block size, vLLM version or PYTHONHASHSEED.
+// A key is the first 128 bits of SHA-256 over (parent key, the chunk's extras, token ids as little-endian int32). The
+// first chunk's parent is the root key of (model fingerprint, request extras), so equal keys mean equal model, equal
+// prefix and equal tokens, on every node, whatever the node's TP size, block size, vLLM version or PYTHONHASHSEED.
 #pragma once
 
 #include <fmt/format.h>
@@ -27,8 +27,8 @@ struct ChunkKey {
 /// Returns the first chunk's parent key. `extras`: what else changes KV (a LoRA's digest, cache_salt), or empty.
 ChunkKey root_key(std::string_view fingerprint, std::string_view extras);
 
-/// Returns the key of the chunk that follows `parent` and holds `tokens`, in order. `extras`: per-chunk extra keys
-/// (multimodal).
+/// Returns the key of the chunk that follows `parent` and holds `tokens`, in order. `extras`: what else changes the KV
+/// of this chunk (the multimodal items in it), or empty.
 ChunkKey chunk_key(const ChunkKey& parent, std::span<const std::int32_t> tokens, std::string_view extras = {});
 
 /// A lookup does not know the length, and so not the key, of a stored tail (a chunk shorter than chunk_tokens). The

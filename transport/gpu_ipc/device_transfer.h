@@ -65,6 +65,7 @@ class DeviceTransfer {
   void finish_checksums();
   /// Records an event after the work enqueued so far. `bytes`: number of bytes enqueued since the last call.
   void fence(std::uint64_t bytes);
+  /// Ends the transfer because an event of the device has failed. If events fail for too long, gives the device up.
   void settle(const Error& refusal, TimeNs now);
 
   AcceptedTransfer accepted_;

@@ -52,7 +52,7 @@ class Mappings {
   std::map<std::pair<std::string, std::uint64_t>, std::byte*> opened_;  // key: exported handle and size
 };
 
-/// Threads: the same as for Backend; all private members belong to the progress thread.
+/// Threads: Backend says which threads may call its methods; all private members belong to the progress thread.
 class GpuIpcBackend final : public InboxBackend {
  public:
   /// Starts the progress thread. The backend owns `stream` and drops it. `control` carries notifications and

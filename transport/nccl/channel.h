@@ -111,6 +111,7 @@ class Channel {
   /// Moves the queue's first piece to in_flight_. Precondition: the communicator has posted the piece's NCCL group.
   void end_posting();
   void reap(TimeNs now, std::vector<Report>& reports);
+  /// After abort(): finds out whether the channel is quiet, which is assumed if the device's events fail for too long.
   void settle(TimeNs now);
   void fail(const Error& error) {
     if (why_.empty()) why_ = error.what.empty() ? "no reason was given" : error.what;

@@ -15,7 +15,7 @@
 
 namespace kvferry::nccl {
 
-/// Threads: the same as for Backend; all private members belong to the progress thread.
+/// Threads: Backend says which threads may call its methods; all private members belong to the progress thread.
 class NcclBackend final : public InboxBackend {
  public:
   /// Starts the progress thread.

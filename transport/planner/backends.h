@@ -18,7 +18,7 @@ struct PathInfo {
   Path path;
   std::string_view name;      // name in settings and logs
   std::string_view backend;   // name in addresses and descriptors; the same for all paths of one backend
-  std::uint32_t reaches = 0;  // set of the memory classes that the path reaches, see bit_of()
+  std::uint32_t reaches = 0;  // memory classes that the path reaches, one bit_of() each
   bool needs_gpu = false;
   bool (*is_useful)(const TransportOptions& options) = nullptr;  // kAuto leaves the path out if this returns false
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions& options) = nullptr;

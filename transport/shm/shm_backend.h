@@ -20,8 +20,8 @@
 
 namespace kvferry::shm {
 
-/// Threads: the same as for Backend. The methods of ProgressLoop::Owner, and private methods whose comments do not say
-/// otherwise, run under the loop's lock.
+/// Threads: Backend says which threads may call its methods. The methods of ProgressLoop::Owner, and private methods
+/// whose comments do not say otherwise, run under the loop's lock.
 class ShmBackend final : public Backend, public ProgressLoop::Owner {
  public:
   explicit ShmBackend(const ShmOptions& options);

@@ -46,6 +46,7 @@ class InboundLink final : public MessageHandler {
     std::uint32_t num_segments_begun = 0;  // number of segments whose header has arrived
     std::uint32_t num_segments_in = 0;  // number of segments whose payload has arrived; the push ends with the last one
     std::uint32_t num_segments = 0;     // number of all segments of the push; known when is_final
+    // Flags of the push's last message (Flags in messages.h); false until that message has arrived.
     bool is_final = false;
     bool is_aborted = false;
     bool is_unsound = false;

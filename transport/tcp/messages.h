@@ -40,8 +40,8 @@ enum Flags : std::uint8_t {
   kFinal = 1,      // the last message of a push; its num_segments counts the segments of the whole push
   kAborted = 2,    // with kFinal: the initiator has given up the push; the target sends no answer and no notification
   kChecksums = 4,  // the message has a checksum for each entry, compared when its range ends
-  kRefused = 8,
-  kUnsound = 16,  // with kFinal: the initiator has found a corrupt range itself, so there is no notification
+  kRefused = 8,    // in a kData message: the pull is refused, and there is no payload
+  kUnsound = 16,   // with kFinal: the initiator has found a corrupt range itself, so there is no notification
 };
 
 struct MessageHeader {
@@ -73,6 +73,7 @@ constexpr std::uint32_t kEndsRange = std::uint32_t{1} << 31;
 constexpr std::uint32_t kEntriesMax = 1000;
 constexpr std::uint32_t kPayloadMax = 64 << 20;
 constexpr std::uint32_t kRequestsMax = 256;  // limit on unanswered kPull messages of a connection; more end the link
+// Limits on a message's text: before the peer has sent a valid Hello or Welcome, and afterwards.
 constexpr std::uint32_t kHelloBytesMax = 8192;
 constexpr std::uint32_t kAnswerBytesMax = 1 << 20;
 constexpr std::size_t kCorruptMax = 100'000;  // limit on ranges named in an answer; further ones are left out

@@ -19,7 +19,8 @@
 
 namespace kvferry::tcp {
 
-/// Threads: the same as for Backend. Methods that Backend does not declare run under the loop's lock, except start().
+/// Threads: Backend says which threads may call its methods. Methods that Backend does not declare run under the loop's
+/// lock, except start().
 class TcpBackend final : public Backend, public ProgressLoop::Owner {
  public:
   explicit TcpBackend(const TcpOptions& options);

@@ -21,7 +21,7 @@ namespace kvferry::ucx {
 
 /// Promise: TransferTable::complete() is called exactly once for each submitted transfer, also when the peer dies or
 /// the backend stops, and by then UCX no longer touches the transfer's memory.
-/// Threads: the same as for Backend; all private members belong to the progress thread.
+/// Threads: Backend says which threads may call its methods; all private members belong to the progress thread.
 class UcxBackend final : public InboxBackend {
  public:
   explicit UcxBackend(const UcxOptions& options) : InboxBackend(options.transfers_max), options_(options) {}

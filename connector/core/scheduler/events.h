@@ -58,9 +58,9 @@ using TokenSource = std::function<std::vector<std::int32_t>(const RequestId& id,
 
 /// The answer to a lookup.
 struct Answer {
-  bool pending = false;  // the engine must ask again in a later step
-  std::uint32_t num_external = 0;
-  bool is_async = false;
+  bool pending = false;            // the engine must ask again in a later step
+  std::uint32_t num_external = 0;  // number of tokens, after the local ones, that the pool can load
+  bool is_async = false;           // the request is scheduled only after the load has ended
 };
 
 /// Record of one admission of a request, for reports. Only `loaded` changes after the admission.

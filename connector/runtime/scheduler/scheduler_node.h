@@ -22,7 +22,7 @@ struct SchedulerOptions {
   ConnectorConfig config;
   EngineId engine_id;
   std::string role;         // vLLM's kv_role
-  std::string fingerprint;  // the model as text, see controller::NodeInfo
+  std::string fingerprint;  // the model and its KV format as text, see transport/base/fingerprint.h
   std::uint32_t block_tokens = 16;
   // The next four fields have the same meaning as in CoreConfig.
   std::vector<std::uint32_t> windows = {0};
