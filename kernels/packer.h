@@ -24,8 +24,8 @@ struct TokenRun {
   std::span<const std::vector<BlockId>> block_ids;
 };
 
-/// Maps heads of the cache to heads of the chunk. The node that packs and the node that unpacks may have different
-/// numbers of ranks.
+/// Which heads are copied: `count` heads, from head `first_in_cache` of the cache and from head `first_in_chunk` of the
+/// chunk on. The node that packs and the node that unpacks may have different numbers of ranks, and so of heads.
 struct HeadSlice {
   std::uint32_t chunk_heads = 0;  // 0: the chunk has the cache's heads, and all are copied
   std::uint32_t first_in_chunk = 0;

@@ -129,8 +129,9 @@ void EngineIndex::move_placements(ShortKey from, ShortKey to) {
   }
 }
 
-/// Maps `hash` to `key`. If `hash` has another key already and one of the two is an unplaced_key(), the key made from
-/// tokens wins: the other one of `key` and the stored key is set to it.
+/// Maps `hash` to `key`. If `hash` is mapped to another key already: of a key made from tokens and an unplaced_key(),
+/// the former becomes both the mapped key and `key`; a mapped key without a holder is replaced. In all other cases the
+/// hash is ambiguous: the mapping stays, and the holder's own_keys get `key`.
 void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
   ShortKey* known = key_of(holder, hash);
   if (known == nullptr) {

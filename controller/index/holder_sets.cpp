@@ -147,7 +147,8 @@ void HolderSets::add_to_shared(Id set) {
   ++num_shared_;
 }
 
-/// Moves the entries after the removed one forward as far as their buckets allow, so that no tombstone is needed.
+/// Fills the hole with following sets (backward-shift deletion), so that no tombstone is needed. No set moves to a
+/// place before its bucket, where a search for the set begins.
 void HolderSets::remove_from_shared(Id set) {
   const std::size_t mask = shared_.size() - 1;
   std::size_t hole = bucket_of(members(set));

@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::size_t kRecordBytes = 64;  // approximate size of a record without its strings
 /// First sequence number that LogReader uses in the directory for a node from the log. It is higher than the node's own
-/// numbers, so that the node's Hello makes the directory request a snapshot.
+/// numbers: so the directory takes the node's Hello for the start of new numbers, and requests a snapshot from the
+/// node.
 constexpr std::uint64_t kFirstSequence = std::uint64_t{1} << 62;
 
 LogRecord record_of(LogKind kind, const NodeInfo& info) {

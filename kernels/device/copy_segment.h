@@ -33,8 +33,9 @@ KVFERRY_DEVICE std::uint32_t stripes_before(std::uint64_t end, std::uint64_t fir
   return count < kSegmentStripes ? static_cast<std::uint32_t>(count) : kSegmentStripes;
 }
 
-/// Gathers the bytes of segment `segment` that lie in `layers`. Bytes of earlier layers in the same segment are read
-/// from the chunk, where an earlier launch on the same stream has written them.
+/// Gathers the bytes of segment `segment` that lie in `layers`. With kHashes, also hashes the whole segment once it
+/// ends in these layers: bytes of earlier layers are read from the chunk, where an earlier launch on the same stream
+/// has written them.
 template <class Format, bool kHashes>
 KVFERRY_DEVICE LanePart gather_segment(const PackPlan& plan, const PackJob& job, const LayerRange& layers,
                                        const SegmentSecret& secret, std::uint64_t segment, std::uint32_t lane) {
@@ -76,8 +77,9 @@ KVFERRY_DEVICE LanePart gather_segment(const PackPlan& plan, const PackJob& job,
   return {kHashes ? hash.part(secret) : 0, is_whole};
 }
 
-/// Scatters the bytes of segment `segment` of the run that lie in `layers`. kHashes requires that the run is the whole
-/// chunk and that `layers` are all layers; the part then belongs to the chunk's segment.
+/// Scatters the bytes of segment `segment` of the run that lie in `layers`. With kHashes, also hashes the segment; that
+/// requires that the run is the whole chunk and that `layers` are all layers; the part then belongs to the chunk's
+/// segment.
 template <class Format, bool kHashes>
 KVFERRY_DEVICE LanePart scatter_segment(const PackPlan& plan, const PackJob& job, const LayerRange& layers,
                                         const SegmentSecret& secret, std::uint64_t segment, std::uint32_t lane) {

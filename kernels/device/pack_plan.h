@@ -40,8 +40,8 @@ struct PackJob {
   std::uint32_t table_blocks;  // number of blocks in the table of each group
   std::uint32_t first_token;   // position of the first token in the sequence
   std::uint32_t num_tokens;
-  std::uint32_t chunk_tokens, skip_tokens;
-  std::uint64_t* segments;  // receives the XXH3 of each checksum segment of the run; nullptr: none
+  std::uint32_t chunk_tokens, skip_tokens;  // tokens in the chunk; tokens at its start that are not copied
+  std::uint64_t* segments;                  // receives the XXH3 of each checksum segment of the run; nullptr: none
 };
 
 /// Layers [first, end). The layers before `first` are already copied.

@@ -19,7 +19,8 @@ constexpr std::uint32_t kBlockStripes = 16;    // stripes between two scrambles
 
 /// The words of XXH3's default secret that the steps of XXH3 read.
 struct SegmentSecret {
-  std::uint64_t stripe[kBlockStripes + 7];  // stripe s of an XXH3 block, kBlockStripes stripes, reads words s to s + 7
+  // Stripe s of an XXH3 block, which has kBlockStripes stripes, reads the eight words stripe[s] to stripe[s + 7].
+  std::uint64_t stripe[kBlockStripes + 7];
   std::uint64_t last_stripe[8];
   std::uint64_t scramble[8];
   std::uint64_t merge[8];

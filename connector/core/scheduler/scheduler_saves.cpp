@@ -68,8 +68,8 @@ std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size
 }
 
 /// Returns the argument `window_end` of blocks_of() for a save of the chunk that ends at `end`. Models with state have
-/// a state only at the last step's start, at its end and perhaps at a checkpoint between them. For a chunk that ends
-/// elsewhere, `end` + 1 makes the save leave out the state.
+/// a state only at the last step's start, at its end and perhaps at a checkpoint (core_config.h) between them. For a
+/// chunk that ends elsewhere, `end` + 1 makes the save leave out the state.
 std::uint32_t SchedulerCore::window_end_of_chunk(const RequestState& request, std::uint32_t end) const {
   if (!config_.keeps_state) return request.window_end;
   const bool has_state = end == request.step_end || end == request.window_end || end == request.checkpoint;

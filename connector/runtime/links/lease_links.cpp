@@ -11,8 +11,8 @@ namespace {
 // Longest time that a lease request waits for saves: when a prompt is handed over, the GPU may still copy its last
 // chunks to the pool.
 constexpr TimeNs kSavePatience = 200 * kMillisecond;
-// Longest time for hashing runs (parts) of chunks for a reader of other parallelism; shorter than the second for which
-// the reader waits.
+// Longest time for hashing runs (parts) of chunks for a reader of other parallelism; shorter than
+// CoreConfig::try_timeout (1 s), for which the reader waits.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
 // Limit on requests that wait for saves; beyond this limit a request does not wait.
 constexpr std::size_t kDelayedMax = 1000;

@@ -7,7 +7,8 @@ namespace kvferry {
 namespace {
 
 constexpr std::size_t kMapsKept = 64;  // limit on the entries in maps_; beyond this limit all entries are removed
-// Limit on the runs in all entries of maps_ together (32 MiB); beyond this limit all entries are removed.
+// Limit on the runs in all entries of maps_ together, which then take at most 32 MiB (a ShardRun has 32 bytes). Beyond
+// this limit all entries are removed.
 constexpr std::size_t kRunsKept = 1 << 20;
 constexpr std::size_t kWaitingMax = 256;  // limit on waiting_; beyond this limit requests are refused
 
