@@ -42,8 +42,8 @@ def output_of(spec: Spec) -> Path:
 
 
 def job_hosts() -> dict[str, str]:
-    """Returns the hosts of the job that this process is part of, each with the address at which other hosts reach it,
-    which is the name too. Errors: SpecError.
+    """Returns the hosts of the job that this process is part of: maps a host's name to the address at which other hosts
+    reach it, which is the same name here. Errors: SpecError.
     """
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if not listed:
