@@ -123,7 +123,7 @@ bool ProgressLoop::look(int timeout_ms, bool is_driver) {
 }
 
 bool ProgressLoop::is_driven() const {
-  return is_driving_.load(std::memory_order_acquire) ||
+  return is_driving_.load(std::memory_order_seq_cst) ||
          clock_.now() - driven_at_.load(std::memory_order_relaxed) < kHandBackNs;
 }
 
