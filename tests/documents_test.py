@@ -258,10 +258,16 @@ def test_the_front_page_has_the_figures_of_the_pages_behind_it() -> None:
         for shown in NUMBER.findall(" | ".join(row[1:])):
             assert is_rounded(shown, values(" | ".join(behind))), f"{shown} of '{row[0]}' is not among: {command}"
 
-    proof = next(found for found in tables((REPO / "tests/PROOF.md").read_text()) if "| chunks back |" in found.head)
-    sums = {name: sum(int(row[column]) for row in proof.rows)
-            for column, name in enumerate(proof.head.strip("| ").split(" | ")) if name in
-            ("requests", "right", "given up", "kills", "preemptions")}
+    proof = next(found for found in tables((REPO / "tests/PROOF.md").read_text()) if "| loaded |" in found.head)
+    columns = proof.head.strip("| ").split(" | ")
+    sums = {name: sum(int(row[column]) for row in proof.rows) for column, name in enumerate(columns)
+            if name in ("requests", "right", "given up", "kills", "preemptions")}
     front = " ".join((REPO / "README.md").read_text().split())
     for name, number in sums.items():
         assert f"{number} {name}" in front, f"the proof's {name} are {number}"
+    gives_chunks_up = ("no decode cache, no tails", "a pool that is always full")
+    for words, is_meant in (("{} of the other {}", lambda row: row[0] not in gives_chunks_up),
+                            ("{} of {} where settings give chunks up", lambda row: row[0] in gives_chunks_up)):
+        loaded = [row[columns.index("loaded")].split(" of ") for row in proof.rows if is_meant(row)]
+        text = words.format(*(sum(int(pair[side]) for pair in loaded) for side in (0, 1)))
+        assert text in front, f"the proof's loaded chunks are {text}"
