@@ -37,6 +37,15 @@ def test_settings_are_checked_by_the_servers_interpreter(tmp_path: Path) -> None
         assert check_settings(other, {"pool_byte": 1}, os.environ, with_key=True) == 0, "it has no kvferry to ask"
 
 
+def test_a_kvferry_that_can_not_be_loaded_is_told_where_it_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "kvferry").mkdir()
+    (tmp_path / "kvferry" / "__init__.py").write_text("raise ImportError('libzmq5 is missing')\n")
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    assert check_settings(sys.executable, {}, env, with_key=True) == 0
+    with pytest.raises(NodeError, match="can't load kvferry: libzmq5 is missing"):
+        check_settings(sys.executable, {}, env, with_key=True, needs_kvferry=True)
+
+
 def test_a_pool_that_the_host_has_no_memory_for_is_refused() -> None:
     check_memory(1)
     with pytest.raises(NodeError, match=r"pool_bytes is 1152921504606846976, but only \d+ bytes of memory are free"):

@@ -215,6 +215,8 @@ def main() -> int:
         if any(name in NIXL_THREADS for name in options.only):
             install(NIXL_FOLDER, "--no-deps", *NIXL)
         run(options, rows)
+    except TimeoutError:
+        problem = "a server did not answer in time; its log is in build/logs"
     except (ProcessError, aiohttp.ClientError) as error:
         problem = str(error)
     except KeyboardInterrupt:

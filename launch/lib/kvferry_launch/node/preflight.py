@@ -15,19 +15,19 @@ from kvferry_launch.node.endpoints import Endpoint
 
 CONTROLLER_WITHIN_S = 10.0  # equal to the time for which the connector waits for the controller
 CONNECT_WITHIN_S = 2.0
-# A program for the server's Python interpreter. It prints nothing if that interpreter has no kvferry package.
+# A program for the server's interpreter. It prints nothing if that interpreter can't load kvferry and need not do so.
 SETTINGS = """
 import json, sys
+asked = json.load(sys.stdin)
 try:
     from kvferry._core import check_config
     from kvferry.tickets import signer_of
-except ImportError:
-    sys.exit()
-asked = json.load(sys.stdin)
-try:
     config = check_config(json.dumps(asked["extra"]))
     if asked["with_key"] and config["cluster_key_file"]:
         signer_of(config["cluster_key_file"])
+except ImportError as error:
+    if asked["needs_kvferry"]:
+        print(json.dumps({"error": f"{sys.executable} can't load kvferry: {error}"}))
 except Exception as error:
     print(json.dumps({"error": str(error)}))
 else:
@@ -39,12 +39,13 @@ class NodeError(Exception):
     """The node can't be started; the message is one sentence."""
 
 
-def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str], with_key: bool) -> int:
-    """Checks the connector's settings and, if `with_key`, the key file, in the interpreter `python`. Errors: NodeError.
-
-    Returns the value of `pool_bytes`, or 0 if the interpreter has no kvferry. `env`: the server's whole environment.
+def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str], with_key: bool,
+                   needs_kvferry: bool = False) -> int:
+    """Checks kvferry's settings and, if `with_key`, its key file, with the interpreter `python`; returns `pool_bytes`,
+    or 0 if the interpreter can't load kvferry, which is an error if `needs_kvferry`. `env`: the server's whole
+    environment. Errors: NodeError.
     """
-    asked = json.dumps({"extra": extra, "with_key": with_key})
+    asked = json.dumps({"extra": extra, "with_key": with_key, "needs_kvferry": needs_kvferry})
     try:
         done = subprocess.run([python, "-c", SETTINGS], input=asked, capture_output=True, text=True, check=False,
                               env=dict(env))

@@ -146,7 +146,7 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
         extra = {"advertise_host": arguments.advertise_host} | extra
     extra = {"serves": serves_url(arguments)} | extra
     settings = {"controller": arguments.controller} | extra
-    pool_bytes = preflight.check_settings(python, settings, os.environ | env, with_key=True)
+    pool_bytes = preflight.check_settings(python, settings, os.environ | env, with_key=True, needs_kvferry=not server)
     if not arguments.dry_run:
         preflight.check_memory(pool_bytes)
         preflight.wait_controller(arguments.controller, endpoints)
