@@ -33,11 +33,14 @@ class Nodes:
                     await asyncio.to_thread(node.load, 0)
             await asyncio.sleep(BEAT_S)
 
-    def freeze(self, server: FakeVllm) -> None:
+    def freeze(self, server: FakeVllm, after_first_event: bool = False) -> None:
         async def never(_: web.Request) -> None:
             await asyncio.Event().wait()
 
-        server.on_request = never
+        if after_first_event:
+            server.hold.clear()
+        else:
+            server.on_request = never
         self._frozen.add(server.name)
 
 
@@ -82,5 +85,23 @@ def test_no_request_waits_long_for_a_frozen_server(kind: str, tmp_path: Path) ->
             assert num_got > 0, "some requests went there before the controller knew"
             assert [(await c.post({"prompt": [number]}))[0] for number in range(6)] == [200] * 6
             assert len(victim.got) == num_got
+
+    run(test)
+
+
+def test_streams_of_a_frozen_server_go_on_at_another(tmp_path: Path) -> None:
+    async def test(c: Cluster) -> None:
+        async with real_controller(c, tmp_path) as nodes:
+            for server in c.decodes:
+                server.texts = ["one", " two"]
+            nodes.freeze(c.decodes[0], after_first_event=True)
+            frozen_at = asyncio.get_running_loop().time()
+            body = {"prompt": [1], "temperature": 0, "stream": True}
+            answers = await asyncio.gather(*(c.post(body) for _ in range(4)))
+            assert asyncio.get_running_loop().time() - frozen_at < LOST_AFTER_S + LEFT_WITHIN_S
+            assert len(c.decodes[0].got) > 0
+            for status, text in answers:
+                assert (status, text.count('"one"'), text.count('" two"')) == (200, 1, 1), text
+                assert text.endswith("[DONE]\n\n")
 
     run(test)
