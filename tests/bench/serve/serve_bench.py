@@ -216,7 +216,7 @@ def main() -> int:
             install(NIXL_FOLDER, "--no-deps", *NIXL)
         run(options, rows)
     except TimeoutError:
-        problem = "a server did not answer in time; its log is in build/logs"
+        problem = f"a server did not answer in time; its log is in {LOG_FOLDER}"
     except (ProcessError, aiohttp.ClientError) as error:
         problem = str(error)
     except KeyboardInterrupt:
