@@ -27,7 +27,7 @@ def test_settings_are_checked_by_the_servers_interpreter(tmp_path: Path) -> None
     assert check({}, KVFERRY_POOL_BYTES="2MiB") == 2 << 20
     with pytest.raises(NodeError, match=r"^kv_connector_extra_config: unknown key 'pool_byte' "):
         check({"pool_byte": 1})
-    with pytest.raises(NodeError, match=r"pool_bytes is 'many' \(KVFERRY_POOL_BYTES\)"):
+    with pytest.raises(NodeError, match=r"pool_bytes is 'many' \(from KVFERRY_POOL_BYTES\)"):
         check({}, KVFERRY_POOL_BYTES="many")
     key = tmp_path / "key"
     with pytest.raises(NodeError, match=f"cluster_key_file {key} can't be read"):

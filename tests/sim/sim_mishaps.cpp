@@ -33,7 +33,7 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
 
 void World::note_suspicion(std::size_t index, const std::string& log_line) {
   for (std::size_t other = 0; other < num_nodes(); ++other) {
-    if (!log_line.starts_with("nothing arrived from " + nodes_[other].endpoint)) continue;
+    if (!log_line.starts_with("nothing arrived from node " + nodes_[other].endpoint)) continue;
     suspected_.insert({index, other});
     mishaps_.to_link(&Tally::excused_suspected, index, other, now());
   }
