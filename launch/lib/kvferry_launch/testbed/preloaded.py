@@ -16,12 +16,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import IO, Any
 
 from kvferry_launch.node.vllm import API_SERVER
 from kvferry_launch.paths import LOGS
-from kvferry_launch.process import PR_SET_PDEATHSIG, Child, ManagedProcess
+from kvferry_launch.process import PR_SET_PDEATHSIG, STOP_GRACE_S, Child, ManagedProcess
 
 MODULE = API_SERVER[1]
 _REQUEST_MAX = 1 << 20  # bytes
@@ -60,10 +61,11 @@ class _Preloaded:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._process.kill()
         self._ours.close()
         self._theirs.close()
+        if self._process is not None:
+            self._process.wait(STOP_GRACE_S)
+            self._process.kill()
 
     def fork(self, command: list[str], env: dict[str, str], log: Path) -> "_Fork":
         if self._process is None:
@@ -111,6 +113,9 @@ def _serve(requests: socket.socket) -> None:
     """Forks a server for each request, and tells the exit status of one that has ended."""
     __import__(MODULE)
     _fork_engines()
+    # Servers share this process's tracker, which removes the shared memory that killed servers leave.
+    tracker = resource_tracker._resource_tracker
+    tracker.ensure_running()
     while text := requests.recv(_REQUEST_MAX):
         request = json.loads(text)
         if "ended" in request:
@@ -119,6 +124,7 @@ def _serve(requests: socket.socket) -> None:
             requests.close()
             _run(request["arguments"], request["env"], request["log"])
         requests.send(str(answer).encode())
+    tracker._stop()  # type: ignore[attr-defined]  # waits until it has removed all
 
 
 def _fork_engines() -> None:
