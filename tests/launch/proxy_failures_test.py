@@ -258,6 +258,18 @@ def test_a_client_that_goes_away_ends_a_prefill_too() -> None:
     run(test)
 
 
+def test_a_list_that_can_not_be_read_does_not_end_the_polling() -> None:
+    async def test(c: Cluster) -> None:
+        for nodes in ([3], "none", [{"namespace": "default", "serves": "http://x:1"}], {"a": 1}):
+            c.controller.nodes_answer = {"nodes": nodes}
+            await eventually(lambda: not c.door.nodes.controller_up)
+            assert (await c.post({"prompt": "a"}))[0] == 200
+            c.controller.nodes_answer = None
+            await eventually(lambda: c.door.nodes.controller_up)
+
+    run(test)
+
+
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 def test_who_accepts_requests_but_never_answers_is_left_as_soon_as_the_controller_loses_it(kind: str) -> None:
     async def test(c: Cluster) -> None:

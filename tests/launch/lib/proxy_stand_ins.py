@@ -140,6 +140,7 @@ class FakeController(StandIn):
         self.servers: list[FakeVllm] = []
         self.draining: set[str] = set()
         self.skip_prefill = False
+        self.nodes_answer: Any = None  # instead of the servers
         self.began_at = time.monotonic()
         self.answers = asyncio.Event()
         self.answers.set()
@@ -154,6 +155,8 @@ class FakeController(StandIn):
     async def _nodes(self, request: web.Request) -> web.Response:
         self.authorizations.add(request.headers.get("Authorization"))
         await self.answers.wait()
+        if self.nodes_answer is not None:
+            return web.json_response(self.nodes_answer)
         uptime_ms = int(1000 * (time.monotonic() - self.began_at))
         return web.json_response({"uptime_ms": uptime_ms, "nodes": [
             {"namespace": "default", "engine_id": server.name, "role": server.role, "serves": server.url,

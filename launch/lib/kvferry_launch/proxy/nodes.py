@@ -106,23 +106,23 @@ class Nodes:
         asked_at = time.monotonic()
         try:
             answer = await self._ask("GET", "/nodes", None)
-        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
-            self._lose_controller(error)
+            told = {str(entry["engine_id"]): entry for entry in answer["nodes"]
+                    if entry.get("namespace") == self.name_space and entry.get("serves")}
+        except (aiohttp.ClientError, asyncio.TimeoutError, AttributeError, LookupError, TypeError, ValueError) as error:
+            self._lose_controller(error)  # the last four: not a list of nodes
             return
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)
         self.controller_up = True
         uptime_ms = answer.get("uptime_ms")  # an older controller does not send it, and may have started just now
         started_at = time.monotonic() - uptime_ms / 1000 if isinstance(uptime_ms, int) else float("inf")
-        self._take(answer.get("nodes", []), asked_at, started_at)
+        self._take(told, asked_at, started_at)
         self._count()
 
-    def _take(self, told: list[dict[str, Any]], asked_at: float, started_at: float) -> None:
+    def _take(self, told: dict[str, dict[str, Any]], asked_at: float, started_at: float) -> None:
         there = {}
-        for entry in told:
-            if entry.get("namespace") != self.name_space or not entry.get("serves"):
-                continue
-            engine_id, serves = str(entry["engine_id"]), str(entry["serves"]).rstrip("/")
+        for engine_id, entry in told.items():
+            serves = str(entry["serves"]).rstrip("/")
             same = [node for node in (*self.known.values(), *self._lost)
                     if node.engine_id == engine_id and node.serves == serves]
             node = same[0] if same else Node(engine_id, serves, "", "")
