@@ -67,7 +67,7 @@ class Child(ManagedProcess):
     def end_now(self) -> None:
         """Ends the command and its descendants, without a grace period if they are being ended already."""
         self.close()
-        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGINT)
 
     def lines(self) -> list[str]:
         try:

@@ -71,6 +71,8 @@ class Guard:
         self._silence_s = silence_s
         self._with_stdin = with_stdin
         self._wants_stop = False
+        self._is_stopping = False
+        self._has_grace = True
         self._heard_at = time.monotonic()
         self._pending = b""
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -93,8 +95,10 @@ class Guard:
         self._kill_the_rest()
         return status if status >= 0 else 128 - status
 
-    def _on_signal(self, *_: Any) -> None:
+    def _on_signal(self, number: int, _: Any) -> None:
         self._wants_stop = True
+        # SIGTERM ends no grace period, because the kernel sends it beside the end of stdin when the launcher dies.
+        self._has_grace &= not (self._is_stopping and number == signal.SIGINT)
 
     def _listen(self) -> None:
         ready, _, _ = select.select([0], [], [], TICK_S)
@@ -119,11 +123,11 @@ class Guard:
                 pass  # the command has ended; poll() will report its status
 
     def _stop(self) -> int:
-        """Asks the command to end, and kills it after the grace period. A signal to the guard ends that period."""
-        self._wants_stop = False
+        """Asks the command to end, and kills it after the grace period. SIGINT to the guard ends that period."""
+        self._is_stopping = True
         self._child.terminate()
         deadline = time.monotonic() + self._grace_s
-        while time.monotonic() < deadline and not self._wants_stop:
+        while time.monotonic() < deadline and self._has_grace:
             if self._child.poll() is not None:
                 return self._child.returncode
             time.sleep(0.05)
@@ -166,7 +170,7 @@ def take_key(file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="guard.py", description=__doc__)
     parser.add_argument("--grace", type=float, default=10.0,
-                        help="seconds from SIGTERM to SIGKILL (default: 10); a signal to the guard ends them")
+                        help="seconds from SIGTERM to SIGKILL (default: 10); SIGINT to the guard ends them")
     parser.add_argument("--silence", type=float, default=0.0, help="longest time without input, in s; 0: no limit")
     parser.add_argument("--stdin", action="store_true", help="pass lines of stdin on to the command")
     parser.add_argument("--key-file", type=Path,
