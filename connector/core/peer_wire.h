@@ -50,7 +50,8 @@ struct PullItem {
   std::uint32_t num_tokens = 0;
   /// [rank] Empty if the holder's shards differ: this node then computes the checksums.
   std::vector<std::uint64_t> checksums;
-  std::vector<std::vector<std::uint64_t>> run_checksums = {};  // [rank][run]; used if `checksums` is empty
+  /// [rank][run] The holder's checksum of each copied run, set instead of `checksums`.
+  std::vector<std::vector<std::uint64_t>> run_checksums = {};
   KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums);
 };
 

@@ -9,7 +9,8 @@ std::uint8_t bit_of(Tier tier) { return static_cast<std::uint8_t>(1U << static_c
 
 }  // namespace
 
-/// Looks up the block keys in chain_, and fills `matches` with the holders of the first block.
+/// Looks up the keys of chain_ in the index. Fills `matches` with an entry for each holder of the first block, which
+/// says how many leading blocks that holder has in each tier.
 void EngineIndex::match(std::vector<EngineMatch>& matches) {
   matches.clear();
   walkers_.clear();

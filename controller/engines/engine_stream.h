@@ -25,7 +25,7 @@ class EngineStreamSink {
 
 struct EngineStreamOptions {
   bool has_replay = true;
-  TimeNs lease = 3 * kSecond;               // the engine is lost after this time without a message or a connection
+  TimeNs lease = 3 * kSecond;               // an engine that is silent or disconnected for longer is lost
   TimeNs probe_after = kSecond;             // silence after which the engine is probed
   TimeNs replay_timeout = kSecond;          // pause in a replay after which the replay is requested again
   unsigned replay_tries = 3;                // attempts at a replay; then the stream continues without one

@@ -26,8 +26,9 @@ inline bool equal_keys(const Key& a, const Key& b) {
   return x[0] == y[0];
 }
 
-/// An entry's position never changes. Value 0 marks a free entry, which is reused only after its whole segment is
-/// free. A segment fills one huge page. Threads: one at a time.
+/// The log never moves an entry: to move one, the caller appends it again and frees the old position. Value 0 marks a
+/// free entry; its position is reused only after its whole segment is free. A segment fills one huge page. Threads: one
+/// at a time.
 template <class Key>
 class KeyLog {
  public:

@@ -114,7 +114,8 @@ class Nodes:
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)
         self.controller_up = True
-        uptime_ms = answer.get("uptime_ms")  # an older controller does not send it, and may have started just now
+        # A controller of an older release does not send it; the next line then assumes that it has just restarted.
+        uptime_ms = answer.get("uptime_ms")
         started_at = time.monotonic() - uptime_ms / 1000 if isinstance(uptime_ms, int) else float("inf")
         self._take(told, asked_at, started_at)
         self._count()
