@@ -89,9 +89,11 @@ TEST(Pins, BadRequestsAreRefusedWithASentence) {
   EXPECT_THAT(refusal("a", {}, 1000), HasSubstr("a pin can't have 0 keys; 1 to 4 are allowed"));
   EXPECT_THAT(refusal("a", keys_of(0, 5), 1000), HasSubstr("a pin can't have 5 keys"));
   ASSERT_TRUE(pins.add("ns", "a", keys_of(0, 4), 0, 1000));
-  EXPECT_THAT(refusal("a", keys_of(0, 3), 1000), HasSubstr("owner 'a' has 4 pinned keys, and 3 more would exceed the limit of 6"));
+  EXPECT_THAT(refusal("a", keys_of(0, 3), 1000),
+              HasSubstr("owner 'a' has 4 pinned keys, and 3 more would exceed the limit of 6"));
   ASSERT_TRUE(pins.add("ns", "b", keys_of(0, 4), 0, 1000));
-  EXPECT_THAT(refusal("c", keys_of(0, 3), 1000), HasSubstr("this controller has 8 pinned keys, and 3 more would exceed the limit of 10"));
+  EXPECT_THAT(refusal("c", keys_of(0, 3), 1000),
+              HasSubstr("this controller has 8 pinned keys, and 3 more would exceed the limit of 10"));
 }
 
 TEST(Pins, AKeyNamedTwiceCountsOnce) {
