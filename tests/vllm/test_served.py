@@ -62,7 +62,7 @@ WINDOWS = {"windows": [0, 64], "state": [TOKENS], "state beside attention": [TOK
 
 REFUSED: dict[str, tuple[Callable[[], tuple[KVCacheSpec, ...]], str]] = {
     "state without copies": (lambda: (full(), state(mamba_cache_mode="none")),
-                             "has layers with state, .* start vLLM with --enable-prefix-caching"),
+                             "has layers with state; .*; start vLLM with --enable-prefix-caching"),
     "state and drafts": (lambda: (full(), state(num_speculative_blocks=2)), "together with speculative decoding"),
     "state of another kind": (lambda: (state(mamba_type=MambaAttentionBackendEnum.SHORT_CONV),),
                               "of vLLM's kind SHORT_CONV; this version supports only MAMBA2"),
