@@ -39,8 +39,8 @@ struct UcxOptions : CommonOptions {
 /// Options of the shared memory backend, for transfers within one host: the submitting side copies, through a mapping
 /// of the peer's shared memory or by CMA (process_vm_readv() and process_vm_writev()).
 struct ShmOptions : CommonOptions {
-  bool use_mappings = true;             // maps the peer's memory if it was registered with a descriptor
-  bool use_cma = true;                  // uses CMA for all other memory
+  bool use_mappings = true;  // copies through a mapping if the peer registered its memory with a file descriptor
+  bool use_cma = true;       // copies all other memory by CMA
   std::uint64_t inline_bytes = 65'536;  // transfers of up to this many bytes are copied within submit()
   std::uint32_t copy_threads = 0;  // threads that share large copies; 0: 4 from 16 cores on, 2 from 2 cores on, else 1
 };
@@ -61,7 +61,7 @@ struct TcpOptions : CommonOptions {
 /// pinned. Each peer has two communicators, one for pulls and one for pushes, made when they are first needed.
 struct NcclOptions : CommonOptions {
   Device* device = nullptr;  // the GPU; must outlive the transport
-  TcpOptions control;        // options of the control link; its CommonOptions are ignored
+  TcpOptions control;        // options of the TCP transport for control messages; their CommonOptions are ignored
   std::string library;       // path of libnccl.so.2; empty: $KVFERRY_NCCL_LIBRARY, or the loader's search
   std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and sent as one message
   // Size of a transfer's pieces, which is small because cancel() and revoke() wait for pieces that have begun.
@@ -105,8 +105,8 @@ std::vector<std::string_view> path_names(bool has_gpu = true);
 struct TransportOptions {
   Path path = Path::kAuto;
   CommonOptions common;
-  ShmOptions shm;            // its CommonOptions are ignored; `path` says whether mappings and CMA are used
-  TcpOptions tcp;            // its CommonOptions are ignored
+  ShmOptions shm;            // its CommonOptions are ignored; TransportOptions::path selects mappings and CMA
+  TcpOptions tcp;            // options of the TCP backend; their CommonOptions are ignored
   Device* device = nullptr;  // GPU whose memory can be registered, must outlive the transport; nullptr: none
 };
 

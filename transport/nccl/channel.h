@@ -53,10 +53,10 @@ struct PieceTransfer {
   std::uint64_t token = 0;
   std::vector<std::span<std::byte>> parts;
   std::uint64_t packed_bytes_max = 0;  // parts of up to this size are sent together, through the staging buffer
-  bool is_drained = false;             // true: the receiver drops the bytes, and only the sizes of `parts` are used
+  bool is_drained = false;             // true: the receiver drops the bytes, and needs only the sizes of `parts`
 };
 
-/// Progress thread only. No method blocks; all work is done in advance().
+/// Used by the progress thread only. No method blocks; all work is done in advance().
 class Channel {
  public:
   struct Report {

@@ -54,8 +54,8 @@ struct Open {
 
 enum class Purpose : std::uint8_t {
   kPull,
-  kPush,  // the bytes are next in the communicator
-  kHash   // asks for the checksum of each extent, computed after all earlier pushes
+  kPush,  // announces that the initiator sends the bytes next in the communicator
+  kHash   // requests the checksum of each extent, computed after all earlier pushes
 };
 
 /// Limits of one piece. They are low because cancel() and revoke() wait for pieces that have begun.

@@ -31,7 +31,7 @@ class OutboundLink final : public Link {
   bool needs_polling() const override { return Link::needs_polling() || !hashing_.empty() || has_stuck(); }
 
  private:
-  enum class Wants : std::uint8_t { kPull, kPush, kHash, kNotify };  // the first three equal Purpose's
+  enum class Wants : std::uint8_t { kPull, kPush, kHash, kNotify };  // the first three have the values of Purpose
   /// A request that was sent to the peer or waits for its channel.
   struct Request {
     Wants wants{};

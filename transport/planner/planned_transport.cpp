@@ -122,7 +122,7 @@ class PlannedTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     const auto known = connected_.find(bytes);
     if (known != connected_.end() && peers_.at(known->second).ids == peer.ids)
-      return known->second;  // if the ids differ, a connection was lost in the meantime
+      return known->second;  // equal ids show that no connection was lost since
     peer.address = bytes;
     peer.routes.fill(order);
     const PeerId id{++num_peers_made_};
