@@ -32,7 +32,7 @@ struct ChunkEntry {
 
 struct LookupQuery {
   std::vector<ChunkKey> keys;  // full chunks in prefix order
-  // tail_groups[i]: group of the tails that follow the first i of `keys`; the last elements may be missing
+  // tail_groups[i]: group of the tails that follow the first i of `keys`; groups at the end may be missing
   std::vector<ChunkKey> tail_groups;
   std::vector<ChunkKey> exact_tails;  // keys of tails to find, whatever groups the tails belong to
 };
@@ -100,11 +100,11 @@ struct PinChunks {
 struct UnpinChunks {
   std::uint64_t pin_id = 0;
 };
-/// Replicate `chunks` from the named node.
+/// A request to replicate `chunks` from the named node.
 struct ReplicateChunks {
   EngineId engine_id;
   std::string endpoint;
-  std::vector<ChunkEntry> chunks;  // num_tokens of full chunks is 0
+  std::vector<ChunkEntry> chunks;  // num_tokens is 0 for full chunks
   TimeNs ttl = 0;
 };
 struct EvictChunks {

@@ -46,7 +46,7 @@ struct NodeStatus : NodeInfo {
   std::uint64_t num_chunks = 0;  // tails included
   std::uint64_t num_tails = 0;
   std::uint64_t heartbeat_age_ms = 0;  // time since the last message of any kind
-  // Progress of a drain.
+  // Progress of a drain of this node.
   bool is_leaving = false;
   bool is_drained = false;  // no chunk is left to replicate
   std::uint64_t num_to_replicate = 0, num_replicated = 0, num_lost = 0;

@@ -39,10 +39,11 @@ struct DirectoryOptions {
 };
 
 enum class Update {
-  // Applied; or dropped, because the message is old or because it follows a loss whose repair was already requested.
+  // The message was applied, or it was dropped: because it is old, or because it follows a loss whose repair was
+  // already requested.
   kApplied,
-  kUnknownNode,   // the sender is not registered; nothing changed
-  kRepairWanted,  // messages of this node are missing: request what repair() returns
+  kUnknownNode,   // the sender is not registered, and nothing changed
+  kRepairWanted,  // messages of this node are missing: the caller must request what repair() returns
 };
 
 /// The missing messages or the snapshot to request from a node.
@@ -56,7 +57,8 @@ struct Repair {
 struct Joined {
   NodeId id;
   bool snapshot_wanted = false;
-  bool resend_wanted = false;    // messages are missing: request what repair() returns; never true with snapshot_wanted
+  // Messages are missing: the caller must request what repair() returns; never true with snapshot_wanted.
+  bool resend_wanted = false;
   std::optional<NodeId> fenced;  // id of the older incarnation that the new node replaced
 };
 
@@ -84,7 +86,7 @@ class Directory {
     NodeInfo info;
     Namespace* home = nullptr;
     Generation seen;                   // chunks that lookups see
-    std::optional<Generation> next{};  // unfinished snapshot; shares the index of `seen` if `seen` was empty
+    std::optional<Generation> next{};  // the unfinished snapshot; it shares the index of `seen` if `seen` was empty
     TimeNs snapshot_begun_at = 0;      // time at which `next` was begun
     TimeNs heard_at = 0;
     std::uint64_t next_sequence = 0;  // all messages with lower numbers were applied

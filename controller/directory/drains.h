@@ -44,10 +44,11 @@ class Drains {
     TimeNs ttl = 0;
   };
   struct Progress {
-    std::uint64_t num_left = 0;        // chunks that wait or are being replicated
-    std::uint64_t num_replicated = 0;  // chunks that only the leaving node held and that another node holds now
-    std::uint64_t num_lost = 0;        // chunks that could not be replicated to any of tries_max targets
-    bool is_listed = false;            // the snapshot that the caller requested after begin() has ended
+    std::uint64_t num_left = 0;  // chunks that wait or are being replicated
+    // Number of chunks that only the leaving node held and that another node holds now.
+    std::uint64_t num_replicated = 0;
+    std::uint64_t num_lost = 0;  // chunks that could not be replicated to any of tries_max targets
+    bool is_listed = false;      // the snapshot that the caller requested after begin() has ended
     bool is_done() const { return is_listed && num_left == 0; }
   };
 

@@ -18,7 +18,7 @@
 
 namespace kvferry::controller {
 
-using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // 0: no pin
+using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // the value 0 means: no pin
 
 struct PinOptions {
   TimeNs ttl_max = 24 * 3600 * kSecond;

@@ -128,7 +128,7 @@ class EngineIndex {
   std::vector<ShortKey> removed_hashes_;  // hashes passed to removed() since the last flush()
   HolderIndex removed_holder_ = 0;
   Tier removed_tier_ = Tier::kGpu;
-  struct Walker {  // a holder that has all of the prompt's blocks so far
+  struct Walker {  // A holder that has all of the prompt's blocks so far.
     NodeIndex node;
     // Bit masks of tiers. `alone`: tiers that have all these blocks by themselves; `together`: tiers that have them
     // together with faster tiers.

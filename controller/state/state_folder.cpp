@@ -72,7 +72,7 @@ Result<StateFolder> StateFolder::open(const std::string& path) {
                  fmt::format("another controller uses the state folder {}; stop it, or {}", path, kAdvice)};
   }
   KVFERRY_TRY(check_or_mark(path, lock.get(), marker_path));
-  ::chmod(path.c_str(), 0700);  // files contain nodes' secrets, and older releases let all users read them
+  ::chmod(path.c_str(), 0700);  // because files contain nodes' secrets, and older releases let all users read them
   if (::access(path.c_str(), R_OK | W_OK | X_OK) != 0) return unavailable(path, "cannot be written", errno);
   for (const fs::directory_entry& entry : fs::directory_iterator(path, failure)) {
     const std::string name = entry.path().filename();
@@ -101,7 +101,7 @@ Result<StateFolder::Files> StateFolder::files() const {
 
 void StateFolder::remove_below(std::uint64_t number) const {
   const Result<Files> all = files();
-  if (!all) return;  // later calls or the next start remove the files
+  if (!all) return;  // a later call or the next start removes the files
   for (auto it = all->logs.begin(); it != all->logs.lower_bound(number); ++it) ::unlink(log(*it).c_str());
   for (auto it = all->snapshots.begin(); it != all->snapshots.lower_bound(number); ++it)
     ::unlink(snapshot(*it).c_str());
