@@ -37,7 +37,7 @@ class ChunkPool {
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
     std::uint32_t pins = 0;
-    std::string writer;                      // what writes the slot, such as a request's save; empty if not kWriting
+    std::string writer;  // what writes the slot, such as a request's save; empty unless the state is kWriting
     std::list<std::uint32_t>::iterator lru;  // place in lru_; valid only in state kReady
   };
 

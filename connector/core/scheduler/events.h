@@ -30,7 +30,7 @@ struct NewRequest {
   std::span<const std::int32_t> tokens;
   std::uint32_t num_prompt_tokens = 0;
   std::string extras;             // everything that changes the KV of all tokens: a LoRA's digest, cache_salt
-  std::vector<TokenExtra> items;  // multimodal items
+  std::vector<TokenExtra> items;  // the prompt's multimodal items
   /// True if the request's KV may be loaded and saved. False for prompt embeddings, which have no token ids, and for
   /// streamed sessions, which change past tokens.
   bool cacheable = true;
@@ -90,7 +90,7 @@ struct FinishedRequest {
 /// `ttl`.
 struct ReplicateOrder {
   std::string endpoint;
-  std::vector<ChunkMeta> chunks;  // num_tokens of full chunks is ignored
+  std::vector<ChunkMeta> chunks;  // num_tokens is ignored for full chunks
   TimeNs ttl = 0;
 };
 

@@ -147,7 +147,7 @@ class PyClient {
   void handle(controller::ClientEvent& event) {
     if (auto* reply = std::get_if<controller::LookupReply>(&event)) {
       const auto answer = answers_.find(reply->token);
-      if (answer == answers_.end()) return;  // the caller has timed out
+      if (answer == answers_.end()) return;  // the caller no longer waits, because its time has passed
       answer->second.emplace();
       for (controller::Holder& holder : reply->holders) {
         answer->second->push_back({std::move(holder.engine_id.value), holder.incarnation.value,

@@ -19,7 +19,7 @@ class ServerSocket {
   /// Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one message is disconnected.
   /// Errors: kUnavailable if the address cannot be bound ("Address already in use").
   static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint, const ZmqContextRef& context = {});
-  const std::string& endpoint() const { return socket_->endpoint(); }  // the endpoint with the port in use
+  const std::string& endpoint() const { return socket_->endpoint(); }  // Returns the endpoint, with the port in use.
   const ZmqContextRef& context() const { return socket_->context(); }
   int fd() const { return socket_->fd(); }
   struct Message {
