@@ -24,7 +24,7 @@ struct WorkerSpec {
   MemoryKind memory = MemoryKind::kKvferry;
   Side side = Side::kInitiator;
   std::uint64_t bytes = 0;
-  int core = -1;     // core of the calling thread, not of the engine's own threads; -1: any
+  int core = -1;     // core to which the worker's calling thread is pinned, not the engine's own threads; -1: any core
   std::string host;  // this worker's address on the route to the other worker
 };
 

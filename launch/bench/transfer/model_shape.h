@@ -21,8 +21,8 @@ struct ModelShape {
 };
 
 struct ModelBlocks {
-  std::uint64_t block_bytes;  // size of a block of K, of V or of the latent in one layer
-  std::uint64_t num_blocks;   // blocks of all layers, for all tokens
+  std::uint64_t block_bytes;  // number of bytes in a block of K, of V or of the latent in one layer
+  std::uint64_t num_blocks;   // number of blocks in all layers, for all tokens
   std::string derivation;     // one line that shows how the numbers follow from the model
 };
 

@@ -21,7 +21,8 @@ HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again with a restarted controller
-# A server that the controller no longer lists may only be slow. Its running requests leave it after:
+# A server that the controller no longer lists may only be slow. LOST_SILENCE_S and COME_BACK_WITHIN_S say when its
+# running requests leave it.
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
 # Longest wait for a lost server to return, if no other server takes requests. No request waits for 5 s after the
 # controller has lost the server, and up to POLL_INTERVAL_S pass before the proxy notices the loss.
@@ -109,12 +110,13 @@ class Nodes:
             told = {str(entry["engine_id"]): entry for entry in answer["nodes"]
                     if entry.get("namespace") == self.name_space and entry.get("serves")}
         except (aiohttp.ClientError, asyncio.TimeoutError, AttributeError, LookupError, TypeError, ValueError) as error:
-            self._lose_controller(error)  # the last four: not a list of nodes
+            self._lose_controller(error)  # the last four types: the answer is not a list of nodes
             return
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)
         self.controller_up = True
-        # A controller of an older release does not send it; the next line then assumes that it has just restarted.
+        # A controller of an older release does not send uptime_ms. The next line then assumes that the controller has
+        # just restarted.
         uptime_ms = answer.get("uptime_ms")
         started_at = time.monotonic() - uptime_ms / 1000 if isinstance(uptime_ms, int) else float("inf")
         self._take(told, asked_at, started_at)

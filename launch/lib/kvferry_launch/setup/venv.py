@@ -103,9 +103,8 @@ def _vllm_wheel(requirement: str, step: Step) -> Path:
 
 
 def _pip_step(label: str, arguments: list[str], expected: int) -> None:
-    """Runs `pip install` with a progress bar: the first half counts packages found, the second packages installed.
-
-    pip reports no total while it resolves, so `expected` only scales the first half.
+    """Runs `pip install` with a progress bar: the first half of the bar counts packages found, the second half packages
+    installed. pip reports no total while it resolves, so `expected` only scales the first half.
     """
     site = _site_packages()
     found = 0
