@@ -36,7 +36,7 @@ class HostPacker final : public Packer {
     const std::size_t head_bytes = run.num_tokens * row_bytes();
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       copy_head<CopyDirection::kGather>(plane, head, run, rows);
-      checksum.update({rows, head_bytes});  // while the rows are in this core's cache
+      checksum.update({rows, head_bytes});  // the rows are hashed while they are in this core's cache
       rows += head_bytes;
     });
     return checksum.digest();

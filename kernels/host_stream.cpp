@@ -107,7 +107,7 @@ std::uint64_t HostStream::gather(const TokenRun& run, std::byte* chunk) const {
     const std::size_t bytes = piece.tokens * row_bytes();
     const std::byte* const rows = collect(piece, stage);
     stream_copy(chunk + at, rows, bytes, piece.ahead);
-    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // while the rows are in the cache
+    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // the rows are hashed while they are in the cache
       segments[(at + byte) / kSegmentBytes] =
           segment_checksum(std::span<const std::byte, kSegmentBytes>(rows + byte, kSegmentBytes));
   });

@@ -43,8 +43,9 @@ struct ChunkFormat {
   std::vector<float> scales;  // [layer][K or V] scales of the conversions; empty: all are 1
 };
 
-/// Threads: any, as long as no two calls write the same bytes. Errors: kInvalidArgument if a block id is
-/// out of range or missing for a token, or the chunk buffer is too short; nothing is copied then.
+/// Gathers and scatters the KV of one cache. Threads: any, as long as no two calls write the same bytes. Errors:
+/// kInvalidArgument if a block id is out of range or missing for a token, or the chunk buffer is too short; nothing is
+/// copied then.
 class Packer {
  public:
   virtual ~Packer() = default;

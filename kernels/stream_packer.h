@@ -23,8 +23,8 @@ struct PackerJob {
   std::uint32_t skip_tokens = 0;   // tokens at the chunk's start that a scatter does not copy; 0 for a gather
 };
 
-/// Threads: one at a time. All work of a pass is enqueued on its stream, in order; only wait() and a pass's
-/// destructor block the host.
+/// Gathers and scatters the KV of one cache in GPU memory. Threads: one at a time. All work of a pass is enqueued on
+/// its stream, in order; only wait() and a pass's destructor block the host.
 class StreamPacker {
  public:
   /// A group of jobs of one direction (gather or scatter), whose layers are copied in one or more steps.

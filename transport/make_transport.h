@@ -96,7 +96,7 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
 
 /// The way in which bytes are moved. kAuto: the fastest path, measured for each peer when it is connected.
 enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp, kNccl, kGpuIpc };
-/// Returns the path of this name. kInvalidArgument: there is none; the message lists the allowed names.
+/// Returns the path with this name. kInvalidArgument: no path has this name; the message lists the allowed names.
 Result<Path> parse_path(std::string_view name);
 std::string_view name_of(Path path);
 /// Returns the names that parse_path() accepts; with `has_gpu` also those of paths that need a GPU.

@@ -132,7 +132,7 @@ void ProgressLoop::park() {
   if (is_stopping_) return;
   is_parked_ = true;
   if (has_driver_slept_) {
-    unpark_.wait(parked);  // until the driver leaves the loop and notifies unpark_
+    unpark_.wait(parked);  // the driver notifies unpark_ when it leaves the loop
   } else {
     unpark_.wait_for(parked, std::chrono::nanoseconds(kHandBackNs));
   }

@@ -32,7 +32,7 @@ struct ConnectorConfig {
   std::string name_space = "default";
   std::string serves;                         // URL under which routers reach this vLLM server; empty: none
   std::string cluster_key_file;               // path of the key file; empty: there is no key
-  std::string encrypt_tcp = "between_hosts";  // one of net::kEncryptNames
+  std::string encrypt_tcp = "between_hosts";  // one of the names in net::kEncryptNames
   bool insecure = false;
   std::string config;  // path of the YAML file; empty: none
 };

@@ -129,8 +129,9 @@ struct ClientOptions {
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; tcp:// connections are encrypted with it
 };
 
-/// Threads: one owner, which polls fd() for reading and calls process(), at least every heartbeat_ms. If the owner
-/// calls process() every 50 ms, the controller notices a lost message within 150 ms, by the next heartbeat.
+/// A node's client of the controller. Threads: one owner, which polls fd() for reading and calls process(), at least
+/// every heartbeat_ms. If the owner calls process() every 50 ms, the controller notices a lost message within 150 ms,
+/// by the next heartbeat.
 class Client {
  public:
   virtual ~Client() = default;

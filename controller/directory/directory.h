@@ -95,7 +95,7 @@ class Directory {
     bool owes_snapshot = true;         // a snapshot of the node is needed and has not ended
     bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
     std::optional<TimeNs> asked_at{};  // time of the last repair request, or of the last message that answers it
-    unsigned num_differed = 0;         // consecutive digest mismatches
+    unsigned num_differed = 0;         // number of consecutive heartbeats with differing digests
     std::size_t num_counted = 0;       // number of this node's chunks that are counted in num_chunks_
     bool is_leaving = false;
     std::uint64_t load = 0;  // requests on the node, as it last reported

@@ -16,9 +16,10 @@ namespace kvferry::controller {
 
 struct DrainOptions {
   std::size_t chunks_per_replication = 128;
-  std::size_t replications_max = 4;       // concurrent replications of one drain
-  TimeNs replication_ttl = 10 * kSecond;  // time after which the replication is tried with another target node
-  unsigned tries_max = 3;                 // number of target nodes that are tried for a chunk
+  std::size_t replications_max = 4;  // concurrent replications of one drain
+  // Time after which an unfinished replication is tried with another target node.
+  TimeNs replication_ttl = 10 * kSecond;
+  unsigned tries_max = 3;  // number of target nodes that are tried for a chunk
 };
 
 /// After begin() the caller must request a snapshot from the node, because the snapshot lists all chunks of the node.

@@ -16,7 +16,7 @@
 namespace kvferry::controller {
 
 struct EngineInfo {
-  std::string instance_id;  // name that routers use
+  std::string instance_id;  // name by which routers know the engine
   std::string model;
   std::string tenant = "default";
   std::string salt;                      // engines of one model share blocks only if their salts are equal
@@ -71,12 +71,12 @@ struct PromptQuery {
   std::optional<std::uint32_t> block_size;  // number of tokens in a block; none: engines of any block size match
   std::string lora_name;
   std::optional<std::uint64_t> lora_id;
-  std::optional<std::string> instance_id;  // none: all instances match
+  std::optional<std::string> instance_id;  // the only instance that matches; none: all instances match
   std::vector<std::uint32_t> tokens;       // tokens of the prompt; unused if `hashes` are given
   std::vector<ShortKey> hashes;
 };
 
-/// Threads: one at a time.
+/// The registered engines and the blocks that each of them holds. Threads: one at a time.
 class EngineDirectory {
  public:
   /// `options.block_size` is ignored, because each engine registers its own block size.

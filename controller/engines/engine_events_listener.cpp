@@ -217,7 +217,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     char number[8];
     for (unsigned i = 0; i < 8; ++i) number[i] = static_cast<char>(*first >> (56 - 8 * i));
     sockets.replay->send(std::array<std::string_view, 2>{"", {number, sizeof number}});
-    mark_ready(engine, sockets);  // because sending may have cleared the readiness event of a received message
+    mark_ready(engine, sockets);  // sending may have cleared the readiness event of a received message
   }
 
   EngineDirectory& directory_;

@@ -21,7 +21,7 @@ void EngineStream::connected(TimeNs now) {
   last_received_at_ = now;
   last_received_sequence_.reset();
   last_replayed_sequence_.reset();
-  waiting_.clear();  // because these batches may be from another engine; the replay repeats those that are still valid
+  waiting_.clear();  // these batches may be from another engine; the replay repeats those that are still valid
   waiting_bytes_ = 0;
   if (is_live_ && options_.has_replay && has_applied_) {
     is_live_ = false;  // the engine counts as lost until the replay shows that it is the same engine

@@ -133,7 +133,7 @@ ChunkTable::Match& ChunkTable::match_of(HolderIndex holder, std::vector<Match>& 
 
 void ChunkTable::add_tail(HolderIndex holder, const ChunkKey& key, std::vector<Match>& matches) {
   const auto found = holders_[holder].tails.find(key);
-  if (found == holders_[holder].tails.end()) return;  // not a tail: the key is that of a full chunk
+  if (found == holders_[holder].tails.end()) return;  // the key is that of a full chunk and not of a tail
   std::vector<ChunkEntry>& tails = match_of(holder, matches).tails;
   const auto same = [&](const ChunkEntry& other) { return other.key == key; };
   if (tails.size() == kTailsPerHolderMax || std::any_of(tails.begin(), tails.end(), same)) return;

@@ -52,9 +52,9 @@ struct TableBlock {
 /// Limit on the tails of one holder in one group, beyond which the oldest are dropped, and on the tails of a Match.
 constexpr std::size_t kTailsPerHolderMax = 16;
 
-/// Pure, without a clock. The caller bounds the number of chunks; this class bounds tails.
-/// A removed holder is invisible at once; later changes and tidy() reclaim its memory in small steps.
-/// Threads: one at a time.
+/// The chunks of all holders in one namespace. Pure, without a clock. The caller bounds the number of chunks; this
+/// class bounds tails. A removed holder is invisible at once; later changes and tidy() reclaim its memory in small
+/// steps. Threads: one at a time.
 class ChunkTable {
  public:
   using HolderIndex = NodeIndex;

@@ -40,7 +40,7 @@ constexpr std::size_t fixed_size(std::uint8_t tag) {
     case 0xd8:
       return 17;
     default:
-      return 0;  // nil, false, true
+      return 0;  // nil, false and true have only a tag
   }
 }
 

@@ -38,7 +38,7 @@ class MsgpackReader {
     const std::size_t size = std::size_t{1} << (tag & 3);
     if (num_left() < 1 + size) return false;
     value = big_endian(at_ + 1, size);
-    if (tag >= 0xd0 && size < 8) {  // a signed format: extend the sign
+    if (tag >= 0xd0 && size < 8) {  // extends the sign, because the format is a signed one
       const unsigned shift = 64 - 8 * static_cast<unsigned>(size);
       value = static_cast<std::uint64_t>(static_cast<std::int64_t>(value << shift) >> shift);
     }

@@ -72,7 +72,7 @@ Result<StateFolder> StateFolder::open(const std::string& path) {
                  fmt::format("another controller uses the state folder {}; stop it, or {}", path, kAdvice)};
   }
   KVFERRY_TRY(check_or_mark(path, lock.get(), marker_path));
-  ::chmod(path.c_str(), 0700);  // because files contain nodes' secrets, and older releases let all users read them
+  ::chmod(path.c_str(), 0700);  // files contain nodes' secrets, and older releases let all users read them
   if (::access(path.c_str(), R_OK | W_OK | X_OK) != 0) return unavailable(path, "cannot be written", errno);
   for (const fs::directory_entry& entry : fs::directory_iterator(path, failure)) {
     const std::string name = entry.path().filename();

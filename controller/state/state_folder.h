@@ -23,7 +23,7 @@ class DirectoryState;
 class StateFolder {
  public:
   struct Files {
-    std::set<std::uint64_t> logs, snapshots;  // numbers of the files
+    std::set<std::uint64_t> logs, snapshots;  // numbers in the names of the files
   };
 
   /// Creates the folder if it does not exist, and removes unfinished snapshots.

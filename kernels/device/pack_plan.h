@@ -18,7 +18,7 @@ struct PlaneView {
 
 /// Layout of the cache and of its chunks; the same for all jobs of a packer.
 struct PackPlan {
-  const PlaneView* planes;  // [layer][K or V]
+  const PlaneView* planes;  // [layer][K or V] place of the layer's K or V in the cache
   std::uint32_t num_layers, planes_per_layer, block_tokens, head_dim;
   std::uint32_t num_heads;  // number of copied heads
   // Index of the first copied head, among the cache's heads and among the chunk's.

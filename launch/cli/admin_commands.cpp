@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kPollEvery{200};
 constexpr std::chrono::milliseconds kIdleFor{1500};
 
 struct Flags {
-  SettingFlags values;  // the flags of add_controller_option()
+  SettingFlags values;  // values of the flags that add_controller_option() has added
   std::string node;
   std::string name_space = "default";  // the connector has the same default
   std::uint64_t number = 0;

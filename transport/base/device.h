@@ -31,8 +31,8 @@ struct DeviceCopy {
   std::uint64_t bytes = 0;
 };
 
-/// Threads: any. All functions return kUnavailable with the device's reason if a call fails, kFull if memory is
-/// exhausted.
+/// One GPU. Threads: any. All functions return kUnavailable with the device's reason if a call fails, kFull if memory
+/// is exhausted.
 class Device {
  public:
   virtual ~Device() = default;

@@ -39,7 +39,7 @@ class ControlPeer {
 };
 using ControlPeerPtr = std::shared_ptr<ControlPeer>;
 
-/// Threads: open() on any thread, the other methods on the progress thread only.
+/// The control link of one transport. Threads: open() on any thread, the other methods on the progress thread only.
 class ControlPlane {
  public:
   /// Errors: those of make_tcp_transport().

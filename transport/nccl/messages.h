@@ -81,7 +81,7 @@ struct Data {
 
 struct Answer {
   std::uint64_t token = 0;
-  std::int32_t code = 0;  // an ErrorCode
+  std::int32_t code = 0;  // the outcome as an ErrorCode
   std::string what;
   std::vector<std::uint64_t> checksums;
   KVFERRY_FIELDS(token, code, what, checksums);
@@ -95,7 +95,7 @@ struct Notify {
 };
 
 struct Bye {
-  std::string why;  // for logs
+  std::string why;  // reason for the end of the session, for logs
   KVFERRY_FIELDS(why);
 };
 

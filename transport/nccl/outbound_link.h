@@ -13,8 +13,8 @@
 
 namespace kvferry::nccl {
 
-/// Promise: TransferTable::complete() is called exactly once for each transfer, and by then this link no longer touches
-/// the transfer's memory.
+/// The initiator's end of one session. Promise: TransferTable::complete() is called exactly once for each transfer, and
+/// by then this link no longer touches the transfer's memory.
 class OutboundLink final : public Link {
  public:
   OutboundLink(Context& context, PeerId id, std::uint64_t session, ControlPeerPtr peer)
@@ -72,7 +72,7 @@ class OutboundLink final : public Link {
   std::unordered_map<std::uint64_t, Request> requests_;
   std::vector<Hashing> hashing_;
   bool has_sent_hello_ = false;
-  bool is_ended_ = false;  // end() was called
+  bool is_ended_ = false;  // whether end() was called
   ErrorCode lost_code_ = ErrorCode::kPeerLost;
   std::string lost_why_;
 };

@@ -14,7 +14,7 @@
 
 namespace kvferry::planner {
 
-/// Threads: any.
+/// The regions and grants of one planner. Threads: any.
 class PlannedRegions {
  public:
   /// `backends` must outlive this object.

@@ -179,7 +179,8 @@ void ShmBackend::set_spinning(bool is_spinning) {
   is_spinning_ = is_spinning;
   if (!control_) return;
   control_->set_spinning(is_spinning);
-  if (!is_spinning) has_backlog_ = true;  // makes advance() read all rings: peers have woken no thread until now
+  // Makes advance() read all rings, because no peer has woken a thread until now.
+  if (!is_spinning) has_backlog_ = true;
 }
 
 }  // namespace kvferry::shm

@@ -84,7 +84,7 @@ class ShmLink {
   int pid_ = 0;
   std::string cma_refusal_;  // reason why CMA does not work; empty: it works
   std::map<RegionUse, Region> regions_;
-  Transfers transfers_;  // oldest first
+  Transfers transfers_;  // pending transfers, the oldest first
   bool is_failed_ = false;
   std::string why_;
   bool is_blocked_ = false;  // if true, the most urgent transfer has to wait for the peer

@@ -16,8 +16,8 @@ namespace kvferry::ucx {
 /// Returns "<doing>: <UCX's text>".
 std::string describe_status(const char* doing, ucs_status_t status);
 
-/// Threads: the progress thread alone, from create() to the destructor. Endpoints, memory handles and rkeys must be
-/// gone before the worker.
+/// A UCP worker with its context. Threads: the progress thread alone, from create() to the destructor. Endpoints,
+/// memory handles and rkeys must be gone before the worker.
 class UcpWorker {
  public:
   /// kUnavailable: UCX can't start on this machine with the environment's UCX_* variables.

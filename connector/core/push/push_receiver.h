@@ -60,7 +60,7 @@ class PushReceiver {
   bool erase_reservation_of(const ChunkKey& key, std::uint64_t id);
 
   PushParts parts_;
-  std::map<std::uint64_t, Reservation> reservations_;           // [id of the slot reservation]
+  std::map<std::uint64_t, Reservation> reservations_;           // [id of the slot reservation] state of the reservation
   std::unordered_map<ChunkKey, std::uint64_t> reservation_of_;  // [chunk] id of its slot reservation
 };
 

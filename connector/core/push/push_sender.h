@@ -67,7 +67,7 @@ class PushSender {
     ChunkMeta meta;
     State state = State::kOffered;
     bool is_granted = false;  // the decode node reserved a slot and waits for the settlement
-    ChunkRef chunk;           // valid from kTransferring on
+    ChunkRef chunk;           // the chunk's slot; valid from kTransferring on
     PinId pin;
     bool is_ready = false;  // the chunk is verified in this node's pool
     bool failed = false;

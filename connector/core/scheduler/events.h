@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-using BlockTable = std::vector<std::vector<BlockId>>;  // [KV group][block]
+using BlockTable = std::vector<std::vector<BlockId>>;  // [KV group][block] id of the block
 constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for a block that a KV group does not need
 
 /// Says which prefill node keeps this request's prompt (kv_transfer_params with do_remote_prefill).

@@ -117,7 +117,7 @@ struct PendingLoad {
 
 /// A pull that a fetch or a replication started.
 struct FetchPull {
-  RequestId request;  // empty for a replication
+  RequestId request;  // id of the request whose fetch needs the pull; empty: a replication needs it
   std::string endpoint;
   std::uint64_t lease = 0;
   std::vector<PullItem> items;

@@ -39,7 +39,7 @@ std::vector<ChunkKey> keys_from(const std::vector<nb::bytes>& keys) {
   return result;
 }
 
-/// Every method may be called from any thread.
+/// The C++ part of kvferry.controller.Client. Every method may be called from any thread.
 class PyClient {
  public:
   PyClient(const std::string& controller, std::string engine_id, std::string name_space, std::string fingerprint,

@@ -34,7 +34,7 @@ struct Envelope {
 
 /// A node that waits for an answer.
 struct Asker {
-  std::string sender;  // the asker's identity at the server socket
+  std::string sender;  // the asker's ZeroMQ routing id at this node's server socket
   std::uint64_t id = 0;
   std::uint32_t version = 0;  // node protocol version of the request and its answer
 };

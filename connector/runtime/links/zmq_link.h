@@ -13,7 +13,8 @@ namespace kvferry {
 
 using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context that the process's sockets share
 
-/// Not thread-safe. When fd() becomes readable, the caller must call receive() until receive() returns nullopt.
+/// A socket that receives messages of any number of clients, and can answer each. Not thread-safe. When fd() becomes
+/// readable, the caller must call receive() until receive() returns nullopt.
 class ServerSocket {
  public:
   /// Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one message is disconnected.

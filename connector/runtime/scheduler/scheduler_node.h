@@ -32,8 +32,8 @@ struct SchedulerOptions {
   std::int64_t start_timeout_ms = 10'000;
 };
 
-/// All methods are called on the engine's scheduler thread. No method blocks on the network, except lookup(), which
-/// waits up to 2 ms per step for an answer.
+/// The scheduler node of one engine. All methods are called on the engine's scheduler thread. No method blocks on the
+/// network, except lookup(), which waits up to 2 ms per step for an answer.
 class SchedulerNode {
  public:
   /// Errors: kInvalidArgument if chunk_tokens is no multiple of block_tokens; kUnavailable if no port is free, or the

@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// All methods run on the service thread.
+/// Executes the ChecksumOrders of one rank. All methods run on the service thread.
 class RunHasher {
  public:
   RunHasher(const WorkerParts& parts, const SendOutcome& send) : parts_(parts), send_(send) {}

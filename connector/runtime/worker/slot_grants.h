@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-/// All methods run on the service thread.
+/// Grants and revokes access to the slots of one rank. All methods run on the service thread.
 class SlotGrants {
  public:
   SlotGrants(const WorkerParts& parts, const SendOutcome& send) : parts_(parts), send_(send) {}

@@ -32,8 +32,8 @@ nlohmann::json to_json(const WorkerSpec& spec);
 /// Throws a Failure kInvalidArgument if a field is missing or out of bounds.
 WorkerSpec worker_spec(const nlohmann::json& message);
 
-/// Used by one thread. Errors are thrown as a Failure. Every wait is limited to kPatience, and ends early with
-/// kCancelled if the user interrupts the benchmark.
+/// One side of the measured system. Used by one thread. Errors are thrown as a Failure. Every wait is limited to
+/// kPatience, and ends early with kCancelled if the user interrupts the benchmark.
 class Engine {
  public:
   virtual ~Engine() = default;

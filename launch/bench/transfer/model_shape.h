@@ -16,8 +16,8 @@ constexpr std::uint64_t kTokensMax = 16 << 20;
 struct ModelShape {
   std::string_view name;
   std::uint32_t layers;
-  std::uint32_t kv_heads;   // 0 for MLA
-  std::uint32_t head_size;  // for MLA: the sizes of the latent and of its rotary part together
+  std::uint32_t kv_heads;   // number of KV heads; 0 for MLA
+  std::uint32_t head_size;  // size of a head; for MLA, the sizes of the latent and of its rotary part together
 };
 
 struct ModelBlocks {

@@ -88,7 +88,7 @@ class Deployment:
                     self._view.say(reason)
                     return True
                 server.serve(LOOP_S)
-            except BrokenPipeError:  # stdout was closed
+            except BrokenPipeError:  # stdout was closed, so nothing can be shown any more
                 raise
             except OSError as error:
                 self._tell_error(error)

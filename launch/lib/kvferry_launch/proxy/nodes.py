@@ -81,7 +81,7 @@ class Nodes:
     metrics: Metrics
     needs_prefill: bool = False
     token: str = field(default="", repr=False)  # token for the controller's HTTP API; empty: send no token
-    known: dict[str, Node] = field(default_factory=dict)  # key: engine id
+    known: dict[str, Node] = field(default_factory=dict)  # maps an engine id to the node
     controller_up: bool = False
     _trouble: str = ""  # the last error of a request to the controller
     _turn: int = 0
@@ -164,7 +164,7 @@ class Nodes:
 
     async def _check_health(self) -> None:
         """Checks each server in a task of its own, so that a dead host does not delay the checks of other servers."""
-        checks: dict[str, asyncio.Task[None]] = {}  # key: URL
+        checks: dict[str, asyncio.Task[None]] = {}  # maps a server's URL to the check that is in progress
         try:
             while True:
                 checks = {url: check for url, check in checks.items() if not check.done()}

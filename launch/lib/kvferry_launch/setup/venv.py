@@ -17,8 +17,8 @@ NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
 def ensure_venv(least: tuple[int, int], tests: bool) -> None:
-    """Makes .venv, of this version of Python or a later one, and installs launch/requirements.txt into it, with `tests`
-    also launch/requirements-tests.txt.
+    """Makes .venv, of this version of Python or a later one, and installs launch/requirements.txt into it. If `tests`
+    is True, also installs launch/requirements-tests.txt.
     """
     python = os.environ.get("PYTHON", "python3")
     if not VENV_PYTHON.exists():
