@@ -58,7 +58,8 @@ class StreamPacker {
 /// A GPU, and the function that makes packers for it.
 struct Gpu {
   std::shared_ptr<Device> device;
-  /// Errors: those of make_host_packer(). The packer must not outlive the device.
+  /// Makes a packer for caches in this GPU's memory. Errors: those of make_host_packer(). The packer must not outlive
+  /// the device.
   std::function<Result<std::unique_ptr<StreamPacker>>(KvLayout, ChunkFormat)> make_packer;
 };
 

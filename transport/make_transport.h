@@ -85,13 +85,14 @@ struct GpuIpcOptions : CommonOptions {
 /// make_ucx_transport() returns kUnavailable if UCX found no usable transport on this host.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
-/// kUnavailable: the address to listen on can't be bound.
+/// Makes a transport over TCP. kUnavailable: the address to listen on can't be bound.
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options);
 
-/// kUnavailable: no CUDA in this build, NCCL can't be loaded (message: what to install), or the address can't be bound.
+/// Makes a transport over NCCL. kUnavailable: no CUDA in this build, NCCL can't be loaded (message: what to install),
+/// or the address can't be bound.
 Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options);
 
-/// kUnavailable: the device can't create a stream.
+/// Makes a transport for GPU memory on one host, over CUDA IPC. kUnavailable: the device can't create a stream.
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options);
 
 /// The way in which bytes are moved. kAuto: the fastest path, measured for each peer when it is connected.

@@ -163,7 +163,8 @@ class Client {
   virtual void leave() = 0;
 };
 
-/// kInvalidArgument: an endpoint is malformed or repeated, or an endpoint is stream:// although there is a cluster key.
+/// Makes a client, which is not registered yet. kInvalidArgument: an endpoint is malformed or repeated, or an endpoint
+/// is stream:// although there is a cluster key.
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 
 /// Blocks until the client is registered. Drops all events, and answers SnapshotWanted with an empty snapshot, so a

@@ -11,7 +11,7 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::size_t kRkeysMax = 64;  // above this number of a peer's unpacked keys, unused ones are destroyed
+constexpr std::size_t kRkeysMax = 64;  // when a peer has this number of unpacked keys, those not in use are destroyed
 
 /// Returns a copy, followed by bytes whose highest bit is set. UCX takes no length and stops reading lists at such a
 /// byte, so it reads nothing beyond the copy even if the peer's bytes are malformed.

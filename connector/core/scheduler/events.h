@@ -76,7 +76,7 @@ struct Admission {
 
 struct FinishedRequest {
   bool known = false;
-  bool handoff = false;  // a decode worker may read handoff_tokens tokens
+  bool handoff = false;  // a decode worker may read the prompt's first handoff_tokens tokens
   std::uint32_t handoff_tokens = 0;
   /// What a decode node has to name for this node to unpin the prompt early: the request's id and a secret number, so
   /// that only a node that was given the hand-off knows it.

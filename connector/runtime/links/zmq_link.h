@@ -17,8 +17,8 @@ using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context
 /// readable, the caller must call receive() until receive() returns nullopt.
 class ServerSocket {
  public:
-  /// Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one message is disconnected.
-  /// Errors: kUnavailable if the address cannot be bound ("Address already in use").
+  /// Listens on `endpoint`. Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one
+  /// message is disconnected. Errors: kUnavailable if the address cannot be bound ("Address already in use").
   static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint, const ZmqContextRef& context = {});
   const std::string& endpoint() const { return socket_->endpoint(); }  // Returns the endpoint, with the port in use.
   const ZmqContextRef& context() const { return socket_->context(); }

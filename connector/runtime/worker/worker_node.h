@@ -33,8 +33,8 @@ struct WorkerOptions {
 /// thread may call.
 class WorkerNode {
  public:
-  /// Errors: kUnavailable if no shared memory is left or there is no transport; kInvalidArgument if the pool holds less
-  /// than two chunks or the layout is invalid.
+  /// Starts the node. Errors: kUnavailable if no shared memory is left or there is no transport; kInvalidArgument if
+  /// the pool holds less than two chunks or the layout is invalid.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options);
   ~WorkerNode() { shutdown(); }
 

@@ -26,7 +26,8 @@ struct ModelBlocks {
   std::string derivation;     // one line that shows how the numbers follow from the model
 };
 
-/// Errors: kInvalidArgument if the model is unknown; the error message lists the known models.
+/// Returns the shape of a known model. Errors: kInvalidArgument if the model is unknown; the error message lists the
+/// known models.
 Result<ModelShape> find_model(std::string_view name);
 
 /// `dtype` is "bf16" or "fp8", `tokens` the length of one request, `tp` the number of tensor-parallel ranks. The KV

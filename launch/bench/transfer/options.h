@@ -53,7 +53,8 @@ struct TransferOptions {
   bool pin = true;
 };
 
-/// Errors: kInvalidArgument with a message that names the flag, its value and the allowed values.
+/// Checks the flags and converts them to options. Errors: kInvalidArgument with a message that names the flag, its
+/// value and the allowed values.
 Result<TransferOptions> parse_options(const TransferFlags& flags);
 
 }  // namespace kvferry::bench
