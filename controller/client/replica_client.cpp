@@ -13,7 +13,8 @@
 namespace kvferry::controller {
 namespace {
 
-// Limit on unanswered lookups; at this limit lookup() drops the oldest lookup or fails.
+// Limit on unanswered lookups. At this limit lookup() fails if lookups have a timeout; otherwise it drops the oldest
+// lookup.
 constexpr std::size_t kPendingLookupsMax = 16'384;
 constexpr std::int64_t kAsksPerTimeout = 3;  // how often an unanswered lookup is sent within lookup_timeout_ms
 

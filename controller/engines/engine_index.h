@@ -25,7 +25,7 @@ namespace kvferry::controller {
 struct EngineIndexOptions {
   std::uint32_t block_size = 16;                             // number of tokens in a block
   std::size_t blocks_per_holder_max = std::size_t{1} << 22;  // limit for a holder; a block in two tiers counts twice
-  std::size_t blocks_max = std::size_t{1} << 25;             // limit on the sum over all holders
+  std::size_t blocks_max = std::size_t{1} << 25;             // limit on the blocks of all holders together
   IndexOptions index = {};
 };
 
