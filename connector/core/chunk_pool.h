@@ -110,7 +110,7 @@ class ChunkPool {
   std::uint32_t writing_ = 0;
   std::uint32_t pinned_ = 0;
   std::unordered_map<ChunkKey, std::uint32_t> by_key_;
-  /// [tail group] Slots of the group's tails, oldest first.
+  /// [tail group] Slots of the group's newest tails, oldest first.
   std::unordered_map<ChunkKey, std::vector<std::uint32_t>> by_group_;
   std::map<std::uint64_t, Pin> pins_;
   std::uint64_t last_pin_ = 0;

@@ -154,9 +154,10 @@ class Client {
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
   /// Completes the answer to SnapshotWanted. The caller must have published everything that this node holds.
   virtual void end_snapshot() = 0;
-  /// Returns the token of the LookupReply that process() returns later; if lookup_timeout_ms is 0, that reply may never
-  /// come. kUnavailable: the node is not registered, and lookup_timeout_ms is 0; kInvalidArgument: `query` has more
-  /// than 65536 keys; kFull: too many lookups with a timeout are unanswered.
+  /// Returns the token of the LookupReply (or, after lookup_timeout_ms, the LookupFailed) that process() returns later;
+  /// if lookup_timeout_ms is 0, no event may ever come. kUnavailable, only without a timeout: the node is not
+  /// registered, or the lookup can't be sent; kInvalidArgument: `query` has more than 65536 keys; kFull: too many
+  /// lookups with a timeout are unanswered.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
   /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms for
   /// the message to be sent. The client does nothing afterwards.

@@ -113,9 +113,10 @@ class Directory {
   const Journal* journal() const { return journal_; }
 
   /// Registers a node, identified by (namespace, engine id). If the same incarnation is registered already, it keeps
-  /// its chunks, because only its connection broke; a newer incarnation replaces an older one at once. kRefused: the
-  /// namespace's live nodes have another fingerprint, or a newer incarnation is registered. kInvalidArgument: a field
-  /// is empty, too long or not printable. kFull: nodes_max nodes are registered.
+  /// its chunks, because only its connection broke; a newer incarnation replaces an older one at once. kRefused: other
+  /// live nodes of the namespace have another fingerprint, a newer incarnation is registered, or another process has
+  /// registered the same incarnation. kInvalidArgument: a field is empty, too long or not printable. kFull: nodes_max
+  /// nodes are registered.
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
   /// `next_sequence`: number of the node's next publish or evict, which shows whether the node's last message was lost.

@@ -103,8 +103,9 @@ class PlacementIndex {
   // Special values of num_reached, which are too high for any lookup to reach.
   static constexpr std::uint32_t kNever = ~std::uint32_t{0};  // the node is removed
   static constexpr std::uint32_t kHidden = kNever - 1;        // the node is alive, but hidden
-  struct Node {                                               // state of the lookup in progress
-    std::uint32_t num_reached = 0;                            // the node has keys[0 .. num_reached)
+  /// How far a node matches the lookup in progress, or whether it is removed or hidden.
+  struct Node {
+    std::uint32_t num_reached = 0;  // the node has keys[0 .. num_reached), unless this is kNever or kHidden
     Tier tier = Tier::kGpu;
   };
   using Cursor = typename KeyMap<Key>::Cursor;

@@ -114,7 +114,7 @@ class StreamListener final : public BoundListener, private ReplySender {
       rest.remove_prefix(kLengthBytes + length);
     }
     if (rest.empty() && in.capacity() > scratch_.size())
-      in = std::string();  // this frees the memory of a large message
+      std::string().swap(in);  // this frees the memory of a large message, which an assignment would keep
     else if (in.empty())
       in.assign(rest);
     else

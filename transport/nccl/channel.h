@@ -60,7 +60,7 @@ struct PieceTransfer {
 class Channel {
  public:
   struct Report {
-    bool is_started = false;  // true: a sender's piece is next in the communicator; false: the piece has ended
+    bool is_started = false;  // true: the communicator has taken a sender's piece; false: the piece has ended
     std::uint64_t token = 0;
     // Outcome of an ended piece, which no longer touches memory. A piece may fail before it starts.
     Result<void> outcome;

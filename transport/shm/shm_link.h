@@ -89,7 +89,7 @@ class ShmLink {
   std::string why_;
   bool is_blocked_ = false;  // if true, the most urgent transfer has to wait for the peer
   TimeNs received_at_ = 0;   // time of the last packet
-  TimeNs owed_since_ = 0;    // time of the oldest request without an answer; 0: none
+  TimeNs owed_since_ = 0;    // since when the peer has owed an answer and sent no packet; 0: it owes none
   TimeNs advanced_at_ = 0;   // time of the last call of advance()
   TimeNs tried_at_ = 0;      // time of the last attempt at the blocked piece
 };
