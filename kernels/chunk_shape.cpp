@@ -39,7 +39,7 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
   return {};
 }
 
-__extension__ using Wide = __int128;  // holds a sum of four products of a 32-bit count and a 64-bit stride
+__extension__ using Wide = __int128;  // holds the sum of four products, each of a 32-bit count and a 64-bit stride
 
 struct Axis {
   const char* name;
@@ -57,11 +57,11 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
   Wide lowest = plane.base;
   Wide end = Wide{plane.base} + layout.element_bytes;
   for (const Axis& axis : axes) (axis.stride_bytes < 0 ? lowest : end) += axis.reach();
-  if (lowest < 0 || end > Wide{INT64_MAX})  // if this check passes, every offset within the plane fits std::int64_t
+  if (lowest < 0 || end > Wide{INT64_MAX})  // otherwise every offset in the plane fits std::int64_t
     return bad(fmt::format("{}: the plane's strides reach beyond the 63-bit address space", who));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });
-  // Bytes that an element and the axes checked so far span; the step of the next axis must not be shorter.
+  // Span in bytes of one element and of the axes checked so far; the step of the next axis must not be shorter.
   Wide inner_bytes = layout.element_bytes;
   for (const Axis& axis : axes) {
     if (axis.count == 1) continue;

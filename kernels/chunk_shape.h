@@ -21,9 +21,9 @@ struct ChunkShape {
   bool is_whole() const { return num_heads == chunk_heads; }
 };
 
-/// Errors: kInvalidArgument if heads are out of range, the conversion is not supported, an element type's size differs
-/// from the layout's, or scales are given, but not one positive scale for each layer's K and V. Precondition: the
-/// layout has passed check_layout().
+/// Checks `format` against the layout and fills in its defaults. Errors: kInvalidArgument if heads are out of range,
+/// the conversion is not supported, an element type's size differs from the layout's, or scales are given, but not one
+/// positive scale for each layer's K and V. Precondition: the layout has passed check_layout().
 Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format);
 
 std::string_view name_of(ElementType type);

@@ -1,4 +1,4 @@
-// Types of KV elements.
+// The types that elements of KV may have.
 #pragma once
 
 #include <cstdint>

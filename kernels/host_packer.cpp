@@ -36,7 +36,7 @@ class HostPacker final : public Packer {
     const std::size_t head_bytes = run.num_tokens * row_bytes();
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       copy_head<CopyDirection::kGather>(plane, head, run, rows);
-      checksum.update({rows, head_bytes});  // hashed while the rows are in this core's cache
+      checksum.update({rows, head_bytes});  // the rows are hashed while they are in this core's cache
       rows += head_bytes;
     });
     return checksum.digest();
@@ -55,8 +55,8 @@ class HostPacker final : public Packer {
     std::size_t row = 0;  // number of (layer, head, K or V) rows copied so far
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       const std::size_t copied_before = row / (std::size_t{shape_.num_heads} * layout_.planes);
-      const std::size_t skipped =
-          copied_before * (shape_.chunk_heads - shape_.num_heads) + shape_.first_in_chunk;  // number of skipped heads
+      // Number of the chunk's heads before the current one that are not copied.
+      const std::size_t skipped = copied_before * (shape_.chunk_heads - shape_.num_heads) + shape_.first_in_chunk;
       copy_head<CopyDirection::kScatter>(plane, head, run, first + (row + skipped * layout_.planes) * head_bytes);
       ++row;
     });
@@ -78,7 +78,7 @@ class HostPacker final : public Packer {
   /// Copies one head's tokens of the run, block by block; `rows` is the address of their first row in the chunk.
   template <CopyDirection direction>
   void copy_head(const PlanePlan& plane, std::uint32_t head, const TokenRun& run, std::byte* rows) const {
-    if (run.num_tokens == 0) return;  // an empty run may come without a block table
+    if (run.num_tokens == 0) return;  // an empty run may have no block table
     const PlaneLayout& strides = plane.strides;
     const std::vector<BlockId>& table = run.block_ids[plane.group];
     std::size_t block_index = run.first_token / layout_.block_tokens;

@@ -11,7 +11,7 @@ namespace kvferry {
 namespace {
 
 constexpr std::size_t kStreamBytesMin = 4 << 20;
-constexpr std::size_t kStageBytes = 16 << 10;  // buffer for rows; fits the first-level cache
+constexpr std::size_t kStageBytes = 16 << 10;  // size of a buffer for rows, which fits the first-level cache
 
 }  // namespace
 
@@ -107,7 +107,7 @@ std::uint64_t HostStream::gather(const TokenRun& run, std::byte* chunk) const {
     const std::size_t bytes = piece.tokens * row_bytes();
     const std::byte* const rows = collect(piece, stage);
     stream_copy(chunk + at, rows, bytes, piece.ahead);
-    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // hashes the rows while they are cached
+    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // the rows are hashed while they are in the cache
       segments[(at + byte) / kSegmentBytes] =
           segment_checksum(std::span<const std::byte, kSegmentBytes>(rows + byte, kSegmentBytes));
   });
@@ -147,7 +147,7 @@ void HostStream::scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std
         piece.canonical_row / rows_of_layer * (shape.chunk_heads - shape.num_heads) + shape.first_in_chunk;
     const std::size_t row = piece.canonical_row + skipped_heads * layout.planes;
     const std::byte* const rows = chunk + row * head_bytes + (skip_tokens + piece.first) * row_bytes();
-    expect(rows + layout.planes * head_bytes, 8 * 64);  // prefetches rows of the next head
+    expect(rows + layout.planes * head_bytes, 8 * 64);  // prefetches the first rows of the next head
     put(piece, rows, stage);
   });
   finish_streams();

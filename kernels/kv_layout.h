@@ -33,9 +33,9 @@ struct LayerLayout {
 struct KvLayout {
   std::vector<LayerLayout> layers;
   std::uint32_t num_kv_heads = 0;  // heads on this rank
-  std::uint32_t head_dim = 0;      // elements of a token's row
+  std::uint32_t head_dim = 0;      // number of elements in a token's row
   std::uint32_t element_bytes = 0;
-  std::uint32_t planes = 2;        // K and V, or 1 for a latent cache
+  std::uint32_t planes = 2;        // 2: K and V; 1: a latent cache
   std::uint32_t block_tokens = 0;  // tokens in a block
   std::uint32_t num_blocks = 0;    // valid block ids are [0, num_blocks)
 

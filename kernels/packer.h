@@ -27,7 +27,7 @@ struct TokenRun {
 /// Which heads are copied: `count` heads, from head `first_in_cache` of the cache and from head `first_in_chunk` of the
 /// chunk on. The node that packs and the node that unpacks may have different numbers of ranks, and so of heads.
 struct HeadSlice {
-  std::uint32_t chunk_heads = 0;  // 0: the chunk has the cache's heads, and all are copied
+  std::uint32_t chunk_heads = 0;  // number of the chunk's heads; 0: the chunk has the cache's heads, and all are copied
   std::uint32_t first_in_chunk = 0;
   std::uint32_t first_in_cache = 0;
   std::uint32_t count = 0;
@@ -40,11 +40,12 @@ struct ChunkFormat {
   // even; larger magnitudes are stored as the largest finite fp8.
   ElementType cache_type = ElementType::kBytes;
   ElementType chunk_type = ElementType::kBytes;
-  std::vector<float> scales;  // scales of conversions, [layer][K or V]; empty: all are 1
+  std::vector<float> scales;  // [layer][K or V] scales of the conversions; empty: all are 1
 };
 
-/// Threads: any, as long as no two calls write the same bytes. Errors: kInvalidArgument if a block id is
-/// out of range or missing for a token, or the chunk buffer is too short; nothing is copied then.
+/// Gathers and scatters the KV of one cache. Threads: any, as long as no two calls write the same bytes. Errors:
+/// kInvalidArgument if a block id is out of range or missing for a token, or the chunk buffer is too short; nothing is
+/// copied then.
 class Packer {
  public:
   virtual ~Packer() = default;

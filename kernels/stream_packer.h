@@ -23,8 +23,8 @@ struct PackerJob {
   std::uint32_t skip_tokens = 0;   // tokens at the chunk's start that a scatter does not copy; 0 for a gather
 };
 
-/// Threads: one at a time. All work of a pass is enqueued on its stream, in order; only wait() and a pass's
-/// destructor block the host.
+/// Gathers and scatters the KV of one cache in GPU memory. Threads: one at a time. All work of a pass is enqueued on
+/// its stream, in order; only wait() and a pass's destructor block the host.
 class StreamPacker {
  public:
   /// A group of jobs of one direction (gather or scatter), whose layers are copied in one or more steps.
@@ -58,7 +58,8 @@ class StreamPacker {
 /// A GPU, and the function that makes packers for it.
 struct Gpu {
   std::shared_ptr<Device> device;
-  /// Errors: those of make_host_packer(). The packer must not outlive the device.
+  /// Makes a packer for caches in this GPU's memory. Errors: those of make_host_packer(). The packer must not outlive
+  /// the device.
   std::function<Result<std::unique_ptr<StreamPacker>>(KvLayout, ChunkFormat)> make_packer;
 };
 

@@ -1,8 +1,6 @@
-"""Checks the direction of includes, the places of library headers and the top level, as section 2 of the blueprint
-defines them.
-
-Every rule takes the root of a tree, so that the tests at the end of this file can show how each rule fails on a wrong
-tree.
+"""Checks the direction of includes, the places of library headers and the files at the top level. MAY_INCLUDE and the
+other tables of this file define what is allowed. Every rule takes the root of a tree, so that the tests at the end of
+this file can show how each rule fails on a wrong tree.
 """
 
 import re

@@ -52,7 +52,7 @@ class Backend {
 
   struct RegionKey {
     std::string rkey;        // RegionDescriptor::rkey; only this backend interprets it
-    bool is_device = false;  // whether the region is GPU memory
+    bool is_device = false;  // true for GPU memory
   };
   /// Makes memory reachable as region `id`. kUnavailable: this backend can't reach memory of this kind.
   virtual Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) = 0;

@@ -128,8 +128,8 @@ void BackendTransport::set_source_address(const std::string& address) {
 }
 
 void BackendTransport::shutdown() {
-  const std::lock_guard lock(
-      memory_mutex_);  // held to the end, so that a concurrent second call also returns only after the thread has ended
+  // The lock is held to the end, so that a concurrent second call also returns only after the thread has ended.
+  const std::lock_guard lock(memory_mutex_);
   {
     const std::lock_guard order(order_mutex_);
     if (std::exchange(is_stopped_, true)) return;

@@ -13,7 +13,8 @@
 
 namespace kvferry {
 
-/// Threads: any. The descriptor is readable as long as a completion or notification is unread.
+/// The completions and notifications that a caller has not read yet. Threads: any. The descriptor is readable as long
+/// as a completion or notification is unread.
 class CompletionQueue {
  public:
   void complete(Completion completion);

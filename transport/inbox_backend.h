@@ -14,7 +14,8 @@
 
 namespace kvferry {
 
-/// Threads: any may call post() and join(); only the progress thread calls the other methods.
+/// A backend with a thread that runs tasks from an inbox. Threads: any may call post() and join(); only the progress
+/// thread calls the other methods.
 class InboxBackend : public Backend {
  public:
   using Backend::Backend;

@@ -39,8 +39,8 @@ struct UcxOptions : CommonOptions {
 /// Options of the shared memory backend, for transfers within one host: the submitting side copies, through a mapping
 /// of the peer's shared memory or by CMA (process_vm_readv() and process_vm_writev()).
 struct ShmOptions : CommonOptions {
-  bool use_mappings = true;             // maps the peer's memory if it was registered with a descriptor
-  bool use_cma = true;                  // uses CMA for all other memory
+  bool use_mappings = true;  // copies through a mapping if the peer registered its memory with a file descriptor
+  bool use_cma = true;       // copies all other memory by CMA
   std::uint64_t inline_bytes = 65'536;  // transfers of up to this many bytes are copied within submit()
   std::uint32_t copy_threads = 0;  // threads that share large copies; 0: 4 from 16 cores on, 2 from 2 cores on, else 1
 };
@@ -61,7 +61,7 @@ struct TcpOptions : CommonOptions {
 /// pinned. Each peer has two communicators, one for pulls and one for pushes, made when they are first needed.
 struct NcclOptions : CommonOptions {
   Device* device = nullptr;  // the GPU; must outlive the transport
-  TcpOptions control;        // options of the control link; its CommonOptions are ignored
+  TcpOptions control;        // options of the TCP transport for control messages; their CommonOptions are ignored
   std::string library;       // path of libnccl.so.2; empty: $KVFERRY_NCCL_LIBRARY, or the loader's search
   std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and sent as one message
   // Size of a transfer's pieces, which is small because cancel() and revoke() wait for pieces that have begun.
@@ -85,18 +85,19 @@ struct GpuIpcOptions : CommonOptions {
 /// make_ucx_transport() returns kUnavailable if UCX found no usable transport on this host.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
-/// kUnavailable: the address to listen on can't be bound.
+/// Makes a transport over TCP. kUnavailable: the address to listen on can't be bound.
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options);
 
-/// kUnavailable: no CUDA in this build, NCCL can't be loaded (message: what to install), or the address can't be bound.
+/// Makes a transport over NCCL. kUnavailable: no CUDA in this build, NCCL can't be loaded (message: what to install),
+/// or the address can't be bound.
 Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options);
 
-/// kUnavailable: the device can't create a stream.
+/// Makes a transport for GPU memory on one host, over CUDA IPC. kUnavailable: the device can't create a stream.
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options);
 
 /// The way in which bytes are moved. kAuto: the fastest path, measured for each peer when it is connected.
 enum class Path : std::uint8_t { kAuto, kShm, kCma, kUcx, kTcp, kNccl, kGpuIpc };
-/// Returns the path of this name. kInvalidArgument: there is none; the message lists the allowed names.
+/// Returns the path with this name. kInvalidArgument: no path has this name; the message lists the allowed names.
 Result<Path> parse_path(std::string_view name);
 std::string_view name_of(Path path);
 /// Returns the names that parse_path() accepts; with `has_gpu` also those of paths that need a GPU.
@@ -105,8 +106,8 @@ std::vector<std::string_view> path_names(bool has_gpu = true);
 struct TransportOptions {
   Path path = Path::kAuto;
   CommonOptions common;
-  ShmOptions shm;            // its CommonOptions are ignored; `path` says whether mappings and CMA are used
-  TcpOptions tcp;            // its CommonOptions are ignored
+  ShmOptions shm;            // its CommonOptions are ignored; TransportOptions::path selects mappings and CMA
+  TcpOptions tcp;            // options of the TCP backend; their CommonOptions are ignored
   Device* device = nullptr;  // GPU whose memory can be registered, must outlive the transport; nullptr: none
 };
 

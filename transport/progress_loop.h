@@ -56,7 +56,8 @@ class ProgressLoop {
   /// before start(). `tag` must not be 0.
   void watch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void unwatch(int fd);
-  /// May be called by any thread. Makes drive() also return while `fd` is readable. The progress thread ignores `fd`.
+  /// Makes drive() also return while `fd` is readable. The progress thread does not wait for `fd`. May be called by any
+  /// thread.
   void add_wakeup_fd(int fd);
   /// Makes the thread that runs the loop call advance() soon, also if it sleeps. May be called only under the loop's
   /// lock.

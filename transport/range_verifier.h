@@ -58,7 +58,7 @@ class RangeVerifier {
   bool has_corrupt() const { return !corrupt_.empty(); }
   /// Returns the corrupt ranges in ascending order.
   std::vector<std::uint32_t> corrupt_ranges() const;
-  /// Returns the text for Completion::what.
+  /// Returns the text for Completion::what, with the number of corrupt ranges.
   std::string what() const;
 
   /// Starts hashing all ranges' local bytes on their GPU, after the work that is already enqueued on `stream`.

@@ -11,8 +11,8 @@
 
 namespace kvferry {
 
-/// Threads: any may call post(); only the owner of the state calls the other methods. The queue needs no limit:
-/// the transfer table limits transfers, and a caller that registers memory waits for the outcome.
+/// Tasks for one thread. Threads: any may call post(); only the owner of the state calls the other methods. The queue
+/// needs no limit: the transfer table limits transfers, and a caller that registers memory waits for the outcome.
 class TaskInbox {
  public:
   using Task = std::function<void()>;

@@ -48,7 +48,8 @@ struct AcceptedTransfer {
   }
 };
 
-/// Threads: any. While the table holds its lock, it calls only the completion queue.
+/// The regions, grants, peers and pending transfers of one transport. Threads: any. While the table holds its lock, it
+/// calls only the completion queue.
 class TransferTable {
  public:
   explicit TransferTable(std::uint32_t transfers_max) : transfers_max_(transfers_max) {}
@@ -130,7 +131,7 @@ class TransferTable {
     std::string address;
     std::uint64_t incarnation = 0;
   };
-  /// A pending transfer.
+  /// A transfer that was accepted and not completed.
   struct Open {
     PeerId peer;
     RegionId region;

@@ -79,9 +79,10 @@ struct Notification {
   std::string body;
 };
 
-/// Threads: every method may be called from any thread, and never blocks on the network. A progress thread owns all
-/// sockets and library handles. Promise: each accepted transfer gets exactly one Completion, also if the peer dies or
-/// the transport shuts down, and by then the transfer's memory is no longer touched.
+/// Moves bytes between this process and its peers. Threads: every method may be called from any thread, and never
+/// blocks on the network. A progress thread owns all sockets and library handles. Promise: each accepted transfer gets
+/// exactly one Completion, also if the peer dies or the transport shuts down, and by then the transfer's memory is no
+/// longer touched.
 class Transport {
  public:
   virtual ~Transport() = default;

@@ -13,7 +13,7 @@ struct ChunkMeta {
   std::uint32_t num_tokens = 0;
   bool is_tail = false;
   std::optional<ChunkKey> tail_group;  // set for tails of at least kTailGroupTokens tokens (chunk_key.h)
-  std::uint32_t window_from = 0;       // layers with a sliding window have KV only from this token of the chunk on
+  std::uint32_t window_from = 0;       // the layers with a sliding window have KV only from this token of the chunk on
 
   /// Returns true if num_tokens is possible for a full chunk or a tail. Does not check that `key` was computed from
   /// that many tokens: only a request that has the tokens can check that.

@@ -37,7 +37,7 @@ class ChunkPool {
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
     std::uint32_t pins = 0;
-    std::string writer;                      // what writes the slot, such as a request's save; empty if not kWriting
+    std::string writer;  // what writes the slot, such as a request's save; empty unless the state is kWriting
     std::list<std::uint32_t>::iterator lru;  // place in lru_; valid only in state kReady
   };
 
@@ -110,7 +110,7 @@ class ChunkPool {
   std::uint32_t writing_ = 0;
   std::uint32_t pinned_ = 0;
   std::unordered_map<ChunkKey, std::uint32_t> by_key_;
-  /// [tail group] Slots of the group's tails, oldest first.
+  /// [tail group] Slots of the group's newest tails, oldest first.
   std::unordered_map<ChunkKey, std::vector<std::uint32_t>> by_group_;
   std::map<std::uint64_t, Pin> pins_;
   std::uint64_t last_pin_ = 0;

@@ -1,4 +1,5 @@
-// The scheduler core's settings.
+// The settings of the scheduler core (connector/core/scheduler), which the runtime derives from the connector's
+// settings and from vLLM's configuration.
 #pragma once
 
 #include <cstdint>

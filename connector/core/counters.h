@@ -1,4 +1,4 @@
-// The scheduler core's counters.
+// Counters of the scheduler core's events; the connector exports them as metrics.
 #pragma once
 
 #include <cstdint>

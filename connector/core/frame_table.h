@@ -30,11 +30,11 @@ class FrameTable {
     kFree,
     kGathering,        // KV is being packed into the frame on the model's CUDA stream
     kLanding,          // a transfer from another node writes the frame
-    kFillingFromSlot,  // the slot is being copied into the frame
-    kDirty,            // complete, but not copied to the slot yet
-    kWritingBack,      // the frame is being copied to the slot
-    kClean,            // complete, and the slot has the same bytes
-    kRetired,          // belongs to no chunk; becomes free when its last pin ends
+    kFillingFromSlot,  // the chunk's slot is being copied into the frame
+    kDirty,            // the frame is complete, but not copied to its slot yet
+    kWritingBack,      // the frame is being copied to its slot
+    kClean,            // the frame is complete, and its slot has the same bytes
+    kRetired,          // the frame belongs to no chunk, and becomes free when its last pin ends
   };
 
   struct Frame {
@@ -50,7 +50,7 @@ class FrameTable {
 
   struct Reserved {
     FrameRef frame;
-    FramePin pin;  // prevents the frame's reuse while it is being filled
+    FramePin pin;  // prevents the reuse of the frame while the caller fills it
   };
   /// Reserves a frame that the caller fills with the chunk's bytes. If no frame is free, reuses the least recently used
   /// clean frame without pins. Returns nullopt if there is no such frame either. `purpose` is kGathering, kLanding or

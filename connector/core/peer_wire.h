@@ -29,7 +29,7 @@ struct LeasedChunk {
   ChunkRef chunk;           // slot in the holder's pool
   std::uint32_t num_tokens = 0;
   std::vector<std::uint64_t> checksums;  // [rank]
-  std::uint32_t window_from = 0;         // see ChunkMeta::window_from
+  std::uint32_t window_from = 0;  // with a sliding window, KV exists from this token on (see ChunkMeta::window_from)
   /// [rank][run] Checksums of the parts of the chunk that the reader copies. Set instead of `checksums` if the two
   /// nodes' shards differ.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};
@@ -37,8 +37,8 @@ struct LeasedChunk {
 };
 
 struct LeaseReply {
-  std::uint64_t lease = 0;  // 0: no chunk was leased
-  std::string refused;      // the reason, if the holder refuses the whole request
+  std::uint64_t lease = 0;  // number of the lease; 0: no chunk was leased
+  std::string refused;      // reason if the holder refuses the whole request; empty: it does not refuse
   std::vector<LeasedChunk> chunks;
   KVFERRY_FIELDS(lease, refused, chunks);
 };

@@ -48,7 +48,7 @@ struct LoadItem {
   std::vector<std::uint64_t> checksums;  // [rank] checksum of the whole chunk
   std::uint32_t chunk_tokens = 0;        // number of tokens in the chunk
   std::uint32_t skip_tokens = 0;
-  std::uint32_t first_token = 0;  // counted from the job's first block
+  std::uint32_t first_token = 0;  // index of the item's first token, counted from the job's first block
   std::uint32_t num_tokens = 0;
   KVFERRY_FIELDS(chunk, checksums, chunk_tokens, skip_tokens, first_token, num_tokens);
 };
@@ -64,7 +64,7 @@ struct LoadJob {
 };
 
 struct StepPlan {
-  std::uint64_t step = 0;  // each scheduler counts its steps from 1
+  std::uint64_t step = 0;  // number of the step; each scheduler counts its steps from 1
   std::vector<SaveJob> saves_before;
   std::vector<LoadJob> loads;
   std::vector<SaveJob> saves_after;

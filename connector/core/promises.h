@@ -12,14 +12,15 @@
 
 namespace kvferry::promise {
 
-/// A repeated lookup in one attempt finds the same number of tokens.
+/// The promise idempotent-lookup: a repeated lookup in one attempt finds the same number of tokens.
 inline void idempotent_lookup(std::uint32_t first_hit, std::uint32_t hit_now, const std::string& request) {
   KVFERRY_CHECK(first_hit == hit_now,
                 "idempotent-lookup: the lookup of request {} found {} tokens, but its repetition found {}", request,
                 first_hit, hit_now);
 }
 
-/// If there are external tokens, local + external < num_tokens: the engine must compute at least one token itself.
+/// The promise sane-counts: if there are external tokens, local + external < num_tokens, because the engine must
+/// compute at least one token itself.
 inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64_t num_tokens,
                         const std::string& request) {
   KVFERRY_CHECK(
@@ -28,13 +29,14 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
       request, local, external, num_tokens);
 }
 
-/// After an allocation with n > 0 external tokens, the job's items load exactly n tokens from first_token on, in order.
-/// In each KV group the job has a block for every token from needed_from[group] on; earlier blocks may be missing,
-/// because a sliding window no longer reaches them. Tokens are counted from the start of the job's first block.
+/// The promise exact-load: after an allocation with n > 0 external tokens, the job's items load exactly n tokens from
+/// first_token on, in order. In each KV group the job has a block for every token from needed_from[group] on; earlier
+/// blocks may be missing, because a sliding window no longer reaches them. Tokens are counted from the start of the
+/// job's first block.
 void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens,
                 std::span<const std::uint32_t> needed_from);
 
-/// After a step was planned, no lookup whose allocation failed is still open.
+/// The promise no-stale-spec: after a step was planned, no lookup whose allocation failed is still open.
 inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
   KVFERRY_CHECK(specs_left == 0, "no-stale-spec: {} lookups are still open after step {} was planned", specs_left,
                 step);
@@ -45,18 +47,19 @@ inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
 void saved_is_computed(const SaveJob& job, std::uint32_t first_block, std::uint32_t computed, std::uint32_t known,
                        std::uint32_t block_tokens);
 
-/// A slot is written by one writer at a time, and only while it has no readers.
+/// The promise fenced-reuse: a slot is written by one writer at a time, and only while it has no readers.
 inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {
   KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: slot {} is reused although it has {} readers{}", slot, pins,
                 idle ? "" : " and a writer");
 }
 
-/// Every job, pull and pin that was requested ends exactly once, and nothing ends that was not requested.
+/// The promise exactly-once: every job, pull and pin that was requested ends exactly once, and nothing ends that was
+/// not requested.
 inline void exactly_once(bool expected, const std::string& what) {
   KVFERRY_CHECK(expected, "exactly-once: {} was reported twice or never requested", what);
 }
 
-/// Every pin has an owner and, when it is made, a deadline in the future.
+/// The promise bounded-hold: every pin has an owner and, when it is made, a deadline in the future.
 inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) {
   KVFERRY_CHECK(
       deadline > now && !owner.empty(),
@@ -65,7 +68,8 @@ inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) 
       owner, deadline, now);
 }
 
-/// Only chunks that every rank has written, verified and reported are offered to lookups and other nodes.
+/// The promise verified-only: only chunks that every rank has written, verified and reported are offered to lookups and
+/// other nodes.
 inline void verified_only(bool ready, std::size_t checksums, std::size_t ranks, std::uint32_t slot) {
   KVFERRY_CHECK(ready && checksums == ranks,
                 "verified-only: slot {} is offered, but is not ready or has only {} of {} checksums", slot, checksums,

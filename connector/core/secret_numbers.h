@@ -10,7 +10,7 @@ namespace kvferry {
 
 class SecretNumbers {
  public:
-  /// Two objects with the same secret draw the same numbers.
+  /// Two objects with the same secret draw the same numbers in the same order.
   explicit SecretNumbers(std::string secret) : secret_(std::move(secret)) {}
 
   /// Returns a new number each time, never 0. A peer can't compute a number from other numbers that it has received.

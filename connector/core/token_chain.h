@@ -1,4 +1,4 @@
-// A request's tokens and the keys of its chunks. Each token of a full chunk is hashed once.
+// A request's tokens and the keys of its chunks. The key of each full chunk is computed once and kept.
 #pragma once
 
 #include <cstdint>

@@ -42,7 +42,7 @@ struct PullOutcome {
   std::uint64_t pull = 0;
   std::uint32_t rank = 0;
   std::vector<bool> ok;                       // [item]
-  std::string what;                           // the reason of a failure, for the log
+  std::string what;                           // reason of a failure, for the log
   std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksums; set if the order had none
   KVFERRY_FIELDS(pull, rank, ok, what, checksums);
 };

@@ -26,12 +26,13 @@ struct ConnectorConfig {
   bool save_partial_chunks = true;
   std::string path = "auto";  // one of the names that parse_path() accepts
   std::int64_t load_timeout_ms = 5000;
-  std::string advertise_host;  // empty: this host's address on the route to the controller
-  std::string ports;           // a range that net::parse_port_range() accepts; empty: any port
+  // Address that peers connect to; empty: this host's address on the route to the controller.
+  std::string advertise_host;
+  std::string ports;  // a range that net::parse_port_range() accepts; empty: any port
   std::string name_space = "default";
   std::string serves;                         // URL under which routers reach this vLLM server; empty: none
-  std::string cluster_key_file;               // empty: no key
-  std::string encrypt_tcp = "between_hosts";  // one of net::kEncryptNames
+  std::string cluster_key_file;               // path of the key file; empty: there is no key
+  std::string encrypt_tcp = "between_hosts";  // one of the names in net::kEncryptNames
   bool insecure = false;
   std::string config;  // path of the YAML file; empty: none
 };

@@ -9,7 +9,7 @@
 namespace kvferry {
 
 struct AdvertisedHost {
-  std::string host;     // a numeric address
+  std::string host;     // numeric address that peers connect to
   std::string warning;  // why other hosts may be unable to reach `host`; empty if there is no reason
 };
 

@@ -26,7 +26,7 @@ struct AdminCommand {
 constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
 struct AdminResult {
-  std::string text;  // result as a sentence
+  std::string text;  // the command's result as a sentence
   // Depends on the verb. pin: id of the pin; quota: the quota; unpin and clear: number of nodes; move: number of
   // chunks.
   std::uint64_t number = 0;

@@ -32,7 +32,7 @@ struct ChunkEntry {
 
 struct LookupQuery {
   std::vector<ChunkKey> keys;  // full chunks in prefix order
-  // tail_groups[i]: group of the tails that follow the first i of `keys`; the last elements may be missing
+  // tail_groups[i]: group of the tails that follow the first i of `keys`; groups at the end may be missing
   std::vector<ChunkKey> tail_groups;
   std::vector<ChunkKey> exact_tails;  // keys of tails to find, whatever groups the tails belong to
 };
@@ -100,11 +100,11 @@ struct PinChunks {
 struct UnpinChunks {
   std::uint64_t pin_id = 0;
 };
-/// Replicate `chunks` from the named node.
+/// A request to replicate `chunks` from the named node.
 struct ReplicateChunks {
   EngineId engine_id;
   std::string endpoint;
-  std::vector<ChunkEntry> chunks;  // num_tokens of full chunks is 0
+  std::vector<ChunkEntry> chunks;  // num_tokens is 0 for full chunks
   TimeNs ttl = 0;
 };
 struct EvictChunks {
@@ -129,8 +129,9 @@ struct ClientOptions {
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; tcp:// connections are encrypted with it
 };
 
-/// Threads: one owner, which polls fd() for reading and calls process(), at least every heartbeat_ms. If the owner
-/// calls process() every 50 ms, the controller notices a lost message within 150 ms, by the next heartbeat.
+/// A node's client of the controller. Threads: one owner, which polls fd() for reading and calls process(), at least
+/// every heartbeat_ms. If the owner calls process() every 50 ms, the controller notices a lost message within 150 ms,
+/// by the next heartbeat.
 class Client {
  public:
   virtual ~Client() = default;
@@ -153,16 +154,18 @@ class Client {
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
   /// Completes the answer to SnapshotWanted. The caller must have published everything that this node holds.
   virtual void end_snapshot() = 0;
-  /// Returns the token of the LookupReply that process() returns later; if lookup_timeout_ms is 0, that reply may never
-  /// come. kUnavailable: the node is not registered, and lookup_timeout_ms is 0; kInvalidArgument: `query` has more
-  /// than 65536 keys; kFull: too many lookups with a timeout are unanswered.
+  /// Returns the token of the LookupReply (or, after lookup_timeout_ms, the LookupFailed) that process() returns later;
+  /// if lookup_timeout_ms is 0, no event may ever come. kUnavailable, only without a timeout: the node is not
+  /// registered, or the lookup can't be sent; kInvalidArgument: `query` has more than 65536 keys; kFull: too many
+  /// lookups with a timeout are unanswered.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
   /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms for
   /// the message to be sent. The client does nothing afterwards.
   virtual void leave() = 0;
 };
 
-/// kInvalidArgument: an endpoint is malformed or repeated, or an endpoint is stream:// although there is a cluster key.
+/// Makes a client, which is not registered yet. kInvalidArgument: an endpoint is malformed or repeated, or an endpoint
+/// is stream:// although there is a cluster key.
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 
 /// Blocks until the client is registered. Drops all events, and answers SnapshotWanted with an empty snapshot, so a

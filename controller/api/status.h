@@ -16,8 +16,8 @@ namespace kvferry::controller {
 /// Totals since the controller started. They never decrease.
 struct Counters {
   std::uint64_t lookups = 0;
-  std::uint64_t lookup_keys = 0;       // full-chunk keys in lookups
-  std::uint64_t lookup_hits = 0;       // lookups with at least one holder
+  std::uint64_t lookup_keys = 0;       // number of keys of full chunks in lookups
+  std::uint64_t lookup_hits = 0;       // number of lookups for which a holder was found
   std::uint64_t chunks_published = 0;  // entries of Publish messages, including those that the index already had
   std::uint64_t chunks_evicted = 0;    // entries of Evict messages, including those that the index did not have
   std::uint64_t chunks_dropped = 0;    // published entries that were not stored because of a limit or quota on chunks
@@ -43,10 +43,10 @@ struct Counters {
 };
 
 struct NodeStatus : NodeInfo {
-  std::uint64_t num_chunks = 0;  // tails included
+  std::uint64_t num_chunks = 0;  // number of chunks, tails included
   std::uint64_t num_tails = 0;
   std::uint64_t heartbeat_age_ms = 0;  // time since the last message of any kind
-  // Progress of a drain.
+  // Progress of a drain of this node.
   bool is_leaving = false;
   bool is_drained = false;  // no chunk is left to replicate
   std::uint64_t num_to_replicate = 0, num_replicated = 0, num_lost = 0;

@@ -40,11 +40,11 @@ class ClientLink {
 };
 
 struct LinkOptions {
-  bool is_bounded = true;  // end the connection if a received message has more than kMessageBytesMax
+  bool is_bounded = true;  // true: a received message of more than kMessageBytesMax ends the connection
   // Context that many ZeroMQ links share to save threads; its sockets have the context's cluster key. nullptr: the link
   // makes a context of its own.
   std::shared_ptr<net::ZmqContext> zmq_context{};
-  std::optional<net::ClusterKey> cluster_key{};  // the controller's key; empty: it has none
+  std::optional<net::ClusterKey> cluster_key{};  // the controller's key; empty: the controller has none
 };
 /// kInvalidArgument: `endpoint` is malformed, or is stream:// and there is a cluster key, or the shared context has
 /// another cluster key. kUnavailable: no file descriptor is left.

@@ -94,7 +94,7 @@ ClientSession::ClientSession(ClientOptions options, Send send, std::size_t resen
 
 void ClientSession::receive(std::string_view bytes, std::vector<ClientEvent>& events) {
   Result<wire::FromController> message = wire::parse<wire::FromController>(bytes, options_.protocol);
-  if (!message) return;  // the message is malformed or of another version; only a Refused is readable in every version
+  if (!message) return;  // the message is malformed, or of a version that this client does not speak
   waiting_since_.reset();
   num_silences_ = 0;
   std::visit(Receiver{*this, events}, *message);
@@ -124,7 +124,8 @@ void ClientSession::send_due(TimeNs now) {
   const bool is_sent = state_ == State::kConnecting ? send_hello() : send_heartbeat();
   // Silence counts from the oldest unanswered message. A Hello that was not sent needs no answer.
   if (!waiting_since_ && (is_sent || is_registered())) waiting_since_ = now;
-  if (is_sent) sent_at_ = now;  // otherwise the next call tries again: fd() becomes readable when the connection is up
+  // If the message was not sent, the next call tries again, because fd() becomes readable when the connection is up.
+  if (is_sent) sent_at_ = now;
 }
 
 bool ClientSession::send_hello() {

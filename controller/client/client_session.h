@@ -22,7 +22,7 @@ constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;
 /// Checks the size of a lookup. kInvalidArgument: `query` has too many keys for one message.
 Result<void> check_lookup(const LookupQuery& query);
 
-/// Pure: no I/O and no clock. Threads: one at a time.
+/// A node's session with one controller. Pure: no I/O and no clock. Threads: one at a time.
 class ClientSession {
  public:
   /// Hands a message to the connection. Returns false if the message was not sent.

@@ -13,7 +13,8 @@
 namespace kvferry::controller {
 namespace {
 
-// Limit on unanswered lookups; at this limit lookup() drops the oldest lookup or fails.
+// Limit on unanswered lookups. At this limit lookup() fails if lookups have a timeout; otherwise it drops the oldest
+// lookup.
 constexpr std::size_t kPendingLookupsMax = 16'384;
 constexpr std::int64_t kAsksPerTimeout = 3;  // how often an unanswered lookup is sent within lookup_timeout_ms
 
@@ -104,7 +105,7 @@ class ReplicaClient final : public Client {
   };
   struct Pending {
     LookupQuery query;
-    Replica* replica = nullptr;  // controller that the lookup was sent to; nullptr: it must still be sent
+    Replica* replica = nullptr;  // the controller to which the lookup was sent; nullptr: it was not sent yet
     std::optional<TimeNs> ends_at, asked_at;
   };
   using PendingMap = std::map<std::uint64_t, Pending>;
@@ -149,7 +150,8 @@ class ReplicaClient final : public Client {
       return drop(token);
     }
     if (pending.replica == nullptr) {
-      (void)ask(token, pending, 0);  // if this fails, the next turn tries again, up to the deadline
+      // If this fails, the next process() tries again, until the lookup's time has passed.
+      (void)ask(token, pending, 0);
     } else if (pending.asked_at && now - *pending.asked_at >= timeout_ / kAsksPerTimeout) {
       (void)ask(token, pending, static_cast<std::size_t>(pending.replica - replicas_.data()) + 1);
     }
@@ -208,7 +210,8 @@ class ReplicaClient final : public Client {
   std::uint64_t unique_pin_id(const Replica& replica, std::uint64_t pin_id) const {
     return pin_id * replicas_.size() + static_cast<std::uint64_t>(&replica - replicas_.data());
   }
-  void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}  // never called: replica.client has no lookup timeout
+  // Never called, because replica.client has no lookup timeout.
+  void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}
 
   ClientOptions options_;
   TimeNs timeout_;

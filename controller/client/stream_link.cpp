@@ -17,7 +17,8 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
-constexpr std::size_t kUnsentBytesMax = std::size_t{64} << 20;  // enough for a snapshot of four million chunks
+// Limit on unsent bytes; enough for a snapshot of four million chunks.
+constexpr std::size_t kUnsentBytesMax = std::size_t{64} << 20;
 constexpr TimeNs kBackOffMin = 100 * kMillisecond;
 constexpr TimeNs kBackOffMax = kSecond;
 constexpr TimeNs kConnectTime = 2 * kSecond;
@@ -52,7 +53,8 @@ class StreamLink final : public ClientLink {
     if (host_lookup_) return end_lookup(now);
     if (!socket_) {
       if (now < retry_at_) return;
-      retry_at_ = now + back_off_;  // earliest time of the next attempt, even if this connection breaks at once
+      // The earliest time of the next connection attempt, even if this connection breaks at once.
+      retry_at_ = now + back_off_;
       return begin(now);
     }
     pollfd item{socket_.get(), POLLOUT, 0};
@@ -102,7 +104,7 @@ class StreamLink final : public ClientLink {
 
   void reconnect() override {
     close();
-    has_broken_ = false;  // the owner ended the connection, so this is not reported as a broken connection
+    has_broken_ = false;  // a connection that its owner ends is not reported as broken
     retry_at_ = 0;
   }
   bool has_broken() override { return std::exchange(has_broken_, false); }
@@ -135,7 +137,7 @@ class StreamLink final : public ClientLink {
     socket_ = std::move(*socket);
     give_up_at_ = now + kConnectTime;
     watch(EPOLL_CTL_ADD, socket_.get(), EPOLLOUT);
-    if (address.is_unix()) process(now);  // a Unix socket connects at once, so the connection can be used now
+    if (address.is_unix()) process(now);  // a connection to a Unix socket is made at once, so it can be used now
   }
 
   void fail(TimeNs now) {

@@ -7,7 +7,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr int kSendQueueMax = 10'000;  // limit in messages; enough for a snapshot of 160 million chunks
+constexpr int kSendQueueMax = 10'000;  // limit on queued messages; enough for a snapshot of 160 million chunks
 constexpr int kConnectTimeoutMs = 2000;
 
 class ZmqLink final : public ClientLink {

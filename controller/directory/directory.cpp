@@ -7,7 +7,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines visited by one call of tidy(), which takes up to 200 us
+constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines that one call of tidy() visits, which takes up to 200 us
 
 Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
   const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
@@ -112,7 +112,7 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   if (slot == nullptr) {
     slot.reset(new Namespace{info.fingerprint, ChunkTable(options_.tails_per_group_max, options_.index), {}, {}, 0});
   }
-  slot->fingerprint = info.fingerprint;  // changes only if the namespace has no other node
+  slot->fingerprint = info.fingerprint;  // the fingerprint changes only if the namespace has no other node
   joined.id = NodeId{++last_node_id_};
   joined.snapshot_wanted = true;
   auto node = std::make_unique<Node>(Node{.info = info,
@@ -179,7 +179,8 @@ void Directory::find_holders(Namespace& home, const LookupView& query, std::opti
     if (a.is_leaving != b.is_leaving) return b.is_leaving;
     if (a.num_full_chunks != b.num_full_chunks) return a.num_full_chunks > b.num_full_chunks;
     if (a.heard_at != b.heard_at) return a.heard_at > b.heard_at;
-    return a.info->engine_id < b.info->engine_id;  // makes the order the same each time among otherwise equal nodes
+    // The last criterion gives equally good nodes the same order each time.
+    return a.info->engine_id < b.info->engine_id;
   };
   const std::size_t num_kept = std::min(found.size(), options_.holders_per_reply_max);
   std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(num_kept), found.end(), better);

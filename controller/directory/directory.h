@@ -39,10 +39,11 @@ struct DirectoryOptions {
 };
 
 enum class Update {
-  // Applied; or dropped, because the message is old or because it follows a loss whose repair was already requested.
+  // The message was applied, or it was dropped: because it is old, or because it follows a loss whose repair was
+  // already requested.
   kApplied,
-  kUnknownNode,   // the sender is not registered; nothing changed
-  kRepairWanted,  // messages of this node are missing: request what repair() returns
+  kUnknownNode,   // the sender is not registered, and nothing changed
+  kRepairWanted,  // messages of this node are missing: the caller must request what repair() returns
 };
 
 /// The missing messages or the snapshot to request from a node.
@@ -56,7 +57,8 @@ struct Repair {
 struct Joined {
   NodeId id;
   bool snapshot_wanted = false;
-  bool resend_wanted = false;    // messages are missing: request what repair() returns; never true with snapshot_wanted
+  // Messages are missing: the caller must request what repair() returns; never true with snapshot_wanted.
+  bool resend_wanted = false;
   std::optional<NodeId> fenced;  // id of the older incarnation that the new node replaced
 };
 
@@ -84,7 +86,7 @@ class Directory {
     NodeInfo info;
     Namespace* home = nullptr;
     Generation seen;                   // chunks that lookups see
-    std::optional<Generation> next{};  // unfinished snapshot; shares the index of `seen` if `seen` was empty
+    std::optional<Generation> next{};  // the unfinished snapshot; it shares the index of `seen` if `seen` was empty
     TimeNs snapshot_begun_at = 0;      // time at which `next` was begun
     TimeNs heard_at = 0;
     std::uint64_t next_sequence = 0;  // all messages with lower numbers were applied
@@ -93,7 +95,7 @@ class Directory {
     bool owes_snapshot = true;         // a snapshot of the node is needed and has not ended
     bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
     std::optional<TimeNs> asked_at{};  // time of the last repair request, or of the last message that answers it
-    unsigned num_differed = 0;         // consecutive digest mismatches
+    unsigned num_differed = 0;         // number of consecutive heartbeats with differing digests
     std::size_t num_counted = 0;       // number of this node's chunks that are counted in num_chunks_
     bool is_leaving = false;
     std::uint64_t load = 0;  // requests on the node, as it last reported
@@ -111,9 +113,10 @@ class Directory {
   const Journal* journal() const { return journal_; }
 
   /// Registers a node, identified by (namespace, engine id). If the same incarnation is registered already, it keeps
-  /// its chunks, because only its connection broke; a newer incarnation replaces an older one at once. kRefused: the
-  /// namespace's live nodes have another fingerprint, or a newer incarnation is registered. kInvalidArgument: a field
-  /// is empty, too long or not printable. kFull: nodes_max nodes are registered.
+  /// its chunks, because only its connection broke; a newer incarnation replaces an older one at once. kRefused: other
+  /// live nodes of the namespace have another fingerprint, a newer incarnation is registered, or another process has
+  /// registered the same incarnation. kInvalidArgument: a field is empty, too long or not printable. kFull: nodes_max
+  /// nodes are registered.
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
   /// `next_sequence`: number of the node's next publish or evict, which shows whether the node's last message was lost.

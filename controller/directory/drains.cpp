@@ -64,7 +64,7 @@ Drains::Replication Drains::next_replication(NodeId node, Drain& drain, const Cl
     const Waiting& next = drain.waiting.front();
     if (!replication.chunks.empty() && next.num_tries != num_tries) break;
     if (cluster.place_of(node, next.chunk.key) == Place::kOnlyThere) {
-      if (targets.empty()) return {};  // the chunks wait for a target to register
+      if (targets.empty()) return {};  // no target now: the chunks wait until one registers
       num_tries = next.num_tries;
       replication.chunks.push_back(next.chunk);
     }

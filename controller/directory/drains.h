@@ -16,9 +16,10 @@ namespace kvferry::controller {
 
 struct DrainOptions {
   std::size_t chunks_per_replication = 128;
-  std::size_t replications_max = 4;       // concurrent replications of one drain
-  TimeNs replication_ttl = 10 * kSecond;  // time after which the replication is tried with another target node
-  unsigned tries_max = 3;                 // number of target nodes that are tried for a chunk
+  std::size_t replications_max = 4;  // concurrent replications of one drain
+  // Time after which an unfinished replication is tried with another target node.
+  TimeNs replication_ttl = 10 * kSecond;
+  unsigned tries_max = 3;  // number of target nodes that are tried for a chunk
 };
 
 /// After begin() the caller must request a snapshot from the node, because the snapshot lists all chunks of the node.
@@ -44,10 +45,11 @@ class Drains {
     TimeNs ttl = 0;
   };
   struct Progress {
-    std::uint64_t num_left = 0;        // chunks that wait or are being replicated
-    std::uint64_t num_replicated = 0;  // chunks that only the leaving node held and that another node holds now
-    std::uint64_t num_lost = 0;        // chunks that could not be replicated to any of tries_max targets
-    bool is_listed = false;            // the snapshot that the caller requested after begin() has ended
+    std::uint64_t num_left = 0;  // chunks that wait or are being replicated
+    // Number of chunks that only the leaving node held and that another node holds now.
+    std::uint64_t num_replicated = 0;
+    std::uint64_t num_lost = 0;  // chunks that could not be replicated to any of tries_max targets
+    bool is_listed = false;      // the snapshot that the caller requested after begin() has ended
     bool is_done() const { return is_listed && num_left == 0; }
   };
 

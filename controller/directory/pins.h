@@ -18,7 +18,7 @@
 
 namespace kvferry::controller {
 
-using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // 0: no pin
+using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // the value 0 means: no pin
 
 struct PinOptions {
   TimeNs ttl_max = 24 * 3600 * kSecond;
@@ -48,8 +48,8 @@ class Pins {
 
   explicit Pins(PinOptions options = {}) : options_(options) {}
 
-  /// kInvalidArgument: no owner, no keys, or a `ttl_ms` of 0 or above ttl_max. kFull: more keys than are allowed for
-  /// the owner or for all pins together.
+  /// Adds a pin, which lasts `ttl_ms`. kInvalidArgument: no owner, no keys, or a `ttl_ms` of 0 or above ttl_max. kFull:
+  /// more keys than are allowed for the owner or for all pins together.
   Result<ControllerPinId> add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys,
                               TimeNs now, std::uint64_t ttl_ms);
   /// Ends a pin and returns the nodes that have to unpin it. kNotFound: the pin does not exist or has ended already.

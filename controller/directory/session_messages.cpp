@@ -65,7 +65,7 @@ struct Sessions::Receiver {
 
   void operator()(const wire::Publish& publish) {
     const Session* session = session_of(publish.incarnation);
-    if (session == nullptr) return;  // the node's next heartbeat is answered by Unregistered
+    if (session == nullptr) return;  // the answer to the node's next heartbeat tells it to register again
     Result<std::vector<ChunkEntry>> chunks = wire::chunks_of(publish);
     if (!chunks) {
       self.count_malformed(chunks.error().what);

@@ -104,7 +104,7 @@ void Sessions::send_orders() {
     directory_.want_snapshot(node);
     const auto peer = peers_.find(node);
     if (peer == peers_.end() || !peer->second.connection)
-      continue;  // the snapshot is requested when the node reconnects
+      continue;  // the node is asked for the snapshot when it reconnects
     request_repair({*peer->second.connection, 0, *peer->second.replies, {}, peer->second.version},
                    sessions_.at(*peer->second.connection));
   }

@@ -107,7 +107,7 @@ class Sessions {
  private:
   struct Peer {
     std::optional<ConnectionId> connection;  // empty after the connection broke
-    ReplySender* replies = nullptr;          // sender for `connection`
+    ReplySender* replies = nullptr;          // the sender that reaches `connection`
     std::string name;                        // name of the node in log lines
     std::uint32_t version = 0;               // agreed version of the protocol
   };

@@ -54,7 +54,7 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
     if (!batch) {
       if (std::has_single_bit(++counters_.batches_malformed))
         log().warn("engine '{}': {}; dropping all its blocks", info_.instance_id, batch.error().what);
-      drop_everything();  // needed because an event that was not read may have removed blocks
+      drop_everything();  // events that could not be read may have removed any block
       return;
     }
     counters_.events += batch->num_events;

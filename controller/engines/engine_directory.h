@@ -16,7 +16,7 @@
 namespace kvferry::controller {
 
 struct EngineInfo {
-  std::string instance_id;  // name that routers use
+  std::string instance_id;  // name by which routers know the engine
   std::string model;
   std::string tenant = "default";
   std::string salt;                      // engines of one model share blocks only if their salts are equal
@@ -35,7 +35,7 @@ struct EngineBatchCounters {
   std::uint64_t events_unknown = 0;
   std::uint64_t events_malformed = 0;
   std::uint64_t batches_malformed = 0;
-  std::uint64_t clears = 0;  // events that report that the engine cleared its cache
+  std::uint64_t clears = 0;  // number of events that reported that the engine cleared its cache
 };
 
 struct EngineStatus {
@@ -68,15 +68,15 @@ struct PromptQuery {
   std::string model;
   std::string tenant = "default";
   std::string salt;                         // salt that engines registered; if none did, the request's cache salt
-  std::optional<std::uint32_t> block_size;  // none: engines of any block size match
+  std::optional<std::uint32_t> block_size;  // number of tokens in a block; none: engines of any block size match
   std::string lora_name;
   std::optional<std::uint64_t> lora_id;
-  std::optional<std::string> instance_id;  // none: all instances match
+  std::optional<std::string> instance_id;  // the only instance that matches; none: all instances match
   std::vector<std::uint32_t> tokens;       // tokens of the prompt; unused if `hashes` are given
   std::vector<ShortKey> hashes;
 };
 
-/// Threads: one at a time.
+/// The registered engines and the blocks that each of them holds. Threads: one at a time.
 class EngineDirectory {
  public:
   /// `options.block_size` is ignored, because each engine registers its own block size.

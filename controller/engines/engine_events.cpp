@@ -36,7 +36,7 @@ enum Field : std::uint32_t {
   kWindow,
   kLocality,
   kOther,
-  kCacheSalt,  // exists in the map form only
+  kCacheSalt,  // only the map form has this field
 };
 constexpr Field kRemovedFields[] = {kHashes, kMedium, kGroup, kLocality};
 
@@ -211,8 +211,8 @@ bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink
   if (is_map) {
     if (!reader.read_map(num_fields)) return false;
     MsgpackReader ahead = reader;
-    for (std::uint32_t i = 0; i < num_fields && tag.empty();
-         ++i) {  // the type comes first unless the encoder sorts the names
+    // The type is the first field unless the encoder sorts the names.
+    for (std::uint32_t i = 0; i < num_fields && tag.empty(); ++i) {
       std::string_view name;
       if (!ahead.read_string(name)) break;
       if (!(is_tag_name(name) ? ahead.read_string(tag) : ahead.skip())) break;

@@ -23,7 +23,7 @@ struct BlocksStored {
   std::optional<ShortKey> parent;         // none: the first block starts a prompt
   std::span<const std::uint32_t> tokens;  // empty: the event has no tokens, or they are not plain integers
   std::uint32_t block_size = 0;           // number of tokens in a block
-  std::string_view lora_name;             // empty: no LoRA adapter
+  std::string_view lora_name;             // name of the LoRA adapter; empty: none
   std::optional<std::uint64_t> lora_id;
   Tier tier = Tier::kGpu;
   std::string_view extra_keys;  // msgpack: an array with nil or an array for each block; empty: no extra keys

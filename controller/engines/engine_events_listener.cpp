@@ -17,7 +17,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;  // enough for a prompt of millions of tokens
+// Limit on a batch; enough for a prompt of millions of tokens.
+constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;
 constexpr int kQueueMax = 1000;  // limit on queued batches of an engine; further ones are dropped and requested again
 constexpr int kMessagesPerSocketMax = 64;  // limit on messages taken from one socket before the next socket is read
 constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
@@ -216,7 +217,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     char number[8];
     for (unsigned i = 0; i < 8; ++i) number[i] = static_cast<char>(*first >> (56 - 8 * i));
     sockets.replay->send(std::array<std::string_view, 2>{"", {number, sizeof number}});
-    mark_ready(engine, sockets);  // needed because sending may have cleared the readiness event of a received message
+    mark_ready(engine, sockets);  // sending may have cleared the readiness event of a received message
   }
 
   EngineDirectory& directory_;

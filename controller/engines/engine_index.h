@@ -25,7 +25,7 @@ namespace kvferry::controller {
 struct EngineIndexOptions {
   std::uint32_t block_size = 16;                             // number of tokens in a block
   std::size_t blocks_per_holder_max = std::size_t{1} << 22;  // limit for a holder; a block in two tiers counts twice
-  std::size_t blocks_max = std::size_t{1} << 25;             // limit over all holders
+  std::size_t blocks_max = std::size_t{1} << 25;             // limit on the blocks of all holders together
   IndexOptions index = {};
 };
 
@@ -57,8 +57,8 @@ struct EngineMatch {
   std::uint32_t up_to_tier[kNumTiers] = {};  // [tier] number of leading blocks that are all in this tier or faster ones
 };
 
-/// Threads: one at a time. A holder is one rank of an engine. clear() and remove_holder() take effect at once; tidy()
-/// reclaims the memory in small steps.
+/// The blocks that engines hold. A holder is one rank of an engine. clear() and remove_holder() take effect at once;
+/// tidy() reclaims the memory in small steps. Threads: one at a time.
 class EngineIndex {
  public:
   explicit EngineIndex(EngineIndexOptions options);
@@ -128,7 +128,7 @@ class EngineIndex {
   std::vector<ShortKey> removed_hashes_;  // hashes passed to removed() since the last flush()
   HolderIndex removed_holder_ = 0;
   Tier removed_tier_ = Tier::kGpu;
-  struct Walker {  // a holder that has all of the prompt's blocks so far
+  struct Walker {  // A holder that has all of the prompt's blocks so far.
     NodeIndex node;
     // Bit masks of tiers. `alone`: tiers that have all these blocks by themselves; `together`: tiers that have them
     // together with faster tiers.

@@ -34,12 +34,12 @@ void EngineIndex::match(std::vector<EngineMatch>& matches) {
       }
     }
     std::size_t num_left = 0;
-    auto at = placements.begin();  // sorted by node, like walkers_
+    auto at = placements.begin();  // placements are sorted by node, like walkers_
     for (Walker walker : walkers_) {
       std::uint8_t alone = 0;
       while (at != placements.end() && at->node() < walker.node) ++at;
       for (; at != placements.end() && at->node() == walker.node; ++at) alone |= bit_of(at->tier());
-      std::uint8_t together = 0;  // bits of the fastest tier in `alone` and of all slower ones
+      std::uint8_t together = 0;  // bits of the fastest tier in `alone` and of all slower tiers
       for (unsigned tier = 0; tier < kNumTiers; ++tier)
         together |= static_cast<std::uint8_t>((alone & ((2U << tier) - 1)) != 0 ? 1U << tier : 0);
       stop(walker, alone, together, first);

@@ -21,7 +21,7 @@ void EngineStream::connected(TimeNs now) {
   last_received_at_ = now;
   last_received_sequence_.reset();
   last_replayed_sequence_.reset();
-  waiting_.clear();  // these batches may be from another engine; the replay repeats the batches that are still valid
+  waiting_.clear();  // these batches may be from another engine; the replay repeats those that are still valid
   waiting_bytes_ = 0;
   if (is_live_ && options_.has_replay && has_applied_) {
     is_live_ = false;  // the engine counts as lost until the replay shows that it is the same engine
@@ -159,7 +159,7 @@ void EngineStream::replayed(std::uint64_t sequence, std::string_view payload, Ti
     ++counters_.duplicates;
     return;
   }
-  // ZeroMQ drops batches of a long replay that arrive faster than they are read. Request the rest again.
+  // ZeroMQ drops batches of a long replay that arrive faster than they are read. The missing ones are requested again.
   if (next_ && sequence > *next_) return request(Replay::kVerify, now);
   num_tries_ = 0;
   apply(sequence, payload);
@@ -172,7 +172,8 @@ void EngineStream::replay_ended(TimeNs now) {
   const Replay ended = std::exchange(replay_, Replay::kNone);
   num_tries_ = 0;
   if (ended == Replay::kProbe) return;
-  if (ended == Replay::kVerify && !has_answered_) return restart(now);  // the engine restarted and has fewer batches
+  // An empty replay: the engine has restarted and published fewer batches.
+  if (ended == Replay::kVerify && !has_answered_) return restart(now);
   if (ended == Replay::kLater || (!has_answered_ && !next_)) {
     // The replay was empty, so the engine has published nothing since its start.
     drop_everything();
@@ -229,7 +230,7 @@ void EngineStream::tick(TimeNs now) {
   if (is_replaying()) {
     if (waited <= options_.replay_timeout) return;
     if (++num_tries_ >= options_.replay_tries) return continue_without_replay(now);
-    if (has_answered_) {  // the replay stopped midway: request its rest
+    if (has_answered_) {  // the replay stopped midway, so its rest is requested
       request(has_applied_ && next_ ? Replay::kVerify : Replay::kFromStart, now);
     } else {
       request(replay_, now);

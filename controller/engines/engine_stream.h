@@ -46,7 +46,7 @@ struct EngineStreamCounters {
   std::uint64_t losses = 0;   // number of times that the engine was silent or disconnected for longer than its lease
 };
 
-/// Threads: one at a time.
+/// The batches of one engine's events, in order. Threads: one at a time.
 class EngineStream {
  public:
   EngineStream(const EngineStreamOptions& options, EngineStreamSink& sink, TimeNs now);

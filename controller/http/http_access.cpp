@@ -29,7 +29,7 @@ std::string password_in(std::string_view base64) {
                         reinterpret_cast<const unsigned char*>(base64.data()), static_cast<int>(base64.size()));
   const std::size_t colon = plain.find(':');
   if (size < 0 || colon == std::string::npos) return {};
-  while (plain.back() == '\0') plain.pop_back();  // each '=' is decoded as a zero byte
+  while (plain.back() == '\0') plain.pop_back();  // removes the zero byte to which each '=' was decoded
   return plain.substr(colon + 1);
 }
 

@@ -12,9 +12,9 @@ namespace kvferry::controller {
 
 /// Rights of an HTTP client. Each role includes the rights of the roles before it.
 enum class HttpRole : std::uint8_t {
-  kNone,    // GET /healthz
-  kReader,  // all other GET requests, and the POST requests that only ask about a prompt
-  kAdmin,   // all requests; POST /register, for example, makes the controller connect to an address
+  kNone,    // may send GET /healthz
+  kReader,  // may send all GET requests, and the POST requests that only ask about a prompt
+  kAdmin,   // may send all requests; POST /register, for example, makes the controller connect to an address
 };
 
 /// Returns the token that gives a client the role kReader or kAdmin: 64 hexadecimal digits.
@@ -22,10 +22,10 @@ std::string http_token(const net::ClusterKey& key, HttpRole role);
 
 struct HttpRefusal {
   int status = 0;
-  std::string why;  // sentence for the client
+  std::string why;  // a sentence for the client that says why
 };
 
-/// Threads: any.
+/// Decides which requests the clients may send. Threads: any.
 class HttpAccess {
  public:
   /// Without a key every client is an admin.

@@ -27,8 +27,8 @@ struct HttpAnswer {
   std::string body;
 };
 
-/// Threads: any number. Parses requests and formats answers on the calling thread, but uses `backend` only on the owner
-/// thread, which is the server's one thread.
+/// Answers HTTP requests. Threads: any number. Parses requests and formats answers on the calling thread, but uses
+/// `backend` only on the owner thread, which is the server's one thread.
 class HttpApi {
  public:
   /// Runs `work` on the owner thread and waits for it. kUnavailable: `work` did not start in time, and will not start

@@ -37,7 +37,7 @@ T checked(Result<T> result) {
 /// allowed.
 class HttpRequest {
  public:
-  /// Fails if `body` is not a JSON object.
+  /// Parses the body of a request. Fails if `body` is not a JSON object.
   explicit HttpRequest(const std::string& body);
 
   /// Returns the first field of `names` that is present and not null, because indexers use different names for a field.

@@ -35,7 +35,7 @@ ChunkTable::Added ChunkTable::add(HolderIndex holder, Tier tier, std::span<const
       ++added.num_dropped;
       return;
     }
-    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // the key may have been that of a tail before
+    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // the key may have been added as a tail's before
     if (chunks[i].is_tail) set_tail(holder, chunks[i]);
   });
   return added;
@@ -67,7 +67,8 @@ std::optional<ChunkEntry> ChunkTable::find(HolderIndex holder, const ChunkKey& k
 
 void ChunkTable::set_tail(HolderIndex holder, const ChunkEntry& chunk) {
   const bool grouped = chunk.num_tokens >= kTailGroupTokens;
-  drop_tail(holder, chunk.key);  // the tail may be known from another tier; the new entry counts as the newest
+  // The holder may have the tail in another tier already; the new entry counts as the newest.
+  drop_tail(holder, chunk.key);
   holders_[holder].tails.emplace(
       chunk.key, TailInfo{chunk.num_tokens, grouped, grouped ? chunk.tail_group : ChunkKey{}, ++num_tails_ever_});
   if (grouped) add_to_group(holder, chunk.key, chunk.tail_group);
@@ -96,7 +97,7 @@ void ChunkTable::add_to_group(HolderIndex holder, const ChunkKey& key, const Chu
 void ChunkTable::remove_from_group(HolderIndex holder, std::uint64_t life, const ChunkKey& key, const TailInfo& tail) {
   if (!tail.grouped) return;
   const auto group = groups_.find(tail.group);
-  // The group is gone if newer tails displaced this tail from it and were then removed themselves.
+  // The group does not exist if newer tails displaced this tail from it and were removed since.
   if (group == groups_.end()) return;
   std::erase_if(group->second, [&](const GroupedTail& other) {
     return other.holder == holder && other.life == life && other.key == key;
@@ -132,7 +133,7 @@ ChunkTable::Match& ChunkTable::match_of(HolderIndex holder, std::vector<Match>& 
 
 void ChunkTable::add_tail(HolderIndex holder, const ChunkKey& key, std::vector<Match>& matches) {
   const auto found = holders_[holder].tails.find(key);
-  if (found == holders_[holder].tails.end()) return;  // the key is that of a full chunk
+  if (found == holders_[holder].tails.end()) return;  // the key is that of a full chunk and not of a tail
   std::vector<ChunkEntry>& tails = match_of(holder, matches).tails;
   const auto same = [&](const ChunkEntry& other) { return other.key == key; };
   if (tails.size() == kTailsPerHolderMax || std::any_of(tails.begin(), tails.end(), same)) return;

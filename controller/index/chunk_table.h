@@ -29,10 +29,10 @@ struct TableBlock {
   };
   struct Tail {
     ChunkKey key;
-    ChunkKey group;  // all zeros: no group
+    ChunkKey group;  // key of the tail's group; all zeros: the tail has no group
     Life life = 0;
     std::uint32_t num_tokens = 0;
-    std::uint64_t age = 0;  // insertion number within the table
+    std::uint64_t age = 0;  // number of the tail in the order of insertion into the table
   };
   std::vector<ChunkKey> keys;
   std::vector<Run> runs;  // runs of keys with equal holders; together they cover all keys
@@ -52,9 +52,9 @@ struct TableBlock {
 /// Limit on the tails of one holder in one group, beyond which the oldest are dropped, and on the tails of a Match.
 constexpr std::size_t kTailsPerHolderMax = 16;
 
-/// Pure, without a clock. The caller bounds the number of chunks; this class bounds tails.
-/// A removed holder is invisible at once; later changes and tidy() reclaim its memory in small steps.
-/// Threads: one at a time.
+/// The chunks of all holders in one namespace. Pure, without a clock. The caller bounds the number of chunks; this
+/// class bounds tails. A removed holder is invisible at once; later changes and tidy() reclaim its memory in small
+/// steps. Threads: one at a time.
 class ChunkTable {
  public:
   using HolderIndex = NodeIndex;
@@ -69,7 +69,7 @@ class ChunkTable {
   };
   struct Added {
     std::size_t num_new = 0;
-    std::size_t num_dropped = 0;  // new chunks for which there was no room
+    std::size_t num_dropped = 0;  // number of new chunks that were not added for lack of room
   };
 
   /// `tails_per_group_max`: limit on a group's tails over all holders; above it, the oldest tails are dropped from the
@@ -130,7 +130,7 @@ class ChunkTable {
     std::uint32_t num_tokens = 0;
     bool grouped = false;
     ChunkKey group;
-    std::uint64_t age = 0;  // insertion number within the table
+    std::uint64_t age = 0;  // number of the tail in the order of insertion into the table
   };
   using Tails = std::unordered_map<ChunkKey, TailInfo>;
   struct Holder {
@@ -144,7 +144,7 @@ class ChunkTable {
     std::uint64_t life;
     ChunkKey key;
   };
-  struct DeadHolderTails {  // a removed holder whose tails still take up room in their groups
+  struct DeadHolderTails {  // A removed holder whose tails still take up room in their groups.
     HolderIndex holder;
     std::uint64_t life;
     Tails tails;

@@ -86,7 +86,7 @@ void HashMap64::move_some(std::size_t num_slots) {
   for (std::size_t num_seen = 0; resize_at_ < end; ++num_seen) {
     Slot& slot = now_.slots[resize_at_++];
     if (slot.value == 0) {
-      if (num_seen >= num_slots) break;  // stop only at a free slot, so that no run of keys is split
+      if (num_seen >= num_slots) break;  // stops only at a free slot, so that no run of keys is split
       continue;
     }
     if (!put(next_, hash(slot.key), slot)) --num_keys_;
@@ -120,10 +120,10 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
     if (slot.value == 0 || keep(slot.value))
       ++sweep_;
     else
-      erase_slot(now_, &slot);  // do not advance: another key may have moved into this slot
+      erase_slot(now_, &slot);  // does not advance, because another key may have moved into this slot
   }
   in_sweep_ = sweep_ < end;
-  return true;  // true even if the sweep has ended, because the table may then shrink
+  return true;  // the task continues even if the sweep has ended, because the table may then shrink
 }
 
 }  // namespace kvferry::controller

@@ -25,7 +25,7 @@ std::uint64_t hash(std::span<const Placement> members) {
 
 bool HolderSets::repeats(const Change& last, Id& set, Placement placement) {
   if (last.to == 0 || last.from != set || last.placement != placement) return false;
-  const Id to = last.to;  // copied because release() may reset `last`
+  const Id to = last.to;  // a copy, because release() may reset `last`
   ++record_of(to)->num_references;
   release(set);
   set = to;
@@ -95,7 +95,7 @@ HolderSets::Id HolderSets::allocate(std::span<const Placement> members, bool is_
     index = home.first_free;
     home.first_free = record_of(size_class << kIndexBits | index)->num_references;
   } else {
-    if (home.num_records == 0 && size_class == 0) ++home.num_records;  // the first id, 0, stands for the empty set
+    if (home.num_records == 0 && size_class == 0) ++home.num_records;  // skips id 0, which stands for the empty set
     index = home.num_records++;
     KVFERRY_CHECK(index < 1U << kIndexBits, "more than {} sets of up to {} holders", 1U << kIndexBits,
                   std::size_t{1} << size_class);

@@ -72,15 +72,15 @@ class HolderSets {
     std::uint32_t num_references;  // in a free record: index of its class's next free record, or kNone
     std::uint32_t num_members : 31;
     std::uint32_t is_shared : 1;
-    Placement members[1];  // really an array, with as many elements as the record's size class has room for
+    Placement members[1];  // an array of as many elements as the record's size class has room for
   };
-  struct SizeClass {  // records with room for 2^class members
+  struct SizeClass {  // the records with room for 2^class members
     std::vector<std::unique_ptr<std::byte[]>> blocks;
     std::uint32_t num_records = 0;
     std::uint32_t first_free = kNone;
   };
   struct Change {
-    Id from = 0, to = 0;  // to == 0: no change is recorded
+    Id from = 0, to = 0;  // to == 0: no change was recorded
     Placement placement;
   };
   static unsigned block_log(unsigned size_class) {

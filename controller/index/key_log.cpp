@@ -46,7 +46,7 @@ void KeyLog<Key>::open_segment() {
   segment.values = reinterpret_cast<Value*>(data + (kCapacity + 1) * sizeof(Key));
   segment.followers = reinterpret_cast<Position*>(segment.values + kCapacity + 1);
   static_assert((kCapacity + 1) * kEntryBytes + (kCapacity / kGroup + 1) * 4 <= kSegmentBytes);
-  segment.num_used = head_ == 0 ? 1 : 0;  // position 0 is not used, because it means "none"
+  segment.num_used = head_ == 0 ? 1 : 0;  // position 0 stays unused, because it stands for "no entry"
   num_used_ += segment.num_used;
 }
 

@@ -144,7 +144,7 @@ void KeyMap<Key>::resize(std::size_t num_buckets) {
   }
   const std::uint64_t last = now_.num_buckets + kBucketsPerKeyMax - 1;
   const std::uint64_t goal = num_buckets > last - resize_at_ ? last : resize_at_ + num_buckets;
-  // Stop only after a bucket that no key passed: then all keys whose home is at or before that bucket are stored at or
+  // Stops only after a bucket that no key passed: then all keys whose home is at or before that bucket are stored at or
   // before it too.
   for (std::uint64_t i = resize_at_;; ++i) {
     const Bucket& bucket = now_.buckets[i];
@@ -188,7 +188,7 @@ void KeyMap<Key>::compact(std::size_t num_entries, const Clean& clean) {
       break;
     }
     if (log_.value(compact_at_) == 0) continue;
-    clean_at(compact_at_, clean);  // cleaned here, because a running sweep may already be past the entry's new position
+    clean_at(compact_at_, clean);  // cleaned now, because a running sweep may already be past the entry's new position
     if (!log_.is_open(compact_at_) || log_.value(compact_at_) == 0) continue;
     const Key key = log_.key(compact_at_);
     const Value value = log_.value(compact_at_);

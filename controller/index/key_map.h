@@ -66,7 +66,7 @@ class KeyMap {
   Value* find_place(const Key& key, Cursor& cursor) {
     return find(key, cursor) == 0 ? nullptr : &log_.value(cursor.position);
   }
-  void insert(const Key& key, Value value);  // `key` must be absent
+  void insert(const Key& key, Value value);  // Inserts a key, which must be absent.
   /// Erases the key that `cursor` has just found; the cursor stays usable. The caller must call finish_erasing(), which
   /// frees the memory, before any other change.
   void erase(const Cursor& cursor);

@@ -13,7 +13,7 @@ class PageMemory {
   enum class Pages { kSmall, kHuge };
 
   PageMemory() = default;
-  /// Throws std::bad_alloc.
+  /// Maps the memory. Throws std::bad_alloc if the kernel refuses.
   explicit PageMemory(std::size_t size_bytes, Pages pages = Pages::kHuge);
   PageMemory(PageMemory&& other) noexcept { swap(other); }
   PageMemory& operator=(PageMemory&& other) noexcept {

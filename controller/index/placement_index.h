@@ -95,15 +95,17 @@ class PlacementIndex {
   /// Resizes, compacts and sweeps tables, about `num_lines` cache lines each. Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);
 
-  std::size_t num_keys() const { return map_.size(); }  // including keys that only removed nodes hold
+  // Returns the number of keys, including those that only removed nodes hold.
+  std::size_t num_keys() const { return map_.size(); }
   const HolderSets& sets() const { return sets_; }
 
  private:
   // Special values of num_reached, which are too high for any lookup to reach.
   static constexpr std::uint32_t kNever = ~std::uint32_t{0};  // the node is removed
   static constexpr std::uint32_t kHidden = kNever - 1;        // the node is alive, but hidden
-  struct Node {                                               // state of the lookup in progress
-    std::uint32_t num_reached = 0;                            // the node has keys[0 .. num_reached)
+  /// How far a node matches the lookup in progress, or whether it is removed or hidden.
+  struct Node {
+    std::uint32_t num_reached = 0;  // the node has keys[0 .. num_reached), unless this is kNever or kHidden
     Tier tier = Tier::kGpu;
   };
   using Cursor = typename KeyMap<Key>::Cursor;
@@ -111,7 +113,7 @@ class PlacementIndex {
     std::size_t first, end;
   };
   static constexpr std::size_t kKeysFetchedFirst = 8;
-  static constexpr std::size_t kKeysPerPiece = 64;  // keys that are changed between two rounds of tidying
+  static constexpr std::size_t kKeysPerPiece = 64;  // number of keys that are changed between two calls of tidy()
   // Number of cache lines to tidy for each changed key; enough to end a resize before the table is full.
   static constexpr std::size_t kTidyPerChange = 4;
 
@@ -158,7 +160,8 @@ std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const 
       report(i, is_new ? Outcome::kNew : Outcome::kKnown);
       num_new += is_new ? 1 : 0;
       if (is_known || is_fetched) continue;
-      fetch(keys.subspan(i + 1, end - i - 1));  // most keys after an unknown one are unknown, too
+      // Prefetches the other keys, because keys after an unknown one are mostly unknown too.
+      fetch(keys.subspan(i + 1, end - i - 1));
       is_fetched = true;
     }
     if (num_new != num_new_before) tidy((num_new - num_new_before) * kTidyPerChange);

@@ -113,7 +113,7 @@ struct Refused {
 struct HeartbeatAck {
   Header header{kProtocolVersion, 5};
   std::uint64_t incarnation = 0;
-  std::uint64_t kept_below = 0;         // see Client::kept_below()
+  std::uint64_t kept_below = 0;  // number of the first message that may not be on disk (see Client::kept_below())
   std::vector<std::string> replicas{};  // endpoints as in Registered; empty: unchanged since the last list
   KVFERRY_FIELDS(header, incarnation, kept_below, replicas);
 };

@@ -30,7 +30,7 @@ constexpr std::size_t fixed_size(std::uint8_t tag) {
     case 0xcb:
       return 8;
     case 0xd4:
-      return 2;  // this and the next cases are extensions: their type and data
+      return 2;  // the type and the data of an extension, like the next cases
     case 0xd5:
       return 3;
     case 0xd6:
@@ -40,7 +40,7 @@ constexpr std::size_t fixed_size(std::uint8_t tag) {
     case 0xd8:
       return 17;
     default:
-      return 0;  // nil, false, true
+      return 0;  // nil, false and true have only a tag
   }
 }
 
@@ -61,7 +61,7 @@ bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t cou
     at += form.num_bytes;
   }
   MsgpackReader rest = *this;
-  for (rest.at_ = at; i < count; ++i) {  // the rest: fewer than eight bytes, or numbers in a longer form
+  for (rest.at_ = at; i < count; ++i) {  // reads what is left: fewer than eight bytes, or numbers in a longer form
     std::uint64_t value = 0;
     if (!rest.read_integer(value) || value > 0xffffffff) return false;
     values[i] = static_cast<std::uint32_t>(value);
@@ -85,7 +85,7 @@ bool MsgpackReader::skip_one(std::uint64_t& num_inner) {
   }
   if (at_ == end_) return false;
   const std::uint8_t tag = *at_;
-  if (tag >= 0xc7 && tag <= 0xc9) {  // extension: length, type, bytes
+  if (tag >= 0xc7 && tag <= 0xc9) {  // an extension has a length, a type and bytes
     const std::size_t size = std::size_t{1} << (tag - 0xc7);
     if (num_left() < 2 + size) return false;
     return read_body(2 + size, big_endian(at_ + 1, size), body);

@@ -21,7 +21,8 @@ class MsgpackReader {
   bool next_is_map() const { return at_ < end_ && ((*at_ & 0xf0) == 0x80 || *at_ == 0xde || *at_ == 0xdf); }
   bool next_is_bytes() const { return at_ < end_ && *at_ >= 0xc4 && *at_ <= 0xc6; }
 
-  /// Fails if `count` exceeds the remaining bytes, so that a header of five bytes can't claim billions of elements.
+  /// Reads the header of an array or a map. Fails if `count` exceeds the remaining bytes, so that a header of five
+  /// bytes can't claim billions of elements.
   bool read_array(std::uint32_t& count) { return read_count(0x90, 0xdc, 1, count); }
   bool read_map(std::uint32_t& count) { return read_count(0x80, 0xde, 2, count); }
 
@@ -38,14 +39,14 @@ class MsgpackReader {
     const std::size_t size = std::size_t{1} << (tag & 3);
     if (num_left() < 1 + size) return false;
     value = big_endian(at_ + 1, size);
-    if (tag >= 0xd0 && size < 8) {  // a signed format: extend the sign
+    if (tag >= 0xd0 && size < 8) {  // extends the sign, because the format is a signed one
       const unsigned shift = 64 - 8 * static_cast<unsigned>(size);
       value = static_cast<std::uint64_t>(static_cast<std::int64_t>(value << shift) >> shift);
     }
     at_ += 1 + size;
     return true;
   }
-  /// Fails for a negative number, and for any number in one of MessagePack's signed formats.
+  /// Reads an integer. Fails for a negative number, and for any number in one of MessagePack's signed formats.
   bool read_unsigned(std::uint64_t& value) {
     return at_ < end_ && (*at_ < 0x80 || (*at_ & 0xfc) == 0xcc) && read_integer(value);
   }

@@ -54,7 +54,8 @@ namespace {
 
 /// Returns the position of the version: after the array tags of the message and of its header.
 std::size_t version_at(std::string_view bytes) {
-  const bool is_long = !bytes.empty() && static_cast<unsigned char>(bytes[0]) == 0xdc;  // an array of 16 fields or more
+  // The tag of an array of 16 fields or more.
+  const bool is_long = !bytes.empty() && static_cast<unsigned char>(bytes[0]) == 0xdc;
   const std::size_t at = is_long ? 4 : 2;
   KVFERRY_CHECK(bytes.size() > at && static_cast<unsigned char>(bytes[at - 1]) == 0x92 &&
                     static_cast<unsigned char>(bytes[at]) < 0x80,
@@ -115,7 +116,7 @@ void write_tails(msgpack::packer<msgpack::sbuffer>& packer, std::span<const Chun
     packer.pack(to_columns(tails));
     return;
   }
-  packer.pack_array(3);  // empty columns, written directly because to_columns() would allocate
+  packer.pack_array(3);  // no tails: empty columns, written without to_columns(), which would allocate
   packer.pack_bin(0);
   packer.pack_bin(0);
   packer.pack_array(0);

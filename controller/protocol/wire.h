@@ -16,9 +16,11 @@
 
 namespace kvferry::controller::wire {
 
-constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;  // ZeroMQ closes connections with longer messages
-constexpr std::size_t kChunksPerPublishMax = 16'384;            // keeps a Publish far below kMessageBytesMax
-constexpr std::size_t kKeysPerLookupMax = 65'536;               // limit on keys, groups and exact tails together
+// Limit on a message; ZeroMQ closes connections with longer ones.
+constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;
+// Limit on a Publish's chunks, which keeps it far below kMessageBytesMax.
+constexpr std::size_t kChunksPerPublishMax = 16'384;
+constexpr std::size_t kKeysPerLookupMax = 65'536;  // limit on keys, groups and exact tails together
 
 /// Parses a message. `Message`: FromNode or FromController. Never throws. Memory is bounded by a small multiple of
 /// bytes.size(), whatever lengths the bytes claim. Errors: kCorrupt: `bytes` are not one of these messages; kRefused:

@@ -27,7 +27,7 @@ class HttpEtcd final : public Etcd {
       changed_.notify_all();
     }
     events_.close();
-    // stop() does not affect a connection that is being made, so repeat it until both threads have ended.
+    // stop() does not affect a connection that is being made, so it is repeated until both threads have ended.
     while (num_running_ > 0) {
       request_gateway_.stop();
       watch_gateway_.stop();
@@ -45,7 +45,7 @@ class HttpEtcd final : public Etcd {
       requests_.emplace_back(token, std::move(request));
       changed_.notify_all();
     } else {
-      refused_.push_back(token);  // no limit needed: the owner limits the requests in flight
+      refused_.push_back(token);  // refused_ needs no limit, because the owner limits the requests in flight
     }
   }
 
@@ -86,8 +86,8 @@ class HttpEtcd final : public Etcd {
       }
       Result<EtcdReply> reply = execute(next.second);
       if (!reply) {
-        // The member is down or has no leader; use the next one for later requests. Only the owner decides whether this
-        // request may be repeated.
+        // The member is down or has no leader, so later requests go to the next one. Only the owner decides whether
+        // this request may be repeated.
         if (reply.error().code == ErrorCode::kUnavailable) request_gateway_.next_member();
         reply = EtcdReply{.error = std::move(reply).error()};
       }
@@ -108,12 +108,12 @@ class HttpEtcd final : public Etcd {
   void run_watcher() {
     block_all_signals();
     std::int64_t retry_ms = kEtcdRetryMsMin;
-    std::optional<std::int64_t> next_revision;  // revision to watch from; none: read all keys first
+    std::optional<std::int64_t> next_revision;  // revision to watch from; none: all keys must be read first
     bool is_lost = false;
     for (;;) {
       const Result<void> done = watch(next_revision, is_lost, retry_ms);
       if (is_stopping()) break;
-      if (done) continue;  // watch again: there was no change for quiet_ms, or the revision is compacted
+      if (done) continue;  // watches again: there was no change for quiet_ms, or the revision is compacted
       next_revision.reset();
       watch_gateway_.next_member();
       if (!is_lost && !events_.put(EtcdLost{done.error().what})) break;

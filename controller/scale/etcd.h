@@ -22,7 +22,7 @@ struct EtcdOptions {
   std::size_t bytes_max = 64U << 20;  // limit on a reply's size
 };
 
-/// Threads: one owner makes all calls.
+/// A connection to an etcd cluster. Threads: one owner makes all calls.
 class Etcd {
  public:
   virtual ~Etcd() = default;

@@ -50,9 +50,9 @@ struct EtcdReply {
   std::optional<Error> error{};
   bool done = true;                 // false: a put or erase found another mod_revision, see `found`
   std::int64_t revision = 0;        // revision of etcd after the request
-  std::int64_t lease = 0;           // the lease that was granted or kept alive
+  std::int64_t lease = 0;           // id of the lease that was granted or kept alive
   std::int64_t ttl_s = 0;           // remaining time of the lease; 0: expired
-  std::optional<EtcdPair> found{};  // with done == false: the pair in etcd; none: the key does not exist
+  std::optional<EtcdPair> found{};  // if `done` is false: the pair in etcd; none: the key does not exist
 };
 /// All watched keys at `revision`; later changes follow.
 struct EtcdAll {
@@ -93,7 +93,7 @@ Result<std::string> token_of(std::string_view body);
 
 struct WatchLine {
   bool is_cancelled = false;  // etcd ended the watch: its member lost its leader, or the revision is compacted
-  bool is_compacted = false;  // the revision to watch from is compacted: read everything again
+  bool is_compacted = false;  // the revision to watch from is compacted, so everything must be read again
   EtcdChanges changes{};
 };
 Result<WatchLine> watch_line_of(std::string_view line);

@@ -7,7 +7,7 @@
 namespace kvferry::controller::scale {
 namespace {
 
-constexpr std::size_t kReplicasMax = 256;  // number of keys of replicas for which the limit on in_etcd_ has room
+constexpr std::size_t kReplicasMax = 256;  // the part of the limit on in_etcd_ that is meant for the replicas' own keys
 
 }  // namespace
 

@@ -179,7 +179,7 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
   const NodeName name{info.name_space, info.engine_id.value};
   const auto known = nodes_.find(name);
   if (known == nodes_.end() && directory_.find_node(name.name_space, name.engine_id))
-    return;  // the node sent its own Hello to this replica
+    return;  // the node has sent its own Hello to this replica, so the log's record is ignored
   if (known != nodes_.end() && known->second.incarnation == info.incarnation.value) {
     known->second.writer = writer;
     known->second.expected = hello->next_sequence;
@@ -187,7 +187,7 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
   }
   if (!may_join_(info)) return;
   const Result<Joined> joined = directory_.join(info, kFirstSequence, now);
-  if (!joined) return;  // a newer incarnation is registered, or the directory is full
+  if (!joined) return;  // refused: a newer incarnation is registered, or the directory is full
   nodes_[name] = {joined->id, info.incarnation.value, writer, hello->next_sequence, kFirstSequence};
 }
 

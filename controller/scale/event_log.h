@@ -44,8 +44,9 @@ struct LogEntry {
 
 struct LogWriterOptions {
   std::string writer{};  // name and run number of this replica
-  std::int64_t remember_ms =
-      15'000;  // older records are dropped; three times lease_s (replicated_state.h), in which a new writer takes over
+  /// Records older than this are forgotten. The default is three times lease_s (replicated_state.h): a new writer,
+  /// which takes over when the last one's lease has expired, still remembers what that one did not write.
+  std::int64_t remember_ms = 15'000;
   std::size_t remember_bytes_max = 8U << 20;  // limit on the size of all remembered records
   std::size_t entry_bytes_max = 64U << 10;    // limit on the size of an entry; further records go into the next entry
   std::size_t checkpoint_bytes =

@@ -33,7 +33,7 @@ struct LogState {
   std::uint64_t num_appended = 0;  // entries confirmed by Redis
 };
 
-/// Threads: one owner makes all calls.
+/// A connection to one stream. Threads: one owner makes all calls.
 class RedisStream {
  public:
   virtual ~RedisStream() = default;

@@ -15,7 +15,7 @@ namespace kvferry::controller::scale {
 struct ReplicaOptions {
   std::string name;
   std::string endpoint;   // address of this replica's listener for nodes
-  std::uint64_t run = 0;  // must grow with each start, e.g. the time in ms
+  std::uint64_t run = 0;  // must be higher at each start, e.g. the time in ms
   std::optional<EtcdUrl> etcd{};
   std::optional<RedisUrl> event_log{};
   std::int64_t lease_s = 5;

@@ -45,7 +45,7 @@ struct Replica {
 /// A value with an owner and a deadline that all replicas must know, such as a quota. ReplicatedState does not
 /// interpret it.
 struct SharedRecord {
-  std::string kind;  // must not contain '/'
+  std::string kind;  // kind of the record; must not contain '/'
   std::string id;
   std::string owner;
   std::string value;

@@ -25,7 +25,7 @@ struct EtcdUrl {
   std::vector<ServiceUrl> members;
   std::string prefix = "kvferry";
 };
-/// kInvalidArgument: `text` is malformed; the message does not contain the password.
+/// Parses a URL of etcd. kInvalidArgument: `text` is malformed; the message does not contain the password.
 Result<EtcdUrl> parse_etcd_url(std::string_view text);
 
 /// A URL of the form redis://[USER:PASSWORD@]HOST[:PORT][/DB][?stream=NAME&bytes=N].

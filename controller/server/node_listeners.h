@@ -13,17 +13,18 @@
 
 namespace kvferry::controller {
 
-/// The returned listener already listens. Its address is e.g. "tcp://127.0.0.1:41234" or "unix:///run/kvferry.sock".
+/// The returned listener already listens. Its address is e.g. "tcp://127.0.0.1:41234" or "ipc:///run/kvferry.sock".
 /// `sessions` must outlive the listener. kInvalidArgument: `endpoint` is malformed; kUnavailable: the listener cannot
 /// listen on the address, e.g. because the port is in use. With a cluster key, only peers that have the same key can
 /// connect over tcp://.
 Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions,
                                                   const std::optional<net::ClusterKey>& key = {});
 
-/// Same as listen_zmq(), but for stream endpoints, and takes no cluster key. The memory for each peer is bounded: a
-/// message of more than kMessageBytesMax bytes is refused and ends its connection; replies to a peer that does not read
-/// are dropped and counted while 8 MiB of replies wait. If the number of connections is at its maximum, a new
-/// connection replaces the one that has been silent longest among the connections without a registered node.
+/// Same as listen_zmq(), but for stream://HOST:PORT and unix:///PATH, and takes no cluster key. The memory for each
+/// peer is bounded: a message of more than kMessageBytesMax bytes is refused and ends its connection; replies to a peer
+/// that does not read are dropped and counted while 8 MiB of replies wait. If the number of connections is at its
+/// maximum, a new connection replaces the one that has been silent longest among the connections without a registered
+/// node.
 Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions);
 
 }  // namespace kvferry::controller

@@ -51,13 +51,13 @@ void Server::run() {
   TimeNs expired_at = clock_.now() - kExpireTime;
   while (!stopping_.load(std::memory_order_acquire)) {
     epoll_event event{};
-    ::epoll_wait(epoll_.get(), &event, 1, more_waits ? 0 : kTickMs);  // 1. sleep until input, stop() or the next tick
+    ::epoll_wait(epoll_.get(), &event, 1, more_waits ? 0 : kTickMs);  // 1. sleeps until input, stop() or the next tick
     const TimeNs now = clock_.now();
     more_waits = false;
     for (const std::unique_ptr<Listener>& listener : listeners_)
-      more_waits |= listener->serve(now);  // 2. process messages, also heartbeats
+      more_waits |= listener->serve(now);  // 2. processes messages, also heartbeats
     if (now - expired_at >= kExpireTime) {
-      sessions_.expire(now);  // 3. expire leases, now that the heartbeats are processed
+      sessions_.expire(now);  // 3. expires leases, now that the heartbeats are processed
       expired_at = now;
     }
     for (const auto& then : turn_ends_) then(now);

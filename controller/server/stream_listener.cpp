@@ -24,7 +24,8 @@ constexpr std::size_t kStreamMessagesPerTurnMax = 1024;
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
-constexpr std::size_t kUnsentRepliesBytesMax = std::size_t{8} << 20;  // enough for two of the longest messages
+// Limit on a peer's unsent replies: two of the longest messages.
+constexpr std::size_t kUnsentRepliesBytesMax = std::size_t{8} << 20;
 constexpr TimeNs kRefusalTime = kSecond;  // time for a peer to read why its connection was refused
 
 std::size_t connections_max() {
@@ -37,7 +38,7 @@ struct StreamConnection {
   ConnectionId id;
   OwnedFd socket;
   TimeNs heard_at;
-  std::string in{};  // bytes of an incomplete message, with its length before it
+  std::string in{};  // received bytes of an incomplete message, which begin with its length
   UnsentMessages out{kUnsentRepliesBytesMax};
   bool waits_for_room = false;  // `out` has unsent replies; epoll reports when the socket is writable
   // Set if this connection is closed at the end of the turn, to make room for a new connection.
@@ -113,7 +114,7 @@ class StreamListener final : public BoundListener, private ReplySender {
       rest.remove_prefix(kLengthBytes + length);
     }
     if (rest.empty() && in.capacity() > scratch_.size())
-      in = std::string();  // frees the memory of a large message
+      std::string().swap(in);  // this frees the memory of a large message, which an assignment would keep
     else if (in.empty())
       in.assign(rest);
     else
@@ -169,7 +170,8 @@ class StreamListener final : public BoundListener, private ReplySender {
       if (silent == nullptr || connection->heard_at < silent->heard_at) silent = connection.get();
     }
     if (silent == nullptr) return false;
-    silent->is_given_up = true;  // closed at the end of the turn: one of the current events may refer to it
+    // The connection is closed only at the end of the turn, because one of the current events may refer to it.
+    silent->is_given_up = true;
     over_.push_back(silent->id);
     return true;
   }

@@ -76,7 +76,7 @@ class ZmqListener final : public BoundListener, private ReplySender {
 
  private:
   bool receive_one(TimeNs now) {
-    net::ZmqPart parts[2];  // routing id, payload
+    net::ZmqPart parts[2];  // the routing id and the payload
     const std::size_t num_parts = router_->receive(parts);
     if (num_parts == 0) return false;
     if (num_parts != std::size(parts)) {

@@ -147,7 +147,7 @@ void BackgroundFile::write_all(const std::string& bytes, std::uint64_t mark) {
     }
     if (some < 0 && errno == EINTR) continue;
     const int why = some == 0 ? ENOSPC : errno;
-    // Remove the part of `bytes` that was written. If that fails too, the next load of the state drops this part.
+    // Removes the part of `bytes` that was written. If that fails too, the next load of the state drops this part.
     [[maybe_unused]] const int cut = ::ftruncate(file_.get(), static_cast<off_t>(progress().size_bytes));
     return fail("cannot be written", why);
   }

@@ -15,7 +15,7 @@ namespace {
 struct StateFile {
   std::string path;
   MappedFile mapped;
-  std::optional<FileHead> head;  // none: the head is unreadable
+  std::optional<FileHead> head;  // none: the file's head is unreadable
   std::string_view bytes() const { return mapped.bytes(); }
 };
 
@@ -25,7 +25,7 @@ Result<StateFile> open_file(const std::string& path) {
   StateFile file{path, std::move(mapped), {}};
   scan_batches(file.bytes(), [&](std::string_view body) {
     file.head = head_in(body);
-    return false;  // stop: only the first batch has a head
+    return false;  // ends the scan, because only the first batch has a head
   });
   if (!file.head || file.head->format == kStateFormat) return file;
   return Error{ErrorCode::kInvalidArgument,

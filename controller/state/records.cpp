@@ -262,7 +262,7 @@ bool Replayer::replay(std::uint8_t type, std::string_view record) {
       has_end_ = true;
       return true;
   }
-  return true;  // skip a record of an unknown type: a newer release wrote it, and it is optional
+  return true;  // skips a record of an unknown type: a newer release wrote it, and readers may ignore it
 }
 
 }  // namespace kvferry::controller

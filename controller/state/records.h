@@ -17,7 +17,7 @@
 
 namespace kvferry::controller {
 
-constexpr std::uint32_t kStateFormat = 1;  // raise it with each change that an older release would misread
+constexpr std::uint32_t kStateFormat = 1;  // must be raised with each change that an older release would misread
 
 /// A log continues the log with the next lower number. If `begins_anew` is set, changes between them are missing; only
 /// the snapshot with this log's number has them. A snapshot and all logs whose number is not lower than the snapshot's

@@ -101,7 +101,7 @@ Result<StateFolder::Files> StateFolder::files() const {
 
 void StateFolder::remove_below(std::uint64_t number) const {
   const Result<Files> all = files();
-  if (!all) return;  // later calls or the next start remove the files
+  if (!all) return;  // a later call or the next start removes the files
   for (auto it = all->logs.begin(); it != all->logs.lower_bound(number); ++it) ::unlink(log(*it).c_str());
   for (auto it = all->snapshots.begin(); it != all->snapshots.lower_bound(number); ++it)
     ::unlink(snapshot(*it).c_str());

@@ -23,7 +23,7 @@ class DirectoryState;
 class StateFolder {
  public:
   struct Files {
-    std::set<std::uint64_t> logs, snapshots;  // numbers of the files
+    std::set<std::uint64_t> logs, snapshots;  // numbers in the names of the files
   };
 
   /// Creates the folder if it does not exist, and removes unfinished snapshots.
@@ -50,7 +50,7 @@ struct LoadedState {
   std::uint64_t next_number = 1;  // number of the next log
   std::uint64_t num_logs = 0;
   std::uint64_t log_bytes = 0;
-  std::uint64_t snapshot_bytes = 0;  // 0: there is no snapshot
+  std::uint64_t snapshot_bytes = 0;  // size of the snapshot; 0: there is no snapshot
   std::uint64_t num_records = 0;
   std::string damage;                  // what could not be read, as a sentence; empty: everything was read
   std::vector<std::string> set_aside;  // paths of damaged files, to be renamed

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::size_t kWriteBytesMax = std::size_t{1} << 20;
 constexpr std::size_t kSnapshotQueuedMax = std::size_t{8} << 20;
-constexpr std::uint64_t kLogsMax =
-    8;  // if a start loads more logs, a snapshot follows, so that restarts don't accumulate files
+// If a start loads more logs, a snapshot follows, so that restarts don't accumulate files.
+constexpr std::uint64_t kLogsMax = 8;
 constexpr std::int64_t kSnapshotRetryMs = 10'000;  // pause after a failed snapshot if the log is intact
 
 }  // namespace

@@ -16,7 +16,8 @@ class CudaChecksums final : public Device::Checksums {
   CudaChecksums(PinnedPool& pinned, int ordinal) : pinned_(pinned), ordinal_(ordinal) {}
   ~CudaChecksums() override {
     const CurrentDevice current(ordinal_);
-    if (host_.data() != nullptr) cudaStreamSynchronize(stream_);  // the device may still access the host's buffer
+    // The device may still access the host's buffer.
+    if (host_.data() != nullptr) cudaStreamSynchronize(stream_);
     pinned_.give_back(std::move(host_));
   }
 

@@ -195,7 +195,7 @@ class CudaDevice final : public Device {
   };
   std::mutex mutex_;
   std::map<std::byte*, Pin> pins_;
-  std::deque<std::pair<Event, PinnedBuffer>> unsent_;  // oldest first
+  std::deque<std::pair<Event, PinnedBuffer>> unsent_;  // host buffers that the device may still read, oldest first
 };
 
 }  // namespace

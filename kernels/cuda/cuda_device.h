@@ -8,7 +8,7 @@
 
 namespace kvferry {
 
-/// Errors: kUnavailable if CUDA has no GPU with this number.
+/// Returns the GPU with this number as a Device. Errors: kUnavailable if CUDA has no GPU with this number.
 Result<std::shared_ptr<Device>> make_cuda_device(int ordinal);
 
 /// Makes a packer for a cache in the memory of the GPU with this number. Errors: those of make_host_packer(), and

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   const std::uint64_t layer_bytes = launch.plan.layer_bytes(job.num_tokens);
   const std::uint64_t first = launch.layers.first * layer_bytes / kSegment;
   const std::uint64_t segment = first + std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kHashLanes;
-  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // all four lanes of a segment return
+  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // all four lanes of the segment return here
   const std::uint32_t lane = threadIdx.x % kHashLanes;
   LanePart part;
   if constexpr (kGathers)

@@ -117,7 +117,7 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
 void SharedAllocations::close(std::byte* memory) {
   const std::lock_guard lock(mutex_);
   auto found = opened_.upper_bound(memory);
-  if (found == opened_.begin()) return;  // the memory belongs to this process, so it was not mapped
+  if (found == opened_.begin()) return;  // the memory belongs to this process, and open() has not mapped it
   found = std::prev(found);
   if (memory >= found->first + found->second.bytes || --found->second.num_users > 0) return;
   if (const Result<void> ok = cuda_result(cudaIpcCloseMemHandle(found->first), "closing another process's GPU memory");

@@ -12,7 +12,8 @@
 
 namespace kvferry {
 
-/// Threads: any. The GPU of the memory must be the calling thread's current device.
+/// Exports GPU memory to other processes, and maps theirs. Threads: any. The GPU of the memory must be the calling
+/// thread's current device.
 class SharedAllocations {
  public:
   /// Returns a handle for open() in other processes. Errors: kUnavailable if the memory is not from cudaMalloc()
@@ -35,8 +36,9 @@ class SharedAllocations {
   Result<std::byte*> own_memory(std::uint64_t address, std::uint64_t bytes);
 
   std::mutex mutex_;
-  std::map<std::uint64_t, std::uint64_t> exported_;  // key: address; value: bytes of the longest export from it
-  std::map<std::byte*, Opened> opened_;              // key: address of the mapping in this process
+  // Key: address of exported memory; value: bytes of the longest export from this address.
+  std::map<std::uint64_t, std::uint64_t> exported_;
+  std::map<std::byte*, Opened> opened_;  // key: address of the mapping in this process
 };
 
 }  // namespace kvferry

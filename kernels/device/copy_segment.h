@@ -22,7 +22,7 @@ KVFERRY_DEVICE void store(std::byte* to, const Vec16& value) { *reinterpret_cast
 /// A lane's part of its segment's hash.
 struct LanePart {
   std::uint64_t part = 0;  // the sum of the four lanes' parts is the argument of SegmentLane::finish()
-  bool is_whole = false;   // the segment ends in these layers, so the sum is its hash
+  bool is_whole = false;   // true: the segment ends in these layers, so the sum of the parts gives its whole hash
 };
 
 /// Returns how many of a segment's stripes have this lane's 16 bytes before byte `end`; in the first stripe this lane's

@@ -18,11 +18,12 @@ struct PlaneView {
 
 /// Layout of the cache and of its chunks; the same for all jobs of a packer.
 struct PackPlan {
-  const PlaneView* planes;  // [layer][K or V]
+  const PlaneView* planes;  // [layer][K or V] place of the layer's K or V in the cache
   std::uint32_t num_layers, planes_per_layer, block_tokens, head_dim;
-  std::uint32_t num_heads;                       // number of copied heads
-  std::uint32_t first_in_cache, first_in_chunk;  // index of the first copied head
-  std::uint32_t chunk_heads;                     // all heads of a chunk, copied or not
+  std::uint32_t num_heads;  // number of copied heads
+  // Index of the first copied head, among the cache's heads and among the chunk's.
+  std::uint32_t first_in_cache, first_in_chunk;
+  std::uint32_t chunk_heads;  // number of the chunk's heads, copied or not
   std::uint32_t cache_element_bytes, chunk_element_bytes;
 
   KVFERRY_DEVICE std::uint32_t row_bytes() const { return head_dim * chunk_element_bytes; }
@@ -40,8 +41,9 @@ struct PackJob {
   std::uint32_t table_blocks;  // number of blocks in the table of each group
   std::uint32_t first_token;   // position of the first token in the sequence
   std::uint32_t num_tokens;
-  std::uint32_t chunk_tokens, skip_tokens;  // tokens in the chunk; tokens at its start that are not copied
-  std::uint64_t* segments;                  // receives the XXH3 of each checksum segment of the run; nullptr: none
+  // Number of tokens in the chunk, and of tokens at its start that are not copied.
+  std::uint32_t chunk_tokens, skip_tokens;
+  std::uint64_t* segments;  // receives the XXH3 of each checksum segment of the run; nullptr: none
 };
 
 /// Layers [first, end). The layers before `first` are already copied.

@@ -16,7 +16,7 @@
 
 namespace kvferry::device {
 
-/// The unit of copying: a thread loads and stores 16 bytes at a time.
+/// A vector of 16 bytes, which a thread loads and stores at once.
 struct alignas(16) Vec16 {
   std::uint32_t word[4];
 };

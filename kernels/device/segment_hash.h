@@ -15,7 +15,7 @@ namespace kvferry::device {
 constexpr std::uint32_t kHashLanes = 4;
 constexpr std::uint32_t kStripeBytes = 64;
 constexpr std::uint32_t kSegmentStripes = 64;  // stripes in a segment; the last one has its own key
-constexpr std::uint32_t kBlockStripes = 16;    // stripes between two scrambles
+constexpr std::uint32_t kBlockStripes = 16;    // stripes between two scrambles of the accumulators
 
 /// The words of XXH3's default secret that the steps of XXH3 read.
 struct SegmentSecret {

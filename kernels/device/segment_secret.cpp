@@ -1,6 +1,6 @@
 #include "kernels/device/segment_hash.h"
 
-#define XXH_INLINE_ALL  // gives access to XXH3_kSecret, which no function of the library returns
+#define XXH_INLINE_ALL  // defines XXH3_kSecret, which no function of the library returns
 #include <xxhash.h>
 
 #include <cstring>

@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kPollEvery{200};
 constexpr std::chrono::milliseconds kIdleFor{1500};
 
 struct Flags {
-  SettingFlags values;  // the flags of add_controller_option()
+  SettingFlags values;  // values of the flags that add_controller_option() has added
   std::string node;
   std::string name_space = "default";  // the connector has the same default
   std::uint64_t number = 0;
@@ -67,7 +67,7 @@ class ProgressLine {
 };
 
 /// Waits until the node can be stopped, and returns the node's last status. Errors: kUnavailable after the timeout or
-/// if the node has left; kRefused if another client has cancelled the drain.
+/// if the node has left; kRefused if another client has cancelled the drain; those of fetch_status().
 Result<NodeStatus> wait_drained(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const auto deadline = Time::now() + std::chrono::duration<double>(flags.timeout_s);

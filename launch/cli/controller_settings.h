@@ -32,7 +32,7 @@ struct ControllerConfig {
   bool insecure = false;
 };
 
-/// Returns a function that checks that a value is an endpoint for `use`, or the word `or_word`.
+/// Returns a function that checks whether a value is an endpoint for `use`, or the word `or_word`.
 std::function<bool(const std::string&)> is_endpoint(controller::EndpointUse use,
                                                     std::optional<std::string_view> or_word = {});
 bool is_replica_name(const std::string& value);

@@ -29,7 +29,7 @@ Result<void> write_key(const std::string& path) {
   if (file < 0 && errno == EEXIST)
     return Error{ErrorCode::kInvalidArgument, fmt::format("{} exists; a key is never overwritten", path)};
   if (file < 0) return failed(fmt::format("can't create {}", path), errno);
-  errno = ENOSPC;  // what a short write means
+  errno = ENOSPC;  // the reason to report if write() writes less without setting errno
   const ssize_t written = ::write(file, text.data(), text.size());
   const bool is_kept = written == static_cast<ssize_t>(text.size()) && ::fsync(file) == 0;
   const int error_number = errno;

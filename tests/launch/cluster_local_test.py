@@ -145,7 +145,7 @@ def test_it_goes_on_without_file_descriptors(tmp_path: Path) -> None:
         assert deployment.process is not None
         up, before, decode = deployment.process.pid, deployment.rows(), server_pid(deployment, "decode-0")
         _, most = resource.prlimit(up, resource.RLIMIT_NOFILE)
-        resource.prlimit(up, resource.RLIMIT_NOFILE, (3, most))  # what it has stays open
+        resource.prlimit(up, resource.RLIMIT_NOFILE, (3, most))  # descriptors that the process has already stay open
         assert "is not up" in deployment.call("status", check=False).stderr
         os.kill(decode, signal.SIGKILL)
         line = "the nodes go on, but this host has an error: Too many open files\n"

@@ -1,4 +1,6 @@
-"""launch/deploy: hadolint and systemd accept it, the images have what is linked, and what the units run starts."""
+"""Tests launch/deploy: hadolint accepts the Dockerfile and systemd the units, the images have the linked libraries, and
+the units start a controller and nodes.
+"""
 
 import os
 import re
@@ -17,7 +19,8 @@ from kvferry_launch.testbed.servers import wait_healthy
 
 DOCKERFILE = LAUNCH / "deploy" / "Dockerfile"
 UNITS = sorted((LAUNCH / "deploy" / "systemd").iterdir())
-EXPOSURE_MAX = {"kvferry-controller.service": 20, "kvferry-node@.service": 55}  # of systemd's 100
+# Highest allowed exposure of each unit, from 0 to 100, as systemd-analyze rates it.
+EXPOSURE_MAX = {"kvferry-controller.service": 20, "kvferry-node@.service": 55}
 IN_EVERY_DEBIAN = {"libc6", "libgcc-s1", "libstdc++6"}
 
 
@@ -42,12 +45,15 @@ def test_hadolint_accepts_the_dockerfile() -> None:
 
 
 def needed_packages(binary: Path) -> set[str]:
-    """The packages of the libraries that the binary itself names; those that these need come with the packages."""
+    """Returns the Debian packages of the libraries that the binary itself names. Packages of further libraries are
+    their dependencies.
+    """
     direct = set(re.findall(r"NEEDED.*\[(lib.*)\]", run("readelf", "-d", binary)))
     paths = {name: str(Path(path).resolve()) for name, path in re.findall(r"(\S+) => (/\S+)", run("ldd", binary))}
     found = [paths[name] for name in direct]
     done = subprocess.run(["dpkg-query", "-S", *found, *(path.removeprefix("/usr") for path in found)],
-                          capture_output=True, text=True, check=False)  # dpkg knows some by /lib, others by /usr/lib
+                          # dpkg lists some libraries below /lib, others below /usr/lib.
+                          capture_output=True, text=True, check=False)
     return {line.split(":")[0] for line in done.stdout.splitlines()} - IN_EVERY_DEBIAN
 
 
@@ -73,7 +79,7 @@ def test_what_is_copied_is_there_and_the_context_leaves_out_what_is_made() -> No
 # ---- units ----
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[dict[str, Path]]:
-    """The units with this checkout in the place of what operators install."""
+    """Yields copies of the units in which this checkout's paths replace those of an installation."""
     found = {}
     for unit in UNITS:
         found[unit.name] = tmp_path / unit.name
@@ -85,13 +91,14 @@ def here(tmp_path: Path) -> Iterator[dict[str, Path]]:
 def test_systemd_accepts_the_units(here: dict[str, Path]) -> None:
     assert set(here) == set(EXPOSURE_MAX)
     names = [str(path).replace("@.", "@prefill.") for path in here.values()]
-    assert run("systemd-analyze", "verify", "--man=no", *names) == ""  # it exits with 0 after a key it doesn't know
+    # The exit status is 0 even after an unknown key, but the output then names the key.
+    assert run("systemd-analyze", "verify", "--man=no", *names) == ""
     for name, path in here.items():
         run("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_MAX[name]}", path)
 
 
 def settings(unit: Path, key: str, **specifiers: str) -> list[str]:
-    """The words of all lines of a key, with values for systemd's specifiers."""
+    """Returns the words of all lines of a key, with `specifiers` as the values of systemd's specifiers."""
     text = " ".join(re.findall(rf"^{key}=-?(.*)$", unit.read_text(), re.MULTILINE))
     for name, value in specifiers.items():
         text = text.replace(f"%{name}", value)
@@ -110,7 +117,8 @@ def test_the_controllers_unit_runs_a_controller_with_key_and_state(here: dict[st
     port = free_port()
     env = environment(unit, tmp_path)
     assert env["KVFERRY_BIND"].startswith("tcp://0.0.0.0:")
-    env |= {"KVFERRY_BIND": "tcp://127.0.0.1:0", "KVFERRY_HTTP": f"127.0.0.1:{port}"}  # as of controller.env
+    # In place of the values that an operator sets in controller.env.
+    env |= {"KVFERRY_BIND": "tcp://127.0.0.1:0", "KVFERRY_HTTP": f"127.0.0.1:{port}"}
     controller = ManagedProcess("unit", settings(unit, "ExecStart"), env, tmp_path / "log")
     controller.start()
     try:

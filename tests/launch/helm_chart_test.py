@@ -1,4 +1,6 @@
-"""The Helm chart, rendered by Helm: valid, refuses bad values, and has all that launch/cluster's manifests have."""
+"""Tests the Helm chart as Helm renders it: it is valid, refuses bad values, and has all that launch/cluster's manifests
+have.
+"""
 
 import base64
 import json
@@ -46,8 +48,10 @@ def pods(objects: list[Object]) -> dict[str, Object]:
 
 
 def lacks(wanted: Any, found: Any, path: str = "") -> list[str]:
-    """Where `found` has not all of `wanted`. Lists of words must be equal; of maps, more may be there."""
-    if path.endswith(".volumes"):  # the key comes from the same Secret, but as a copy
+    """Returns the paths at which `found` lacks something of `wanted`. Lists of words must be equal; maps may have more
+    keys.
+    """
+    if path.endswith(".volumes"):  # both have the key of the same Secret, but the chart's pods use a copy of it
         return [path] if not {one["name"] for one in wanted} <= {one["name"] for one in found} else []
     if isinstance(wanted, dict) and isinstance(found, dict):
         return [where for name, value in wanted.items() for where in lacks(value, found.get(name), f"{path}.{name}")]
@@ -65,7 +69,7 @@ def lacks(wanted: Any, found: Any, path: str = "") -> list[str]:
 
 SERVER = {"replicas": 3, "port": 8300, "env": {"B": "x", "C": 1048576}, "extra": {"pool_bytes": "4GiB"},
           "flags": ["--max-model-len", 1048576]}
-# The same in the launcher's file and in the chart's values.
+# The same settings in the deployment's file and in the chart's values.
 CASES: dict[str, tuple[Object, Object]] = {
     "least": ({}, {}),
     "no state": ({"controller": {"state": "none"}}, {"controller": {"state": "none"}}),
@@ -135,7 +139,7 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
     def check(section: Object, values: Object, path: str) -> None:
         section = schema["$defs"][section["$ref"].split("/")[-1]] if "$ref" in section else section
         if "properties" in section:
-            assert set(section["properties"]) - {"global"} == set(values), path  # Helm itself adds `global`
+            assert set(section["properties"]) - {"global"} == set(values), path  # Helm itself adds the value `global`
             for name, value in values.items():
                 check(section["properties"][name], value, f"{path}.{name}")
 
@@ -148,7 +152,7 @@ def test_the_key_is_the_pods_own_file_that_kvferry_accepts(tmp_path: Path) -> No
     assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     source, copy = tmp_path / "secret", tmp_path / "cluster.key"
     source.write_bytes(base64.b64decode(secret["data"]["cluster.key"]))
-    source.chmod(0o440)  # as Kubernetes does for a group
+    source.chmod(0o440)  # the mode of a Secret's file if the pod has a group
     for pod in pods(objects).values():
         assert pod["securityContext"] | {"runAsNonRoot": True, "runAsUser": 14600} == pod["securityContext"]
         command = pod["initContainers"][0]["command"]

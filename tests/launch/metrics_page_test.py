@@ -1,6 +1,5 @@
-"""launch/docs/metrics.md has a row for every metric that controllers, nodes and proxies export, and no other.
-
-KVFERRY_WRITE_PAGE=1 writes the rows, all but the last column, which is written by hand.
+"""Tests that launch/docs/metrics.md has a row for every metric that controllers, nodes and proxies export, and no
+other. With KVFERRY_WRITE_PAGE=1 it writes the rows, except for the last column, which is written by hand.
 """
 
 import ast
@@ -30,18 +29,20 @@ def row(name: str, kind: str, labels: list[str], *more: str) -> Row:
 
 
 def of_controller(folder: Path) -> list[Row]:
-    """Read from a real one that has all there is to export: a node that is drained, an engine, etcd, an event log."""
+    """Returns the metrics of a running controller that exports every metric: it has a node that is drained, an engine,
+    etcd and an event log.
+    """
     http = free_port()
     controller = Controller("documented", log_folder=folder, flags=(
         "--state", str(folder / "state"), "--http", f"127.0.0.1:{http}", "--stream", f"unix://{folder}/stream",
-        "--etcd", "http://127.0.0.1:1", "--event-log", "redis://127.0.0.1:1"))  # neither is there
+        "--etcd", "http://127.0.0.1:1", "--event-log", "redis://127.0.0.1:1"))  # neither etcd nor Redis runs there
     controller.start()
     try:
         controller.wait_ready()
         node = Node(f"{folder}/stream", "d0", "kv_consumer", "http://d0:1")
         node.holds([b"k" * 16])
         subprocess.run([KVFERRY, "drain", "d0", "--force", "--timeout", "1", "--controller", controller.address],
-                       capture_output=True, check=False)  # it can't end, since no other node takes the chunk
+                       capture_output=True, check=False)  # this fails, because no other node can take the chunk
         engine = {"instance_id": "e", "endpoint": "tcp://127.0.0.1:9", "modelname": "m", "block_size": 16}
         urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{http}/register",
                                                       data=json.dumps(engine).encode()), timeout=10).close()
@@ -54,14 +55,16 @@ def of_controller(folder: Path) -> list[Row]:
                for name, labels in re.findall(r"^(kvferry_\w+)(\{.*\})? \S+$", text, re.MULTILINE)}
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
     assert set(kinds) == set(samples)
-    # An engine that publishes nothing has no blocks.
+    # This metric is added by hand, because an engine that publishes nothing has no blocks.
     kinds["kvferry_controller_engine_blocks"] = "gauge"
     samples["kvferry_controller_engine_blocks"] = [*samples["kvferry_controller_engine_live"], "dp_rank", "tier"]
     return [row(name, kinds[name], samples[name]) for name in sorted(kinds)]
 
 
 def of_nodes() -> list[Row]:
-    """Read from the source, because vLLM, which exports them, need not be installed."""
+    """Returns the metrics of nodes. They are read from the source, because vLLM, which exports them, need not be
+    installed.
+    """
     source = (REPO / "connector" / "python" / "kvferry" / "stats.py").read_text()
     tables = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(source).body  # type: ignore
               if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)}

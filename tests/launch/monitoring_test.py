@@ -1,4 +1,6 @@
-"""launch/examples/monitoring: promtool accepts it, alerts fire when they should, and every metric in it exists."""
+"""Tests launch/examples/monitoring: promtool accepts its files, alerts fire when they should, and every metric in it
+exists.
+"""
 
 import importlib.util
 import json
@@ -18,7 +20,7 @@ SUFFIX = re.compile(r"_(bucket|sum|count)$")
 
 
 def documented() -> set[str]:
-    """The metrics of the page, which metrics_page_test.py compares with what is exported."""
+    """Returns the metrics on the page, which metrics_page_test.py compares with the exported metrics."""
     return set(re.findall(r"^\| `(kvferry_\w+)`", PAGES["metrics"], re.MULTILINE))
 
 
@@ -50,7 +52,8 @@ def test_every_metric_of_alerts_and_panels_exists() -> None:
 def test_every_counter_of_failures_has_an_alarm_or_a_panel() -> None:
     shown = (MONITORING / "alerts.yml").read_text() + (MONITORING / "dashboard.json").read_text()
     failures = {name for name in documented() if re.search("fail|refused|timeouts|full|mislabeled|unasked|lost", name)}
-    told_elsewhere = {"kvferry_pins_refused_total", "kvferry_leases_refused_total"}  # consequences of pool_full
+    # A full pool causes both, and has an alert of its own.
+    told_elsewhere = {"kvferry_pins_refused_total", "kvferry_leases_refused_total"}
     assert not {name for name in failures - told_elsewhere if name not in shown}
 
 
@@ -94,8 +97,8 @@ def test_an_alert_has_all_that_who_is_woken_needs(alert: dict[str, Any]) -> None
     assert f"`{alert['alert']}`" in section
 
 
-# Series by name, in Prometheus' notation of values a minute: those at which an alert fires, and those at which it must
-# not, which are as close as can be.
+# For each alert, pairs of series by name: series at which the alert fires, and similar series at which it must not
+# fire. The values are in Prometheus' notation, one for each minute.
 UP = {"controller": 'up{job="kvferry-controller"}', "proxy": 'up{job="kvferry-proxy"}', "vllm": 'up{job="vllm"}'}
 BY_SOURCE = 'vllm:prompt_tokens_by_source_total{role="%s", source="%s"}'
 STATE, SNAPSHOT, LOG = (f"kvferry_controller_state_{name}" for name in ("durable", "snapshot_bytes", "log_bytes"))
@@ -111,7 +114,8 @@ WHEN: dict[str, list[tuple[Series, Series]]] = {
     "KvferryDrainLosesChunks": [({"kvferry_controller_drain_chunks_lost": "0x10 1x20"},
                                  {"kvferry_controller_drain_chunks_lost": "0x30"})],
     "KvferryStateNotOnDisk": [({STATE: "0x30", SNAPSHOT: "4096x30", LOG: "0x30"},
-                               {STATE: "0x30", SNAPSHOT: "0x30", LOG: "0x30"}),  # a controller with --state none
+                               # The state of a controller with --state none.
+                               {STATE: "0x30", SNAPSHOT: "0x30", LOG: "0x30"}),
                               ({STATE: "0x30", SNAPSHOT: "0x30", LOG: "16x30"},
                                {STATE: "1x30", SNAPSHOT: "4096x30", LOG: "16x30"})],
     "KvferryIndexFull": [({"kvferry_controller_chunks_dropped_total": GROWS},

@@ -61,7 +61,7 @@ def test_the_controller_comes_from_the_flag_before_the_environment(model: Path,
 
 
 def test_extra_values_are_typed_and_words_after_the_dashes_come_last(model: Path) -> None:
-    digits = 5000 * "9"  # stays a string, which the connector refuses
+    digits = 5000 * "9"  # too many digits for a number, so the value stays a string, which the connector refuses
     words, _ = command("prefill", "--model", str(model), "--extra", "chunk_tokens=128", "--extra", "path=shm",
                        "--extra", "save_decode_cache=false", "--extra", f"pool_bytes={digits}", "--advertise-host",
                        "10.0.0.7", "--engine-id", "p0", "--", "--max-model-len", "1024")

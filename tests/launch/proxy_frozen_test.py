@@ -1,4 +1,6 @@
-"""launch/proxy with a real controller: a server that stands still, as after SIGSTOP of its engine, costs no request."""
+"""Tests launch/proxy with a real controller: a server that stands still, as after a SIGSTOP of its engine, makes no
+request fail.
+"""
 
 import asyncio
 import contextlib
@@ -15,12 +17,12 @@ from nodes_by_hand import Node
 from proxy_stand_ins import Cluster, FakeVllm, eventually, run
 
 BEAT_S = 0.5  # time between a node's heartbeats
-LOST_AFTER_S = 2.5  # the controller's lease
+LOST_AFTER_S = 2.5  # time without a heartbeat after which the controller removes a node
 LEFT_WITHIN_S = 5.0
 
 
 class Nodes:
-    """The nodes of stand-in servers at a real controller; freeze() ends the heartbeats of one."""
+    """Registers nodes with stand-in servers at a real controller. freeze() ends the heartbeats of one node."""
 
     def __init__(self, stream: Path, servers: list[FakeVllm]) -> None:
         self._nodes = {server.name: Node(str(stream), server.name, server.role, server.url) for server in servers}
@@ -46,7 +48,7 @@ class Nodes:
 
 @contextlib.asynccontextmanager
 async def real_controller(c: Cluster, folder: Path) -> AsyncIterator[Nodes]:
-    """Puts a front door that asks a real controller in the place of the cluster's."""
+    """Replaces the cluster's stand-in controller by a real one, with a proxy that uses the real one."""
     stream = folder / "stream"
     with subprocess.Popen([KVFERRY, "controller", "--bind", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0", "--stream",
                            f"unix://{stream}", "--state", "none"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

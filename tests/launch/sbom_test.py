@@ -29,7 +29,7 @@ def test_the_list_has_each_package_once_with_its_version() -> None:
 
 def test_what_a_package_needs_is_listed_too() -> None:
     assert "iniconfig" in {component["name"] for component in
-                           sbom.python_components([REPO / "launch" / "requirements.txt"])}  # a dependency of pytest
+                           sbom.python_components([REPO / "launch" / "requirements.txt"])}  # pytest depends on it
 
 
 def test_a_program_that_is_not_built_is_said_to_be_missing(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_every_counter_of_the_node_is_a_metric_of_vllm(make_engine: MakeEngine) 
 
 
 def test_integers_that_do_not_fit_are_refused(make_engine: MakeEngine) -> None:
-    node = make_engine().connector._scheduler._node._node  # not the recorder before it
+    node = make_engine().connector._scheduler._node._node  # the node itself, without the recorder around it
     for token in (2**31, -2**31 - 1, 2**32 + 5, 2**64):
         with pytest.raises(OverflowError):
             node.update_tokens("nobody", 0, [1, token, 2])

@@ -67,9 +67,9 @@ def test_a_request_that_was_just_loaded(make_engine: MakeEngine, async_schedulin
     engine = make_engine(num_blocks=14, prefix_caching=False, async_scheduling=async_scheduling)
     engine.add("first", prompt(2, 250), 1)
     engine.run()
-    engine.add("a", prompt(1, 127), 100)  # needs another block in its next step
+    engine.add("a", prompt(1, 127), 100)  # this request needs another block in its next step
     engine.step()
-    engine.add("b", prompt(2, 250), 20)  # loads into the last free blocks
+    engine.add("b", prompt(2, 250), 20)  # this load takes the last free blocks
     engine.run()
     assert "b" in preempted(engine)
     assert engine.metrics()["resumed_hit_tokens_total"] > 0

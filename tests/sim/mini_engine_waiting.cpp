@@ -25,7 +25,7 @@ std::optional<Answer> MiniEngine::lookup(Request& request, std::uint32_t num_loc
   }
   if (!answer.pending) {
     request.pending_since.reset();
-    request.wait = Request::Wait::kRefused;  // this changes if blocks are allocated
+    request.wait = Request::Wait::kRefused;  // the state until blocks are allocated
     return answer;
   }
   tally_.lookups_pending += 1;

@@ -45,7 +45,7 @@ std::vector<HolderOffer> World::garbage_offers() {
 
 LeaseReply World::garbage_reply() {
   LeaseReply reply;
-  // No holder gives out this number, so that the leases that it really gave out stay in order.
+  // No holder grants leases with such high numbers, so that the forged leases can't be taken for real ones.
   reply.lease = dice_.chance(0.3) ? 0 : 1'000'000'000'000ULL + some_number();
   if (dice_.chance(0.2)) reply.refused = "no";
   for (std::uint32_t n = dice_.between(0, 5); n > 0; --n) {
@@ -70,7 +70,7 @@ void World::forge_push(std::size_t index) {
   for (const auto& [key, chunk] : nodes_[dice_.between(0, num_nodes() - 1)].listed) {
     const std::uint32_t length = dice_.between(0, options_.core.chunk_tokens + 1);
     if (length == chunk.num_tokens || !dice_.chance(0.3)) continue;
-    if (!forged_.insert(key).second) continue;  // the list may have the wrong chunk later
+    if (!forged_.insert(key).second) continue;  // the directory may list the wrong chunk under this key later
     offer.chunks.push_back({key, length, {}});
     // the forged chunk can do harm until it is looked up
     to_chunk(&Tally::excused_forged, index, key, options_.core.order_ttl_max);

@@ -45,7 +45,8 @@ void World::note_full_pool(std::size_t index) {
     mishaps_.to_link(&Tally::excused_no_slot, index, index, now());
 }
 
-/// The core may have sent the request already, although the world carries it out only now.
+/// Records a forged answer to a lease request. The core may have sent the request already, although the world carries
+/// it out only now.
 void World::note_forged_answer(std::size_t index, std::uint64_t fetch) {
   Node& node = nodes_[index];
   node.forged_answers.insert(fetch);
@@ -53,8 +54,8 @@ void World::note_forged_answer(std::size_t index, std::uint64_t fetch) {
     mishaps_.to_chunks(&Tally::excused_garbage, index, asked->second, now(), now() + options_.core.pull_timeout);
 }
 
-/// An answer is late if the core that sent the request has gone on, perhaps one step before it could report this to the
-/// world.
+/// Makes the question of a lease request. Its answer is late if the core that sent the request has gone on, perhaps one
+/// step before it could report this to the world.
 std::shared_ptr<World::Question> World::new_question(std::size_t asker, const std::vector<ChunkKey>& keys) {
   const auto question = std::make_shared<Question>(Question{asker, nodes_[asker].incarnation, keys});
   mishaps_.to_chunks(&Tally::excused_time_over, asker, keys, now(), now() + options_.core.try_timeout);

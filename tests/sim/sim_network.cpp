@@ -88,7 +88,7 @@ void World::carry_out(std::size_t index) {
   check_pulls(index);
 }
 
-/// Sends news to the directory, in order.
+/// Sends a node's report to the directory. The reports of a node arrive in order.
 void World::list(std::size_t index, std::function<void(Node&)> word) {
   if (num_nodes() == 1) return;
   Node& node = nodes_[index];

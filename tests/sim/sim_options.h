@@ -55,11 +55,11 @@ struct SimOptions {
   // limit on the tokens of one request, so that the request alone fits into the engine
   std::uint32_t max_tokens_total = 0;
   double refuses = 0;           // probability that no allocation follows a lookup
-  double aborts = 0;            // probability in each step
-  double preempts_all = 0;      // probability in each step
-  double resets_idle = 0;       // probability in each step
-  double resets_connector = 0;  // probability in each step
-  double sleeps = 0;            // probability in each step
+  double aborts = 0;            // probability of an abort in each step
+  double preempts_all = 0;      // probability in each step that all requests are preempted
+  double resets_idle = 0;       // probability in each step of a reset of the prefix cache, which a busy engine refuses
+  double resets_connector = 0;  // probability in each step of a reset of the connector's cache
+  double sleeps = 0;            // probability in each step that the engine sleeps and wakes
   double orders = 0;            // probability of an order from the controller in each step
   double pushes = 0;            // probability that a prefill knows its decode node
   double siblings = 0;          // probability that a request is sent twice

@@ -10,8 +10,8 @@
 
 namespace kvferry::sim {
 
-/// Every rank reads each chunk, or each run of one, at a time of its own, whatever lies there then, and answers once,
-/// in time or not.
+/// Lets every rank of the node read each chunk, or each run of a chunk, at a time of its own, whatever the slot
+/// contains then. Each rank answers once, in time or not.
 void World::pull(std::size_t node, const StartPull& wanted) {
   Node& reader = nodes_[node];
   const auto num_ranks = static_cast<std::uint32_t>(reader.ranks.size());
@@ -47,7 +47,8 @@ void World::pull(std::size_t node, const StartPull& wanted) {
         if (when >= wanted.deadline || holder == node || checksums.size() != runs.size()) continue;
         at(when, [this, node, holder, rank, i, here, wanted, is_run = !map.empty(), run = runs[r],
                   checksum = checksums[r], incarnation = nodes_[holder].incarnation, life = reader.incarnation] {
-          if (nodes_[node].incarnation != life) return;  // who read is another one now, perhaps of another shape
+          // The reader has died since, and its successor may have another shape.
+          if (nodes_[node].incarnation != life) return;
           if (is_blocked(node, holder))
             to_chunk(&Tally::excused_blocked, node, key_in(node, wanted.items[i].local.slot), wanted.deadline - now());
           if (nodes_[holder].incarnation != incarnation || is_blocked(node, holder)) return;
@@ -76,7 +77,8 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
                                                   const ShardRun* run, const StartPull& wanted, std::size_t item,
                                                   std::uint64_t checksum) {
   const ChunkRef remote = wanted.items[item].remote;
-  if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;  // another node lives there now
+  // The holder has died since, and its successor has fewer ranks.
+  if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;
   const Worker& worker = nodes_[holder].engine->workers()[rank];
   std::vector<Stamp> bytes = worker.read_slot(remote.slot);
   const auto lease = leases_.find({holder, wanted.lease});
@@ -86,7 +88,7 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   if (is_leased && worker.generation(remote.slot) != remote.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while node {} reads it under lease {}",
                              remote.slot, holder, node, wanted.lease));
-  bool is_damaged = !bytes.empty() && worker.damaged(remote.slot);  // nonsense names slots that are not there
+  bool is_damaged = !bytes.empty() && worker.damaged(remote.slot);  // a forged reply may name slots that do not exist
   if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
     bytes[dice_.raw() % bytes.size()] ^= 1;
     tally_.damaged_on_wire += 1;
@@ -94,7 +96,7 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   }
   if (is_damaged)
     to_chunk(&Tally::excused_damaged, node, key_in(node, wanted.items[item].local.slot), wanted.deadline - now());
-  if (run == nullptr) return bytes;  // judged as a whole
+  if (run == nullptr) return bytes;  // the caller compares the checksum of the whole chunk
   const std::size_t cell = worker.cell_stamps(wanted.items[item].num_tokens);
   if ((run->source + run->cells) * cell > bytes.size()) return std::nullopt;
   const auto part = std::span(bytes).subspan(run->source * cell, run->cells * cell);
@@ -136,7 +138,7 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
   reader.engine->check_published();
 }
 
-/// Whatever is said to be pulled is being pulled.
+/// Checks that every chunk that the core counts as being pulled belongs to a pull in progress.
 void World::check_pulls(std::size_t index) const {
   const Node& node = nodes_[index];
   const ChunkPool& pool = node.engine->core().pool();

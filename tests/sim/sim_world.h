@@ -41,9 +41,9 @@ class World {
   std::optional<End> end_of(std::size_t node, const std::string& id) const;
   /// Returns what the engine of a finished request was told about it; nullptr if the node has died since.
   const FinishedRequest* finished(std::size_t node, const std::string& id) const;
-  /// Where a decode node finds the prompt of a prefill's finished request.
+  /// Returns where a decode node finds the prompt of a prefill's finished request.
   HandoffSource source(std::size_t node, const FinishedRequest& prefilled) const;
-  /// Where a prefill pushes to.
+  /// Returns the endpoint to which a prefill pushes.
   std::string push_target(std::size_t node) const { return nodes_[node].endpoint; }
   const Mishaps& mishaps() const { return mishaps_; }
   /// Returns the handoff of a prompt that is handed over now. `asked`: the time at which its prefill began.

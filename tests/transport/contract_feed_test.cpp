@@ -43,7 +43,8 @@ TYPED_TEST(TransportFeeding, LayerByLayerWithOneNotificationAfterTheLast) {
     transfer.ranges = this->layer_of(ranges, 0, kLayers);
     const TransferId id = this->submit_fed(transfer);
     for (std::size_t layer = 1; layer < kLayers; ++layer) {
-      this->expect_only_note(*remote, peer, "not yet");  // only the fence completes
+      // Nothing but the transfer that sends this notification completes.
+      this->expect_only_note(*remote, peer, "not yet");
       EXPECT_EQ(this->feed(id, this->layer_of(ranges, layer, kLayers), layer + 1 == kLayers), ErrorCode::kOk);
     }
     const std::vector<Notification> notes = remote->wait_notifications(1);

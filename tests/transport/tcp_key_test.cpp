@@ -145,10 +145,10 @@ TEST_F(TcpWithKey, TellsUnknownPeersNothingAndClosesThemInTime) {
   }
   const std::vector<std::string> attacks = {
       "",                                                                           // silence
-      "GET / HTTP/1.1\r\nHost: somebody\r\n\r\n",                                   // another protocol
+      "GET / HTTP/1.1\r\nHost: somebody\r\n\r\n",                                   // a message of another protocol
       frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, encode(hello)),  // the right secret, but no key
-      client_hello.substr(0, 100),                                                  // half a handshake, then nothing
-      std::string("\x16\x03\x01\x40\x00", 5) + std::string(100'000, 'x'),           // a long handshake
+      client_hello.substr(0, 100),                                         // half a handshake, and then nothing
+      std::string("\x16\x03\x01\x40\x00", 5) + std::string(100'000, 'x'),  // a long handshake
       std::string(1 << 20, '\xff'),
   };
   for (const std::string& attack : attacks)

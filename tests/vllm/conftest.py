@@ -34,7 +34,7 @@ SHARED_PREFIXES = 3
 
 
 def setups(connector: KvConnector | None) -> dict[str, PairSetup]:
-    """Every pair that tests can ask for, by name."""
+    """Returns every pair that tests can ask for, by name."""
     chunked = ("--max-num-batched-tokens", "128")
     return {setup.name: setup for setup in (
         PairSetup("base", connector),
@@ -85,7 +85,7 @@ def stress_cases(config: pytest.Config) -> list[StressCase]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def order(item: pytest.Item) -> tuple[str, int]:
         servers, disruptive = item.get_closest_marker("servers"), item.get_closest_marker("disruptive")
-        # Last those with servers of their own: some run scripts that wait for a build which is under way.
+        # Tests with servers of their own come last, because some run scripts that wait for a build which is under way.
         return (servers.args[0] if servers else "~", disruptive.args[0] if disruptive else 0)
 
     items.sort(key=order)
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _preloaded() -> Iterator[None]:
-    """The servers of these tests are forks of one process; those that scripts start are not."""
+    """Makes the servers of these tests forks of one process. Servers that scripts start are not forks of it."""
     with vllm_is_preloaded():
         yield
 
@@ -105,7 +105,7 @@ def connector(request: pytest.FixtureRequest) -> KvConnector | None:
 
 @pytest.fixture(scope="session")
 def kvferry_connector(connector: KvConnector | None) -> KvConnector:
-    """For tests of what only KvFerryConnector does."""
+    """Returns kvferry's connector, or skips the test if another connector was chosen."""
     if connector is not KVFERRY_CONNECTOR:
         pytest.skip("tests KvFerryConnector only")
     return KVFERRY_CONNECTOR
@@ -118,13 +118,13 @@ def toy() -> Path:
 
 @pytest.fixture(scope="session")
 def other_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy model's shape with other weights."""
+    """Returns the path of a model with the toy model's shape and other weights."""
     return toy_model.make(tmp_path_factory.mktemp("models") / "other", seed=1)
 
 
 @pytest.fixture(scope="session")
 def reference(request: pytest.FixtureRequest, toy: Path) -> Iterator[Reference]:
-    """The plain server, which has answered all that the chosen tests ask, and is stopped."""
+    """Yields the plain server, which has answered all that the chosen tests ask, and is stopped."""
     plain_server = Reference(toy, own_cores()[0])
     try:
         for case in stress_cases(request.config):
@@ -138,7 +138,7 @@ def reference(request: pytest.FixtureRequest, toy: Path) -> Iterator[Reference]:
 
 
 class _Servers:
-    """Keeps the pair or deployment that was asked for last; asking for another one stops it."""
+    """The pair or deployment that was asked for last. If a test asks for another one, this one is stopped."""
 
     def __init__(self, model: Path, connector: KvConnector | None) -> None:
         self._model = model
@@ -174,7 +174,8 @@ class _Servers:
 
 
 def _development_pair(setup: PairSetup, model: Path) -> Pair:
-    """A pair whose servers have vLLM's development end points, which reset caches and sleep."""
+    """Returns a pair whose servers have vLLM's development endpoints, which reset caches and put the server to sleep.
+    """
     pair = Pair(setup, model, TEST_LOGS)
     for server in (pair.prefill, pair.decode):
         server.process.env["VLLM_SERVER_DEV_MODE"] = "1"
@@ -190,7 +191,7 @@ def servers(toy: Path, connector: KvConnector | None) -> Iterator[_Servers]:
 
 @pytest.fixture
 def pair(request: pytest.FixtureRequest, reference: Reference, servers: _Servers) -> Pair:
-    """The running pair that the test's `servers` marker names; it starts after the references are there."""
+    """Returns the running pair that the test's `servers` marker names. It starts after the plain server has stopped."""
     del reference
     marker = request.node.get_closest_marker("servers")
     assert marker is not None, "a test that uses `pair` names it with @pytest.mark.servers(NAME)"
@@ -199,14 +200,14 @@ def pair(request: pytest.FixtureRequest, reference: Reference, servers: _Servers
 
 @pytest.fixture
 def proxied(reference: Reference, servers: _Servers, kvferry_connector: KvConnector) -> ProxyDeployment:
-    """launch/proxy in front of one prefill and two decode servers, for tests marked servers("proxied")."""
+    """Returns launch/proxy in front of one prefill and two decode servers, for tests marked servers("proxied")."""
     del reference, kvferry_connector
     return servers.proxied()
 
 
 @pytest.fixture
 def run_server() -> Iterator[Callable[[VllmServer], VllmServer]]:
-    """Starts servers of the test's own, without waiting for them, and stops them after the test."""
+    """Yields a function that starts a server without waiting for it. The servers are stopped after the test."""
     started: list[ManagedProcess] = []
 
     def run(server: VllmServer) -> VllmServer:

@@ -31,8 +31,8 @@ struct DeviceCopy {
   std::uint64_t bytes = 0;
 };
 
-/// Threads: any. All functions return kUnavailable with the device's reason if a call fails, kFull if memory is
-/// exhausted.
+/// One GPU. Threads: any. All functions return kUnavailable with the device's reason if a call fails, kFull if memory
+/// is exhausted.
 class Device {
  public:
   virtual ~Device() = default;
@@ -58,7 +58,7 @@ class Device {
   /// Makes an event that is reached when all work enqueued on the stream so far has ended.
   virtual Result<EventHandle> record(DeviceStream stream) = 0;
   virtual void drop_event(EventHandle event) = 0;
-  /// Returns true if the event was reached.
+  /// Returns true if all work before the event has ended.
   virtual Result<bool> is_reached(EventHandle event) = 0;
   /// Blocks the host until the event is reached.
   virtual Result<void> wait(EventHandle event) = 0;

@@ -54,7 +54,7 @@ std::map<std::string, std::string> fingerprint_fields(std::string_view fingerpri
   while (begin != std::string_view::npos) {
     const auto [next, next_equals] = next_field(fingerprint, equals + 1);
     const std::size_t end = next == std::string_view::npos ? fingerprint.size() : next - 1;
-    // If the value is empty, the next name may follow the '=' without a space.
+    // If this field's value is empty, the next field's name may follow the '=' without a space.
     const std::size_t size = end > equals ? end - equals - 1 : 0;
     fields[std::string(fingerprint.substr(begin, equals - begin))] = fingerprint.substr(equals + 1, size);
     begin = next;

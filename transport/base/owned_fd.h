@@ -25,7 +25,7 @@ class OwnedFd {
   explicit operator bool() const { return fd_ >= 0; }
 
  private:
-  int fd_ = -1;  // -1: no descriptor
+  int fd_ = -1;  // -1: this object owns no descriptor
 };
 
 }  // namespace kvferry

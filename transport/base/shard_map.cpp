@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint32_t kMaxLayers = 4096, kMaxHeads = 4096;
 constexpr std::size_t kMaxRanks = 4096;
 constexpr std::uint64_t kMaxCells = 1ULL << 20;  // limit on the model's cells, and on the sum over a node's ranks
-constexpr std::uint64_t kMaxWork = 1ULL << 28;   // limit on the number of readers' cells times holders
+constexpr std::uint64_t kMaxWork = 1ULL << 28;   // limit on (number of readers' cells) * (number of holders)
 
 struct Size {
   std::uint32_t layers = 0, heads = 0;
@@ -49,7 +49,7 @@ std::vector<ShardRun> runs_of(const Shard& reader, std::size_t turn, std::span<c
   for (std::uint64_t cell = 0; cell < reader.num_cells(); cell += runs.back().cells) {
     const auto layer = static_cast<std::uint32_t>(reader.first_layer + cell / reader.num_heads);
     const auto head = static_cast<std::uint32_t>(reader.first_head + cell % reader.num_heads);
-    // Take the holder with the longest run; this greedy choice gives the fewest runs.
+    // Takes the holder with the longest run; this greedy choice gives the fewest runs.
     std::uint64_t longest = 0;
     std::vector<std::uint32_t> best;
     for (std::uint32_t rank = 0; rank < holders.size(); ++rank) {

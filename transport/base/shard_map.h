@@ -49,7 +49,8 @@ Result<void> check_shards(std::span<const Shard> shards);
 Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_t num_heads, std::uint32_t tp_rank,
                std::uint32_t tp_size);
 
-using ShardMap = std::vector<std::vector<ShardRun>>;  // [reader's rank][run]
+// [reader's rank][run] the runs in the order of the reader's chunk.
+using ShardMap = std::vector<std::vector<ShardRun>>;
 
 /// Computes where each cell of each reader's chunk is read, in the order of that chunk, in as few runs as possible.
 /// Readers of the same cells are spread over the ranks that hold them. If readers and holders have equal shards, each

@@ -16,7 +16,7 @@
 
 namespace kvferry::gpu_ipc {
 
-/// Progress thread only. No method waits for the device.
+/// The copies of one transfer. Used by the progress thread only. No method waits for the device.
 class DeviceTransfer {
  public:
   DeviceTransfer(AcceptedTransfer accepted, Device& device, DeviceStream stream)

@@ -42,7 +42,7 @@ std::string GpuIpcBackend::describe() const {
 Result<std::uint64_t> GpuIpcBackend::check_address(const std::string& address) {
   const Address parsed = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "GPU memory"));
   const Result<PeerId> control = control_->connect(parsed.control);
-  if (!control) return control.error();  // for example: the peer is on another host
+  if (!control) return control.error();  // for example, the peer is on another host
   return parsed.incarnation;
 }
 
@@ -68,7 +68,7 @@ Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64
 
 void GpuIpcBackend::run() {
   take_turns("kvferry-gpu-ipc");
-  control_->shutdown();  // completes all transfers of the control link
+  control_->shutdown();  // this completes all transfers of the control link
   drain_control();
   advance_all();
   peers_.clear();

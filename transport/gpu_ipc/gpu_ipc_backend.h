@@ -21,7 +21,7 @@ struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
   std::string control;  // the control link's address
-  // Exported region that each transfer on the control link must name, although it has no ranges.
+  // Exported region that each transfer on the control link names, because it must name one although it has no ranges.
   std::string control_region;
   KVFERRY_FIELDS(protocol_version, incarnation, control, control_region);
 };
@@ -129,8 +129,8 @@ class GpuIpcBackend final : public InboxBackend {
   const std::string address_;
 
   std::unordered_map<PeerId, PeerPtr> peers_;
-  std::map<TransferId, TransferPtr> transfers_[3];  // [priority], the oldest first
-  std::vector<TransferId> over_;                    // completed transfers, which advance_all() erases from transfers_
+  std::map<TransferId, TransferPtr> transfers_[3];  // [priority] pending transfers, the oldest first
+  std::vector<TransferId> over_;  // ids of completed transfers, which advance_all() erases from transfers_
   std::unordered_map<TransferId, ControlRequest> control_requests_;
   std::vector<std::shared_ptr<Mappings>> given_up_;  // kept open, because a failed device may still access them
   std::uint64_t bytes_in_flight_ = 0;

@@ -129,7 +129,7 @@ void Channel::end_posting() {
   queue_.pop_front();
   if (role_ == Role::kReceiver && !copies_.empty()) piece.outcome = device_.copy(copies_, stream_);
   Result<DeviceEvent> end = DeviceEvent::record(device_, stream_);
-  if (!end) return fail(end.error());  // without an event, the end of the piece's accesses to memory would be unknown
+  if (!end) return fail(end.error());  // without an event, it is unknown when the piece's accesses to memory end
   piece.end = std::move(*end);
   in_flight_.push_back(std::move(piece));
 }

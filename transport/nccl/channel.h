@@ -53,14 +53,14 @@ struct PieceTransfer {
   std::uint64_t token = 0;
   std::vector<std::span<std::byte>> parts;
   std::uint64_t packed_bytes_max = 0;  // parts of up to this size are sent together, through the staging buffer
-  bool is_drained = false;             // true: the receiver drops the bytes, and only the sizes of `parts` are used
+  bool is_drained = false;             // true: the receiver drops the bytes, and needs only the sizes of `parts`
 };
 
-/// Progress thread only. No method blocks; all work is done in advance().
+/// Used by the progress thread only. No method blocks; all work is done in advance().
 class Channel {
  public:
   struct Report {
-    bool is_started = false;  // true: a sender's piece is next in the communicator; false: the piece has ended
+    bool is_started = false;  // true: the communicator has taken a sender's piece; false: the piece has ended
     std::uint64_t token = 0;
     // Outcome of an ended piece, which no longer touches memory. A piece may fail before it starts.
     Result<void> outcome;

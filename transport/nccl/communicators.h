@@ -13,15 +13,15 @@
 
 namespace kvferry::nccl {
 
-/// One rank of a communicator of two ranks. No method blocks. Progress thread only. Bytes are sent in one direction
-/// only, because sends in opposite directions could wait for each other.
+/// One rank of a communicator of two ranks. Used by the progress thread only. No method blocks. Bytes are sent in one
+/// direction only, because sends in opposite directions could wait for each other.
 class Communicator {
  public:
   enum class State {
     kBusy,  // is being set up, posting its last group or being aborted; the communicator and its stream may get no work
     kReady,   // accepts work
-    kFailed,  // only abort() may be called
-    kAborted  // no longer touches memory
+    kFailed,  // has failed; only abort() may be called
+    kAborted  // is aborted and no longer touches memory
   };
 
   /// Precondition: the communicator is aborted, or was never given work.

@@ -23,7 +23,7 @@ constexpr std::size_t kHeadBytes = kStreamBytes + 1;
 Result<std::unique_ptr<ControlPlane>> ControlPlane::open(const TcpOptions& options) {
   TcpOptions own = options;
   own.connections = own.local_connections = 1;  // one connection keeps the messages in order
-  own.transfers_max = 1 << 20;                  // kSentMax for each peer is the real limit
+  own.transfers_max = 1 << 20;                  // so high that kSentMax, which counts for each peer, is the real limit
   std::unique_ptr<Transport> inner = KVFERRY_TRY(make_tcp_transport(own));
   std::unique_ptr<ControlPlane> plane(new ControlPlane(std::move(inner)));
   plane->region_ = KVFERRY_TRY(plane->inner_->register_region(plane->memory_.data(), plane->memory_.size()));

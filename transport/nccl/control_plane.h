@@ -39,10 +39,10 @@ class ControlPeer {
 };
 using ControlPeerPtr = std::shared_ptr<ControlPeer>;
 
-/// Threads: open() on any thread, the other methods on the progress thread only.
+/// The control link of one transport. Threads: open() on any thread, the other methods on the progress thread only.
 class ControlPlane {
  public:
-  /// Errors: those of make_tcp_transport().
+  /// Opens the TCP transport that carries the control link. Errors: those of make_tcp_transport().
   static Result<std::unique_ptr<ControlPlane>> open(const TcpOptions& options);
 
   const ControlAddress& address() const { return address_; }

@@ -28,8 +28,9 @@ struct Context {
   TimeNs now = 0;              // time at which the progress thread began this round
 };
 
-/// A session is opened by the initiator of transfers and carries only the initiator's transfers: pulls through one
-/// channel, pushes through another, each opened when it is first needed. Progress thread only.
+/// One end of a session. A session is opened by the initiator of transfers and carries only the initiator's transfers:
+/// pulls through one channel, pushes through another, each opened when it is first needed. Used by the progress thread
+/// only.
 class Link {
  public:
   Link(Context& context, std::uint64_t session, ControlPeerPtr peer)

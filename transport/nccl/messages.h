@@ -54,8 +54,8 @@ struct Open {
 
 enum class Purpose : std::uint8_t {
   kPull,
-  kPush,  // the bytes are next in the communicator
-  kHash   // asks for the checksum of each extent, computed after all earlier pushes
+  kPush,  // announces that the initiator sends the bytes next in the communicator
+  kHash   // requests the checksum of each extent, computed after all earlier pushes
 };
 
 /// Limits of one piece. They are low because cancel() and revoke() wait for pieces that have begun.
@@ -81,7 +81,7 @@ struct Data {
 
 struct Answer {
   std::uint64_t token = 0;
-  std::int32_t code = 0;  // an ErrorCode
+  std::int32_t code = 0;  // the outcome as an ErrorCode
   std::string what;
   std::vector<std::uint64_t> checksums;
   KVFERRY_FIELDS(token, code, what, checksums);
@@ -95,7 +95,7 @@ struct Notify {
 };
 
 struct Bye {
-  std::string why;  // for logs
+  std::string why;  // reason for the end of the session, for logs
   KVFERRY_FIELDS(why);
 };
 

@@ -82,14 +82,15 @@ void OutboundLink::post_piece(OutTransfer& transfer) {
   request = {is_pull ? Wants::kPull : Wants::kPush, &transfer, transfer.take_piece(context_.options.piece_bytes)};
   ++num_pieces_;
   if (is_pull) return send_request(token, request);
-  request.is_touching = true;  // the request is sent when the channel reports that it has started the piece
+  request.is_touching = true;  // on_report() sends the request when the channel has started the piece
   ++transfer.num_touching;
   channel(is_pull)->post({token, memory_of(request.parts), context_.options.packed_bytes_max});
 }
 
 void OutboundLink::send_request(std::uint64_t token, const Request& request) {
   const RegionDescriptor& remote = request.transfer->what().remote;
-  const auto purpose = static_cast<std::uint8_t>(request.wants);  // equal values; kNotify is not sent here
+  // Wants and Purpose have equal values, except kNotify, which is never sent here.
+  const auto purpose = static_cast<std::uint8_t>(request.wants);
   Ask message{token, purpose, remote.region, remote.grant, context_.options.packed_bytes_max, {}};
   message.extents.reserve(request.parts.size() * 2);
   for (const Part& part : request.parts) {

@@ -13,8 +13,8 @@
 
 namespace kvferry::nccl {
 
-/// Promise: TransferTable::complete() is called exactly once for each transfer, and by then this link no longer touches
-/// the transfer's memory.
+/// The initiator's end of one session. Promise: TransferTable::complete() is called exactly once for each transfer, and
+/// by then this link no longer touches the transfer's memory.
 class OutboundLink final : public Link {
  public:
   OutboundLink(Context& context, PeerId id, std::uint64_t session, ControlPeerPtr peer)
@@ -31,7 +31,7 @@ class OutboundLink final : public Link {
   bool needs_polling() const override { return Link::needs_polling() || !hashing_.empty() || has_stuck(); }
 
  private:
-  enum class Wants : std::uint8_t { kPull, kPush, kHash, kNotify };  // the first three equal Purpose's
+  enum class Wants : std::uint8_t { kPull, kPush, kHash, kNotify };  // the first three have the values of Purpose
   /// A request that was sent to the peer or waits for its channel.
   struct Request {
     Wants wants{};
@@ -72,7 +72,7 @@ class OutboundLink final : public Link {
   std::unordered_map<std::uint64_t, Request> requests_;
   std::vector<Hashing> hashing_;
   bool has_sent_hello_ = false;
-  bool is_ended_ = false;  // end() was called
+  bool is_ended_ = false;  // whether end() was called
   ErrorCode lost_code_ = ErrorCode::kPeerLost;
   std::string lost_why_;
 };

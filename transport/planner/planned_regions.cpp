@@ -94,7 +94,7 @@ Result<GrantId> PlannedRegions::grant(RegionId id, std::uint64_t offset, std::ui
   const auto region = regions_.find(id);
   if (region == regions_.end() || region->second.is_unregistered) return unknown("region", id);
   Grant grant{id, region->second.kind, {}};
-  std::optional<Error> refusal;  // the last error of a backend that can't grant parts of GPU memory
+  std::optional<Error> refusal;  // the last refusal of a backend that can't grant a part of GPU memory
   bool is_given = false;
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     const std::optional<RegionId> inner = region->second.ids[index];

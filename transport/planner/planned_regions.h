@@ -14,7 +14,7 @@
 
 namespace kvferry::planner {
 
-/// Threads: any.
+/// The regions and grants of one planner. Threads: any.
 class PlannedRegions {
  public:
   /// `backends` must outlive this object.
@@ -33,7 +33,7 @@ class PlannedRegions {
 
   struct Found {
     MemoryClass kind = MemoryClass::kOther;
-    // [backend] id of the region there; none: not registered with that backend
+    // [backend] the region's id in that backend; none: not registered with that backend
     std::vector<std::optional<RegionId>> ids;
   };
   std::optional<Found> find(RegionId id) const;

@@ -32,7 +32,7 @@ using planner::Measurements;
 using planner::MemoryClass;
 using planner::OpenBackend;
 
-/// Threads: any. A transfer's id names its backend, so the planner keeps no state of transfers.
+/// The planner's transport. Threads: any. It keeps no state of transfers, because their ids name the backends.
 class PlannedTransport final : public Transport {
  public:
   PlannedTransport(const TransportOptions& options, Backends backends)
@@ -122,7 +122,7 @@ class PlannedTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     const auto known = connected_.find(bytes);
     if (known != connected_.end() && peers_.at(known->second).ids == peer.ids)
-      return known->second;  // if the ids differ, a connection was lost in the meantime
+      return known->second;  // equal ids show that no connection was lost since
     peer.address = bytes;
     peer.routes.fill(order);
     const PeerId id{++num_peers_made_};
@@ -235,7 +235,7 @@ class PlannedTransport final : public Transport {
     std::vector<std::optional<PeerId>> ids;  // [backend] id of the peer there; none: the backend doesn't reach the peer
     std::string address;
     std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the fastest first
-    std::string measured = "not measured yet";                    // text for logs
+    std::string measured = "not measured yet";  // measured speeds of the paths to the peer, as text for logs
   };
 
   TransferId outer_id(std::size_t route, TransferId inner) const {

@@ -10,7 +10,7 @@ namespace kvferry::planner {
 namespace {
 
 constexpr std::uint64_t kBlockBytes = 64 << 10;  // typical block size of paged caches
-constexpr int kRounds = 3;                       // the first round connects and warms up
+constexpr int kRounds = 3;                       // the first round also connects and warms up
 constexpr TimeNs kPatience = kSecond;            // time limit for measuring a path; after it the path counts as failed
 
 }  // namespace

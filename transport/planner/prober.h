@@ -32,7 +32,8 @@ struct Measurements {
   static std::string describe(const std::vector<Measured>& measured);
 };
 
-/// Threads: any may call probe(); `done` is called on the prober's thread.
+/// Measures the paths to peers on a thread of its own. Threads: any may call probe(); `done` is called on the prober's
+/// thread.
 class Prober {
  public:
   using Done = std::function<void(const Measurements&)>;

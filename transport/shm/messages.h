@@ -22,14 +22,14 @@ struct Address {
 
 /// A packet consists of its type, which is one byte, and the message of that type.
 enum class Type : char {
-  kHello = 'H',       // Hello; the first packet
-  kWelcome = 'W',     // Welcome; with the notification ring and the control page as descriptors, unless refused
-  kMapRequest = 'm',  // MapRequest
-  kMapReply = 'M',    // MapReply; with the region's descriptor, unless refused
-  kUnmap = 'u',       // MapRequest; from the region's owner, who has unregistered it: the receiver must unmap it
-  kWake = 'w',        // no body; the ring has notifications
-  kPing = 'p',        // no body
-  kPong = 'P',        // no body
+  kHello = 'H',       // body: Hello; the first packet of a connection
+  kWelcome = 'W',     // body: Welcome; with the notification ring and the control page as descriptors, unless refused
+  kMapRequest = 'm',  // body: MapRequest
+  kMapReply = 'M',    // body: MapReply; with the region's descriptor, unless refused
+  kUnmap = 'u',  // body: MapRequest; the region's owner has unregistered the region, and the receiver must unmap it
+  kWake = 'w',   // no body; the sender has written to the notification ring
+  kPing = 'p',   // no body; asks for a kPong
+  kPong = 'P',   // no body; answers a kPing
 };
 
 struct Hello {

@@ -15,8 +15,8 @@ namespace kvferry::shm {
 namespace {
 
 constexpr std::uint64_t kListenerTag = std::uint64_t{1} << 40;
-constexpr std::uint64_t kLinkTag = std::uint64_t{2} << 40;     // combined with the PeerId
-constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // combined with the number of the connection
+constexpr std::uint64_t kLinkTag = std::uint64_t{2} << 40;     // kLinkTag | PeerId: tag of a link's socket
+constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // kInboundTag | number: tag of an accepted socket
 constexpr std::uint64_t kTagMask = std::uint64_t{0xff} << 40;
 constexpr std::size_t kPendingHandshakesMax = 64;  // limit of connections without a hello; further ones are closed
 constexpr TimeNs kBacklogRetryNs = 10 * kMillisecond;
@@ -81,7 +81,7 @@ void ShmBackend::add_peer(PeerId peer, const std::string& address) {
                                         copy_threads_);
   if (link->connect(source_address_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
   links_.emplace(peer, std::move(link));
-  loop_.kick();  // the progress thread has to take the link's deadline into account
+  loop_.kick();  // the progress thread must now take the link's deadline into account
 }
 
 void ShmBackend::submit(AcceptedTransfer accepted) {
@@ -179,7 +179,8 @@ void ShmBackend::set_spinning(bool is_spinning) {
   is_spinning_ = is_spinning;
   if (!control_) return;
   control_->set_spinning(is_spinning);
-  if (!is_spinning) has_backlog_ = true;  // makes advance() read all rings: peers have woken no thread until now
+  // Makes advance() read all rings, because no peer has woken a thread until now.
+  if (!is_spinning) has_backlog_ = true;
 }
 
 }  // namespace kvferry::shm

@@ -27,7 +27,7 @@ bool ShmBackend::on_packet(Inbound& inbound, const Packet& packet) {
     case Type::kPing:
       send_packet(inbound.socket.get(), Type::kPong);
       return true;
-    default:  // kWake: serve() reads the ring after the last packet
+    default:  // a kWake needs no action here: serve() reads the ring after the last packet
       return true;
   }
 }

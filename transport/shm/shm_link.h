@@ -84,12 +84,12 @@ class ShmLink {
   int pid_ = 0;
   std::string cma_refusal_;  // reason why CMA does not work; empty: it works
   std::map<RegionUse, Region> regions_;
-  Transfers transfers_;  // oldest first
+  Transfers transfers_;  // pending transfers, the oldest first
   bool is_failed_ = false;
   std::string why_;
   bool is_blocked_ = false;  // if true, the most urgent transfer has to wait for the peer
   TimeNs received_at_ = 0;   // time of the last packet
-  TimeNs owed_since_ = 0;    // time of the oldest request without an answer; 0: none
+  TimeNs owed_since_ = 0;    // since when the peer has owed an answer and sent no packet; 0: it owes none
   TimeNs advanced_at_ = 0;   // time of the last call of advance()
   TimeNs tried_at_ = 0;      // time of the last attempt at the blocked piece
 };

@@ -10,7 +10,7 @@
 namespace kvferry::shm {
 namespace {
 
-constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // more than this does not stay in a core's cache
+constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // a copy of more bytes does not stay in a core's cache
 constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;  // limit on a piece's bytes, for each copying thread
 // Limit of a slice, and the size at which a part is full. The limit is so small that a slice is still in the cache when
 // it is hashed, and that the threads wait only briefly for the last part.
@@ -30,7 +30,7 @@ void ShmTransfer::cut_piece(std::uint64_t bytes_max) {
   parts_.clear();
   std::uint64_t part_bytes = 0;
   while (bytes_max > 0 && has_copies()) {
-    const bool may_begin_part = !cursor_.is_inside_copy() || !has_checksums();  // each range is hashed by one thread
+    const bool may_begin_part = !cursor_.is_inside_copy() || !has_checksums();  // a range must be hashed by one thread
     if (parts_.empty() || (part_bytes >= kPartBytes && may_begin_part)) {
       parts_.push_back({slices_.size(), 0, static_cast<std::uint32_t>(cursor_.copy()), {}, {}});
       part_bytes = 0;
@@ -45,7 +45,7 @@ void ShmTransfer::cut_piece(std::uint64_t bytes_max) {
 }
 
 Result<void> ShmTransfer::copy_piece(const RemoteMemory& remote, CopyThreadPool& threads) {
-  const std::uint64_t offset = accepted_.remote.base - key_.region_base;  // where the grant begins in its region
+  const std::uint64_t offset = accepted_.remote.base - key_.region_base;  // offset of the grant in its region
   if (remote.mapped_region != nullptr && !is_inside(offset, accepted_.remote.bytes, remote.mapped_bytes))
     return Error{ErrorCode::kRefused, "the peer's mapping is shorter than its descriptor says"};
   if (cursor_.is_at_begin()) bypass_cache_ = !has_checksums() && bytes_left() > kCacheBytes;

@@ -12,7 +12,8 @@ namespace {
 
 /// Limit on the reason that is sent to an unauthenticated client, which with the header gets at most 64 bytes.
 constexpr std::size_t kRefusalBytesMax = 64 - sizeof(MessageHeader);
-constexpr std::string_view kNoHello = "no valid hello";  // also sent instead of a longer reason, which is only logged
+// Reason for a client that sent no valid Hello, or whose real reason is too long and only logged.
+constexpr std::string_view kNoHello = "no valid hello";
 
 }  // namespace
 

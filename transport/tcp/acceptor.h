@@ -50,7 +50,7 @@ class Acceptor final : public MessageHandler {
   const std::uint64_t incarnation_;
   const std::string secret_;
   const Welcome welcome_;
-  std::deque<PendingPeer> pending_;  // oldest first
+  std::deque<PendingPeer> pending_;  // connections whose Hello is missing, the oldest first
   std::atomic<std::uint64_t> num_refused_{0};
 };
 

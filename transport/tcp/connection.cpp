@@ -17,7 +17,7 @@ namespace kvferry::tcp {
 namespace {
 
 constexpr std::uint64_t kTurnBytes = 2 << 20;  // bytes that one connection moves before the next one's turn
-// Room for a small message. Payload that is read into this room is copied again.
+// Room of the receive buffer, enough for a small message. Payload that arrives in this buffer must be copied once more.
 constexpr std::size_t kReadAheadBytes = 6 << 10;
 constexpr std::size_t kHeadsBytes = 64 << 10;  // messages without payload are joined until they are this long
 // Limit on queued bytes of answers that the peer has not read; at this limit, nothing is received from the peer.
@@ -61,7 +61,7 @@ void skip(std::vector<iovec>& parts, std::size_t& at, std::uint64_t bytes) {
 }  // namespace
 
 void skip_congestion_control_within_host(int fd) {
-  constexpr std::string_view kSimplest = "reno";  // selecting it needs no privilege
+  constexpr std::string_view kSimplest = "reno";  // any process may select this algorithm
   if (is_same_host(fd)) ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kSimplest.data(), kSimplest.size());
 }
 
@@ -296,7 +296,7 @@ void Connection::send_zeros_for(std::uint64_t transfer) {
   std::uint64_t payload = 0;
   for (std::size_t part = std::max<std::size_t>(out_at_, 1); part < out_.parts.size(); ++part)
     payload += out_.parts[part].iov_len;
-  out_.parts.resize(1);  // keeps only the head, whether it was sent or not
+  out_.parts.resize(1);  // drops the payload's parts and keeps the head, whether the head was sent or not
   for (; payload > 0; payload -= out_.parts.back().iov_len)
     out_.parts.push_back({zeros(), std::min<std::uint64_t>(payload, kScratchBytes)});
   if (out_at_ > 1) out_at_ = 1;

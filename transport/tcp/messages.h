@@ -50,7 +50,7 @@ struct MessageHeader {
   std::uint8_t priority = 0;
   std::uint8_t code = 0;          // an ErrorCode, in an answer
   std::uint32_t num_entries = 0;  // a push's messages without entries do not count as segments
-  std::uint64_t id = 0;           // the initiator's TransferId
+  std::uint64_t id = 0;           // id of the transfer, from the initiator
   std::uint32_t request = 0;      // number of a pull on its connection
   std::uint32_t region = 0;
   std::uint32_t grant = 0;

@@ -16,8 +16,8 @@ namespace kvferry::tcp {
 
 class TcpBackend;
 
-/// Promise: TransferTable::complete() is called exactly once for each submitted transfer, and by then the transfer's
-/// memory is no longer touched.
+/// The initiator's end of one link. Promise: TransferTable::complete() is called exactly once for each submitted
+/// transfer, and by then the transfer's memory is no longer touched.
 class OutboundLink final : public MessageHandler {
  public:
   OutboundLink(TcpBackend& host, PeerId peer, Address address, std::uint64_t token);

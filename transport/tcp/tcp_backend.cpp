@@ -176,7 +176,7 @@ bool TcpBackend::advance(TimeNs now) {
     if (!connection.is_closed() && connection.is_in_the_middle()) arm_silence_check();
   }
   if (now >= check_at_) check(now);
-  is_timer_new_ = false;  // the loop calls next_deadline(), which returns check_at_, after each advance()
+  is_timer_new_ = false;  // the loop takes a new check_at_ into account after each advance()
   return !ready_.empty();
 }
 

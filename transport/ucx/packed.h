@@ -1,5 +1,5 @@
-// Many small blocks in one message: the layout, the unanswered messages, and how a receiver serves one. Private to this
-// folder.
+// Many small blocks in one message: its layout, the messages that are not answered yet, and how a receiver serves a
+// message. Private to this folder.
 #pragma once
 
 #include <cstddef>

@@ -50,7 +50,7 @@ void redirect_ucx_log() {
 /// three times the processor time. The user's UCX_* variables take precedence. (setenv() is not used, since it would
 /// change the whole process.)
 void set_tcp_segments(ucp_config_t* config) {
-#if UCP_API_VERSION < UCP_VERSION(1, 14)  // the option's name was tested with 1.13 only
+#if UCP_API_VERSION < UCP_VERSION(1, 14)  // the options' names were tested with UCX 1.13 only
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
     if (std::getenv(fmt::format("UCX_TCP_{}", name).c_str()) != nullptr) continue;
     if (const ucs_status_t status = ucp_config_modify(config, name, "256k"); status != UCS_OK)

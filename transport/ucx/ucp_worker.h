@@ -16,11 +16,11 @@ namespace kvferry::ucx {
 /// Returns "<doing>: <UCX's text>".
 std::string describe_status(const char* doing, ucs_status_t status);
 
-/// Threads: the progress thread alone, from create() to the destructor. Endpoints, memory handles and rkeys must be
-/// gone before the worker.
+/// A UCP worker with its context. Threads: the progress thread alone, from create() to the destructor. Endpoints,
+/// memory handles and rkeys must be gone before the worker.
 class UcpWorker {
  public:
-  /// kUnavailable: UCX can't start on this machine with the environment's UCX_* variables.
+  /// Starts UCX. kUnavailable: UCX can't start on this machine with the environment's UCX_* variables.
   static Result<std::unique_ptr<UcpWorker>> create();
   UcpWorker(const UcpWorker&) = delete;
   UcpWorker& operator=(const UcpWorker&) = delete;
@@ -45,7 +45,7 @@ class UcpWorker {
     ucp_mem_h handle = nullptr;
     std::string rkey;  // packed remote key for peers
   };
-  /// kUnavailable: UCX refuses the memory, or does not support memory of this type.
+  /// Registers memory with UCX. kUnavailable: UCX refuses the memory, or does not support memory of this type.
   Result<Memory> map_memory(void* base, std::uint64_t bytes, ucs_memory_type_t type);
   void unmap_memory(ucp_mem_h handle);
 

@@ -130,7 +130,8 @@ Result<std::string> UcxBackend::map_memory(RegionId id, const MemoryRegion& memo
 }
 
 Result<void> UcxBackend::close_region(RegionId id, bool is_stopped) {
-  if (Result<void> ok = table_.remove_region(id); !ok || is_stopped) return ok;  // after a stop, nothing is mapped
+  // A stopped backend has unmapped all memory.
+  if (Result<void> ok = table_.remove_region(id); !ok || is_stopped) return ok;
   post_and_wait([&] { worker_->unmap_memory(memories_.extract(id).mapped().handle); });
   return {};
 }
@@ -141,7 +142,8 @@ Result<GrantId> UcxBackend::grant(RegionId region, std::uint64_t offset, std::ui
     return Error{
         ErrorCode::kUnavailable,
         fmt::format("UCX can't grant a part of region {}, since a grant of GPU memory could not be revoked", region)};
-  return Backend::grant(region, offset, bytes);  // the grant has no rkey, because this node copies every byte itself
+  // The grant has no rkey, because this node itself copies every byte of a grant.
+  return Backend::grant(region, offset, bytes);
 }
 
 void UcxBackend::stop() {

@@ -67,7 +67,7 @@ class UcxBackend final : public InboxBackend {
   bool may_sleep() const;
   TimeNs next_deadline(TimeNs now) const;
 
-  /// `reply_ep`: the sender's endpoint, or null.
+  /// Handles a message. `reply_ep`: the sender's endpoint, or null if there is none.
   void on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep);
   void on_hello(const Hello& hello, ucp_ep_h reply_ep);
   void on_welcome(const Welcome& welcome);
@@ -83,7 +83,7 @@ class UcxBackend final : public InboxBackend {
   const UcxOptions options_;
   const std::string secret_ = random_bytes(16);
   std::uint64_t num_uninvited_messages_ = 0;
-  std::string address_;  // written before start() returns
+  std::string address_;  // set before start() returns
   mutable std::mutex path_mutex_;
   std::string path_;  // the transports that UCX has chosen; empty before the first connection
 

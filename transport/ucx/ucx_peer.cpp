@@ -11,7 +11,7 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::size_t kRkeysMax = 64;  // above this number of a peer's unpacked keys, unused ones are destroyed
+constexpr std::size_t kRkeysMax = 64;  // when a peer has this number of unpacked keys, those not in use are destroyed
 
 /// Returns a copy, followed by bytes whose highest bit is set. UCX takes no length and stops reading lists at such a
 /// byte, so it reads nothing beyond the copy even if the peer's bytes are malformed.
@@ -73,7 +73,8 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   const bool was_away = now - std::exchange(watched_at_, now) >= silence_ns / 2;
   if ((!std::exchange(owed_, owes) || was_away) && owes) alive_at_ = pinged_at_ = now;
   if (!owes || now < silence_deadline(silence_ns)) return;
-  // Only an unanswered hello or ping proves silence: otherwise this thread itself may have had no time to receive.
+  // Only an unanswered hello or ping shows that the peer is silent. Without one, this thread itself may have had no
+  // time to receive.
   if (state_ == State::kConnecting || pinged_at_ > alive_at_)
     return fail(fmt::format("the peer owes an answer and was silent for {} ms", (now - alive_at_) / kMillisecond));
   pinged_at_ = now;

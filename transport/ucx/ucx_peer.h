@@ -17,8 +17,8 @@ namespace kvferry::ucx {
 
 using RkeyPtr = std::shared_ptr<ucp_rkey>;
 
-/// Not movable: UCX holds `this` as the error callback's argument. Progress thread only.
-/// Closing takes several progress() calls: the backend calls advance_close() until is_closed(), and never blocks.
+/// One peer's endpoint. Not movable: UCX holds `this` as the error callback's argument. Used by the progress thread
+/// only. Closing takes several progress() calls: the backend calls advance_close() until is_closed(), and never blocks.
 class UcxPeer {
  public:
   /// `token`: random and sent to this peer only, so that no other peer can send a welcome or a pong in its name.

@@ -11,7 +11,7 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::uint32_t kMessagesPerPeerMax = 8;  // limit of unanswered messages, about 2 MiB together
+constexpr std::uint32_t kMessagesPerPeerMax = 8;  // limit of one peer's unanswered messages, about 2 MiB together
 // Background transfers get operations_per_peer_max / kBackgroundShare: an urgent transfer waits for posted operations.
 constexpr std::uint32_t kBackgroundShare = 8;
 

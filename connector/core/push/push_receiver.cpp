@@ -15,7 +15,8 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
                     fingerprint_difference(parts_.config.fingerprint, offer.fingerprint);
     return reply;
   }
-  if (offer.num_ranks != parts_.config.num_ranks) return reply;  // the shards differ, so this node will pull the chunks
+  // Nothing is granted: the shards differ, so this node will pull the chunks.
+  if (offer.num_ranks != parts_.config.num_ranks) return reply;
   Reservation reservation;
   GrantOrder order;
   const std::uint64_t id = parts_.numbers.draw();

@@ -49,7 +49,7 @@ class PushReceiver {
     ChunkKey key;
     ChunkRef slot;
     std::uint32_t num_tokens = 0;
-    bool is_granted = false;  // false once the revocation has begun
+    bool is_granted = false;  // the sender may write the chunk; false once the revocation has begun
     std::uint32_t ranks_left = 0;
   };
   struct Reservation {
@@ -60,7 +60,7 @@ class PushReceiver {
   bool erase_reservation_of(const ChunkKey& key, std::uint64_t id);
 
   PushParts parts_;
-  std::map<std::uint64_t, Reservation> reservations_;           // [id of the slot reservation]
+  std::map<std::uint64_t, Reservation> reservations_;           // [id of the slot reservation] state of the reservation
   std::unordered_map<ChunkKey, std::uint64_t> reservation_of_;  // [chunk] id of its slot reservation
 };
 

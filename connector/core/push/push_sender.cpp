@@ -81,7 +81,8 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
 void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot,
                                 TimeNs now) {
   Item& item = push.items[index];
-  if (slot.meta.num_tokens != item.meta.num_tokens) return;  // another node sent the slot's chunk with a wrong length
+  // The slot has a chunk with a wrong length, which another node has sent.
+  if (slot.meta.num_tokens != item.meta.num_tokens) return;
   item.state = State::kTransferring;
   item.chunk = slot.ref;
   item.is_ready = true;
@@ -128,7 +129,7 @@ void PushSender::chunk_write_failed(ChunkRef chunk) {
 
 void PushSender::chunk_push_ended(const PushOutcome& outcome) {
   const auto found = pushes_.find(outcome.push);
-  if (found == pushes_.end()) return;  // the push was erased after its grace period
+  if (found == pushes_.end()) return;  // the push is unknown, because it was erased after its grace period
   Push& push = found->second;
   const bool is_known = outcome.index < push.items.size() && outcome.rank < parts_.config.num_ranks &&
                         push.items[outcome.index].state == State::kTransferring &&
@@ -143,7 +144,7 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
 /// Settles the item once its outcome is final.
 void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
   Item& item = push.items[index];
-  if (item.ranks_done.size() < parts_.config.num_ranks) return;  // ranks that have not reported may read the slot
+  if (item.ranks_done.size() < parts_.config.num_ranks) return;  // ranks that have not reported may still read the slot
   if (!item.failed && !item.is_ready) return;                    // the chunk's save has not ended yet
   // The chunk may have been invalidated since it became ready.
   const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);

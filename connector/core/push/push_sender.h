@@ -58,8 +58,8 @@ class PushSender {
 
  private:
   enum class State : std::uint8_t {
-    kOffered,       // the decode node has not answered yet
-    kAccepted,      // the decode node reserved a slot
+    kOffered,       // the chunk is offered, and the decode node has not answered yet
+    kAccepted,      // the decode node has reserved a slot for the chunk
     kTransferring,  // the workers were ordered to push the chunk
     kFinished       // the push of this chunk has ended; if a slot was reserved, the settlement was sent
   };
@@ -67,7 +67,7 @@ class PushSender {
     ChunkMeta meta;
     State state = State::kOffered;
     bool is_granted = false;  // the decode node reserved a slot and waits for the settlement
-    ChunkRef chunk;           // valid from kTransferring on
+    ChunkRef chunk;           // the chunk's slot; valid from kTransferring on
     PinId pin;
     bool is_ready = false;  // the chunk is verified in this node's pool
     bool failed = false;

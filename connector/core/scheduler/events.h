@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-using BlockTable = std::vector<std::vector<BlockId>>;  // [KV group][block]
+using BlockTable = std::vector<std::vector<BlockId>>;  // [KV group][block] id of the block
 constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for a block that a KV group does not need
 
 /// Says which prefill node keeps this request's prompt (kv_transfer_params with do_remote_prefill).
@@ -30,7 +30,7 @@ struct NewRequest {
   std::span<const std::int32_t> tokens;
   std::uint32_t num_prompt_tokens = 0;
   std::string extras;             // everything that changes the KV of all tokens: a LoRA's digest, cache_salt
-  std::vector<TokenExtra> items;  // multimodal items
+  std::vector<TokenExtra> items;  // the prompt's multimodal items
   /// True if the request's KV may be loaded and saved. False for prompt embeddings, which have no token ids, and for
   /// streamed sessions, which change past tokens.
   bool cacheable = true;
@@ -76,7 +76,7 @@ struct Admission {
 
 struct FinishedRequest {
   bool known = false;
-  bool handoff = false;  // a decode worker may read handoff_tokens tokens
+  bool handoff = false;  // a decode worker may read the prompt's first handoff_tokens tokens
   std::uint32_t handoff_tokens = 0;
   /// What a decode node has to name for this node to unpin the prompt early: the request's id and a secret number, so
   /// that only a node that was given the hand-off knows it.
@@ -90,7 +90,7 @@ struct FinishedRequest {
 /// `ttl`.
 struct ReplicateOrder {
   std::string endpoint;
-  std::vector<ChunkMeta> chunks;  // num_tokens of full chunks is ignored
+  std::vector<ChunkMeta> chunks;  // num_tokens is ignored for full chunks
   TimeNs ttl = 0;
 };
 

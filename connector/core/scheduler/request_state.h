@@ -117,7 +117,7 @@ struct PendingLoad {
 
 /// A pull that a fetch or a replication started.
 struct FetchPull {
-  RequestId request;  // empty for a replication
+  RequestId request;  // id of the request whose fetch needs the pull; empty: a replication needs it
   std::string endpoint;
   std::uint64_t lease = 0;
   std::vector<PullItem> items;
@@ -151,7 +151,7 @@ struct Replication {
   std::string endpoint;
   std::deque<ChunkMeta> remaining;
   TimeNs deadline = 0;
-  std::vector<ChunkMeta> piece;  // the chunks requested now; empty if no request is in progress
+  std::vector<ChunkMeta> piece;  // the chunks of the piece in progress; empty if no piece is in progress
   std::uint64_t fetch = 0;       // the piece's RequestLease::fetch
   std::uint64_t pull = 0;        // the piece's StartPull::pull; 0 until the lease is answered
   TimeNs try_deadline = 0;

@@ -200,11 +200,12 @@ class SchedulerCore {
   std::set<RequestId> open_lookups_;            // requests with a lookup answered in this step and not allocated yet
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] the request that started the fetch
   std::map<std::uint64_t, FetchPull> pulls_;
-  std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;  // [request, attempt]
+  std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;  // [request, attempt] the attempt's load
   Handoffs handoffs_;
   std::map<std::uint64_t, GrantedLease> leases_;  // [lease number] leases granted to other nodes
   std::size_t num_leased_chunks_ = 0;             // chunks in leases_; a chunk with two leases counts twice
-  std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;  // [id of the order]
+  // [id of the order] pins that the controller ordered.
+  std::map<std::uint64_t, std::vector<ControllerPin>> controller_pins_;
   std::size_t num_controller_pinned_ = 0;  // chunks in controller_pins_; a chunk with two pins counts twice
   std::deque<Replication> replications_;   // only the first replication is in progress
   SuspectNodes suspects_{config_.load_timeout};

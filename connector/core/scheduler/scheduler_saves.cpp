@@ -90,8 +90,8 @@ bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_
   return true;
 }
 
-/// Reserves a slot for chunk `chunk` of the request. Returns nullopt if the pool has the chunk or can't reserve a slot,
-/// or if the engine has freed some of the chunk's blocks.
+/// Reserves a slot for chunk `chunk` of the request. Returns nullopt if the pool has or is receiving the chunk, if it
+/// can't reserve a slot, if the engine has freed some of the chunk's blocks, or for a tail of a model with state.
 std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::uint32_t chunk,
                                                   std::uint32_t num_tokens) {
   ChunkMeta meta = request.chain.meta(chunk, num_tokens);

@@ -39,7 +39,7 @@ def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStr
     try:
         isa = _get_attn_isa(model_dtype, spec.block_size, spec.head_size, cache_dtype)
         written = [_written_offsets(spec, model_dtype, cache_dtype, isa, plane) for plane in range(2)]
-    except RuntimeError as error:  # NotImplementedError is a RuntimeError too
+    except RuntimeError as error:  # this also catches NotImplementedError
         reason = str(error).splitlines()[0]
         refuse_to_start(
             f"vLLM's attention for CPUs can't store KV of head size {spec.head_size} and element type {spec.dtype} "

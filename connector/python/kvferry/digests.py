@@ -81,7 +81,7 @@ def _entry(file: Path) -> Path | None:
             _warn_once(f"{folder} belongs to another user or can be written by others")
             return None
         return folder / hashlib.sha256(os.fsencode(file.resolve())).hexdigest()[:32]
-    except (OSError, RuntimeError) as error:  # RuntimeError: the home directory is unknown
+    except (OSError, RuntimeError) as error:  # a RuntimeError means that the home directory is unknown
         _warn_once(str(error))
         return None
 

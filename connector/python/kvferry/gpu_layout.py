@@ -20,7 +20,7 @@ Plane = tuple[int, int, int, int, int]
 class LayerPlanes(NamedTuple):
     planes: list[Plane]  # K and V, or the latent vector alone
     num_heads: int
-    head_dim: int  # in elements
+    head_dim: int  # number of elements
 
 
 def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> LayerPlanes:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 class CacheLayout(NamedTuple):
     layers: list[tuple[str, int, Plane, Plane]]  # in the model's order: name, KV group, K, V (= K if `planes` is 1)
-    planes: int  # 2, or 1 for a latent cache
+    planes: int  # number of planes: 2, or 1 for a latent cache
     num_kv_heads: int
-    head_dim: int  # in elements
+    head_dim: int  # number of elements
     element_bytes: int
     num_blocks: int
 

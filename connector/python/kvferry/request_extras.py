@@ -77,7 +77,7 @@ class RequestExtras:
                 known = _Adapter(lora.lora_path, signature, _digest(lora, files), known is not None)
                 self._adapters[lora.lora_int_id] = known
                 return known
-        except OSError:  # the files are being replaced
+        except OSError:  # the files can't be read, for example because they are being replaced
             return None
         if known.path != lora.lora_path:  # the request came before the adapter was reloaded from another path
             return None

@@ -49,7 +49,9 @@ GAUGES = {
 
 
 class KvFerryStats(KVConnectorStats):
-    """Values by name in `data`: the growth of counters since the last report, and the values of gauges."""
+    """The connector's values for /metrics. `data` maps a name to its value: the growth of a counter since the last
+    report, or the value of a gauge.
+    """
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 VERSION = 1
-LIFETIME_S = 600  # from the signing, by the signer's clock, to the expiry, by the reader's clock
+LIFETIME_S = 600  # longest time from the signing, by the signer's clock, to the use, by the reader's clock
 KEY_BYTES_MIN = 32
 KEY_BYTES_MAX = 65536
 TICKET = "kvferry_ticket"

@@ -54,8 +54,10 @@ class WorkerConnector:
         try:
             self._node = WorkerNode(
                 extra_json=self._extra_json,
-                rank=pp_rank * get_tp_group().world_size + tp_rank,  # the order in which the scheduler sorts handshakes
-                label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],  # ids of data parallel ranks differ at the end
+                # The same order as that in which the scheduler sorts handshakes.
+                rank=pp_rank * get_tp_group().world_size + tp_rank,
+                # The last 40 characters, in which the ids of data parallel ranks differ.
+                label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],
                 layout=KvLayout(
                     layers=layout.layers,
                     num_kv_heads=layout.num_kv_heads,

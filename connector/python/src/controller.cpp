@@ -39,7 +39,7 @@ std::vector<ChunkKey> keys_from(const std::vector<nb::bytes>& keys) {
   return result;
 }
 
-/// Every method may be called from any thread.
+/// The C++ part of kvferry.controller.Client. Every method may be called from any thread.
 class PyClient {
  public:
   PyClient(const std::string& controller, std::string engine_id, std::string name_space, std::string fingerprint,
@@ -147,7 +147,7 @@ class PyClient {
   void handle(controller::ClientEvent& event) {
     if (auto* reply = std::get_if<controller::LookupReply>(&event)) {
       const auto answer = answers_.find(reply->token);
-      if (answer == answers_.end()) return;  // the caller has timed out
+      if (answer == answers_.end()) return;  // the caller no longer waits, because its time has passed
       answer->second.emplace();
       for (controller::Holder& holder : reply->holders) {
         answer->second->push_back({std::move(holder.engine_id.value), holder.incarnation.value,

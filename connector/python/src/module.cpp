@@ -65,7 +65,7 @@ PlaneLayout plane_from(const Plane& plane) {
 
 struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
-  StepInput step;  // kept from step to step, to reuse its memory and the ids in it
+  StepInput step;  // kept from step to step, so that its memory and the ids in it are reused
   RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
@@ -127,7 +127,7 @@ struct PyScheduler {
     const RunningRequests running{ids, computed, blocks, resumed, scheduled};
     // Running requests come first, so that admissions do not change their places.
     step.scheduled.resize(running.size() + admitted.size());
-    RunningReader reader = std::exchange(running_reader, {});  // running_reader stays empty if this step throws
+    RunningReader reader = std::exchange(running_reader, {});  // if this step throws, running_reader stays empty
     reader.read(running, step.scheduled);
     for (std::size_t i = 0; i < admitted.size(); ++i) {
       const auto& [id, num_computed, count, table] = admitted[i];

@@ -43,7 +43,8 @@ struct PyRegion {
 };
 using Event = std::variant<Completion, Notification>;
 
-/// Every method may be called from any thread. Members other than transport_ are guarded by the interpreter's lock.
+/// The class kvferry.transport.Transport. Every method may be called from any thread. Members other than transport_ are
+/// guarded by the interpreter's lock.
 class PyTransport {
  public:
   PyTransport(std::string_view path, std::string listen_host, std::optional<int> gpu) {

@@ -13,7 +13,7 @@
 
 namespace kvferry {
 
-/// Not thread-safe.
+/// Not thread-safe: only the thread of NodeLinks uses it.
 class DirectoryLink {
  public:
   DirectoryLink(const LinkParts& parts, std::unique_ptr<controller::Client> directory)

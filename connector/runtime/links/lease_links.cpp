@@ -34,7 +34,7 @@ void LeaseLinks::execute(ReleaseLease& released) {
 void LeaseLinks::execute(StartPull& wanted) {
   const PeerLinks::Ranks& remote = parts_.peers.ranks_of(wanted.endpoint);
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    // The ranks are empty if the peer was dropped since its answer.
+    // PeerLinks may have dropped the peer since it granted the lease; `remote.all` is empty then, and the pull fails.
     const bool is_sent = !remote.all.empty() && parts_.send_worker(rank, wanted.pull,
                                                                    order_for(rank, wanted, parts_.ranks, remote.all,
                                                                              remote.map, parts_.clock.now()));
@@ -115,7 +115,7 @@ void LeaseLinks::send(const Asker& asker, LeaseAnswer answer) {
 
 void LeaseLinks::answered(const std::string& endpoint, std::uint64_t fetch, LeaseAnswer answer) {
   Result<ShardMap> map = fit_answer(parts_.ranks, answer);
-  if (map && !answer.reply.chunks.empty()) {  // send() leaves out the ranks' addresses if no chunk is leased
+  if (map && !answer.reply.chunks.empty()) {  // if no chunk is leased, the answer has no addresses of the ranks
     parts_.peers.set_ranks(endpoint, {std::move(answer.ranks), std::move(*map)});
   } else if (!map) {
     if (answer.reply.refused.empty()) answer.reply.refused = map.error().what;

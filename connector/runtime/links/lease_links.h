@@ -10,7 +10,7 @@
 
 namespace kvferry {
 
-/// Not thread-safe.
+/// Not thread-safe: only the thread of NodeLinks uses it.
 class LeaseLinks {
  public:
   explicit LeaseLinks(const LinkParts& parts) : parts_(parts) {}

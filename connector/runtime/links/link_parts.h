@@ -29,7 +29,7 @@ struct LinkParts {
   PeerLinks& peers;
   ServerSocket& server;
   const std::vector<std::unique_ptr<ClientSocket>>& workers;  // [rank]
-  const std::vector<RankEndpoint>& ranks;                     // [rank] this node's ranks
+  const std::vector<RankEndpoint>& ranks;                     // [rank] endpoint of this node's rank
   const UnreportedSaves& saves;                               // guarded by the core's lock
   const Clock& clock;
 

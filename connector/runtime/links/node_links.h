@@ -41,7 +41,7 @@ class NodeLinks {
   void shutdown();
 
  private:
-  // All methods below run on the thread.
+  // All methods below run on the thread of NodeLinks.
   int turn(std::vector<pollfd>& fds);
   void execute(Action action);
   bool take_requests();

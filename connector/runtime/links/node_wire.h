@@ -34,7 +34,7 @@ struct Envelope {
 
 /// A node that waits for an answer.
 struct Asker {
-  std::string sender;  // the asker's identity at the server socket
+  std::string sender;  // the asker's ZeroMQ routing id at this node's server socket
   std::uint64_t id = 0;
   std::uint32_t version = 0;  // node protocol version of the request and its answer
 };
@@ -43,7 +43,7 @@ struct Asker {
 struct RankEndpoint {
   std::string transport_address;
   std::string pool_region;
-  std::uint64_t chunk_bytes = 0;  // size of a slot
+  std::uint64_t chunk_bytes = 0;  // size of a slot in the pool
   Shard shard = {};               // has no layers if the sender's version is too old to send a shard
   KVFERRY_FIELDS(transport_address, pool_region, chunk_bytes, shard);
 };
@@ -86,7 +86,7 @@ struct ChecksumOrder {
   };
   std::uint64_t order = 0;
   std::uint64_t num_cells = 0;  // number of cells (one layer, one KV head) in a chunk of this rank
-  std::vector<ShardRun> runs;   // sorted by `source`; may overlap
+  std::vector<ShardRun> runs;   // sorted by ShardRun::source; runs may overlap
   std::vector<Item> items;
   std::int64_t timeout_ms = 0;  // time after which the scheduler ignores the outcome
   std::uint32_t rank = 0;       // the worker's rank; the outcome repeats it

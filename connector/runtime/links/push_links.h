@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// Not thread-safe.
+/// Not thread-safe: only the thread of NodeLinks uses it.
 class PushLinks {
  public:
   explicit PushLinks(const LinkParts& parts) : parts_(parts) {}
@@ -36,7 +36,7 @@ class PushLinks {
     Asker asker;
     PushReply reply;
     std::vector<std::uint32_t> indices;            // indices of the offered chunks that have a reserved slot
-    std::vector<std::vector<std::string>> grants;  // [rank][offered chunk]
+    std::vector<std::vector<std::string>> grants;  // [rank][offered chunk] the exported grant; empty: none
     std::uint32_t ranks_left = 0;
   };
 

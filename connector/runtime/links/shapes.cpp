@@ -63,7 +63,7 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
                       here[0].shard.num_heads, here[0].chunk_bytes));
   }
   std::erase_if(answer.reply.chunks, [&](LeasedChunk& chunk) {
-    chunk.checksums.clear();  // the checksums are those of the holder's ranks, not of this node's ranks
+    chunk.checksums.clear();  // these are checksums of the holder's ranks, whose chunks differ from this node's
     return !std::equal(map->begin(), map->end(), chunk.run_checksums.begin(), chunk.run_checksums.end(),
                        [](const auto& runs, const auto& checksums) { return runs.size() == checksums.size(); });
   });
@@ -87,7 +87,7 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
     if (is_new) order.sources.push_back({holder.transport_address, holder.pool_region, holder.chunk_bytes});
     run.holder = found->second;
   }
-  for (PullItem& item : order.items) {  // keeps only the checksums of this rank
+  for (PullItem& item : order.items) {  // leaves out the checksums for other ranks
     const bool is_there = rank < item.run_checksums.size();
     item.run_checksums = {is_there ? std::move(item.run_checksums[rank]) : std::vector<std::uint64_t>{}};
   }
@@ -145,7 +145,7 @@ std::vector<RunChecksums::RankOrder> RunChecksums::begin(Asker asker, const Leas
 
 void RunChecksums::take(const ChecksumOutcome& outcome) {
   const auto found = waiting_.find(outcome.order);
-  if (found == waiting_.end()) return;  // the outcome is late
+  if (found == waiting_.end()) return;  // the outcome came too late
   Waiting& waiting = found->second;
   const auto part = waiting.parts.find(outcome.rank);
   if (part == waiting.parts.end() || outcome.item >= waiting.keys.size()) return;

@@ -43,16 +43,16 @@ class RunChecksums {
     std::uint32_t rank = 0;
     ChecksumOrder order;
   };
-  /// Keeps the answer to a checked request and returns the orders for the workers, if any run has to be hashed.
+  /// Stores the answer to a checked request. Returns the orders for the workers, if any run has to be hashed.
   std::vector<RankOrder> begin(Asker asker, const LeaseRequest& request, LeaseAnswer answer, TimeNs now,
                                TimeNs patience);
   void take(const ChecksumOutcome& outcome);
 
   struct Ready {
     Asker asker;
-    LeaseAnswer answer;             // without the chunks that are damaged or were not hashed in time
-    std::vector<ChunkKey> damaged;  // chunks left out because their bytes don't match their checksum
-    std::size_t num_late = 0;       // chunks left out because a rank was late
+    LeaseAnswer answer;             // the answer, without the chunks that are damaged or were not hashed in time
+    std::vector<ChunkKey> damaged;  // keys of chunks left out because their bytes don't match their checksum
+    std::size_t num_late = 0;       // number of chunks left out because a rank was late
   };
   /// Returns the answers that are complete, or whose deadline has passed.
   std::vector<Ready> take_ready(TimeNs now);
@@ -60,7 +60,7 @@ class RunChecksums {
   std::size_t num_runs_kept() const { return num_runs_kept_; }
 
  private:
-  struct Part {  // the runs that one rank hashes
+  struct Part {  // The runs that one rank hashes.
     std::vector<ShardRun> runs;
     std::map<std::pair<std::uint64_t, std::uint64_t>, std::size_t> index;  // (source, cells) -> position in `runs`
   };
@@ -69,8 +69,8 @@ class RunChecksums {
     LeaseAnswer answer;
     std::vector<ChunkKey> keys;  // [chunk] key of the leased chunk
     std::shared_ptr<const ShardMap> map;
-    std::map<std::uint32_t, Part> parts;                                          // keyed by rank
-    std::map<std::pair<std::uint32_t, std::uint32_t>, ChecksumOutcome> outcomes;  // keyed by rank and chunk
+    std::map<std::uint32_t, Part> parts;                                          // key: rank
+    std::map<std::pair<std::uint32_t, std::uint32_t>, ChecksumOutcome> outcomes;  // key: rank and index of the chunk
     TimeNs deadline = 0;
   };
   Result<std::shared_ptr<const ShardMap>> map_for(const std::vector<Shard>& readers);

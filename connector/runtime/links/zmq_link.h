@@ -13,13 +13,14 @@ namespace kvferry {
 
 using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context that the process's sockets share
 
-/// Not thread-safe. When fd() becomes readable, the caller must call receive() until receive() returns nullopt.
+/// A socket that receives messages of any number of clients, and can answer each. Not thread-safe. When fd() becomes
+/// readable, the caller must call receive() until receive() returns nullopt.
 class ServerSocket {
  public:
-  /// Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one message is disconnected.
-  /// Errors: kUnavailable if the address cannot be bound ("Address already in use").
+  /// Listens on `endpoint`. Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one
+  /// message is disconnected. Errors: kUnavailable if the address cannot be bound ("Address already in use").
   static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint, const ZmqContextRef& context = {});
-  const std::string& endpoint() const { return socket_->endpoint(); }  // the endpoint with the port in use
+  const std::string& endpoint() const { return socket_->endpoint(); }  // Returns the endpoint, with the port in use.
   const ZmqContextRef& context() const { return socket_->context(); }
   int fd() const { return socket_->fd(); }
   struct Message {

@@ -32,13 +32,13 @@ struct SchedulerOptions {
   std::int64_t start_timeout_ms = 10'000;
 };
 
-/// All methods are called on the engine's scheduler thread. No method blocks on the network, except lookup(), which
-/// waits up to 2 ms per step for an answer.
+/// The scheduler node of one engine. All methods are called on the engine's scheduler thread. No method blocks on the
+/// network, except lookup(), which waits up to 2 ms per step for an answer.
 class SchedulerNode {
  public:
-  /// Errors: kInvalidArgument if chunk_tokens is no multiple of block_tokens; kUnavailable if no port is free, or the
-  /// controller was not reachable within start_timeout_ms; kRefused if the controller refused this node, for example
-  /// because the namespace has another model.
+  /// Starts the node and registers it with the controller. Errors: kInvalidArgument if chunk_tokens is no multiple of
+  /// block_tokens; kUnavailable if no port is free, or the controller was not reachable within start_timeout_ms;
+  /// kRefused if the controller refused this node, for example because the namespace has another model.
   static Result<std::unique_ptr<SchedulerNode>> start(SchedulerOptions options);
 
   /// Takes the workers' handshakes in rank order. Must be called before the first request. Errors: kInvalidArgument if
@@ -56,7 +56,7 @@ class SchedulerNode {
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks);
   std::string build_step(const StepInput& input, const TokenSource& tokens = {});
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted);
-  /// Errors: kCorrupt if the bytes are not a report.
+  /// Takes in a report of a worker. Errors: kCorrupt if the bytes are not a report.
   Result<void> worker_report(std::string_view report);
   /// Returns true if a worker has not reported a save yet. The engine must then run more steps, even without requests,
   /// because reports come with steps.

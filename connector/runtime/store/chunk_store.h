@@ -18,8 +18,8 @@
 
 namespace kvferry {
 
-/// Every method may be called from any thread, and none throws. Work that a device refuses is reported as a failed
-/// save, load or landing.
+/// The store of one rank. Every method may be called from any thread, and none throws. Work that a device refuses is
+/// reported as a failed save, load or landing.
 class ChunkStore {
  public:
   virtual ~ChunkStore() = default;
@@ -80,7 +80,7 @@ struct ChunkStoreParts {
   KvLayout layout;
   std::uint32_t rank = 0;
   std::span<std::byte> pool;
-  std::uint64_t chunk_bytes = 0;  // size of a slot
+  std::uint64_t chunk_bytes = 0;  // size of a slot in the pool
   RegionId pool_region;
 };
 

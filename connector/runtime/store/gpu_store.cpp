@@ -118,7 +118,8 @@ void GpuStore::end(Work& work) {
   std::vector<std::uint64_t> checksums;
   bool ok = true;
   if (work.kind == Work::Kind::kSave && !work.items.empty()) {
-    Result<std::vector<std::uint64_t>> taken = work.passes.front()->wait();  // returns at once: the pass has ended
+    // wait() returns at once, because the pass has ended.
+    Result<std::vector<std::uint64_t>> taken = work.passes.front()->wait();
     ok = taken && taken->size() == work.items.size();
     if (ok)
       checksums = std::move(*taken);

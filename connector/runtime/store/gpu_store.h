@@ -118,7 +118,7 @@ class GpuStore final : public ChunkStore {
   FrameTable table_;
   std::vector<std::uint32_t> slot_uses_;  // [slot] number of Work objects that read or write the slot
   std::list<Work> works_;
-  std::map<std::uint32_t, Landing> landings_;  // [slot] transfers into frames that have not ended
+  std::map<std::uint32_t, Landing> landings_;  // [slot] the unfinished transfer into a frame for the slot's chunk
   std::vector<SaveDone> saved_;
   std::vector<Landed> landed_;
 };

@@ -8,7 +8,7 @@ namespace kvferry {
 
 void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
   const std::lock_guard lock(mutex_);
-  poll();  // ends finished work, which frees frames
+  poll();  // this ends finished work and so frees frames
   std::vector<SavePart> parts;
   for (const SaveJob& job : jobs) {
     for (const SaveItem& item : job.items) {
@@ -50,7 +50,7 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
                        0});
   }
   Result<PassPtr> pass = packer_->gather(gathers, stream, true);
-  if (!pass) {  // nothing was submitted to the device
+  if (!pass) {  // the device got no work
     const bool is_one_bad = pass.error().code == ErrorCode::kInvalidArgument && parts.size() > 1;
     if (!is_one_bad)
       log().error("saving chunks of request {} failed: {}", parts.front().job->request_id, pass.error().what);
@@ -127,7 +127,8 @@ void GpuStore::landed(std::span<const Landed> chunks) {
   std::vector<DeviceCopy> down;
   for (const Landed& chunk : chunks) {
     const auto found = landings_.find(chunk.chunk.slot);
-    if (found == landings_.end() || found->second.chunk != chunk.chunk) {  // the transfer wrote directly into the slot
+    // No landing: the transfer wrote straight into the slot.
+    if (found == landings_.end() || found->second.chunk != chunk.chunk) {
       landed_.push_back(chunk);
       continue;
     }

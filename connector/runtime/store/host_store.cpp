@@ -45,7 +45,7 @@ class HostStore final : public ChunkStore {
 
   ChunkStoreParts parts_;
   std::unique_ptr<Packer> packer_;
-  std::vector<std::unique_ptr<Packer>> layers_;  // [layer] packers of one layer; made at the first save_layer()
+  std::vector<std::unique_ptr<Packer>> layers_;  // [layer] packer of this layer alone; made at the first save_layer()
   struct Layered {
     ChecksumStream checksum;
     std::uint32_t num_layers = 0;

@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-/// All methods run on the service thread.
+/// Executes the PullOrders of one rank. All methods run on the service thread.
 class Puller {
  public:
   Puller(const WorkerParts& parts, TransportPeers& peers, const SendOutcome& send)
@@ -42,7 +42,7 @@ class Puller {
     bool has_runs() const { return !order.sources.empty(); }
 
     PullOrder order;
-    std::size_t num_left = 0;               // items without an outcome
+    std::size_t num_left = 0;               // number of items that have no outcome yet
     std::vector<bool> ok;                   // [item] false before plan(), and after the first failed piece
     std::vector<std::uint64_t> checksums;   // [item] checksum of this rank's chunk; 0 until all its bytes are verified
     std::vector<std::uint32_t> num_pieces;  // [item] number of the item's pieces that have not ended

@@ -51,7 +51,7 @@ void Pusher::layer_saved(const SaveItem& save, std::uint32_t layer, std::uint64_
   {
     const std::lock_guard lock(mutex_);
     Item& item = item_of(save.push, save.push_index, save.chunk, save.num_tokens);
-    if (item.layer_sums.size() != layer) return;  // an earlier layer is missing, so this one is sent after the save
+    if (item.layer_sums.size() != layer) return;  // an earlier layer is missing, so this layer is sent after the save
     item.layer_sums.push_back(checksum);
     advance(save.push, save.push_index);
   }
@@ -163,7 +163,7 @@ void Pusher::feed(Item& item) {
   item.layers_fed = ready;
   item.is_fed_whole = item.is_whole;
   if (parts_.transport.feed(*item.transfer, std::move(ranges), std::move(checksums), item.is_fed_whole)) return;
-  item.failed = true;  // the transfer has failed already or is cancelled here; in both cases its Completion follows
+  item.failed = true;  // the transfer has failed already, or was cancelled here; its Completion follows in both cases
   parts_.transport.cancel(*item.transfer);
 }
 

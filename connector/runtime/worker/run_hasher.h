@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// All methods run on the service thread.
+/// Executes the ChecksumOrders of one rank. All methods run on the service thread.
 class RunHasher {
  public:
   RunHasher(const WorkerParts& parts, const SendOutcome& send) : parts_(parts), send_(send) {}
@@ -24,7 +24,7 @@ class RunHasher {
   struct Job {
     ChecksumOrder order;
     TimeNs deadline = 0;
-    std::uint32_t next = 0;  // index of the item to hash next
+    std::uint32_t next = 0;  // index of the item that is hashed next
   };
   ChecksumOutcome hash(const Job& job) const;
 

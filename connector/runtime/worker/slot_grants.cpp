@@ -34,7 +34,7 @@ std::string SlotGrants::grant(const GrantedChunk& wanted, GrantedSlot& slot) {
   const std::uint64_t bytes = wanted.num_tokens * parts_.bytes_per_token;
   const auto place = parts_.store.land(wanted.chunk, bytes);
   slot.has_place = static_cast<bool>(place);
-  // The place is in GPU memory, whose grant could not be revoked.
+  // A place in GPU memory is not granted, because the grant could not be revoked.
   if (!place || place->region != parts_.pool_region) return {};
   const auto granted = parts_.transport.grant(place->region, place->offset, bytes);
   if (!granted) return {};

@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-/// All methods run on the service thread.
+/// Grants and revokes access to the slots of one rank. All methods run on the service thread.
 class SlotGrants {
  public:
   SlotGrants(const WorkerParts& parts, const SendOutcome& send) : parts_(parts), send_(send) {}
@@ -35,9 +35,9 @@ class SlotGrants {
  private:
   struct GrantedSlot {
     ChunkRef chunk;
-    std::optional<GrantId> grant;          // the transport's grant; empty: none, or revoked
-    bool has_begun = false;                // true if the core has begun a write of the slot; false: invalid order
-    bool has_place = false;                // true if the store has given the chunk a place and waits for landed()
+    std::optional<GrantId> grant;  // the transport's grant; empty: there is none, or it was revoked
+    bool has_begun = false;        // true if the core has begun a write of the slot; false: the order was refused
+    bool has_place = false;        // true if the store has given the chunk a place and waits for landed()
     std::optional<RevokedChunk> revoking;  // the revoked chunk that was passed to revoke(); empty: not revoked yet
   };
   /// A pair: the id of the slot reservation (PushReply::reservation), and the chunk's index in the offer.

@@ -5,7 +5,7 @@
 namespace kvferry {
 
 Result<TransferId> TransportPeers::submit(const std::string& address, PagedTransfer transfer) {
-  const std::lock_guard lock(mutex_);  // completed() must not run before running_ contains the transfer
+  const std::lock_guard lock(mutex_);  // held until running_ has the transfer, so that completed() finds it there
   const PeerId id = KVFERRY_TRY(transport_.connect(address));
   Peer& peer = peers_[id];
   peer.used_at = clock_.now();

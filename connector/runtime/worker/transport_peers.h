@@ -12,7 +12,7 @@
 
 namespace kvferry {
 
-/// Every method may be called from any thread.
+/// The peers of one transport, with the time of their last transfer. Every method may be called from any thread.
 class TransportPeers {
  public:
   static constexpr TimeNs kIdlePeerNs = 600 * kSecond;

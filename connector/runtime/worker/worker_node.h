@@ -29,11 +29,12 @@ struct WorkerOptions {
   TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
 };
 
-/// All methods run on the engine's worker thread, except handshake() and describe(), which any thread may call.
+/// The node of one rank. All methods run on the engine's worker thread, except handshake() and describe(), which any
+/// thread may call.
 class WorkerNode {
  public:
-  /// Errors: kUnavailable if no shared memory is left or there is no transport; kInvalidArgument if the pool holds less
-  /// than two chunks or the layout is invalid.
+  /// Starts the node. Errors: kUnavailable if no shared memory is left or there is no transport; kInvalidArgument if
+  /// the pool holds less than two chunks or the layout is invalid.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options);
   ~WorkerNode() { shutdown(); }
 

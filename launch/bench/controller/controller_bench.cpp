@@ -31,7 +31,7 @@ void run(const ControllerFlags& flags, const ControllerLoad& load, const std::ve
              controller_peers_table(others, report.figures()));
   std::fflush(stdout);
   report.figures()["hashes"] = load.num_hashes;
-  report.figures()["wrong_answers"] = 0;  // a wrong answer ends the run without figures
+  report.figures()["wrong_answers"] = 0;  // a run with a wrong answer ends before this line, without figures
   report.figures()["machine"] = host_facts();
   if (!peers.empty()) {
     report.figures()["peers"] = others.peers;

@@ -94,7 +94,7 @@ void serve(const ControllerLoad& load, const std::string& folder, LineLink& link
   const SteadyClock clock;
   controller::ServerOptions options{
       .bind = "tcp://127.0.0.1:0", .stream = "unix://" + folder + "/controller", .directory = {}};
-  options.directory.lease_ms = 24 * 3600 * 1000;  // the workers send no heartbeats
+  options.directory.lease_ms = 24 * 3600 * 1000;  // a lease of a day, because the workers send no heartbeats
   options.directory.chunks_per_node_max = kControllerHashesMax;
   options.directory.chunks_max = 2 * kControllerHashesMax;
   options.directory.index.seed = 1;

@@ -17,11 +17,12 @@ using controller::PrefixMatch;
 using controller::ShortKey;
 using controller::Tier;
 
-constexpr TimeNs kRunTime = kSecond / 2;              // total time of the lookups in one repetition
-constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // most hashes that the removed node holds
+constexpr TimeNs kRunTime = kSecond / 2;              // total time of the lookups that one repetition measures
+constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // largest number of hashes that the removed node holds
 // Buckets that one call of tidy() cleans up, as many as in each turn of the server's loop.
 constexpr std::size_t kTidyBucketsPerTurn = 1024;
-constexpr std::uint64_t kChurnPrefixesMax = 1024;  // most prefixes added and removed in each repetition of events()
+// Largest number of prefixes that each repetition of events() adds and removes.
+constexpr std::uint64_t kChurnPrefixesMax = 1024;
 
 class LocalBench {
  public:

@@ -21,7 +21,8 @@ constexpr std::uint64_t kRateMax = 10'000;
 constexpr std::uint64_t kChunksMin = kSystemPrompts * kSystemChunks + kConversationsMin * kOwnChunks;
 constexpr std::uint64_t kStepsOfOneSize = 6;
 constexpr rlim_t kFilesMax = 200'000;
-constexpr std::uint64_t kFilesOfLink = 4;  // a connection's socket, ZeroMQ mailbox, eventfd and epoll descriptor
+// File descriptors of a connection: socket, ZeroMQ mailbox, eventfd and epoll.
+constexpr std::uint64_t kFilesOfLink = 4;
 constexpr std::uint64_t kFilesBeside = 200;
 
 /// Returns a step for each size of the fleet and each rate of lookups.
@@ -53,7 +54,7 @@ Result<std::vector<FleetStep>> parse_steps(const FleetFlags& flags) {
 Result<void> check_files(const std::vector<FleetStep>& steps) {
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
-  const rlimit more{kFilesMax, kFilesMax};  // root may raise the hard limit
+  const rlimit more{kFilesMax, kFilesMax};  // if this process is root, it may raise the hard limit
   if (files.rlim_max < kFilesMax && ::setrlimit(RLIMIT_NOFILE, &more) == 0) files.rlim_max = kFilesMax;
   files.rlim_cur = files.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &files);
@@ -108,7 +109,7 @@ Result<void> run_fleet_bench(const FleetFlags& flags) {
         progress.begin_step(fmt::format("{} nodes: {}", step.load.num_nodes, what));
       }));
     });
-    if (!measured) break;  // the finished sizes took minutes, so they are still reported
+    if (!measured) break;  // keeps the figures of the sizes measured before, which took minutes
     for (; num_begun <= kStepsOfOneSize; ++num_begun) progress.end_step();
   }
   if (rows.empty()) return measured;

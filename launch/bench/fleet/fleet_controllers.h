@@ -10,8 +10,9 @@
 namespace kvferry::bench {
 
 struct FleetControllersOptions {
-  std::size_t num_replicas = 1;  // several replicas need etcd and Redis, which start() starts too
-  bool over_streams = false;     // true if nodes connect by streams, false if by ZeroMQ
+  // Number of controllers; with several, start() also starts the etcd and Redis that they need.
+  std::size_t num_replicas = 1;
+  bool over_streams = false;  // true if nodes connect by streams, false if by ZeroMQ
 };
 
 class FleetControllers {
@@ -33,7 +34,7 @@ class FleetControllers {
   /// Starts the replica again with the same port, state and name. Returns before the replica listens.
   void start_again(std::size_t replica);
 
-  double cpu_s(std::size_t replica) const;  // processor time of all threads of the replica
+  double cpu_s(std::size_t replica) const;  // Returns the processor time of all threads of the replica in seconds.
   double rss_mib(std::size_t replica) const;
   std::size_t num_files(std::size_t replica) const;
 

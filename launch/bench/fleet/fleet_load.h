@@ -21,7 +21,8 @@ constexpr std::size_t kConversationChunks = 128;
 constexpr std::size_t kSystemChunks = 8;
 constexpr std::uint64_t kSystemPrompts = 16;
 constexpr std::uint64_t kOwnChunks = kConversationChunks - kSystemChunks;
-/// The oldest conversation, the newest, and two complete conversations between them.
+/// Least number of conversations on a node: the oldest, which it evicts, the newest, which it stores, and two complete
+/// ones between them.
 constexpr std::uint64_t kConversationsMin = 4;
 
 struct Conversation {

@@ -20,7 +20,7 @@ constexpr TimeNs kSlow = 50 * kMillisecond;
 }  // namespace
 
 struct Fleet::Node {
-  std::unique_ptr<Client> client;  // nullptr after leave()
+  std::unique_ptr<Client> client;  // the node's client; nullptr after leave()
   HeldConversations held;
   std::uint64_t incarnation = 0;
   bool is_silent = false, is_registered = false, is_published = false;

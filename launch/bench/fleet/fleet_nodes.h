@@ -17,7 +17,7 @@ namespace kvferry::bench {
 struct FleetLoad {
   std::uint32_t num_nodes = 0;
   std::uint64_t conversations_per_node = 0;
-  double stores_per_s = 0, lookups_per_s = 0;  // per node; a node evicts as many chunks as it stores
+  double stores_per_s = 0, lookups_per_s = 0;  // rates of one node, which evicts as many chunks as it stores
 };
 
 /// Results of lookups since the last take_lookups().
@@ -27,7 +27,7 @@ struct LookupTimes {
   std::uint64_t num_failed = 0;
 };
 
-/// Not thread-safe. All clients share one ZeroMQ thread.
+/// The nodes of the benchmark. Not thread-safe. All clients share one ZeroMQ thread.
 class Fleet {
  public:
   /// The nodes are spread evenly over `controllers`, the endpoints of the replicas. Throws a Failure kUnavailable if
@@ -57,7 +57,7 @@ class Fleet {
   std::uint32_t num_registered() const;
   std::uint32_t num_up() const;
   LookupTimes take_lookups();
-  std::size_t num_waiting() const;  // lookups that wait for an answer
+  std::size_t num_waiting() const;  // Returns the number of lookups that wait for an answer.
   /// A slow answer is one that took over 50 ms and at least `older_than`. Returns when the last slow answer since
   /// take_lookups() arrived, nullopt if there was none.
   std::optional<TimeNs> last_slow(TimeNs older_than) const;
@@ -68,9 +68,8 @@ class Fleet {
   /// Returns for how much of the time since the last call the nodes' timers were more than 5 ms late. A long time means
   /// that this process is overloaded.
   TimeNs take_lateness();
-  const std::string& refusal() const {
-    return refusal_;
-  }  // reason of the controller's last refusal; empty if there is none
+  /// Returns the reason of the controller's last refusal; empty if there was none.
+  const std::string& refusal() const { return refusal_; }
 
  private:
   struct Node;
@@ -99,7 +98,7 @@ class Fleet {
   std::mt19937_64 random_{1};
   bool has_traffic_ = false;
   TimeNs started_at_;
-  std::uint64_t num_ticks_ = 0;  // milliseconds since started_at_ whose work is done
+  std::uint64_t num_ticks_ = 0;  // number of milliseconds since started_at_ whose work is done
   std::uint64_t num_late_ticks_ = 0;
   LookupTimes times_;
   std::vector<std::pair<TimeNs, TimeNs>> slow_;  // times at which each slow lookup was sent and answered

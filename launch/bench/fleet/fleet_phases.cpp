@@ -20,13 +20,13 @@ namespace {
 using controller::Status;
 
 constexpr TimeNs kPhasePatience = 60 * kSecond;
-constexpr TimeNs kRestartsTime = 180 * kSecond;  // limit for all groups of restarts together
+constexpr TimeNs kRestartsTime = 180 * kSecond;  // limit on the time of all groups of restarts together
 constexpr TimeNs kLeaseTime = 10 * kSecond;      // longest wait until dead nodes expire: four times the lease
 constexpr TimeNs kWarmUp = kSecond;
 constexpr int kStatusMs = 10'000;
 constexpr double kBusyCore = 0.95;
 constexpr double kLateShare = 0.05;
-constexpr std::size_t kAtOnce = 8;  // nodes that restart at the same time
+constexpr std::size_t kAtOnce = 8;  // number of nodes that restart at the same time
 constexpr TimeNs kBetweenProbes = 20 * kMillisecond;
 
 double in_seconds(TimeNs time) { return static_cast<double>(time) * 1e-9; }

@@ -35,7 +35,8 @@ const std::map<std::string, std::vector<std::string>>& packages() {
   return all;
 }
 
-constexpr std::string_view kBesideVllm = "connector_lmcache";  // installed in a folder of its own, for vLLM's Python
+// This package is installed in a folder of its own, for vLLM's Python.
+constexpr std::string_view kBesideVllm = "connector_lmcache";
 
 fs::path venv() {
   const fs::path build = own_program().parent_path().parent_path().parent_path();

@@ -22,7 +22,7 @@ constexpr std::uint64_t kBatchKeys = 32;
 constexpr std::uint64_t kControllerHashesMax = 100'000'000;
 
 struct ControllerLoad {
-  std::uint64_t num_hashes = 0;  // a multiple of kPrefixKeys
+  std::uint64_t num_hashes = 0;  // number of different keys; a multiple of kPrefixKeys
   std::uint64_t repeat = 0;
 
   std::uint64_t num_prefixes() const { return num_hashes / kPrefixKeys; }

@@ -10,20 +10,20 @@
 
 namespace kvferry::bench {
 
-/// Not thread-safe.
+/// One end of a connection that carries lines of JSON. Not thread-safe.
 class LineLink {
  public:
   /// If `out` is empty, `in` is a socket that is also used for sending.
   explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
-  /// Errors: kPeerLost if the other process has closed the connection.
+  /// Sends an object as one line. Errors: kPeerLost if the other process has closed the connection.
   Result<void> send(const nlohmann::json& message);
-  /// Errors: kTimeout, kCancelled (the user's interrupt), kPeerLost (the connection is closed), kCorrupt
-  /// (the line is no JSON object, or too long).
+  /// Waits for a line and returns its object. Errors: kTimeout, kCancelled (the user's interrupt), kPeerLost (the
+  /// connection is closed), kCorrupt (the line is no JSON object, or too long).
   Result<nlohmann::json> receive(TimeNs timeout_ns);
 
   int in_fd() const { return in_.get(); }
-  bool has_line() const { return received_.find('\n') != std::string::npos; }  // if true, receive() returns at once
+  bool has_line() const { return received_.find('\n') != std::string::npos; }  // true: receive() returns at once
 
  private:
   OwnedFd in_, out_;
@@ -36,7 +36,8 @@ nlohmann::json to_json(const Error& error);
 Result<nlohmann::json> checked(Result<nlohmann::json> message);
 
 std::string to_hex(std::string_view bytes);
-/// Errors: kCorrupt if `text` has an odd number of characters, or characters other than 0-9 and a-f.
+/// Decodes hexadecimal digits. Errors: kCorrupt if `text` has an odd number of characters, or characters other than 0-9
+/// and a-f.
 Result<std::string> from_hex(std::string_view text);
 
 }  // namespace kvferry::bench

@@ -119,8 +119,8 @@ bool ChildProcess::has_ended() const {
 
 std::string ChildProcess::last_words() const {
   char buffer[4096];
-  const off_t size = ::lseek(
-      errors_.get(), 0, SEEK_END);  // also moves the child's file offset, to the end, where the child appends anyway
+  // This also moves the child's file offset to the end, where the child appends anyway.
+  const off_t size = ::lseek(errors_.get(), 0, SEEK_END);
   const off_t begin = size > static_cast<off_t>(sizeof(buffer)) ? size - static_cast<off_t>(sizeof(buffer)) : 0;
   const ssize_t got = ::pread(errors_.get(), buffer, sizeof(buffer), begin);
   std::string text(buffer, got > 0 ? static_cast<std::size_t>(got) : 0);
@@ -150,7 +150,8 @@ Command self_command(std::vector<std::string> words) {
 void run_peer_program(const Command& command, const Json& spec, const Say& say,
                       const std::function<void(const Json&)>& take) {
   ChildProcess child(command);
-  (void)child.link().send(spec);  // ignores a failure: if the program has ended, its last line of stderr says more
+  // A failure is ignored, because the last line that an ended program wrote to stderr says more.
+  (void)child.link().send(spec);
   while (true) {
     const Result<Json> received = checked(child.link().receive(kLinePatience));
     if (!received && received.error().code == ErrorCode::kPeerLost)

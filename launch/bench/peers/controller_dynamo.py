@@ -53,7 +53,7 @@ class Tree(Directory):
     def take(self, prepared: list[tuple[int, bytes]]) -> None:
         for worker, event in prepared:
             self.tree.apply_event(worker, event)
-        self.tree.find_matches([1])  # waits until the events are applied
+        self.tree.find_matches([1])  # returns after the events are applied
 
     def prepare_lookup(self, prefix: int, position: int) -> list[int]:
         return keys_at(prefix, position, LOOKUP_KEYS).tolist()

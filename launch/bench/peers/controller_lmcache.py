@@ -31,7 +31,7 @@ ASKER = "asker"
 
 def import_controller(name: str) -> Any:
     """Imports a module of LMCache's controller, with mock modules in place of torch and transformers."""
-    importlib.import_module("lmcache")  # works without torch
+    importlib.import_module("lmcache")  # this import needs no torch
     while True:
         try:
             return importlib.import_module(f"lmcache.v1.cache_controller.{name}")

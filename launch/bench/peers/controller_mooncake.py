@@ -34,7 +34,8 @@ def endpoints(replicas: Sequence[Any]) -> list[str]:
 
 
 class Master(RemoteDirectory):
-    load_keys = PREFIX_KEYS  # to load the default of 32 keys per call would take minutes
+    # A batch of load() has PREFIX_KEYS keys, because with the default of 32 keys load() would take minutes.
+    load_keys = PREFIX_KEYS
 
     def __init__(self) -> None:
         port, metrics_port = free_port(), free_port()

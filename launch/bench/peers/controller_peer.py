@@ -31,7 +31,7 @@ class Directory:
 
     way = "in process"  # "in process" or "remote"
     load_keys = BATCH_KEYS  # keys in a batch of load(); events() always uses batches of 32
-    any_position = True  # whether lookups may start in the middle of a prefix
+    any_position = True  # true if lookups may start in the middle of a prefix
 
     def holder(self) -> int:
         """Returns the id of the process that holds the directory."""

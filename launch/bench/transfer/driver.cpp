@@ -33,7 +33,7 @@ std::vector<Contender> contenders(const std::string& path, const std::vector<std
   if (!is_same_host || path == "tcp" || path == "ucx" || path == "auto")
     all.push_back({.engine = "socket", .setting = "best", .is_limit = true});
   for (const std::string& peer : peers) {
-    if (peer == "mooncake" && path != "tcp") continue;  // without RDMA Mooncake has TCP only
+    if (peer == "mooncake" && path != "tcp") continue;  // the only path that Mooncake has without RDMA
     all.push_back({.engine = peer, .setting = "default", .is_peer = true, .is_free = peer != "ucx"});
     if (peer != "mooncake") all.push_back({.engine = peer, .setting = "best", .is_peer = true});
   }
@@ -74,7 +74,7 @@ class Driver {
     for (const std::string& path : options_.paths)
       for (const MemoryKind memory : options_.memories) {
         if (path == "shm" && memory == MemoryKind::kForeign && options_.memories.size() > 1)
-          continue;  // another process can't map private memory
+          continue;  // another process can't map private memory, so there is nothing to measure
         for (const Shape& shape : options_.shapes)
           for (const Contender& contender : contenders(path, options_.peers, far_.is_same_host()))
             all.push_back({path, memory, shape, contender});

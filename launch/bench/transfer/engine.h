@@ -24,7 +24,7 @@ struct WorkerSpec {
   MemoryKind memory = MemoryKind::kKvferry;
   Side side = Side::kInitiator;
   std::uint64_t bytes = 0;
-  int core = -1;     // core of the calling thread, not of the engine's own threads; -1: any
+  int core = -1;     // core to which the worker's calling thread is pinned, not the engine's own threads; -1: any core
   std::string host;  // this worker's address on the route to the other worker
 };
 
@@ -32,8 +32,8 @@ nlohmann::json to_json(const WorkerSpec& spec);
 /// Throws a Failure kInvalidArgument if a field is missing or out of bounds.
 WorkerSpec worker_spec(const nlohmann::json& message);
 
-/// Used by one thread. Errors are thrown as a Failure. Every wait is limited to kPatience, and ends early with
-/// kCancelled if the user interrupts the benchmark.
+/// One side of the measured system. Used by one thread. Errors are thrown as a Failure. Every wait is limited to
+/// kPatience, and ends early with kCancelled if the user interrupts the benchmark.
 class Engine {
  public:
   virtual ~Engine() = default;

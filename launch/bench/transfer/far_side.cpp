@@ -37,7 +37,7 @@ void FarSide::greet() {
 }
 
 void FarSide::install(const std::string& what) {
-  if (child_) return;  // the child uses the same virtual environment
+  if (child_) return;  // the child has the same virtual environment as this process
   need(link_->send({{"do", "install"}, {"what", what}}));
   const Result<Json> done = checked(link_->receive(kInstallPatience));
   if (!done) throw Failure({done.error().code, "on the listener's host: " + done.error().what});

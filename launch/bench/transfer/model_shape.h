@@ -16,17 +16,18 @@ constexpr std::uint64_t kTokensMax = 16 << 20;
 struct ModelShape {
   std::string_view name;
   std::uint32_t layers;
-  std::uint32_t kv_heads;   // 0 for MLA
-  std::uint32_t head_size;  // for MLA: the sizes of the latent and of its rotary part together
+  std::uint32_t kv_heads;   // number of KV heads; 0 for MLA
+  std::uint32_t head_size;  // size of a head; for MLA, the sizes of the latent and of its rotary part together
 };
 
 struct ModelBlocks {
-  std::uint64_t block_bytes;  // size of a block of K, of V or of the latent in one layer
-  std::uint64_t num_blocks;   // blocks of all layers, for all tokens
+  std::uint64_t block_bytes;  // number of bytes in a block of K, of V or of the latent in one layer
+  std::uint64_t num_blocks;   // number of blocks in all layers, for all tokens
   std::string derivation;     // one line that shows how the numbers follow from the model
 };
 
-/// Errors: kInvalidArgument if the model is unknown; the error message lists the known models.
+/// Returns the shape of a known model. Errors: kInvalidArgument if the model is unknown; the error message lists the
+/// known models.
 Result<ModelShape> find_model(std::string_view name);
 
 /// `dtype` is "bf16" or "fp8", `tokens` the length of one request, `tp` the number of tensor-parallel ranks. The KV

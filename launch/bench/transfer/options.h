@@ -41,7 +41,7 @@ struct Shape {
 struct TransferOptions {
   std::vector<std::string> paths;
   std::vector<MemoryKind> memories;
-  std::vector<bool> pushes;  // true: push, false: pull
+  std::vector<bool> pushes;  // the directions to measure; true: push, false: pull
   std::vector<Shape> shapes;
   std::string derivation;  // one line that shows how the shapes follow from --model; empty without --model
   int repeat = 5;
@@ -53,7 +53,8 @@ struct TransferOptions {
   bool pin = true;
 };
 
-/// Errors: kInvalidArgument with a message that names the flag, its value and the allowed values.
+/// Checks the flags and converts them to options. Errors: kInvalidArgument with a message that names the flag, its
+/// value and the allowed values.
 Result<TransferOptions> parse_options(const TransferFlags& flags);
 
 }  // namespace kvferry::bench

@@ -14,7 +14,7 @@ enum class Side : std::uint8_t { kInitiator = 0, kTarget = 1 };
 /// One request. Its i-th block is copied between the i-th offsets that block_offsets() returns for the two sides.
 struct Job {
   bool is_push = true;
-  std::uint64_t block_bytes = 0;  // a multiple of 8
+  std::uint64_t block_bytes = 0;  // size of a block; a multiple of 8
   std::uint64_t num_blocks = 0;
   std::uint64_t order_seed = 0;
 

@@ -16,7 +16,7 @@ struct Row {
   std::string op;
   std::uint64_t block_bytes = 0;
   std::uint64_t num_blocks = 0;
-  double gb_per_s = 0;  // 10^9 bytes per second
+  double gb_per_s = 0;  // rate in units of 10^9 bytes per second
   double latency_us_p50 = 0;
   double latency_us_p99 = 0;
   double cpu_s_per_gib = 0;  // user and system time of both processes

@@ -60,7 +60,8 @@ class Worker {
     memory_.emplace(spec_.memory, spec_.bytes);
     engine_ = make_worker_engine(spec_.engine);
     const Json peer = engine_->start(spec_, *memory_);
-    if (spec_.core >= 0) pin_calling_thread(spec_.core);  // the engine's threads exist already and stay unpinned
+    // This pins the calling thread alone: the engine's threads exist already and stay unpinned.
+    if (spec_.core >= 0) pin_calling_thread(spec_.core);
     return {{"peer", peer}, {"huge_page_bytes", huge_page_bytes(memory_->span())}};
   }
 
@@ -106,7 +107,7 @@ class Worker {
     const std::span<std::byte> others = engine_->target_memory();
     const std::span<std::byte> destination = job_.is_push && !others.empty() ? others : memory_->span();
     if (std::getenv("KVFERRY_BENCH_DAMAGE") != nullptr)
-      destination[0] ^= std::byte{1};  // for tests: makes the check fail
+      destination[0] ^= std::byte{1};  // a wrong byte, with which tests make the check fail
     return {{"verified", holds_pattern(destination, job_, seed)}, {"describe", engine_->describe()}};
   }
 

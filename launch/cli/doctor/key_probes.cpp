@@ -16,7 +16,7 @@ namespace kvferry::cli {
 namespace {
 
 constexpr std::size_t kAnswerBytes = 64;
-constexpr char kIllegalParameter = 47, kDecryptError = 51;  // alerts of TLS
+constexpr char kIllegalParameter = 47, kDecryptError = 51;  // numbers of two TLS alerts
 
 /// Sends `said` to the listener and returns the first 64 bytes of its answer, or what has arrived when the listener
 /// ends the connection or a second has passed.
@@ -63,7 +63,8 @@ bool is_refused_key(const std::string& answer) {
   constexpr std::size_t kVersion = 1, kVersionBytes = 2;
   std::string alert = answer;
   if (alert.size() > kVersion + kVersionBytes) alert.erase(kVersion, kVersionBytes);
-  const std::string fatal("\x15\0\2\2", 4);  // the head of an alert of two bytes, and its first byte
+  // Head of a TLS record with an alert of two bytes, and the alert's first byte.
+  const std::string fatal("\x15\0\2\2", 4);
   return alert == fatal + kDecryptError || alert == fatal + kIllegalParameter;
 }
 

@@ -63,7 +63,7 @@ std::vector<net::HostPort> listening_addresses(const fs::path& process) {
   for (const char* table : {"net/tcp", "net/tcp6"}) {
     std::istringstream rows(contents(process / table));
     std::string row;
-    std::getline(rows, row);  // skips the table's head
+    std::getline(rows, row);  // skips the heading of the table
     while (std::getline(rows, row)) {
       std::istringstream fields(row);
       const std::vector<std::string> parts(std::istream_iterator<std::string>(fields), {});

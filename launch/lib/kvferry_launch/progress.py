@@ -11,7 +11,7 @@ PLAIN_INTERVAL_S = 15.0
 
 
 _lock = threading.Lock()
-_running: "list[Step]" = []  # on a terminal the first of them draws its bar
+_running: "list[Step]" = []  # the first of these steps draws its bar if stdout is a terminal
 
 
 class Step:

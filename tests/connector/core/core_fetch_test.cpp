@@ -55,7 +55,7 @@ TEST_F(Fetching, ARequestsChunksComeByDirectoryLeaseAndPullWhileTheAnswerIsAskAg
   EXPECT_TRUE(lookup("a").pending);
   core_->pull_done(pulling.pull, 0, {true, true, true, false}, now_);
   const std::vector<Action> actions = core_->take_actions();
-  EXPECT_THAT(actions, SizeIs(4));  // three publications, and the release of the lease
+  EXPECT_THAT(actions, SizeIs(4));  // three publications and the release of the lease
   EXPECT_EQ(std::get<ReleaseLease>(actions.back()).lease, 9u);
   const Answer answer = lookup("a");
   EXPECT_FALSE(answer.pending);

@@ -87,7 +87,7 @@ TEST_F(Orders, HalfOfThePoolStaysFreeWhateverIsAsked) {
   cache(6 * 16);
   core_->take_actions();
   core_->pin_ordered(kHold, keys(6), kSecond * 60, now_);
-  EXPECT_EQ(core_->pool().num_pinned(), 4u);  // half of the 8 slots
+  EXPECT_EQ(core_->pool().num_pinned(), 4u);  // half of the pool's 8 slots
   EXPECT_EQ(core_->counters().pins_refused, 2u);
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));

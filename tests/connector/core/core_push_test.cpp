@@ -191,7 +191,7 @@ TEST_F(Sending, WhatAWorkerNeverReportsIsSettledOnceAsFailed) {
   EXPECT_FALSE(told[0].ok);
   EXPECT_EQ(core_->num_pushes(), 0u);
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
-  moved(offered.push, 0);  // too late
+  moved(offered.push, 0);  // this outcome comes too late
   core_->tick(now_ += 31 * kSecond);
   EXPECT_THAT(settled(), IsEmpty());
   EXPECT_EQ(core_->counters().push_failures, 1u);

@@ -55,9 +55,9 @@ class Walk {
     std::vector<std::byte> bytes;  // the bytes that the slot must have when it is ready
     std::uint64_t checksum = 0;
     bool is_damaged = false;
-    ChunkStore::Place place;  // the place of the landing
-    std::size_t written = 0;  // number of its bytes that have arrived
-    bool is_told = false;     // landed() was called for it
+    ChunkStore::Place place;  // where the chunk lands
+    std::size_t written = 0;  // number of the chunk's bytes that have arrived
+    bool is_told = false;     // true after landed() was called for this landing
   };
 
   std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }

@@ -30,7 +30,7 @@ NewRequest request(const std::string& id, const std::vector<std::int32_t>& promp
   return made;
 }
 
-/// A deadline for something that happens soon on another thread, with a new request name for each try.
+/// The tries of something that happens soon on another thread: until a deadline, with a new request name for each try.
 class Patience {
  public:
   bool left() { return ++tries_ > 0 && clock_.now() < deadline_; }
@@ -65,7 +65,7 @@ void expect_handover(const TestController& controller, const std::string& more_c
   made.source = HandoffSource{"tcp://" + net::to_text({prefiller.scheduler->host(), prefiller.scheduler->port()}),
                               done.handoff_name, done.handoff_tokens};
   EXPECT_EQ(prefiller.scheduler->metrics()["pool_pinned_chunks"], 3);
-  EXPECT_EQ(load(decoder, made, 1), 20u);  // all but the last token, which is computed
+  EXPECT_EQ(load(decoder, made, 1), 20u);  // all tokens but the last one, which the engine computes
   EXPECT_EQ(decoder.scheduler->metrics()["pulled_chunks_total"], 3);
   const auto is_unpinned = [&] { return prefiller.scheduler->metrics()["pool_pinned_chunks"] == 0; };
   for (int i = 0; i < 2000 && !is_unpinned(); ++i) std::this_thread::sleep_for(5ms);
@@ -191,7 +191,8 @@ TEST(Nodes, APreemptedRequestLoadsItsMissingTailAndNothingElse) {
   node.scheduler->allocated(RequestId{"r"}, 11, {kOtherBlocks});
   node.step({{{RequestId{"r"}, 19, 1, BlockTable{kOtherBlocks}}}, {}}, [&] {
     EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 8, 19, 3), 0u);
-    EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, 8, 3), 8u);  // these were not requested, so they were not written
+    // These tokens were not requested, so they were not written.
+    EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, 8, 3), 8u);
   });
   const FinishedRequest done = node.scheduler->finished(RequestId{"r"}, 20, {kOtherBlocks}, false);
   ASSERT_EQ(done.admissions.size(), 2u);

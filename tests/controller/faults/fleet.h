@@ -58,7 +58,7 @@ class Fleet {
     std::unique_ptr<Program> program;
   };
   struct Worker {
-    std::vector<std::unique_ptr<CutRelay>> links;  // by index of the replica
+    std::vector<std::unique_ptr<CutRelay>> links;  // [index of the replica]
     std::unique_ptr<controller::Client> client;    // nullptr: the worker is dead
   };
   struct Question {
@@ -92,8 +92,8 @@ class Fleet {
   std::unique_ptr<Program> etcd_, redis_;
   std::vector<Replica> replicas_;
   std::vector<Worker> workers_;
-  std::vector<Asker> askers_;                // by index of the replica; the last one asks all replicas
-  std::vector<std::vector<ChunkKey>> keys_;  // by prefix
+  std::vector<Asker> askers_;                // [index of the replica], and one more, which asks all replicas
+  std::vector<std::vector<ChunkKey>> keys_;  // [prefix] keys of the prefix
   Truth truth_;
   std::uint64_t last_incarnation_ = 0;
   std::uint64_t num_judged_ = 0, num_unanswered_ = 0, num_changes_ = 0;

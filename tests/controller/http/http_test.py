@@ -157,7 +157,7 @@ def test_slow_silent_and_deaf_clients_keep_nobody_waiting(address: str) -> None:
             client = clients.enter_context(connect(address))
             if i < 100:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100)  # and never reads the answers
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100)  # this client never reads the answers
             elif i < 600:
                 client.sendall(b"POST /pair HTTP/1.1\r\nContent-Length: 100\r\nX-Slow: ")
         for _ in range(3):

@@ -16,7 +16,7 @@ template <class Key>
 Key make_key(std::uint64_t number);
 template <>
 ShortKey make_key<ShortKey>(std::uint64_t number) {
-  return number;  // includes zero, and has an order, because the hashes of engines need not be random
+  return number;  // includes zero; the numbers are in order, because the hashes of engines need not be random
 }
 template <>
 ChunkKey make_key<ChunkKey>(std::uint64_t number) {

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::uint32_t kNumEngines = 5;
 constexpr std::uint32_t kModelKeys = 40;
-constexpr std::uint32_t kNumTails = 10;  // tails have the numbers 1000 ...; all are in one group
+constexpr std::uint32_t kNumTails = 10;  // the tails have the numbers 1000, 1001, ...; all are in one group
 constexpr std::uint32_t kGroup = 2000;
 constexpr int kNumOps = 1500;
 constexpr int kNumLives = 8;
@@ -31,7 +31,7 @@ constexpr std::size_t kNodesEver = 4096;
 std::string space_of(const std::string& name) { return name.back() % 2 == 0 ? "even" : "odd"; }
 
 struct Held {
-  std::map<std::uint32_t, std::uint8_t> tiers;  // by number: a bit for each tier
+  std::map<std::uint32_t, std::uint8_t> tiers;  // key: number of the chunk; value: a bit for each tier
   std::vector<std::uint32_t> tails;             // oldest tail first
   TierDigests digests() const {
     TierDigests digests;

@@ -1,5 +1,5 @@
-// What `kvferry doctor --security` takes for a listener that demands the cluster key. Controllers are examined by
-// tests/launch/doctor_test.py.
+// Tests which answers `kvferry doctor --security` takes for those of a listener that demands the cluster key.
+// Controllers are examined by tests/launch/doctor_test.py.
 #include "launch/cli/doctor/key_probes.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ net::HostPort address_of(const Transport& transport) {
   return decode<tcp::Address>(transport.address(), "address").value().endpoints.front();
 }
 
-/// Answers whatever a peer says with the same bytes and ends the connection.
+/// A listener that answers every message with the same bytes and then ends the connection.
 class Parrot {
  public:
   explicit Parrot(std::string answer) : answer_(std::move(answer)), thread_([this] { run(); }) {}
@@ -77,9 +77,9 @@ TEST(KeyProbes, NoOtherAnswerIsTakenForTheDemandOfAKey) {
   EXPECT_TRUE(asks_for_key(Parrot(refused).address())) << "as a worker's TCP port answers";
   EXPECT_TRUE(asks_for_key(Parrot(std::string("\x15\3\1\0\2\2\x33", 7)).address())) << "as the specification says";
   const std::string others[] = {"",
-                                std::string("\x15\3\3\0\2\2\x28", 7),             // handshake_failure: any TLS server
-                                std::string("\x15\3\3\0\2\2\x46", 7),             // protocol_version
-                                std::string("\x16\3\3\0\x5a\2\0\0\x56\3\3", 11),  // goes on with the handshake
+                                std::string("\x15\3\3\0\2\2\x28", 7),  // handshake_failure, from any TLS server
+                                std::string("\x15\3\3\0\2\2\x46", 7),  // protocol_version
+                                std::string("\x16\3\3\0\x5a\2\0\0\x56\3\3", 11),  // the handshake goes on
                                 refused + "more",
                                 refused.substr(0, 6),
                                 "HTTP/1.1 200 OK\r\n\r\n"};

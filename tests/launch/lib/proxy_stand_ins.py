@@ -140,7 +140,7 @@ class FakeController(StandIn):
         self.servers: list[FakeVllm] = []
         self.draining: set[str] = set()
         self.skip_prefill = False
-        self.nodes_answer: Any = None  # instead of the servers
+        self.nodes_answer: Any = None  # if set, the answer to /nodes in place of the servers
         self.began_at = time.monotonic()
         self.answers = asyncio.Event()
         self.answers.set()

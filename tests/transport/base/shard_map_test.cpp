@@ -38,7 +38,8 @@ std::vector<Shape> all_shapes(std::uint32_t layers, std::uint32_t heads) {
   return shapes;
 }
 
-/// Returns a chunk of `tokens` tokens in the order of the blueprint: [layer][kv_head][k or v][token][head_dim].
+/// Returns a chunk of `tokens` tokens in the order of canonical chunk bytes (kernels/kv_layout.h): [layer][kv_head][k
+/// or v][token][head_dim].
 std::vector<std::uint32_t> chunk_of(const Shard& shard, std::uint32_t planes, std::uint32_t tokens) {
   std::vector<std::uint32_t> bytes;
   for (std::uint32_t layer = 0; layer < shard.num_layers; ++layer)

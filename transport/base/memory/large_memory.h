@@ -26,7 +26,8 @@ void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes, const 
 void finish_streams();
 
 /// Prefetches `bytes` bytes, but at most `lines_max` cache lines. The hardware prefetcher fetches the remaining lines.
-/// It stops at the end of a page, so by itself it would not fetch the first lines of the next block.
+/// The hardware prefetcher stops at the end of a page, so by itself it would not fetch the first lines of the next
+/// block.
 void expect(const std::byte* from, std::size_t bytes, std::size_t lines_max = 8);
 
 }  // namespace kvferry

@@ -33,7 +33,8 @@ std::string connect_error(int fd);
 /// Resolves `address.host`, tries its addresses in turn, and returns a connected blocking socket.
 Result<OwnedFd> connect_tcp(const HostPort& address);
 
-// An idle connection to a dead host ends after about 25 seconds.
+// Keepalive's first probe after 10 s without traffic, then a probe every 5 s; after 3 unanswered probes, about 25 s in
+// all, a connection to a dead host ends.
 constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveProbes = 3;

@@ -25,7 +25,7 @@ namespace kvferry::net {
 /// bytes.
 enum class Encrypt : std::uint8_t { kNever, kBetweenHosts, kAlways };
 constexpr std::array<std::string_view, 3> kEncryptNames = {"never", "between_hosts", "always"};
-/// Returns nullopt if `name` is none of kEncryptNames.
+/// Returns the value with this name, nullopt if `name` is none of kEncryptNames.
 std::optional<Encrypt> parse_encrypt(std::string_view name);
 
 /// The cluster key and the settings that TLS sessions share. Threads: any, as long as each session has one owner.

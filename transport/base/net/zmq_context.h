@@ -36,14 +36,14 @@ class ZmqContext {
   Result<void> secure_client(void* socket, std::string_view endpoint);
 
  private:
-  struct CurveKeys {  // in Z85, the text form that ZeroMQ's options take
+  struct CurveKeys {  // both in Z85, the text form that ZeroMQ's options take
     std::string public_key, secret_key;
   };
   Result<void> start_authenticator();
 
   void* handle_;
-  const std::optional<ClusterKey::Derived> secret_;  // empty: no key
-  std::optional<CurveKeys> keys_;                    // empty: no key, or this libzmq has no CURVE
+  const std::optional<ClusterKey::Derived> secret_;  // derived from the cluster key; empty: there is no cluster key
+  std::optional<CurveKeys> keys_;                    // empty: there is no cluster key, or this libzmq has no CURVE
   std::mutex mutex_;
   std::thread authenticator_;  // guarded by mutex_; runs from the first server until the context ends
 };

@@ -32,15 +32,15 @@ class ZmqPart {
 
 enum class ZmqKind {
   kRouter,      // a server; the first part of a message is the peer's routing id; send() fails if the peer is gone
-  kDealer,      // a client
-  kSubscriber,  // receives all topics
+  kDealer,      // a client of one server
+  kSubscriber,  // receives what a publisher sends, of all topics
 };
 
 struct ZmqOptions {
   std::int64_t message_bytes_max = std::int64_t{64} << 20;  // a peer that sends more is disconnected; -1: unlimited
   int receive_queue_max = 1000;                             // limit on received messages that wait, for each peer
   int send_queue_max = 1000;                                // limit on messages that wait to be sent, for each peer
-  int connect_timeout_ms = 0;                               // 0: the kernel's timeout
+  int connect_timeout_ms = 0;                               // limit of a connection attempt; 0: the kernel's limit
   bool queues_unconnected = true;  // whether send() accepts messages while there is no connection
 };
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kSocketRangesMax = 1024;  // IOV_MAX
 constexpr int kPollsPerCheck = 10'000;          // polls of an empty socket between two checks of the deadline
-constexpr std::size_t kNoteBytes = 16;          // sent after a ping's block, in place of a notification
+constexpr std::size_t kNoteBytes = 16;          // bytes sent after a ping's block, in place of a notification
 
 class SocketEngine final : public Engine {
  public:
@@ -30,7 +30,7 @@ class SocketEngine final : public Engine {
   }
 
   void connect(const nlohmann::json& peer) override {
-    if (side_ == Side::kTarget) return;  // answer() and pong() accept the connection
+    if (side_ == Side::kTarget) return;  // the target accepts the connection in answer() and pong()
     adopt(need(net::connect_tcp({peer.value("host", ""), peer.value("port", std::uint16_t{0})})));
   }
 

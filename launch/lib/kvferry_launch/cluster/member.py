@@ -81,7 +81,7 @@ class Member:
 
     @property
     def port(self) -> int | None:
-        """The port at which the node served last. A restarted node gets the same port."""
+        """The port at which the node served last; None before the first time. A restarted node gets the same port."""
         found = re.search(r":(\d+)/?$", self.address or self.url)
         return int(found[1]) if found else None
 

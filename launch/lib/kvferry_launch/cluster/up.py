@@ -21,7 +21,7 @@ from kvferry_launch.node.cluster_key import KEY_NAME, ensure_key
 from kvferry_launch.process import DEATH_SIGNALS, noted_signals, write_whole
 
 LOOP_S = 0.1
-TROUBLE_S = 1.0  # pause after an error of this host
+TROUBLE_S = 1.0  # length of the pause after an error of this host
 TELL_EVERY_S = 60.0  # shortest time between two lines about the same error
 
 
@@ -56,7 +56,8 @@ class Deployment:
         self._interrupts: list[int] = []
         self._down = False
         self._state = ""
-        self._told: dict[str, float] = {}  # key: a line about an error of this host; value: when it was said last
+        # Maps a line about an error of this host to the time at which it was said last.
+        self._told: dict[str, float] = {}
         self.supervisor = Supervisor(Starter(Planner(spec, hosts), run), self._view.say)
 
     def run(self) -> int:
@@ -87,7 +88,7 @@ class Deployment:
                     self._view.say(reason)
                     return True
                 server.serve(LOOP_S)
-            except BrokenPipeError:  # stdout was closed
+            except BrokenPipeError:  # stdout was closed, so nothing can be shown any more
                 raise
             except OSError as error:
                 self._tell_error(error)

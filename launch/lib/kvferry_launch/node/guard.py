@@ -160,7 +160,8 @@ def take_key(file: Path) -> None:
     if not key:
         raise ValueError("the launcher sent no key")
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    written = file.with_name(f"{file.name}.{os.getpid()}")  # a unique name, as another guard may write the same key
+    # A unique name, because another guard may write the same key.
+    written = file.with_name(f"{file.name}.{os.getpid()}")
     written.unlink(missing_ok=True)
     with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
         out.write(key)

@@ -42,7 +42,7 @@ class NodeError(Exception):
 def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str], with_key: bool,
                    needs_kvferry: bool = False) -> int:
     """Checks kvferry's settings and, if `with_key`, its key file, with the interpreter `python`; returns `pool_bytes`,
-    or 0 if the interpreter can't load kvferry, which is an error if `needs_kvferry`. `env`: the server's whole
+    or 0 if the interpreter can't be run, or can't load kvferry and `needs_kvferry` is false. `env`: the server's whole
     environment. Errors: NodeError.
     """
     asked = json.dumps({"extra": extra, "with_key": with_key, "needs_kvferry": needs_kvferry})

@@ -19,7 +19,7 @@ class Adapters:
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._known: dict[str, dict[str, str]] = {}  # key: the model's name
+        self._known: dict[str, dict[str, str]] = {}  # maps a model's name to the fields of its adapter
         self._asked_at = float("-inf")
         self._is_asking = False
 

@@ -42,7 +42,8 @@ class Options:
     body_bytes_max: int = 8 << 20
     log_requests: bool = True
     first_token_of_prefill: bool = True
-    sign_push_target: Callable[[Body], Body | None] = lambda target: target  # if the result is None, KV is pulled
+    # Signs the address to push to; if the result is None, the KV is pulled instead.
+    sign_push_target: Callable[[Body], Body | None] = lambda target: target
     controller_token: str = field(default="", repr=False)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from kvferry_launch.proxy.bodies import COMPLETIONS, Body, token_ids
 
-_NOT_DECODED = "\ufffd"  # in a token's text if the token ends inside a character, which the next token may complete
+# Stands in a token's text if the token ends inside a character, which the next token may complete.
+_NOT_DECODED = "\ufffd"
 
 
 def _any(_: Any) -> bool:

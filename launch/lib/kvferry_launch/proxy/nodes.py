@@ -21,7 +21,8 @@ HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again with a restarted controller
-# A server that the controller no longer lists may only be slow. Its running requests leave it after:
+# A server that the controller no longer lists may only be slow. LOST_SILENCE_S and COME_BACK_WITHIN_S say when its
+# running requests leave it.
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
 # Longest wait for a lost server to return, if no other server takes requests. No request waits for 5 s after the
 # controller has lost the server, and up to POLL_INTERVAL_S pass before the proxy notices the loss.
@@ -80,7 +81,7 @@ class Nodes:
     metrics: Metrics
     needs_prefill: bool = False
     token: str = field(default="", repr=False)  # token for the controller's HTTP API; empty: send no token
-    known: dict[str, Node] = field(default_factory=dict)  # key: engine id
+    known: dict[str, Node] = field(default_factory=dict)  # maps an engine id to the node
     controller_up: bool = False
     _trouble: str = ""  # the last error of a request to the controller
     _turn: int = 0
@@ -109,12 +110,13 @@ class Nodes:
             told = {str(entry["engine_id"]): entry for entry in answer["nodes"]
                     if entry.get("namespace") == self.name_space and entry.get("serves")}
         except (aiohttp.ClientError, asyncio.TimeoutError, AttributeError, LookupError, TypeError, ValueError) as error:
-            self._lose_controller(error)  # the last four: not a list of nodes
+            self._lose_controller(error)  # the last four types: the answer is not a list of nodes
             return
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)
         self.controller_up = True
-        # A controller of an older release does not send it; the next line then assumes that it has just restarted.
+        # A controller of an older release does not send uptime_ms. The next line then assumes that the controller has
+        # just restarted.
         uptime_ms = answer.get("uptime_ms")
         started_at = time.monotonic() - uptime_ms / 1000 if isinstance(uptime_ms, int) else float("inf")
         self._take(told, asked_at, started_at)
@@ -162,7 +164,7 @@ class Nodes:
 
     async def _check_health(self) -> None:
         """Checks each server in a task of its own, so that a dead host does not delay the checks of other servers."""
-        checks: dict[str, asyncio.Task[None]] = {}  # key: URL
+        checks: dict[str, asyncio.Task[None]] = {}  # maps a server's URL to the check that is in progress
         try:
             while True:
                 checks = {url: check for url, check in checks.items() if not check.done()}

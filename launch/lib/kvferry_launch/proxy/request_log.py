@@ -40,7 +40,7 @@ class RequestLog:
         self._pairs.append(f"{prefill}, {choice.decode.engine_id}")
 
     def line(self, path: str, status: str) -> str:
-        """Returns a line like "POST /v1/completions 200 in 253.1 ms, request 7f3a: 9 tokens; p0, d0; prefill 1 ms".
+        """Returns a line like "POST /v1/completions 200 in 253.1 ms, request 7f3a: 9 tokens; p0, d0; prefill 1.0 ms".
         """
         parts = [f"POST {path} {status} in {self.elapsed_s() * 1e3:.1f} ms"
                  + (f", request {self.request_id[:_ID_MAX]}" if self.request_id else "")

@@ -51,8 +51,8 @@ class Waits:
             self._heard_at[task] = time.monotonic()
 
     def end_silent(self, silence_s: float, since: float = 0.0) -> None:
-        """Ends the waits in which the server has sent nothing for `silence_s`, of which only the time after `since`
-        counts.
+        """Ends each wait in which the server has sent nothing for `silence_s`. Time before `since` does not count as
+        silence.
         """
         now = time.monotonic()
         for task, heard_at in self._heard_at.items():

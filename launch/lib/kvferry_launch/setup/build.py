@@ -13,7 +13,9 @@ PRODUCT = ("kvferry", "_core", "kvferry_package")
 
 
 def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
-    """Builds targets of the release preset: those in `only`, else all if `tests`, else the product's."""
+    """Builds targets of the release preset: the targets in `only`; if it is empty, all targets if `tests`, otherwise
+    the targets that users run.
+    """
     build_preset("release", only or ([] if tests else PRODUCT), [f"-DPython_EXECUTABLE={VENV_PYTHON}"])
 
 

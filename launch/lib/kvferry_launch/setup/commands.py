@@ -17,7 +17,7 @@ NO_NETWORK = re.compile(
     r"|Failed to establish a new connection|Name or service not known|Max retries exceeded"
 )
 TAIL_LINES = 25
-_stop = threading.Event()  # commands that run end
+_stop = threading.Event()  # when set, the commands that are running are ended
 
 
 class SetupError(Exception):
@@ -65,7 +65,7 @@ def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str]
 
 @contextmanager
 def beside(step: Callable[[], None]) -> Iterator[None]:
-    """Runs `step` in a thread beside the block. If one of the two fails, the other one's command is ended."""
+    """Runs `step` in a thread beside the `with` block. If one of the two fails, the other one's command is ended."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -108,7 +108,9 @@ def _lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
 
 @contextmanager
 def stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
-    """Yields True unless the file `stamp` has the hash of the inputs; writes the hash if the block raises no error."""
+    """Yields False if the file `stamp` has the hash of the inputs, so that the step can be skipped; otherwise yields
+    True, and writes the hash if the `with` block raises no error.
+    """
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
     stale = not stamp.exists() or stamp.read_text() != digest
     yield stale

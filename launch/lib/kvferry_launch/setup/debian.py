@@ -25,7 +25,7 @@ def ensure_debian_packages(tests: bool) -> None:
     wanted = debian_packages(tests)
     if shutil.which("dpkg-query") is None or shutil.which("apt-get") is None:
         if shutil.which("cmake") and shutil.which("ninja"):
-            return  # on another distribution CMake reports what is missing
+            return  # on another distribution, CMake reports what is missing
         raise SetupError("this host has no apt-get; install the equivalents of launch/debian-packages.txt by hand")
     listed = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted],
                             capture_output=True, text=True, check=False).stdout
@@ -46,7 +46,7 @@ def ensure_debian_packages(tests: bool) -> None:
         run_logged("apt-get update", [*apt, "update"], log, tick=step.update)
 
         def on_line(line: str) -> None:
-            # APT::Status-Fd lines: "dlstatus:3:41.5:Retrieving ...", "pmstatus:cmake:62.5:Unpacking cmake ..."
+            # APT::Status-Fd writes lines like "dlstatus:3:41.5:Retrieving ..." and "pmstatus:cmake:62.5:Unpacking ...".
             kind, _, rest = line.partition(":")
             if kind in ("dlstatus", "pmstatus"):
                 _, percent, note = [*rest.split(":", 2), "", ""][:3]

@@ -36,7 +36,7 @@ def linked_packages(binary: Path) -> set[str]:
     """Returns the Debian packages that own the shared libraries of a program."""
     listed = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=False).stdout
     libraries = {str(Path(path).resolve()) for path in re.findall(r"=> (/\S+)", listed)}
-    # dpkg may know a library by its path before /lib became a link to /usr/lib.
+    # dpkg may list a library under its path from before /lib became a link to /usr/lib.
     names = sorted(libraries | {path.removeprefix("/usr") for path in libraries})
     owners = subprocess.run(["dpkg-query", "-S", *names], capture_output=True, text=True, check=False).stdout
     return {line.split(":")[0] for line in owners.splitlines() if ": /" in line}

@@ -17,8 +17,8 @@ NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
 def ensure_venv(least: tuple[int, int], tests: bool) -> None:
-    """Makes .venv, of this version of Python or a later one, and installs launch/requirements.txt into it, with `tests`
-    also launch/requirements-tests.txt.
+    """Makes .venv, of this version of Python or a later one, and installs launch/requirements.txt into it. If `tests`
+    is True, also installs launch/requirements-tests.txt.
     """
     python = os.environ.get("PYTHON", "python3")
     if not VENV_PYTHON.exists():
@@ -103,9 +103,8 @@ def _vllm_wheel(requirement: str, step: Step) -> Path:
 
 
 def _pip_step(label: str, arguments: list[str], expected: int) -> None:
-    """Runs `pip install` with a progress bar: the first half counts packages found, the second packages installed.
-
-    pip reports no total while it resolves, so `expected` only scales the first half.
+    """Runs `pip install` with a progress bar: the first half of the bar counts packages found, the second half packages
+    installed. pip reports no total while it resolves, so `expected` only scales the first half.
     """
     site = _site_packages()
     found = 0

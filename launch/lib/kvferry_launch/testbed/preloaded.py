@@ -31,7 +31,9 @@ _preloaded: "_Preloaded | None" = None
 
 @contextlib.contextmanager
 def vllm_is_preloaded() -> Iterator[None]:
-    """Servers of `server_process` that are started in this context are forks; they end with it."""
+    """Within this context, the servers that server_process() starts are forks of one process that has imported vLLM.
+    They end with the context.
+    """
     global _preloaded
     with _Preloaded() as _preloaded:
         try:
@@ -41,7 +43,7 @@ def vllm_is_preloaded() -> Iterator[None]:
 
 
 def server_process(name: str, command: list[str], env: dict[str, str], log: Path) -> ManagedProcess:
-    """A process that runs `command`, which is `PYTHON -m MODULE ...` of vLLM's API server."""
+    """Returns a process that runs `command`, which is `PYTHON -m MODULE ...` of vLLM's API server."""
     return _ServerProcess(name, command, env, log)
 
 
@@ -51,7 +53,7 @@ class _ServerProcess(ManagedProcess):
 
 
 class _Preloaded:
-    """The process that has imported vLLM. It starts when the first fork is asked for."""
+    """The process that has imported vLLM. It starts when the first fork is requested."""
 
     def __init__(self) -> None:
         self._process: ManagedProcess | None = None
@@ -85,7 +87,7 @@ class _Preloaded:
 
 
 class _Fork:
-    """A child of the preloaded process."""
+    """A server that the preloaded process has forked."""
 
     stdin: IO[bytes] | None = None
 
@@ -110,10 +112,10 @@ class _Fork:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Forks a server for each request, and tells the exit status of one that has ended."""
+    """Forks a server for each request, and reports the exit status of each server that has ended."""
     __import__(MODULE)
     _fork_engines()
-    # Servers share this process's tracker, which removes the shared memory that killed servers leave.
+    # The servers share this process's resource tracker, which removes the shared memory that killed servers leave.
     tracker = resource_tracker._resource_tracker
     tracker.ensure_running()
     while text := requests.recv(_REQUEST_MAX):
@@ -128,14 +130,14 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _fork_engines() -> None:
-    """Lets vLLM fork its engines and workers."""
+    """Makes vLLM fork its engines and workers in this process."""
     for module in list(sys.modules.values()):
         if module.__name__.startswith("vllm.") and hasattr(module, "get_mp_context"):
             vars(module)["get_mp_context"] = lambda: multiprocessing.get_context("fork")
 
 
 def _run(arguments: list[str], env: dict[str, str], log: str) -> None:
-    """Runs vLLM's API server in this process, which a fork has made, and ends."""
+    """Runs vLLM's API server in this process, which was forked for it, and then exits."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     output = os.open(log, os.O_WRONLY | os.O_APPEND)

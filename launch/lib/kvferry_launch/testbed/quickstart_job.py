@@ -22,7 +22,8 @@ from kvferry_launch.testbed.reference import Reference
 
 PROMPT_TOKENS = 400
 OUTPUT_TOKENS = 100
-DECODE_BLOCKS_FOR_TWO = 28  # two prompts fit in 26 blocks, two finished requests need 32
+# Two prompts fit in 26 blocks, but two finished requests need 32, so one of them is preempted.
+DECODE_BLOCKS_FOR_TWO = 28
 STOP_GRACE_S = 3.0
 COLUMNS = ("request", "prompt", "output", "local hit", "external hit", "preempted", "prefill ms", "transfer ms",
            "decode ms", "tokens")

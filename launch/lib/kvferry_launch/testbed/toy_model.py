@@ -20,7 +20,8 @@ from kvferry_launch.paths import MODELS
 
 VOCAB = 512
 ATTENTION_STD = 0.6
-UNNORMED_STD = 0.12  # for queries and keys without a norm; if larger, a token attends to one other token only
+# Standard deviation of queries and keys without a norm; with a larger one, a token attends to one other token only.
+UNNORMED_STD = 0.12
 OTHER_STD = 0.05
 EMBEDDING_STD = 1.0
 
