@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "transport/base/wire.h"
@@ -92,13 +95,21 @@ std::string random_bytes(std::size_t num_bytes);
 /// Compares two secrets in constant time, so that the time does not reveal how much of a wrong secret is right.
 bool is_same_secret(std::string_view said, std::string_view own);
 
-/// One requirement on a backend's options, and the error's text if it is not met.
+/// A number among a backend's options, and the range that it must be in.
 struct OptionCheck {
-  bool is_met = false;
-  std::string what;
+  template <class Number>
+  OptionCheck(std::string_view option, Number number, std::int64_t from = 1,
+              std::int64_t to = std::numeric_limits<std::int64_t>::max())
+      : name(option),
+        value(std::in_range<std::int64_t>(number) ? static_cast<std::int64_t>(number)
+                                                  : std::numeric_limits<std::int64_t>::max()),
+        least(from),
+        most(to) {}
+  std::string_view name;
+  std::int64_t value, least, most;
 };
-/// Checks options. kInvalidArgument: a check is not met; the message has the text of the first unmet one. `options`:
-/// name of the options' struct.
+/// Returns kInvalidArgument if a number is out of its range; the message names the first one. `options`: name of the
+/// options' struct.
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks);
 
 /// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: the address is malformed or

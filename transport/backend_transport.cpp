@@ -30,7 +30,11 @@ bool is_same_secret(std::string_view said, std::string_view own) {
 
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks) {
   for (const OptionCheck& check : checks) {
-    if (!check.is_met) return Error{ErrorCode::kInvalidArgument, fmt::format("bad {}: {}", options, check.what)};
+    if (check.value >= check.least && check.value <= check.most) continue;
+    const bool is_bounded = check.most < std::numeric_limits<std::int64_t>::max();
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("bad {}: {} is {}; allowed: {}{}", options, check.name, check.value, check.least,
+                             is_bounded ? fmt::format(" to {}", check.most) : " and more")};
   }
   return {};
 }

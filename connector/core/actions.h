@@ -72,6 +72,7 @@ using RevokeSlots = Revocation;
 struct LogLine {
   std::string text;
   bool warning = false;
+  std::string paused_node = {};  // endpoint of the node from which, as the sentence says, no KV is fetched for a while
 };
 
 using Action = std::variant<QueryDirectory, RequestLease, ReleaseLease, StartPull, PublishChunks, AnnounceEvictions,

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "controller/http/http_api.h"
+#include "controller/http/http_metrics.h"
 #include "transport/base/chunk_key.h"
 
 namespace kvferry::controller {
@@ -68,41 +69,6 @@ json namespace_json(const NamespaceStatus& space) {
           {"block_size", space.block_size}, {"blocks", space.num_blocks}, {"hashes", space.num_hashes},
           {"counters", space.counters}};
 }
-
-/// Collects samples and writes them grouped by metric, as Prometheus' text format requires. prometheus-cpp would save
-/// about twenty lines here, but would add a shared library to the controller and the wheel.
-class Metrics {
- public:
-  using Labels = std::vector<std::pair<std::string_view, std::string>>;
-  void add(const std::string& name, const char* type, double value, const Labels& labels = {}) {
-    Metric& metric = metrics_[name];
-    metric.type = type;
-    metric.samples += "kvferry_controller_" + name;
-    for (std::size_t i = 0; i < labels.size(); ++i)
-      metric.samples += fmt::format("{}{}=\"{}\"", i == 0 ? "{" : ",", labels[i].first, escaped(labels[i].second));
-    metric.samples += fmt::format("{} {}\n", labels.empty() ? "" : "}", value);
-  }
-  std::string text() const {
-    std::string all;
-    for (const auto& [name, metric] : metrics_)
-      all += fmt::format("# TYPE kvferry_controller_{} {}\n{}", name, metric.type, metric.samples);
-    return all;
-  }
-
- private:
-  struct Metric {
-    std::string type, samples;
-  };
-  static std::string escaped(const std::string& text) {
-    std::string safe;
-    for (const char c : text) {
-      if (c == '\\' || c == '"') safe += '\\';
-      safe += c == '\n' ? ' ' : c;
-    }
-    return safe;
-  }
-  std::map<std::string, Metric> metrics_;
-};
 
 void add_details(json& node, const NodeDetails& details) {
   for (const NodeDetail& detail : kNodeDetails) node[std::string(detail.name)] = details.*detail.text;
@@ -184,57 +150,57 @@ json workers_json(const ControllerView& view) {
 std::string metrics_text(const ControllerView& view) {
   Metrics metrics;
   const json status = status_json(view.status, view.endpoint);
-  metrics.add("up_seconds", "gauge", static_cast<double>(view.status.uptime_ms) / 1000);
-  metrics.add("info", "gauge", 1, {{"version", view.status.version}});
-  for (const auto& [name, value] : status["counters"].items())
-    metrics.add(name + "_total", "counter", value.get<double>());
-  metrics.add("nodes", "gauge", static_cast<double>(view.status.nodes.size()));
+  metrics.add("up_seconds", static_cast<double>(view.status.uptime_ms) / 1000);
+  metrics.add("info", 1, {{"version", view.status.version}});
+  for (const auto& [name, value] : status["counters"].items()) metrics.add(name + "_total", value.get<double>());
+  metrics.add("nodes", static_cast<double>(view.status.nodes.size()));
   for (const NodeStatus& node : view.status.nodes) {
     const Metrics::Labels labels = {
         {"namespace", node.name_space}, {"node", node.engine_id.value}, {"role", node.role}};
-    metrics.add("node_chunks", "gauge", static_cast<double>(node.num_chunks), labels);
-    metrics.add("node_tails", "gauge", static_cast<double>(node.num_tails), labels);
-    metrics.add("node_load", "gauge", static_cast<double>(node.load), labels);
-    metrics.add("node_silent_seconds", "gauge", static_cast<double>(node.heartbeat_age_ms) / 1000, labels);
+    metrics.add("node_chunks", static_cast<double>(node.num_chunks), labels);
+    metrics.add("node_tails", static_cast<double>(node.num_tails), labels);
+    metrics.add("node_load", static_cast<double>(node.load), labels);
+    metrics.add("node_silent_seconds", static_cast<double>(node.heartbeat_age_ms) / 1000, labels);
   }
   for (const NodeStatus& node : view.status.nodes) {
     if (!node.is_leaving) continue;
     const Metrics::Labels labels = {{"namespace", node.name_space}, {"node", node.engine_id.value}};
-    metrics.add("drain_chunks_left", "gauge", static_cast<double>(node.num_to_replicate), labels);
-    metrics.add("drain_chunks_lost", "gauge", static_cast<double>(node.num_lost), labels);
+    metrics.add("drain_chunks_left", static_cast<double>(node.num_to_replicate), labels);
+    metrics.add("drain_chunks_lost", static_cast<double>(node.num_lost), labels);
   }
-  metrics.add("pinned_keys", "gauge", static_cast<double>(view.status.num_pinned_keys));
-  metrics.add("held_keys", "gauge", static_cast<double>(view.status.num_pinned_keys));  // old name of pinned_keys
-  const StateStatus& state = view.status.state;
-  metrics.add("state_durable", "gauge", state.durable ? 1 : 0);
-  metrics.add("state_log_bytes", "gauge", static_cast<double>(state.log_bytes));
-  metrics.add("state_snapshot_bytes", "gauge", static_cast<double>(state.snapshot_bytes));
+  metrics.add("pinned_keys", static_cast<double>(view.status.num_pinned_keys));
+  metrics.add("held_keys", static_cast<double>(view.status.num_pinned_keys));  // old name of pinned_keys
+  if (const StateStatus& state = view.status.state; !state.folder.empty()) {
+    metrics.add("state_durable", state.durable ? 1 : 0);
+    metrics.add("state_log_bytes", static_cast<double>(state.log_bytes));
+    metrics.add("state_snapshot_bytes", static_cast<double>(state.snapshot_bytes));
+  }
   if (const ScaleStatus& scale = view.status.scale; !scale.name.empty()) {
-    metrics.add("replicas", "gauge", static_cast<double>(scale.replicas.size()));
-    if (!scale.etcd.empty()) metrics.add("etcd_up", "gauge", scale.etcd_ok ? 1 : 0);
-    if (!scale.event_log.empty()) metrics.add("event_log_up", "gauge", scale.log_ok ? 1 : 0);
+    metrics.add("replicas", static_cast<double>(scale.replicas.size()));
+    if (!scale.etcd.empty()) metrics.add("etcd_up", scale.etcd_ok ? 1 : 0);
+    if (!scale.event_log.empty()) metrics.add("event_log_up", scale.log_ok ? 1 : 0);
   }
-  metrics.add("engines", "gauge", static_cast<double>(view.engines.size()));
-  metrics.add("engine_messages_malformed_total", "counter", static_cast<double>(view.messages_malformed));
-  metrics.add("http_refused_total", "counter", static_cast<double>(view.http_refused));
+  metrics.add("engines", static_cast<double>(view.engines.size()));
+  metrics.add("engine_messages_malformed_total", static_cast<double>(view.messages_malformed));
+  metrics.add("http_refused_total", static_cast<double>(view.http_refused));
   for (const EngineStatus& engine : view.engines) {
-    const Metrics::Labels labels = {{"instance", engine.info.instance_id},
+    const Metrics::Labels labels = {{"engine", engine.info.instance_id},
                                     {"model", engine.info.model},
                                     {"tenant", engine.info.tenant},
                                     {"endpoint", engine.info.endpoint}};
-    metrics.add("engine_live", "gauge", engine.is_live ? 1 : 0, labels);
-    metrics.add("engine_connected", "gauge", engine.is_connected ? 1 : 0, labels);
-    metrics.add("engine_confirmed", "gauge", engine.is_confirmed ? 1 : 0, labels);
-    metrics.add("engine_silent_seconds", "gauge", static_cast<double>(engine.silent_for) * 1e-9, labels);
+    metrics.add("engine_live", engine.is_live ? 1 : 0, labels);
+    metrics.add("engine_connected", engine.is_connected ? 1 : 0, labels);
+    metrics.add("engine_confirmed", engine.is_confirmed ? 1 : 0, labels);
+    metrics.add("engine_silent_seconds", static_cast<double>(engine.silent_for) * 1e-9, labels);
     const json counters = counters_json(engine);
     for (const auto& [name, value] : counters.items())
-      metrics.add("engine_" + name + "_total", "counter", value.get<double>(), labels);
+      metrics.add("engine_" + name + "_total", value.get<double>(), labels);
     for (const auto& [rank, blocks] : engine.blocks) {
       for (std::size_t tier = 0; tier < kNumTiers; ++tier) {
         Metrics::Labels placed = labels;
         placed.emplace_back("dp_rank", std::to_string(rank));
         placed.emplace_back("tier", kTierNames[tier]);
-        metrics.add("engine_blocks", "gauge", static_cast<double>(blocks[tier]), placed);
+        metrics.add("engine_blocks", static_cast<double>(blocks[tier]), placed);
       }
     }
   }
@@ -243,11 +209,11 @@ std::string metrics_text(const ControllerView& view) {
                                     {"tenant", space.tenant},
                                     {"salt", shown_salt(space.salt)},
                                     {"block_size", std::to_string(space.block_size)}};
-    metrics.add("index_blocks", "gauge", static_cast<double>(space.num_blocks), labels);
-    metrics.add("index_hashes", "gauge", static_cast<double>(space.num_hashes), labels);
+    metrics.add("index_blocks", static_cast<double>(space.num_blocks), labels);
+    metrics.add("index_hashes", static_cast<double>(space.num_hashes), labels);
     const json counters = space.counters;
     for (const auto& [name, value] : counters.items())
-      metrics.add("index_" + name + "_total", "counter", value.get<double>(), labels);
+      metrics.add("index_" + name + "_total", value.get<double>(), labels);
   }
   return metrics.text();
 }

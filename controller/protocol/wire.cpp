@@ -43,7 +43,7 @@ Result<Message> parse(std::string_view bytes, VersionRange versions) {
     return convert_by_type<Message>(header.type, object);
   } catch (const std::exception& failure) {
     return Error{ErrorCode::kCorrupt,
-                 fmt::format("malformed controller message ({} bytes): {}", bytes.size(), failure.what())};
+                 fmt::format("malformed controller message ({} bytes): {}", bytes.size(), why_malformed(failure))};
   }
 }
 

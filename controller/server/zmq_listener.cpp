@@ -59,7 +59,7 @@ class ZmqListener final : public BoundListener, private ReplySender {
                                                {.message_bytes_max = wire::kMessageBytesMax,
                                                 .receive_queue_max = kReceiveQueueMax,
                                                 .send_queue_max = kReplyQueueMax}));
-    if (key) refusals_ = KVFERRY_TRY(router_->make_refusal_monitor());
+    has_key_ = key.has_value();
     return router_->bind(bind);
   }
 
@@ -67,7 +67,8 @@ class ZmqListener final : public BoundListener, private ReplySender {
   int fd() const override { return router_->fd(); }
 
   bool serve(TimeNs now) override {
-    while (refusals_ && refusals_->next_change() != net::ZmqSocket::Change::kNone) sessions_.count_refused_handshake();
+    for (; num_counted_ < router_->num_handshakes_failed(); ++num_counted_)
+      if (has_key_) sessions_.count_refused_handshake();
     for (int num_received = 0; num_received < kZmqMessagesPerTurnMax; ++num_received) {
       if (!receive_one(now)) return false;
     }
@@ -95,7 +96,8 @@ class ZmqListener final : public BoundListener, private ReplySender {
   Sessions& sessions_;
   Connections connections_;
   std::unique_ptr<net::ZmqSocket> router_;
-  std::unique_ptr<net::ZmqSocket> refusals_;  // monitor of router_; nullptr without a cluster key
+  bool has_key_ = false;
+  std::uint64_t num_counted_ = 0;  // failed handshakes that were counted
 };
 
 }  // namespace

@@ -22,6 +22,8 @@ using controller::NodeStatus;
 using Time = std::chrono::steady_clock;
 
 constexpr std::int64_t kAdminTimeoutMs = 2000;
+constexpr double kDrainTimeoutMaxS = 604'800;               // a week
+constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // more chunks than any index has
 constexpr std::chrono::milliseconds kPollEvery{200};
 // A node must be idle for this time, since proxies may still send it requests.
 constexpr std::chrono::milliseconds kIdleFor{1500};
@@ -80,14 +82,19 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
     });
     if (node == status.nodes.end())
       return Error{ErrorCode::kUnavailable, fmt::format("node '{}' left before it was drained", flags.node)};
-    if (!node->is_leaving) return Error{ErrorCode::kRefused, "the drain was cancelled by another client"};
+    if (!node->is_leaving)
+      return Error{ErrorCode::kRefused, fmt::format("the drain of node '{}' was cancelled by another client: "
+                                                    "kvferry drain --undo",
+                                                    flags.node)};
     const std::uint64_t done = node->num_replicated + node->num_lost;
-    line.show(done, done + node->num_to_replicate, fmt::format("chunks, {} requests left", node->load));
+    line.show(done, done + node->num_to_replicate,
+              fmt::format("chunks copied, {} requests still run on the node", node->load));
     if (node->load > 0) idle_since = Time::now();
     if (node->is_drained && Time::now() - idle_since >= kIdleFor) return *node;
     if (Time::now() > deadline)
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("the drain has not ended within {} s; the drain continues", flags.timeout_s)};
+      return Error{
+          ErrorCode::kUnavailable,
+          fmt::format("the drain of node '{}' has not ended within {} s; it continues", flags.node, flags.timeout_s)};
     std::this_thread::sleep_for(kPollEvery);
   }
 }
@@ -161,7 +168,7 @@ Run add_drain_command(CLI::App& app) {
   command->add_flag("--no-wait", flags->no_wait, "Return at once instead of waiting for the end of the drain");
   command->add_option("--timeout", flags->timeout_s, "Time to wait, in seconds")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(number_between(0.1, kDrainTimeoutMaxS));
   return [flags] { return drain(*flags); };
 }
 
@@ -179,8 +186,8 @@ Run add_quota_command(CLI::App& app) {
           "Limit the chunks of a namespace in the controller's index; lookups do not find chunks beyond "
           "the limit",
           flags);
-  CLI::Option* number =
-      command->add_option("CHUNKS", flags->number, "Maximum number of chunks")->check(CLI::NonNegativeNumber);
+  CLI::Option* number = command->add_option("CHUNKS", flags->number, "Maximum number of chunks")
+                            ->check(number_between(std::uint64_t{0}, kQuotaMax));
   CLI::Option* none = command->add_flag("--none", flags->no_quota, "Remove the limit");
   number->excludes(none);
   command->callback([number, none] {

@@ -5,8 +5,13 @@
 // user's input is wrong. With 1 and 2 the command prints exactly one line "kvferry: ..." on stderr.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <functional>
+#include <string>
+#include <type_traits>
 
 #include "transport/base/result.h"
 
@@ -14,6 +19,21 @@ namespace kvferry::cli {
 
 /// Executes a command. The error kInvalidArgument becomes exit status 2, any other error 1.
 using Run = std::function<Result<void>()>;
+
+/// Returns a check of an option's value, which must be a number from `least` to `most`. CLI11's own checks for ranges
+/// print the bounds of a double with six decimals and up to 309 digits before them.
+template <class Number>
+CLI::Validator number_between(Number least, Number most) {
+  const auto what_is_wrong = [least, most](const std::string& value) {
+    Number number{};
+    const char* const end = value.data() + value.size();
+    const auto [stop, failure] = std::from_chars(value.data(), end, number);
+    if (failure == std::errc() && stop == end && number >= least && number <= most) return std::string();
+    return fmt::format("'{}' is not a {}number from {} to {}", value, std::is_integral_v<Number> ? "whole " : "", least,
+                       most);
+  };
+  return CLI::Validator(what_is_wrong, fmt::format("[{} to {}]", least, most));
+}
 
 Run add_bench_command(CLI::App& app);
 Run add_clear_command(CLI::App& app);

@@ -57,7 +57,8 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
       setting("state", &C::state, "a folder, or 'none'",
               "Folder of the state that survives a restart; with 'none', nodes publish their chunks again after "
               "a restart")
-          .with_shown_default("${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none for port 0 and ipc"),
+          .with_shown_default(
+              "${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none if --bind has port 0 or ipc://"),
       // etcd and event-log may hold passwords. Only their own parsers check them, with messages that leave the value
       // out.
       setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",

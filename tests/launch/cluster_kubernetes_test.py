@@ -93,10 +93,29 @@ def test_pods_of_members_mount_the_key_unless_the_file_names_one(own_key: bool) 
     for pod in pods:
         given = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
         assert given["KVFERRY_CLUSTER_KEY_FILE"] == ("/k" if own_key else "/etc/kvferry/cluster.key")
-        assert pod.get("volumes", []) == ([] if own_key else [
-            {"name": "cluster-key", "secret": {"secretName": "demo-cluster-key", "defaultMode": 0o400}}])
+        secrets = [one["secret"] for one in pod.get("volumes", []) if "secret" in one]
+        assert secrets == ([] if own_key else [{"secretName": "demo-cluster-key", "defaultMode": 0o400}])
+        copies = [" ".join(one["command"]) for one in pod.get("initContainers", [])]
+        assert copies == ([] if own_key else ["install -m 0400 /secret/cluster.key /etc/kvferry/cluster.key"])
     door = container(by_name(objects(MINIMAL))["Deployment", "demo-router"])
     assert "volumeMounts" not in door, "vllm-router is no member"
+
+
+@pytest.mark.parametrize(("change", "user", "size"), [
+    ({}, 14600, "8Gi"), ({"user": 1000650000, "shared_memory": "512Mi"}, 1000650000, "512Mi")])
+def test_no_pod_runs_as_root_and_servers_have_shared_memory(change: dict[str, Any], user: int, size: str) -> None:
+    found = objects(MINIMAL | {"kubernetes": {"image": "vllm:1"} | change})
+    pods = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in found
+            if one["kind"] in ("StatefulSet", "Deployment")}
+    assert len(pods) == 4
+    for name, pod in pods.items():
+        assert pod["securityContext"] | {"runAsNonRoot": True, "runAsUser": user} == pod["securityContext"], name
+        for one in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert one["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    for role in ("prefill", "decode"):
+        pod = pods[f"demo-{role}"]
+        assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}} in pod["volumes"]
+        assert {"name": "shared-memory", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
 
 
 @pytest.mark.parametrize(("ranks", "script"), [

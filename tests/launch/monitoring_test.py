@@ -101,7 +101,7 @@ def test_an_alert_has_all_that_who_is_woken_needs(alert: dict[str, Any]) -> None
 # fire. The values are in Prometheus' notation, one for each minute.
 UP = {"controller": 'up{job="kvferry-controller"}', "proxy": 'up{job="kvferry-proxy"}', "vllm": 'up{job="vllm"}'}
 BY_SOURCE = 'vllm:prompt_tokens_by_source_total{role="%s", source="%s"}'
-STATE, SNAPSHOT, LOG = (f"kvferry_controller_state_{name}" for name in ("durable", "snapshot_bytes", "log_bytes"))
+STATE, UPTIME = (f"kvferry_controller_{name}" for name in ("state_durable", "up_seconds"))
 GROWS, STANDS = "0+1x30", "7x30"
 PER_SECOND = "0+60x30"
 Series = dict[str, str]
@@ -113,11 +113,8 @@ WHEN: dict[str, list[tuple[Series, Series]]] = {
                             {"kvferry_controller_nodes_refused_total": STANDS})],
     "KvferryDrainLosesChunks": [({"kvferry_controller_drain_chunks_lost": "0x10 1x20"},
                                  {"kvferry_controller_drain_chunks_lost": "0x30"})],
-    "KvferryStateNotOnDisk": [({STATE: "0x30", SNAPSHOT: "4096x30", LOG: "0x30"},
-                               # The state of a controller with --state none.
-                               {STATE: "0x30", SNAPSHOT: "0x30", LOG: "0x30"}),
-                              ({STATE: "0x30", SNAPSHOT: "0x30", LOG: "16x30"},
-                               {STATE: "1x30", SNAPSHOT: "4096x30", LOG: "16x30"})],
+    "KvferryStateNotOnDisk": [({STATE: "1x2 0x30"}, {STATE: "1x30"}),
+                              ({STATE: "0x30"}, {UPTIME: PER_SECOND})],  # the second has --state none
     "KvferryIndexFull": [({"kvferry_controller_chunks_dropped_total": GROWS},
                           {"kvferry_controller_chunks_dropped_total": STANDS})],
     "KvferryEtcdDown": [({"kvferry_controller_etcd_up": "0x30"}, {"kvferry_controller_etcd_up": "1x30"})],

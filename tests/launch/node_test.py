@@ -72,6 +72,13 @@ def test_extra_values_are_typed_and_words_after_the_dashes_come_last(model: Path
         "chunk_tokens": 128, "path": "shm", "save_decode_cache": False, "pool_bytes": digits}
 
 
+def test_a_python_that_this_user_cannot_look_for_is_one_sentence(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Root may search every folder, so the reason here is a name that is too long.
+    monkeypatch.setattr(node, "VENV_PYTHON", model / ("x" * 300))
+    with pytest.raises(NodeError, match=r"can't look for /.*x \(File name too long\); its folders must be readable"):
+        command("prefill", "--model", str(model))
+
+
 def test_only_the_cpu_build_gets_cpu_flags(model: Path, cpu_vllm: dict[str, Any]) -> None:
     on_cpu, cpu_env = command("decode", "--model", str(model))
     cpu_vllm["cpu"] = None

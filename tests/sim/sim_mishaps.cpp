@@ -31,12 +31,11 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
   return made;
 }
 
-void World::note_suspicion(std::size_t index, const std::string& log_line) {
-  for (std::size_t other = 0; other < num_nodes(); ++other) {
-    if (!log_line.starts_with("nothing arrived from node " + nodes_[other].endpoint)) continue;
-    suspected_.insert({index, other});
-    mishaps_.to_link(&Tally::excused_suspected, index, other, now());
-  }
+void World::note_suspicion(std::size_t index, const std::string& paused_node) {
+  const std::optional<std::size_t> other = node_at(paused_node);
+  if (!other) return;
+  suspected_.insert({index, *other});
+  mishaps_.to_link(&Tally::excused_suspected, index, *other, now());
 }
 
 void World::note_full_pool(std::size_t index) {

@@ -70,7 +70,7 @@ void World::carry_out(std::size_t index) {
     if (const auto* released = std::get_if<ReleaseLease>(&action)) release(index, *released);
     if (const auto* line = std::get_if<LogLine>(&action)) {
       node.num_load_lines += line->text.find("to load") != std::string::npos;
-      note_suspicion(index, line->text);
+      note_suspicion(index, line->paused_node);
       tell("node {} says: {}", index, line->text);
     }
     if (const auto* published = std::get_if<PublishChunks>(&action)) {

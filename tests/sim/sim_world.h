@@ -145,7 +145,7 @@ class World {
   void check_pulls(std::size_t node) const;
 
   // sim_mishaps.cpp
-  void note_suspicion(std::size_t node, const std::string& log_line);
+  void note_suspicion(std::size_t node, const std::string& paused_node);
   void note_full_pool(std::size_t node);
   void note_forged_answer(std::size_t node, std::uint64_t fetch);
   /// Returns true if an engine's own save writes into the slot.

@@ -368,5 +368,19 @@ TEST(TcpTransport, OptionsThatMakeNoSenseAreRefused) {
   EXPECT_EQ(code_of([](TcpOptions& options) { options.listen_host = "192.0.2.1"; }), ErrorCode::kUnavailable);
 }
 
+TEST(TcpOptions, ANumberOutOfItsRangeIsNamedWithTheRange) {
+  const auto refusal = [](const auto& change) {
+    TcpOptions options;
+    change(options);
+    return make_tcp_transport(options).error().what;
+  };
+  EXPECT_EQ(refusal([](TcpOptions& options) { options.local_connections = 65; }),
+            "bad TcpOptions: local_connections is 65; allowed: 1 to 64");
+  EXPECT_EQ(refusal([](TcpOptions& options) { options.segment_bytes = std::uint64_t{1} << 40; }),
+            "bad TcpOptions: segment_bytes is 1099511627776; allowed: 4096 to 67108864");
+  EXPECT_EQ(refusal([](TcpOptions& options) { options.spin_ns = -1; }),
+            "bad TcpOptions: spin_ns is -1; allowed: 0 and more");
+}
+
 }  // namespace
 }  // namespace kvferry

@@ -149,7 +149,7 @@ def test_a_router_is_told_who_holds_a_prompt_best(http: Http, publishers: list[P
     vllm.do(do="clear")
     wait_until(lambda: http.matched(tokens) == {"vllm": 0, "sglang": 3 * BLOCK})
     metrics = http.call("/metrics")[1]
-    assert 'kvferry_controller_engine_clears_total{instance="vllm"' in metrics
+    assert 'kvferry_controller_engine_clears_total{engine="vllm"' in metrics
     assert http.call("/unregister", {"instance_id": "sglang"})[1]["removed_instances"] == ["sglang|default|0"]
     assert http.matched(tokens) == {"vllm": 0}
 

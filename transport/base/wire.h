@@ -22,6 +22,12 @@ std::string encode(const T& value) {
   return {buffer.data(), buffer.size()};
 }
 
+/// Returns why bytes are not a well-formed message. The text of msgpack's type_error is only "std::bad_cast".
+inline std::string why_malformed(const std::exception& failure) {
+  const bool is_type_error = dynamic_cast<const msgpack::type_error*>(&failure) != nullptr;
+  return is_type_error ? "a field is missing or has another type" : failure.what();
+}
+
 /// Decodes a T. kCorrupt: the bytes are not a well-formed T; the message names `what_it_is`. Never throws,
 /// and allocates no more than a small multiple of the bytes.
 template <class T>
@@ -34,7 +40,7 @@ Result<T> decode(std::string_view bytes, std::string_view what_it_is) {
     return handle.get().as<T>();
   } catch (const std::exception& failure) {
     return Error{ErrorCode::kCorrupt,
-                 fmt::format("malformed {} ({} bytes): {}", what_it_is, bytes.size(), failure.what())};
+                 fmt::format("malformed {} ({} bytes): {}", what_it_is, bytes.size(), why_malformed(failure))};
   }
 }
 

@@ -188,16 +188,14 @@ namespace {
 
 Result<void> check(const NcclOptions& options) {
   constexpr std::uint32_t kPiecesMax = kServedMax / 2;
-  return check_options(
-      "NcclOptions",
-      {{options.device != nullptr, "device must be set"},
-       {options.transfers_max > 0, "transfers_max must be at least 1"},
-       {options.piece_bytes > 0 && options.piece_bytes <= kPieceBytesMax,
-        fmt::format("piece_bytes is {}; 1 to {} are allowed", options.piece_bytes, kPieceBytesMax)},
-       {options.pieces_per_peer_max > 0 && options.pieces_per_peer_max <= kPiecesMax,
-        fmt::format("pieces_per_peer_max is {}; 1 to {} are allowed", options.pieces_per_peer_max, kPiecesMax)},
-       {options.spin_ns >= 0 && options.silence_ns >= kMillisecond && options.stuck_ns > 0 && options.hung_ns > 0,
-        "spin_ns must be at least 0, silence_ns at least one millisecond, stuck_ns and hung_ns at least 1"}});
+  if (options.device == nullptr) return Error{ErrorCode::kInvalidArgument, "bad NcclOptions: device is not set"};
+  return check_options("NcclOptions", {{"transfers_max", options.transfers_max},
+                                       {"piece_bytes", options.piece_bytes, 1, kPieceBytesMax},
+                                       {"pieces_per_peer_max", options.pieces_per_peer_max, 1, kPiecesMax},
+                                       {"spin_ns", options.spin_ns, 0},
+                                       {"silence_ns", options.silence_ns, kMillisecond},
+                                       {"stuck_ns", options.stuck_ns},
+                                       {"hung_ns", options.hung_ns}});
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ void OutboundLink::end(ErrorCode code, const std::string& why) {
 
 void OutboundLink::on_lost(const std::string& why) {
   lost_why_ = why;
-  if (!is_ended_) log().warn("nccl: lost peer {}: {}", id_, why);
+  if (!is_ended_) log().warn("nccl: lost the connection to a peer (number {} in this process): {}", id_, why);
   context_.transfer_table.lose_peer(id_);
   for (const auto& transfer : transfers_) end_transfer(*transfer, lost_code_, why);
 }
@@ -157,11 +157,12 @@ Result<void> OutboundLink::on_answer(const Answer& answer) {
   OutTransfer* const transfer = request.transfer;
   if (transfer != nullptr && !is_ok) {
     const bool is_refusal = answer.code == static_cast<std::int32_t>(ErrorCode::kRefused);
-    const std::string why = answer.what.empty() ? "the peer refused the transfer" : answer.what;
+    const std::string why = answer.what.empty() ? "the peer refused the transfer without a reason" : answer.what;
     end_transfer(*transfer, is_refusal ? ErrorCode::kRefused : ErrorCode::kInternal, why);
   } else if (transfer != nullptr && request.wants == Wants::kHash) {
     if (answer.checksums.size() != request.parts.size())
-      return protocol_error("the peer sent a different number of checksums than requested");
+      return protocol_error(
+          fmt::format("the peer sent {} checksums for {} ranges", answer.checksums.size(), request.parts.size()));
     transfer->hashed(request.parts, answer.checksums);
   } else if (transfer != nullptr && request.wants == Wants::kNotify) {
     transfer->is_notified = true;

@@ -11,7 +11,9 @@ namespace {
 
 constexpr std::uint64_t kBlockBytes = 64 << 10;  // typical block size of paged caches
 constexpr int kRounds = 3;                       // the first round also connects and warms up
-constexpr TimeNs kPatience = kSecond;            // time limit for measuring a path; after it the path counts as failed
+// Time limit for all rounds of one path. A path of less than about 3 MB/s counts as failed, which changes only its
+// place in the order: a failed path is used where no other path works.
+constexpr TimeNs kPatience = kSecond;
 
 }  // namespace
 
@@ -115,7 +117,8 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
       return Error{id.error().code, id.error().what};
     std::vector<Completion> completions;
     while (completions.empty()) {
-      if (is_stopping_ || clock.now() >= deadline) return Error{ErrorCode::kTimeout, "too slow to measure"};
+      if (is_stopping_ || clock.now() >= deadline)
+        return Error{ErrorCode::kTimeout, "too slow to measure: less than about 3 MB/s"};
       transport.wait(20 * kMillisecond);
       completions = transport.poll();
     }

@@ -13,14 +13,15 @@ namespace kvferry::shm {
 namespace {
 
 Error cma_failed(int code, int pid) {
-  if (code == ESRCH) return Error{ErrorCode::kPeerLost, fmt::format("process {} is gone", pid)};
+  if (code == ESRCH) return Error{ErrorCode::kPeerLost, fmt::format("the peer's process {} has ended", pid)};
   if (code == EPERM || code == ENOSYS)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("the system forbids CMA with process {} ({}): allow ptrace between the two processes, or "
-                             "register shared memory",
-                             pid, std::strerror(code))};
+    return Error{
+        ErrorCode::kUnavailable,
+        fmt::format("the system does not let this process copy memory of the peer's process {} by CMA ({}): allow "
+                    "ptrace between the two processes, or register shared memory",
+                    pid, std::strerror(code))};
   return Error{ErrorCode::kRefused,
-               fmt::format("memory of process {} can't be reached by CMA: {}", pid, std::strerror(code))};
+               fmt::format("memory of the peer's process {} can't be reached by CMA: {}", pid, std::strerror(code))};
 }
 
 }  // namespace

@@ -188,8 +188,9 @@ void ShmBackend::set_spinning(bool is_spinning) {
 namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options) {
-  KVFERRY_TRY(check_options("ShmOptions", {{options.transfers_max > 0 && options.spin_ns >= 0 && options.silence_ns > 0,
-                                            "transfers_max and silence_ns must be at least 1, spin_ns at least 0"}}));
+  KVFERRY_TRY(check_options(
+      "ShmOptions",
+      {{"transfers_max", options.transfers_max}, {"spin_ns", options.spin_ns, 0}, {"silence_ns", options.silence_ns}}));
   auto backend = std::make_unique<shm::ShmBackend>(options);
   KVFERRY_TRY(backend->start());
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));

@@ -87,7 +87,7 @@ void ShmLink::on_welcome(Packet packet) {
       cma_refusal_ = ok.error().what;
     }
   }
-  log().info("shm: connected to peer {}: {}", peer_, describe());
+  log().info("shm: connected to a peer (number {} in this process, process id {}): {}", peer_, pid_, describe());
 }
 
 std::string ShmLink::describe() const {

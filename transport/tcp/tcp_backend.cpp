@@ -239,17 +239,13 @@ namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
   constexpr std::size_t kLanesMax = tcp::InboundLink::kLanesMax;
-  std::vector<OptionCheck> checks = {{options.transfers_max > 0, "transfers_max must be at least 1"}};
-  for (const std::uint32_t count : {options.connections, options.local_connections})
-    checks.push_back({count > 0 && count <= kLanesMax,
-                      fmt::format("connections or local_connections is {}; 1 to {} are allowed", count, kLanesMax)});
-  checks.push_back(
-      {options.segment_bytes >= 4096 && options.segment_bytes <= tcp::kPayloadMax,
-       fmt::format("segment_bytes is {}; 4096 to {} are allowed", options.segment_bytes, tcp::kPayloadMax)});
-  checks.push_back({options.window_bytes > 0, "window_bytes must be at least 1"});
-  checks.push_back({options.spin_ns >= 0 && options.silence_ns >= kMillisecond,
-                    "spin_ns must be at least 0 and silence_ns at least one millisecond"});
-  KVFERRY_TRY(check_options("TcpOptions", checks));
+  KVFERRY_TRY(check_options("TcpOptions", {{"transfers_max", options.transfers_max},
+                                           {"connections", options.connections, 1, kLanesMax},
+                                           {"local_connections", options.local_connections, 1, kLanesMax},
+                                           {"segment_bytes", options.segment_bytes, 4096, tcp::kPayloadMax},
+                                           {"window_bytes", options.window_bytes},
+                                           {"spin_ns", options.spin_ns, 0},
+                                           {"silence_ns", options.silence_ns, kMillisecond}}));
   auto backend = std::make_unique<tcp::TcpBackend>(options);
   KVFERRY_TRY(backend->start());
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));

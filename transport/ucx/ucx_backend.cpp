@@ -168,13 +168,14 @@ void UcxBackend::advance_peers(TimeNs now) {
     entry.peer->advance_close(now);
     if (entry.peer->is_ready() && !std::exchange(entry.reported_ready, true)) {
       const std::string transports = entry.peer->transports();
-      log().info("transport: connected to peer {} over UCX {}", id, transports);
+      log().info("ucx: connected to a peer (number {} in this process) over {}", id, transports);
       const std::lock_guard lock(path_mutex_);
       path_ = transports;
     }
     if (entry.peer->is_failed() && !std::exchange(entry.reported_lost, true)) {
       table_.lose_peer(id);
-      if (!entry.is_dropped && !is_stopping_) log().warn("transport: lost peer {}: {}", id, entry.peer->why());
+      if (!entry.is_dropped && !is_stopping_)
+        log().warn("ucx: lost the connection to a peer (number {} in this process): {}", id, entry.peer->why());
     }
     const bool is_done = entry.is_dropped && entry.peer->is_closed() && entry.peer->num_transfers == 0;
     it = is_done ? peers_.erase(it) : std::next(it);
@@ -214,11 +215,13 @@ TimeNs UcxBackend::next_deadline(TimeNs now) const {
 namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options) {
-  KVFERRY_TRY(check_options("UcxOptions", {{options.transfers_max > 0 && options.operations_per_transfer_max > 0 &&
-                                                options.operations_per_peer_max > 0 && options.operation_bytes_max > 0,
-                                            "each option whose name ends in _max must be at least 1"},
-                                           {options.spin_ns >= 0 && options.stuck_ns > 0 && options.silence_ns > 0,
-                                            "spin_ns must be at least 0, stuck_ns and silence_ns at least 1"}}));
+  KVFERRY_TRY(check_options("UcxOptions", {{"transfers_max", options.transfers_max},
+                                           {"operations_per_transfer_max", options.operations_per_transfer_max},
+                                           {"operations_per_peer_max", options.operations_per_peer_max},
+                                           {"operation_bytes_max", options.operation_bytes_max},
+                                           {"spin_ns", options.spin_ns, 0},
+                                           {"stuck_ns", options.stuck_ns},
+                                           {"silence_ns", options.silence_ns}}));
   auto backend = std::make_unique<ucx::UcxBackend>(options);
   KVFERRY_TRY(backend->start());
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));

@@ -36,7 +36,7 @@ void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
       fmt::format("nothing arrived from node {} in time; no KV is fetched from it for {} s. If this message repeats, "
                   "check that no firewall keeps this node from the ports of that node's workers",
                   endpoint, pause / kSecond),
-      true});
+      true, endpoint});
 }
 
 /// Returns the chunks of `offer` that the request can use and the pool lacks, in prefix order: full chunks, then the

@@ -108,7 +108,8 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
     WorkerHello hello = KVFERRY_TRY(decode<WorkerHello>(bytes, "worker handshake"));
     if (hello.rank != workers.size()) {
       return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("the handshake of worker {} has rank {}", workers.size(), hello.rank)};
+                   fmt::format("worker handshake {} is that of rank {}; they must come in the order of the ranks",
+                               workers.size(), hello.rank)};
     }
     workers.push_back(std::move(hello));
   }

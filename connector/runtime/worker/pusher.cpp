@@ -24,17 +24,19 @@ void Pusher::set_target(PushOrder order) {
 }
 
 void Pusher::start(const PushStart& start) {
-  if (!parts_.fits(start.chunk, start.num_tokens)) {
-    log().error("refused an order to push {} tokens from slot {}: there is no such slot, or it is too small",
-                start.num_tokens, start.chunk.slot);
-    return;
-  }
   const std::lock_guard lock(mutex_);
   Item& item = item_of(start.push, start.index, start.chunk, start.num_tokens);
   const std::uint32_t rank = parts_.core.rank();
   item.is_saved = item.is_whole = true;
-  item.failed = rank >= start.checksums.size();
-  if (!item.failed) item.checksum = start.checksums[rank];
+  std::string refusal;
+  if (!parts_.fits(start.chunk, start.num_tokens))
+    refusal = fmt::format("slot {} does not exist or is too small", start.chunk.slot);
+  else if (rank >= start.checksums.size())
+    refusal = fmt::format("the order has no checksum of rank {}", rank);
+  else
+    item.checksum = start.checksums[rank];
+  item.failed = !refusal.empty();
+  if (item.failed && !item.transfer && !item.is_over) return end(start.push, start.index, item, false, refusal);
   advance(start.push, start.index);
 }
 

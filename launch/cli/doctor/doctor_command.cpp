@@ -1,6 +1,7 @@
 // The command `kvferry doctor`.
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -106,7 +107,8 @@ Run add_doctor_command(CLI::App& app) {
       "--security", flags->security,
       "Instead print a sentence for each socket of this host's kvferry processes that other hosts reach "
       "without a cluster key, and for each key file that others can read. Root sees all users' processes");
-  command->add_option("--pid", flags->pids, "With --security: the only processes to examine");
+  command->add_option("--pid", flags->pids, "With --security: the only processes to examine")
+      ->check(number_between(1, std::numeric_limits<int>::max()));
   command->add_option("--root", flags->root, "Folder that contains the proc, sys and dev of the host to examine");
   return [flags] { return run(*flags); };
 }

@@ -82,7 +82,8 @@ Findings check_memory(const Host& host) {
   return {
       {.what = fmt::format("a pool of {} does not fit into the {} of free memory {}", mib(host.pool_bytes), mib(left),
                            on_host <= in_cgroups ? "of this host" : "below this container's memory limit"),
-       .advice = "set a smaller pool_bytes (each rank allocates as much), or raise the limit"}};
+       .advice = "set a smaller pool_bytes, which is the size of each rank's pool, or give this host or container more "
+                 "memory"}};
 }
 
 Findings check_shared_memory(const Host& host) {

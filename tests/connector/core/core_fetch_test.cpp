@@ -183,6 +183,7 @@ TEST_F(FetchingThroughAFirewall, OneFetchAtATimeTriesTheNodeAndTheFirstThatSucce
   end(*second, false);  // this pull began before the node was suspected
   const std::vector<LogLine> lines = take<LogLine>();
   ASSERT_THAT(lines, SizeIs(1));
+  EXPECT_EQ(lines[0].paused_node, "tcp://far");
   EXPECT_THAT(lines[0].text,
               HasSubstr("nothing arrived from node tcp://far in time; no KV is fetched from it for 5 s"));
   EXPECT_FALSE(try_to_fetch("while-closed"));

@@ -221,6 +221,27 @@ TEST_F(Pulls, OutcomesOfPushesCarryTheirSendersVersions) {
   EXPECT_FALSE(decode<PushOutcome>(envelope.body, "outcome")->ok);
 }
 
+TEST_F(Pulls, APushThatCantBeStartedEndsAtOnceWithTheReason) {
+  constexpr auto kMost = std::numeric_limits<std::uint32_t>::max();
+  const std::pair<PushStart, const char*> orders[] = {{{3, 0, {kMost, 1}, kTokens, {1}}, "slot 4294967295"},
+                                                      {{3, 1, {2, 1}, kTokens + 1, {1}}, "too small"},
+                                                      {{3, 2, {2, 1}, kTokens, {}}, "no checksum of rank 0"}};
+  for (const auto& [order, reason] : orders) {
+    ASSERT_TRUE(link_->send(seal(3, order)));
+    std::optional<std::string> bytes;
+    for (int patience = 0; patience < 1000 && !bytes; ++patience) {
+      bytes = link_->receive();
+      if (!bytes) ::poll(nullptr, 0, 10);
+    }
+    ASSERT_TRUE(bytes) << reason;
+    const PushOutcome ended = decode<PushOutcome>(decode<Envelope>(*bytes, "message")->body, "outcome").value();
+    EXPECT_EQ(ended.push, 3u);
+    EXPECT_EQ(ended.index, order.index);
+    EXPECT_FALSE(ended.ok);
+    EXPECT_THAT(ended.what, HasSubstr(reason));
+  }
+}
+
 TEST_F(Pulls, OrdersWithNumbersThatCantBeRightFailAndTheNextOneIsCarriedOut) {
   store_->tell();
   std::uint64_t generation = 0;
@@ -263,8 +284,6 @@ TEST_F(Pulls, OrdersWithNumbersThatCantBeRightFailAndTheNextOneIsCarriedOut) {
 
 TEST_F(Pulls, OrdersThatNameSlotsThatAreNotThereAreRefused) {
   constexpr auto kMost = std::numeric_limits<std::uint32_t>::max();
-  ASSERT_TRUE(link_->send(seal(3, PushOrder{3, holder_->address(), {"grant"}})));
-  ASSERT_TRUE(link_->send(seal(3, PushStart{3, 0, {kMost, 1}, kTokens, {1}})));
   ASSERT_TRUE(link_->send(seal(7, ChecksumOrder{7, 4, {{0, 4, 0, std::uint64_t{0} - 4}}, {{{2, 1}, 8, 1}}, 5000, 0})));
   ASSERT_TRUE(
       link_->send(seal(7, ChecksumOrder{7, 4, {{0, 0, 0, 1}}, {}, std::numeric_limits<std::int64_t>::max(), 0})));

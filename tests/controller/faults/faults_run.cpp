@@ -169,7 +169,7 @@ int main_of(int argc, char** argv) {
   Options options;
   bool without_etcd = false, without_redis = false;
   app.add_option("--kvferry", options.fleet.kvferry, "The binary")->required()->check(CLI::ExistingFile);
-  app.add_option("--seconds", options.seconds, "For so long")->capture_default_str()->check(CLI::PositiveNumber);
+  app.add_option("--seconds", options.seconds, "For so long")->capture_default_str()->check(CLI::Range(1, 86400));
   app.add_option("--seed", options.seed, "Of the faults and of what workers do")->capture_default_str();
   app.add_option("--replicas", options.fleet.num_replicas, "Controllers")
       ->capture_default_str()

@@ -73,13 +73,22 @@ def connect(address: str) -> socket.socket:
 def test_metrics_status_and_the_page_are_there(address: str) -> None:
     status, metrics = ask(address, "/metrics")
     assert status == 200
-    for name in ("lookups_total", "nodes", "engines", "state_durable", "held_keys"):
+    for name in ("lookups_total", "nodes", "engines", "held_keys"):
         assert re.search(rf"^kvferry_controller_{name} \d", metrics, re.MULTILINE), name
     assert json.loads(ask(address, "/status")[1])["nodes"] == []
     assert ask(address, "/healthz") == (200, "ok\n")
     page = ask(address, "/")[1]
     assert "kvferry controller" in page
     assert not re.search(r"(src|href)=", page), "the page needs nothing from elsewhere"
+
+
+def test_only_a_controller_with_a_state_folder_says_whether_its_state_is_on_disk(address: str, tmp_path: Path) -> None:
+    def samples(at: str) -> list[str]:
+        return re.findall(r"^kvferry_controller_state_(\w+) \d", ask(at, "/metrics")[1], re.MULTILINE)
+
+    assert samples(address) == []
+    with controller("127.0.0.1", "--state", tmp_path / "state") as kept:
+        assert samples(kept) == ["durable", "log_bytes", "snapshot_bytes"]
 
 
 @pytest.mark.parametrize(("path", "body", "word"), [

@@ -294,9 +294,15 @@ class CliTest(unittest.TestCase):
             self.assertEqual(answer["text"], "namespace 'default' has no quota")
         self.assert_fails(run("drain"), 2, "NODE is required")
         self.assert_fails(run("quota", *there), 2, "CHUNKS or --none")
-        self.assert_fails(run("quota", "-5", *there), 2)
+        for chunks in ("-5", "abc", "1.5", "", "99999999999999999999999"):
+            self.assert_fails(run("quota", chunks, *there), 2,
+                              f"CHUNKS: '{chunks}' is not a whole number from 0 to 1000000000000000")
         self.assert_fails(run("clear", "--controller", "tcp://127.0.0.1:1"), 1, "not reachable")
-        self.assert_fails(run("drain", "x", "--timeout", "-1"), 2, "--timeout")
+        for seconds in ("-1", "0", "inf", "nan", "1e9", "10s"):
+            self.assert_fails(run("drain", "x", "--timeout", seconds), 2,
+                              f"--timeout: '{seconds}' is not a number from 0.1 to 604800")
+        self.assert_fails(run("doctor", "--security", "--pid", "0"), 2,
+                          "--pid: '0' is not a whole number from 1 to 2147483647")
 
     def test_state_is_kept_by_default_on_a_port_of_its_own(self) -> None:
         with tempfile.TemporaryDirectory() as home, socket.socket() as probe:

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 namespace kvferry {
@@ -23,6 +24,12 @@ TEST(Wire, RoundTripsKeysAsBinary) {
   ASSERT_TRUE(got) << got.error().str();
   EXPECT_EQ(got->a, 7);
   EXPECT_EQ(got->keys, sent.keys);
+}
+
+TEST(Wire, AFieldOfAnotherTypeIsToldInWords) {
+  const Result<Old> got = decode<Old>(encode(std::vector<std::string>{"text"}), "test message");
+  ASSERT_FALSE(got);
+  EXPECT_EQ(got.error().what, "malformed test message (6 bytes): a field is missing or has another type");
 }
 
 TEST(Wire, AnOldReaderIgnoresWhatANewWriterAdded) {

@@ -1,8 +1,10 @@
 #include "transport/base/net/spare_fd.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 
@@ -26,6 +28,19 @@ bool SpareFd::refuse(int listener, const char* who) {
     log().error("{}: refused a connection ({} so far): no file descriptor is left; raise the limit (ulimit -n)", who,
                 num_refused_);
   return is_refused;
+}
+
+void FdReserve::accepted(int fd, const std::string& who) {
+  constexpr rlim_t kReserveMax = 64;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t reserve = std::clamp(limit.rlim_cur / 8, rlim_t{1}, kReserveMax);
+  if (static_cast<rlim_t>(fd) + reserve < limit.rlim_cur) return;
+  ::shutdown(fd, SHUT_RDWR);
+  if (std::has_single_bit(++num_refused_))
+    log().error(
+        "{}: refused a connection ({} so far): at most {} file descriptors are left; raise the limit (ulimit -n)", who,
+        num_refused_, reserve);
 }
 
 }  // namespace kvferry::net

@@ -1,7 +1,8 @@
-// A reserved file descriptor, with which a process can refuse connections even if no other descriptor is left.
+// What a server does when file descriptors run out: it refuses new connections, and does not spin.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "transport/base/owned_fd.h"
 
@@ -20,6 +21,19 @@ class SpareFd {
 
  private:
   OwnedFd spare_;
+  std::uint64_t num_refused_ = 0;
+};
+
+/// For a listening socket whose owner is a library that accepts connections itself.
+class FdReserve {
+ public:
+  /// Ends the connection `fd`, which was accepted just now, if few descriptors are left; the library then closes it.
+  /// The kernel gives each new descriptor the lowest free number, so a number close to the limit means that few are
+  /// left. Only the 1st, 2nd, 4th, 8th ... connection is logged, under the name `who`.
+  void accepted(int fd, const std::string& who);
+  std::uint64_t num_refused() const { return num_refused_; }
+
+ private:
   std::uint64_t num_refused_ = 0;
 };
 

@@ -61,6 +61,7 @@ ZmqSocket::ZmqSocket(std::shared_ptr<ZmqContext> context, int type)
 
 ZmqSocket::~ZmqSocket() {
   if (handle_ == nullptr) return;
+  connections_.reset();
   ::zmq_socket_monitor(handle_, nullptr, 0);
   ::zmq_close(handle_);
 }
@@ -119,6 +120,12 @@ Result<void> ZmqSocket::bind(std::string endpoint) {
     return Error{ErrorCode::kUnavailable,
                  "this libzmq has no ZMQ_IPC_FILTER_UID to keep other users from connecting to " + endpoint};
   KVFERRY_TRY(context_->secure_server(handle_, endpoint));
+  if (is_router_ && endpoint.starts_with("tcp://")) {
+    connections_ = KVFERRY_TRY(monitor(ZMQ_EVENT_ACCEPTED | kRefusals));
+    epoll_event event{.events = EPOLLIN, .data = {}};
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connections_->fd(), &event) != 0)
+      return Error{ErrorCode::kUnavailable, "no file descriptor left for a ZeroMQ socket"};
+  }
   if (::zmq_bind(handle_, endpoint.c_str()) != 0) {
     const bool is_foreign = ::zmq_errno() == ENODEV || ::zmq_errno() == EADDRNOTAVAIL;
     return Error{ErrorCode::kUnavailable,
@@ -171,6 +178,8 @@ void ZmqSocket::report_pending() {
 }
 
 std::size_t ZmqSocket::receive(std::span<ZmqPart> parts) {
+  constexpr std::uint32_t kReceivesPerWatch = 256;  // a flood of messages must not keep connections unwatched
+  if (++num_receives_ % kReceivesPerWatch == 0) watch_connections();
   ZmqPart dropped;
   for (std::size_t num_parts = 0;; ++num_parts) {
     zmq_msg_t* const part = message((num_parts < parts.size() ? parts[num_parts] : dropped).message_);
@@ -180,6 +189,7 @@ std::size_t ZmqSocket::receive(std::span<ZmqPart> parts) {
     return num_parts + 1;
   }
   is_drained_ = true;
+  watch_connections();
   if (std::exchange(is_pending_, false)) pending_->clear();
   return 0;
 }
@@ -189,8 +199,6 @@ void ZmqSocket::set_linger(int ms) { set(handle_, ZMQ_LINGER, ms); }
 Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make_monitor() {
   return monitor(ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED);
 }
-
-Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make_refusal_monitor() { return monitor(kRefusals); }
 
 Result<std::unique_ptr<ZmqSocket>> ZmqSocket::monitor(int events) {
   static std::atomic<std::uint64_t> num_monitors{0};
@@ -204,17 +212,35 @@ Result<std::unique_ptr<ZmqSocket>> ZmqSocket::monitor(int events) {
   return made;
 }
 
+/// Returns the next event of a monitor, nullopt if none waits.
+std::optional<ZmqSocket::Event> ZmqSocket::next_event() {
+  ZmqPart parts[2];  // part 0: type and value; part 1: address
+  if (receive(parts) == 0) return std::nullopt;
+  std::uint16_t type = 0;
+  std::int32_t value = 0;
+  const std::string_view bytes = parts[0].bytes();
+  if (bytes.size() == sizeof type + sizeof value) {
+    std::memcpy(&type, bytes.data(), sizeof type);
+    std::memcpy(&value, bytes.data() + sizeof type, sizeof value);
+  }
+  return Event{type, value};
+}
+
 ZmqSocket::Change ZmqSocket::next_change() {
-  ZmqPart parts[2];  // part 0: event and value; part 1: address
-  while (receive(parts) > 0) {
-    std::uint16_t event = 0;
-    const std::string_view bytes = parts[0].bytes();
-    std::memcpy(&event, bytes.data(), std::min(bytes.size(), sizeof event));
-    if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) return Change::kConnected;
-    if (event == ZMQ_EVENT_DISCONNECTED) return Change::kDisconnected;
-    if ((event & kRefusals) != 0) return Change::kRefused;
+  while (const std::optional<Event> event = next_event()) {
+    if (event->type == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) return Change::kConnected;
+    if (event->type == ZMQ_EVENT_DISCONNECTED) return Change::kDisconnected;
   }
   return Change::kNone;
+}
+
+void ZmqSocket::watch_connections() {
+  while (connections_) {
+    const std::optional<Event> event = connections_->next_event();
+    if (!event) return;
+    if (event->type == ZMQ_EVENT_ACCEPTED) reserve_.accepted(event->value, endpoint_);
+    if ((event->type & kRefusals) != 0) ++num_handshakes_failed_;
+  }
 }
 
 }  // namespace kvferry::net

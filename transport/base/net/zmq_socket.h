@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "transport/base/net/event_fd.h"
+#include "transport/base/net/spare_fd.h"
 #include "transport/base/net/zmq_context.h"
 #include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
@@ -85,12 +86,14 @@ class ZmqSocket {
   /// Sets how long closing waits for unsent messages.
   void set_linger(int ms);
 
-  enum class Change { kNone, kConnected, kDisconnected, kRefused };
+  /// Returns how many connections to a router that listens on tcp:// have failed in ZeroMQ's handshake. Only calls of
+  /// receive() count them.
+  std::uint64_t num_handshakes_failed() const { return num_handshakes_failed_; }
+
+  enum class Change { kNone, kConnected, kDisconnected };
   /// Returns a monitor, which is a socket that receives a message whenever this socket connects or disconnects. A
   /// socket can have only one monitor. The caller must destroy the monitor before the monitored socket.
   Result<std::unique_ptr<ZmqSocket>> make_monitor();
-  /// Same as make_monitor(), but reports only connections whose ZeroMQ handshake failed (kRefused).
-  Result<std::unique_ptr<ZmqSocket>> make_refusal_monitor();
   /// Returns the next change that a monitor reports; kNone if no message waits.
   Change next_change();
 
@@ -99,6 +102,12 @@ class ZmqSocket {
   Result<void> set_up(ZmqKind kind, const ZmqOptions& options);
   void report_pending();
   Result<std::unique_ptr<ZmqSocket>> monitor(int events);
+  void watch_connections();
+  struct Event {
+    int type = 0;
+    int value = 0;
+  };
+  std::optional<Event> next_event();
 
   std::shared_ptr<ZmqContext> context_;  // shared, so that it outlives the socket
   void* handle_;
@@ -110,7 +119,13 @@ class ZmqSocket {
   // descriptor.
   std::optional<EventFd> pending_;
   bool is_pending_ = false;
-  OwnedFd epoll_;  // waits for ZeroMQ's descriptor and pending_
+  OwnedFd epoll_;  // waits for ZeroMQ's descriptor, pending_ and the monitor below
+  // A router on tcp:// has a monitor of its own. ZeroMQ's thread would never sleep while a connection waits that can't
+  // be accepted because no descriptor is left.
+  std::unique_ptr<ZmqSocket> connections_;
+  FdReserve reserve_;
+  std::uint32_t num_receives_ = 0;
+  std::uint64_t num_handshakes_failed_ = 0;
 };
 
 }  // namespace kvferry::net

@@ -19,6 +19,7 @@ CONTROLLER_HTTP = 14680
 ENGINE_PORT = 8100  # port of prefill and decode servers, because vllm-router looks for all servers at one port
 ROUTER_PORT = 8000
 KEY_FOLDER = "/etc/kvferry"
+NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 GRACE_S = 120  # time beyond the limit of the drain, in which the last requests can end before the pod is killed
 Object = dict[str, Any]
 
@@ -34,7 +35,9 @@ def render(spec: Spec) -> str:
     """Returns all manifests as one YAML stream."""
     import yaml  # imported here, because the other commands need no PyYAML if the deployment's file is JSON
 
-    text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in manifests(spec))
+    # PyYAML writes an object that occurs twice as an anchor and a reference to it; copies through JSON occur once.
+    objects = json.loads(json.dumps(manifests(spec)))
+    text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in objects)
     make = (f"# The pods need a Secret with the cluster key: kvferry keygen {KEY_NAME}; kubectl --namespace "
             f"{spec.raw['kubernetes']['namespace']} create secret generic {key_secret(spec)} --from-file={KEY_NAME}\n")
     return f"# {RECOMPUTE}\n{make if has_key(spec) else ''}{text}"
@@ -49,20 +52,31 @@ def has_key(spec: Spec) -> bool:
     return KEY_ENV not in spec.env
 
 
-def with_key(spec: Spec, inside: Object) -> Object:
-    """Mounts the Secret with the cluster key in all containers of a pod, unless the deployment's file names a key file.
+def pod_of(spec: Spec, one: Object) -> Object:
+    """Returns the pod of a container. The pod does not run as root."""
+    user = spec.raw["kubernetes"]["user"]
+    return {"securityContext": {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
+                                "seccompProfile": {"type": "RuntimeDefault"}}, "containers": [one]}
 
-    Returns the pod.
+
+def member_pod(spec: Spec, one: Object) -> Object:
+    """Returns the pod of a container that speaks to the controller. Unless the deployment's file names a key file, the
+    container gets a copy of the cluster key's Secret: Kubernetes lets a group read each Secret of a pod that does not
+    run as root, and kvferry refuses a key file that a group can read.
     """
-    if has_key(spec):
-        # Only root may read the key file, because kvferry refuses a key file that a group can read.
-        inside["volumes"] = [{"name": "cluster-key",
-                              "secret": {"secretName": key_secret(spec), "defaultMode": 0o400}}]
-        for one in inside["containers"]:
-            one["env"] = [*one["env"], {"name": KEY_ENV, "value": f"{KEY_FOLDER}/{KEY_NAME}"}]
-            one["volumeMounts"] = [*one.get("volumeMounts", []),
-                                   {"name": "cluster-key", "mountPath": KEY_FOLDER, "readOnly": True}]
-    return inside
+    inside = pod_of(spec, one) | {"automountServiceAccountToken": False}
+    if not has_key(spec):
+        return inside
+    one["env"] = [*one["env"], {"name": KEY_ENV, "value": f"{KEY_FOLDER}/{KEY_NAME}"}]
+    one["volumeMounts"] = [*one.get("volumeMounts", []),
+                           {"name": "cluster-key", "mountPath": KEY_FOLDER, "readOnly": True}]
+    copy = {"name": "cluster-key", "image": one["image"], "securityContext": NO_PRIVILEGES,
+            "command": ["install", "-m", "0400", f"/secret/{KEY_NAME}", f"{KEY_FOLDER}/{KEY_NAME}"],
+            "volumeMounts": [{"name": "secret", "mountPath": "/secret", "readOnly": True},
+                             {"name": "cluster-key", "mountPath": KEY_FOLDER}]}
+    return inside | {"initContainers": [copy], "volumes": [
+        {"name": "secret", "secret": {"secretName": key_secret(spec), "defaultMode": 0o400}},
+        {"name": "cluster-key", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]}
 
 
 def controller(spec: Spec) -> list[Object]:
@@ -79,7 +93,7 @@ def controller(spec: Spec) -> list[Object]:
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": spec.raw["kubernetes"]["storage"]}}}}]
     return [service(spec, "controller", {"kvferry": port, "http": http}),
-            stateful_set(spec, "controller", 1, with_key(spec, {"containers": [pod]}), claims)]
+            stateful_set(spec, "controller", 1, member_pod(spec, pod), claims)]
 
 
 def engine(spec: Spec, role: Role) -> list[Object]:
@@ -95,7 +109,11 @@ def engine(spec: Spec, role: Role) -> list[Object]:
     pod["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", drain_script(role, drain)]}}}
     if gpus:
         pod["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
-    inside = with_key(spec, {"terminationGracePeriodSeconds": spec.drain_timeout_s + GRACE_S, "containers": [pod]})
+    # vLLM's processes exchange messages over /dev/shm, of which a container has only 64 MiB by default.
+    pod["volumeMounts"] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    inside = member_pod(spec, pod) | {"terminationGracePeriodSeconds": spec.drain_timeout_s + GRACE_S}
+    inside["volumes"] = [*inside.get("volumes", []), {"name": "shared-memory", "emptyDir": {
+        "medium": "Memory", "sizeLimit": spec.raw["kubernetes"]["shared_memory"]}}]
     head = service(spec, role.name, {"http": port}, headless=True)
     if role.hosts_per_replica == 1:
         return [head, stateful_set(spec, role.name, role.replicas, inside, [])]
@@ -170,9 +188,7 @@ def router(spec: Spec) -> list[Object]:
         account = watching_account(spec)
     pod = container(spec, "router", [*command, "--host", "0.0.0.0", "--port", str(port), *flags], {"http": port},
                     probe_path="/health", probe_port=port)
-    inside: Object = {"containers": [pod]}
-    if raw["kind"] == "proxy":
-        inside = with_key(spec, inside)
+    inside = member_pod(spec, pod) if raw["kind"] == "proxy" else pod_of(spec, pod)
     if account:
         inside["serviceAccountName"] = f"{spec.name}-router"
     return [*account, service(spec, "router", {"http": port}), {
@@ -201,6 +217,7 @@ def container(spec: Spec, name: str, command: list[str], ports: dict[str, int], 
               ) -> Object:
     probe = {"httpGet": {"path": probe_path, "port": probe_port}, "periodSeconds": 5}
     return {"name": name, "image": spec.raw["kubernetes"]["image"], "command": command,
+            "securityContext": NO_PRIVILEGES,
             "env": [{"name": key, "value": value} for key, value in spec.env.items()],
             "ports": [{"name": key, "containerPort": port} for key, port in ports.items()],
             "readinessProbe": probe, "livenessProbe": probe | {"periodSeconds": 10, "failureThreshold": 6}}

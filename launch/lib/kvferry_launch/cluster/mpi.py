@@ -49,7 +49,8 @@ def from_environment(names: tuple[str, ...]) -> int:
     for name in names:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
-    raise SpecError(f"this process is not an MPI rank: none of the variables {', '.join(names)} is set")
+    raise SpecError(f"mpirun did not start this process: none of the environment variables {', '.join(names)} "
+                    "is a number")
 
 
 def rank_folder(spec: Spec, run: str, rank: int) -> Path:

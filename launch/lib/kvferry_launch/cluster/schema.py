@@ -151,7 +151,10 @@ SCHEMA: Section = {
         "nodes": number(1, 10000), "options": words(), "srun_options": words()},
     "mpi": {"options": words(), "ranks": number(2, 10000)},
     "kubernetes": {"namespace": text("default"), "image": text(), "gpus": number(0, 64, 1), "storage": text(),
-                   "path": text("/opt/kvferry"), "python": text("python3"), "context": text()},
+                   "path": text("/opt/kvferry"), "python": text("python3"), "context": text(),
+                   "user": number(1, 2**31 - 1, 14600), "shared_memory": Key(
+        "a size with a unit, such as \"512Mi\" or \"8Gi\"",
+        lambda value: isinstance(value, str) and re.fullmatch(r"[1-9][0-9]*[MGT]i", value) is not None, "8Gi")},
 }
 
 

@@ -63,7 +63,7 @@ def controller_main() -> NoReturn:
         bind = parse_endpoint(arguments.bind, ("tcp://", "ipc://"))
         if bind is None:
             raise NodeError(f"--bind is '{arguments.bind}', not tcp://HOST:PORT or ipc://PATH")
-        binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
+        binary = str(KVFERRY) if is_there(KVFERRY) else shutil.which("kvferry")
         if binary is None:
             raise NodeError("there is no kvferry binary here or on PATH; build it with launch/setup")
         if bind.host and not arguments.dry_run:
@@ -117,7 +117,7 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
     if not 0 <= arguments.port <= 65535:
         raise NodeError(f"--port is {arguments.port}, not a port from 0 to 65535")
     model = check_model(arguments.model)
-    python = str(VENV_PYTHON) if VENV_PYTHON.exists() else shutil.which("python3") or "python3"
+    python = str(VENV_PYTHON) if is_there(VENV_PYTHON) else shutil.which("python3") or "python3"
     try:
         server = shlex.split(arguments.server or "")
     except ValueError as error:
@@ -209,7 +209,7 @@ def probe(python: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(asked.stdout)
     if found["vllm"] is None:
         raise NodeError(f"'{python}' has no vLLM; launch/setup installs one into .venv")
-    if not found["kvferry"] and not (RELEASE / "python" / "kvferry").is_dir():
+    if not found["kvferry"] and not is_there(RELEASE / "python" / "kvferry"):
         raise NodeError(f"'{python}' has no kvferry; launch/setup builds it")
     return found
 
@@ -224,7 +224,7 @@ def check_model(model: str) -> str:
     except (OSError, RuntimeError) as error:
         raise NodeError(f"--model {model[:100]} is not a folder ({reason_of(error)})") from error
     if is_folder:
-        if not (folder / "config.json").exists():
+        if not is_there(folder / "config.json"):
             raise NodeError(f"--model {model} is a folder without a config.json")
         return str(folder.resolve())
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
@@ -242,6 +242,15 @@ def check_port(host: str, port: int) -> None:
 
 def reason_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
+
+
+def is_there(path: Path) -> bool:
+    """Returns True if the path exists. Errors: NodeError if this user may not search one of its folders."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise NodeError(f"can't look for {path} ({reason_of(error)}); its folders must be readable for this user"
+                        ) from error
 
 
 def parse_extra(pairs: list[str]) -> dict[str, Any]:

@@ -57,5 +57,22 @@ TEST(SpareFd, WithoutDescriptorsPendingConnectionsAreRefusedAndTheListenerIsQuie
   EXPECT_TRUE(accept_tcp(listener.socket.get()));
 }
 
+TEST(FdReserve, EndsAConnectionWhoseDescriptorIsCloseToTheLimit) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  const OwnedFd server(ends[0]), client(ends[1]);
+  FdReserve reserve;
+  reserve.accepted(server.get(), "test");
+  EXPECT_FALSE(is_readable(client.get()));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit lower{static_cast<rlim_t>(server.get()) + 1, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &lower), 0);
+  reserve.accepted(server.get(), "test");
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(is_readable(client.get()));
+  EXPECT_EQ(reserve.num_refused(), 1u);
+}
+
 }  // namespace
 }  // namespace kvferry::net

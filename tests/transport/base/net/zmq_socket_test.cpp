@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <linux/filter.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -253,6 +254,40 @@ TEST(ZmqSocket, AConnectionThatSaysNothingIsClosed) {
   pollfd waiting{silent.get(), POLLIN, 0};
   ASSERT_EQ(::poll(&waiting, 1, 5000), 1);
   EXPECT_LE(::recv(silent.get(), greeting, sizeof greeting, 0), 0);
+}
+
+TEST(ZmqSocket, ARouterEndsNewConnectionsWhileFewDescriptorsAreLeft) {
+  const auto server = bound("tcp://127.0.0.1:0");
+  const auto client = make(ZmqKind::kDealer);
+  ASSERT_TRUE(client->connect(server->endpoint()));
+  ASSERT_TRUE(client->send("before"));
+  const std::vector<std::string> before = wait_message(*server);
+  ASSERT_EQ(before.size(), 2u);
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit lower{static_cast<rlim_t>(OwnedFd(::dup(0)).get() + 30), limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &lower), 0);
+  std::vector<Result<OwnedFd>> unknown_peers;
+  for (int i = 0; i < 16; ++i) {  // with the server's ends more than are left
+    unknown_peers.push_back(connect_tcp(*address_of_endpoint(server->endpoint())));
+    std::array<ZmqPart, 2> parts;
+    pollfd waiting{server->fd(), POLLIN, 0};
+    while (::poll(&waiting, 1, 20) == 1) server->receive(parts);  // until ZeroMQ has nothing more to report
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  const auto is_ended = [](const Result<OwnedFd>& unknown_peer) {
+    constexpr timeval kWait{0, 500'000};  // shorter than ZeroMQ waits for a handshake
+    ::setsockopt(unknown_peer->get(), SOL_SOCKET, SO_RCVTIMEO, &kWait, sizeof kWait);
+    char bytes[64];
+    ssize_t num_bytes = 1;
+    while (num_bytes > 0) num_bytes = ::recv(unknown_peer->get(), bytes, sizeof bytes, 0);
+    return num_bytes == 0 || errno == ECONNRESET;
+  };
+  for (const Result<OwnedFd>& unknown_peer : unknown_peers) ASSERT_TRUE(unknown_peer) << unknown_peer.error().what;
+  EXPECT_FALSE(is_ended(unknown_peers.front()));
+  EXPECT_TRUE(is_ended(unknown_peers.back()));
+  ASSERT_TRUE(server->send(std::array<std::string_view, 2>{before[0], "after"}));
+  EXPECT_THAT(wait_message(*client), ElementsAre("after"));
 }
 
 }  // namespace

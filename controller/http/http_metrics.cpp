@@ -1,0 +1,138 @@
+#include "controller/http/http_metrics.h"
+
+#include <algorithm>
+
+#include "transport/base/check.h"
+
+namespace kvferry::controller {
+namespace {
+
+struct MetricRow {
+  std::string_view name, type, help;
+};
+
+/// All metrics of a controller, in the order in which they are written. launch/docs/metrics.md has the same texts.
+constexpr MetricRow kMetrics[] = {
+    {"chunks_dropped_total", "counter",
+     "Published chunks that were not stored because of a limit or quota: alert KvferryIndexFull"},
+    {"chunks_evicted_total", "counter",
+     "Chunks that nodes reported as evicted, also those that the index did not have"},
+    {"chunks_published_total", "counter",
+     "Chunks that nodes published, also those that the index had already: the rate at which KV is made"},
+    {"digests_differed_total", "counter",
+     "Heartbeats whose digest differed from the index, after which a node is asked for a snapshot; a rate above 0 is "
+     "lost messages or a fault"},
+    {"drain_chunks_left", "gauge",
+     "While a node is drained: chunks that only it has and that are still to be replicated"},
+    {"drain_chunks_lost", "gauge", "While a node is drained: chunks that no other node took, at most three tries each"},
+    {"engine_batches_malformed_total", "counter", "Batches of an engine's KV events that can't be read"},
+    {"engine_batches_total", "counter",
+     "Batches of an engine's KV events that were applied; stands still if the engine is idle or unreachable"},
+    {"engine_blocks", "gauge", "Blocks of an engine in the index, by rank and tier"},
+    {"engine_clears_total", "counter", "Times that the engine cleared its cache"},
+    {"engine_confirmed", "gauge",
+     "1: what the index has of the engine is known to be its own and not that of a former process"},
+    {"engine_connected", "gauge", "1: there is a connection to the engine's event socket"},
+    {"engine_duplicates_total", "counter", "Batches that had been applied before"},
+    {"engine_events_malformed_total", "counter", "Events that can't be read"},
+    {"engine_events_total", "counter", "Events that were applied"},
+    {"engine_events_unknown_total", "counter", "Events of a kind that this release does not know"},
+    {"engine_gaps_total", "counter", "Times that batches were missing"},
+    {"engine_gaps_unrepaired_total", "counter",
+     "Gaps that no replay filled, so that all of the engine was dropped: set a replay endpoint"},
+    {"engine_live", "gauge", "1: the engine is credited; 0: it was silent or disconnected for more than 3 s"},
+    {"engine_losses_total", "counter", "Times that engine_live became 0"},
+    {"engine_messages_malformed_total", "counter", "Messages of all engines that can't be read"},
+    {"engine_replays_total", "counter", "Replays that were asked for, with retries and signs of life"},
+    {"engine_restarts_total", "counter", "Times that the engine began anew"},
+    {"engine_silent_seconds", "gauge", "Time since the engine's last message"},
+    {"engines", "gauge", "Registered engines, a rank each"},
+    {"etcd_up", "gauge", "With --etcd: 1 if it is reached; alert KvferryEtcdDown"},
+    {"event_log_up", "gauge", "With --event-log: 1 if it is reached; alert KvferryEventLogDown"},
+    {"handshakes_refused_total", "counter",
+     "Connections without the cluster key, probes included: alert KvferryNodesWithoutKey"},
+    {"heartbeats_total", "counter", "Heartbeats of nodes: two a second for each node, more under load"},
+    {"held_keys", "gauge", "Old name of kvferry_controller_pinned_keys"},
+    {"http_refused_total", "counter", "HTTP requests without the token that they need: alert KvferryNodesWithoutKey"},
+    {"index_blocks", "gauge", "Blocks of engines in the index of a model, by tokens"},
+    {"index_blocks_dropped_total", "counter", "Blocks that were not indexed because a memory limit was reached"},
+    {"index_blocks_removed_total", "counter", "Blocks that engines removed, also those that the index did not have"},
+    {"index_blocks_stored_total", "counter", "Blocks that engines stored, also those that the index had already"},
+    {"index_blocks_unplaced_total", "counter",
+     "Blocks without tokens or with an unknown parent, found by their hash only"},
+    {"index_hashes", "gauge", "Hashes of engines in the index of a model"},
+    {"index_hashes_ambiguous_total", "counter", "Hashes that two engines use for different tokens"},
+    {"index_other_block_size_total", "counter",
+     "Events with another block size than was registered, which can't be found by tokens"},
+    {"index_other_group_total", "counter", "Events of layer groups that are not indexed"},
+    {"info", "gauge", "Always 1; the label has the release"},
+    {"lookup_hits_total", "counter", "Lookups of nodes with at least one holder"},
+    {"lookup_keys_total", "counter", "Keys of full chunks in lookups"},
+    {"lookups_total", "counter", "Lookups of nodes: one for each prompt that a node lacks"},
+    {"messages_malformed_total", "counter", "Messages that can't be read: alert KvferryProtocolBroken"},
+    {"messages_sent_total", "counter", "Replies and orders that were sent"},
+    {"messages_taken_total", "counter", "Messages of all kinds that were received: the controller's load"},
+    {"messages_unregistered_total", "counter",
+     "Messages of nodes that are not registered; grows for a moment after a restart of the controller"},
+    {"node_chunks", "gauge", "Chunks that the node holds, tails included"},
+    {"node_load", "gauge", "Requests on the node in its last heartbeat; /pair spreads requests by it"},
+    {"node_silent_seconds", "gauge", "Time since the node's last message; at 2.5 the node is lost"},
+    {"node_tails", "gauge", "Tails among node_chunks: last chunks of requests, shorter than chunk_tokens"},
+    {"nodes", "gauge", "Registered nodes of all namespaces, draining ones included"},
+    {"nodes_expired_total", "counter",
+     "Nodes that were lost because they fell silent without leaving: alert KvferryNodeLost"},
+    {"nodes_fenced_total", "counter",
+     "Nodes that were replaced by a newer process of the same engine id: their restarts"},
+    {"nodes_refused_total", "counter", "Registrations that were refused: alert KvferryNodeRefused"},
+    {"nodes_registered_total", "counter", "Registrations, with those after a lost connection"},
+    {"orders_sent_total", "counter",
+     "Orders to pin, unpin, replicate and evict: the work of drains, moves and kvferry clear"},
+    {"pinned_keys", "gauge", "Chunks that nodes may not evict, by order of the controller"},
+    {"replicas", "gauge",
+     "With --etcd or --event-log: live replicas that this one knows, itself included; below the number that you "
+     "started, one is missing"},
+    {"replies_dropped_total", "counter",
+     "Replies whose connection was gone or whose peer did not read: nodes that hang or ended"},
+    {"resends_wanted_total", "counter", "Times that a node was asked to send messages again that were lost"},
+    {"snapshots_wanted_total", "counter",
+     "Times that a node was asked for all that it holds; many after a restart without state"},
+    {"state_durable", "gauge",
+     "With a state folder: 1 if what nodes were told is on disk, 0 if it can't be written: alert "
+     "KvferryStateNotOnDisk; absent with --state none"},
+    {"state_log_bytes", "gauge", "With a state folder: size of the log that a restart reads after the snapshot"},
+    {"state_snapshot_bytes", "gauge", "With a state folder: size of the newest snapshot; 0 before the first"},
+    {"up_seconds", "gauge", "Time since the start; a fall is a restart"},
+};
+
+std::string label_value(const std::string& text) {
+  std::string safe;
+  for (const char c : text) {
+    if (c == '\\' || c == '"') safe += '\\';
+    safe += c == '\n' ? ' ' : c;
+  }
+  return safe;
+}
+
+}  // namespace
+
+void Metrics::add(const std::string& name, double value, const Labels& labels) {
+  KVFERRY_CHECK(std::ranges::find(kMetrics, name, &MetricRow::name) != std::end(kMetrics),
+                "the table of metrics lacks {}", name);
+  std::string& samples = samples_[name];
+  samples += "kvferry_controller_" + name;
+  for (std::size_t i = 0; i < labels.size(); ++i)
+    samples += fmt::format("{}{}=\"{}\"", i == 0 ? "{" : ",", labels[i].first, label_value(labels[i].second));
+  samples += fmt::format("{} {}\n", labels.empty() ? "" : "}", value);
+}
+
+std::string Metrics::text() const {
+  std::string all;
+  for (const MetricRow& metric : kMetrics) {
+    all += fmt::format("# HELP kvferry_controller_{0} {1}\n# TYPE kvferry_controller_{0} {2}\n", metric.name,
+                       metric.help, metric.type);
+    if (const auto found = samples_.find(metric.name); found != samples_.end()) all += found->second;
+  }
+  return all;
+}
+
+}  // namespace kvferry::controller
