@@ -11,7 +11,6 @@ from aiohttp import web
 
 from kvferry_launch.proxy import bodies
 from kvferry_launch.proxy.adapters import Adapters
-from kvferry_launch.proxy.bodies import Body
 from kvferry_launch.proxy.client_request import (
     ClientGoneError,
     ClientRequest,
@@ -20,6 +19,7 @@ from kvferry_launch.proxy.client_request import (
     forwarded,
 )
 from kvferry_launch.proxy.first_token import first_token, keeps_from_prefill, with_token_id
+from kvferry_launch.proxy.json_bodies import Body, BodyError, client_body, encode, json_object
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Choice, Nodes, NoPairError, ServerError
 from kvferry_launch.proxy.request_log import RequestLog
@@ -107,10 +107,10 @@ class FrontDoor:
         except web.HTTPRequestEntityTooLarge:
             return error_response(413, f"the body has more than {self._options.body_bytes_max} bytes, the limit that "
                                   "--max-body sets")
-        sent = bodies.json_object(raw)
-        if sent is None:
-            return error_response(400, "the body is not a JSON object")
-        body, removed = bodies.from_client(sent)
+        try:
+            body, removed = bodies.from_client(client_body(raw))
+        except BodyError as error:
+            return error_response(400, str(error))
         if removed:
             self.metrics.stripped_params.inc()
         one = ClientRequest(request, body, log)
@@ -168,7 +168,7 @@ class FrontDoor:
                         raise ServerError(choice.prefill, "prefill", f"status {answer.status}")
                     return answer
                 one.log.enter("hand_over", choice.decode)
-                computed = bodies.json_object(answer.body) or {}
+                computed = json_object(answer.body) or {}
                 handed_over = computed.get("kv_transfer_params")
                 if not isinstance(handed_over, dict):
                     handed_over = None
@@ -226,10 +226,10 @@ class FrontDoor:
             try:
                 timeout = aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S)
                 with node.waits.wait():
-                    async with self._session.post(f"{node.serves}/tokenize", json=question, timeout=timeout,
-                                                  headers=one.headers(0)) as answer:
+                    async with self._session.post(f"{node.serves}/tokenize", data=encode(question),
+                                                  timeout=timeout, headers=one.headers(0)) as answer:
                         if answer.status == 200:
-                            found = (await answer.json()).get("tokens")
+                            found = (json_object(await answer.read()) or {}).get("tokens")
                             return found if isinstance(found, list) else None
                         if answer.status < 500:
                             return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from kvferry_launch.proxy.bodies import Body
+from kvferry_launch.proxy.json_bodies import Body
 from kvferry_launch.proxy.request_log import RequestLog
 from kvferry_launch.proxy.streams import Stream
 from kvferry_launch.proxy.trace_context import NAMES as TRACE_HEADERS
@@ -41,7 +41,7 @@ class ClientRequest:
         """Returns the headers for a server. Each attempt has a request id of its own, because the same server may still
         run an earlier attempt.
         """
-        made = forwarded(self.request.headers) | self.log.trace.headers()
+        made = forwarded(self.request.headers) | self.log.trace.headers() | {"Content-Type": "application/json"}
         made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
         return made
 

@@ -53,8 +53,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS",
                         help="longest wait for the next byte from a server")
     parser.add_argument("--max-body", type=int, default=Options.body_bytes_max, metavar="BYTES",
-                        help="longest request body; longer ones get status 413. While the proxy parses a long body, "
-                        "all other requests wait")
+                        help="longest request body; longer ones get status 413")
     parser.add_argument("--log-requests", action=argparse.BooleanOptionalAction, default=True,
                         help="log a line for each request: status, tokens, servers, and the time of each stage")
     parser.add_argument("--otlp-endpoint", default="", metavar="http://HOST:PORT",

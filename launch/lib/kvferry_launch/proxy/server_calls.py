@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
-from kvferry_launch.proxy.bodies import Body
 from kvferry_launch.proxy.client_request import ClientRequest, copied, error_fields, to_client
 from kvferry_launch.proxy.first_token import FirstToken
+from kvferry_launch.proxy.json_bodies import Body, encode
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Node, ServerError
 from kvferry_launch.proxy.streams import BrokenStreamError, Stream
@@ -97,7 +97,7 @@ class ServerCalls:
                      attempt: int) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
             with node.waits.wait():
-                async with self._session.post(node.serves + one.path, json=body,
+                async with self._session.post(node.serves + one.path, data=encode(body),
                                               headers=one.headers(attempt)) as answer:
                     if answer.status >= 500:
                         raise ServerError(node, kind, f"status {answer.status}", await copied(answer))
