@@ -1,7 +1,6 @@
+#!/usr/bin/env python3
 """Measures launch/proxy in front of stand-in servers, which answer at once: processor time of a short completion, the
 time that the proxy adds, and how long one long body stops all other requests.
-
-    .venv/bin/python tests/bench/proxy_bench.py [--seconds S] [--proxy FILE] [-- PROXY OPTIONS]
 """
 
 import argparse
@@ -176,7 +175,7 @@ async def measure(proxy: str, more: list[str], seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each part")
     parser.add_argument("--proxy", default=str(REPO / "launch" / "proxy"), help="the program; of another checkout too")
     parser.add_argument("more", nargs="*", help="options of the proxy, after --")
