@@ -12,7 +12,8 @@ from kvferry_launch.setup.venv import requirements
 
 TREES = (LAUNCH / "lib", REPO / "tests")
 NEED_VLLM = (REPO / "tests" / "vllm", REPO / "tests" / "scheduler")
-IMPORTED_LATE = ("serve_plot.py",)  # a function imports this file, and reports which packages are missing
+# Functions import these files, and report which packages are missing.
+IMPORTED_LATE = ("serve_plot.py", "spans.py", "otlp_collector.py")
 MODULES = {"pyyaml": "yaml", "prometheus-client": "prometheus_client", "kubernetes-validate": "kubernetes_validate"}
 
 

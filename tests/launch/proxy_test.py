@@ -98,7 +98,7 @@ def test_models_health_and_metrics() -> None:
         await c.post({"prompt": "a"})
         text = (await c.get("/metrics"))[1]
         assert f'kvferry_proxy_requests_total{{path="{bodies.COMPLETIONS}",status="200"}} 1.0' in text
-        for stage in ("tokenize", "pair", "prefill", "rest", "total"):
+        for stage in ("read", "tokenize", "pair", "prefill", "hand_over", "rest", "total"):
             assert f'kvferry_proxy_stage_seconds_count{{stage="{stage}"}} 1.0' in text, stage
         assert 'kvferry_proxy_nodes{role="kv_producer",state="ready"} 2.0' in text
 
@@ -119,10 +119,14 @@ def test_each_request_has_one_line_with_its_servers_and_where_its_time_went(capl
 
     run(test, body_bytes_max=200)
     first, second, third = (line for line in caplog.messages if line.startswith("POST "))
-    assert re.fullmatch(r"POST /v1/completions 200 in [\d.]+ ms, request x{80}: 3 tokens; p0, d0; "
-                        r"tokenize [\d.]+ ms, pair [\d.]+ ms, prefill [\d.]+ ms, rest [\d.]+ ms", first)
+    assert re.fullmatch(r"POST /v1/completions 200 in [\d.]+ ms, request x{80}, trace [0-9a-f]{32}: 3 tokens; p0, d0; "
+                        r"read [\d.]+ ms, tokenize [\d.]+ ms, pair [\d.]+ ms, prefill [\d.]+ ms, hand_over [\d.]+ ms, "
+                        r"rest [\d.]+ ms", first)
     assert "; p0, d0 then p1, d0; " in second
-    assert re.fullmatch(r"POST /v1/completions 413 in [\d.]+ ms", third)
+    assert re.fullmatch(r"POST /v1/completions 413 in [\d.]+ ms, trace [0-9a-f]{32}; read [\d.]+ ms", third)
+    for line in (first, second, third):
+        wall, *parts = map(float, re.findall(r"([\d.]+) ms", line))
+        assert sum(parts) == pytest.approx(wall, abs=0.05 * (len(parts) + 1)), line
 
 
 def test_a_prompt_that_is_too_long_for_the_controller_is_placed_by_load_alone(monkeypatch: pytest.MonkeyPatch) -> None:

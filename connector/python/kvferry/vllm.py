@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from kvferry.handshake import StepPlan, StepReport
+from kvferry.lookup_spans import LookupSpans
 from kvferry.scheduler_connector import SchedulerConnector
 from kvferry.stats import KvFerryPromMetrics, KvFerryStats
 from kvferry.worker_connector import WorkerConnector
@@ -42,6 +43,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerConnector(vllm_config, kv_cache_config)
+            self._spans = LookupSpans()
         else:
             self._worker = WorkerConnector(vllm_config, kv_cache_config)
 
@@ -58,7 +60,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        return self._spans.lookup(request, num_computed_tokens, self._scheduler.get_num_new_matched_tokens)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -71,12 +73,13 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: "Request", block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.request_finished(request, (block_ids,))
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._scheduler.request_finished(request, block_ids)
+        holds, params = self._scheduler.request_finished(request, block_ids)
+        return holds, self._spans.finished(request, params)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         self._scheduler.update_connector_output(connector_output)

@@ -97,7 +97,8 @@ async def metric(http: aiohttp.ClientSession, url: str, pattern: str) -> float:
 
 async def through_proxy(http: aiohttp.ClientSession, door: Door, body: dict[str, Any]) -> Answer:
     async def stages() -> tuple[float, float]:
-        return (await metric(http, door.url, r'kvferry_proxy_stage_seconds_sum\{stage="(?:first_byte|rest)"\}'),
+        after_prefill = r'kvferry_proxy_stage_seconds_sum\{stage="(?:hand_over|first_byte|rest)"\}'
+        return (await metric(http, door.url, after_prefill),
                 await metric(http, door.url, r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'))
 
     before = await stages()

@@ -27,6 +27,7 @@ PROXIED_CHUNK_TOKENS = 64  # chunk_tokens of the deployment that several tests s
 @dataclass
 class ProxyDeployment:
     """A prefill server, decode servers, a controller and the proxy on two cores. `extra`: settings of the connectors.
+    `collector`: the URL to which proxy and servers export their spans over OTLP/HTTP; empty: no spans.
     """
 
     model: Path
@@ -34,6 +35,7 @@ class ProxyDeployment:
     name: str = "proxy"
     num_decode: int = 1
     extra: dict[str, Any] = field(default_factory=dict)
+    collector: str = ""
     processes: list[ManagedProcess] = field(default_factory=list)
 
     def ensure_running(self) -> None:
@@ -55,7 +57,7 @@ class ProxyDeployment:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, str(REPO / "launch" / "proxy"), "--port", str(port),
-                   "--controller", f"http://{self.http}"]
+                   "--controller", f"http://{self.http}", "--otlp-endpoint", self.collector]
         self.proxy = ManagedProcess(self.name, command, self.key, TEST_LOGS / f"{self.name}.log")
         self.proxy.start()
         self.processes.append(self.proxy)
@@ -74,7 +76,9 @@ class ProxyDeployment:
         port = free_port()
         extra = {"serves": f"http://127.0.0.1:{port}"} | self.extra
         config = self.connector.config(role, self.controller.address, name, extra)
-        server = VllmServer(f"{self.name}-{name}", self.model, ANY_CORE, config, env=self.key, port=port,
+        flags = ("--otlp-traces-endpoint", f"{self.collector}/v1/traces") if self.collector else ()
+        env = self.key | {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
+        server = VllmServer(f"{self.name}-{name}", self.model, ANY_CORE, config, flags, env, port=port,
                             log_folder=TEST_LOGS)
         server.start()
         self.processes.append(server.process)

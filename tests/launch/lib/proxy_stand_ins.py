@@ -23,7 +23,7 @@ class StandIn:
     """
 
     def __init__(self) -> None:
-        self.app = web.Application()
+        self.app = web.Application(client_max_size=64 << 20)
         self.port = 0
 
     async def start(self) -> None:

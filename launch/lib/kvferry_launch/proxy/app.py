@@ -11,7 +11,6 @@ from aiohttp import web
 
 from kvferry_launch.proxy import bodies
 from kvferry_launch.proxy.adapters import Adapters
-from kvferry_launch.proxy.bodies import Body
 from kvferry_launch.proxy.client_request import (
     ClientGoneError,
     ClientRequest,
@@ -20,10 +19,13 @@ from kvferry_launch.proxy.client_request import (
     forwarded,
 )
 from kvferry_launch.proxy.first_token import first_token, keeps_from_prefill, with_token_id
+from kvferry_launch.proxy.json_bodies import Body, BodyError, client_body, encode, json_object
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Choice, Nodes, NoPairError, ServerError
 from kvferry_launch.proxy.request_log import RequestLog
+from kvferry_launch.proxy.request_trace import RequestTrace
 from kvferry_launch.proxy.server_calls import ServerCalls
+from kvferry_launch.proxy.trace_context import Headers
 from kvferry_launch.proxy.waits import LostError
 
 logger = logging.getLogger("kvferry.proxy")
@@ -45,6 +47,8 @@ class Options:
     # Signs the address to push to; if the result is None, the KV is pulled instead.
     sign_push_target: Callable[[Body], Body | None] = lambda target: target
     controller_token: str = field(default="", repr=False)
+    # Makes the trace of a request, from its path and headers.
+    make_trace: Callable[[str, Headers], RequestTrace] = RequestTrace
 
 
 class FrontDoor:
@@ -79,11 +83,10 @@ class FrontDoor:
     # ---- requests of clients ----
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         status = "cancelled"
-        log = RequestLog(self.metrics)
+        log = RequestLog(self.metrics, self._options.make_trace(request.path, request.headers))
         self.metrics.in_flight.inc()
         try:
             response = await self._through_pairs(request, log)
-            self.metrics.observe("total", log.elapsed_s())
             status = str(response.status)
             return response
         except asyncio.CancelledError:
@@ -95,6 +98,7 @@ class FrontDoor:
         finally:
             self.metrics.in_flight.dec()
             self.metrics.requests.labels(request.path, status).inc()
+            log.end(status)
             if self._options.log_requests:
                 logger.info("%s", log.line(request.path, status))
 
@@ -104,24 +108,27 @@ class FrontDoor:
         except web.HTTPRequestEntityTooLarge:
             return error_response(413, f"the body has more than {self._options.body_bytes_max} bytes, the limit that "
                                   "--max-body sets")
-        sent = bodies.json_object(raw)
-        if sent is None:
-            return error_response(400, "the body is not a JSON object")
-        body, removed = bodies.from_client(sent)
+        try:
+            body, removed = bodies.from_client(client_body(raw))
+        except BodyError as error:
+            return error_response(400, str(error))
         if removed:
             self.metrics.stripped_params.inc()
         one = ClientRequest(request, body, log)
         tokens = await self._tokens(one)
         log.num_tokens = len(tokens) if tokens is not None else None
         one.body = bodies.with_tokens(one.path, one.body, tokens)
+        log.enter("pair")
         extras = await self._extras(one)
         failed: set[str] = set()
         failure: ServerError | None = None
         for attempt in range(self._options.tries):
+            if attempt:
+                log.enter("pair")
             try:
-                with log.stage("pair"):
-                    choice = await self.nodes.choose(tokens, failed, extras)
+                choice = await self.nodes.choose(tokens, failed, extras)
             except NoPairError as error:
+                log.failed(str(error))
                 if failure is not None:
                     break
                 self.metrics.unpaired.inc()
@@ -132,6 +139,7 @@ class FrontDoor:
                 return await self._through(one, choice, attempt)
             except ServerError as error:
                 logger.warning("request %s: %s", one.request_id, error)
+                log.failed(str(error))
                 failure = error
                 failed.add(error.node.engine_id)
                 self.nodes.failed(error.node)
@@ -154,13 +162,14 @@ class FrontDoor:
                 body = bodies.prefill_body(one.path, one.body, self._options.sign_push_target(choice.decode.push_to))
                 if not keeps:
                     body = with_token_id(body)
-                with one.log.stage("prefill"):
-                    answer = await self._servers.whole(choice.prefill, "prefill", one, body, attempt)
+                one.log.enter("prefill", choice.prefill)
+                answer = await self._servers.whole(choice.prefill, "prefill", one, body, attempt)
                 if answer.status != 200:
                     if one.response is not None:
                         raise ServerError(choice.prefill, "prefill", f"status {answer.status}")
                     return answer
-                computed = bodies.json_object(answer.body) or {}
+                one.log.enter("hand_over", choice.decode)
+                computed = json_object(answer.body) or {}
                 handed_over = computed.get("kv_transfer_params")
                 if not isinstance(handed_over, dict):
                     handed_over = None
@@ -169,8 +178,10 @@ class FrontDoor:
             self.metrics.first_tokens.labels("decode" if keeps else "prefill", keeps).inc()
             body = bodies.decode_body(first.rest_body(one.body) if first else one.body, handed_over)
             if not one.body.get("stream"):
-                with one.log.stage("rest"):
-                    return await self._servers.whole(choice.decode, "decode", one, body, attempt)
+                one.log.enter("rest", choice.decode)
+                return await self._servers.whole(choice.decode, "decode", one, body, attempt)
+            if choice.prefill is None:
+                one.log.enter("hand_over", choice.decode)
             return await self._servers.streamed(choice.decode, one, body, attempt, first)
 
     def _keeps_from_prefill(self, one: ClientRequest) -> str:
@@ -211,20 +222,20 @@ class FrontDoor:
         if tokens is not None or question is None:
             return tokens
         servers = self.nodes.usable("prefill", set()) + self.nodes.usable("decode", set())
-        with one.log.stage("tokenize"):
-            for node in sorted(servers, key=lambda node: node.in_flight)[: self._options.tries]:
-                try:
-                    timeout = aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S)
-                    with node.waits.wait():
-                        async with self._session.post(f"{node.serves}/tokenize", json=question, timeout=timeout,
-                                                      headers=one.headers(0)) as answer:
-                            if answer.status == 200:
-                                found = (await answer.json()).get("tokens")
-                                return found if isinstance(found, list) else None
-                            if answer.status < 500:
-                                return None
-                except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, LostError):
-                    self.nodes.failed(node)
+        one.log.enter("tokenize")
+        for node in sorted(servers, key=lambda node: node.in_flight)[: self._options.tries]:
+            try:
+                timeout = aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S)
+                with node.waits.wait():
+                    async with self._session.post(f"{node.serves}/tokenize", data=encode(question),
+                                                  timeout=timeout, headers=one.headers(0)) as answer:
+                        if answer.status == 200:
+                            found = (json_object(await answer.read()) or {}).get("tokens")
+                            return found if isinstance(found, list) else None
+                        if answer.status < 500:
+                            return None
+            except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, LostError):
+                self.nodes.failed(node)
         return None
 
     async def _extras(self, one: ClientRequest) -> dict[str, str]:

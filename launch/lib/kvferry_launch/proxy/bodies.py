@@ -1,12 +1,13 @@
 """Reads the body of a client's request, and makes the bodies of the requests to the prefill and the decode server.
 
-This module does no I/O.
+This module does no I/O. Bodies are made of Python objects, except for `Raw` values (see json_bodies).
 """
 
-import json
 from typing import Any
 
-Body = dict[str, Any]
+from msgspec import Raw
+
+from kvferry_launch.proxy.json_bodies import NESTED, Body, Tokens, begins_with, check_level, is_list_of_numbers
 
 REMOTE_DECODE: Body = {
     "do_remote_decode": True,
@@ -32,25 +33,17 @@ _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "best_of", "logprobs", "top_
                     "response_format", "structured_outputs", "echo")
 
 
-# Fields whose value is an object with further parameters for vLLM or for a client's library.
-_NESTED = ("extra_body", "sampling_params", "extra_args", "vllm_xargs")
 _TRANSFER_PARAMS = ("kv_transfer_params", "ec_transfer_params")
 _REPORT = "kvferry_report"
 
 
-def json_object(raw: Any) -> Body | None:
-    try:
-        body = json.loads(raw)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return body if isinstance(body, dict) else None
-
-
-def from_client(body: Body) -> tuple[Body, bool]:
+def from_client(body: Body, level: int = 0) -> tuple[Body, bool]:
     """Returns a client's request without the parameters that only routers may set, and whether any was removed.
 
-    kv_transfer_params name addresses to which servers connect, so only their field `kvferry_report` is kept.
+    kv_transfer_params name addresses to which servers connect, so only their field `kvferry_report` is kept. `level`:
+    number of objects around `body`. Errors: BodyError.
     """
+    check_level(level)
     made: Body = {}
     removed = False
     for name, value in body.items():
@@ -62,8 +55,8 @@ def from_client(body: Body) -> tuple[Body, bool]:
             removed = removed or (bool(value) and not (wants_report and params.keys() == {_REPORT}))
         elif name.startswith("kvferry_"):
             removed = True
-        elif name in _NESTED and isinstance(value, dict):
-            made[name], inner = from_client(value)
+        elif name in NESTED and isinstance(value, dict):
+            made[name], inner = from_client(value, level + 1)
             removed = removed or inner
         else:
             made[name] = value
@@ -73,31 +66,37 @@ def from_client(body: Body) -> tuple[Body, bool]:
 def token_ids(path: str, body: Body) -> list[int] | None:
     """Returns the prompt's tokens, or None if the request does not contain its prompt as tokens."""
     ids = body.get("token_ids") if path == GENERATE else body.get("prompt") if path == COMPLETIONS else None
-    if isinstance(ids, list) and ids and all(type(token) is int and token >= 0 for token in ids):
+    if isinstance(ids, Tokens):
         return ids
-    return None
+    return ids if isinstance(ids, list) and set(map(type, ids)) == {int} and min(ids) >= 0 else None
 
 
 def is_batch(path: str, body: Body) -> bool:
     """Returns True if the request has several prompts; a prefill server can hand over the KV of one prompt only."""
     prompt = body.get("prompt")
-    return path == COMPLETIONS and isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    if isinstance(prompt, Raw):
+        return path == COMPLETIONS and begins_with(prompt, b"[") and not is_list_of_numbers(prompt)
+    return path == COMPLETIONS and isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | float)
 
 
 def tokenize_body(path: str, body: Body) -> Body | None:
     """Returns the body for /tokenize, or None if the request has no text to tokenize."""
-    if path == CHAT and isinstance(body.get("messages"), list):
+    if path == CHAT and _is(body.get("messages"), list, b"["):
         return {name: body[name] for name in _CHAT_FIELDS if name in body}
-    if path == COMPLETIONS and isinstance(body.get("prompt"), str):
+    if path == COMPLETIONS and _is(body.get("prompt"), str, b'"'):
         return {name: body[name] for name in ("model", "prompt", "add_special_tokens") if name in body}
     return None
+
+
+def _is(value: Any, kind: type, mark: bytes) -> bool:
+    return begins_with(value, mark) if isinstance(value, Raw) else isinstance(value, kind)
 
 
 def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
     """Returns a completion request with `tokens` in place of the prompt's text, so that no server tokenizes the text
     again. Other requests are returned unchanged.
     """
-    if path != COMPLETIONS or tokens is None or not isinstance(body.get("prompt"), str) or body.get("echo"):
+    if path != COMPLETIONS or tokens is None or not _is(body.get("prompt"), str, b'"') or body.get("echo"):
         return body
     return {**body, "prompt": tokens}
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from kvferry_launch.proxy.bodies import Body
+from kvferry_launch.proxy.json_bodies import Body
 from kvferry_launch.proxy.request_log import RequestLog
 from kvferry_launch.proxy.streams import Stream
+from kvferry_launch.proxy.trace_context import NAMES as TRACE_HEADERS
 
 # Headers that the proxy does not forward: they apply to one connection, or the proxy sets them itself.
 _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection", "keep-alive", "transfer-encoding",
-                          "te", "trailer", "upgrade", "expect", "accept-encoding", "x-request-id"))
+                          "te", "trailer", "upgrade", "expect", "accept-encoding", "x-request-id", *TRACE_HEADERS))
 
 
 class ClientGoneError(Exception):
@@ -40,7 +41,7 @@ class ClientRequest:
         """Returns the headers for a server. Each attempt has a request id of its own, because the same server may still
         run an earlier attempt.
         """
-        made = forwarded(self.request.headers)
+        made = forwarded(self.request.headers) | self.log.trace.headers() | {"Content-Type": "application/json"}
         made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
         return made
 

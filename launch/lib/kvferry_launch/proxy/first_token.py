@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvferry_launch.proxy.bodies import COMPLETIONS, Body, token_ids
+from kvferry_launch.proxy.bodies import COMPLETIONS, token_ids
+from kvferry_launch.proxy.json_bodies import Body
 
 # Stands in a token's text if the token ends inside a character, which the next token may complete.
 _NOT_DECODED = "\ufffd"

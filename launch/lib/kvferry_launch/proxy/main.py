@@ -9,14 +9,18 @@ import resource
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from kvferry_launch.proxy.app import FrontDoor, Options
 
+if TYPE_CHECKING:
+    from kvferry_launch.proxy.spans import Spans
+
 DEFAULT_CONTROLLER = "http://127.0.0.1:14601"
+OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 TELL_EVERY_S = 60.0  # shortest time between two log lines about missing file descriptors
 
 logger = logging.getLogger("kvferry.proxy")
@@ -49,10 +53,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS",
                         help="longest wait for the next byte from a server")
     parser.add_argument("--max-body", type=int, default=Options.body_bytes_max, metavar="BYTES",
-                        help="longest request body; longer ones get status 413. While the proxy parses a long body, "
-                        "all other requests wait")
+                        help="longest request body; longer ones get status 413")
     parser.add_argument("--log-requests", action=argparse.BooleanOptionalAction, default=True,
                         help="log a line for each request: status, tokens, servers, and the time of each stage")
+    parser.add_argument("--otlp-endpoint", default="", metavar="http://HOST:PORT",
+                        help="OpenTelemetry collector that gets spans of each request over OTLP/HTTP, at /v1/traces "
+                        "below this URL; without it, the variables OTEL_EXPORTER_OTLP_ENDPOINT and "
+                        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT name the collector; if they are not set either, there are "
+                        "no spans")
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS",
                         help="time for running requests after SIGTERM or SIGINT; a second signal ends them")
     parsed = parser.parse_args(arguments)
@@ -96,6 +104,24 @@ def options_of_member(key_file: str, pulls: bool = False) -> dict[str, Any]:
             "controller_token": signer.http_token()} | no_push
 
 
+def spans_to(endpoint: str, name_space: str) -> "Spans | None":
+    """Returns the exporter of spans; None if neither `endpoint` nor OpenTelemetry's variables name a collector, or if
+    OTEL_SDK_DISABLED forbids spans. Exits if the collector's address is unusable or if packages are missing.
+    """
+    named = {"--otlp-endpoint": endpoint} | {variable: os.environ.get(variable, "") for variable in OTLP_VARIABLES}
+    source, url = next(((source, url) for source, url in named.items() if url), ("", ""))
+    if not url or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if not is_http(url):
+        sys.exit(f"proxy: {source} is '{url[:200]}', not http://HOST:PORT")
+    try:
+        from kvferry_launch.proxy.spans import Spans
+    except ModuleNotFoundError as error:
+        sys.exit(f"proxy: spans can't be sent to {url} ({source}): {error}; install opentelemetry-sdk and "
+                 f"opentelemetry-exporter-otlp-proto-http, or leave {source} out")
+    return Spans(endpoint, name_space)
+
+
 class LoopErrors:
     """Handles the errors that the event loop reports. Without file descriptors asyncio tries to accept connections a
     hundred times a second, and reports each failure with a traceback.
@@ -114,11 +140,12 @@ class LoopErrors:
                          error.strerror, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-async def serve(arguments: argparse.Namespace) -> None:
+async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
+    more: dict[str, Any] = {"make_trace": spans.trace} if spans is not None else {}
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
                              arguments.without_prefill == "refuse", arguments.request_timeout,
                              arguments.max_body, arguments.log_requests, arguments.first_token == "prefill",
-                             **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull")))
+                             **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull"), **more))
     # If a client closes its connection, aiohttp cancels the handler, and this ends the requests to servers too.
     runner = web.AppRunner(door.app, handler_cancellation=True, access_log=None, shutdown_timeout=arguments.grace)
     await runner.setup()
@@ -152,4 +179,9 @@ def main() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a request has a connection on each side
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    asyncio.run(serve(arguments))
+    spans = spans_to(arguments.otlp_endpoint, arguments.namespace)
+    try:
+        asyncio.run(serve(arguments, spans))
+    finally:
+        if spans is not None:
+            spans.shutdown()

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-STAGES = ("tokenize", "pair", "prefill", "first_byte", "rest", "total")
+STAGES = ("read", "tokenize", "pair", "prefill", "hand_over", "first_byte", "rest", "total")
 
 
 class Metrics:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from kvferry_launch.proxy.json_bodies import encode
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.waits import Waits
 
@@ -250,8 +251,9 @@ class Nodes:
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(CONTROLLER_TIMEOUT_S)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        async with self.session.request(method, self.controller + path, json=body, timeout=timeout,
-                                        headers=headers) as answer:
+        async with self.session.request(method, self.controller + path, timeout=timeout,
+                                        data=encode(body) if body is not None else None,
+                                        headers=headers | {"Content-Type": "application/json"}) as answer:
             content = await answer.json(content_type=None)
             if answer.status != 200 or not isinstance(content, dict):
                 sentence = content.get("error") if isinstance(content, dict) else str(content)[:200]

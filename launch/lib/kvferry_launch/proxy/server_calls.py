@@ -2,16 +2,15 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
 
-from kvferry_launch.proxy.bodies import Body
 from kvferry_launch.proxy.client_request import ClientRequest, copied, error_fields, to_client
 from kvferry_launch.proxy.first_token import FirstToken
+from kvferry_launch.proxy.json_bodies import Body, encode
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Node, ServerError
 from kvferry_launch.proxy.streams import BrokenStreamError, Stream
@@ -35,17 +34,18 @@ class ServerCalls:
         """Sends a request, and passes the events of the answer on to the client as they arrive. Text that the client
         has already is left out. Errors: ServerError.
         """
-        begin = time.monotonic()
         async with self._asked(node, "decode", one, body, attempt) as answer:
             if answer.content_type != "text/event-stream":
                 if one.response is not None:
                     raise ServerError(node, "decode", f"status {answer.status}")
                 return await copied(answer)
             piece = None
+            if first is None:
+                one.log.enter("first_byte")
             if first is None and not (piece := await answer.content.readany()):
                 raise ServerError(node, "decode", "its stream ended before the first event")
+            one.log.enter("rest")
             if one.response is None:
-                one.log.observe("first_byte", time.monotonic() - begin)
                 one.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8",
                                                            "Cache-Control": "no-cache",
                                                            "X-Request-Id": one.request_id})
@@ -56,8 +56,7 @@ class ServerCalls:
             if opening := one.stream.begin(first):
                 with to_client():
                     await one.response.write(opening)
-            with one.log.stage("rest"):
-                await self._pass_on(node, answer, piece, one.stream, one.response)
+            await self._pass_on(node, answer, piece, one.stream, one.response)
             with to_client():
                 await one.response.write_eof()
             return one.response
@@ -98,7 +97,7 @@ class ServerCalls:
                      attempt: int) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
             with node.waits.wait():
-                async with self._session.post(node.serves + one.path, json=body,
+                async with self._session.post(node.serves + one.path, data=encode(body),
                                               headers=one.headers(attempt)) as answer:
                     if answer.status >= 500:
                         raise ServerError(node, kind, f"status {answer.status}", await copied(answer))

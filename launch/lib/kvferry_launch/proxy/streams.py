@@ -7,8 +7,9 @@ or with a seed.
 
 import json
 
-from kvferry_launch.proxy.bodies import CHAT, COMPLETIONS, Body, json_object
+from kvferry_launch.proxy.bodies import CHAT, COMPLETIONS
 from kvferry_launch.proxy.first_token import FirstToken, counted_as_output
+from kvferry_launch.proxy.json_bodies import Body, encode, json_object
 
 _DONE = b"[DONE]"
 _EVENT_END = b"\n\n"
@@ -119,4 +120,4 @@ def _has_more(delta: Body) -> bool:
 
 
 def _event_of(content: Body) -> bytes:
-    return b"data: " + json.dumps(content).encode()
+    return b"data: " + encode(content)

@@ -1,0 +1,59 @@
+"""Spans of lookups, in the trace of vLLM's request. vLLM exports them if it has `--otlp-traces-endpoint`.
+
+A prefill node hands its request's traceparent over in kv_transfer_params, for routers that don't pass the header on.
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+try:
+    from vllm.tracing import extract_trace_context, instrument_manual
+except ImportError:  # another release of vLLM
+    instrument_manual = None
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+Answer = tuple[int | None, bool]
+
+TRACEPARENT = "kvferry_traceparent"
+_FORM = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class LookupSpans:
+    def __init__(self) -> None:
+        self._begun: dict[str, int] = {}  # [request id] begin of a lookup that waits for other nodes
+
+    def lookup(self, request: "Request", num_computed: int, ask: Callable[["Request", int], Answer]) -> Answer:
+        """Returns the answer of `ask`. If the request is traced, records the time until there is an answer."""
+        headers = _trace_headers(request)
+        if headers is None:
+            return ask(request, num_computed)
+        begin = self._begun.pop(request.request_id, None) or time.time_ns()
+        found, is_async = ask(request, num_computed)
+        if found is None:
+            self._begun[request.request_id] = begin
+        elif instrument_manual is not None:
+            attributes = {"gen_ai.request.id": request.request_id, "kvferry.local_tokens": num_computed,
+                          "kvferry.found_tokens": found}
+            instrument_manual("kvferry.lookup", begin, time.time_ns(), attributes, extract_trace_context(headers))
+        return found, is_async
+
+    def finished(self, request: "Request", params: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Returns the request's kv_transfer_params, with its traceparent if they name KV that was handed over."""
+        self._begun.pop(request.request_id, None)
+        if params is not None and params.get("do_remote_prefill") and (headers := _trace_headers(request)) is not None:
+            params[TRACEPARENT] = headers["traceparent"]
+        return params
+
+
+def _trace_headers(request: "Request") -> Mapping[str, Any] | None:
+    """Returns the headers with the request's trace; None if the request is not traced."""
+    headers: Mapping[str, Any] | None = getattr(request, "trace_headers", None)
+    if headers is None:
+        params = request.kv_transfer_params
+        headers = {"traceparent": params.get(TRACEPARENT)} if isinstance(params, dict) else {}
+    sent = headers.get("traceparent")
+    return headers if isinstance(sent, str) and _FORM.fullmatch(sent) else None
