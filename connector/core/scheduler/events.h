@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "connector/core/actions.h"
+#include "connector/core/known_keys.h"
 #include "connector/core/token_chain.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
@@ -28,6 +29,9 @@ struct HandoffSource {
 struct NewRequest {
   RequestId id;
   std::span<const std::int32_t> tokens;
+  /// [chunk] the engine's digests of the tokens up to each full chunk's end; empty if these digests do not depend on
+  /// all that changes the KV (`extras` need not be in them). The last chunks may be missing.
+  std::vector<EngineDigest> digests = {};
   std::uint32_t num_prompt_tokens = 0;
   std::string extras;             // everything that changes the KV of all tokens: a LoRA's digest, cache_salt
   std::vector<TokenExtra> items;  // multimodal items

@@ -43,6 +43,8 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   const ChunkKey root = root_key(config_.fingerprint, request.extras);
   RequestState& state =
       requests_.try_emplace(request.id, NewRequest(request), root, config_.chunk_tokens).first->second;
+  if (state.cacheable) known_keys_.recall(request.digests, state.chain);
+  const std::size_t num_recalled = state.chain.hashed_keys().size();
   // vLLM may reuse an id while the earlier request's load is in progress. The attempt's number distinguishes the two
   // loads.
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
@@ -54,6 +56,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   if (state.cacheable && could_grow(state, cover(state), 0)) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to)
     sender_.offer(state.id, *request.push_to, state.chain.prefix(reusable(state.num_prompt_tokens)), now);
+  known_keys_.remember(request.digests, state.chain, num_recalled);
 }
 
 void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {

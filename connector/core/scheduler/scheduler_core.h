@@ -128,6 +128,7 @@ class SchedulerCore {
   std::size_t num_reserved_chunks() const { return receiver_.num_reserved_chunks(); }
 
  private:
+  static constexpr std::size_t kKnownKeys = 32'768;
   // These functions are defined in scheduler_core.cpp.
   RequestState* find(const RequestId& id);
   std::string pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
@@ -195,6 +196,7 @@ class SchedulerCore {
   PushReceiver receiver_;
   TimeNs now_ = 0;  // time of the event that is being handled
   std::unordered_map<RequestId, RequestState> requests_;
+  KnownKeys known_keys_{kKnownKeys};
   /// Requests of the previous step; the next step has nearly the same requests.
   std::vector<RequestState*> last_order_;
   std::set<RequestId> open_lookups_;            // requests with a lookup answered in this step and not allocated yet

@@ -92,14 +92,16 @@ struct PyScheduler {
   }
 
   void add_request(const std::string& id, const Integers& token_ids, std::uint32_t num_prompt_tokens,
-                   std::string extras, const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items,
-                   bool cacheable, bool handoff,
+                   const std::vector<nb::bytes>& digests, std::string extras,
+                   const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items, bool cacheable,
+                   bool handoff,
                    const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
                    const std::optional<std::string>& push_to) {
     const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
     request.tokens = tokens;
+    for (const nb::bytes& digest : digests) request.digests.push_back(engine_digest(view(digest)));
     request.num_prompt_tokens = num_prompt_tokens;
     request.extras = std::move(extras);
     for (const auto& [first, count, identifier] : items) request.items.push_back({first, count, identifier});
@@ -215,7 +217,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
       .def("add_request", &PyScheduler::add_request, nb::kw_only(), "request_id"_a, "tokens"_a, "num_prompt_tokens"_a,
-           "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(), "push_to"_a.none() = nb::none())
+           "digests"_a, "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(),
+           "push_to"_a.none() = nb::none())
       .def(
           "update_tokens",
           [](PyScheduler& self, const std::string& id, std::uint32_t keep, const Integers& tokens) {
