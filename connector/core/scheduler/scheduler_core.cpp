@@ -42,7 +42,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   if (requests_.contains(request.id) || request.tokens.empty()) return;
   const ChunkKey root = root_key(config_.fingerprint, request.extras);
   RequestState& state =
-      requests_.try_emplace(request.id, NewRequest(request), root, config_.chunk_tokens).first->second;
+      requests_.try_emplace(request.id, request, root, config_.chunk_tokens, progress_.add()).first->second;
   if (state.cacheable) known_keys_.recall(request.digests, state.chain);
   const std::size_t num_recalled = state.chain.hashed_keys().size();
   // vLLM may reuse an id while the earlier request's load is in progress. The attempt's number distinguishes the two
@@ -75,6 +75,13 @@ std::uint32_t SchedulerCore::num_tokens(const RequestId& id) const {
   return found == requests_.end() ? 0 : found->second.chain.size();
 }
 
+RequestHandle SchedulerCore::handle_of(const RequestId& id) const {
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) return {};
+  Progress& progress = found->second.progress;
+  return {&progress, progress.generation};
+}
+
 FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks,
                                         bool aborted, TimeNs now) {
   now_ = now;
@@ -100,7 +107,7 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   end_attempt(request);
   // A pull in progress still fills the pool; a lease that arrives late is released.
   if (request.fetch) fetches_.erase(request.fetch->id);
-  std::replace(last_order_.begin(), last_order_.end(), &request, static_cast<RequestState*>(nullptr));
+  progress_.remove(request.progress);
   requests_.erase(id);
   return result;
 }

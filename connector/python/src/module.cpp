@@ -65,7 +65,7 @@ PlaneLayout plane_from(const Plane& plane) {
 
 struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
-  StepInput step;  // kept from step to step, to reuse its memory and the ids in it
+  StepInput step;  // kept from step to step, to reuse its memory
   RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
@@ -94,8 +94,7 @@ struct PyScheduler {
   void add_request(const std::string& id, const Integers& token_ids, std::uint32_t num_prompt_tokens,
                    const std::vector<nb::bytes>& digests, std::string extras,
                    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items, bool cacheable,
-                   bool handoff,
-                   const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
+                   bool handoff, const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
                    const std::optional<std::string>& push_to) {
     const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
@@ -127,20 +126,14 @@ struct PyScheduler {
       const nb::typed<nb::dict, nb::str, nb::int_>& scheduled, const std::vector<std::string>& preempted,
       const TokensOf& tokens_of) {
     const RunningRequests running{ids, computed, blocks, resumed, scheduled};
-    // Running requests come first, so that admissions do not change their places.
-    step.scheduled.resize(running.size() + admitted.size());
-    RunningReader reader = std::exchange(running_reader, {});  // running_reader stays empty if this step throws
-    reader.read(running, step.scheduled);
-    for (std::size_t i = 0; i < admitted.size(); ++i) {
-      const auto& [id, num_computed, count, table] = admitted[i];
-      step.scheduled[running.size() + i] = {RequestId{id}, num_computed, count, table, {}, false};
-    }
+    running_reader.read(running, step, [&](const RequestId& id) { return node->handle_of(id); });
+    step.scheduled.clear();
+    for (const auto& [id, num_computed, count, table] : admitted)
+      step.scheduled.push_back({RequestId{id}, num_computed, count, table});
     step.preempted.clear();
     for (const std::string& id : preempted) step.preempted.push_back(RequestId{id});
-    nb::bytes plan = to_bytes(node->build_step(
+    return to_bytes(node->build_step(
         step, [&](const RequestId& id, std::uint32_t known) { return integers(tokens_of(id.value, known)); }));
-    running_reader = std::move(reader);
-    return plan;
   }
 
   Dict finished(const std::string& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted) {
