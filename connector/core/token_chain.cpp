@@ -40,6 +40,11 @@ std::span<const ChunkKey> TokenChain::keys() {
   return keys_;
 }
 
+void TokenChain::adopt_key(const ChunkKey& key) {
+  KVFERRY_CHECK(keys_.size() < num_full_chunks(), "all {} full chunks have keys", num_full_chunks());
+  keys_.push_back(key);
+}
+
 ChunkKey TokenChain::tail_key(std::uint32_t i, std::uint32_t num_tokens) {
   const std::uint32_t first = i * chunk_tokens_;
   KVFERRY_CHECK(num_tokens > 0 && num_tokens < chunk_tokens_ && first + num_tokens <= size(),

@@ -28,12 +28,17 @@ class TokenChain {
   void truncate(std::uint32_t num_tokens);
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(tokens_.size()); }
+  const ChunkKey& root() const { return root_; }
   std::uint32_t chunk_tokens() const { return chunk_tokens_; }
   std::uint32_t num_full_chunks() const { return size() / chunk_tokens_; }
 
   /// Returns the key of full chunk i. `i` must be less than num_full_chunks().
   const ChunkKey& key(std::uint32_t i);
   std::span<const ChunkKey> keys();
+  /// The keys of the full chunks that were hashed or adopted so far.
+  std::span<const ChunkKey> hashed_keys() const { return keys_; }
+  /// Takes the key of the first full chunk that has none yet, instead of hashing the chunk.
+  void adopt_key(const ChunkKey& key);
   /// Returns the key of the tail that has num_tokens tokens and follows i full chunks.
   ChunkKey tail_key(std::uint32_t i, std::uint32_t num_tokens);
   /// Returns the key of the tail group (chunk_key.h) after i full chunks, nullopt if fewer than kTailGroupTokens tokens
@@ -52,7 +57,7 @@ class TokenChain {
   std::uint32_t chunk_tokens_;
   std::vector<TokenExtra> extras_;
   std::vector<std::int32_t> tokens_;
-  std::vector<ChunkKey> keys_;  // keys of the full chunks that were hashed so far
+  std::vector<ChunkKey> keys_;  // keys of the first full chunks
 };
 
 }  // namespace kvferry

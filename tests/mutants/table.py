@@ -75,9 +75,8 @@ MUTANTS = [Mutant(*row) for row in (
      "request->computed = std::min(request->computed, keep);", "",
      "Steps.TokensThatTheEngineTookBackAreNotSavedAsIfComputed"),
     ("block-lists-are-appended-to", "saved-is-computed", STEPS,
-     "if (scheduled.block_ids) request->blocks = *scheduled.block_ids;",
-     "if (scheduled.block_ids) for (std::size_t g = 0; g < request->blocks.size(); ++g) request->blocks[g].insert("
-     "request->blocks[g].end(), (*scheduled.block_ids)[g].begin(), (*scheduled.block_ids)[g].end());"),
+     "if (change.is_whole) request.blocks.assign(change.blocks.size(), {});", "",
+     "Steps.ARequestThatIsNamedByItsHandleIsSavedTheSame"),
     ("saves-of-a-preemption-read-the-new-blocks", "saved-is-computed", STEPS,
      "&& request->admitted_in <= step_) release_blocks", ") release_blocks"),
     # fenced-reuse

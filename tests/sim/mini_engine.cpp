@@ -212,14 +212,39 @@ void MiniEngine::tell_step(StepInput& input) {
     Request& request = requests_.at(scheduled.id.value);
     const auto size = static_cast<std::uint32_t>(request.table[0].size());
     if (!config_.tells_late) tell_tokens(request);
+    request.blocks_added.clear();
     if (std::exchange(request.is_admitted, false) || (!config_.tells_late && size > request.blocks_told)) {
       scheduled.block_ids = request.table;
     } else if (size > request.blocks_told) {
       for (const std::vector<BlockId>& group : request.table)
-        scheduled.new_block_ids.emplace_back(group.begin() + request.blocks_told, group.end());
+        request.blocks_added.emplace_back(group.begin() + request.blocks_told, group.end());
     }
     request.blocks_told = size;
   }
+}
+
+/// Returns the step as the connector tells it: only requests that are scheduled for the first time are named by their
+/// ids, all others by the handles that they had in the step before or, after a step without them, get now.
+StepInput MiniEngine::as_told(const StepInput& input) {
+  StepInput told;
+  told.preempted = input.preempted;
+  std::map<std::string, RequestHandle> handles;
+  for (const ScheduledRequest& row : input.scheduled) {
+    const std::string& id = row.id.value;
+    if (first_timers_.contains(id)) {
+      told.scheduled.push_back(row);
+      continue;
+    }
+    const auto known = row.block_ids ? handles_.end() : handles_.find(id);
+    const RequestHandle handle = known == handles_.end() ? core_.handle_of(row.id) : known->second;
+    handles[id] = handle;
+    told.running.push_back({handle, row.num_computed, row.num_scheduled});
+    const BlockTable& added = requests_.at(id).blocks_added;
+    if (row.block_ids) told.block_changes.push_back({handle, *row.block_ids, true});
+    if (!added.empty()) told.block_changes.push_back({handle, added, false});
+  }
+  handles_ = std::move(handles);
+  return told;
 }
 
 void MiniEngine::step(TimeNs now) {
@@ -242,16 +267,10 @@ void MiniEngine::step(TimeNs now) {
     const Request& request = requests_.at(id.value);
     return std::vector(request.text.tokens.begin() + known, request.text.tokens.begin() + request.known);
   };
-  // The connector lists the requests that ran before first, and marks those that have the same place as in the step
-  // before.
+  // vLLM takes in outputs in the order of scheduling, in which requests that ran before come first.
   std::stable_partition(input.scheduled.begin(), input.scheduled.end(),
                         [&](const ScheduledRequest& row) { return !first_timers_.contains(row.id.value); });
-  for (std::size_t i = 0; i < input.scheduled.size(); ++i)
-    input.scheduled[i].same_place = i < told_.size() && told_[i] == input.scheduled[i].id;
-  told_.clear();
-  for (const ScheduledRequest& row : input.scheduled)
-    if (!first_timers_.contains(row.id.value)) told_.push_back(row.id);
-  StepPlan plan = core_.build_step(input, now, config_.tells_late ? tokens : TokenSource{});
+  StepPlan plan = core_.build_step(as_told(input), now, config_.tells_late ? tokens : TokenSource{});
   std::vector<const StepPlan*> under_way;
   for (const InFlight& step : in_flight_) under_way.push_back(&step.plan);
   under_way.push_back(&plan);

@@ -138,6 +138,7 @@ class MiniEngine {
     BlockTable executed_table;      // the table in the last step that had this request
     bool is_admitted = false;       // admitted in this step, so the core gets its whole table
     std::uint32_t blocks_told = 0;  // number of blocks of each group that the core knows
+    BlockTable blocks_added;        // blocks that the core gets in this step beside those that it knows
     std::uint64_t epoch = 0;        // outputs of an earlier epoch are dropped
     // outputs from before the last preemption are processed, but don't reduce `computed`
     std::uint64_t preemptions = 0;
@@ -200,6 +201,7 @@ class MiniEngine {
   bool has_output_coming(const Request& request) const;
   void tell_tokens(const Request& request);
   void tell_step(StepInput& input);
+  StepInput as_told(const StepInput& input);
   void execute(StepPlan plan, const StepInput& input);
   ForwardItem forward_item(Request& request, const ScheduledRequest& scheduled, Scheduled& out);
   void check_saves(const StepPlan& plan, const StepInput& input);
@@ -232,8 +234,8 @@ class MiniEngine {
   std::deque<InFlight> in_flight_;
   std::vector<AdmittedLoad> admitted_;  // the loads that were admitted in this step
   std::set<std::string> first_timers_;  // requests that were admitted in this step for the first time
-  // order of the requests in the last step, without those that were scheduled for the first time, which came last
-  std::vector<RequestId> told_;
+  // by request, the handles of the last step's requests without those that were scheduled for the first time
+  std::map<std::string, RequestHandle> handles_;
   std::map<std::string, std::vector<std::int32_t>> outputs_;
   std::map<std::string, FinishedRequest> finished_;
   std::map<std::string, TimeNs> first_admitted_;

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "connector/core/actions.h"
+#include "connector/core/known_keys.h"
+#include "connector/core/scheduler/progress.h"
 #include "connector/core/token_chain.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
@@ -28,6 +30,9 @@ struct HandoffSource {
 struct NewRequest {
   RequestId id;
   std::span<const std::int32_t> tokens;
+  /// [chunk] the engine's digests of the tokens up to each full chunk's end; empty if these digests do not depend on
+  /// all that changes the KV (`extras` need not be in them). The last chunks may be missing.
+  std::vector<EngineDigest> digests = {};
   std::uint32_t num_prompt_tokens = 0;
   std::string extras;             // everything that changes the KV of all tokens: a LoRA's digest, cache_salt
   std::vector<TokenExtra> items;  // the prompt's multimodal items
@@ -46,12 +51,23 @@ struct ScheduledRequest {
   std::uint32_t num_computed = 0;       // number of tokens computed before this step
   std::uint32_t num_scheduled = 0;      // number of tokens to compute in this step
   std::optional<BlockTable> block_ids;  // the request's whole new block table, if the engine replaced the old table
-  BlockTable new_block_ids = {};        // [KV group] added blocks, if block_ids is empty
-  bool same_place = false;  // the request had the same index in the previous step, so its id need not be compared
+};
+/// A scheduled request that SchedulerCore::handle_of() has named, in an earlier step or for this one.
+struct RunningRequest {
+  RequestHandle handle;
+  std::uint32_t num_computed = 0;   // the same as in ScheduledRequest
+  std::uint32_t num_scheduled = 0;  // the same as in ScheduledRequest
+};
+struct BlockChange {
+  RequestHandle handle;
+  BlockTable blocks;      // [KV group] the added blocks or the whole new table
+  bool is_whole = false;  // true if `blocks` is the whole new table
 };
 struct StepInput {
   std::vector<ScheduledRequest> scheduled;
   std::vector<RequestId> preempted;
+  std::vector<RunningRequest> running = {};     // scheduled requests that are not in `scheduled`
+  std::vector<BlockChange> block_changes = {};  // changes of the block tables of requests in `running`
 };
 /// Returns the request's tokens from index `known` on. Called only when a chunk becomes full, not in each step.
 using TokenSource = std::function<std::vector<std::int32_t>(const RequestId& id, std::uint32_t known)>;

@@ -13,6 +13,7 @@
 #include "connector/core/chunk_pool.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/scheduler/events.h"
+#include "connector/core/scheduler/progress.h"
 #include "connector/core/token_chain.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
@@ -51,29 +52,31 @@ struct Fetch {
 };
 
 struct RequestState {
-  RequestState(NewRequest&& from, const ChunkKey& root, std::uint32_t chunk_tokens)
-      : id(from.id),
+  RequestState(const NewRequest& from, const ChunkKey& root, std::uint32_t chunk_tokens, Progress& record)
+      : progress(record),
+        id(from.id),
         num_prompt_tokens(from.num_prompt_tokens),
-        cacheable(from.cacheable),
-        handoff(from.handoff),
-        chain(root, chunk_tokens, std::move(from.items)),
-        source(std::move(from.source)) {
+        chain(root, chunk_tokens, from.items),
+        source(from.source) {
+    progress.request = this;
+    cacheable = from.cacheable;
+    handoff = from.handoff;
     chain.append(from.tokens);
   }
 
-  // The fields that every step reads lie side by side, in few cache lines: with hundreds of running requests the fields
-  // are no longer in the CPU cache.
+  Progress& progress;
+  // The fields of `progress`, by their own names.
+  std::uint32_t& computed = progress.computed;
+  std::uint32_t& saved = progress.saved;
+  std::uint32_t& window_end = progress.window_end;
+  std::uint32_t& step_end = progress.step_end;
+  bool& running = progress.running;
+  bool& cacheable = progress.cacheable;
+  bool& handoff = progress.handoff;
+
   RequestId id;
-  std::uint32_t computed = 0;  // number of tokens whose KV exists once the planned steps are done
-  std::uint32_t saved = 0;     // full chunks that end at or before this token are in the pool or their save was tried
-  /// Number of computed tokens when vLLM last freed blocks that lie before a sliding window.
-  std::uint32_t window_end = 0;
-  std::uint32_t step_end = 0;    // number of computed tokens after the last step
   std::uint32_t checkpoint = 0;  // number of tokens before the last step's checkpoint (core_config.h); 0: none
   std::uint32_t num_prompt_tokens;
-  bool running = false;  // true if the request has blocks and does not wait for an asynchronous load
-  bool cacheable;
-  bool handoff;
   BlockTable blocks;  // the request's block table after the last step that changed it
 
   TokenChain chain;

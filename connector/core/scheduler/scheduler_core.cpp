@@ -42,7 +42,9 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   if (requests_.contains(request.id) || request.tokens.empty()) return;
   const ChunkKey root = root_key(config_.fingerprint, request.extras);
   RequestState& state =
-      requests_.try_emplace(request.id, NewRequest(request), root, config_.chunk_tokens).first->second;
+      requests_.try_emplace(request.id, request, root, config_.chunk_tokens, progress_.add()).first->second;
+  if (state.cacheable) known_keys_.recall(request.digests, state.chain);
+  const std::size_t num_recalled = state.chain.hashed_keys().size();
   // vLLM may reuse an id while the earlier request's load is in progress. The attempt's number distinguishes the two
   // loads.
   const auto after = loads_.upper_bound({request.id.value, std::numeric_limits<std::uint32_t>::max()});
@@ -54,6 +56,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   if (state.cacheable && could_grow(state, cover(state), 0)) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to)
     sender_.offer(state.id, *request.push_to, state.chain.prefix(reusable(state.num_prompt_tokens)), now);
+  known_keys_.remember(request.digests, state.chain, num_recalled);
 }
 
 void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {
@@ -70,6 +73,13 @@ void SchedulerCore::update_tokens(const RequestId& id, std::uint32_t keep, std::
 std::uint32_t SchedulerCore::num_tokens(const RequestId& id) const {
   const auto found = requests_.find(id);
   return found == requests_.end() ? 0 : found->second.chain.size();
+}
+
+RequestHandle SchedulerCore::handle_of(const RequestId& id) const {
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) return {};
+  Progress& progress = found->second.progress;
+  return {&progress, progress.generation};
 }
 
 FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks,
@@ -97,7 +107,7 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   end_attempt(request);
   // A pull in progress still fills the pool; a lease that arrives late is released.
   if (request.fetch) fetches_.erase(request.fetch->id);
-  std::replace(last_order_.begin(), last_order_.end(), &request, static_cast<RequestState*>(nullptr));
+  progress_.remove(request.progress);
   requests_.erase(id);
   return result;
 }

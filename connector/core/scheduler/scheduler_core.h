@@ -51,6 +51,8 @@ class SchedulerCore {
   /// Truncates the request's tokens to `keep`, then appends the new ones.
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id) const;
+  /// Names the request for StepInput::running. A handle of an unknown request, or of one that has ended, is ignored.
+  RequestHandle handle_of(const RequestId& id) const;
   /// vLLM's get_num_new_matched_tokens: returns the number of tokens after num_local that can be loaded from the pool.
   Answer lookup(const RequestId& id, std::uint32_t num_local, TimeNs now);
   /// vLLM's update_state_after_alloc, with the request's whole block table. vLLM calls it again with num_external = 0
@@ -128,6 +130,7 @@ class SchedulerCore {
   std::size_t num_reserved_chunks() const { return receiver_.num_reserved_chunks(); }
 
  private:
+  static constexpr std::size_t kKnownKeys = 32'768;
   // These functions are defined in scheduler_core.cpp.
   RequestState* find(const RequestId& id);
   std::string pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
@@ -150,7 +153,9 @@ class SchedulerCore {
   Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
   void end_attempt(RequestState& request);
   // These functions are defined in scheduler_steps.cpp.
-  RequestState* find_scheduled(const ScheduledRequest& scheduled, std::size_t place);
+  static void change_blocks(RequestState& request, const BlockChange& change);
+  void advance(Progress& progress, std::uint32_t num_computed, std::uint32_t num_scheduled, const TokenSource& tokens,
+               StepPlan& plan);
   std::uint32_t checkpoint_of(const RequestState& request) const;
   void release_blocks(RequestState& request);
   static void load_ended(RequestState& request, const PendingLoad& load);
@@ -195,8 +200,8 @@ class SchedulerCore {
   PushReceiver receiver_;
   TimeNs now_ = 0;  // time of the event that is being handled
   std::unordered_map<RequestId, RequestState> requests_;
-  /// Requests of the previous step; the next step has nearly the same requests.
-  std::vector<RequestState*> last_order_;
+  ProgressTable progress_;  // the records of requests_
+  KnownKeys known_keys_{kKnownKeys};
   std::set<RequestId> open_lookups_;            // requests with a lookup answered in this step and not allocated yet
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] the request that started the fetch
   std::map<std::uint64_t, FetchPull> pulls_;

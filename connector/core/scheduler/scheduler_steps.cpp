@@ -20,7 +20,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   // failed at the head of its queue. If nothing runs and nothing loads, no block would ever become free: the waiting
   // requests must then skip their loads.
   const bool is_stuck =
-      loads_async() && input.scheduled.empty() && loads_.empty() && !refused.empty() &&
+      loads_async() && input.scheduled.empty() && input.running.empty() && loads_.empty() && !refused.empty() &&
       std::none_of(requests_.begin(), requests_.end(), [](const auto& r) { return r.second.running; });
   if (is_stuck) {
     for (const RequestId& id : refused) {
@@ -34,45 +34,47 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   StepPlan plan;
   plan.step = ++step_;
   plan.loads = std::exchange(loads_next_, {});
-  last_order_.resize(input.scheduled.size());
-  for (std::size_t place = 0; place < input.scheduled.size(); ++place) {
-    const ScheduledRequest& scheduled = input.scheduled[place];
-    RequestState* request = find_scheduled(scheduled, place);
+  for (const BlockChange& change : input.block_changes)
+    if (Progress* progress = ProgressTable::find(change.handle)) change_blocks(*progress->request, change);
+  for (const RunningRequest& running : input.running) {
+    if (Progress* progress = ProgressTable::find(running.handle))
+      advance(*progress, running.num_computed, running.num_scheduled, tokens, plan);
+  }
+  for (const ScheduledRequest& scheduled : input.scheduled) {
+    RequestState* request = find(scheduled.id);
     if (request == nullptr) continue;
-    request->running = true;
     if (scheduled.block_ids) request->blocks = *scheduled.block_ids;
-    for (std::size_t group = 0; group < std::min(scheduled.new_block_ids.size(), request->blocks.size()); ++group) {
-      const std::vector<BlockId>& added = scheduled.new_block_ids[group];
-      request->blocks[group].insert(request->blocks[group].end(), added.begin(), added.end());
-    }
-    request->computed = scheduled.num_computed + scheduled.num_scheduled;
-    request->window_end = scheduled.num_computed;  // blocks that a later step drops keep their KV until that step
-    request->step_end = request->computed;
-    request->checkpoint = checkpoint_of(*request);
-    const bool fills_a_chunk = request->computed >= request->saved + config_.chunk_tokens;
-    if (!request->cacheable || (!fills_a_chunk && !request->handoff)) continue;
-    if (tokens && lacks_tokens(*request)) {
-      const std::uint32_t known = request->chain.size();
-      update_tokens(request->id, known, tokens(request->id, known));
-    }
-    plan_running_saves(*request, plan);
+    advance(request->progress, scheduled.num_computed, scheduled.num_scheduled, tokens, plan);
   }
   plan.saves_before = std::exchange(saves_before_next_, {});
   announce_evictions();
   return plan;
 }
 
-/// Returns the request at this place of the step. The engine keeps the order of the previous step except for requests
-/// that were added or removed.
-RequestState* SchedulerCore::find_scheduled(const ScheduledRequest& scheduled, std::size_t place) {
-  constexpr std::size_t kAhead = 8;  // number of requests to prefetch ahead, since they are no longer in the CPU cache
-  if (place + kAhead < last_order_.size()) {
-    __builtin_prefetch(last_order_[place + kAhead]);
-    __builtin_prefetch(reinterpret_cast<const char*>(last_order_[place + kAhead]) + 64);
+void SchedulerCore::change_blocks(RequestState& request, const BlockChange& change) {
+  if (change.is_whole) request.blocks.assign(change.blocks.size(), {});
+  for (std::size_t group = 0; group < std::min(change.blocks.size(), request.blocks.size()); ++group) {
+    const std::vector<BlockId>& added = change.blocks[group];
+    request.blocks[group].insert(request.blocks[group].end(), added.begin(), added.end());
   }
-  RequestState*& last = last_order_[place];
-  if (last == nullptr || (!scheduled.same_place && last->id != scheduled.id)) last = find(scheduled.id);
-  return last;
+}
+
+/// Plans what the step saves of one scheduled request. Most requests fill no chunk in a step: then this reads and
+/// writes only `progress`.
+void SchedulerCore::advance(Progress& progress, std::uint32_t num_computed, std::uint32_t num_scheduled,
+                            const TokenSource& tokens, StepPlan& plan) {
+  progress.running = true;
+  progress.computed = progress.step_end = num_computed + num_scheduled;
+  progress.window_end = num_computed;  // blocks that a later step drops keep their KV until that step
+  if (config_.checkpoint_alignment > 0) progress.request->checkpoint = checkpoint_of(*progress.request);
+  const bool fills_a_chunk = progress.computed >= progress.saved + config_.chunk_tokens;
+  if (!progress.cacheable || (!fills_a_chunk && !progress.handoff)) return;
+  RequestState& request = *progress.request;
+  if (tokens && lacks_tokens(request)) {
+    const std::uint32_t known = request.chain.size();
+    update_tokens(request.id, known, tokens(request.id, known));
+  }
+  plan_running_saves(request, plan);
 }
 
 /// Returns the number of tokens before the step's checkpoint, 0 if the step has none. A checkpoint is the model's state

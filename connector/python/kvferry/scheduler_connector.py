@@ -6,6 +6,7 @@ from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from kvferry._core import KvFerryError, SchedulerNode, check_config
+from kvferry.block_hashes import BlockHashes
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
@@ -61,6 +62,7 @@ class SchedulerConnector:
             )
         except (KvFerryError, KeyFileError) as error:
             refuse_to_start(str(error))
+        self._block_hashes = BlockHashes(vllm_config, kv_cache_config, config["chunk_tokens"])
         self._engine_id = transfer.engine_id
         self._tp_size = parallel.tensor_parallel_size
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
@@ -103,6 +105,7 @@ class SchedulerConnector:
             request_id=request.request_id,
             tokens=tokens,
             num_prompt_tokens=request.num_prompt_tokens,
+            digests=self._block_hashes.of(request),
             extras=extras or "",
             items=[(f.mm_position.offset, f.mm_position.length, f.identifier) for f in request.mm_features],
             # Prompt embeddings have no token ids to make keys of, and a streamed session rewrites its history.

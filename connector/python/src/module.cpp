@@ -65,7 +65,7 @@ PlaneLayout plane_from(const Plane& plane) {
 
 struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
-  StepInput step;  // kept from step to step, so that its memory and the ids in it are reused
+  StepInput step;  // kept from step to step, so that its memory is reused
   RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
@@ -92,14 +92,15 @@ struct PyScheduler {
   }
 
   void add_request(const std::string& id, const Integers& token_ids, std::uint32_t num_prompt_tokens,
-                   std::string extras, const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items,
-                   bool cacheable, bool handoff,
-                   const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
+                   const std::vector<nb::bytes>& digests, std::string extras,
+                   const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items, bool cacheable,
+                   bool handoff, const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
                    const std::optional<std::string>& push_to) {
     const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
     request.tokens = tokens;
+    for (const nb::bytes& digest : digests) request.digests.push_back(engine_digest(view(digest)));
     request.num_prompt_tokens = num_prompt_tokens;
     request.extras = std::move(extras);
     for (const auto& [first, count, identifier] : items) request.items.push_back({first, count, identifier});
@@ -125,20 +126,14 @@ struct PyScheduler {
       const nb::typed<nb::dict, nb::str, nb::int_>& scheduled, const std::vector<std::string>& preempted,
       const TokensOf& tokens_of) {
     const RunningRequests running{ids, computed, blocks, resumed, scheduled};
-    // Running requests come first, so that admissions do not change their places.
-    step.scheduled.resize(running.size() + admitted.size());
-    RunningReader reader = std::exchange(running_reader, {});  // if this step throws, running_reader stays empty
-    reader.read(running, step.scheduled);
-    for (std::size_t i = 0; i < admitted.size(); ++i) {
-      const auto& [id, num_computed, count, table] = admitted[i];
-      step.scheduled[running.size() + i] = {RequestId{id}, num_computed, count, table, {}, false};
-    }
+    running_reader.read(running, step, [&](const RequestId& id) { return node->handle_of(id); });
+    step.scheduled.clear();
+    for (const auto& [id, num_computed, count, table] : admitted)
+      step.scheduled.push_back({RequestId{id}, num_computed, count, table});
     step.preempted.clear();
     for (const std::string& id : preempted) step.preempted.push_back(RequestId{id});
-    nb::bytes plan = to_bytes(node->build_step(
+    return to_bytes(node->build_step(
         step, [&](const RequestId& id, std::uint32_t known) { return integers(tokens_of(id.value, known)); }));
-    running_reader = std::move(reader);
-    return plan;
   }
 
   Dict finished(const std::string& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted) {
@@ -215,7 +210,8 @@ NB_MODULE(_core, m) {
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
       .def("add_request", &PyScheduler::add_request, nb::kw_only(), "request_id"_a, "tokens"_a, "num_prompt_tokens"_a,
-           "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(), "push_to"_a.none() = nb::none())
+           "digests"_a, "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(),
+           "push_to"_a.none() = nb::none())
       .def(
           "update_tokens",
           [](PyScheduler& self, const std::string& id, std::uint32_t keep, const Integers& tokens) {

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -70,40 +71,66 @@ struct RunningRequests {
   std::size_t size() const { return ids.size(); }
 };
 
-/// Reads a step's running requests. Nearly all have the same place in the list as in the previous step. Such a request
-/// is recognised by the address of its id's str object, which this class keeps alive; its id is not converted again.
+/// Reads a step's running requests. Nearly all of them ran in the step before and are listed in the same order. Such a
+/// request is recognised by the address of its id's str object, which this class keeps alive; only the others' ids are
+/// converted and looked up.
 class RunningReader {
  public:
-  /// Overwrites the first running.size() elements of `requests`, which must have the values of the previous step.
-  void read(const RunningRequests& running, std::span<ScheduledRequest> requests) {
-    if (running.computed.size() != running.size() || running.blocks.size() != running.size())
+  /// Overwrites step.running and step.block_changes. handle_of(id) returns the handle of the request with this id.
+  template <class HandleOf>
+  void read(const RunningRequests& running, StepInput& step, HandleOf handle_of) {
+    const std::size_t size = running.ids.size();
+    if (running.computed.size() != size || running.blocks.size() != size)
       throw nanobind::value_error("the lists of ids, counts and blocks of running requests must have the same length");
-    const std::size_t num_before = last_ids_.size();
-    last_ids_.resize(running.size());
+    const bool has_resumed = running.resumed.size() > 0;
     InOrder counts(running.scheduled);
-    for (std::size_t i = 0; i < running.size(); ++i) {
-      PyObject* const id = PyList_GET_ITEM(running.ids.ptr(), static_cast<Py_ssize_t>(i));
-      ScheduledRequest& request = requests[i];
-      request.same_place = i < num_before && last_ids_[i].ptr() == id;
-      if (!request.same_place) {
-        request.id.value = nanobind::cast<std::string>(nanobind::handle(id));
-        last_ids_[i] = nanobind::borrow(id);
+    std::vector<Known> before = std::exchange(known_, {});  // known_ stays empty if this function throws
+    std::vector<Known> now(size);
+    std::size_t next = 0;  // index in `before` after the last request that was found there
+    step.running.resize(size);
+    step.block_changes.clear();
+    for (std::size_t i = 0; i < size; ++i) {
+      const auto at = static_cast<Py_ssize_t>(i);
+      if (at + kAhead < PyList_GET_SIZE(running.computed.ptr()))
+        __builtin_prefetch(PyList_GET_ITEM(running.computed.ptr(), at + kAhead));
+      PyObject* const id = PyList_GET_ITEM(running.ids.ptr(), at);
+      const bool is_resumed = has_resumed && running.resumed.contains(nanobind::handle(id));
+      const std::size_t found = is_resumed ? before.size() : find(before, next, id);
+      if (found < before.size()) {
+        now[i] = std::move(before[found]);
+        next = found + 1;
+      } else {
+        now[i] = {nanobind::borrow(id), handle_of(RequestId{nanobind::cast<std::string>(nanobind::handle(id))})};
       }
-      request.num_computed =
-          fitting_integer<std::uint32_t>(PyList_GET_ITEM(running.computed.ptr(), static_cast<Py_ssize_t>(i)));
+      RunningRequest& request = step.running[i];
+      request.handle = now[i].handle;
+      request.num_computed = fitting_integer<std::uint32_t>(PyList_GET_ITEM(running.computed.ptr(), at));
       request.num_scheduled = fitting_integer<std::uint32_t>(counts.at(id));
       if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
-      request.block_ids.reset();
-      request.new_block_ids.clear();
-      const nanobind::handle blocks = PyList_GET_ITEM(running.blocks.ptr(), static_cast<Py_ssize_t>(i));
-      if (running.resumed.size() > 0 && running.resumed.contains(nanobind::handle(id)))
-        request.block_ids = nanobind::cast<BlockTable>(blocks);
-      else if (!blocks.is_none())
-        request.new_block_ids = nanobind::cast<BlockTable>(blocks);
+      const nanobind::handle blocks = PyList_GET_ITEM(running.blocks.ptr(), at);
+      if (is_resumed || !blocks.is_none())
+        step.block_changes.push_back({request.handle, nanobind::cast<BlockTable>(blocks), is_resumed});
     }
+    known_ = std::move(now);
   }
 
  private:
+  static constexpr Py_ssize_t kAhead = 16;  // number of integers to prefetch ahead
+
+  struct Known {
+    nanobind::object id;
+    RequestHandle handle;
+  };
+
+  /// Returns the index of the request with this id, which is `next` unless requests have ended. Returns before.size()
+  /// if the request is new, or if very many requests before it have ended.
+  static std::size_t find(const std::vector<Known>& before, std::size_t next, PyObject* id) {
+    constexpr std::size_t kMaxEnded = 32;
+    for (std::size_t i = next; i < std::min(next + kMaxEnded, before.size()); ++i)
+      if (before[i].id.ptr() == id) return i;
+    return before.size();
+  }
+
   /// Reads a dict whose keys are mostly looked up in the dict's own order.
   class InOrder {
    public:
@@ -128,7 +155,7 @@ class RunningReader {
     Py_ssize_t at_ = 0;
     PyObject *key_ = nullptr, *value_ = nullptr;
   };
-  std::vector<nanobind::object> last_ids_;
+  std::vector<Known> known_;  // the running requests of the step before
 };
 
 }  // namespace kvferry

@@ -156,6 +156,11 @@ std::uint32_t SchedulerNode::num_tokens(const RequestId& id) {
   return with_core([&](SchedulerCore& core) { return core.num_tokens(id); });
 }
 
+RequestHandle SchedulerNode::handle_of(const RequestId& id) const {
+  const std::lock_guard lock(shared_.mutex);
+  return shared_.core->handle_of(id);
+}
+
 Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
   std::unique_lock lock(shared_.mutex);
   KVFERRY_CHECK(shared_.core, "a request arrived before the workers were attached");
@@ -219,9 +224,9 @@ std::map<std::string, double> SchedulerNode::metrics() {
 std::optional<std::map<std::string, double>> SchedulerNode::take_metrics() {
   const TimeNs now = clock_.now();
   const std::lock_guard lock(shared_.mutex);
+  if (shared_.core->num_requests() > 0 && now < reported_at_ + kMetricsInterval) return std::nullopt;
   Metrics current = metrics_of(*shared_.core);
-  if (current == reported_ || (shared_.core->num_requests() > 0 && now < reported_at_ + kMetricsInterval))
-    return std::nullopt;
+  if (current == reported_) return std::nullopt;
   reported_ = std::move(current);
   reported_at_ = now;
   return by_name(reported_);

@@ -52,6 +52,8 @@ class SchedulerNode {
   void add_request(const NewRequest& request);
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id);
+  /// The same as SchedulerCore::handle_of().
+  RequestHandle handle_of(const RequestId& id) const;
   Answer lookup(const RequestId& id, std::uint32_t num_local);
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks);
   std::string build_step(const StepInput& input, const TokenSource& tokens = {});

@@ -112,11 +112,11 @@ std::vector<double> time_core_steps(std::uint32_t running, std::uint64_t repeat)
     driver.core().lookup(id, 0, driver.now());
     driver.core().allocated(id, 0, table, driver.now());
     driver.step({{{id, 0, prompt, table}}, {}});
-    step.scheduled.push_back({id, prompt, 1, {}});
+    step.running.push_back({driver.core().handle_of(id), prompt, 1});
   }
   const TokenSource tokens = [&](const RequestId& id, std::uint32_t known) {
     const std::vector<std::int32_t>& text = texts[std::stoul(id.value.substr(5, 32), nullptr, 16)];
-    const auto& scheduled = step.scheduled[std::stoul(id.value.substr(5, 32), nullptr, 16)];
+    const RunningRequest& scheduled = step.running[std::stoul(id.value.substr(5, 32), nullptr, 16)];
     return std::vector<std::int32_t>(text.begin() + known, text.begin() + scheduled.num_computed + 1);
   };
   std::vector<double> times_us;
@@ -124,7 +124,7 @@ std::vector<double> time_core_steps(std::uint32_t running, std::uint64_t repeat)
     const TimeNs start = driver.now();
     driver.step(step, tokens);
     times_us.push_back(static_cast<double>(driver.now() - start) / 1e3);
-    for (ScheduledRequest& request : step.scheduled) request.num_computed += 1;
+    for (RunningRequest& request : step.running) request.num_computed += 1;
   }
   return times_us;
 }

@@ -130,7 +130,7 @@ class Engine:
         with set_current_vllm_config(config):
             if spec["connector"] == "kvferry":
                 self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, blocks)
-                shape = (blocks.num_blocks, HEADS, 2 * BLOCK_TOKENS, HEAD_SIZE)
+                shape = (blocks.num_blocks, HEADS, BLOCK_TOKENS, 2 * HEAD_SIZE)
                 self.worker.register_kv_caches({"layer.0": torch.zeros(shape)})
             self.scheduler = Scheduler(config, blocks, StructuredOutputManager(config), block_size=BLOCK_TOKENS,
                                        log_stats=True)

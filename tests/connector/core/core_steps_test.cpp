@@ -30,6 +30,37 @@ TEST_F(Steps, ChunksAreSavedAsTheyFillAndTheRestWhenTheRequestEnds) {
   EXPECT_EQ(after.saves_before[0].items[0].num_tokens, 9u);
 }
 
+TEST_F(Steps, ARequestThatIsNamedByItsHandleIsSavedTheSame) {
+  add("a", 40);
+  compute("a", 30, {1});
+  const RequestHandle handle = core_->handle_of(a_);
+  StepInput step;
+  step.running = {{handle, 30, 10}};
+  step.block_changes = {{handle, {{2}}, false}};
+  EXPECT_THAT(saved_blocks(build(step)), ElementsAre(1, 2));
+  core_->update_tokens(a_, 40, std::span(tokens_).subspan(40, 30));
+  step.running = {{handle, 40, 30}};
+  step.block_changes = {{handle, {{7, 8, 3, 4, 5}}, true}};
+  EXPECT_THAT(saved_blocks(build(step)), ElementsAre(3, 4));
+}
+
+TEST_F(Steps, AHandleOfARequestThatEndedNamesNoLaterRequest) {
+  add("a", 40);
+  compute("a", 30, blocks(1, 3));
+  const RequestHandle ended = core_->handle_of(a_);
+  core_->finished(a_, 30, {blocks(1, 3)}, true, now_);
+  add("b", 90);
+  compute("b", 30, blocks(4, 6));
+  ASSERT_EQ(core_->handle_of(RequestId{"b"}).progress, ended.progress) << "the record is used again";
+  StepInput step;
+  step.running = {{ended, 30, 60}, {core_->handle_of(RequestId{"unknown"}), 30, 60}};
+  step.block_changes = {{ended, {{9}}, true}};
+  EXPECT_THAT(saved_blocks(build(step)), IsEmpty());
+  step.running = {{core_->handle_of(RequestId{"b"}), 30, 60}};
+  step.block_changes.clear();
+  EXPECT_THAT(saved_blocks(build(step)), ElementsAre(4, 5, 6, 7));
+}
+
 TEST_F(Steps, AnAbortedRequestSavesNothingMore) {
   add("a", 40);
   compute("a", 40, blocks(1, 3));
