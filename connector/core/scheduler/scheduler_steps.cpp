@@ -40,6 +40,10 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
     RequestState* request = find_scheduled(scheduled, place);
     if (request == nullptr) continue;
     request->running = true;
+    if (request->computes_until != 0 && scheduled.num_computed >= request->computes_until) {
+      request->computes_until = 0;
+      record(*request, LifeKind::kComputed);
+    }
     if (scheduled.block_ids) request->blocks = *scheduled.block_ids;
     for (std::size_t group = 0; group < std::min(scheduled.new_block_ids.size(), request->blocks.size()); ++group) {
       const std::vector<BlockId>& added = scheduled.new_block_ids[group];
@@ -98,6 +102,7 @@ void SchedulerCore::release_blocks(RequestState& request) {
   // the last one's place may contain KV of a rejected token.
   request.computed = std::min(request.computed, request.chain.size() - 1);
   plan_leftover_saves(request, config_.save_partial_chunks);
+  record_preemption(request);
   request.running = false;
   request.blocks.clear();
   request.computed = 0;
@@ -148,7 +153,9 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     counters_.loaded_tokens += admission.loaded;
     pool_.unpin(load.pin);
     // The request may be unknown by now: vLLM finishes requests before it calls worker_report() for the step.
-    if (RequestState* request = find(RequestId{done.request_id})) {
+    RequestState* const request = find(RequestId{done.request_id});
+    record_load(request, load);
+    if (request != nullptr) {
       for (Admission& own : request->admissions)
         if (own.attempt == done.attempt) own.loaded = admission.loaded;
       load_ended(*request, load);
