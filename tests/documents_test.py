@@ -172,6 +172,7 @@ LIMITS = {
                                   "32 messages", "8 s"],
     "launch/docs/deployment.md": ["1 s", "2.5 s", "5 s", "10 s", "30 s"],
     "launch/docs/http-api.md": ["200 ms", "2 s", "3 s", "10 s"],
+    "launch/docs/operations.md": ["4,096 requests"],
     "tests/PROOF.md": ["20 s", "15 %", "95 %"],
     "tests/README.md": ["1 ms", "2.5 s", "4 s", "5 s", "20 s", "24 requests", "18,000 schedules", "20,000 transfers",
                         "1000000 transfers"],

@@ -76,6 +76,8 @@ MAY_INCLUDE = {
     "launch/bench/connector/": ("transport/base/", "controller/", "connector/core/", "launch/bench/harness/",
                                 "launch/bench/connector/"),
     "launch/cli/doctor/": ("transport/base/", "controller/api/", "launch/cli/"),
+    "launch/cli/explain/": ("transport/base/", "controller/api/", "connector/core/", "connector/runtime/links/",
+                            "launch/cli/"),
     "launch/cli/": ("transport/", "controller/", "launch/"),
     "launch/": ("transport/", "kernels/", "controller/", "connector/", "launch/"),
 }

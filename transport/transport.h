@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/base/clock.h"
@@ -71,6 +72,7 @@ struct Completion {
   ErrorCode code = ErrorCode::kOk;
   std::string what;                                // the reason; empty if kOk
   std::vector<std::uint32_t> corrupt_ranges = {};  // with kCorrupt: indices among all submitted and fed ranges
+  std::string_view path = {};  // name of the backend that the planner chose; empty without a planner
   bool operator==(const Completion&) const = default;
 };
 

@@ -42,6 +42,9 @@ struct CoreConfig {
   TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for every ttl in the controller's orders
   TimeNs pin_ttl = 60 * kSecond;  // limit on the pins of lookups and loads, which normally end at the next step
   TimeNs refetch_after = 100 * kMillisecond;  // pause between a failed fetch and the next one of the same request
+  std::uint64_t chunk_bytes = 0;              // size of a full chunk in all ranks together, for the recorder
+  std::uint32_t num_recorded_events = 128;    // sizes of the flight recorder
+  std::uint32_t num_recorded_requests = 32;
   std::string secret;  // random bytes, new at each start, from which the ids of leases and reservations are derived
 
   /// Returns true if a request is scheduled only after its load has ended. The alternative is a load within a step. If

@@ -125,7 +125,9 @@ struct PushOutcome {
   std::uint32_t index = 0;
   bool ok = false;
   std::string what;
-  KVFERRY_FIELDS(push, rank, index, ok, what);
+  std::uint8_t code = 0;  // ErrorCode of the transfer
+  std::string path = {};  // the path that moved the bytes
+  KVFERRY_FIELDS(push, rank, index, ok, what, code, path);
 };
 
 }  // namespace kvferry

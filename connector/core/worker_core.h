@@ -44,7 +44,9 @@ struct PullOutcome {
   std::vector<bool> ok;                       // [item]
   std::string what;                           // reason of a failure, for the log
   std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksums; set if the order had none
-  KVFERRY_FIELDS(pull, rank, ok, what, checksums);
+  std::uint8_t code = 0;                      // ErrorCode of the last failure
+  std::string path = {};                      // the path that moved the bytes
+  KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path);
 };
 
 struct LoadOutcome {

@@ -40,6 +40,7 @@ Run add_clear_command(CLI::App& app);
 Run add_controller_command(CLI::App& app);
 Run add_doctor_command(CLI::App& app);
 Run add_drain_command(CLI::App& app);
+Run add_explain_command(CLI::App& app);
 Run add_keygen_command(CLI::App& app);
 Run add_quota_command(CLI::App& app);
 Run add_status_command(CLI::App& app);

@@ -114,6 +114,8 @@ std::vector<AnyMessage> examples_between_nodes() {
       PushOffer{"fingerprint", 1, {kShard}, {{key_of(0), 8, {}}, {key_of(5), 5, key_of(6)}}},
       PushAnswer{{1, "", {2, 1, 0}}, {rank()}, {{"grant", "", ""}}},
       PushSettlement{1, {{0, true, 0, kSums}}},
+      LivesRequest{"request"},
+      LivesAnswer{{{"request", false, {{}}}}},
       GrantOrder{1, {{0, {3, 7}, 8}}},
       GrantOutcome{1, 0, {"grant"}},
       revocation,

@@ -7,6 +7,7 @@
 #include "connector/core/chunk_pool.h"
 #include "connector/core/core_config.h"
 #include "connector/core/counters.h"
+#include "connector/core/flight_recorder.h"
 #include "connector/core/secret_numbers.h"
 
 namespace kvferry {
@@ -17,6 +18,8 @@ struct PushParts {
   std::vector<Action>& actions;
   CoreCounters& counters;
   SecretNumbers& numbers;
+  FlightRecorder& recorder;
+  const TimeNs& now;  // time of the event that is being handled
 };
 
 }  // namespace kvferry

@@ -7,12 +7,15 @@
 namespace kvferry {
 
 void PushSender::offer(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> chunks,
-                       TimeNs now) {
+                       TimeNs now, std::uint64_t record) {
   if (chunks.empty()) return;
   const std::uint64_t id = next_push_++;
   Push push;
   push.request = request;
   push.endpoint = endpoint;
+  push.record = record;
+  push.began = now;
+  push.event.peer = endpoint;
   push.deadline = now + parts_.config.push_ttl;
   promise::bounded_hold(now, push.deadline, "push of " + request.value);
   PushOffer offer{parts_.config.fingerprint, parts_.config.num_ranks, {}, {}};
@@ -22,6 +25,8 @@ void PushSender::offer(const RequestId& request, const std::string& endpoint, st
     push.items.back().meta = meta;
     offer.chunks.push_back({meta.key, meta.num_tokens, meta.tail_group.value_or(ChunkKey{})});
   }
+  parts_.recorder.add(record, LifeKind::kPushOffered, now, push.event).chunks =
+      static_cast<std::uint32_t>(push.items.size());
   pushes_.emplace(id, std::move(push));
   parts_.actions.push_back(OfferPush{id, endpoint, std::move(offer)});
 }
@@ -39,13 +44,17 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
   Push& push = pushes_.at(id);
   push.is_answered = true;
   push.reservation = reply.reservation;
+  if (!reply.refused.empty()) note(push, Cause::kRefused, reply.refused);
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
     Item& item = push.items[index];
     const bool is_granted = reply.reservation != 0 && index < reply.verdicts.size() &&
                             reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGranted);
     item.is_granted = is_granted;
-    push.is_incomplete |= !is_granted && (index >= reply.verdicts.size() ||
-                                          reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kPresent));
+    const bool is_declined = !is_granted && (index >= reply.verdicts.size() ||
+                                             reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kPresent));
+    if (is_declined) note(push, Cause::kRefused, "no slot is free, or the nodes' shards differ");
+    push.event.failed += is_declined;
+    push.is_incomplete |= is_declined;
     if (item.state == State::kFinished) {  // the request finished before the answer arrived
       if (is_granted) settle(push, index, false);
     } else if (item.state == State::kTransferring) {
@@ -137,6 +146,8 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
   promise::exactly_once(
       is_known, fmt::format("the end of push {}, chunk {}, on rank {}", outcome.push, outcome.index, outcome.rank));
   push.items[outcome.index].failed |= !outcome.ok;
+  if (!outcome.ok) note(push, cause_of(static_cast<ErrorCode>(outcome.code)), outcome.what);
+  if (!outcome.path.empty()) push.event.path = outcome.path;
   advance(outcome.push, push, outcome.index);
   erase_if_finished(outcome.push);
 }
@@ -153,12 +164,21 @@ void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
   finish(id, push, index);
 }
 
+/// Keeps the first cause of a failure for the flight recorder: later failures follow from it.
+void PushSender::note(Push& push, Cause cause, std::string_view why) {
+  if (push.event.why() != Cause::kNone) return;
+  push.event.cause = static_cast<std::uint8_t>(cause);
+  push.event.note = why;
+}
+
 void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
   Item& item = push.items[index];
   if (!item.is_granted) return;
   item.is_granted = false;
   push.is_incomplete |= !ok;
   (ok ? parts_.counters.pushed_chunks : parts_.counters.push_failures) += 1;
+  (ok ? push.event.chunks : push.event.failed) += 1;
+  if (ok) push.event.bytes += item.meta.num_tokens * parts_.config.chunk_bytes / parts_.config.chunk_tokens;
   SettledChunk settled{index, ok, item.meta.window_from, {}};
   if (ok) {
     const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);
@@ -220,6 +240,8 @@ void PushSender::erase_if_finished(std::uint64_t id) {
     parts_.actions.push_back(DropPush{id});
     if (!found->second.is_incomplete) delivered_(found->second.request);
   }
+  found->second.event.duration = parts_.now - found->second.began;
+  parts_.recorder.add(found->second.record, LifeKind::kPushed, parts_.now, found->second.event);
   pushes_.erase(found);
 }
 
@@ -229,6 +251,7 @@ void PushSender::tick(TimeNs now) {
     Push& push = it->second;
     ++it;
     if (!push.is_dropped && push.deadline <= now) {
+      note(push, push.is_answered ? Cause::kTooSlow : Cause::kNoAnswer);
       push.is_answered = true;  // the push no longer waits for an answer that is overdue
       drop(id, push, now);
     } else if (push.is_dropped && push.erase_at <= now) {

@@ -30,8 +30,10 @@ class PushSender {
   PushSender(PushParts parts, std::function<void(const RequestId&)> delivered)
       : parts_(parts), delivered_(std::move(delivered)) {}
 
-  /// Offers a prompt's chunks, in order, to the node at `endpoint`.
-  void offer(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> chunks, TimeNs now);
+  /// Offers a prompt's chunks, in order, to the node at `endpoint`. `record`: the request's number in the flight
+  /// recorder.
+  void offer(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> chunks, TimeNs now,
+             std::uint64_t record = 0);
   bool awaits_answer(std::uint64_t push, const std::string& endpoint) const;
   /// Handles a decode node's answer to an offer; ignores answers that are not awaited.
   void answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
@@ -83,11 +85,15 @@ class PushSender {
     TimeNs deadline = 0;
     TimeNs erase_at = 0;  // time at which the push is erased, if is_dropped
     std::vector<Item> items;
+    std::uint64_t record = 0;  // the request's number in the flight recorder
+    TimeNs began = 0;
+    LifeEvent event{};  // for the flight recorder
   };
 
   void start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot, TimeNs now);
   void advance(std::uint64_t id, Push& push, std::uint32_t index);
   void fail(std::uint64_t id, Push& push, std::uint32_t index);
+  static void note(Push& push, Cause cause, std::string_view why = {});
   void settle(Push& push, std::uint32_t index, bool ok);
   void drop(std::uint64_t id, Push& push, TimeNs now);
   void erase_if_finished(std::uint64_t id);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "connector/core/actions.h"
@@ -14,6 +15,7 @@
 #include "connector/core/token_chain.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
+#include "transport/base/result.h"
 
 namespace kvferry {
 
@@ -22,8 +24,8 @@ constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for
 
 /// Says which prefill node keeps this request's prompt (kv_transfer_params with do_remote_prefill).
 struct HandoffSource {
-  std::string endpoint;
-  std::string handoff;  // FinishedRequest::handoff_name at the prefill node
+  std::string endpoint;  // empty: the hand-off can't be used, and `handoff` says why
+  std::string handoff;   // FinishedRequest::handoff_name at the prefill node
   std::uint32_t num_tokens = 0;
 };
 
@@ -100,6 +102,13 @@ struct FinishedRequest {
   std::uint32_t preemptions = 0;
   TimeNs fetch_ns = 0;  // time spent on fetches from other nodes, all attempts together
   std::vector<Admission> admissions;
+};
+
+/// How one rank's part of a pull has ended, for the flight recorder.
+struct TransferEnd {
+  ErrorCode code = ErrorCode::kOk;
+  std::string_view what{};  // the reason of a failure
+  std::string_view path{};  // the path that moved the bytes
 };
 
 /// The controller's order to copy these chunks from the node at `endpoint` into this node's pool, in this order, within

@@ -17,10 +17,11 @@ struct Progress {
   std::uint32_t saved = 0;  // full chunks that end at or before this token are in the pool or their save was tried
   /// Number of computed tokens when vLLM last freed blocks that lie before a sliding window.
   std::uint32_t window_end = 0;
-  std::uint32_t step_end = 0;  // number of computed tokens after the last step
-  bool running = false;        // true if the request has blocks and does not wait for an asynchronous load
-  bool cacheable = false;      // the same as in NewRequest, until loads of the request fail
-  bool handoff = false;        // the same as in NewRequest
+  std::uint32_t step_end = 0;        // number of computed tokens after the last step
+  std::uint32_t computes_until = 0;  // the flight recorder's next kComputed is due at so many tokens; 0: none is
+  bool running = false;              // true if the request has blocks and does not wait for an asynchronous load
+  bool cacheable = false;            // the same as in NewRequest, until loads of the request fail
+  bool handoff = false;              // the same as in NewRequest
 };
 
 /// Names a request without its id. A handle whose request has ended names no request, even if a later request has the

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "connector/core/chunk_pool.h"
+#include "connector/core/flight_recorder.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/scheduler/events.h"
 #include "connector/core/scheduler/progress.h"
@@ -70,6 +71,7 @@ struct RequestState {
   std::uint32_t& saved = progress.saved;
   std::uint32_t& window_end = progress.window_end;
   std::uint32_t& step_end = progress.step_end;
+  std::uint32_t& computes_until = progress.computes_until;
   bool& running = progress.running;
   bool& cacheable = progress.cacheable;
   bool& handoff = progress.handoff;
@@ -108,6 +110,16 @@ struct RequestState {
   bool skip_external_until_admitted = false;
   std::uint64_t yield_in_step = 0;  // the step in which the lookup stays pending, so that vLLM tries other requests
   std::vector<Admission> admissions;
+
+  // The next fields serve the flight recorder.
+  std::uint64_t record = 0;                                                        // the request's number there
+  enum class Wait : std::uint8_t { kNew, kPending, kAnswered } wait = Wait::kNew;  // what was recorded of this wait
+  Cause cause = Cause::kNone;      // why the next admission will lack KV, as far as this is known
+  std::uint64_t cause_event = 0;   // number of the event with the cause; 0: none
+  bool pool_was_full = false;      // true if a save found no slot
+  std::uint32_t causes_seen = 0;   // bit c is set if cause c was recorded in this wait
+  std::uint32_t known_tokens = 0;  // number of tokens that this node or the handoff source has computed before
+  std::uint32_t kept_tokens = 0;   // number of tokens whose save was planned up to the last preemption
 };
 
 /// A load that at least one rank has not reported yet.
@@ -116,6 +128,8 @@ struct PendingLoad {
   std::set<std::uint32_t> ranks_done;
   Admission admission;  // `loaded` is the minimum over the ranks so far
   bool found_corrupt = false;
+  std::uint64_t record = 0;  // the request's number in the flight recorder
+  TimeNs began = 0;
 };
 
 /// A pull that a fetch or a replication started.
@@ -126,7 +140,9 @@ struct FetchPull {
   std::vector<PullItem> items;
   TimeNs started_at = 0;
   std::uint32_t ranks_done = 0;
-  bool has_failed = false;  // true if some rank received no chunk
+  bool has_failed = false;   // true if some rank received no chunk
+  std::uint64_t record = 0;  // the request's number in the flight recorder
+  LifeEvent event{};         // for the flight recorder
 };
 
 /// A lease that this node granted to another node.

@@ -131,8 +131,10 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   const bool is_first = !request.fetched && now >= request.next_fetch_at;
   if (!request.fetch && more_could_help && (is_first || is_source_next(request))) start_fetch(request, now);
   if ((request.fetch || coverage.growing || request.source_left) && more_could_help) {
+    record_wait(request);
     if (now < request.wait_deadline) return {true, 0};
     counters_.fetch_timeouts += 1;
+    blame_wait(request);
   }
   return answer(request, coverage, num_local, now);
 }
@@ -155,6 +157,7 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   }
   if (open.num_external > 0) counters_.lookup_hits += 1;
   const Answer answer{false, open.num_external, open.num_external > 0 && loads_async()};
+  record_answer(request, open);
   request.open_lookup = std::move(open);
   open_lookups_.insert(request.id);
   return answer;
@@ -182,9 +185,9 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   request.async_load = RequestState::AsyncLoad::kNone;
   request.blocks = blocks;
   request.admitted_in = step_ + 1;
-  request.skip_external_until_admitted = false;
   request.source_left = false;
   if (continues) {  // the request's asynchronous load has ended, so this is no new admission
+    request.skip_external_until_admitted = false;
     request.running = true;
     return;
   }
@@ -204,7 +207,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   if (num_external > 0) {
     LoadJob job = plan_load(request, num_external, blocks);
     const PinId pin = pool_.pin(request.open_lookup->chunks, "load for " + id.value, now, now + config_.pin_ttl);
-    PendingLoad& load = loads_[{id.value, job.attempt}] = PendingLoad{pin, {}, admission, false};
+    PendingLoad& load = loads_[{id.value, job.attempt}] = PendingLoad{pin, {}, admission, false, request.record, now};
     load.admission.loaded = num_external;
     loads_next_.push_back(std::move(job));
     counters_.loads += 1;
@@ -216,6 +219,8 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
     counters_.resumed_hit_tokens += num_external;
   }
   request.admissions.push_back(admission);
+  record_admission(request, local, num_external);
+  request.skip_external_until_admitted = false;
   end_attempt(request);
   if (is_async) request.async_load = RequestState::AsyncLoad::kInProgress;
   request.running = !is_async;

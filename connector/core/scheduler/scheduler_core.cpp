@@ -14,12 +14,12 @@ namespace kvferry {
 SchedulerCore::SchedulerCore(CoreConfig config)
     : config_(std::move(config)),
       pool_(config_.num_slots, config_.num_ranks),
-      sender_({config_, pool_, actions_, counters_, numbers_},
+      sender_({config_, pool_, actions_, counters_, numbers_, recorder_, now_},
               [this](const RequestId& id) {
                 if (RequestState* request = find(id)) request->is_delivered = true;
                 unpin_handoff(handoffs_.find(id.value));
               }),
-      receiver_({config_, pool_, actions_, counters_, numbers_}) {
+      receiver_({config_, pool_, actions_, counters_, numbers_, recorder_, now_}) {
   KVFERRY_CHECK(!config_.windows.empty(), "the engine must have at least one KV group");
   for (const std::uint32_t window : config_.windows) {
     KVFERRY_CHECK(window == 0 || window_ == 0 || window == window_,
@@ -51,11 +51,13 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   if (after != loads_.begin() && std::prev(after)->first.first == request.id.value)
     state.attempt.value = std::prev(after)->first.second;
   if (state.source) state.source->num_tokens = reusable(state.source->num_tokens);
+  const Coverage coverage = state.cacheable ? cover(state) : Coverage{};
+  record_arrival(state, coverage);
   // The prompt was handed over, so its push is nearly done. Chunks that do not arrive soon are pulled instead.
   if (state.source && receiver_.num_reserved_chunks() > 0) receiver_.shorten_deadline(handed_off(state), now);
-  if (state.cacheable && could_grow(state, cover(state), 0)) start_fetch(state, now);
+  if (state.cacheable && could_grow(state, coverage, 0)) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to)
-    sender_.offer(state.id, *request.push_to, state.chain.prefix(reusable(state.num_prompt_tokens)), now);
+    sender_.offer(state.id, *request.push_to, state.chain.prefix(reusable(state.num_prompt_tokens)), now, state.record);
   known_keys_.remember(request.digests, state.chain, num_recalled);
 }
 
@@ -102,6 +104,9 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
       result.handoff_name = pin_handoff(request, result.handoff_tokens, now);
     }
   }
+  LifeEvent& event = record(request, LifeKind::kFinished, aborted ? Cause::kAborted : Cause::kNone);
+  event.tokens = request.chain.size();
+  event.expected = result.handoff_tokens;
   sender_.request_finished(id);
   result.admissions = std::move(request.admissions);
   end_attempt(request);
@@ -142,6 +147,10 @@ void SchedulerCore::reset_cache() {
   for (const ChunkPool::Slot* slot : pool_.ready()) pool_.invalidate(slot->ref);
   invalidate_planned_saves();
   receiver_.invalidate();
+  for (auto& [id, request] : requests_) {
+    request.cause = request.cacheable ? Cause::kReset : request.cause;
+    request.cause_event = 0;
+  }
   announce_evictions();
 }
 
@@ -196,6 +205,7 @@ void SchedulerCore::tick(TimeNs now) {
     if (RequestState& request = requests_.at(id); request.fetch->try_deadline <= now) overdue.push_back(&request);
   for (RequestState* request : overdue) {
     counters_.fetch_timeouts += 1;
+    blame_wait(*request);
     if (request->fetch->stage == Fetch::Stage::kLease) suspect(request->fetch->endpoint, now);
     advance_fetch(*request, now);
   }

@@ -29,6 +29,7 @@
 #include "connector/core/chunk_pool.h"
 #include "connector/core/core_config.h"
 #include "connector/core/counters.h"
+#include "connector/core/flight_recorder.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
 #include "connector/core/push/push_receiver.h"
@@ -78,7 +79,7 @@ class SchedulerCore {
   /// One rank's outcome: ok[i] belongs to item i of the pull. checksums[i] is this rank's checksum of item i; it is
   /// used if the pull was ordered without checksums, because the holder's shards differ.
   void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
-                 const std::vector<std::uint64_t>& checksums = {});
+                 const std::vector<std::uint64_t>& checksums = {}, const TransferEnd& end = {});
   LeaseReply lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now);
   void lease_released(std::uint64_t lease);
 
@@ -118,6 +119,8 @@ class SchedulerCore {
   /// Returns all chunks that other nodes may read, to be published to the controller.
   std::vector<ChunkMeta> snapshot() const;
 
+  /// What the flight recorder has of a request; FlightRecorder::find() says which ids match.
+  std::vector<RequestLife> lives(std::string_view request, TimeNs now) const { return recorder_.find(request, now); }
   const CoreCounters& counters() const { return counters_; }
   const ChunkPool& pool() const { return pool_; }
   std::size_t num_requests() const { return requests_.size(); }
@@ -184,6 +187,20 @@ class SchedulerCore {
   void ask_sources_again(TimeNs now);
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
                               const LeaseReply& reply, TimeNs now);
+  // These functions are defined in scheduler_record.cpp; scheduler_sources.cpp has those about handoff sources.
+  LifeEvent& record(const RequestState& request, LifeKind kind, Cause cause = Cause::kNone);
+  std::uint64_t bytes_of(std::uint64_t num_tokens) const;
+  void note_cause(RequestState& request, Cause cause);
+  void blame(RequestState& request, Cause cause, std::string_view peer = {}, std::string_view note = {});
+  void blame_wait(RequestState& request);
+  Cause cause_of_rest(const RequestState& request, std::uint32_t num_here) const;
+  void record_arrival(RequestState& request, const Coverage& coverage);
+  void record_wait(RequestState& request);
+  void record_answer(RequestState& request, const OpenLookup& open);
+  void record_admission(RequestState& request, std::uint32_t num_local, std::uint32_t num_external);
+  void record_preemption(RequestState& request);
+  void record_load(RequestState* request, const PendingLoad& load);
+  void record_pull(FetchPull& pull, const std::vector<bool>& ok, const TransferEnd& end);
   // These functions are defined in scheduler_orders.cpp.
   void advance_replications(TimeNs now);
   bool is_replication_lease(std::uint64_t fetch) const;
@@ -195,6 +212,7 @@ class SchedulerCore {
   ChunkPool pool_;
   std::vector<Action> actions_;
   CoreCounters counters_;
+  FlightRecorder recorder_{config_.num_recorded_events, config_.num_recorded_requests};
   SecretNumbers numbers_{config_.secret};
   PushSender sender_;
   PushReceiver receiver_;

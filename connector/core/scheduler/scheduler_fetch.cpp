@@ -68,34 +68,6 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   return missing;
 }
 
-/// Returns true if some of these chunks are being written into the pool.
-bool SchedulerCore::has_writing(std::span<const ChunkMeta> chunks) const {
-  return std::any_of(chunks.begin(), chunks.end(), [&](const ChunkMeta& chunk) {
-    const ChunkPool::Slot* slot = pool_.find(chunk.key);
-    return slot != nullptr && slot->state == ChunkPool::State::kWriting && slot->meta.num_tokens == chunk.num_tokens;
-  });
-}
-
-/// Returns the chunks of the tokens that the handoff source has computed for this request.
-std::vector<ChunkMeta> SchedulerCore::handed_off(RequestState& request) const {
-  return request.chain.prefix(std::min(request.source->num_tokens, request.chain.size()));
-}
-
-/// Returns true if the handoff source was not asked for some chunks because they were being written, and no chunk of
-/// the handoff is being written any more.
-bool SchedulerCore::is_source_next(RequestState& request) const {
-  return request.source_left && !has_writing(handed_off(request));
-}
-
-/// Fetches missing chunks from the handoff sources. Called after writes have ended, because the writes of a push may
-/// have failed. The fetch does not wait for the next lookup: the engine may make that lookup only after the request's
-/// wait_deadline.
-void SchedulerCore::ask_sources_again(TimeNs now) {
-  for (auto& [id, request] : requests_)
-    if (!request.fetch && !request.running && is_source_next(request) && could_grow(request, cover(request), 0))
-      start_fetch(request, now);
-}
-
 /// Requests a lease from the next node that can extend the prefix. Ends the fetch if there is no such node.
 void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   Fetch& fetch = *request.fetch;
@@ -131,7 +103,10 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
       break;
     }
     std::vector<ChunkMeta> wanted;
-    if (suspects_.allows(offer.endpoint, now)) wanted = missing_from(request, offer);
+    if (suspects_.allows(offer.endpoint, now))
+      wanted = missing_from(request, offer);
+    else
+      blame(request, Cause::kSuspect, offer.endpoint);
     if (wanted.empty()) continue;
     RequestLease lease{fetch.id, offer.endpoint, {config_.fingerprint, {}, handoff}};
     for (const ChunkMeta& chunk : wanted) lease.request.keys.push_back(chunk.key);
@@ -150,7 +125,11 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
 /// request is too short.
 bool SchedulerCore::ask_directory(RequestState& request, TimeNs now) {
   TokenChain& chain = request.chain;
-  if (!directory_up_ || !could_grow(request, cover(request), 0)) return false;
+  if (!could_grow(request, cover(request), 0)) return false;
+  if (!directory_up_) {
+    blame(request, Cause::kNoController);
+    return false;
+  }
   QueryDirectory query;
   query.fetch = request.fetch->id;
   query.keys.assign(chain.keys().begin(), chain.keys().end());
@@ -170,6 +149,8 @@ void SchedulerCore::directory_answered(std::uint64_t fetch, std::vector<HolderOf
   if (found == fetches_.end()) return;
   RequestState& request = requests_.at(found->second);
   if (request.fetch->stage != Fetch::Stage::kDirectory) return;
+  now_ = now;
+  if (offers.empty()) blame(request, Cause::kNoHolder);
   request.fetch->offers = std::move(offers);
   advance_fetch(request, now);
 }
@@ -197,9 +178,13 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   if (found == fetches_.end() || requests_.at(found->second).fetch->stage != Fetch::Stage::kLease) return release();
   RequestState& request = requests_.at(found->second);
   Fetch& current = *request.fetch;
+  now_ = now;
   if (!reply.refused.empty()) {
+    blame(request, Cause::kRefused, endpoint, reply.refused);
     actions_.push_back(LogLine{
         fmt::format("node {} refuses to lease KV for request {}: {}", endpoint, request.id, reply.refused), true});
+  } else if (reply.chunks.size() < current.wanted.size()) {
+    blame(request, Cause::kEvictedThere, endpoint);
   }
   // A push may have reserved slots for requested chunks in the meantime. Those chunks are not pulled, and the push may
   // fail.
@@ -240,6 +225,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     const auto slot = pool_.reserve(meta, request.value.empty() ? "a replication" : "fetch for " + request.value);
     if (!slot) {
       counters_.pool_full += 1;
+      if (RequestState* waiting = find(request)) blame(*waiting, Cause::kPoolFull);
       break;
     }
     pull.items.push_back({leased.chunk, *slot, leased.num_tokens, leased.checksums, leased.run_checksums});
@@ -248,13 +234,14 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
   if (pull.items.empty()) return nullptr;
   counters_.pulls += 1;
   StartPull action{++last_id_, endpoint, reply.lease, now + config_.pull_timeout, pull.items};
+  if (const RequestState* waiting = find(request)) pull.record = waiting->record;
   pulls_.emplace(action.pull, std::move(pull));
   actions_.push_back(std::move(action));
   return &std::get<StartPull>(actions_.back());
 }
 
 void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
-                              const std::vector<std::uint64_t>& checksums) {
+                              const std::vector<std::uint64_t>& checksums, const TransferEnd& end) {
   now_ = now;
   const auto found = pulls_.find(id);
   promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), fmt::format("pull {}", id));
@@ -271,7 +258,9 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     }
   }
   pull.has_failed |= std::ranges::find(ok, true) == ok.end();
-  if (++pull.ranks_done < config_.num_ranks) return;
+  pull.ranks_done += 1;
+  record_pull(pull, ok, end);
+  if (pull.ranks_done < config_.num_ranks) return;
   // A pull that fails at once costs a request little. After a slow failure the holder becomes a suspect, so that not
   // every request waits for it in vain.
   if (!pull.has_failed)

@@ -116,6 +116,7 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
   const std::optional<ChunkRef> slot = pool_.reserve(meta, "save of " + request.id.value);
   if (!slot) {
     counters_.pool_full += 1;
+    request.pool_was_full = true;
     return std::nullopt;
   }
   saving_.insert(*slot);

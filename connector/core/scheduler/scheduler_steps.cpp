@@ -64,6 +64,10 @@ void SchedulerCore::change_blocks(RequestState& request, const BlockChange& chan
 void SchedulerCore::advance(Progress& progress, std::uint32_t num_computed, std::uint32_t num_scheduled,
                             const TokenSource& tokens, StepPlan& plan) {
   progress.running = true;
+  if (progress.computes_until != 0 && num_computed >= progress.computes_until) {
+    progress.computes_until = 0;
+    record(*progress.request, LifeKind::kComputed);
+  }
   progress.computed = progress.step_end = num_computed + num_scheduled;
   progress.window_end = num_computed;  // blocks that a later step drops keep their KV until that step
   if (config_.checkpoint_alignment > 0) progress.request->checkpoint = checkpoint_of(*progress.request);
@@ -100,6 +104,7 @@ void SchedulerCore::release_blocks(RequestState& request) {
   // the last one's place may contain KV of a rejected token.
   request.computed = std::min(request.computed, request.chain.size() - 1);
   plan_leftover_saves(request, config_.save_partial_chunks);
+  record_preemption(request);
   request.running = false;
   request.blocks.clear();
   request.computed = 0;
@@ -150,7 +155,9 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     counters_.loaded_tokens += admission.loaded;
     pool_.unpin(load.pin);
     // The request may be unknown by now: vLLM finishes requests before it calls worker_report() for the step.
-    if (RequestState* request = find(RequestId{done.request_id})) {
+    RequestState* const request = find(RequestId{done.request_id});
+    record_load(request, load);
+    if (request != nullptr) {
       for (Admission& own : request->admissions)
         if (own.attempt == done.attempt) own.loaded = admission.loaded;
       load_ended(*request, load);

@@ -28,18 +28,22 @@ class RouterParams:
     ) -> tuple[str, str, int] | None:
         """Returns where the prompt's KV is: the prefill node's endpoint, the hand-off's name, and the number of tokens.
 
-        Returns None if no other node computed the prompt, or if the router's parameters are unusable. `identity`: the
-        fingerprint and weights epoch that both nodes must have.
+        Returns None if no other node computed the prompt. If the router's parameters are unusable, the endpoint is
+        empty and the name is the reason. `identity`: the fingerprint and weights epoch that both nodes must have.
         """
-        if not params.get("do_remote_prefill") or not self._may_use(request_id, HANDOFF, params):
+        if not params.get("do_remote_prefill"):
             return None
+        refusal = self._refusal(request_id, HANDOFF, params)
+        if refusal is not None:
+            return "", f"its address came with {refusal}", num_tokens
         theirs = params.get("kvferry_fingerprint")
         if theirs is not None and theirs != identity:
+            difference = fingerprint_difference(identity, str(theirs))
             logger.error(
                 "kvferry: request %s is recomputed, because the two nodes serve different models: %s",
-                request_id, fingerprint_difference(identity, str(theirs)),
+                request_id, difference,
             )  # fmt: skip
-            return None
+            return "", f"other fingerprint: {difference}", num_tokens
         host, port = params.get("remote_host"), params.get("remote_port")
         count = params.get("remote_num_tokens") or num_tokens
         valid = isinstance(host, str) and host and isinstance(port, int) and 0 < port < 65536
@@ -49,7 +53,7 @@ class RouterParams:
                 "remote_num_tokens (%r, %r, %r); the controller is asked instead",
                 request_id, host, port, count,
             )  # fmt: skip
-            return None
+            return "", "kv_transfer_params name no usable remote_host, remote_port and remote_num_tokens", num_tokens
         handoff = str(params.get("remote_request_id") or "")
         place = f"[{host}]" if ":" in str(host) else host
         return f"tcp://{place}:{port}", handoff, min(count, num_tokens)
@@ -62,7 +66,7 @@ class RouterParams:
         if target is None:
             return None
         fields = target if isinstance(target, dict) else {"endpoint": target}
-        if not self._may_use(request_id, PUSH_TARGET, fields):
+        if self._refusal(request_id, PUSH_TARGET, fields) is not None:
             return None
         endpoint = fields.get("endpoint")
         if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
@@ -74,11 +78,11 @@ class RouterParams:
             return None
         return endpoint
 
-    def _may_use(self, request_id: str, names: tuple[str, ...], params: dict[str, Any]) -> bool:
-        """Returns True if the address in `params` has a valid ticket, or if this node has no key."""
+    def _refusal(self, request_id: str, names: tuple[str, ...], params: dict[str, Any]) -> str | None:
+        """Returns None if the address in `params` has a valid ticket, or if this node has no key; else the reason."""
         refusal = None if self._signer is None else self._signer.refusal(names, params)
         if refusal is None:
-            return True
+            return None
         self.num_refused += 1
         # Logs only the 1st, 2nd, 4th, 8th ... refusal, so that clients can't fill the disk with logs.
         if self.num_refused.bit_count() == 1:
@@ -87,7 +91,7 @@ class RouterParams:
                 "(%d so far)",
                 request_id[:200], refusal, self.num_refused,
             )  # fmt: skip
-        return False
+        return refusal
 
 
 def _signer(key_file: str) -> Signer | None:

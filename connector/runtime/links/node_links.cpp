@@ -128,10 +128,17 @@ bool NodeLinks::take_requests() {
                    [&](LeaseRelease& lease) { leases_->released(lease); },
                    [&](PushOffer& offer) { pushes_.offered(std::move(asker), offer); },
                    [&](PushSettlement& settlement) { pushes_.settled(settlement); },
+                   [&](const LivesRequest& asked) { tell_lives(asker, asked); },
                },
                *request);
   }
   return busy;
+}
+
+void NodeLinks::tell_lives(const Asker& asker, const LivesRequest& asked) {
+  LivesAnswer answer;
+  with_core([&](SchedulerCore& core, TimeNs now) { answer.lives = core.lives(asked.request, now); });
+  parts_.answer(asker, answer);
 }
 
 /// Answers a request that can't be read, so that the asker does not wait until its deadline.
@@ -156,6 +163,7 @@ bool NodeLinks::take_answers() {
     std::visit(Overloaded{
                    [&](LeaseAnswer& lease) { leases_->answered(endpoint, envelope->id, std::move(lease)); },
                    [&](PushAnswer& push) { pushes_.answered(endpoint, envelope->id, std::move(push)); },
+                   [](LivesAnswer&) {},  // this node asks no node for lives
                },
                *answer);
   }

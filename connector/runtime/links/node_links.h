@@ -45,6 +45,7 @@ class NodeLinks {
   int turn(std::vector<pollfd>& fds);
   void execute(Action action);
   bool take_requests();
+  void tell_lives(const Asker& asker, const LivesRequest& asked);
   void refuse(const Asker& asker, std::uint32_t type, const Error& why);
   bool take_answers();
   bool take_outcomes();

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "connector/core/flight_recorder.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/push_wire.h"
 #include "connector/core/worker_core.h"
@@ -75,6 +76,17 @@ struct PushAnswer {
   KVFERRY_FIELDS(reply, ranks, grants);
 };
 
+/// Asks for what the node's flight recorder has of a request. `kvferry explain` sends it.
+struct LivesRequest {
+  std::string request;  // the whole id, or a part of it as FlightRecorder::find() says
+  KVFERRY_FIELDS(request);
+};
+
+struct LivesAnswer {
+  std::vector<RequestLife> lives;
+  KVFERRY_FIELDS(lives);
+};
+
 // ---- between a scheduler and its workers ----
 /// Asks a worker for checksums of parts of its chunks, because a node of other parallelism wants to read these parts.
 struct ChecksumOrder {
@@ -118,15 +130,15 @@ struct WorkerHello {
 };
 
 // ---- all messages by direction ----
-using PeerRequest = std::variant<LeaseRequest, LeaseRelease, PushOffer, PushSettlement>;
-using PeerAnswer = std::variant<LeaseAnswer, PushAnswer>;
+using PeerRequest = std::variant<LeaseRequest, LeaseRelease, PushOffer, PushSettlement, LivesRequest>;
+using PeerAnswer = std::variant<LeaseAnswer, PushAnswer, LivesAnswer>;
 using WorkerOrder = std::variant<PullOrder, ChecksumOrder, PushOrder, PushStart, PushDrop, GrantOrder, Revocation>;
 using WorkerOutcome = std::variant<PullOutcome, ChecksumOutcome, PushOutcome, GrantOutcome, Revoked>;
 
 /// All messages in the order of their numbers on the wire, which start at 1. A new message is added at the end.
 using AnyMessage = std::variant<LeaseRequest, LeaseAnswer, LeaseRelease, PullOrder, PullOutcome, PushOffer, PushAnswer,
                                 PushSettlement, GrantOrder, GrantOutcome, Revocation, Revoked, PushOrder, PushStart,
-                                PushDrop, PushOutcome, ChecksumOrder, ChecksumOutcome>;
+                                PushDrop, PushOutcome, ChecksumOrder, ChecksumOutcome, LivesRequest, LivesAnswer>;
 
 template <class Body, std::uint32_t kNumber = 1>
 constexpr std::uint32_t message_type() {

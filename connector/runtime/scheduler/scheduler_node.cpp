@@ -15,6 +15,8 @@ namespace kvferry {
 namespace {
 
 constexpr std::chrono::milliseconds kLookupPatience{2};  // limit on the time that lookups wait for answers, per step
+// Sizes of the flight recorder, about 9 MB: a request has about a dozen events.
+constexpr std::uint32_t kRecordedEvents = 1 << 15, kRecordedRequests = 1 << 12;
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
 
 /// Returns the host name of this machine or pod, or an empty text if it is unknown.
@@ -128,7 +130,12 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.runs_ahead = options_.runs_ahead;
   // A chunk needs a slot in every rank's pool. Pipeline stages may differ in size, so the smallest pool decides.
   config.num_slots = workers[0].num_slots;
-  for (const WorkerHello& worker : workers) config.num_slots = std::min(config.num_slots, worker.num_slots);
+  for (const WorkerHello& worker : workers) {
+    config.num_slots = std::min(config.num_slots, worker.num_slots);
+    config.chunk_bytes += worker.endpoint.chunk_bytes;
+  }
+  config.num_recorded_events = kRecordedEvents;
+  config.num_recorded_requests = kRecordedRequests;
   std::random_device random;
   for (int word = 0; word < 8; ++word) config.secret += fmt::format("{:08x}", random());
   config.num_ranks = num_ranks_ = static_cast<std::uint32_t>(workers.size());

@@ -98,7 +98,7 @@ void Puller::submit(Piece piece) {
   } else if (id.error().code == ErrorCode::kFull) {
     waiting_.push_back(std::move(piece));
   } else {
-    fail(piece, id.error().what);
+    fail(piece, id.error().code, id.error().what);
   }
 }
 
@@ -111,7 +111,7 @@ void Puller::progress() {
       if (piece.pull->order.pull == pull) parts_.transport.cancel(id);
     for (Piece& piece : std::exchange(waiting_, {})) {
       if (piece.pull->order.pull == pull)
-        fail(piece, "the transport stayed full until the deadline");
+        fail(piece, ErrorCode::kTimeout, "the transport stayed full until the deadline");
       else
         waiting_.push_back(std::move(piece));
     }
@@ -127,14 +127,16 @@ bool Puller::completed(const Completion& completion) {
   const bool is_here = completion.code == ErrorCode::kOk || completion.code == ErrorCode::kCorrupt;
   std::vector<bool> ok(piece.ranges.size(), is_here);
   for (const std::uint32_t index : completion.corrupt_ranges) ok[index] = false;
-  close(piece, ok, completion.what);
+  close(piece, ok, completion);
   return true;
 }
 
 /// Ends a piece whose transfer is over. When the last piece of a chunk has ended, the chunk is passed to the store.
-void Puller::close(const Piece& piece, const std::vector<bool>& ok, const std::string& what) {
+void Puller::close(const Piece& piece, const std::vector<bool>& ok, const Completion& end) {
   Pull& pull = *piece.pull;
-  if (!what.empty()) pull.what = what;
+  if (!end.what.empty()) pull.what = end.what;
+  if (end.code != ErrorCode::kOk) pull.code = end.code;
+  pull.path = end.path;
   std::vector<ChunkStore::Landed> landed;
   for (std::size_t r = 0; r < piece.items.size(); ++r) {
     const std::size_t index = piece.items[r];
@@ -178,6 +180,8 @@ void Puller::end(Pull& pull) {
   PullOutcome outcome = parts_.core.locked(
       [&](WorkerCore& core) { return core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what)); });
   if (pull.has_runs()) outcome.checksums = std::move(pull.checksums);
+  outcome.code = static_cast<std::uint8_t>(pull.code);
+  outcome.path = pull.path;
   send_(seal(pull.order.pull, outcome));
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,8 @@ class Puller {
     std::vector<std::uint64_t> checksums;   // [item] checksum of this rank's chunk; 0 until all its bytes are verified
     std::vector<std::uint32_t> num_pieces;  // [item] number of the item's pieces that have not ended
     std::string what;                       // reason of the last failure; empty: none
+    ErrorCode code = ErrorCode::kOk;        // code of the last failure
+    std::string_view path;                  // the path of the last transfer
   };
   using PullPtr = std::shared_ptr<Pull>;
   /// One transfer: what a pull reads from one source into one region.
@@ -63,9 +66,9 @@ class Puller {
   Result<void> check(const PullOrder& order) const;
   Result<void> plan(const PullPtr& pull, std::size_t item, Pieces& pieces);
   void submit(Piece piece);
-  void close(const Piece& piece, const std::vector<bool>& ok, const std::string& what);  // `ok` is indexed by range
-  void fail(const Piece& piece, const std::string& what) {
-    close(piece, std::vector<bool>(piece.ranges.size(), false), what);
+  void close(const Piece& piece, const std::vector<bool>& ok, const Completion& end);  // `ok` is indexed by range
+  void fail(const Piece& piece, ErrorCode code, const std::string& what) {
+    close(piece, std::vector<bool>(piece.ranges.size(), false), {{}, code, what});
   }
   std::uint64_t checksum_of(const Pull& pull, std::size_t item) const;
   void settle(Pull& pull, std::size_t item, bool ok);

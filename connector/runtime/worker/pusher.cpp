@@ -108,12 +108,14 @@ void Pusher::advance(std::uint64_t id, std::uint32_t index) {
   }
   if (is_ended) {
     // While a save writes the slot, the chunk's push is not over; saved() ends it.
-    if (item.is_saved) end(id, index, item, false, push.is_dropped || item.is_whole ? "" : "its save failed");
+    if (item.ended.code == ErrorCode::kOk)
+      item.ended = {{}, ErrorCode::kInternal, push.is_dropped || item.is_whole ? "" : "its save failed"};
+    if (item.is_saved) end(id, index, item, item.ended);
     return;
   }
   if (!push.order) return;
   if (index >= push.order->grants.size() || push.order->grants[index].empty()) {
-    if (item.is_saved) end(id, index, item, false, "");  // the decode node does not want this chunk
+    if (item.is_saved) end(id, index, item, {{}, ErrorCode::kRefused, ""});  // the decode node does not want this chunk
     return;
   }
   begin(push, id, index, item);
@@ -144,7 +146,7 @@ void Pusher::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item
     full_.insert({id, index});
   } else {
     item.failed = true;
-    if (item.is_saved) end(id, index, item, false, started.error().what);
+    if (item.is_saved) end(id, index, item, {{}, started.error().code, started.error().what});
   }
 }
 
@@ -179,17 +181,21 @@ bool Pusher::completed(const Completion& completion) {
   item.transfer.reset();
   const bool ok = completion.code == ErrorCode::kOk && item.is_fed_whole && !item.failed;
   item.failed |= !ok;
-  if (!ok && !completion.what.empty())
-    log().warn("pushing a chunk of {} tokens failed: {}", item.num_tokens, completion.what);
-  if (item.is_saved) end(id, index, item, ok, {});
+  item.ended = completion;
+  if (!ok && completion.code == ErrorCode::kOk) item.ended.code = ErrorCode::kInternal;
+  if (item.is_saved) end(id, index, item, item.ended);
   return true;
 }
 
-void Pusher::end(std::uint64_t id, std::uint32_t index, Item& item, bool ok, std::string what) {
-  if (!what.empty()) log().warn("pushing a chunk of {} tokens failed: {}", item.num_tokens, what);
+void Pusher::end(std::uint64_t id, std::uint32_t index, Item& item, const Completion& how) {
+  const bool ok = how.code == ErrorCode::kOk;
+  if (!how.what.empty() && !ok) log().warn("pushing a chunk of {} tokens failed: {}", item.num_tokens, how.what);
   item.is_over = true;
   full_.erase({id, index});
-  outcomes_.push_back(seal(0, PushOutcome{id, parts_.core.rank(), index, ok, std::move(what)}));
+  PushOutcome outcome{id, parts_.core.rank(), index, ok, ok ? "" : how.what};
+  outcome.code = static_cast<std::uint8_t>(how.code);
+  outcome.path = how.path;
+  outcomes_.push_back(seal(0, outcome));
 }
 
 bool Pusher::progress(const SendOutcome& send) {

@@ -61,6 +61,7 @@ class Pusher {
     std::uint32_t layers_fed = 0;
     bool is_fed_whole = false;
     bool is_over = false;
+    Completion ended{};  // how the transfer ended; kOk until then
   };
   struct Push {
     std::optional<PushOrder> order;
@@ -75,7 +76,7 @@ class Pusher {
   void feed(Item& item);
   CopyRange layers(const Item& item, std::uint32_t first, std::uint32_t end) const;
   std::uint32_t layers_ready(const Item& item) const;
-  void end(std::uint64_t id, std::uint32_t index, Item& item, bool ok, std::string what);
+  void end(std::uint64_t id, std::uint32_t index, Item& item, const Completion& how);
 
   const WorkerParts& parts_;
   TransportPeers& peers_;

@@ -1,0 +1,149 @@
+#include "connector/core/flight_recorder.h"
+
+#include <utility>
+
+#include "transport/base/check.h"
+
+namespace kvferry {
+namespace {
+
+bool matches(std::string_view id, std::string_view asked) {
+  for (std::size_t at = id.find(asked); at != std::string_view::npos; at = id.find(asked, at + 1)) {
+    const std::size_t end = at + asked.size();
+    if ((at == 0 || id[at - 1] == '-') && (end == id.size() || id[end] == '-')) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string text_of(Cause cause) {
+  switch (cause) {
+    case Cause::kNone:
+      return "no cause is known";
+    case Cause::kNoHolder:
+      return "no node held these chunks";
+    case Cause::kTooShort:
+      return "they end before a chunk does, and such a rest is not kept or not found";
+    case Cause::kEvicted:
+      return "this node's pool had evicted the chunks";
+    case Cause::kEvictedThere:
+      return "the node that was asked had evicted the chunks";
+    case Cause::kNoController:
+      return "the controller was not reached, so no holder was known";
+    case Cause::kControllerLate:
+      return "the controller did not answer in time";
+    case Cause::kNoAnswer:
+      return "the holder did not answer in time: it is dead or frozen, or its port is not reached";
+    case Cause::kLinkLost:
+      return "the connection to the holder broke during the transfer";
+    case Cause::kTooSlow:
+      return "the transfer did not end in time: the holder is slow or frozen";
+    case Cause::kNotInTime:
+      return "the chunks did not arrive within load_timeout_ms";
+    case Cause::kDamaged:
+      return "a chunk was damaged: its bytes did not match its checksum";
+    case Cause::kRefused:
+      return "the other node refused";
+    case Cause::kFailed:
+      return "the transfer failed";
+    case Cause::kHandoffUnusable:
+      return "the hand-off was not used";
+    case Cause::kSuspect:
+      return "the holder was not asked, because its chunks had not arrived for another request";
+    case Cause::kPoolFull:
+      return "this node's pool had no free slot: all were pinned or being written";
+    case Cause::kNotShared:
+      return "the request's KV is not shared: prompt embeddings, a streamed session, an adapter that changed, or a "
+             "load "
+             "that failed before";
+    case Cause::kNoBlocks:
+      return "the engine had no free blocks for a load";
+    case Cause::kWindow:
+      return "KV or state at the end of the hit was evicted or never kept (sliding window, model with state)";
+    case Cause::kReset:
+      return "the pool was cleared";
+    case Cause::kNotAsked:
+      return "the engine reads no cached KV for this request (prompt logprobs, for example)";
+    case Cause::kAborted:
+      return "it was aborted";
+    case Cause::kLoadFailed:
+      return "the load into the engine's blocks failed";
+  }
+  return fmt::format("unknown cause {}", static_cast<int>(cause));
+}
+
+Cause cause_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kCorrupt:
+      return Cause::kDamaged;
+    case ErrorCode::kPeerLost:
+      return Cause::kLinkLost;
+    case ErrorCode::kCancelled:  // the deadline of a pull or push cancels its transfers
+    case ErrorCode::kTimeout:
+      return Cause::kTooSlow;
+    case ErrorCode::kRefused:
+      return Cause::kRefused;
+    default:
+      return Cause::kFailed;
+  }
+}
+
+FlightRecorder::FlightRecorder(std::uint32_t num_events, std::uint32_t num_requests)
+    : records_(num_events), requests_(num_requests) {
+  KVFERRY_CHECK(num_events > 0 && num_requests > 0, "a flight recorder needs room for an event and a request");
+}
+
+std::uint64_t FlightRecorder::begin(std::string_view request) {
+  Request& slot = requests_[++num_requests_ % requests_.size()];
+  slot.number = num_requests_;
+  slot.last = 0;
+  slot.id = request;
+  return num_requests_;
+}
+
+LifeEvent& FlightRecorder::add(std::uint64_t request, LifeKind kind, TimeNs now, const LifeEvent& event) {
+  Record& record = records_[++num_events_ % records_.size()];
+  record.event = event;
+  record.event.kind = static_cast<std::uint8_t>(kind);
+  record.event.at = now;
+  record.request = request;
+  record.previous = 0;
+  if (Request& slot = requests_[request % requests_.size()]; slot.number == request)
+    record.previous = std::exchange(slot.last, num_events_);
+  return record.event;
+}
+
+const LifeEvent* FlightRecorder::event(std::uint64_t number) const {
+  const bool is_there = number > 0 && number <= num_events_ && number + records_.size() > num_events_;
+  return is_there ? &records_[number % records_.size()].event : nullptr;
+}
+
+std::vector<RequestLife> FlightRecorder::find(std::string_view id, TimeNs now) const {
+  std::vector<RequestLife> lives;
+  if (id.empty()) return lives;
+  for (std::uint64_t number = num_requests_; number > 0 && number + requests_.size() > num_requests_; --number) {
+    const Request& request = requests_[number % requests_.size()];
+    if (!matches(request.id.view(), id)) continue;
+    lives.push_back(life_of(request, now));
+    if (lives.size() == kLivesMax) break;
+  }
+  std::reverse(lives.begin(), lives.end());
+  return lives;
+}
+
+RequestLife FlightRecorder::life_of(const Request& request, TimeNs now) const {
+  RequestLife life{std::string(request.id.view()), false, {}};
+  for (std::uint64_t number = request.last; number != 0;) {
+    const LifeEvent* found = event(number);
+    life.is_cut = found == nullptr || life.events.size() == kEventsMax;
+    if (life.is_cut) break;
+    life.events.push_back(*found);
+    life.events.back().at = now - found->at;
+    number = records_[number % records_.size()].previous;
+  }
+  std::reverse(life.events.begin(), life.events.end());
+  return life;
+}
+
+}  // namespace kvferry

@@ -1,0 +1,155 @@
+// The flight recorder of a scheduler node: a ring of the latest events in requests' lives, which `kvferry explain`
+// shows. Its memory is allocated once; recording an event writes one record. The class has no I/O and no clock.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/base/clock.h"
+#include "transport/base/result.h"
+#include "transport/base/wire.h"
+
+namespace kvferry {
+
+/// A text of at most kSize bytes, stored in place. Longer texts are cut off.
+template <std::size_t kSize>
+class ShortText {
+ public:
+  ShortText() = default;
+  ShortText& operator=(std::string_view text) {
+    size_ = static_cast<std::uint8_t>(std::min(text.size(), kSize));
+    std::copy_n(text.data(), size_, bytes_.data());
+    return *this;
+  }
+  std::string_view view() const { return {bytes_.data(), size_}; }
+  template <class Packer>
+  void msgpack_pack(Packer& packer) const {
+    packer.pack(view());
+  }
+  void msgpack_unpack(const msgpack::object& object) { *this = object.as<std::string_view>(); }
+
+ private:
+  static_assert(kSize < 256);
+  std::uint8_t size_ = 0;
+  std::array<char, kSize> bytes_{};
+};
+
+/// What happened. The comment names the fields of LifeEvent that have a meaning. The numbers are sent between nodes, so
+/// new kinds are added at the end.
+enum class LifeKind : std::uint8_t {
+  kArrived,    // tokens of the prompt; local: in this node's pool; expected: handed over by `peer`; note: request there
+  kWaits,      // the first lookup of a wait stays pending
+  kAnswered,   // the first answer of a wait: local: tokens in the engine's cache; loaded: tokens found in the pool
+  kAdmitted,   // tokens; local, loaded as above; expected: tokens that were computed before; cause, if any are computed
+  kLoadBegan,  // the request runs only after its load
+  kLoaded,     // expected: tokens to load; loaded; bytes; duration; cause
+  kComputed,   // every token known at the admission is computed
+  kPreempted,  // tokens that were computed
+  kFinished,   // tokens; expected: tokens kept for a decode node; cause if aborted
+  kPulled,     // from `peer` over `path`: chunks, failed, bytes, duration, cause
+  kFetchFailed,  // nothing came from `peer`, or from the controller if it is empty: cause
+  kPushOffered,  // to `peer`: chunks
+  kPushed,       // to `peer` over `path`: chunks, failed, bytes, duration, cause
+};
+
+/// Why KV was not loaded or not sent. The numbers are sent between nodes, so new causes are added at the end.
+enum class Cause : std::uint8_t {
+  kNone,
+  kNoHolder,
+  kTooShort,
+  kEvicted,
+  kEvictedThere,
+  kNoController,
+  kControllerLate,
+  kNoAnswer,
+  kLinkLost,
+  kTooSlow,
+  kNotInTime,
+  kDamaged,
+  kRefused,
+  kFailed,
+  kHandoffUnusable,
+  kSuspect,
+  kPoolFull,
+  kNotShared,
+  kNoBlocks,
+  kWindow,
+  kReset,
+  kNotAsked,
+  kAborted,
+  kLoadFailed,
+};
+
+/// Returns the cause as a part of a sentence, "unknown cause N" for a number that only a newer release knows.
+std::string text_of(Cause cause);
+/// Returns the cause of a transfer that failed with this code; kFailed for kOk, which says nothing about a failure.
+Cause cause_of(ErrorCode code);
+
+struct LifeEvent {
+  std::uint8_t kind = 0;   // LifeKind
+  std::uint8_t cause = 0;  // Cause
+  TimeNs at = 0;           // in a RequestLife: how long ago, counted from the answer
+  TimeNs duration = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t tokens = 0, local = 0, loaded = 0, expected = 0;
+  std::uint32_t chunks = 0, failed = 0;
+  ShortText<8> path{};
+  ShortText<55> peer{};
+  ShortText<103> note{};  // the other node's reason, in its words
+  KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note);
+
+  static LifeEvent because(Cause cause) { return {.cause = static_cast<std::uint8_t>(cause)}; }
+  LifeKind what() const { return static_cast<LifeKind>(kind); }
+  Cause why() const { return static_cast<Cause>(cause); }
+};
+
+/// The recorded events of one request on one node, oldest first.
+struct RequestLife {
+  std::string request;  // vLLM's id on this node
+  bool is_cut = false;  // true if earlier events were overwritten
+  std::vector<LifeEvent> events;
+  KVFERRY_FIELDS(request, is_cut, events);
+};
+
+class FlightRecorder {
+ public:
+  static constexpr std::size_t kLivesMax = 16, kEventsMax = 256;  // limits on the result of find()
+
+  FlightRecorder(std::uint32_t num_events, std::uint32_t num_requests);
+
+  /// Begins a request's life. Returns the request's number, for add().
+  std::uint64_t begin(std::string_view request);
+  /// Records `event` as of this kind and time, in the place of the oldest one. The reference is valid until the next
+  /// call. After more than `num_requests` later begin() calls the event is recorded, but not found.
+  LifeEvent& add(std::uint64_t request, LifeKind kind, TimeNs now, const LifeEvent& event = {});
+  /// Returns the number of the event that was added last.
+  std::uint64_t last() const { return num_events_; }
+  /// Returns an event by its number, nullptr if it was overwritten.
+  const LifeEvent* event(std::uint64_t number) const;
+  /// Returns the newest lives of requests whose id is `id`, or has it as a part that hyphens or the id's ends enclose:
+  /// vLLM adds a prefix and a suffix to the client's id. An empty `id` finds nothing.
+  std::vector<RequestLife> find(std::string_view id, TimeNs now) const;
+
+ private:
+  struct Record {
+    std::uint64_t request = 0;
+    std::uint64_t previous = 0;  // number of the request's previous event; 0: none
+    LifeEvent event;
+  };
+  struct Request {
+    std::uint64_t number = 0;
+    std::uint64_t last = 0;  // number of the request's last event; 0: none
+    ShortText<127> id;
+  };
+  RequestLife life_of(const Request& request, TimeNs now) const;
+
+  std::vector<Record> records_;  // event n is at n % size
+  std::vector<Request> requests_;
+  std::uint64_t num_events_ = 0, num_requests_ = 0;  // events and requests are numbered from 1
+};
+
+}  // namespace kvferry

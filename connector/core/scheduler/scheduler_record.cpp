@@ -1,0 +1,159 @@
+// What the flight recorder gets of a request's life, and why a request is computed instead of loaded.
+#include <algorithm>
+#include <utility>
+
+#include "connector/core/scheduler/scheduler_core.h"
+
+namespace kvferry {
+
+LifeEvent& SchedulerCore::record(const RequestState& request, LifeKind kind, Cause cause) {
+  return recorder_.add(request.record, kind, now_, LifeEvent::because(cause));
+}
+
+std::uint64_t SchedulerCore::bytes_of(std::uint64_t num_tokens) const {
+  return num_tokens * config_.chunk_bytes / config_.chunk_tokens;
+}
+
+void SchedulerCore::record_arrival(RequestState& request, const Coverage& coverage) {
+  request.record = recorder_.begin(request.id.value);
+  LifeEvent& event = record(request, LifeKind::kArrived);
+  event.tokens = request.chain.size();
+  event.local = coverage.tokens;
+  if (!request.cacheable) note_cause(request, Cause::kNotShared);
+  if (!request.source) return;
+  event.expected = request.known_tokens = request.source->num_tokens;
+  if (request.source->endpoint.empty()) {
+    blame(request, Cause::kHandoffUnusable, {}, request.source->handoff);
+    request.source.reset();
+    return;
+  }
+  event.peer = request.source->endpoint;
+  // The rest of the name is secret. The part before it is the request's id on the prefill node.
+  event.note = std::string_view(request.source->handoff).substr(0, request.source->handoff.rfind('.'));
+}
+
+/// Makes the event that was recorded last the reason why the next admission lacks KV. The first failure counts: what
+/// follows it are attempts to do without.
+void SchedulerCore::note_cause(RequestState& request, Cause cause) {
+  if (request.cause != Cause::kNone && request.cause != Cause::kNoHolder) return;
+  request.cause = cause;
+  request.cause_event = recorder_.last();
+}
+
+/// Records that nothing came from `peer`. Each cause is recorded once in a wait, since a request may try without end.
+void SchedulerCore::blame(RequestState& request, Cause cause, std::string_view peer, std::string_view note) {
+  const std::uint32_t bit = std::uint32_t{1} << static_cast<std::uint32_t>(cause);
+  // A failure says more than the fact that no other node helped.
+  if ((request.causes_seen & bit) != 0 || (cause == Cause::kNoHolder && request.cause != Cause::kNone)) return;
+  request.causes_seen |= bit;
+  LifeEvent& event = record(request, LifeKind::kFetchFailed, cause);
+  event.peer = peer;
+  event.note = note;
+  note_cause(request, cause);
+}
+
+/// Records for which answer a request waits that can't wait any longer.
+void SchedulerCore::blame_wait(RequestState& request) {
+  if (!request.fetch) return blame(request, Cause::kNotInTime, request.source ? request.source->endpoint : "");
+  switch (request.fetch->stage) {
+    case Fetch::Stage::kDirectory:
+      return blame(request, Cause::kControllerLate);
+    case Fetch::Stage::kLease:
+      return blame(request, Cause::kNoAnswer, request.fetch->endpoint);
+    case Fetch::Stage::kPull:
+      return blame(request, Cause::kTooSlow, request.fetch->endpoint);
+  }
+}
+
+void SchedulerCore::record_wait(RequestState& request) {
+  if (request.wait != RequestState::Wait::kNew) return;
+  request.wait = RequestState::Wait::kPending;
+  record(request, LifeKind::kWaits);
+}
+
+void SchedulerCore::record_answer(RequestState& request, const OpenLookup& open) {
+  if (request.wait != RequestState::Wait::kPending) return;
+  request.wait = RequestState::Wait::kAnswered;
+  LifeEvent& event = record(request, LifeKind::kAnswered);
+  event.local = open.num_local;
+  event.loaded = open.num_external;
+}
+
+/// Returns why a request with `num_here` tokens in blocks after its admission has to compute more than its last token.
+Cause SchedulerCore::cause_of_rest(const RequestState& request, std::uint32_t num_here) const {
+  const std::uint32_t rest = request.chain.size() - 1 - std::min(num_here, request.chain.size() - 1);
+  if (rest == 0) return Cause::kNone;
+  if (!request.cacheable) return request.cause == Cause::kNone ? Cause::kNotShared : request.cause;
+  if (request.skip_external_until_admitted) return Cause::kNoBlocks;
+  if (!request.open_lookup) return Cause::kNotAsked;
+  if (request.open_lookup->hit > num_here) return Cause::kWindow;
+  if (request.cause != Cause::kNone && request.cause != Cause::kNoHolder) return request.cause;
+  if (request.kept_tokens > num_here)
+    return request.pool_was_full ? Cause::kPoolFull : window_ > 0 ? Cause::kWindow : Cause::kEvicted;
+  return num_here > 0 && rest < config_.chunk_tokens ? Cause::kTooShort : Cause::kNoHolder;
+}
+
+void SchedulerCore::record_admission(RequestState& request, std::uint32_t num_local, std::uint32_t num_external) {
+  const Cause cause = cause_of_rest(request, num_local + num_external);
+  const LifeEvent* const source = cause == request.cause ? recorder_.event(request.cause_event) : nullptr;
+  const LifeEvent why = source != nullptr ? *source : LifeEvent{};
+  LifeEvent& event = record(request, LifeKind::kAdmitted, cause);
+  event.tokens = request.chain.size();
+  event.local = num_local;
+  event.loaded = num_external;
+  event.expected = request.known_tokens;
+  if (why.what() != LifeKind::kArrived) {
+    event.peer = why.peer;
+    event.note = why.note;
+  }
+  if (num_external > 0 && loads_async()) record(request, LifeKind::kLoadBegan);
+  request.computes_until = request.chain.size();
+  request.wait = RequestState::Wait::kNew;
+  request.causes_seen = 0;
+  if (request.cacheable) request.cause = Cause::kNone;
+}
+
+/// Records a preemption. The saves of the request's last chunks are planned already.
+void SchedulerCore::record_preemption(RequestState& request) {
+  request.kept_tokens = std::max(request.saved, request.last_tail_end);
+  request.known_tokens = std::max(request.known_tokens, request.computed);
+  request.computes_until = 0;
+  record(request, LifeKind::kPreempted).tokens = request.computed;
+}
+
+void SchedulerCore::record_load(RequestState* request, const PendingLoad& load) {
+  const Admission& admission = load.admission;
+  const bool is_complete = admission.loaded == admission.to_load;
+  const Cause cause = is_complete ? Cause::kNone : load.found_corrupt ? Cause::kDamaged : Cause::kLoadFailed;
+  LifeEvent& event = recorder_.add(load.record, LifeKind::kLoaded, now_, LifeEvent::because(cause));
+  event.expected = admission.to_load;
+  event.loaded = admission.loaded;
+  event.bytes = bytes_of(admission.loaded);
+  event.duration = now_ - load.began;
+  // After a synchronous load the request runs on, and the engine has computed the missing tokens.
+  if (request != nullptr && !is_complete && loads_async()) note_cause(*request, cause);
+}
+
+/// Adds a rank's outcome to the pull's event, and records the event after the last rank.
+void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, const TransferEnd& end) {
+  LifeEvent& sum = pull.event;
+  const auto num_failed = static_cast<std::uint32_t>(std::ranges::count(ok, false));
+  sum.failed = std::max(sum.failed, num_failed);
+  if (!end.path.empty()) sum.path = end.path;
+  if (num_failed > 0) {
+    sum.cause = static_cast<std::uint8_t>(cause_of(end.code));
+    sum.note = end.what;
+  }
+  if (pull.ranks_done < config_.num_ranks || pull.request.value.empty()) return;
+  std::uint64_t num_tokens = 0;
+  for (std::size_t i = 0; i < ok.size(); ++i) num_tokens += ok[i] ? pull.items[i].num_tokens : 0;
+  sum.bytes = bytes_of(num_tokens);
+  sum.chunks = static_cast<std::uint32_t>(ok.size()) - sum.failed;
+  sum.duration = now_ - pull.started_at;
+  sum.peer = pull.endpoint;
+  recorder_.add(pull.record, LifeKind::kPulled, now_, sum);
+  RequestState* request = find(pull.request);
+  if (request != nullptr && sum.failed > 0) note_cause(*request, sum.why());
+}
+
+}  // namespace kvferry

@@ -1,0 +1,36 @@
+// The handoff source of a request: when it is asked again, because a push of its chunks has failed.
+#include <algorithm>
+
+#include "connector/core/scheduler/scheduler_core.h"
+
+namespace kvferry {
+
+/// Returns true if some of these chunks are being written into the pool.
+bool SchedulerCore::has_writing(std::span<const ChunkMeta> chunks) const {
+  return std::any_of(chunks.begin(), chunks.end(), [&](const ChunkMeta& chunk) {
+    const ChunkPool::Slot* slot = pool_.find(chunk.key);
+    return slot != nullptr && slot->state == ChunkPool::State::kWriting && slot->meta.num_tokens == chunk.num_tokens;
+  });
+}
+
+/// Returns the chunks of the tokens that the handoff source has computed for this request.
+std::vector<ChunkMeta> SchedulerCore::handed_off(RequestState& request) const {
+  return request.chain.prefix(std::min(request.source->num_tokens, request.chain.size()));
+}
+
+/// Returns true if the handoff source was not asked for some chunks because they were being written, and no chunk of
+/// the handoff is being written any more.
+bool SchedulerCore::is_source_next(RequestState& request) const {
+  return request.source_left && !has_writing(handed_off(request));
+}
+
+/// Fetches missing chunks from the handoff sources. Called after writes have ended, because the writes of a push may
+/// have failed. The fetch does not wait for the next lookup: the engine may make that lookup only after the request's
+/// wait_deadline.
+void SchedulerCore::ask_sources_again(TimeNs now) {
+  for (auto& [id, request] : requests_)
+    if (!request.fetch && !request.running && is_source_next(request) && could_grow(request, cover(request), 0))
+      start_fetch(request, now);
+}
+
+}  // namespace kvferry

@@ -1,0 +1,56 @@
+#include "launch/cli/explain/ask_nodes.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <memory>
+#include <span>
+
+#include "connector/runtime/links/peer_links.h"
+
+namespace kvferry::cli {
+namespace {
+
+void take(const PeerLinks::Received& received, TimeNs asked_at, TimeNs now, std::span<NodeAnswer> answers) {
+  const auto node = std::ranges::find_if(
+      answers, [&](const NodeAnswer& answer) { return answer.endpoint == received.endpoint && !answer.has_answered; });
+  const Result<Envelope> envelope = decode<Envelope>(received.bytes, "node's answer");
+  if (node == answers.end() || !envelope) return;
+  Result<LivesAnswer> answer = Error{ErrorCode::kCorrupt, ""};
+  if (envelope->type == kMessageType<LivesAnswer>) answer = decode<LivesAnswer>(envelope->body, "node's answer");
+  if (!answer) return;
+  node->has_answered = true;
+  node->at = asked_at + (now - asked_at) / 2;
+  node->lives = std::move(answer->lives);
+}
+
+/// Asks nodes that are few enough for one socket each.
+void ask_some(std::span<NodeAnswer> answers, const std::string& request, const ZmqContextRef& context, TimeNs timeout) {
+  const SteadyClock clock;
+  PeerLinks links(clock, kPeersMax, context);
+  const TimeNs asked_at = clock.now();
+  for (const NodeAnswer& node : answers) links.send(node.endpoint, seal(1, LivesRequest{request}, kNodeWire.oldest));
+  while (!std::ranges::all_of(answers, &NodeAnswer::has_answered)) {
+    while (const auto received = links.receive()) take(*received, asked_at, clock.now(), answers);
+    const TimeNs left = asked_at + timeout - clock.now();
+    if (left <= 0) return;
+    std::vector<pollfd> fds;
+    links.add_to(fds);
+    ::poll(fds.data(), fds.size(), static_cast<int>(std::min<TimeNs>(left / kMillisecond + 1, 50)));
+  }
+}
+
+}  // namespace
+
+std::vector<NodeAnswer> ask_nodes(const std::vector<controller::NodeStatus>& nodes, const std::string& request,
+                                  const std::optional<net::ClusterKey>& key, TimeNs timeout) {
+  std::vector<NodeAnswer> answers;
+  for (const controller::NodeStatus& node : nodes) answers.push_back({node.engine_id.value, node.role, node.endpoint});
+  ZmqContextRef context;
+  if (key) context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key);
+  for (std::size_t first = 0; first < answers.size(); first += kPeersMax)
+    ask_some(std::span(answers).subspan(first, std::min(kPeersMax, answers.size() - first)), request, context, timeout);
+  return answers;
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,28 @@
+// Asks nodes what their flight recorders have of a request.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "connector/core/flight_recorder.h"
+#include "controller/api/status.h"
+#include "transport/base/clock.h"
+#include "transport/base/net/cluster_key.h"
+
+namespace kvferry::cli {
+
+struct NodeAnswer {
+  std::string engine_id, role, endpoint;
+  bool has_answered = false;
+  /// Time on this process's clock to which the ages of the events count back: the middle between question and answer,
+  /// so that the hosts' clocks need not agree.
+  TimeNs at = 0;
+  std::vector<RequestLife> lives{};
+};
+
+/// Asks all nodes, and waits up to `timeout` for each few hundred of them.
+std::vector<NodeAnswer> ask_nodes(const std::vector<controller::NodeStatus>& nodes, const std::string& request,
+                                  const std::optional<net::ClusterKey>& key, TimeNs timeout);
+
+}  // namespace kvferry::cli

@@ -1,0 +1,25 @@
+// Sentences about single events of a request's life.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "connector/core/flight_recorder.h"
+
+namespace kvferry::cli {
+
+using NodeNames = std::map<std::string, std::string, std::less<>>;  // [endpoint] engine id
+
+/// Returns the text with a question mark in the place of each byte that is no printable ASCII character.
+std::string printable(std::string_view text);
+/// Returns the engine id, or the beginning of one as long as vLLM makes them.
+std::string short_name(const std::string& engine_id);
+std::string name_of(LifeKind kind);
+/// Returns the event's cause with the other node and its words: "the other node refused (prefill-0: ...)".
+std::string cause_text(const LifeEvent& event, const NodeNames& names);
+std::string event_text(const LifeEvent& event, const NodeNames& names);
+/// Returns how many tokens an event says were computed although they had been computed before.
+std::uint32_t recomputed_tokens(const LifeEvent& event);
+
+}  // namespace kvferry::cli

@@ -1,0 +1,87 @@
+// The command `kvferry explain`.
+#include <memory>
+
+#include "launch/cli/commands.h"
+#include "launch/cli/controller_settings.h"
+#include "launch/cli/explain/life_report.h"
+
+namespace kvferry::cli {
+namespace {
+
+constexpr std::int64_t kStatusTimeoutMs = 2000;
+
+struct Flags {
+  SettingFlags controller;
+  std::string request;
+  double timeout_s = 2;
+  bool as_json = false;
+};
+
+/// Asks the nodes for the request, and for the requests from which the answers say that it was handed over: a router
+/// may give the prefill another id.
+std::vector<NodeAnswer> ask_all(const controller::Status& status, const Flags& flags,
+                                const std::optional<net::ClusterKey>& key) {
+  const auto timeout = static_cast<TimeNs>(flags.timeout_s * static_cast<double>(kSecond));
+  std::vector<NodeAnswer> answers = ask_nodes(status.nodes, flags.request, key, timeout);
+  std::vector<std::string> known, sources;
+  for (const NodeAnswer& node : answers)
+    for (const RequestLife& life : node.lives) known.push_back(life.request);
+  for (const NodeAnswer& node : answers)
+    for (const RequestLife& life : node.lives)
+      for (const LifeEvent& event : life.events) {
+        const std::string source(event.what() == LifeKind::kArrived ? event.note.view() : "");
+        if (source.empty() || std::ranges::find(known, source) != known.end()) continue;
+        known.push_back(source);
+        sources.push_back(source);
+      }
+  for (const std::string& source : sources) {
+    for (NodeAnswer& more : ask_nodes(status.nodes, source, key, timeout)) {
+      more.has_answered = true;  // who does not answer was told after the first question
+      if (!more.lives.empty()) answers.push_back(std::move(more));
+    }
+  }
+  return answers;
+}
+
+Result<void> run(const Flags& flags) {
+  const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.controller));
+  const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kStatusTimeoutMs, key));
+  const LifeReport report = make_report(ask_all(status, flags, key));
+  if (report.lives.empty()) {
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("none of {} nodes has a request '{}': its id may be another, its node may be gone, or its "
+                             "events were overwritten{}{}",
+                             status.nodes.size(), flags.request, report.missing.empty() ? "" : "; ",
+                             fmt::join(report.missing, "; "))};
+  }
+  if (flags.as_json)
+    fmt::print("{}\n",
+               report_json(report, flags.request).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  else
+    fmt::print("{}", report_text(report, flags.request));
+  return {};
+}
+
+}  // namespace
+
+Run add_explain_command(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand(
+      "explain",
+      "Show one request's life on all nodes: waits, transfers, preemptions, and why tokens were computed again. The "
+      "nodes are asked directly, so this host must reach their ports, as other nodes do.");
+  add_controller_option(*command, flags->controller);
+  command
+      ->add_option("REQUEST", flags->request,
+                   "The request's id, as the proxy's log, the client's X-Request-Id or the answer has it; vLLM's own "
+                   "prefix and suffix may be missing")
+      ->required()
+      ->check([](const std::string& id) { return id.empty() ? "REQUEST must not be empty" : ""; });
+  command->add_option("--timeout", flags->timeout_s, "Time to wait for the nodes' answers, in seconds")
+      ->capture_default_str()
+      ->check(CLI::Range(0.1, 60.0));
+  command->add_flag("--json", flags->as_json, "Print one JSON object");
+  return [flags] { return run(*flags); };
+}
+
+}  // namespace kvferry::cli

@@ -1,0 +1,55 @@
+// Puts the nodes' answers about a request together: a time line, where the time went, and what was computed again.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/cli/explain/ask_nodes.h"
+
+namespace kvferry::cli {
+
+/// What a request spent a part of its time on.
+struct LifePart {
+  std::string node;  // engine id; empty: between two nodes
+  std::string what;
+  TimeNs duration = 0;
+};
+
+struct LifeLine {
+  TimeNs at = 0;  // since the first event of all nodes
+  std::string kind, text;
+  LifeEvent event;
+};
+
+/// A request on one node.
+struct NodeLife {
+  std::string node, role, request;
+  bool is_cut = false, is_running = false;
+  TimeNs began = 0, ended = 0;  // since the first event of all nodes
+  std::vector<LifeLine> lines;
+  std::vector<LifePart> parts;  // their durations add up to ended - began
+};
+
+struct Recomputation {
+  std::string node;
+  std::uint32_t num_tokens = 0;
+  std::string cause;
+};
+
+struct LifeReport {
+  std::vector<NodeLife> lives;  // in the order of their begin
+  /// What the time between the first and the last event was spent on, in order; empty if lives overlap, as those of a
+  /// request for several answers do.
+  std::vector<LifePart> parts;
+  TimeNs duration = 0;
+  std::vector<Recomputation> recomputed;
+  std::vector<std::string> missing;  // sentences that say whose events are missing
+};
+
+LifeReport make_report(const std::vector<NodeAnswer>& answers);
+std::string report_text(const LifeReport& report, const std::string& request);
+nlohmann::json report_json(const LifeReport& report, const std::string& request);
+
+}  // namespace kvferry::cli

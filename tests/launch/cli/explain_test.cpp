@@ -1,0 +1,137 @@
+// Tests `kvferry explain` with two real nodes and a real controller.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tests/connector/runtime/test_node.h"
+
+namespace kvferry {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+struct Output {
+  int status = -1;
+  std::string text;
+};
+
+Output run_kvferry(const std::string& arguments) {
+  Output output;
+  std::FILE* pipe = ::popen((KVFERRY_BINARY " " + arguments + " 2>&1").c_str(), "r");
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) output.text += static_cast<char>(c);
+  output.status = WEXITSTATUS(::pclose(pipe));
+  return output;
+}
+
+NewRequest new_request(const std::string& id, const std::vector<std::int32_t>& prompt) {
+  NewRequest made;
+  made.id = RequestId{id};
+  made.tokens = prompt;
+  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
+  return made;
+}
+
+/// Computes the prompt on `from`, and hands it over to `to`, where the request is finished. The ids are those that vLLM
+/// gives to the client's request `id`. `between` runs before the request comes to `to`.
+void hand_over(
+    TestNode& from, TestNode& to, const std::string& id, std::uint32_t num_loaded,
+    const std::function<void()>& between = [] {}) {
+  const std::vector<std::int32_t> prompt = tokens(21);
+  NewRequest first = new_request("cmpl-" + id + "-0-11111111", prompt);
+  first.handoff = true;
+  from.scheduler->add_request(first);
+  from.lookup(first.id.value);
+  from.scheduler->allocated(first.id, 0, {kSomeBlocks});
+  from.step({{{first.id, 0, 21, BlockTable{kSomeBlocks}}}, {}}, [&] { from.compute(kSomeBlocks, 0, 21, 1); });
+  const FinishedRequest done = from.scheduler->finished(first.id, 21, {kSomeBlocks}, false);
+  NewRequest second = new_request("cmpl-" + id + "-0-22222222", prompt);
+  second.source = HandoffSource{"tcp://" + net::to_text({from.scheduler->host(), from.scheduler->port()}),
+                                done.handoff_name, done.handoff_tokens};
+  between();
+  EXPECT_EQ(load(to, second, 1), num_loaded);
+  to.scheduler->finished(second.id, 21, {kOtherBlocks}, false);
+}
+
+std::string command(const TestController& controller, const std::string& request) {
+  return "explain " + request + " --controller " + controller.endpoint();
+}
+
+Json explained(const std::string& arguments) {
+  const Output output = run_kvferry(arguments + " --json");
+  EXPECT_EQ(output.status, 0) << output.text;
+  return Json::parse(output.text, nullptr, false);
+}
+
+TEST(Explain, TellsARequestsLifeOnBothNodes) {
+  const TestController controller;
+  TestNode prefill(controller.endpoint(), "prefill"), decode(controller.endpoint(), "decode");
+  hand_over(prefill, decode, "6f1a", 20);
+  hand_over(prefill, decode, "other", 20);
+  const Json told = explained(command(controller, "6f1a"));
+  ASSERT_EQ(told["lives"].size(), 2u) << told.dump(2);
+  EXPECT_EQ(told["lives"][0]["node"], "prefill");
+  EXPECT_EQ(told["lives"][1]["node"], "decode");
+  EXPECT_EQ(told["recomputed"], Json::array());
+  EXPECT_EQ(told["missing"], Json::array());
+  double sum = 0;
+  for (const Json& part : told["parts"]) sum += part["ms"].get<double>();
+  EXPECT_NEAR(sum, told["duration_ms"].get<double>(), 0.05 * told["duration_ms"].get<double>());
+  const Json events = told["lives"][1]["events"];
+  const auto pulled = std::ranges::find_if(events, [](const Json& one) { return one["event"] == "pulled"; });
+  ASSERT_NE(pulled, events.end()) << told.dump(2);
+  EXPECT_EQ((*pulled)["chunks"], 3);
+  EXPECT_EQ((*pulled)["failed"], 0);
+  EXPECT_EQ((*pulled)["bytes"], 21 * 2 * TestNode::kLayers * TestNode::kHeads * TestNode::kDim * sizeof(float));
+  EXPECT_NE((*pulled)["path"], "");
+  EXPECT_GT((*pulled)["duration_ms"], 0);
+  const Output text = run_kvferry(command(controller, "cmpl-6f1a-0-22222222"));
+  EXPECT_THAT(text.text, HasSubstr("prefill (kv_both), request cmpl-6f1a-0-11111111")) << "the hand-off names it";
+  EXPECT_THAT(text.text, HasSubstr("computed again: nothing"));
+}
+
+TEST(Explain, NamesTheCauseWhenTheHolderIsGone) {
+  const TestController controller;
+  auto prefill = std::make_unique<TestNode>(controller.endpoint(), "prefill");
+  TestNode decode(controller.endpoint(), "decode");
+  hand_over(*prefill, decode, "6f1a", 0, [&] { prefill.reset(); });
+  const Json told = explained(command(controller, "6f1a"));
+  ASSERT_EQ(told["recomputed"].size(), 1u) << told.dump(2);
+  EXPECT_EQ(told["recomputed"][0]["tokens"], 20);
+  EXPECT_THAT(told["recomputed"][0]["cause"].get<std::string>(), HasSubstr("the holder did not answer in time"));
+  ASSERT_EQ(told["missing"].size(), 1u);
+  EXPECT_THAT(told["missing"][0].get<std::string>(), HasSubstr("is not registered any more"));
+}
+
+TEST(Explain, WorksWithAClusterKeyAndNotWithoutIt) {
+  const std::string key = ::testing::TempDir() + fmt::format("explain-{}.key", ::getpid());
+  std::ofstream(key) << std::string(64, 'k');
+  ::chmod(key.c_str(), 0600);
+  const TestController controller("tcp://127.0.0.1:0", key);
+  const std::string setting = R"(, "cluster_key_file": ")" + key + "\"";
+  TestNode prefill(controller.endpoint(), "prefill", "toy", setting),
+      decode(controller.endpoint(), "decode", "toy", setting);
+  hand_over(prefill, decode, "6f1a", 20);
+  EXPECT_EQ(explained(command(controller, "6f1a") + " --cluster-key-file " + key)["lives"].size(), 2u);
+  EXPECT_EQ(run_kvferry(command(controller, "6f1a")).status, 1);
+  std::remove(key.c_str());
+}
+
+TEST(Explain, AnUnknownRequestIsOneSentence) {
+  const TestController controller;
+  const TestNode node(controller.endpoint(), "node");
+  const Output output = run_kvferry(command(controller, "nothing"));
+  EXPECT_EQ(output.status, 1);
+  EXPECT_THAT(output.text, HasSubstr("kvferry: none of 1 nodes has a request 'nothing': its id may be another"));
+}
+
+}  // namespace
+}  // namespace kvferry

@@ -1,0 +1,134 @@
+// Tests what `kvferry explain` makes of the nodes' answers.
+#include "launch/cli/explain/life_report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+
+namespace kvferry::cli {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+LifeEvent event(LifeKind kind, TimeNs age_ms, Cause cause = Cause::kNone) {
+  LifeEvent made;
+  made.kind = static_cast<std::uint8_t>(kind);
+  made.cause = static_cast<std::uint8_t>(cause);
+  made.at = age_ms * kMillisecond;
+  return made;
+}
+
+NodeAnswer answer(const std::string& name, std::vector<LifeEvent> events) {
+  NodeAnswer made{name, "kv_both", "tcp://" + name + ":1", true, 100 * kSecond};
+  made.lives.push_back({"cmpl-r-0-" + name, false, std::move(events)});
+  return made;
+}
+
+/// A prefill of 100 ms; a decode that is preempted once, and whose tail was evicted.
+std::vector<NodeAnswer> handed_over() {
+  LifeEvent arrived = event(LifeKind::kArrived, 890), admitted = event(LifeKind::kAdmitted, 850),
+            resumed = event(LifeKind::kAdmitted, 500, Cause::kEvicted);
+  arrived.tokens = 400;
+  arrived.expected = admitted.expected = 400;
+  arrived.peer = "tcp://p:1";
+  admitted.tokens = 400;
+  admitted.loaded = 399;
+  resumed.tokens = resumed.expected = 420;
+  resumed.loaded = 256;
+  return {answer("d", {arrived, event(LifeKind::kWaits, 890), event(LifeKind::kAnswered, 850), admitted,
+                       event(LifeKind::kComputed, 830), event(LifeKind::kPreempted, 600), resumed,
+                       event(LifeKind::kComputed, 480), event(LifeKind::kFinished, 100)}),
+          answer("p", {event(LifeKind::kArrived, 1000), event(LifeKind::kAdmitted, 995, Cause::kNoHolder),
+                       event(LifeKind::kFinished, 900)})};
+}
+
+TEST(LifeReport, ItsPartsAddUpToTheWholeTime) {
+  const LifeReport report = make_report(handed_over());
+  EXPECT_EQ(report.duration, 900 * kMillisecond);
+  TimeNs sum = 0;
+  std::vector<std::string> parts;
+  for (const LifePart& part : report.parts) {
+    sum += part.duration;
+    parts.push_back(fmt::format("{} {} {}", part.node, part.what, part.duration / kMillisecond));
+  }
+  EXPECT_EQ(sum, report.duration);
+  EXPECT_THAT(parts, ElementsAre("p waiting in the engine's queue 5", "p computing 95",
+                                 " between two nodes: router and network 10", "d waiting for KV of other nodes 40",
+                                 "d loading within a step, and computing 20", "d decoding 230",
+                                 "d preempted, waiting in the engine's queue 100",
+                                 "d loading within a step, and computing 20", "d decoding 380"));
+}
+
+TEST(LifeReport, TellsWhatWasComputedAgainAndWhy) {
+  const LifeReport report = make_report(handed_over());
+  ASSERT_EQ(report.recomputed.size(), 1u);
+  EXPECT_EQ(report.recomputed[0].num_tokens, 163u);  // the 420th is computed in any case
+  EXPECT_EQ(report.recomputed[0].node, "d");
+  const std::string text = report_text(report, "r");
+  EXPECT_THAT(text, HasSubstr("computed again\n  163 tokens on d: this node's pool had evicted the chunks\n"));
+  EXPECT_THAT(text, HasSubstr("arrived with 400 tokens, 0 in the pool, 400 handed over by p"));
+}
+
+TEST(LifeReport, AnAsynchronousLoadIsAPartOfItsOwn) {
+  const LifeReport report = make_report(
+      {answer("d", {event(LifeKind::kArrived, 100), event(LifeKind::kAdmitted, 90), event(LifeKind::kLoadBegan, 90),
+                    event(LifeKind::kLoaded, 40), event(LifeKind::kComputed, 30), event(LifeKind::kFinished, 0)})});
+  ASSERT_EQ(report.parts.size(), 4u);
+  EXPECT_EQ(report.parts[1].what, "loading KV into blocks");
+  EXPECT_EQ(report.parts[1].duration, 50 * kMillisecond);
+}
+
+TEST(LifeReport, ARunningRequestEndsNow) {
+  const LifeReport report = make_report({answer("d", {event(LifeKind::kArrived, 100)})});
+  EXPECT_EQ(report.duration, 100 * kMillisecond);
+  EXPECT_TRUE(report.lives.at(0).is_running);
+  EXPECT_EQ(report.parts.at(0).what, "waiting in the engine's queue (still)");
+}
+
+TEST(LifeReport, ALifeWithoutEventsDoesNotMoveTheOthers) {
+  std::vector<NodeAnswer> answers = handed_over();
+  answers.push_back(answer("full", {}));
+  answers.back().lives[0].is_cut = true;
+  const LifeReport report = make_report(answers);
+  EXPECT_EQ(report.duration, kSecond);
+  EXPECT_THAT(report_text(report, "r"), HasSubstr("earlier events were overwritten"));
+}
+
+TEST(LifeReport, OverlappingLivesAreToldOneByOne) {
+  std::vector<LifeEvent> events = {event(LifeKind::kArrived, 100), event(LifeKind::kFinished, 50)};
+  const LifeReport report = make_report({answer("a", events), answer("b", events)});
+  EXPECT_TRUE(report.parts.empty());
+  EXPECT_THAT(report_text(report, "r"), HasSubstr("a: waiting in the engine's queue\n        50.0 ms  b: waiting"));
+}
+
+TEST(LifeReport, NamesTheNodesWhoseEventsAreMissing) {
+  std::vector<NodeAnswer> answers = {handed_over()[0], {"frozen", "kv_producer", "tcp://f:1"}};
+  EXPECT_THAT(make_report(answers).missing,
+              ElementsAre("node frozen at tcp://f:1 did not answer, so its events are missing",
+                          "the node at tcp://p:1 is not registered any more, so its events are missing"));
+}
+
+TEST(LifeReport, WhatALyingNodeSaysStaysHarmless) {
+  std::vector<LifeEvent> lies;
+  for (int kind = 0; kind < 256; ++kind) {
+    LifeEvent lie = event(static_cast<LifeKind>(kind), 0, static_cast<Cause>(kind));
+    lie.at = kind % 2 == 0 ? std::numeric_limits<TimeNs>::min() : std::numeric_limits<TimeNs>::max();
+    lie.duration = std::numeric_limits<TimeNs>::min();
+    lie.tokens = lie.local = lie.loaded = lie.expected = std::numeric_limits<std::uint32_t>::max();
+    lie.bytes = std::numeric_limits<std::uint64_t>::max();
+    lie.peer = "\x1b[2J\xff\n";
+    lie.note = "\x1b[2J\xff\n";
+    lies.push_back(lie);
+  }
+  const LifeReport report = make_report({answer("\x1b[31mliar", lies)});
+  EXPECT_EQ(report_text(report, "r\x1b").find('\x1b'), std::string::npos);
+  for (const LifeLine& line : report.lives.at(0).lines)
+    EXPECT_EQ(line.text.find_first_of("\x1b\xff\n"), line.text.npos);
+  EXPECT_FALSE(report_json(report, "r\xff").dump(2, ' ', false, nlohmann::json::error_handler_t::replace).empty());
+}
+
+}  // namespace
+}  // namespace kvferry::cli
