@@ -53,8 +53,8 @@ struct Fetch {
 };
 
 struct RequestState {
-  RequestState(const NewRequest& from, const ChunkKey& root, std::uint32_t chunk_tokens, Progress& record)
-      : progress(record),
+  RequestState(const NewRequest& from, const ChunkKey& root, std::uint32_t chunk_tokens, Progress& own_progress)
+      : progress(own_progress),
         id(from.id),
         num_prompt_tokens(from.num_prompt_tokens),
         chain(root, chunk_tokens, from.items),
