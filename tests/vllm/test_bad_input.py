@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import LOGS
@@ -24,7 +23,6 @@ from kvferry_launch.testbed.client import VllmClient, prefill_then_decode
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.servers import Controller, VllmServer
-from safetensors.numpy import save_file
 
 EXIT_TIMEOUT_S = 300.0
 LORA_RANK = 8
@@ -183,21 +181,11 @@ def test_an_adapter_that_is_loaded_again_in_place_gets_no_old_kv(
 
 
 def make_adapter(folder: Path, seed: int) -> Path:
-    """Writes a LoRA adapter of the toy model's keys and values, with weights large enough to change tokens."""
-    shape, rng = toy_model.KINDS["toy"], np.random.default_rng(seed)
-    tensors = {}
-    for layer in range(shape.layers):
-        for name in ("k_proj", "v_proj"):
-            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            for part, size in (("lora_A", (LORA_RANK, shape.hidden)),
-                               ("lora_B", (shape.kv_heads * shape.head_size, LORA_RANK))):
-                tensors[f"{prefix}.{part}.weight"] = rng.standard_normal(size, dtype=np.float32) * np.float32(0.4)
-    folder.mkdir(exist_ok=True)
-    save_file(tensors, str(folder / "adapter_model.safetensors"))
-    (folder / "adapter_config.json").write_text(json.dumps({
-        "peft_type": "LORA", "r": LORA_RANK, "lora_alpha": LORA_RANK, "target_modules": ["k_proj", "v_proj"],
-        "bias": "none"}))
-    return folder
+    """Writes a LoRA adapter of the toy model's keys and values."""
+    shape = toy_model.KINDS["toy"]
+    size = shape.kv_heads * shape.head_size
+    return toy_model.make_adapter(folder, seed, [f"model.layers.{layer}.self_attn" for layer in range(shape.layers)],
+                                  shape.hidden, {"k_proj": size, "v_proj": size}, LORA_RANK)
 
 
 def line_of_failure(process: ManagedProcess) -> str:

@@ -36,7 +36,8 @@ void Pusher::start(const PushStart& start) {
   else
     item.checksum = start.checksums[rank];
   item.failed = !refusal.empty();
-  if (item.failed && !item.transfer && !item.is_over) return end(start.push, start.index, item, false, refusal);
+  if (item.failed && !item.transfer && !item.is_over)
+    return end(start.push, start.index, item, {{}, ErrorCode::kInvalidArgument, refusal});
   advance(start.push, start.index);
 }
 

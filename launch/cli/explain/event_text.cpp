@@ -76,7 +76,7 @@ std::string short_name(const std::string& engine_id) {
   return engine_id.size() < kLong ? engine_id : engine_id.substr(0, 8);
 }
 
-std::string name_of(LifeKind kind) {
+std::string kind_name(LifeKind kind) {
   constexpr std::string_view kNames[] = {"arrived",      "waits",        "answered",  "admitted", "load_began",
                                          "loaded",       "computed",     "preempted", "finished", "pulled",
                                          "fetch_failed", "push_offered", "pushed"};

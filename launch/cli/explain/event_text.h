@@ -15,7 +15,7 @@ using NodeNames = std::map<std::string, std::string, std::less<>>;  // [endpoint
 std::string printable(std::string_view text);
 /// Returns the engine id, or the beginning of one as long as vLLM makes them.
 std::string short_name(const std::string& engine_id);
-std::string name_of(LifeKind kind);
+std::string kind_name(LifeKind kind);
 /// Returns the event's cause with the other node and its words: "the other node refused (prefill-0: ...)".
 std::string cause_text(const LifeEvent& event, const NodeNames& names);
 std::string event_text(const LifeEvent& event, const NodeNames& names);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kStatusTimeoutMs = 2000;
 
-struct Flags {
+struct ExplainFlags {
   SettingFlags controller;
   std::string request;
   double timeout_s = 2;
@@ -19,7 +19,7 @@ struct Flags {
 
 /// Asks the nodes for the request, and for the requests from which the answers say that it was handed over: a router
 /// may give the prefill another id.
-std::vector<NodeAnswer> ask_all(const controller::Status& status, const Flags& flags,
+std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainFlags& flags,
                                 const std::optional<net::ClusterKey>& key) {
   const auto timeout = static_cast<TimeNs>(flags.timeout_s * static_cast<double>(kSecond));
   std::vector<NodeAnswer> answers = ask_nodes(status.nodes, flags.request, key, timeout);
@@ -43,7 +43,7 @@ std::vector<NodeAnswer> ask_all(const controller::Status& status, const Flags& f
   return answers;
 }
 
-Result<void> run(const Flags& flags) {
+Result<void> run(const ExplainFlags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.controller));
   const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kStatusTimeoutMs, key));
   const LifeReport report = make_report(ask_all(status, flags, key));
@@ -65,7 +65,7 @@ Result<void> run(const Flags& flags) {
 }  // namespace
 
 Run add_explain_command(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ExplainFlags>();
   CLI::App* command = app.add_subcommand(
       "explain",
       "Show one request's life on all nodes: waits, transfers, preemptions, and why tokens were computed again. The "

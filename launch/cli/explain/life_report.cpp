@@ -61,7 +61,7 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
       if (!is_end) phase = next;
       made.is_running = !is_end;
     }
-    made.lines.push_back({at, name_of(event.what()), event_text(event, names), event});
+    made.lines.push_back({at, kind_name(event.what()), event_text(event, names), event});
   }
   if (made.is_running && !made.lines.empty()) {
     made.parts.push_back({made.node, std::string(phase) + " (still)", node.at - made.ended});

@@ -149,6 +149,25 @@ def make(folder: Path, kind: str = "toy", seed: int = 0, maker: str = "") -> Pat
     return folder
 
 
+def make_adapter(folder: Path, seed: int, layers: list[str], inputs: int, outputs: dict[str, int], rank: int) -> Path:
+    """Writes a LoRA adapter whose weights are so large that it changes tokens.
+
+    layers: names of the modules that have the changed layers. outputs: names and numbers of outputs of these layers.
+    """
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for layer in layers:
+        for name, size in outputs.items():
+            for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (size, rank))):
+                values = rng.standard_normal(shape, dtype=np.float32) * np.float32(0.4)
+                tensors[f"base_model.model.{layer}.{name}.{part}.weight"] = values
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    (folder / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(outputs), "bias": "none"}))
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make a toy model.")
     parser.add_argument("folder", type=Path)

@@ -1,0 +1,65 @@
+"""Judges what engines with kvferry said, feature by feature, by what an engine without it said."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kvferry_launch.testbed.answers import Generation, first_mismatch
+
+VALUES_DIFFER = 0.02  # logprobs of one token that differ by more are no rounding errors
+
+
+class Outcome(Enum):
+    RIGHT = "right"
+    REFUSED = "refused"
+    NOT_IN_VLLM = "vLLM alone"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Cell:
+    outcome: Outcome
+    text: str
+
+
+def judged(phases: dict[str, Any], plain: dict[str, Any]) -> Cell:
+    """Judges one feature by its phases and the plain engine's. Without the error of a feature in either of them."""
+    if "error" in plain:
+        return Cell(Outcome.NOT_IN_VLLM, plain["error"])
+    if "error" in phases:
+        return Cell(Outcome.WRONG, phases["error"])
+    expected = plain["plain"]["answers"]
+    for name, phase in phases.items():
+        if complaint := complaint_about(phase, expected):
+            return Cell(Outcome.WRONG, f"{name}: {complaint}")
+    requests = sum(len(phase["answers"]) for phase in phases.values())
+    preempted, loaded = (sum(phase[what] for phase in phases.values()) for what in ("preempted", "loaded"))
+    return Cell(Outcome.RIGHT, f"right: {requests} requests, {preempted} preempted, {loaded} tokens from KV")
+
+
+def complaint_about(phase: dict[str, Any], expected: list[dict[str, Any]]) -> str:
+    """Returns what is wrong in a phase, or an empty text."""
+    if len(phase["answers"]) != len(expected):
+        return f"{len(phase['answers'])} answers instead of {len(expected)}"
+    for index, (got, wanted) in enumerate(zip(phase["answers"], expected, strict=True)):
+        mismatch = first_mismatch(*(Generation(one["tokens"], one["margins"]) for one in (wanted, got)))
+        if mismatch:
+            return f"request {index}: {mismatch}"
+        pairs = zip(got["values"], wanted["values"], strict=False)
+        if len(got["values"]) != len(wanted["values"]) or any(abs(a - b) > VALUES_DIFFER for a, b in pairs):
+            return f"request {index}: other logprobs"
+    if phase["loaded"] < phase["at_least"]:
+        return f"{phase['loaded']} tokens were loaded instead of at least {phase['at_least']}"
+    if phase["at_most"] is not None and phase["loaded"] > phase["at_most"]:
+        return f"{phase['loaded']} tokens were loaded instead of at most {phase['at_most']}"
+    return ""
+
+
+def blind(plain: dict[str, Any], changed: dict[str, Any]) -> bool:
+    """Returns True if several answers stay the same when a token of their prompts changes: tokens would not show wrong
+    KV.
+    """
+    if "error" in plain or "plain" not in changed:  # the cell has this error, or was not asked with other prompts
+        return False
+    pairs = zip(plain["plain"]["answers"], changed["plain"]["answers"], strict=True)
+    return sum(one["tokens"] == other["tokens"] for one, other in pairs) > 1

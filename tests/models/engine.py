@@ -1,0 +1,178 @@
+"""One vLLM engine in this process, with generated weights, with or without kvferry, and what it has loaded so far."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asks
+from families import BLOCK, HIDDEN, LAYERS, Family
+from kvferry_launch.testbed import toy_model
+
+CHUNK = 64
+EMPTY_TRIES = 3
+
+
+def fill(tensor: Any, name: str = "") -> None:
+    """Fills a weight with values so large that all attention changes the tokens. vLLM's own dummy weights are close to
+    zero.
+    """
+    import torch
+
+    # A (or the logarithm of -A) decides how fast a state decays; these values make it decay slowly
+    if name in ("A", "A_log"):
+        tensor.data.fill_(-0.01 if name == "A" else -4.0)
+        return
+    if not tensor.is_floating_point() or (tensor.dim() < 2 and "bias" not in name):
+        tensor.data.fill_(1)
+        return
+    fill.calls += 1  # type: ignore[attr-defined]
+    dice = torch.Generator().manual_seed(fill.calls)  # type: ignore[attr-defined]
+    scale = 0.1 if tensor.dim() < 2 else 1.4 / math.sqrt(tensor.shape[-1])
+    tensor.data.copy_(torch.randn(tensor.shape, generator=dice) * scale)
+
+
+fill.calls = 0  # type: ignore[attr-defined]
+
+
+def fill_all(loader: Any, model: Any, config: Any) -> None:
+    del loader, config
+    for layer in model.modules():
+        for name, tensor in {**layer._parameters, **layer._buffers}.items():
+            if tensor is not None and name not in layer._non_persistent_buffers_set:
+                fill(tensor, name)
+
+
+class Engine:
+    """flags: vLLM's arguments. kvferry: kv_connector_extra_config of the connector; None: an engine without it."""
+
+    def __init__(self, family: Family, flags: dict[str, Any], folder: Path, kvferry: dict[str, Any] | None,
+                 engine_id: str = "") -> None:
+        from vllm import LLM
+        from vllm.model_executor.model_loader import dummy_loader
+
+        dummy_loader.DummyModelLoader.load_weights = fill_all
+        self.family, self._folder = family, folder
+        arguments = {
+            "dtype": "float32", "enforce_eager": True, "block_size": BLOCK, "max_model_len": 2048,
+            "load_format": "dummy", "logprobs_mode": "processed_logprobs", "num_gpu_blocks_override": 192,
+        } | family.flags | flags
+        if arguments["num_gpu_blocks_override"] == "few":
+            arguments["num_gpu_blocks_override"] = family.few_blocks
+        if family.keeps_state:
+            arguments["max_num_batched_tokens"] = max(family.flags["block_size"], arguments["block_size"])
+        storage = folder.parent / "storage" if arguments.pop("kv_transfer_config", None) else None
+        extra = kvferry and {"chunk_tokens": max(CHUNK, arguments["block_size"]), "pool_bytes": "64MiB"} | kvferry
+        if extra or storage:
+            arguments["kv_transfer_config"] = transfer_config(extra, engine_id, storage)
+        self.llm = LLM(str(folder), **arguments)
+        self._core = self.llm.llm_engine.engine_core.engine_core
+        block = self._core.vllm_config.cache_config.block_size
+        self.chunk: int = block if family.keeps_state else max(CHUNK, block)
+        scheduler, self._preemptions, self._counted = self._core.scheduler, 0, Counter[str]()
+        self._ferry: Any = None
+        if kvferry is not None:
+            self._ferry = getattr(scheduler.connector, "_connectors", [scheduler.connector])[0]._scheduler
+            self._ferry._stats.take = self._count(self._ferry._stats.take)
+        preempt = scheduler._preempt_request
+
+        def preempted(*arguments: Any, **named: Any) -> Any:
+            self._preemptions += 1
+            return preempt(*arguments, **named)
+
+        scheduler._preempt_request = preempted
+
+    def inputs(self, prompts: list[list[int]], **fields: Any) -> list[Any]:
+        from vllm.inputs import TokensPrompt
+
+        return [TokensPrompt(prompt_token_ids=prompt, **fields) for prompt in prompts]
+
+    def generate(self, prompts: list[list[int]], params: list[Any], lora_request: Any = None, **fields: Any
+                 ) -> list[Any]:
+        found: list[Any] = self.llm.generate(self.inputs(prompts, **fields), params, use_tqdm=False,
+                                             lora_request=lora_request)
+        return found
+
+    def generate_and_abort(self, prompts: list[list[int]], params: Any, steps: int) -> list[Any]:
+        """Aborts every other request after `steps` steps. Returns the outputs of the other requests in order."""
+        engine, found = self.llm.llm_engine, {}
+        for number, one in enumerate(self.inputs(prompts)):
+            engine.add_request(f"{number}", one, params.clone())
+        done = 0
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    found[output.request_id] = output
+            done += 1
+            if done == steps:
+                engine.abort_request([f"{number}" for number in range(1, len(prompts), 2)])
+        return [found[f"{number}"] for number in range(0, len(prompts), 2)]
+
+    def adapter(self, number: int) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        path = self._folder.parent / f"adapter-{number}"
+        if not path.exists():
+            layers = [self.family.adapter_layers.format(layer) for layer in range(LAYERS)]
+            toy_model.make_adapter(path, number, layers, HIDDEN, self.family.adapter, asks.LORA_RANK)
+        return LoRARequest(f"adapter-{number}", number, str(path))
+
+    def reset(self) -> None:
+        """Empties vLLM's own prefix cache."""
+        if self._core.vllm_config.cache_config.enable_prefix_caching:
+            assert self.llm.reset_prefix_cache(), "vLLM's prefix cache can't be emptied, so blocks are still in use"
+
+    def phase(self, ask: Callable[[], list[asks.Spoken]], at_least: int = 0, at_most: int | None = None
+              ) -> dict[str, Any]:
+        """Returns the answers, what kvferry loaded for them, and which number of tokens it should have loaded."""
+        self.reset()
+        before, preemptions = self._counters(), self._preemptions
+        answers = asks.as_json(ask())
+        after = self._counters()
+        return {"answers": answers, "loaded": after["loaded_tokens_total"] - before["loaded_tokens_total"],
+                "resumed": after["resumed_hit_tokens_total"] - before["resumed_hit_tokens_total"],
+                "pushed": after["received_chunks_total"],  # also before the phase, which begins when all has come
+                "preempted": self._preemptions - preemptions, "at_least": at_least, "at_most": at_most}
+
+    def _counters(self) -> Counter[str]:
+        """Returns the connector's counters since the engine's start."""
+        if self._ferry is not None:
+            self._ferry.take_stats()
+        return self._counted.copy()
+
+    def _count(self, take: Callable[..., Any]) -> Callable[..., Any]:
+        """Adds up what the connector reports to vLLM, which takes each growth once."""
+
+        def counted(metrics: dict[str, float]) -> Any:
+            stats = take(metrics)
+            for name, value in stats.data.items():
+                self._counted[name] += int(value)
+            return stats
+
+        return counted
+
+
+def transfer_config(extra: dict[str, Any] | None, engine_id: str, storage: Path | None) -> Any:
+    """Returns vLLM's configuration of kvferry; with `storage`, of MultiConnector with another connector, beside kvferry
+    or alone.
+    """
+    from vllm.config import KVTransferConfig
+
+    ours: dict[str, Any] = {
+        "kv_connector": "KvFerryConnector", "kv_connector_module_path": "kvferry.vllm", "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra}
+    if storage is None:
+        return KVTransferConfig(**ours, **{"engine_id": engine_id} if engine_id else {})
+    other = {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
+             "kv_connector_extra_config": {"shared_storage_path": str(storage)}}
+    return KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both", kv_load_failure_policy="recompute",
+                            kv_connector_extra_config={"connectors": [ours, other] if extra else [other]})
+
+
+def write_model(family: Family, folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(family.config))
+    toy_model.write_tokenizer(folder)
+    return folder

@@ -1,0 +1,211 @@
+"""Makes the table of model families and features: see tests/models/run."""
+
+import argparse
+import contextlib
+import datetime
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import forks
+import markdown_table
+from asks import greedy
+from cells import Cell, Outcome, blind, judged
+from engine import write_model
+from families import FAMILIES, LAYERS
+from features import FEATURES
+from forks import DECODE, FERRIED, PLAIN, PREFILL, Job
+from kvferry_launch.paths import LOGS
+from kvferry_launch.progress import Step
+from kvferry_launch.testbed.servers import Controller
+
+FOLDER = LOGS / "models"
+CONTROL = "control"
+AT_ONCE = 2  # engines; a prefill engine runs beside its decode engine
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1",
+    "NUMBA_DISABLE_JIT": "1"}  # each engine with n-gram drafts would compile them for ten seconds
+
+
+@dataclass
+class FamilyRun:
+    """The engines of one family, and what they said."""
+
+    family: str
+    features: list[str]
+    folder: Path
+    controller: str
+    jobs: list[Job] = field(default_factory=list)
+
+    def plan(self) -> None:
+        """Adds the first engines: a plain one for each set of arguments that may change tokens, and all with kvferry.
+        """
+        same_tokens = [name for name in self.features if not FEATURES[name].changes_tokens]
+        asked = {FEATURES[name].ask: name for name in reversed(same_tokens)}
+        if asked:
+            self._add(PLAIN, {}, [*reversed(asked.values()), *([CONTROL] if greedy in asked else [])])
+        for names in self._groups(True, lambda name: FEATURES[name].flags):
+            flags = FEATURES[names[0]].flags
+            if "runner" not in flags:
+                self._add(PLAIN, flags, names)
+            self._add(FERRIED, flags, names)
+        for names in self._groups(False, lambda name: FEATURES[name].flags):
+            alone = [name for name in names if FEATURES[name].decode_flags is None]
+            if alone:
+                self._add(FERRIED, FEATURES[alone[0]].flags, alone)
+        handed = [name for name in same_tokens if FEATURES[name].decode_flags is not None]
+        if handed:
+            namespace = self._add(PREFILL, {}, handed).namespace
+            for names in self._groups(False, lambda name: FEATURES[name].decode_flags):
+                if names[0] in handed:
+                    self._add(DECODE, FEATURES[names[0]].decode_flags or {}, names, namespace)
+
+    def _groups(self, changes_tokens: bool, flags_of: Any) -> list[list[str]]:
+        """Returns the features with equal arguments together."""
+        found: dict[str, list[str]] = {}
+        for name in self.features:
+            if FEATURES[name].changes_tokens == changes_tokens:
+                found.setdefault(json.dumps(flags_of(name)), []).append(name)
+        return list(found.values())
+
+    def _add(self, role: str, flags: dict[str, Any], features: list[str], namespace: str = "") -> Job:
+        number = len(self.jobs)
+        job = Job(self.family, role, flags, features, self.folder, self.controller,
+                  namespace or f"{self.family}-{number}", number)
+        self.jobs.append(job)
+        return job
+
+    def retry_plain(self) -> list[Job]:
+        """Adds plain engines with the arguments of those features that are not right, to tell whose fault it is."""
+        doubtful = [name for name, cell in self.cells().items() if cell.outcome is Outcome.WRONG]
+        first = len(self.jobs)
+        for name in doubtful:
+            flags = FEATURES[name].decode_flags or FEATURES[name].flags
+            if self._plain_with(flags, name) is None:
+                self._add(PLAIN, flags, [name])
+        return self.jobs[first:]
+
+    def _plain_with(self, flags: dict[str, Any], name: str) -> Job | None:
+        return next((job for job in self.jobs if job.role == PLAIN and job.flags == flags and name in job.features),
+                    None)
+
+    def cells(self) -> dict[str, Cell]:
+        return {name: self._cell(name) for name in self.features}
+
+    def _cell(self, name: str) -> Cell:
+        feature = FEATURES[name]
+        own = next(job for job in self.jobs if job.role in (FERRIED, DECODE) and name in job.features)
+        plain = self._plain(name)
+        prefills = [job for job in self.jobs if job.role == PREFILL and name in job.features]
+        failed = [job.found for job in (*prefills, own) if name not in job.found["features"]]
+        for found in failed:
+            if found["is_refusal"]:
+                return Cell(Outcome.REFUSED, found["error"])
+        if plain is None:
+            return Cell(Outcome.WRONG, failed[0]["error"] if failed else "it was not refused")
+        asked = next(one for one in plain.features if FEATURES[one].ask is feature.ask)
+        said = plain.found["features"]
+        if asked not in said:
+            return Cell(Outcome.NOT_IN_VLLM, plain.found["error"])
+        if failed:
+            return Cell(Outcome.WRONG, failed[0]["error"])
+        same = said[asked]
+        if feature.ask is greedy and blind(same, said.get(CONTROL, {})):
+            return Cell(Outcome.WRONG, "another prompt has the same answer, so wrong KV would not be seen")
+        return judged(own.found["features"][name], same)
+
+    def _plain(self, name: str) -> Job | None:
+        """Returns the plain engine to compare with: one with the feature's own arguments if there is one."""
+        feature = FEATURES[name]
+        own = self._plain_with(feature.decode_flags or feature.flags, name)
+        if own is not None or feature.changes_tokens:
+            return own
+        return next(job for job in self.jobs if job.role == PLAIN and not job.flags)
+
+
+def run_jobs(jobs: list[Job], cores: list[int], log: Path, step: Step, share: tuple[float, float]) -> None:
+    """Runs the engines in order, AT_ONCE at a time."""
+    waiting, running = list(jobs), list[Job]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                used = [job.core for job in running]
+                job = waiting.pop(0)
+                job.start(next((core for core in cores if core not in used), cores[0]), log)
+                running.append(job)
+            ended = [job for job in running if job.poll()]
+            running = [job for job in running if job not in ended]
+            waiting[:0] = [job for job in ended if job.unasked()]
+            done = 1 - (len(waiting) + len(running)) / len(jobs)
+            step.update(share[0] + (share[1] - share[0]) * done,
+                        "; ".join(f"{job.family}, {job.role}, {job.features[0]}" for job in running))
+            forks.pause()
+    finally:
+        for job in running:
+            job.kill()
+
+
+def run(families: list[str], features: list[str], step: Step) -> Iterator[tuple[str, dict[str, Cell]]]:
+    """Yields each family with the outcomes of its features."""
+    cores = sorted(os.sched_getaffinity(0))
+    for number, family in enumerate(families):
+        share = (number / len(families), (number + 1) / len(families))
+        log = FOLDER / f"{family}.log"
+        log.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory() as folder, controller() as address:
+            one = FamilyRun(family, features, Path(folder), address)
+            write_model(FAMILIES[family], Path(folder) / "model")
+            one.plan()
+            run_jobs(one.jobs, cores, log, step, share)
+            run_jobs(one.retry_plain(), cores, log, step, (share[1], share[1]))
+            (FOLDER / f"{family}.json").write_text(json.dumps([job.__dict__ | {"folder": ""} for job in one.jobs]))
+            yield family, one.cells()
+
+
+@contextlib.contextmanager
+def controller() -> Iterator[str]:
+    running = Controller("controller", log_folder=FOLDER)
+    running.start()
+    try:
+        running.wait_ready()
+        yield running.address
+    finally:
+        running.stop()
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="tests/models/run", description="Compare vLLM with kvferry and without it, for each model family and "
+        f"feature, on toys of at most {LAYERS} layers, and write the outcomes to tests/models/TABLE.md.")
+    parser.add_argument("--only", metavar="FAMILY", action="append", choices=list(FAMILIES),
+                        help=f"one family; may be repeated: {', '.join(FAMILIES)}")
+    parser.add_argument("--feature", metavar="FEATURE", action="append", choices=list(FEATURES),
+                        help=f"one feature; may be repeated: {', '.join(FEATURES)}")
+    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON; the table is not written")
+    options = parser.parse_args(words)
+    os.environ |= ENVIRONMENT
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    families, features = options.only or list(FAMILIES), options.feature or list(FEATURES)
+    found: dict[str, dict[str, Cell]] = {}
+    with Step(f"{len(families)} families, {len(features)} features", sys.stderr) as step:
+        forks.import_vllm()
+        for family, cells in run(families, features, step):
+            found[family] = cells
+            if options.json:
+                continue
+            markdown_table.write({family: cells}, datetime.date.today())
+            for name, cell in cells.items():
+                print(f"{family:15} {name:18} {cell.text}", flush=True)
+    gc.unfreeze()  # or nanobind complains at exit that objects are left
+    if options.json:
+        print(json.dumps({family: {name: {"outcome": cell.outcome.value, "text": cell.text}
+                                   for name, cell in cells.items()} for family, cells in found.items()}))
+    print(markdown_table.totals(found), file=sys.stderr if options.json else sys.stdout)
+    return 1 if any(cell.outcome is Outcome.WRONG for cells in found.values() for cell in cells.values()) else 0
