@@ -44,7 +44,7 @@ struct LogEntry {
 
 struct LogWriterOptions {
   std::string writer{};  // name and run number of this replica
-  /// Records older than this are forgotten. The default is three times lease_s (replicated_state.h): a new writer,
+  /// Records older than this are dropped. The default is three times lease_s (replicated_state.h): a new writer,
   /// which takes over when the last one's lease has expired, still remembers what that one did not write.
   std::int64_t remember_ms = 15'000;
   std::size_t remember_bytes_max = 8U << 20;  // limit on the size of all remembered records
