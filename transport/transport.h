@@ -73,7 +73,10 @@ struct Completion {
   std::string what;                                // the reason; empty if kOk
   std::vector<std::uint32_t> corrupt_ranges = {};  // with kCorrupt: indices among all submitted and fed ranges
   std::string_view path = {};  // name of the backend that the planner chose; empty without a planner
-  bool operator==(const Completion&) const = default;
+  /// Compares what was promised; any path keeps the promise.
+  bool operator==(const Completion& other) const {
+    return id == other.id && code == other.code && what == other.what && corrupt_ranges == other.corrupt_ranges;
+  }
 };
 
 struct Notification {

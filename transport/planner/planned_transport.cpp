@@ -190,7 +190,10 @@ class PlannedTransport final : public Transport {
     std::vector<Completion> all;
     for (std::size_t index = 0; index < backends_.size(); ++index) {
       std::vector<Completion> some = backends_[index].transport->poll();
-      for (Completion& one : some) one.id = outer_id(index, one.id), one.path = backends_[index].name;
+      for (Completion& one : some) {
+        one.id = outer_id(index, one.id);
+        one.path = backends_[index].name;
+      }
       if (all.empty()) {
         all = std::move(some);
       } else {
