@@ -46,11 +46,14 @@ RUN_ELSEWHERE = (
     ("vllm-router", "tests/vllm/test_router.py", "vllm-router"),
     ("cmake --preset cuda", "tests/run", "cuda_toolkit"),
     ("tests/cluster/run", "tests/vllm/test_cluster.py", '"--quick"'),
+    ("launch/proxy --otlp-endpoint", "tests/launch/proxy_tracing_test.py", '"--otlp-endpoint"'),
+    ("vllm serve MODEL --otlp-traces-endpoint", "tests/vllm/test_tracing.py", "otlp_collector"),
 )
 NOT_RUN = {
     "tests/gpu/run": "needs a GPU",
     "kvferry bench connector --peers": "installs NIXL and LMCache from PyPI",
     "tests/bench/serve/run": "measures for half an hour, beside packages from PyPI",
+    "tests/bench/proxy_bench.py": "measures for minutes",
 }
 
 

@@ -189,15 +189,10 @@ class PlannedTransport final : public Transport {
   std::vector<Completion> poll() override {
     std::vector<Completion> all;
     for (std::size_t index = 0; index < backends_.size(); ++index) {
-      std::vector<Completion> some = backends_[index].transport->poll();
-      for (Completion& one : some) {
+      for (Completion& one : backends_[index].transport->poll()) {
         one.id = outer_id(index, one.id);
         one.path = backends_[index].name;
-      }
-      if (all.empty()) {
-        all = std::move(some);
-      } else {
-        all.insert(all.end(), std::make_move_iterator(some.begin()), std::make_move_iterator(some.end()));
+        all.push_back(std::move(one));
       }
     }
     return all;
