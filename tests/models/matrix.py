@@ -1,7 +1,6 @@
 """Makes the table of model families and features: see tests/models/run."""
 
 import argparse
-import contextlib
 import datetime
 import gc
 import json
@@ -23,7 +22,7 @@ from features import FEATURES
 from forks import DECODE, FERRIED, PLAIN, PREFILL, Job
 from kvferry_launch.paths import LOGS
 from kvferry_launch.progress import Step
-from kvferry_launch.testbed.servers import Controller
+from kvferry_launch.testbed.servers import running_controller
 
 FOLDER = LOGS / "models"
 CONTROL = "control"
@@ -159,25 +158,14 @@ def run(families: list[str], features: list[str], step: Step) -> Iterator[tuple[
         share = (number / len(families), (number + 1) / len(families))
         log = FOLDER / f"{family}.log"
         log.unlink(missing_ok=True)
-        with tempfile.TemporaryDirectory() as folder, controller() as address:
-            one = FamilyRun(family, features, Path(folder), address)
+        with tempfile.TemporaryDirectory() as folder, running_controller("controller", FOLDER) as controller:
+            one = FamilyRun(family, features, Path(folder), controller.address)
             write_model(FAMILIES[family], Path(folder) / "model")
             one.plan()
             run_jobs(one.jobs, cores, log, step, share)
             run_jobs(one.retry_plain(), cores, log, step, (share[1], share[1]))
             (FOLDER / f"{family}.json").write_text(json.dumps([job.__dict__ | {"folder": ""} for job in one.jobs]))
             yield family, one.cells()
-
-
-@contextlib.contextmanager
-def controller() -> Iterator[str]:
-    running = Controller("controller", log_folder=FOLDER)
-    running.start()
-    try:
-        running.wait_ready()
-        yield running.address
-    finally:
-        running.stop()
 
 
 def main(words: list[str]) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kvferry_launch.paths import LOGS
-from kvferry_launch.testbed.servers import Controller
+from kvferry_launch.testbed.servers import Controller, running_controller
 
 pytest.importorskip("vllm", reason="these tests step vLLM's own scheduler")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -25,11 +25,8 @@ MakeEngine = Callable[..., "Engine"]
 
 @pytest.fixture(scope="session")
 def controller() -> Iterator[Controller]:
-    process = Controller("scheduler-tests-controller", log_folder=LOGS / "tests")
-    process.start()
-    process.wait_ready()
-    yield process
-    process.stop()
+    with running_controller("scheduler-tests-controller", LOGS / "tests") as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

@@ -55,21 +55,9 @@ class MemberLies : public ::testing::Test {
   TestController controller_{"tcp://127.0.0.1:0", key_.path()};
 };
 
-std::string endpoint_of(const TestNode& node) {
-  return "tcp://" + net::to_text({node.scheduler->host(), node.scheduler->port()});
-}
-
-NewRequest request(const std::string& id, const std::vector<std::int32_t>& prompt) {
-  NewRequest made;
-  made.id = RequestId{id};
-  made.tokens = prompt;
-  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
-  return made;
-}
-
 /// Prefills `prompt` for another node.
 FinishedRequest hand_over(TestNode& prefill, const std::vector<std::int32_t>& prompt) {
-  NewRequest first = request("p", prompt);
+  NewRequest first = new_request("p", prompt);
   first.handoff = true;
   prefill.scheduler->add_request(first);
   prefill.lookup("p");
@@ -84,8 +72,8 @@ FinishedRequest hand_over(TestNode& prefill, const std::vector<std::int32_t>& pr
 /// Loads what was handed over, where every token is checked.
 void expect_taken(TestNode& decode, const TestNode& prefill, const FinishedRequest& done,
                   const std::vector<std::int32_t>& prompt) {
-  NewRequest second = request("d", prompt);
-  second.source = HandoffSource{endpoint_of(prefill), done.handoff_name, done.handoff_tokens};
+  NewRequest second = new_request("d", prompt);
+  second.source = HandoffSource{prefill.endpoint(), done.handoff_name, done.handoff_tokens};
   EXPECT_EQ(load(decode, second, 3), prompt.size() - 1);
 }
 
@@ -132,7 +120,7 @@ TEST_F(MemberLies, ToANode) {
   const ZmqContextRef context = key_.context();
   std::size_t num_lies = 0;
   for (TestNode* victim : {&prefill, &decode}) {
-    const auto link = ClientSocket::connect(endpoint_of(*victim), context).value();
+    const auto link = ClientSocket::connect(victim->endpoint(), context).value();
     for (const AnyMessage& message : examples_between_nodes()) {
       num_lies += tell(lies_about(message), [&](const std::string& lie) {
         ASSERT_TRUE(soon([&] { return link->send(lie); }));
@@ -157,7 +145,7 @@ TEST_F(MemberLies, ToANode) {
 TEST_F(MemberLies, AboutTheNumbersOfOthers) {
   TestNode holder(controller_.endpoint(), "holder", "toy", key_.setting());
   const std::vector<std::int32_t> prompt = tokens(16);
-  holder.scheduler->add_request(request("p", prompt));
+  holder.scheduler->add_request(new_request("p", prompt));
   holder.lookup("p");
   holder.scheduler->allocated(RequestId{"p"}, 0, {kSomeBlocks});
   holder.step({{{RequestId{"p"}, 0, 16, BlockTable{kSomeBlocks}}}, {}}, [&] { holder.compute(kSomeBlocks, 0, 16, 3); });
@@ -166,8 +154,8 @@ TEST_F(MemberLies, AboutTheNumbersOfOthers) {
   TokenChain chain(root_key("toy", ""), 8, {});
   chain.append(prompt);
   const ZmqContextRef context = key_.context();
-  const auto reader = ClientSocket::connect(endpoint_of(holder), context).value();
-  const auto liar = ClientSocket::connect(endpoint_of(holder), context).value();
+  const auto reader = ClientSocket::connect(holder.endpoint(), context).value();
+  const auto liar = ClientSocket::connect(holder.endpoint(), context).value();
   const auto send = [](ClientSocket& link, const std::string& message) {
     ASSERT_TRUE(soon([&] { return link.send(message); }));
   };
@@ -205,7 +193,7 @@ TEST_F(MemberLies, AboutAHandOffOfOthers) {
   const auto metric = [&](const char* name) { return prefill.scheduler->metrics()[name]; };
   const double pinned = metric("pool_pinned_chunks");
   EXPECT_EQ(pinned, 3);
-  const auto liar = ClientSocket::connect(endpoint_of(prefill), key_.context()).value();
+  const auto liar = ClientSocket::connect(prefill.endpoint(), key_.context()).value();
   for (const char* name : {"p", "p.", "p.0000000000000001"}) {
     ASSERT_TRUE(soon([&] { return liar->send(seal(5, LeaseRequest{"toy", {chain.key(0)}, name, {}})); }));
     std::optional<std::string> bytes;

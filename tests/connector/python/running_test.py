@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kvferry_launch.paths import LOGS
-from kvferry_launch.testbed.servers import Controller
+from kvferry_launch.testbed.servers import Controller, running_controller
 
 core = pytest.importorskip("kvferry._core", reason="the Python module is not built")
 
@@ -20,11 +20,8 @@ PLANE_BYTES = BLOCK_TOKENS * HEAD_DIM * 4
 
 @pytest.fixture(scope="module")
 def controller() -> Iterator[Controller]:
-    process = Controller("running-controller", log_folder=LOGS / "tests")
-    process.start()
-    process.wait_ready()
-    yield process
-    process.stop()
+    with running_controller("running-controller", LOGS / "tests") as process:
+        yield process
 
 
 class Node:

@@ -22,14 +22,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-NewRequest request(const std::string& id, const std::vector<std::int32_t>& prompt) {
-  NewRequest made;
-  made.id = RequestId{id};
-  made.tokens = prompt;
-  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
-  return made;
-}
-
 /// The tries of something that happens soon on another thread: until a deadline, with a new request name for each try.
 class Patience {
  public:
@@ -44,7 +36,7 @@ class Patience {
 
 /// Prefills `prompt` on `node` in one step, and finishes the request.
 FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector<std::int32_t>& prompt, float seed) {
-  NewRequest made = request(id, prompt);
+  NewRequest made = new_request(id, prompt);
   made.handoff = true;
   node.scheduler->add_request(made);
   const std::uint32_t n = made.num_prompt_tokens;
@@ -61,9 +53,8 @@ void expect_handover(const TestController& controller, const std::string& more_c
   const FinishedRequest done = prefill(prefiller, "p-1", prompt, 1);
   ASSERT_TRUE(done.handoff);
   EXPECT_EQ(done.handoff_tokens, 21u);
-  NewRequest made = request("d-1", prompt);
-  made.source = HandoffSource{"tcp://" + net::to_text({prefiller.scheduler->host(), prefiller.scheduler->port()}),
-                              done.handoff_name, done.handoff_tokens};
+  NewRequest made = new_request("d-1", prompt);
+  made.source = HandoffSource{prefiller.endpoint(), done.handoff_name, done.handoff_tokens};
   EXPECT_EQ(prefiller.scheduler->metrics()["pool_pinned_chunks"], 3);
   EXPECT_EQ(load(decoder, made, 1), 20u);  // all tokens but the last one, which the engine computes
   EXPECT_EQ(decoder.scheduler->metrics()["pulled_chunks_total"], 3);
@@ -114,8 +105,7 @@ TEST(Nodes, AnUnknownPeersRequestToAMemberHasNoAnswer) {
   const TestController open, closed("tcp://127.0.0.1:0", key.path());
   for (const bool has_key : {false, true}) {
     const TestNode node(has_key ? closed.endpoint() : open.endpoint(), "a", "toy", has_key ? key.setting() : "");
-    const auto unknown_peer =
-        ClientSocket::connect("tcp://" + net::to_text({node.scheduler->host(), node.scheduler->port()})).value();
+    const auto unknown_peer = ClientSocket::connect(node.endpoint()).value();
     ASSERT_TRUE(unknown_peer->send(seal(7, LeaseRequest{})));
     std::optional<std::string> answer;
     const SteadyClock clock;
@@ -169,7 +159,7 @@ TEST(Nodes, TheControllerLeadsToAHolderWhenNobodyNamedIt) {
   longer.push_back(7);
   std::uint32_t external = 0;
   for (Patience patience; patience.left() && external < 24;)
-    external = load(asker, request(patience.name(), longer), 2);
+    external = load(asker, new_request(patience.name(), longer), 2);
   EXPECT_EQ(external, 24u);  // three full chunks; a tail of 2 tokens has no group, so it is not found
 }
 
@@ -177,7 +167,7 @@ TEST(Nodes, APreemptedRequestLoadsItsMissingTailAndNothingElse) {
   TestController controller;
   TestNode node(controller.endpoint(), "both");
   auto prompt = tokens(10);
-  node.scheduler->add_request(request("r", prompt));
+  node.scheduler->add_request(new_request("r", prompt));
   EXPECT_EQ(node.lookup("r"), 0u);
   node.scheduler->allocated(RequestId{"r"}, 0, {kSomeBlocks});
   node.step({{{RequestId{"r"}, 0, 10, BlockTable{kSomeBlocks}}}, {}}, [&] { node.compute(kSomeBlocks, 0, 10, 3); });
@@ -207,7 +197,7 @@ TEST(Nodes, AHolderThatDiedCostsATimeoutNotARequest) {
   TestNode asker(controller.endpoint(), "asker");
   const auto prompt = tokens(16);
   const FinishedRequest done = prefill(*holder, "p-1", prompt, 4);
-  NewRequest made = request("a", prompt);
+  NewRequest made = new_request("a", prompt);
   made.source = HandoffSource{"tcp://" + holder->scheduler->host() + ":" + std::to_string(holder->scheduler->port()),
                               done.handoff_name, done.handoff_tokens};
   holder.reset();
@@ -220,12 +210,12 @@ TEST(Nodes, RequestsGoOnWithoutTheControllerAndUseItAgain) {
   TestNode holder(endpoint, "holder"), asker(endpoint, "asker");
   prefill(holder, "p-1", tokens(16), 5);
   controller.reset();
-  EXPECT_EQ(load(asker, request("without", tokens(16, 5000)), 5), 0u);
+  EXPECT_EQ(load(asker, new_request("without", tokens(16, 5000)), 5), 0u);
   controller = std::make_unique<TestController>(endpoint);
   // The holder reports its chunks to the new controller without being restarted.
   std::uint32_t external = 0;
   for (Patience patience; patience.left() && external < 15;)
-    external = load(asker, request(patience.name(), tokens(16)), 5);
+    external = load(asker, new_request(patience.name(), tokens(16)), 5);
   EXPECT_EQ(external, 15u);
 }
 
@@ -248,7 +238,7 @@ TEST(Nodes, ADrainedNodesChunksAreOnAnotherBeforeItGoes) {
   EXPECT_EQ(node("leaving").num_replicated, 4u);
   EXPECT_EQ(node("other").num_chunks, 4u);
   leaving.scheduler->shutdown();
-  EXPECT_EQ(load(other, request("d-1", tokens(26)), 2), 24u);  // a tail of two tokens is too short to be found
+  EXPECT_EQ(load(other, new_request("d-1", tokens(26)), 2), 24u);  // a tail of two tokens is too short to be found
 }
 
 TEST(Nodes, APinnedPrefixOutlivesAFloodAndAClearedPoolIsEmpty) {
@@ -297,14 +287,14 @@ TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
       std::this_thread::sleep_for(20ms);
       prefiller.settle();
     });
-    NewRequest made = request("d-1", prompt);
+    NewRequest made = new_request("d-1", prompt);
     made.source =
         HandoffSource{"tcp://" + prefiller.scheduler->host() + ":" + std::to_string(prefiller.scheduler->port()),
                       done.handoff_name, done.handoff_tokens};
     EXPECT_EQ(load(decoder, made, 1), 20u);
     steps.join();
     // The chunks come from the node's own frames or slots. The tail is too short to be found.
-    EXPECT_EQ(load(prefiller, request("p-2", prompt), 1), 16u);
+    EXPECT_EQ(load(prefiller, new_request("p-2", prompt), 1), 16u);
     EXPECT_FALSE(prefiller.scheduler->has_unreported_saves());
   }
   EXPECT_EQ(one->num_alive() + other->num_alive(), 0u);

@@ -23,20 +23,10 @@ class Pushes : public ::testing::Test {
     std::iota(made.begin(), made.end(), first);
     return made;
   }
-  static std::string endpoint(const TestNode& node) {
-    return "tcp://" + node.scheduler->host() + ":" + std::to_string(node.scheduler->port());
-  }
-  static NewRequest request(const std::string& id, const std::vector<std::int32_t>& tokens) {
-    NewRequest made;
-    made.id = RequestId{id};
-    made.tokens = tokens;
-    made.num_prompt_tokens = static_cast<std::uint32_t>(tokens.size());
-    return made;
-  }
   /// Prefills in steps of `per_step` tokens. `by_layer`: reports each layer, as most models do.
   FinishedRequest prefill(TestNode& node, const std::string& id, const std::vector<std::int32_t>& tokens, float seed,
                           const std::string& push_to, bool by_layer = true, std::uint32_t per_step = 1000) {
-    NewRequest made = request(id, tokens);
+    NewRequest made = new_request(id, tokens);
     made.handoff = true;
     made.push_to = push_to;
     node.scheduler->add_request(made);
@@ -60,8 +50,8 @@ class Pushes : public ::testing::Test {
   }
   /// Returns the request that a router sends to the decode node when the prefill is over.
   static NewRequest handed_over(const std::string& id, const std::vector<std::int32_t>& tokens, const TestNode& from) {
-    NewRequest made = request(id, tokens);
-    made.source = HandoffSource{endpoint(from), "p", made.num_prompt_tokens};
+    NewRequest made = new_request(id, tokens);
+    made.source = HandoffSource{from.endpoint(), "p", made.num_prompt_tokens};
     return made;
   }
   static bool eventually(const std::function<bool()>& is_true) {
@@ -79,7 +69,7 @@ class Pushes : public ::testing::Test {
 TEST_F(Pushes, CarryAPromptLayerByLayerBeforeItsRequestComes) {
   TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
   const auto tokens = prompt(21);
-  prefill(prefiller, "p", tokens, 1, endpoint(decoder));
+  prefill(prefiller, "p", tokens, 1, decoder.endpoint());
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
   EXPECT_EQ(load(decoder, handed_over("d", tokens, prefiller), 1), 20u);
   EXPECT_EQ(decoder.scheduler->metrics()["pulls_total"], 0);
@@ -92,24 +82,24 @@ TEST_F(Pushes, CarryAPromptLayerByLayerBeforeItsRequestComes) {
 TEST_F(Pushes, EndWhereTheirPlaceIsFoundBetweenTheLastLayerAndTheSave) {
   TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
   before_save_ = 300ms;  // the first contact of the nodes takes a few ms
-  prefill(prefiller, "p", prompt(24), 1, endpoint(decoder));
+  prefill(prefiller, "p", prompt(24), 1, decoder.endpoint());
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
-  EXPECT_EQ(load(decoder, request("d", prompt(24)), 1), 23u);
+  EXPECT_EQ(load(decoder, new_request("d", prompt(24)), 1), 23u);
 }
 
 TEST_F(Pushes, GoWholeWhereLayersAreNotTold) {
   TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
   const auto tokens = prompt(24);
-  prefill(prefiller, "p", tokens, 2, endpoint(decoder), false);
+  prefill(prefiller, "p", tokens, 2, decoder.endpoint(), false);
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
-  EXPECT_EQ(load(decoder, request("d", tokens), 2), 23u);
+  EXPECT_EQ(load(decoder, new_request("d", tokens), 2), 23u);
   EXPECT_EQ(decoder.scheduler->metrics()["pulls_total"], 0);
 }
 
 TEST_F(Pushes, FollowAChunkedPrefill) {
   TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
   const auto tokens = prompt(27);
-  prefill(prefiller, "p", tokens, 3, endpoint(decoder), true, 5);
+  prefill(prefiller, "p", tokens, 3, decoder.endpoint(), true, 5);
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 4; }));
   EXPECT_EQ(load(decoder, handed_over("d", tokens, prefiller), 3), 26u);
   EXPECT_EQ(decoder.scheduler->metrics()["pulls_total"], 0);
@@ -117,21 +107,21 @@ TEST_F(Pushes, FollowAChunkedPrefill) {
 
 TEST_F(Pushes, TakeNothingThatIsThereAlready) {
   TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode");
-  prefill(prefiller, "p", prompt(16), 4, endpoint(decoder));
+  prefill(prefiller, "p", prompt(16), 4, decoder.endpoint());
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 2; }));
   // Both pools have two of the chunks; the third chunk is new.
-  prefill(prefiller, "q", prompt(24), 4, endpoint(decoder));
+  prefill(prefiller, "q", prompt(24), 4, decoder.endpoint());
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
-  EXPECT_EQ(load(decoder, request("d", prompt(24)), 4), 23u);
+  EXPECT_EQ(load(decoder, new_request("d", prompt(24)), 4), 23u);
 }
 
 TEST_F(Pushes, ComeFromThePoolWhereThePrefillComputesNothing) {
   TestNode prefiller(controller_.endpoint(), "prefill"), decoder(controller_.endpoint(), "decode"),
       other(controller_.endpoint(), "other");
-  prefill(prefiller, "p", prompt(16), 5, endpoint(decoder));
-  prefill(prefiller, "q", prompt(16), 5, endpoint(other));
+  prefill(prefiller, "p", prompt(16), 5, decoder.endpoint());
+  prefill(prefiller, "q", prompt(16), 5, other.endpoint());
   ASSERT_TRUE(eventually([&] { return other.scheduler->metrics()["received_chunks_total"] == 2; }));
-  EXPECT_EQ(load(other, request("d", prompt(16)), 5), 15u);
+  EXPECT_EQ(load(other, new_request("d", prompt(16)), 5), 15u);
 }
 
 TEST_F(Pushes, AreNotAnsweredByANodeThatWasNotAsked) {
@@ -147,7 +137,7 @@ TEST_F(Pushes, AreNotAnsweredByANodeThatWasNotAsked) {
   PushAnswer answer{{77, {}, {2, 2, 2}}, {{"an address", "", 1, {}}}, {{"grant", "grant", "grant"}}};
   ASSERT_TRUE(liar->send(asked->sender, seal(offer.id + 1, answer)));
   ASSERT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["unasked_answers_total"] == 1; }));
-  prefill(prefiller, "q", prompt(24, 5000), 1, endpoint(decoder));
+  prefill(prefiller, "q", prompt(24, 5000), 1, decoder.endpoint());
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
   EXPECT_EQ(prefiller.scheduler->metrics()["push_failures_total"], 0);
 }
@@ -156,13 +146,13 @@ TEST_F(Pushes, ToANodeThatIsNotThereCostNothing) {
   TestNode prefiller(controller_.endpoint(), "prefill");
   prefill(prefiller, "p", prompt(16), 6, "tcp://127.0.0.1:1");
   prefill(prefiller, "q", prompt(16), 6, "no address");
-  EXPECT_EQ(load(prefiller, request("d", prompt(16)), 6), 15u);
+  EXPECT_EQ(load(prefiller, new_request("d", prompt(16)), 6), 15u);
 }
 
 TEST_F(Pushes, OfAnotherModelAreRefused) {
   TestNode prefiller(controller_.endpoint(), "prefill", "toy", R"(, "namespace": "a")"),
       decoder(controller_.endpoint(), "decode", "other", R"(, "namespace": "b")");
-  prefill(prefiller, "p", prompt(16), 7, endpoint(decoder));
+  prefill(prefiller, "p", prompt(16), 7, decoder.endpoint());
   EXPECT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["open_pushes"] == 0; }));
   EXPECT_EQ(decoder.scheduler->metrics()["received_chunks_total"], 0);
 }
@@ -173,7 +163,7 @@ TEST_F(Pushes, AndLeasesTellNoAddressToWhomNothingIsGiven) {
   prefill(node, "p", prompt(16), 1, "tcp://127.0.0.1:1");
   TokenChain chain(root_key("toy", ""), 8, {});
   chain.append(prompt(16));
-  const auto link = ClientSocket::connect(endpoint(node)).value();
+  const auto link = ClientSocket::connect(node.endpoint()).value();
   const auto ask = [&](const auto& body) {
     EXPECT_TRUE(link->send(seal(5, body)));
     std::optional<std::string> bytes;
@@ -199,7 +189,7 @@ TEST_F(Pushes, AndLeasesTellNoAddressToWhomNothingIsGiven) {
 
 TEST_F(Pushes, OffersThatCantBeReadAreRefusedAtOnce) {
   TestNode decoder(controller_.endpoint(), "decode");
-  const auto link = ClientSocket::connect(endpoint(decoder)).value();
+  const auto link = ClientSocket::connect(decoder.endpoint()).value();
   const std::uint32_t type = kMessageType<PushOffer>, newer = kNodeWire.newest + 7;
   const Envelope of_a_newer_version{newer, type, 5, encode(PushOffer{}), newer, newer, "7.7.7"};
   const Envelope malformed{kNodeWireVersion, type, 5, "no offer", kNodeWire.oldest, kNodeWire.newest, "7.7.7"};
@@ -224,14 +214,14 @@ TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {
   const auto tokens = prompt(24);
   {
     TestNode prefiller(controller_.endpoint(), "prefill");
-    source = endpoint(prefiller);
-    NewRequest made = request("p", tokens);
+    source = prefiller.endpoint();
+    NewRequest made = new_request("p", tokens);
     made.handoff = true;
-    made.push_to = endpoint(decoder);
+    made.push_to = decoder.endpoint();
     prefiller.scheduler->add_request(made);
     ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["open_push_reservations"] == 1; }));
   }  // the node dies at the end of this block
-  NewRequest made = request("d", tokens);
+  NewRequest made = new_request("d", tokens);
   made.source = HandoffSource{source, "p", 24};
   EXPECT_EQ(load(decoder, made, 8), 0u);
   EXPECT_TRUE(eventually([&] {
@@ -240,9 +230,9 @@ TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {
   }));
   // The slots are free again, so another node can push the prompt.
   TestNode another(controller_.endpoint(), "another");
-  prefill(another, "p", tokens, 9, endpoint(decoder));
+  prefill(another, "p", tokens, 9, decoder.endpoint());
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
-  EXPECT_EQ(load(decoder, request("e", tokens), 9), 23u);
+  EXPECT_EQ(load(decoder, new_request("e", tokens), 9), 23u);
 }
 
 }  // namespace

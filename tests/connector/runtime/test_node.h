@@ -14,12 +14,22 @@
 #include "controller/server/server.h"
 #include "tests/connector/runtime/or_throw.h"
 #include "tests/device/sim_packer.h"
+#include "transport/base/net/host_port.h"
 
 namespace kvferry {
 
 inline std::vector<std::int32_t> tokens(std::uint32_t count, std::int32_t first = 100) {
   std::vector<std::int32_t> made(count);
   std::iota(made.begin(), made.end(), first);
+  return made;
+}
+
+/// `prompt` must live until the node has the request.
+inline NewRequest new_request(const std::string& id, const std::vector<std::int32_t>& prompt) {
+  NewRequest made;
+  made.id = RequestId{id};
+  made.tokens = prompt;
+  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
   return made;
 }
 
@@ -48,6 +58,8 @@ class TestNode {
            const std::string& more_config = "", std::shared_ptr<SimDevice> device = nullptr);
   ~TestNode();
 
+  /// Returns the address at which other nodes reach this node.
+  std::string endpoint() const { return "tcp://" + net::to_text({scheduler->host(), scheduler->port()}); }
   /// Writes KV whose values say where they belong: a function of (seed, layer, plane, head, token, dim).
   void compute(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
   /// Returns the number of tokens in [from, to) whose KV differs from what compute() would have written.

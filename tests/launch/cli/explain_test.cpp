@@ -32,14 +32,6 @@ Output run_kvferry(const std::string& arguments) {
   return output;
 }
 
-NewRequest new_request(const std::string& id, const std::vector<std::int32_t>& prompt) {
-  NewRequest made;
-  made.id = RequestId{id};
-  made.tokens = prompt;
-  made.num_prompt_tokens = static_cast<std::uint32_t>(prompt.size());
-  return made;
-}
-
 /// Computes the prompt on `from`, and hands it over to `to`, where the request is finished. The ids are those that vLLM
 /// gives to the client's request `id`. `between` runs before the request comes to `to`.
 void hand_over(
@@ -54,8 +46,7 @@ void hand_over(
   from.step({{{first.id, 0, 21, BlockTable{kSomeBlocks}}}, {}}, [&] { from.compute(kSomeBlocks, 0, 21, 1); });
   const FinishedRequest done = from.scheduler->finished(first.id, 21, {kSomeBlocks}, false);
   NewRequest second = new_request("cmpl-" + id + "-0-22222222", prompt);
-  second.source = HandoffSource{"tcp://" + net::to_text({from.scheduler->host(), from.scheduler->port()}),
-                                done.handoff_name, done.handoff_tokens};
+  second.source = HandoffSource{from.endpoint(), done.handoff_name, done.handoff_tokens};
   between();
   EXPECT_EQ(load(to, second, 1), num_loaded);
   to.scheduler->finished(second.id, 21, {kOtherBlocks}, false);

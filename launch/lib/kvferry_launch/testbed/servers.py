@@ -6,7 +6,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,15 @@ class Controller:
 
     def stop(self) -> None:
         self.process.stop()
+
+
+@contextmanager
+def running_controller(name: str, log_folder: Path) -> Iterator[Controller]:
+    """Yields a controller that listens, and stops it after the `with` block."""
+    controller = Controller(name, log_folder=log_folder)
+    controller.start()
+    try:
+        controller.wait_ready()
+        yield controller
+    finally:
+        controller.stop()
