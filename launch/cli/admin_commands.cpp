@@ -21,7 +21,6 @@ using controller::AdminCommand;
 using controller::NodeStatus;
 using Time = std::chrono::steady_clock;
 
-constexpr std::int64_t kAdminTimeoutMs = 2000;
 constexpr double kDrainTimeoutMaxS = 604'800;               // a week
 constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // more chunks than any index has
 constexpr std::chrono::milliseconds kPollEvery{200};
@@ -40,7 +39,7 @@ struct Flags {
 Result<controller::AdminResult> ask(const Flags& flags, AdminCommand command) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   command.name_space = flags.name_space;
-  return controller::run_admin_command(endpoint, command, kAdminTimeoutMs, key);
+  return controller::run_admin_command(endpoint, command, kControllerTimeoutMs, key);
 }
 
 Result<void> tell(const Flags& flags, const std::string& text, nlohmann::json object) {
@@ -76,7 +75,7 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
   auto idle_since = Time::now();
   ProgressLine line;
   for (;;) {
-    const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kAdminTimeoutMs, key));
+    const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kControllerTimeoutMs, key));
     const auto node = std::find_if(status.nodes.begin(), status.nodes.end(), [&](const NodeStatus& one) {
       return one.engine_id.value == flags.node && one.name_space == flags.name_space;
     });
@@ -102,7 +101,7 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
 /// Returns kRefused if the node is the last node for prefill or for decode in its namespace.
 Result<void> check_not_last(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
-  const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kAdminTimeoutMs, key));
+  const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kControllerTimeoutMs, key));
   constexpr std::pair<std::string_view, std::string_view> kKinds[] = {{"kv_producer", "prefill"},
                                                                       {"kv_consumer", "decode"}};
   for (const auto& [role, kind] : kKinds) {

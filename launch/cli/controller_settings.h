@@ -17,6 +17,8 @@
 
 namespace kvferry::cli {
 
+constexpr std::int64_t kControllerTimeoutMs = 2000;  // time that a command waits for the controller's answer
+
 /// The settings of `kvferry controller`. An empty string means that the user has not given the setting;
 /// with_shown_default() shows the default that then applies.
 struct ControllerConfig {

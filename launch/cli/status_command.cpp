@@ -13,8 +13,6 @@ namespace {
 
 using controller::Status;
 
-constexpr std::int64_t kTimeoutMs = 2000;
-
 void print_replica(const controller::ScaleStatus& scale) {
   if (scale.name.empty()) return;
   std::vector<std::string> others;
@@ -79,7 +77,7 @@ void print_table(const Status& status, const std::string& endpoint) {
 
 Result<void> run(const SettingFlags& flags, bool as_json) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags));
-  const Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kTimeoutMs, key));
+  const Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kControllerTimeoutMs, key));
   if (as_json)
     fmt::print("{}\n",
                controller::status_json(status, endpoint).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));

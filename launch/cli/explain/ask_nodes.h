@@ -21,7 +21,7 @@ struct NodeAnswer {
   std::vector<RequestLife> lives{};
 };
 
-/// Asks all nodes, and waits up to `timeout` for each few hundred of them.
+/// Asks all nodes, and waits up to `timeout` for each few hundred of them. Returns an answer for each node, in order.
 std::vector<NodeAnswer> ask_nodes(const std::vector<controller::NodeStatus>& nodes, const std::string& request,
                                   const std::optional<net::ClusterKey>& key, TimeNs timeout);
 

@@ -8,8 +8,6 @@
 namespace kvferry::cli {
 namespace {
 
-constexpr std::int64_t kStatusTimeoutMs = 2000;
-
 struct ExplainFlags {
   SettingFlags controller;
   std::string request;
@@ -34,8 +32,12 @@ std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainF
         known.push_back(source);
         sources.push_back(source);
       }
+  // A node that did not answer would cost the whole timeout again.
+  std::vector<controller::NodeStatus> answering;
+  for (std::size_t i = 0; i < status.nodes.size(); ++i)
+    if (answers[i].has_answered) answering.push_back(status.nodes[i]);
   for (const std::string& source : sources) {
-    for (NodeAnswer& more : ask_nodes(status.nodes, source, key, timeout)) {
+    for (NodeAnswer& more : ask_nodes(answering, source, key, timeout)) {
       more.has_answered = true;  // who does not answer was told after the first question
       if (!more.lives.empty()) answers.push_back(std::move(more));
     }
@@ -45,7 +47,7 @@ std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainF
 
 Result<void> run(const ExplainFlags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.controller));
-  const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kStatusTimeoutMs, key));
+  const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kControllerTimeoutMs, key));
   const LifeReport report = make_report(ask_all(status, flags, key));
   if (report.lives.empty()) {
     return Error{ErrorCode::kNotFound,
@@ -79,7 +81,7 @@ Run add_explain_command(CLI::App& app) {
       ->check([](const std::string& id) { return id.empty() ? "REQUEST must not be empty" : ""; });
   command->add_option("--timeout", flags->timeout_s, "Time to wait for the nodes' answers, in seconds")
       ->capture_default_str()
-      ->check(CLI::Range(0.1, 60.0));
+      ->check(number_between(0.1, 60.0));
   command->add_flag("--json", flags->as_json, "Print one JSON object");
   return [flags] { return run(*flags); };
 }
