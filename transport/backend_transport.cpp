@@ -28,6 +28,10 @@ bool is_same_secret(std::string_view said, std::string_view own) {
   return difference == 0;
 }
 
+std::string refusal_text(const std::string& reason) {
+  return reason.empty() ? "the peer refused the transfer without a reason" : reason;
+}
+
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks) {
   for (const OptionCheck& check : checks) {
     if (check.value >= check.least && check.value <= check.most) continue;

@@ -47,6 +47,7 @@ struct CoreConfig {
   std::uint32_t num_recorded_requests = 32;
   std::string secret;  // random bytes, new at each start, from which the ids of leases and reservations are derived
 
+  std::uint64_t bytes_of(std::uint64_t num_tokens) const { return num_tokens * chunk_bytes / chunk_tokens; }
   /// Returns true if a request is scheduled only after its load has ended. The alternative is a load within a step. If
   /// such a load fails, vLLM must recompute from the first bad block on. vLLM can't do that with several KV groups,
   /// with sliding windows (earlier blocks are gone), or if it has already planned later steps.

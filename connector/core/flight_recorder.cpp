@@ -54,9 +54,8 @@ std::string text_of(Cause cause) {
     case Cause::kPoolFull:
       return "this node's pool had no free slot: all were pinned or being written";
     case Cause::kNotShared:
-      return "the request's KV is not shared: prompt embeddings, a streamed session, an adapter that changed, or a "
-             "load "
-             "that failed before";
+      return "the request's KV is not shared: prompt embeddings, a streamed session, an adapter that changed, or "
+             "a load that failed before";
     case Cause::kNoBlocks:
       return "the engine had no free blocks for a load";
     case Cause::kWindow:

@@ -116,9 +116,10 @@ std::string label_value(const std::string& text) {
 }  // namespace
 
 void Metrics::add(const std::string& name, double value, const Labels& labels) {
-  KVFERRY_CHECK(std::ranges::find(kMetrics, name, &MetricRow::name) != std::end(kMetrics),
+  const auto [found, is_new] = samples_.try_emplace(name);
+  KVFERRY_CHECK(!is_new || std::ranges::find(kMetrics, name, &MetricRow::name) != std::end(kMetrics),
                 "the table of metrics lacks {}", name);
-  std::string& samples = samples_[name];
+  std::string& samples = found->second;
   samples += "kvferry_controller_" + name;
   for (std::size_t i = 0; i < labels.size(); ++i)
     samples += fmt::format("{}{}=\"{}\"", i == 0 ? "{" : ",", labels[i].first, label_value(labels[i].second));

@@ -157,7 +157,7 @@ Result<void> OutboundLink::on_answer(const Answer& answer) {
   OutTransfer* const transfer = request.transfer;
   if (transfer != nullptr && !is_ok) {
     const bool is_refusal = answer.code == static_cast<std::int32_t>(ErrorCode::kRefused);
-    const std::string why = answer.what.empty() ? "the peer refused the transfer without a reason" : answer.what;
+    const std::string why = refusal_text(answer.what);
     end_transfer(*transfer, is_refusal ? ErrorCode::kRefused : ErrorCode::kInternal, why);
   } else if (transfer != nullptr && request.wants == Wants::kHash) {
     if (answer.checksums.size() != request.parts.size())

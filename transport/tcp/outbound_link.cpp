@@ -209,8 +209,7 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
     for (const std::uint32_t index : body.corrupt_ranges) transfer.verifier.mark_corrupt(index);
     finish_corrupt(transfer);
   } else {
-    finish(transfer, ErrorCode::kRefused,
-           body.what.empty() ? "the peer refused the transfer without a reason" : body.what);
+    finish(transfer, ErrorCode::kRefused, refusal_text(body.what));
   }
   return {};
 }

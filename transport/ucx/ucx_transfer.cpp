@@ -211,7 +211,7 @@ void UcxTransfer::on_answer(const std::vector<LocalPiece>& pieces, const BlocksA
   if (answer.code != static_cast<std::int32_t>(ErrorCode::kOk)) {
     const bool is_refusal = answer.code == static_cast<std::int32_t>(ErrorCode::kRefused);
     failure_code_ = is_refusal ? ErrorCode::kRefused : ErrorCode::kInternal;
-    failure_ = answer.what.empty() ? "the peer refused the transfer without a reason" : answer.what;
+    failure_ = refusal_text(answer.what);
     return;
   }
   // If the transfer is cancelled, or its connection has failed, its memory must not be written.

@@ -178,7 +178,7 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
   push.is_incomplete |= !ok;
   (ok ? parts_.counters.pushed_chunks : parts_.counters.push_failures) += 1;
   (ok ? push.event.chunks : push.event.failed) += 1;
-  if (ok) push.event.bytes += item.meta.num_tokens * parts_.config.chunk_bytes / parts_.config.chunk_tokens;
+  if (ok) push.event.bytes += parts_.config.bytes_of(item.meta.num_tokens);
   SettledChunk settled{index, ok, item.meta.window_from, {}};
   if (ok) {
     const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);

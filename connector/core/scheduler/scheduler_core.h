@@ -189,7 +189,6 @@ class SchedulerCore {
                               const LeaseReply& reply, TimeNs now);
   // These functions are defined in scheduler_record.cpp; scheduler_sources.cpp has those about handoff sources.
   LifeEvent& record(const RequestState& request, LifeKind kind, Cause cause = Cause::kNone);
-  std::uint64_t bytes_of(std::uint64_t num_tokens) const;
   void note_cause(RequestState& request, Cause cause);
   void blame(RequestState& request, Cause cause, std::string_view peer = {}, std::string_view note = {});
   void blame_wait(RequestState& request);

@@ -10,10 +10,6 @@ LifeEvent& SchedulerCore::record(const RequestState& request, LifeKind kind, Cau
   return recorder_.add(request.record, kind, now_, LifeEvent::because(cause));
 }
 
-std::uint64_t SchedulerCore::bytes_of(std::uint64_t num_tokens) const {
-  return num_tokens * config_.chunk_bytes / config_.chunk_tokens;
-}
-
 void SchedulerCore::record_arrival(RequestState& request, const Coverage& coverage) {
   request.record = recorder_.begin(request.id.value);
   LifeEvent& event = record(request, LifeKind::kArrived);
@@ -128,7 +124,7 @@ void SchedulerCore::record_load(RequestState* request, const PendingLoad& load) 
   LifeEvent& event = recorder_.add(load.record, LifeKind::kLoaded, now_, LifeEvent::because(cause));
   event.expected = admission.to_load;
   event.loaded = admission.loaded;
-  event.bytes = bytes_of(admission.loaded);
+  event.bytes = config_.bytes_of(admission.loaded);
   event.duration = now_ - load.began;
   // After a synchronous load the request runs on, and the engine has computed the missing tokens.
   if (request != nullptr && !is_complete && loads_async()) note_cause(*request, cause);
@@ -147,7 +143,7 @@ void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, co
   if (pull.ranks_done < config_.num_ranks || pull.request.value.empty()) return;
   std::uint64_t num_tokens = 0;
   for (std::size_t i = 0; i < ok.size(); ++i) num_tokens += ok[i] ? pull.items[i].num_tokens : 0;
-  sum.bytes = bytes_of(num_tokens);
+  sum.bytes = config_.bytes_of(num_tokens);
   sum.chunks = static_cast<std::uint32_t>(ok.size()) - sum.failed;
   sum.duration = now_ - pull.started_at;
   sum.peer = pull.endpoint;

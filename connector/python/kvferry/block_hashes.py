@@ -15,8 +15,10 @@ class BlockHashes:
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", chunk_tokens: int) -> None:
         hashed_tokens = kv_cache_config.hash_block_size
         is_safe = vllm_config.cache_config.prefix_caching_hash_algo in _CRYPTOGRAPHIC
-        is_usable = is_safe and hashed_tokens and chunk_tokens % hashed_tokens == 0
-        self._per_chunk = chunk_tokens // hashed_tokens if hashed_tokens and is_usable else 0
+        # Number of vLLM's hashes in a chunk; 0 if the hashes can't be used.
+        self._per_chunk = 0
+        if is_safe and hashed_tokens and chunk_tokens % hashed_tokens == 0:
+            self._per_chunk = chunk_tokens // hashed_tokens
 
     def of(self, request: "Request") -> list[bytes]:
         """Returns vLLM's hash of the request's tokens up to the end of each chunk, as far as vLLM has hashed them.

@@ -73,8 +73,7 @@ std::string WorkerNode::describe() const {
   const std::string tiers = store_->describe();
   return fmt::format(
       "rank {}: pool of {:.1f} MiB of shared memory ({:.0f} % in huge pages) for {} chunks of {} tokens, {:.1f} KiB "
-      "each; "
-      "{}{}{}",
+      "each; {}{}{}",
       options_.rank, static_cast<double>(pool_.bytes()) / (1 << 20),
       100.0 * static_cast<double>(huge_page_bytes(pool_.span())) / static_cast<double>(pool_.bytes()),
       pool_.bytes() / chunk_bytes_, options_.config.chunk_tokens, static_cast<double>(chunk_bytes_) / 1024,
