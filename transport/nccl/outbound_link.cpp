@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "transport/backend.h"
 #include "transport/base/log.h"
 
 namespace kvferry::nccl {
