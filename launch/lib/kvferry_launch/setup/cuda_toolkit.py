@@ -12,6 +12,7 @@ from kvferry_launch.setup.commands import SetupError, run_logged, stamped
 TOOLKIT = BUILD / "cuda-toolkit"
 REQUIREMENTS = LAUNCH / "requirements-cuda.txt"
 UCX = TOOLKIT / "libucx"
+ARCHITECTURES = "80-real;90-real;100"  # the default of kernels/cuda/find_nvcc.cmake
 
 
 def ensure_toolkit() -> None:
@@ -37,16 +38,18 @@ def _link(link: Path, target: str) -> None:
         link.symlink_to(target)
 
 
-def ensure_build() -> None:
+def ensure_build(architectures: str = ARCHITECTURES) -> None:
     """Builds the kernels, the GPU tests and benchmarks in build/cuda. Errors: SetupError."""
     ensure_toolkit()
     # Debian's UCX is built without CUDA.
     ucx = os.environ.get("KVFERRY_UCX_ROOT", str(UCX))
-    build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}", f"-DUCX_ROOT={ucx}"])
+    build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}", f"-DUCX_ROOT={ucx}",
+                                         f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"])
 
 
 if __name__ == "__main__":
     try:
-        ensure_build()
+        # Without a GPU, the kernels are compiled for their warnings and errors only, which takes a fifth of the time.
+        ensure_build(ARCHITECTURES if Path("/dev/nvidiactl").exists() else "90")
     except SetupError as error:
         sys.exit(f"{error.tail}\n{error}")
