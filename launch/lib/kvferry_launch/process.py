@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -127,10 +128,15 @@ def stop_all(processes: Iterable[ManagedProcess], grace_s: float = STOP_GRACE_S)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a port that is free now. Another process may take the port before the caller uses it."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """Returns a port that is free now. The port is below those that Linux gives to outgoing connections, so that no
+    connection takes it before the caller's server listens.
+    """
+    for _ in range(1000):
+        port = random.randint(10_000, 32_767)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise OSError(f"no port of {host} is free")
 
 
 def noted_signals(*numbers: signal.Signals) -> list[int]:

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <span>
 
+#include "tests/free_port.h"
+
 namespace kvferry::faults {
 namespace {
 

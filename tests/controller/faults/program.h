@@ -9,9 +9,6 @@
 
 namespace kvferry::faults {
 
-/// Returns a TCP port of 127.0.0.1 that was free a moment ago.
-std::uint16_t free_port();
-
 class Program {
  public:
   /// `log_file`: the program's output is appended to it.

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/free_port.h"
 #include "transport/base/owned_fd.h"
 
 namespace kvferry::controller::scale {
@@ -38,15 +39,6 @@ inline sockaddr_in local_address(int port) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   return address;
-}
-
-inline int free_port() {
-  const OwnedFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = local_address(0);
-  socklen_t size = sizeof address;
-  EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  return ntohs(address.sin_port);
 }
 
 inline bool answers(int port) {
