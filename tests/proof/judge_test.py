@@ -6,6 +6,7 @@ import pytest
 from configurations import Configuration, Kill
 from judge import MIN_REQUESTS_FOR_ALL, Asked, Outcome, judge_answer, judge_whole
 from kvferry_launch.testbed.answers import Generation
+from report import verdict
 
 REFERENCE = Generation([5, 6, 7], [0.5, 0.2, 0.3])
 CHUNKS_OF_64 = Configuration("a", extra={"chunk_tokens": 64})
@@ -125,3 +126,13 @@ def test_what_happened_as_wanted_is_no_complaint() -> None:
 
 def test_a_short_run_need_not_preempt() -> None:
     assert judge_whole(good(requests=16, preemptions=0, resumed=0, aborted=0)) == []
+
+
+def test_the_verdict_counts_what_settings_give_up_apart() -> None:
+    keeps = good(requests=50, right=45, aborted=5, chunks=60, chunks_local=20, chunks_loaded=39)
+    gives_up = good(EVICTING, requests=50, right=50, aborted=0, chunks=30, chunks_local=10, chunks_loaded=7)
+    line = verdict([keeps, gives_up])
+    assert line.startswith("100 requests, 95 right, 5 given up, ")
+    assert ("of preempted requests' chunks 20 were in the engine and kvferry loaded 39 of the other 40 (97.5%), "
+            "7 of 20 where settings give chunks up, ") in line
+    assert "give chunks up" not in verdict([keeps])

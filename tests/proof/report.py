@@ -45,10 +45,14 @@ def verdict(outcomes: list[Outcome]) -> str:
     requests, right, aborted = (sum(getattr(outcome, name) for outcome in outcomes)
                                 for name in ("requests", "right", "aborted"))
     kept = [outcome for outcome in outcomes if outcome.configuration.recovers]
-    local, wanted, loaded = (sum(getattr(outcome, name) for outcome in kept)
-                             for name in ("chunks_local", "chunks_wanted", "chunks_loaded"))
-    share = (f"of preempted requests' chunks {local} were in the engine and kvferry loaded {loaded} of the other "
-             f"{wanted} ({loaded / wanted:.1%}), ") if wanted else ""
+    gives_up = [outcome for outcome in outcomes if not outcome.configuration.recovers]
+    share = ""
+    if wanted := sum(outcome.chunks_wanted for outcome in kept):
+        loaded = sum(outcome.chunks_loaded for outcome in kept)
+        share += (f"of preempted requests' chunks {sum(outcome.chunks_local for outcome in kept)} were in the engine "
+                  f"and kvferry loaded {loaded} of the other {wanted} ({loaded / wanted:.1%}), ")
+    if wanted := sum(outcome.chunks_wanted for outcome in gives_up):
+        share += f"{sum(outcome.chunks_loaded for outcome in gives_up)} of {wanted} where settings give chunks up, "
     return (f"{requests} requests, {right} right, {aborted} given up, "
             f"{sum(outcome.kills for outcome in outcomes)} kills, "
             f"{sum(outcome.preemptions for outcome in outcomes)} preemptions "
