@@ -37,4 +37,15 @@ Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv&
   return read_settings(connector_settings(), sources);
 }
 
+Result<TransportOptions> transport_options(const ConnectorConfig& config) {
+  TransportOptions options;
+  options.path = KVFERRY_TRY(parse_path(config.path));
+  options.common.silence_ns = config.silence_ms * kMillisecond;
+  options.tcp.listen_host = config.advertise_host;
+  options.tcp.listen_ports = KVFERRY_TRY(net::parse_port_range(config.ports));
+  options.tcp.key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
+  options.tcp.encrypt = *net::parse_encrypt(config.encrypt_tcp);
+  return options;
+}
+
 }  // namespace kvferry

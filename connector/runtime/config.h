@@ -26,6 +26,7 @@ struct ConnectorConfig {
   bool save_partial_chunks = true;
   std::string path = "auto";  // one of the names that parse_path() accepts
   std::int64_t load_timeout_ms = 5000;
+  std::int64_t silence_ms = 2000;
   // Address that peers connect to; empty: this host's address on the route to the controller.
   std::string advertise_host;
   std::string ports;  // a range that net::parse_port_range() accepts; empty: any port
@@ -78,6 +79,9 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting<C, std::int64_t>("load_timeout_ms", &C::load_timeout_ms, "an integer from 1 to 600000",
                                "Longest time that a request waits for other nodes before its tokens are computed here",
                                [](std::int64_t ms) { return ms >= 1 && ms <= 600'000; }),
+      setting<C, std::int64_t>("silence_ms", &C::silence_ms, "an integer from 500 to 600000",
+                               "A node or controller that owes an answer and is silent for this long is taken as lost",
+                               [](std::int64_t ms) { return ms >= 500 && ms <= 600'000; }),
       setting<C, std::string>("advertise_host", &C::advertise_host,
                               "a host name or address at which other nodes reach this node",
                               "Where other nodes reach this node", is_given)
@@ -119,5 +123,8 @@ std::span<const Setting<ConnectorConfig>> connector_settings();
 /// priority over KVFERRY_<KEY> in the environment, and the environment over the YAML file that the key `config` names.
 /// Errors: kInvalidArgument with one sentence that names the key, the value and the allowed values.
 Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv& get_env);
+
+/// Returns the options of a worker's transport. Reads the key file. Errors: kInvalidArgument if that can't be read.
+Result<TransportOptions> transport_options(const ConnectorConfig& config);
 
 }  // namespace kvferry

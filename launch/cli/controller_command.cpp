@@ -70,6 +70,7 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
     if (!config.insecure) KVFERRY_TRY(controller::check_without_key(endpoint));
     is_open = true;
   }
+  options.directory.lease_ms = config.lease_ms;
   options.directory.newest_incarnation = newest_incarnation;
   std::random_device random;  // a random seed, so that clients can't choose keys that collide
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();

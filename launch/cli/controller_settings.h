@@ -30,6 +30,7 @@ struct ControllerConfig {
   std::string event_log;
   std::string replica;
   std::string advertise;
+  std::int64_t lease_ms = 2500;
   std::string cluster_key_file;
   bool insecure = false;
 };
@@ -77,6 +78,10 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
       setting<C, std::string>("advertise", &C::advertise, "tcp://HOST:PORT with a port of 1 to 65535, or ipc://PATH",
                               "Where nodes reach this replica", is_endpoint(EndpointUse::kConnect, ""))
           .with_shown_default("the endpoint of --bind"),
+      setting<C, std::int64_t>(
+          "lease-ms", &C::lease_ms, "an integer from 1000 to 600000",
+          "A node that is silent for this long is removed, with its chunks; nodes send a heartbeat every 500 ms",
+          [](std::int64_t ms) { return ms >= 1000 && ms <= 600'000; }),
       setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
               "File with the key of the deployment (kvferry keygen): a tcp:// endpoint of --bind then accepts only "
               "encrypted connections of clients that have the key, and --http requires a token")

@@ -21,6 +21,7 @@ from kvferry_launch.testbed.answers import Generation
 from kvferry_launch.testbed.pair import DECODE_FLAGS, Pair, PairSetup, pair_load
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
+from kvferry_launch.testbed.servers import CONTROLLER_FLAGS
 
 ROUNDS = tuple(PromptSet(seed=seed, count=8, tokens_min=40, tokens_max=300) for seed in range(1, 7))
 MAX_TOKENS = 60
@@ -33,6 +34,9 @@ PIPELINE = ("--pipeline-parallel-size", "2", "--no-enforce-eager",
             "--compilation-config", '{"mode": 1, "backend": "eager"}')
 DATA = ("--data-parallel-size", "2")
 LARGE_BLOCKS = ("--block-size", "64")
+# Ranks that spin share a few cores with all other processes, which may then not run for seconds. These tests are not
+# about losses, so no node is taken as lost for that.
+SILENCE_MS = 20_000
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ def shaped(request: pytest.FixtureRequest, reference: Reference, kvferry_connect
     del reference
     name, shapes = request.param, (PAIRS | LONG_PAIRS)[request.param]
     setup = PairSetup(f"shapes {name}".replace(",", "").replace(" ", "-"), kvferry_connector,
-                      prefill_flags=shapes.prefill, decode_flags=(*DECODE_FLAGS, *shapes.decode))
+                      prefill_flags=shapes.prefill, decode_flags=(*DECODE_FLAGS, *shapes.decode),
+                      extra={"silence_ms": SILENCE_MS},
+                      controller_flags=(*CONTROLLER_FLAGS, "--lease-ms", str(SILENCE_MS)))
     pair = Pair(setup, toy, LOGS / "tests")
     for server, flags in ((pair.prefill, shapes.prefill), (pair.decode, shapes.decode)):
         if flags in (TENSOR, PIPELINE, DATA):

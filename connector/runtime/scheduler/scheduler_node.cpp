@@ -89,6 +89,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   controller::ClientOptions client;
   client.controller = config.controller;
   client.cluster_key = key;
+  client.lost_after_ms = config.silence_ms;
   const Incarnation incarnation{
       static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
   client.node = {.engine_id = options.engine_id,

@@ -34,15 +34,9 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
       new WorkerNode(std::move(options), std::move(memory), static_cast<std::uint32_t>(num_slots)));
   node->chunk_bytes_ = chunk_bytes;
   const ConnectorConfig& config = node->options_.config;
-  TransportOptions transport_options;
-  const Path path = KVFERRY_TRY(parse_path(config.path));
-  transport_options.path = path;
-  transport_options.tcp.listen_host = config.advertise_host;
-  transport_options.tcp.listen_ports = KVFERRY_TRY(net::parse_port_range(config.ports));
-  transport_options.tcp.key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
-  transport_options.tcp.encrypt = *net::parse_encrypt(config.encrypt_tcp);
-  if (node->options_.gpu && config.lands_in_gpu) transport_options.device = node->options_.gpu->device.get();
-  node->transport_ = KVFERRY_TRY(make_transport(transport_options));
+  TransportOptions transport = KVFERRY_TRY(transport_options(config));
+  if (node->options_.gpu && config.lands_in_gpu) transport.device = node->options_.gpu->device.get();
+  node->transport_ = KVFERRY_TRY(make_transport(transport));
   MemoryRegion pool = node->pool_.region();
   pool.needs_grant_to_write = true;
   auto region = node->transport_->register_region(pool);

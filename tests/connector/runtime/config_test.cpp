@@ -56,6 +56,21 @@ TEST(Config, BytesMayCarryAUnit) {
   EXPECT_EQ(load("{}", {{"KVFERRY_POOL_BYTES", "2GiB"}})->pool_bytes, std::uint64_t{2} << 30);
 }
 
+TEST(Config, GivesTheTransportItsOptions) {
+  const auto options =
+      transport_options(*load(R"({"path": "tcp", "silence_ms": 7000, "advertise_host": "::1", "ports": "20000-20009",
+                "encrypt_tcp": "always"})"));
+  ASSERT_TRUE(options) << options.error().what;
+  EXPECT_EQ(options->path, Path::kTcp);
+  EXPECT_EQ(options->common.silence_ns, 7 * kSecond);
+  EXPECT_EQ(options->tcp.listen_host, "::1");
+  EXPECT_EQ(options->tcp.listen_ports.last, 20'009);
+  EXPECT_EQ(options->tcp.encrypt, net::Encrypt::kAlways);
+  EXPECT_FALSE(options->tcp.key);
+  EXPECT_EQ(transport_options(*load("{}"))->common.silence_ns, 2 * kSecond);
+  EXPECT_FALSE(transport_options(*load(R"({"cluster_key_file": "/nowhere/key"})")));
+}
+
 TEST(Config, WhereAServerServesIsAUrl) {
   EXPECT_EQ(load("{}")->serves, "");
   EXPECT_EQ(load(R"({"serves": ""})")->serves, "");
@@ -115,7 +130,8 @@ INSTANTIATE_TEST_SUITE_P(
                       R"({"controller": "unix://relative"})", R"({"load_timeout_ms": 0})", R"({"config": 7})",
                       R"({"cluster_key_file": 7})", R"({"encrypt_tcp": "sometimes"})", R"({"serves": "tcp://h:1"})",
                       R"({"serves": "http://"})", R"({"serves": "http://a b"})", R"({"serves": 8000})",
-                      R"({"ports": "9-8"})", R"({"ports": "any"})"));
+                      R"({"silence_ms": 499})", R"({"silence_ms": 600001})", R"({"ports": "9-8"})",
+                      R"({"ports": "any"})"));
 
 TEST(Config, ControllersAreWhatTheClientTakes) {
   for (const std::string controller : {"ipc:///run/kvferry", "unix:///run/kvferry.sock", "stream://[::1]:14601",

@@ -12,7 +12,7 @@ from kvferry_launch.paths import LOGS
 from kvferry_launch.process import STOP_GRACE_S, ManagedProcess, free_port, stop_all
 from kvferry_launch.testbed.answers import Answer, Generation, LoadResult
 from kvferry_launch.testbed.client import VllmClient, judged_load, prefill_then_decode
-from kvferry_launch.testbed.servers import Controller, VllmServer
+from kvferry_launch.testbed.servers import CONTROLLER_FLAGS, Controller, VllmServer
 
 CONCURRENCY = 8
 DECODE_BLOCKS = 40  # 8 requests of 500 tokens need 128 blocks of 32 tokens, so the decode server must preempt
@@ -32,6 +32,7 @@ class PairSetup:
     prefill_flags: tuple[str, ...] = ()
     decode_flags: tuple[str, ...] = DECODE_FLAGS
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
+    controller_flags: tuple[str, ...] = CONTROLLER_FLAGS
 
 
 def own_cores() -> tuple[str, str]:
@@ -48,7 +49,7 @@ class Pair:
         self.setup = setup
         needs_controller = setup.connector is not None and setup.connector.needs_controller
         key_file = ensure_key(log_folder / f"{setup.name}.key") if setup.connector is KVFERRY_CONNECTOR else None
-        self.controller = Controller(f"{setup.name}-controller", log_folder=log_folder,
+        self.controller = Controller(f"{setup.name}-controller", flags=setup.controller_flags, log_folder=log_folder,
                                      key_file=key_file) if needs_controller else None
         prefill_core, decode_core = own_cores()
         self.prefill = self._server("prefill", model, prefill_core, setup.prefill_role, setup.prefill_flags,

@@ -87,13 +87,16 @@ def _wait(process: ManagedProcess, is_ready: Callable[[], bool], what: str, time
         time.sleep(POLL_INTERVAL_S)
 
 
+CONTROLLER_FLAGS = ("--state", "none")
+
+
 @dataclass
 class Controller:
     """One `kvferry controller` on this host. `address` is the value for the connector's key `controller`."""
 
     name: str = "controller"
     port: int = 0
-    flags: tuple[str, ...] = ("--state", "none")
+    flags: tuple[str, ...] = CONTROLLER_FLAGS
     binary: Path = KVFERRY
     log_folder: Path = LOGS
     key_file: Path | None = None
@@ -133,9 +136,10 @@ class Controller:
 
 
 @contextmanager
-def running_controller(name: str, log_folder: Path) -> Iterator[Controller]:
+def running_controller(name: str, log_folder: Path,
+                       flags: tuple[str, ...] = CONTROLLER_FLAGS) -> Iterator[Controller]:
     """Yields a controller that listens, and stops it after the `with` block."""
-    controller = Controller(name, log_folder=log_folder)
+    controller = Controller(name, flags=flags, log_folder=log_folder)
     controller.start()
     try:
         controller.wait_ready()
