@@ -32,6 +32,7 @@ HOSTS = ("front", "p0", "p1", "d0", "d1", "d2")
 FLAGS = ["--max-model-len", 1024, "--num-gpu-blocks-override", 200]
 READY_WITHIN_S = 900.0  # long, because up to five servers share two cores
 JOINED_WITHIN_S = 5.0
+STILL_WITHIN_S = 5.0  # time that a server that stands still may cost a request
 IDLE_WITHIN_S = 90.0  # longer than the 60 s for which a prefill server holds KV that no decode server has pulled
 BENCH_WITHIN_S = 300.0
 # vLLM's workers spin for a second after each step, so clients must pause longer while a server starts
@@ -124,6 +125,10 @@ class Cluster:
         if self._options.router == "proxy":
             with self._phase("a prefill server is killed", bench=self._unless_quick("random"), count=count) as phase:
                 self._kill_server(phase, "prefill-0")
+            # With --quick there is one decode server, for which all requests would have to wait.
+            for name in ("prefill-0",) if self._options.quick else ("prefill-0", "decode-0"):
+                with self._phase(f"a {name.partition('-')[0]} server stands still") as phase:
+                    self._stand_still(phase, name)
             with self._phase("the controller is killed") as phase:
                 self._kill(phase, "controller", lambda words: words.startswith(f"{KVFERRY} controller "))
                 self._until(lambda: len(self._nodes()) == 2 + self._options.decodes,
@@ -177,19 +182,41 @@ class Cluster:
         """Kills all processes of the server at once, as if its host died."""
         self._answered(2)
         before = metrics(self.deployment.url())
-        self._kill(phase, name, lambda words: "-m vllm" in words and f'"engine_id": "{name}"' in words
-                   and "--engine-id" not in words)
+        self._kill(phase, name, is_server(name))
         grown = growth(before, metrics(self.deployment.url()))
         again, continued = (grown.get(f"kvferry_proxy_{name}_total", 0.0) for name in ("retries", "continued_streams"))
         phase.note += f"; sent to another pair: {again:.0f}, of them in the middle of a stream: {continued:.0f}"
 
-    def _kill(self, phase: Phase, name: str, is_it: Callable[[str], bool]) -> None:
+    def _stand_still(self, phase: Phase, name: str) -> None:
+        """Stops the server's engine while its API server still accepts requests, and lets it go on later."""
+        engines = [pid for pid in descendants(self._process(name, is_server(name))) if is_engine(pid)]
+        assert len(engines) == 1, f"there are {len(engines)} engines of {name}"
+        os.kill(engines[0], signal.SIGSTOP)
+        try:
+            self._until(lambda: name not in self._nodes(), f"the controller lost {name}")
+            self._answered(8)
+        finally:
+            os.kill(engines[0], signal.SIGCONT)
+        continued_at = time.monotonic()
+        self._until(lambda: name in self._nodes(), f"{name} told the controller of itself again")
+        phase.note = f"{name} is named again after {time.monotonic() - continued_at:.1f} s"
+        self._answered(4)
+        usual_s = self.phases[0].tally.slowest_s
+        if phase.tally.slowest_s > usual_s + STILL_WITHIN_S:
+            phase.complaints.append(f"an answer took {phase.tally.slowest_s:.1f} s, more than {STILL_WITHIN_S:.0f} s "
+                                    f"longer than the slowest before ({usual_s:.1f} s)")
+
+    def _process(self, name: str, is_it: Callable[[str], bool]) -> int:
         self.deployment.remember()
         found = [pid for pid, words in marked(self.deployment.mark).items() if is_it(words)]
         assert len(found) == 1, f"there are {len(found)} processes of {name}"
+        return found[0]
+
+    def _kill(self, phase: Phase, name: str, is_it: Callable[[str], bool]) -> None:
+        process = self._process(name, is_it)
         restarts = self._rows()[name]["restarts"]
         killed_at = time.monotonic()
-        for pid in [found[0], *descendants(found[0])]:
+        for pid in [process, *descendants(process)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._until(lambda: self._rows()[name]["restarts"] == restarts + 1, f"{name}'s end was noticed")
@@ -331,6 +358,17 @@ class Cluster:
         while not condition():
             assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {what}"
             time.sleep(0.1)
+
+
+def is_server(name: str) -> Callable[[str], bool]:
+    """Returns a function that tells whether a command line is that of the vLLM server with this name."""
+    return lambda words: "-m vllm" in words and f'"engine_id": "{name}"' in words and "--engine-id" not in words
+
+
+def is_engine(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"VLLM::EngineCore")
+    return False
 
 
 def metrics(url: str) -> dict[str, float]:
