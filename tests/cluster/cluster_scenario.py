@@ -193,7 +193,8 @@ class Cluster:
         assert len(engines) == 1, f"there are {len(engines)} engines of {name}"
         os.kill(engines[0], signal.SIGSTOP)
         try:
-            self._until(lambda: name not in self._nodes(), f"the controller lost {name}")
+            others = {other for other, row in self._rows().items() if row["role"] in ("prefill", "decode")} - {name}
+            self._until(lambda: set(self._nodes()) == others, f"the controller lost {name}")
             self._answered(8)
         finally:
             os.kill(engines[0], signal.SIGCONT)
