@@ -104,7 +104,7 @@ def test_a_cluster_loses_gains_and_drains_nodes_without_a_failed_request(
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(figures.read_text())
     phases = {phase["name"]: phase for phase in found["phases"]}
-    assert len(phases) == 9
+    assert len(phases) == 8
     for name, phase in phases.items():
         assert phase["tally"]["requests"] > 0 or name == "the end", name
     if found["mode"] == "local":
