@@ -35,6 +35,8 @@ RUN_ELSEWHERE = (
     ("cmake --install build/release", "tests/launch/example_test.py", '"--install"'),
     ("cmake -S launch/examples/move_blocks", "tests/launch/example_test.py", "move_blocks"),
     ("cmake --build build/move_blocks", "tests/launch/example_test.py", "every byte is right"),
+    ("launch/cluster up launch/examples/cluster/local.yaml", "tests/vllm/test_quickstart.py", "local.yaml"),
+    ("curl -s http://127.0.0.1:8000/v1/completions", "tests/vllm/test_quickstart.py", '"curl "'),
     ("launch/cluster status", "tests/launch/cluster_local_test.py", '"status"'),
     ("launch/cluster scale", "tests/launch/cluster_local_test.py", '"scale"'),
     ("launch/cluster down", "tests/launch/cluster_local_test.py", '"down"'),

@@ -168,6 +168,7 @@ LIMITS = {
     "controller/DESIGN.md": ["100 ms", "200 ms", "2 s", "2.5 s", "5 s", "10 s", "15 s", "51 s", "32 messages",
                              "4096 nodes"],
     "controller/PROTOCOL.md": ["1.5 s"],
+    "launch/DESIGN.md": ["5 s", "10 s", "30 s"],
     "launch/docs/benchmarks.md": ["256 requests", "2500 nodes", "3000 nodes", "1000 nodes", "3900 nodes",
                                   "32 messages", "8 s"],
     "launch/docs/deployment.md": ["1 s", "2.5 s", "5 s", "10 s", "30 s"],

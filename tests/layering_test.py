@@ -6,6 +6,7 @@ this file can show how each rule fails on a wrong tree.
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +127,7 @@ TOP_LEVEL = {
 
 LINES_MAX = {".h": 200, ".cuh": 200, ".cpp": 300, ".cu": 300, ".py": 300}
 TEST_LINES_MAX = 600  # test files may be longer, because they are lists of cases
+FOLDER_SOURCES_MAX = 25
 REASON = re.compile(r"Over (\d+) lines, because ")
 
 
@@ -225,6 +227,14 @@ def overgrown(root: Path) -> list[str]:
     return found
 
 
+def crowded(root: Path) -> list[str]:
+    """Returns the folders of the product that have more than FOLDER_SOURCES_MAX sources, subfolders not counted."""
+    counts = Counter(path.parent for path in files_of(root)
+                     if path.parts[0] in ROOMS and path.suffix in (*SOURCES, ".py"))
+    return [f"{folder} has {count} sources; move those of one purpose into a folder, so that {FOLDER_SOURCES_MAX} or "
+            "fewer are left" for folder, count in sorted(counts.items()) if count > FOLDER_SOURCES_MAX]
+
+
 def test_includes_go_in_the_direction_of_the_blueprint() -> None:
     assert wrong_directions(REPO) == []
 
@@ -270,6 +280,10 @@ def test_the_top_level_holds_what_the_blueprint_lists() -> None:
 
 def test_files_stay_small_or_say_why_not() -> None:
     assert overgrown(REPO) == []
+
+
+def test_folders_stay_small() -> None:
+    assert crowded(REPO) == []
 
 
 # --- The rules themselves, each on a tree that breaks it once ----------------------------------------------------
@@ -350,6 +364,18 @@ def test_a_stray_top_level_folder_and_an_overgrown_header_are_found(tmp_path: Pa
     assert stray_top_level(tmp_path) == ["utils"]
     assert len(found := overgrown(tmp_path)) == 1
     assert "kernels/a.h has 201 lines" in found[0]
+
+
+def test_a_crowded_folder_is_found(tmp_path: Path) -> None:
+    for folder in ("connector/core/plan", "tests/sim"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(FOLDER_SOURCES_MAX + 1):
+            (tmp_path / folder / f"part_{number}{(*SOURCES, '.py')[number % 7]}").write_text("")
+    for name in ("README.md", "CMakeLists.txt"):
+        (tmp_path / "connector/core" / name).write_text("")
+    assert [line.partition(";")[0] for line in crowded(tmp_path)] == ["connector/core/plan has 26 sources"]
+    (tmp_path / "connector/core/plan/part_0.h").unlink()
+    assert crowded(tmp_path) == []
 
 
 def test_what_the_blueprint_allows_passes(tmp_path: Path) -> None:

@@ -1,16 +1,22 @@
-"""Tests the first command of the README as a new user runs it: the table, the last line, the exit status."""
+"""Tests the first commands that a new user runs: launch/quickstart, then the deployment of its page that stays."""
 
 import json
 import re
 import subprocess
 from pathlib import Path
 
+import yaml
+from deployment import Deployment
+from documents import fenced_commands
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import REPO
+from kvferry_launch.process import free_port
 from kvferry_launch.testbed import quickstart_job
 from kvferry_launch.testbed.reference import Reference
+from real_deployment import READY_WITHIN_S
 
 REQUESTS = 8
+PAGE = (REPO / "launch" / "docs" / "quickstart.md").read_text()
 
 
 def ask_reference(reference: Reference) -> None:
@@ -29,3 +35,35 @@ def test_the_quickstart_ends_with_equal_tokens_and_a_recovered_request(
     table = json.loads((tmp_path / "table.json").read_text())
     assert len(table["rows"]) == 8
     assert table["totals"]["wrong_tokens"] == 0
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"[0-9a-f]*\d[0-9a-f.:,-]*", "#", line)
+
+
+def test_the_page_shows_what_curl_and_the_log_of_the_proxy_say(kvferry_connector: KvConnector, tmp_path: Path) -> None:
+    del kvferry_connector
+    up = next(line for line in fenced_commands(PAGE) if line.endswith("local.yaml"))
+    curl = next(line for line in fenced_commands(PAGE) if line.startswith("curl "))
+    example = yaml.safe_load((REPO / up.split()[-1]).read_text())
+    port = free_port()
+    assert f":{example['router']['port']}/" in curl
+    example["router"]["port"] = port
+    deployment = Deployment(tmp_path, **example, vllm=[])
+    try:
+        deployment.start_ready(READY_WITHIN_S)
+        assert f"ready: http://127.0.0.1:{port}\n" in deployment.text()
+        done = subprocess.run(["bash", "-c", curl.replace(":8000", f":{port}")], capture_output=True, text=True,
+                              timeout=60, check=True)
+        log = (tmp_path / "run" / "demo" / "logs" / "router.log").read_text()
+    finally:
+        deployment.clean_up()
+    line, = [line for line in log.splitlines() if "POST" in line]
+    print(done.stdout, line, sep="\n")
+    answer, = re.findall(r"```json\n(.*?)\n```", PAGE, re.DOTALL)
+    shown, said = json.loads(answer), json.loads(done.stdout)
+    assert said["usage"].items() >= shown["usage"].items()
+    assert [choice["finish_reason"] for choice in said["choices"]] == ["length"]
+    assert len(said["choices"][0]["text"].split()) == len(shown["choices"][0]["text"].split())
+    wanted, = re.findall(r"```\n(\S+ \S+ INFO POST .*?)\n```", PAGE, re.DOTALL)
+    assert without_numbers(line) == without_numbers(" ".join(wanted.split()))
