@@ -7,6 +7,7 @@ from vllm.v1.request import RequestStatus
 
 from kvferry._core import KvFerryError, SchedulerNode, check_config
 from kvferry.block_hashes import BlockHashes
+from kvferry.compat import start_line
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
@@ -76,6 +77,7 @@ class SchedulerConnector:
         # [id of a request admitted in this step] the request's blocks in KV group 0.
         self._admitted: dict[str, list[int]] = {}
         self._stats = StatsSource()
+        logger.log(*start_line())
         logger.info(
             "kvferry: engine %s serves %s as %s at %s:%d",
             self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port,
