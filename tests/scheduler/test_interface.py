@@ -21,6 +21,7 @@ CONNECTOR = Path(__file__).parents[2] / "connector/python/kvferry/vllm.py"
 BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 # Classes whose fields the connector reads.
 GIVEN = {"v1/core/sched/output.py": ("NewRequestData", "CachedRequestData", "KVConnectorBlockState", "SchedulerOutput"),
+         "v1/kv_cache_interface.py": ("KVCacheConfig",),
          "v1/outputs.py": ("KVConnectorOutput",)}
 CALLERS = ("v1", "model_executor/layers/attention")
 

@@ -14,13 +14,15 @@ from kvferry.errors import refuse_to_start
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 INTERFACE_ONLY = "its interface was compared with what kvferry needs, but no server of it was tested"
+PAIR_ONLY = "only a prefill and a decode server of it were tested"
 
 # [version of vLLM] what the start line says about it
 SERVED = {
     (0, 30): INTERFACE_ONLY,
-    (0, 31): INTERFACE_ONLY,
+    (0, 31): PAIR_ONLY,
     (0, 32): "everything is available",
     (0, 33): INTERFACE_ONLY,
 }
@@ -44,6 +46,11 @@ def config_revision(model: "ModelConfig") -> str | None:
     """Returns the revision of the Hugging Face configuration, which vLLM 0.31 and later keep beside the weights'."""
     own: str | None = None if _numbers(vllm.__version__) == (0, 30) else model._hf_config_revision
     return own or model.revision
+
+
+def hash_block_size(kv_cache_config: "KVCacheConfig") -> int | None:
+    """Returns how many tokens one of vLLM's block hashes covers; None if unknown, as before vLLM 0.32."""
+    return None if _numbers(vllm.__version__) in ((0, 30), (0, 31)) else kv_cache_config.hash_block_size
 
 
 def _numbers(found: str) -> tuple[int, int]:
