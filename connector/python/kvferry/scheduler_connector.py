@@ -77,7 +77,7 @@ class SchedulerConnector:
         # [id of a request admitted in this step] the request's blocks in KV group 0.
         self._admitted: dict[str, list[int]] = {}
         self._stats = StatsSource()
-        logger.log(*start_line())
+        init_logger("vllm.kvferry").log(*start_line())  # vLLM shows INFO of loggers below its own only
         logger.info(
             "kvferry: engine %s serves %s as %s at %s:%d",
             self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port,
