@@ -129,7 +129,6 @@ CHANGES_KV: dict[str, Change] = {
     "KV data type": {"cache": {"cache_dtype": "fp8"}},
     "another fp8": {"cache": {"cache_dtype": "fp8_e5m2"}},
     "layers without fp8": {"cache": {"kv_cache_dtype_skip_layers": ["0"]}},
-    "scales from the first request": {"cache": {"calculate_kv_scales": True}},
     "code that is run": (write("modeling_toy.py"), {"trust_remote_code": True}),
     "chunk size": {"chunk_tokens": 128},
     "layers with KV": {"layers": 3},

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
 # Values of vLLM's prefix_caching_hash_algo with which no client can make other tokens that have the same hash.
@@ -12,8 +11,8 @@ _CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
 
 
 class BlockHashes:
-    def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", chunk_tokens: int) -> None:
-        hashed_tokens = kv_cache_config.hash_block_size
+    def __init__(self, vllm_config: "VllmConfig", hashed_tokens: int | None, chunk_tokens: int) -> None:
+        """`hashed_tokens`: number of tokens of each hash; None if unknown."""
         is_safe = vllm_config.cache_config.prefix_caching_hash_algo in _CRYPTOGRAPHIC
         # Number of vLLM's hashes in a chunk; 0 if the hashes can't be used.
         self._per_chunk = 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
+from kvferry.compat import config_revision
 from kvferry.digests import digest_of_files
 
 if TYPE_CHECKING:
@@ -52,10 +53,7 @@ def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int) -
         other = speculative.draft_model_config
         weights = model_identity(other, speculative.draft_load_config or vllm_config.load_config)
         draft = f"draft={speculative.method}:{weights}:{_digest(_kv_fields(other, effective_config(other)))} "
-    fields = _kv_fields(model, config) | {
-        "skip_layers": sorted(getattr(cache, "kv_cache_dtype_skip_layers", None) or []),
-        "kv_scales": bool(getattr(cache, "calculate_kv_scales", False)),
-    }
+    fields = _kv_fields(model, config) | {"skip_layers": sorted(cache.kv_cache_dtype_skip_layers)}
     return (
         f"model={model_identity(model, vllm_config.load_config)} config={_digest(fields)} dtype={dtype} "
         f"quantization={model.quantization or 'none'} rope={_rope(config)} "
@@ -158,7 +156,7 @@ def effective_config(model: "ModelConfig") -> Any:
         config = get_config(
             model.hf_config_path or model.model,
             model.trust_remote_code,
-            model._hf_config_revision or model.revision,
+            config_revision(model),
             model.code_revision,
             model.config_format,
             hf_overrides_kw=flat,

@@ -8,10 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-try:
-    from vllm.tracing import extract_trace_context, instrument_manual
-except ImportError:  # another release of vLLM
-    instrument_manual = None
+from vllm.tracing import extract_trace_context, instrument_manual
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -35,7 +32,7 @@ class LookupSpans:
         found, is_async = ask(request, num_computed)
         if found is None:
             self._begun[request.request_id] = begin
-        elif instrument_manual is not None:
+        else:
             attributes = {"gen_ai.request.id": request.request_id, "kvferry.local_tokens": num_computed,
                           "kvferry.found_tokens": found}
             instrument_manual("kvferry.lookup", begin, time.time_ns(), attributes, extract_trace_context(headers))
@@ -51,7 +48,7 @@ class LookupSpans:
 
 def _trace_headers(request: "Request") -> Mapping[str, Any] | None:
     """Returns the headers with the request's trace; None if the request is not traced."""
-    headers: Mapping[str, Any] | None = getattr(request, "trace_headers", None)
+    headers: Mapping[str, Any] | None = request.trace_headers
     if headers is None:
         params = request.kv_transfer_params
         headers = {"traceparent": params.get(TRACEPARENT)} if isinstance(params, dict) else {}

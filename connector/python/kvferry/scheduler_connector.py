@@ -7,6 +7,7 @@ from vllm.v1.request import RequestStatus
 
 from kvferry._core import KvFerryError, SchedulerNode, check_config
 from kvferry.block_hashes import BlockHashes
+from kvferry.compat import hash_block_size, start_line
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
@@ -62,7 +63,7 @@ class SchedulerConnector:
             )
         except (KvFerryError, KeyFileError) as error:
             refuse_to_start(str(error))
-        self._block_hashes = BlockHashes(vllm_config, kv_cache_config, config["chunk_tokens"])
+        self._block_hashes = BlockHashes(vllm_config, hash_block_size(kv_cache_config), config["chunk_tokens"])
         self._engine_id = transfer.engine_id
         self._tp_size = parallel.tensor_parallel_size
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
@@ -76,6 +77,7 @@ class SchedulerConnector:
         # [id of a request admitted in this step] the request's blocks in KV group 0.
         self._admitted: dict[str, list[int]] = {}
         self._stats = StatsSource()
+        init_logger("vllm.kvferry").log(*start_line())  # vLLM shows INFO of loggers below its own only
         logger.info(
             "kvferry: engine %s serves %s as %s at %s:%d",
             self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port,

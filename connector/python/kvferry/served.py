@@ -86,9 +86,11 @@ def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
     """Returns a name for the format of a rank's states, which must be equal on all nodes that share states. Returns an
     empty text if the model has no state.
     """
-    if not keeps_state(specs):
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    found = [f"{spec.shapes}:{spec.dtypes}" for spec in specs if isinstance(spec, MambaSpec)]
+    if not found:
         return ""
-    found = [f"{spec.shapes}:{spec.dtypes}" for spec in specs if hasattr(spec, "shapes")]
     digest = hashlib.sha256(";".join(found).encode()).hexdigest()[:8]
     # The shard map doesn't describe how state is split over ranks, so nodes need the same tensor parallel size.
     return f"state={digest},tensor_parallel:{vllm_config.parallel_config.tensor_parallel_size} "
@@ -98,8 +100,10 @@ def checkpoint_alignment(specs: "list[Any]") -> int:
     """Returns CoreConfig::checkpoint_alignment: vLLM copies states inside a step only at multiples of this number of
     tokens after the step's start. 0: vLLM makes no such copies.
     """
+    from vllm.v1.kv_cache_interface import MambaSpec
+
     return next((spec.prefill_checkpoint_alignment or 0 for spec in specs
-                 if getattr(spec, "num_prefill_checkpoint_blocks", 0)), 0)  # fmt: skip
+                 if isinstance(spec, MambaSpec) and spec.num_prefill_checkpoint_blocks), 0)  # fmt: skip
 
 
 def _check_states(

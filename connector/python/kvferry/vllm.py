@@ -1,4 +1,4 @@
-"""KvFerryConnector: plugs kvferry into unmodified vLLM 0.32.
+"""KvFerryConnector: plugs kvferry into unmodified vLLM, of the versions in compat.py.
 
     --kv-transfer-config '{"kv_connector": "KvFerryConnector", "kv_connector_module_path": "kvferry.vllm",
                            "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
@@ -9,6 +9,10 @@ connector/core.
 
 import contextlib
 from typing import TYPE_CHECKING, Any
+
+from kvferry.compat import check_version
+
+check_version()  # first, because versions that are too old lack what is imported below
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory

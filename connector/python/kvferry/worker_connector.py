@@ -31,10 +31,9 @@ class WorkerConnector:
         self._layers: dict[str, int] = {}  # [layer name] index in the layout
         self._wants_layers = False  # True if the current step has saves that are pushed layer by layer
         speculative = vllm_config.speculative_config
-        self._speculates = speculative is not None
         # True if this rank runs a draft model: vLLM runs it in the last pipeline stage. The KV of its layers is in the
         # chunks.
-        self._drafts = self._speculates and speculative.uses_draft_kv_cache() and get_pp_group().is_last_rank
+        self._drafts = speculative is not None and speculative.uses_draft_kv_cache() and get_pp_group().is_last_rank
         # A report that vLLM has already taken; save() adds the step's saves to it.
         self._open_report: StepReport | None = None
         self._extra_json = settings_json(vllm_config, specs)
@@ -107,13 +106,12 @@ class WorkerConnector:
         With speculative decoding, vLLM's v1 model runner calls this before wait_for_save(). It calls wait_for_save()
         after the draft model, in the last pipeline stage only. If this rank runs a draft model, save() completes the
         report later. Otherwise the save runs here: the next step's report would be too late, because the decode node
-        asks for the prompt during that step.
+        asks for the prompt during that step. vLLM 0.30 does not call wait_for_save() in steps without a forward pass.
         """
         if self._drafts:
             self._open_report = StepReport(self._take_payloads())
             return self._open_report
-        if self._speculates:
-            self.save()
+        self.save()  # does nothing if wait_for_save() was called before
         payloads = self._take_payloads()
         return StepReport(payloads) if payloads else None
 

