@@ -31,7 +31,7 @@ DEADLINE_S = 60.0
 # The beginnings of lines that another test runs, each with the path of that test and a phrase that the test contains.
 RUN_ELSEWHERE = (
     ("launch/quickstart", "tests/vllm/test_quickstart.py", '"launch" / "quickstart"'),
-    ("pip wheel --no-deps", "tests/launch/wheel_test.py", "wheel"),
+    ("launch/wheel", "tests/launch/clean_install_test.py", '"launch" / "wheel"'),
     ("cmake --install build/release", "tests/launch/example_test.py", '"--install"'),
     ("cmake -S launch/examples/move_blocks", "tests/launch/example_test.py", "move_blocks"),
     ("cmake --build build/move_blocks", "tests/launch/example_test.py", "every byte is right"),

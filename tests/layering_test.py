@@ -93,6 +93,7 @@ MAY_IMPORT = {
     "proxy/": ("proxy",),
     "cluster/": ("paths", "process", "progress", "node", "cluster"),
     "testbed/": ("paths", "process", "progress", "setup", "node", "proxy", "testbed"),
+    "__main__.py": ("paths", "node", "cluster", "proxy"),
     "": ("paths", "process", "progress"),
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from deployment import CLUSTER
-from kvferry_launch.cluster import cli, spec
+from kvferry_launch.cluster import cli, plan, spec
 from kvferry_launch.cluster.plan import Found, Planner
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.start import Starter
@@ -91,6 +91,18 @@ def test_ssh_goes_round_the_hosts_and_quotes_for_the_shell_there() -> None:
     assert there[there.index("--extra") + 3] == "path=a b"
     assert there[there.index("--advertise-host") + 1] == "10.0.0.1"
     assert there[there.index("--controller") + 1] == "tcp://10.0.0.1:PORT"
+
+
+def test_an_installed_launcher_needs_no_checkout_here_or_on_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "OWN_TOOLS", plan.Tools("/env/bin/python", ""))
+    module = ["-m", "kvferry_launch"]
+    words = commands(lines())["controller"]
+    assert words[2:6] == ["/env/bin/python", "-m", "kvferry_launch.node.guard", "--grace"]
+    assert words[words.index("--") + 1:][:4] == ["/env/bin/python", *module, "controller"]
+    there = shlex.split(commands(lines(on="ssh", hosts=["a"]))["decode-0"][-1])
+    assert there[:4] == ["exec", "python3", "-m", "kvferry_launch.node.guard"]
+    assert there[there.index("--key-file") + 1] == ".local/state/kvferry/deployments/demo/cluster.key"
+    assert " ".join(["python3", *module, "decode", "--report"]) in " ".join(there)
 
 
 def test_roles_have_hosts_of_their_own() -> None:

@@ -62,7 +62,7 @@ def test_images_have_the_libraries_that_are_linked_and_do_not_run_as_root() -> N
     needed = needed_packages(KVFERRY).union(*map(needed_packages, (RELEASE / "python" / "kvferry").glob("_core.*.so")))
     assert len(needed) > 5
     assert needed <= installed
-    assert installed - needed == {"libgomp1", "libnuma1"}, "of vLLM"
+    assert installed - needed == {"libgomp1", "libnuma1", "libucx0"}, "of vLLM, and loaded at run time"
     for final in ("controller", "node"):
         assert re.findall(r"^USER (.*)$", stages()[final], re.MULTILINE) == ["14600"]
 

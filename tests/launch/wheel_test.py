@@ -24,12 +24,17 @@ def test_the_wheel_carries_module_and_binary(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "kvferry/vllm.py" in names
     assert any(name.startswith("kvferry/_core.") for name in names)
-    assert not any(name.startswith(("include/", "lib/")) for name in names), names
+    assert "kvferry_launch/cluster/cli.py" in names
+    needless = ("include/", "lib/", "kvferry_launch/setup/", "kvferry_launch/testbed/")
+    assert not any(name.startswith(needless) for name in names), names
 
     run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
     bin_folder = tmp_path / "venv" / "bin"
     run(str(bin_folder / "pip"), "install", "--no-deps", "--no-index", str(wheel))
     assert run(str(bin_folder / "kvferry"), "--version").strip().endswith("0.1.0")
+    assert "controller" in run(str(bin_folder / "kvferry-launch"), "--help")
+    started = run(str(bin_folder / "kvferry-launch"), "controller", "--dry-run")
+    assert started.split()[0] == str(*tmp_path.glob("venv/lib/python3*/site-packages/kvferry/bin/kvferry"))
     program = "from kvferry._core import check_config; print(check_config('{}'))"
     settings = run(str(bin_folder / "python"), "-c", program)
     assert "'chunk_tokens': 256" in settings

@@ -1,8 +1,6 @@
 #include "transport/ucx/ucp_worker.h"
 
 #include <ucs/config/types.h>
-#include <ucs/debug/log_def.h>
-#include <ucs/memory/memory_type.h>
 
 #include <array>
 #include <cstdarg>
@@ -16,15 +14,22 @@
 namespace kvferry::ucx {
 namespace {
 
-void warn_if_headers_and_library_differ() {
+/// Returns the version of the library that was loaded, as UCP_VERSION() writes it.
+unsigned loaded_version() {
   unsigned major = 0;
   unsigned minor = 0;
   unsigned release = 0;
-  ucp_get_version(&major, &minor, &release);
-  if (major != UCP_API_MAJOR || minor != UCP_API_MINOR)
+  api().ucp_get_version(&major, &minor, &release);
+  return UCP_VERSION(major, minor);
+}
+
+/// Later libraries understand what programs built for earlier ones ask.
+void warn_if_library_is_older_than_headers() {
+  if (loaded_version() < UCP_API_VERSION)
     log().warn(
-        "kvferry was built for UCX {}.{} but runs with UCX {}.{}.{}; set the library path to the version of the build",
-        UCP_API_MAJOR, UCP_API_MINOR, major, minor, release);
+        "kvferry was built for UCX {}.{} but runs with the earlier UCX {}; name a later one in "
+        "KVFERRY_UCX_LIBRARY",
+        UCP_API_MAJOR, UCP_API_MINOR, api().ucp_get_version_string());
 }
 
 /// Writes UCX's messages to kvferry's log, because UCX writes them to stdout, where a command's own output goes. Not
@@ -43,22 +48,20 @@ ucs_log_func_rc_t write_to_own_log(const char*, unsigned, const char*, ucs_log_l
 
 void redirect_ucx_log() {
   static std::once_flag once;
-  if (std::getenv("UCX_LOG_FILE") == nullptr) std::call_once(once, [] { ucs_log_push_handler(write_to_own_log); });
+  if (std::getenv("UCX_LOG_FILE") == nullptr)
+    std::call_once(once, [] { api().ucs_log_push_handler(write_to_own_log); });
 }
 
 /// Sets segments of 256 KiB for UCX's TCP. By default UCX emulates gets and puts by copies of 8 KiB, which take two to
 /// three times the processor time. The user's UCX_* variables take precedence. (setenv() is not used, since it would
 /// change the whole process.)
 void set_tcp_segments(ucp_config_t* config) {
-#if UCP_API_VERSION < UCP_VERSION(1, 14)  // the options' names were tested with UCX 1.13 only
+  if (loaded_version() >= UCP_VERSION(1, 14)) return;  // the options' names were tested with UCX 1.13 only
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
     if (std::getenv(fmt::format("UCX_TCP_{}", name).c_str()) != nullptr) continue;
-    if (const ucs_status_t status = ucp_config_modify(config, name, "256k"); status != UCS_OK)
+    if (const ucs_status_t status = api().ucp_config_modify(config, name, "256k"); status != UCS_OK)
       log().warn("transport: cannot set a UCX option for TCP: {}", describe_status(name, status));
   }
-#else
-  static_cast<void>(config);
-#endif
 }
 
 Error unavailable(const char* doing, ucs_status_t status) {
@@ -70,48 +73,51 @@ Error unavailable(const char* doing, ucs_status_t status) {
 }  // namespace
 
 std::string describe_status(const char* doing, ucs_status_t status) {
-  return fmt::format("{}: {}", doing, ucs_status_string(status));
+  return fmt::format("{}: {}", doing, api().ucs_status_string(status));
 }
 
 Result<std::unique_ptr<UcpWorker>> UcpWorker::create() {
-  warn_if_headers_and_library_differ();
+  KVFERRY_TRY(load_ucx());
+  warn_if_library_is_older_than_headers();
   redirect_ucx_log();
   std::unique_ptr<UcpWorker> made(new UcpWorker());
 
   ucp_config_t* config = nullptr;
-  if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK)
+  if (const ucs_status_t status = api().ucp_config_read(nullptr, nullptr, &config); status != UCS_OK)
     return unavailable("cannot read UCX's configuration", status);
   set_tcp_segments(config);
   ucp_params_t context_params{};
   context_params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   context_params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   context_params.name = "kvferry";
-  const ucs_status_t context_status = ucp_init(&context_params, config, &made->context_);
-  ucp_config_release(config);
+  const ucs_status_t context_status =
+      api().ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &context_params, config, &made->context_);
+  api().ucp_config_release(config);
   if (context_status != UCS_OK) return unavailable("cannot start UCX", context_status);
 
   ucp_worker_params_t worker_params{};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
-  if (const ucs_status_t status = ucp_worker_create(made->context_, &worker_params, &made->worker_); status != UCS_OK)
+  if (const ucs_status_t status = api().ucp_worker_create(made->context_, &worker_params, &made->worker_);
+      status != UCS_OK)
     return unavailable("cannot create a UCX worker", status);
-  if (const ucs_status_t status = ucp_worker_get_efd(made->worker_, &made->event_fd_); status != UCS_OK)
+  if (const ucs_status_t status = api().ucp_worker_get_efd(made->worker_, &made->event_fd_); status != UCS_OK)
     return unavailable("cannot get UCX's event descriptor", status);
   return made;
 }
 
 UcpWorker::~UcpWorker() {
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
+  if (worker_ != nullptr) api().ucp_worker_destroy(worker_);
+  if (context_ != nullptr) api().ucp_cleanup(context_);
 }
 
 Result<std::string> UcpWorker::address() const {
   ucp_address_t* address = nullptr;
   std::size_t bytes = 0;
-  if (const ucs_status_t status = ucp_worker_get_address(worker_, &address, &bytes); status != UCS_OK)
+  if (const ucs_status_t status = api().ucp_worker_get_address(worker_, &address, &bytes); status != UCS_OK)
     return unavailable("cannot get the UCX worker's address", status);
   std::string copy(reinterpret_cast<const char*>(address), bytes);
-  ucp_worker_release_address(worker_, address);
+  api().ucp_worker_release_address(worker_, address);
   return copy;
 }
 
@@ -123,7 +129,7 @@ Result<void> UcpWorker::on_active_message(unsigned am_id, ucp_am_recv_callback_t
   params.flags = UCP_AM_FLAG_WHOLE_MSG;
   params.cb = handler;
   params.arg = arg;
-  if (const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &params); status != UCS_OK)
+  if (const ucs_status_t status = api().ucp_worker_set_am_recv_handler(worker_, &params); status != UCS_OK)
     return unavailable("cannot receive UCX active messages", status);
   return {};
 }
@@ -139,12 +145,12 @@ ucs_status_t UcpWorker::send(ucp_ep_h ep, unsigned am_id, std::string bytes, boo
   if (wants_answer) param.flags |= UCP_AM_SEND_FLAG_REPLY;
   param.user_data = &*unsent;
   param.cb.send = [](void* request, ucs_status_t, void* user_data) {
-    ucp_request_free(request);
+    api().ucp_request_free(request);
     auto* sent = static_cast<Unsent*>(user_data);
     sent->worker->erase(sent->self);
   };
   const ucs_status_ptr_t posted =
-      ucp_am_send_nbx(ep, am_id, nullptr, 0, unsent->bytes.data(), unsent->bytes.size(), &param);
+      api().ucp_am_send_nbx(ep, am_id, nullptr, 0, unsent->bytes.data(), unsent->bytes.size(), &param);
   if (UCS_PTR_IS_PTR(posted)) return UCS_OK;
   erase(unsent);
   return UCS_PTR_STATUS(posted);
@@ -161,16 +167,16 @@ std::uint64_t UcpWorker::unsent_bytes(ucp_ep_h ep) const {
   return found == unsent_bytes_.end() ? 0 : found->second;
 }
 
-bool UcpWorker::arm() { return ucp_worker_arm(worker_) == UCS_OK; }
+bool UcpWorker::arm() { return api().ucp_worker_arm(worker_) == UCS_OK; }
 
 Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes, ucs_memory_type_t type) {
   // ucp_mem_map() accepts memory of any type, even if no transport reaches it and the first copy would fail.
   ucp_context_attr_t known{};
   known.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
-  if (ucp_context_query(context_, &known) != UCS_OK || (known.memory_types & UCS_BIT(type)) == 0)
+  if (api().ucp_context_query(context_, &known) != UCS_OK || (known.memory_types & UCS_BIT(type)) == 0)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("UCX {} does not support {} memory here: it needs CUDA's transports and the driver",
-                             ucp_get_version_string(), ucs_memory_type_names[type])};
+                             api().ucp_get_version_string(), type == UCS_MEMORY_TYPE_CUDA ? "cuda" : "host")};
   ucp_mem_map_params_t params{};
   params.field_mask =
       UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
@@ -178,21 +184,21 @@ Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes,
   params.length = bytes;
   params.memory_type = type;
   Memory memory;
-  if (const ucs_status_t status = ucp_mem_map(context_, &params, &memory.handle); status != UCS_OK)
+  if (const ucs_status_t status = api().ucp_mem_map(context_, &params, &memory.handle); status != UCS_OK)
     return Error{ErrorCode::kUnavailable, describe_status("cannot register memory with UCX", status)};
   void* rkey = nullptr;
   std::size_t rkey_bytes = 0;
-  if (const ucs_status_t status = ucp_rkey_pack(context_, memory.handle, &rkey, &rkey_bytes); status != UCS_OK) {
-    ucp_mem_unmap(context_, memory.handle);
+  if (const ucs_status_t status = api().ucp_rkey_pack(context_, memory.handle, &rkey, &rkey_bytes); status != UCS_OK) {
+    api().ucp_mem_unmap(context_, memory.handle);
     return Error{ErrorCode::kUnavailable, describe_status("cannot make a UCX remote key", status)};
   }
   memory.rkey.assign(static_cast<const char*>(rkey), rkey_bytes);
-  ucp_rkey_buffer_release(rkey);
+  api().ucp_rkey_buffer_release(rkey);
   return memory;
 }
 
 void UcpWorker::unmap_memory(ucp_mem_h handle) {
-  if (const ucs_status_t status = ucp_mem_unmap(context_, handle); status != UCS_OK)
+  if (const ucs_status_t status = api().ucp_mem_unmap(context_, handle); status != UCS_OK)
     log().warn("transport: {}", describe_status("cannot unregister memory with UCX", status));
 }
 

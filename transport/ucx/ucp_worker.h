@@ -1,8 +1,6 @@
 // The UCP context and worker of one transport. Private to this folder.
 #pragma once
 
-#include <ucp/api/ucp.h>
-
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -10,6 +8,7 @@
 #include <unordered_map>
 
 #include "transport/base/result.h"
+#include "transport/ucx/ucx_library.h"
 
 namespace kvferry::ucx {
 
@@ -20,7 +19,8 @@ std::string describe_status(const char* doing, ucs_status_t status);
 /// memory handles and rkeys must be gone before the worker.
 class UcpWorker {
  public:
-  /// Starts UCX. kUnavailable: UCX can't start on this machine with the environment's UCX_* variables.
+  /// Loads and starts UCX. kUnavailable: there is no UCX, or it can't start on this machine with the environment's
+  /// UCX_* variables.
   static Result<std::unique_ptr<UcpWorker>> create();
   UcpWorker(const UcpWorker&) = delete;
   UcpWorker& operator=(const UcpWorker&) = delete;
@@ -35,7 +35,7 @@ class UcpWorker {
   /// Returns the number of bytes of messages that UCX has not sent yet on this endpoint.
   std::uint64_t unsent_bytes(ucp_ep_h ep) const;
   /// Lets UCX send and receive, and calls handlers and callbacks. Returns whether there was anything to do.
-  bool progress() { return ucp_worker_progress(worker_) != 0; }
+  bool progress() { return api().ucp_worker_progress(worker_) != 0; }
   /// Returns whether the thread may sleep until event_fd() is readable.
   bool arm();
   int event_fd() const { return event_fd_; }

@@ -19,7 +19,7 @@ Result<void> UcxBackend::start() {
 
 std::string UcxBackend::describe() const {
   const std::lock_guard lock(path_mutex_);
-  return fmt::format("UCX {} over {}", ucp_get_version_string(),
+  return fmt::format("UCX {} over {}", api().ucp_get_version_string(),
                      path_.empty() ? "a UCX transport that is chosen at the first connection" : path_);
 }
 

@@ -20,8 +20,8 @@ std::string padded(const std::string& bytes) { return bytes + std::string(4096, 
 /// Returns whether the request has ended. If it has ended, frees it.
 bool is_over(ucs_status_ptr_t& request) {
   if (UCS_PTR_IS_PTR(request)) {
-    if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
-    ucp_request_free(request);
+    if (api().ucp_request_check_status(request) == UCS_INPROGRESS) return false;
+    api().ucp_request_free(request);
   }
   request = nullptr;
   return true;
@@ -43,7 +43,7 @@ void UcxPeer::connect() {
     static_cast<UcxPeer*>(arg)->fail(describe_status("the connection broke", status));
   };
   params.err_handler.arg = this;
-  if (const ucs_status_t status = ucp_ep_create(worker_.handle(), &params, &ep_); status != UCS_OK) {
+  if (const ucs_status_t status = api().ucp_ep_create(worker_.handle(), &params, &ep_); status != UCS_OK) {
     ep_ = nullptr;
     return fail(describe_status(
         "cannot connect (both sides need a transport that UCX_TLS allows and that reports dead peers, such as tcp)",
@@ -54,7 +54,7 @@ void UcxPeer::connect() {
   ucp_request_param_t request{};
   request.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   request.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
-  hello_request_ = ucp_am_send_nbx(ep_, kHelloAm, nullptr, 0, hello_.data(), hello_.size(), &request);
+  hello_request_ = api().ucp_am_send_nbx(ep_, kHelloAm, nullptr, 0, hello_.data(), hello_.size(), &request);
   if (UCS_PTR_IS_ERR(hello_request_)) fail(describe_status("cannot send the hello", UCS_PTR_STATUS(hello_request_)));
 }
 
@@ -104,7 +104,7 @@ void UcxPeer::drain(TimeNs deadline) {
   drain_deadline_ = deadline;
   if (ep_ == nullptr) return;
   const ucp_request_param_t request{};
-  flush_request_ = ucp_ep_flush_nbx(ep_, &request);
+  flush_request_ = api().ucp_ep_flush_nbx(ep_, &request);
 }
 
 void UcxPeer::advance_close(TimeNs now) {
@@ -116,7 +116,7 @@ void UcxPeer::advance_close(TimeNs now) {
     ucp_request_param_t request{};
     request.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     request.flags = UCP_EP_CLOSE_FLAG_FORCE;
-    close_request_ = ucp_ep_close_nbx(std::exchange(ep_, nullptr), &request);
+    close_request_ = api().ucp_ep_close_nbx(std::exchange(ep_, nullptr), &request);
   }
   if (!is_over(close_request_) || !is_over(hello_request_) || !is_over(flush_request_) || num_posted > 0) return;
   rkeys_.clear();
@@ -131,9 +131,9 @@ Result<RkeyPtr> UcxPeer::rkey(const std::string& packed) {
     return Error{ErrorCode::kInternal,
                  fmt::format("the peer's remote key has {} bytes; 1 to {} are allowed", packed.size(), kRkeyBytesMax)};
   ucp_rkey_h rkey = nullptr;
-  if (const ucs_status_t status = ucp_ep_rkey_unpack(ep_, padded(packed).data(), &rkey); status != UCS_OK)
+  if (const ucs_status_t status = api().ucp_ep_rkey_unpack(ep_, padded(packed).data(), &rkey); status != UCS_OK)
     return Error{ErrorCode::kInternal, describe_status("cannot read the peer's remote key", status)};
-  return rkeys_.emplace(packed, RkeyPtr(rkey, ucp_rkey_destroy)).first->second;
+  return rkeys_.emplace(packed, RkeyPtr(rkey, api().ucp_rkey_destroy)).first->second;
 }
 
 std::string UcxPeer::transports() const {
@@ -147,7 +147,7 @@ std::set<std::string> UcxPeer::lanes() const {
   std::size_t bytes = 0;
   std::FILE* stream = ::open_memstream(&text, &bytes);
   if (stream == nullptr || ep_ == nullptr) return {};
-  ucp_ep_print_info(ep_, stream);
+  api().ucp_ep_print_info(ep_, stream);
   std::fclose(stream);
   const std::string dump(text, bytes);
   std::free(text);

@@ -1,8 +1,6 @@
 // The connection to one peer: its endpoint from the hello to the close. Private to this folder.
 #pragma once
 
-#include <ucp/api/ucp.h>
-
 #include <cstdint>
 #include <memory>
 #include <set>

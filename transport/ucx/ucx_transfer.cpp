@@ -142,19 +142,19 @@ void UcxTransfer::post_operations() {
     }
     ucp_request_param_t param = request_param();
     if (!is_checked) {
-      account(is_pull() ? ucp_get_nbx(peer_.ep(), piece.local, piece.bytes, remote, rkey_.get(), &param)
-                        : ucp_put_nbx(peer_.ep(), piece.local, piece.bytes, remote, rkey_.get(), &param));
+      account(is_pull() ? api().ucp_get_nbx(peer_.ep(), piece.local, piece.bytes, remote, rkey_.get(), &param)
+                        : api().ucp_put_nbx(peer_.ep(), piece.local, piece.bytes, remote, rkey_.get(), &param));
       continue;
     }
     auto get = std::make_unique<CheckedGet>(CheckedGet{this, piece});
     param.user_data = get.get();
     param.cb.send = [](void* request, ucs_status_t status, void* user_data) {
-      ucp_request_free(request);
+      api().ucp_request_free(request);
       const std::unique_ptr<CheckedGet> done(static_cast<CheckedGet*>(user_data));
       if (status == UCS_OK) done->transfer->arrived(done->piece);
       done->transfer->retire(status);
     };
-    const ucs_status_ptr_t posted = ucp_get_nbx(peer_.ep(), piece.local, piece.bytes, remote, rkey_.get(), &param);
+    const auto posted = api().ucp_get_nbx(peer_.ep(), piece.local, piece.bytes, remote, rkey_.get(), &param);
     account(posted);
     if (UCS_PTR_IS_PTR(posted)) {
       static_cast<void>(get.release());
@@ -254,7 +254,7 @@ void UcxTransfer::post_flush() {
   if (mode_ == Mode::kPacked || is_pull() || accepted_.copies.empty()) return;
   ucp_request_param_t param = request_param();
   param.op_attr_mask &= ~static_cast<std::uint32_t>(UCP_OP_ATTR_FIELD_MEMH);
-  account(ucp_ep_flush_nbx(peer_.ep(), &param));
+  account(api().ucp_ep_flush_nbx(peer_.ep(), &param));
 }
 
 void UcxTransfer::post_notification(UcpWorker& worker, const std::string& from) {
@@ -285,7 +285,7 @@ ucp_request_param_t UcxTransfer::request_param() {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH;
   param.cb.send = [](void* request, ucs_status_t status, void* user_data) {
-    ucp_request_free(request);
+    api().ucp_request_free(request);
     static_cast<UcxTransfer*>(user_data)->retire(status);
   };
   param.user_data = this;

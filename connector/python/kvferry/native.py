@@ -4,7 +4,7 @@ import re
 import subprocess
 
 # Debian names a package after its library and the version (libzmq.so.5: libzmq5), except for these libraries.
-_PACKAGES = {"libcrypto": "libssl", "libucm": "libucx", "libucp": "libucx", "libucs": "libucx", "libuct": "libucx"}
+_PACKAGES = {"libcrypto": "libssl"}
 
 
 def why_not_loaded(error: ImportError) -> str:

@@ -20,7 +20,8 @@ namespace kvferry {
 /// for all token ids and counts. Returns -1 with a Python error set if the object is not an integer or does not fit.
 inline std::int64_t small_integer(PyObject* object) {
   if (PyLong_CheckExact(object)) {
-#if PY_VERSION_HEX >= 0x030C0000
+#if defined(Py_LIMITED_API)  // the stable ABI hides the digits
+#elif PY_VERSION_HEX >= 0x030C0000
     const auto* const number = reinterpret_cast<PyLongObject*>(object);
     if (PyUnstable_Long_IsCompact(number)) return PyUnstable_Long_CompactValue(number);
 #else
@@ -50,11 +51,11 @@ Value fitting_integer(PyObject* object) {
 inline std::vector<std::int32_t> integers(nanobind::handle list) {
   constexpr Py_ssize_t kAhead = 16;  // number of objects to prefetch ahead, since the objects are scattered in memory
   if (!PyList_Check(list.ptr())) throw nanobind::type_error("token ids must be a list");
-  const Py_ssize_t size = PyList_GET_SIZE(list.ptr());
+  const Py_ssize_t size = NB_LIST_GET_SIZE(list.ptr());
   std::vector<std::int32_t> values(static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i) {
-    if (i + kAhead < size) __builtin_prefetch(PyList_GET_ITEM(list.ptr(), i + kAhead));
-    values[static_cast<std::size_t>(i)] = fitting_integer<std::int32_t>(PyList_GET_ITEM(list.ptr(), i));
+    if (i + kAhead < size) __builtin_prefetch(NB_LIST_GET_ITEM(list.ptr(), i + kAhead));
+    values[static_cast<std::size_t>(i)] = fitting_integer<std::int32_t>(NB_LIST_GET_ITEM(list.ptr(), i));
   }
   if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
   return values;
@@ -91,9 +92,9 @@ class RunningReader {
     step.block_changes.clear();
     for (std::size_t i = 0; i < size; ++i) {
       const auto at = static_cast<Py_ssize_t>(i);
-      if (at + kAhead < PyList_GET_SIZE(running.computed.ptr()))
-        __builtin_prefetch(PyList_GET_ITEM(running.computed.ptr(), at + kAhead));
-      PyObject* const id = PyList_GET_ITEM(running.ids.ptr(), at);
+      if (at + kAhead < NB_LIST_GET_SIZE(running.computed.ptr()))
+        __builtin_prefetch(NB_LIST_GET_ITEM(running.computed.ptr(), at + kAhead));
+      PyObject* const id = NB_LIST_GET_ITEM(running.ids.ptr(), at);
       const bool is_resumed = has_resumed && running.resumed.contains(nanobind::handle(id));
       const std::size_t found = is_resumed ? before.size() : find(before, next, id);
       if (found < before.size()) {
@@ -104,10 +105,10 @@ class RunningReader {
       }
       RunningRequest& request = step.running[i];
       request.handle = now[i].handle;
-      request.num_computed = fitting_integer<std::uint32_t>(PyList_GET_ITEM(running.computed.ptr(), at));
+      request.num_computed = fitting_integer<std::uint32_t>(NB_LIST_GET_ITEM(running.computed.ptr(), at));
       request.num_scheduled = fitting_integer<std::uint32_t>(counts.at(id));
       if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
-      const nanobind::handle blocks = PyList_GET_ITEM(running.blocks.ptr(), at);
+      const nanobind::handle blocks = NB_LIST_GET_ITEM(running.blocks.ptr(), at);
       if (is_resumed || !blocks.is_none())
         step.block_changes.push_back({request.handle, nanobind::cast<BlockTable>(blocks), is_resumed});
     }

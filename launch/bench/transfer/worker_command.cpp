@@ -39,7 +39,7 @@ Command worker_command(const WorkerSpec& spec) {
       throw Failure(
           {ErrorCode::kUnavailable, "the package libucx-cu13 is not installed in the benchmark's virtual environment"});
     command = self_command({"bench", "worker"});
-    command.environment.push_back("LD_LIBRARY_PATH=" + folder);
+    command.environment.push_back("KVFERRY_UCX_LIBRARY=" + folder + "/libucp.so.0");
   } else if (spec.engine == "nixl" || spec.engine == "mooncake") {
     command = script_command(spec.engine + "_worker.py", {});
   } else {

@@ -18,7 +18,7 @@ def test_missing_libraries_are_named_with_their_packages(tmp_path: Path) -> None
     package.mkdir()
     for name in ("__init__.py", "native.py", "tickets.py"):
         shutil.copy(REPO / "connector/python/kvferry" / name, package)
-    gone = [tmp_path / "libabsent.so.7", tmp_path / "libucp.so.99"]
+    gone = [tmp_path / "libabsent.so.7", tmp_path / "libcrypto.so.99"]
     for library in gone:
         subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", f"-Wl,-soname,{library.name}", "-o", library],
                        check=True)
@@ -32,7 +32,7 @@ def test_missing_libraries_are_named_with_their_packages(tmp_path: Path) -> None
 
     assert done.stderr.splitlines()[-1] == (
         "ImportError: kvferry's native module can't be loaded, because this host has no libabsent.so.7, "
-        "libucp.so.99; on Debian: apt-get install libabsent7 libucx99")
+        "libcrypto.so.99; on Debian: apt-get install libabsent7 libssl99")
     assert done.stderr.count("Error: ") == 1
 
 

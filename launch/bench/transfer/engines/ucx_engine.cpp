@@ -1,56 +1,58 @@
 // Measures UCX, used as ucx_perftest uses it: a put or get for each block, a flush and a message, without failure
-// handling and without sleeping. LD_LIBRARY_PATH makes the loader find PyPI's newest UCX (worker_command.cpp).
-#include <ucp/api/ucp.h>
-
+// handling and without sleeping. worker_command.cpp names PyPI's newest UCX in the environment.
 #include <algorithm>
 #include <vector>
 
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/line_link.h"
 #include "launch/bench/transfer/engine.h"
+#include "transport/ucx/ucx_library.h"
 
 namespace kvferry::bench {
 namespace {
+
+using ucx::api;
 
 constexpr unsigned kMessage = 1;
 constexpr std::size_t kWindow = 64;  // maximum number of operations in flight
 
 void check(ucs_status_t status, const char* what) {
   if (status == UCS_OK) return;
-  throw Failure({ErrorCode::kUnavailable, fmt::format("UCX: {}: {}", what, ucs_status_string(status))});
+  throw Failure({ErrorCode::kUnavailable, fmt::format("UCX: {}: {}", what, api().ucs_status_string(status))});
 }
 
 class UcxEngine final : public Engine {
  public:
   ~UcxEngine() override {
-    if (rkey_ != nullptr) ucp_rkey_destroy(rkey_);
+    if (rkey_ != nullptr) api().ucp_rkey_destroy(rkey_);
     if (endpoint_ != nullptr) {
       ucp_request_param_t close{};
       close.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
       close.flags = UCP_EP_CLOSE_FLAG_FORCE;
-      static_cast<void>(attempt([&] { finish(ucp_ep_close_nbx(endpoint_, &close)); }));
+      static_cast<void>(attempt([&] { finish(api().ucp_ep_close_nbx(endpoint_, &close)); }));
     }
-    if (mapped_ != nullptr) ucp_mem_unmap(context_, mapped_);
-    if (worker_ != nullptr) ucp_worker_destroy(worker_);
-    if (context_ != nullptr) ucp_cleanup(context_);
+    if (mapped_ != nullptr) api().ucp_mem_unmap(context_, mapped_);
+    if (worker_ != nullptr) api().ucp_worker_destroy(worker_);
+    if (context_ != nullptr) api().ucp_cleanup(context_);
   }
 
   nlohmann::json start(const WorkerSpec&, BenchMemory& memory) override {
+    need(ucx::load_ucx());
     memory_ = memory.span();
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
     params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM;
-    check(ucp_init(&params, nullptr, &context_), "cannot start");
+    check(api().ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, nullptr, &context_), "cannot start");
     ucp_worker_params_t worker{};
     worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     worker.thread_mode = UCS_THREAD_MODE_SINGLE;
-    check(ucp_worker_create(context_, &worker, &worker_), "cannot create a worker");
+    check(api().ucp_worker_create(context_, &worker, &worker_), "cannot create a worker");
     ucp_am_handler_param_t handler{};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     handler.id = kMessage;
     handler.cb = &UcxEngine::on_message;
     handler.arg = this;
-    check(ucp_worker_set_am_recv_handler(worker_, &handler), "cannot set the message handler");
+    check(api().ucp_worker_set_am_recv_handler(worker_, &handler), "cannot set the message handler");
     return map_memory();
   }
 
@@ -61,11 +63,11 @@ class UcxEngine final : public Engine {
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    check(ucp_ep_create(worker_, &params, &endpoint_), "cannot create an endpoint");
-    check(ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_), "cannot unpack the peer's rkey");
+    check(api().ucp_ep_create(worker_, &params, &endpoint_), "cannot create an endpoint");
+    check(api().ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_), "cannot unpack the peer's rkey");
   }
 
-  std::string describe() const override { return fmt::format("UCX {}", ucp_get_version_string()); }
+  std::string describe() const override { return fmt::format("UCX {}", api().ucp_get_version_string()); }
 
   void transfer() override {
     move(own_.size());
@@ -95,17 +97,17 @@ class UcxEngine final : public Engine {
     params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
     params.address = memory_.data();
     params.length = memory_.size();
-    check(ucp_mem_map(context_, &params, &mapped_), "cannot map the memory");
+    check(api().ucp_mem_map(context_, &params, &mapped_), "cannot map the memory");
     void* rkey = nullptr;
     std::size_t rkey_bytes = 0;
-    check(ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes), "cannot pack the rkey");
+    check(api().ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes), "cannot pack the rkey");
     const std::string rkey_hex = to_hex({static_cast<const char*>(rkey), rkey_bytes});
-    ucp_rkey_buffer_release(rkey);
+    api().ucp_rkey_buffer_release(rkey);
     ucp_address_t* address = nullptr;
     std::size_t address_bytes = 0;
-    check(ucp_worker_get_address(worker_, &address, &address_bytes), "cannot get the worker's address");
+    check(api().ucp_worker_get_address(worker_, &address, &address_bytes), "cannot get the worker's address");
     const std::string address_hex = to_hex({reinterpret_cast<const char*>(address), address_bytes});
-    ucp_worker_release_address(worker_, address);
+    api().ucp_worker_release_address(worker_, address);
     return {{"address", address_hex}, {"rkey", rkey_hex}, {"base", reinterpret_cast<std::uintptr_t>(memory_.data())}};
   }
 
@@ -115,11 +117,11 @@ class UcxEngine final : public Engine {
     if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), "an operation was refused");
     const Deadline deadline(kPatience);
     ucs_status_t status = UCS_INPROGRESS;
-    while ((status = ucp_request_check_status(request)) == UCS_INPROGRESS) {
-      if (ucp_worker_progress(worker_) != 0) continue;
+    while ((status = api().ucp_request_check_status(request)) == UCS_INPROGRESS) {
+      if (api().ucp_worker_progress(worker_) != 0) continue;
       need(deadline.check("a completion of UCX"));
     }
-    ucp_request_free(request);
+    api().ucp_request_free(request);
     check(status, "an operation failed");
   }
 
@@ -131,24 +133,24 @@ class UcxEngine final : public Engine {
       finish(slot);
       std::byte* own = memory_.data() + own_[i];
       const std::uint64_t other = others_base_ + others_[i];
-      slot = job_.is_push ? ucp_put_nbx(endpoint_, own, job_.block_bytes, other, rkey_, &plain)
-                          : ucp_get_nbx(endpoint_, own, job_.block_bytes, other, rkey_, &plain);
+      slot = job_.is_push ? api().ucp_put_nbx(endpoint_, own, job_.block_bytes, other, rkey_, &plain)
+                          : api().ucp_get_nbx(endpoint_, own, job_.block_bytes, other, rkey_, &plain);
     }
     for (const ucs_status_ptr_t slot : window) finish(slot);
-    if (job_.is_push) finish(ucp_ep_flush_nbx(endpoint_, &plain));
+    if (job_.is_push) finish(api().ucp_ep_flush_nbx(endpoint_, &plain));
     send_message();
   }
 
   void send_message() {
     const ucp_request_param_t plain{};
-    finish(ucp_am_send_nbx(endpoint_, kMessage, nullptr, 0, nullptr, 0, &plain));
-    ucp_worker_progress(worker_);
+    finish(api().ucp_am_send_nbx(endpoint_, kMessage, nullptr, 0, nullptr, 0, &plain));
+    api().ucp_worker_progress(worker_);
   }
 
   void wait_for_message() {
     const Deadline deadline(kPatience);
     while (num_messages_ == 0) {
-      if (ucp_worker_progress(worker_) != 0) continue;
+      if (api().ucp_worker_progress(worker_) != 0) continue;
       need(deadline.check("a message of UCX"));
     }
     --num_messages_;

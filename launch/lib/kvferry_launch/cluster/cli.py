@@ -20,13 +20,15 @@ from kvferry_launch.cluster.spec import Spec, load, run_folder
 from kvferry_launch.cluster.start import dry_run_of
 from kvferry_launch.cluster.up import Deployment, wait_until_gone
 from kvferry_launch.node import preflight
+from kvferry_launch.paths import command_name
 
 STOP_WITHIN_S = 120.0
 POLL_S = 0.5
-EXAMPLES = """examples:
-  launch/cluster up launch/examples/cluster/local.yaml --dry-run
-  launch/cluster up deployment.yaml
-  launch/cluster scale deployment.yaml decode=3
+NAME = command_name("cluster")
+EXAMPLES = f"""examples:
+  {NAME} up deployment.yaml --dry-run
+  {NAME} up deployment.yaml
+  {NAME} scale deployment.yaml decode=3
 """
 
 
@@ -36,18 +38,18 @@ def main() -> NoReturn:
     try:
         sys.exit(run(arguments))
     except SpecError as error:
-        sys.exit(f"launch/cluster: {error}")
+        sys.exit(f"{NAME}: {error}")
     except OSError as error:
         if error.filename is None:
             raise
-        sys.exit(f"launch/cluster: can't use {error.filename}: {error.strerror}")
+        sys.exit(f"{NAME}: can't use {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="launch/cluster", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EXAMPLES,
+        prog=NAME, formatter_class=argparse.RawDescriptionHelpFormatter, epilog=EXAMPLES,
         description="Start, watch, scale and stop a whole prefill and decode deployment from one YAML file.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 

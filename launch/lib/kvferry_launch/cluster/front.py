@@ -17,8 +17,8 @@ import sys
 import time
 from typing import Any
 
+from kvferry_launch.cluster.plan import OWN_TOOLS
 from kvferry_launch.node import serving
-from kvferry_launch.paths import REPO
 from kvferry_launch.process import _die_with_parent, free_port
 
 ANNOUNCE_EVERY_S = 1.0
@@ -81,7 +81,7 @@ def door_command(arguments: argparse.Namespace, discovery: str) -> list[str]:
     if arguments.command:
         return [*shlex.split(arguments.command), *place, *flags]
     if arguments.kind == "proxy":
-        return [sys.executable, str(REPO / "launch" / "proxy"), "--controller", arguments.controller, "--namespace",
+        return [*OWN_TOOLS.script("proxy"), "--controller", arguments.controller, "--namespace",
                 arguments.namespace, *place, *flags]
     return [sys.executable, "-m", "vllm_router.launch_router", "--vllm-pd-disaggregation", "--vllm-discovery-address",
             discovery, *POLICY, *place, "--prometheus-port", str(free_port()), *flags]

@@ -4,16 +4,14 @@ import json
 import select
 import shlex
 import subprocess
-import sys
 import time
 from typing import Any
 
 from kvferry_launch.cluster import mpi, slurm
 from kvferry_launch.cluster.child import Child
 from kvferry_launch.cluster.control import ask
-from kvferry_launch.cluster.plan import Planner
+from kvferry_launch.cluster.plan import OWN_TOOLS, Planner
 from kvferry_launch.cluster.spec import Spec, run_folder
-from kvferry_launch.cluster.start import script
 from kvferry_launch.process import DEATH_SIGNALS, noted_signals
 
 STOP_GRACE_S = 60.0
@@ -22,7 +20,7 @@ FOLLOW_S = 0.2
 
 def run(spec: Spec, command: str) -> int:
     """Runs a launch/cluster command that submits a Slurm job; prints the job's output until the job ends."""
-    return follow(spec, [sys.executable, script("cluster"), command, str(spec.file)])
+    return follow(spec, [*OWN_TOOLS.script("cluster"), command, str(spec.file)])
 
 
 def run_mpi(spec: Spec, token: str) -> int:
@@ -36,7 +34,7 @@ def run_mpi(spec: Spec, token: str) -> int:
 def follow(spec: Spec, command: list[str]) -> int:
     """Runs the job's command and prints its output. A guard process ends the command if this process is killed."""
     interrupts = noted_signals(*DEATH_SIGNALS)
-    guard = [sys.executable, script("lib/kvferry_launch/node/guard.py"), "--grace", str(STOP_GRACE_S), "--"]
+    guard = [*OWN_TOOLS.guard(), "--grace", str(STOP_GRACE_S), "--"]
     child = Child(f"{spec.on}-job", [*guard, *command], spec.logs / f"{spec.on}-job.log")
     print(shlex.join(command), flush=True)
     child.start()
@@ -70,7 +68,7 @@ def ask_inside(spec: Spec, what: dict[str, Any]) -> dict[str, Any] | None:
     if job is None:
         return None
     srun = slurm.inside(Planner(spec, {host: host}), host, job)
-    done = subprocess.run([*srun, sys.executable, script("cluster"), "ask", str(run_folder(spec)), json.dumps(what)],
+    done = subprocess.run([*srun, *OWN_TOOLS.script("cluster"), "ask", str(run_folder(spec)), json.dumps(what)],
                           capture_output=True, text=True, check=False)
     try:
         answer: dict[str, Any] = json.loads(done.stdout)

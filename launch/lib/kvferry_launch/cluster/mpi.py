@@ -16,14 +16,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from kvferry_launch.cluster.plan import FIRST_RANK
+from kvferry_launch.cluster.plan import FIRST_RANK, OWN_TOOLS
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Spec, run_folder
-from kvferry_launch.cluster.start import GRACE_S, script
+from kvferry_launch.cluster.start import GRACE_S
 from kvferry_launch.process import PR_SET_PDEATHSIG, _die_with_parent, copy_from, noted_signals, write_whole
 
 RANK_NAMES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -41,8 +40,8 @@ def command(spec: Spec, run: str) -> list[str]:
     names = list(spec.hosts)
     each = -(-ranks_of(spec) // len(names)) if names else 0
     hosts = ["--host", ",".join(f"{name}:{each}" for name in names)] if names else []
-    return ["mpirun", "-np", str(ranks_of(spec)), *hosts, *map(str, spec.raw["mpi"]["options"]), sys.executable,
-            script("cluster"), "mpi-rank", str(spec.file), "--run", run]
+    return ["mpirun", "-np", str(ranks_of(spec)), *hosts, *map(str, spec.raw["mpi"]["options"]),
+            *OWN_TOOLS.script("cluster"), "mpi-rank", str(spec.file), "--run", run]
 
 
 def from_environment(names: tuple[str, ...]) -> int:
@@ -104,8 +103,7 @@ def serve_rank(spec: Spec, run: str, rank: int) -> int:
 
 def obey(folder: Path, serial: int, words: list[str]) -> None:
     """Runs one command to its end. The command's guard ends the command if this process ends first."""
-    guard = [sys.executable, str(Path(script("cluster")).parent / "lib/kvferry_launch/node/guard.py"), "--grace",
-             str(GRACE_S), "--"]
+    guard = [*OWN_TOOLS.guard(), "--grace", str(GRACE_S), "--"]
     with (folder / f"out-{serial}").open("wb") as out:
         process = subprocess.Popen([*guard, *words], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
                                    start_new_session=True, preexec_fn=_die_with_parent)

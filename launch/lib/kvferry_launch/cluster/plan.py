@@ -11,7 +11,7 @@ from pathlib import Path
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Role, Spec, run_folder
 from kvferry_launch.node.cluster_key import KEY_ENV, KEY_NAME
-from kvferry_launch.paths import REPO
+from kvferry_launch.paths import IS_INSTALLED, REPO
 
 ANY_HOST = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
@@ -50,13 +50,30 @@ class Found:
 
 @dataclass(frozen=True)
 class Tools:
-    """The Python interpreter and the checkout of kvferry (`path`) that a host uses."""
+    """The Python interpreter and the checkout of kvferry (`path`) that a host uses. Without a path, the interpreter has
+    kvferry's wheel.
+    """
 
     python: str
     path: str
 
     def script(self, name: str) -> list[str]:
-        return [self.python, str(Path(self.path) / "launch" / name)]
+        if self.path:
+            return [self.python, str(Path(self.path) / "launch" / name)]
+        return [self.python, "-m", "kvferry_launch", name]
+
+    def guard(self) -> list[str]:
+        if self.path:
+            return self.script("lib/kvferry_launch/node/guard.py")
+        return [self.python, "-m", "kvferry_launch.node.guard"]
+
+    def state(self) -> Path:
+        """Returns the folder of what is kept between runs; without a checkout, relative to the user's home folder."""
+        return Path(self.path) / "build" if self.path else Path(".local/state/kvferry")
+
+
+OWN_TOOLS = Tools(sys.executable, "" if IS_INSTALLED else str(REPO))
+"""What this process itself runs with."""
 
 
 def tools_of(spec: Spec) -> Tools:
@@ -64,8 +81,8 @@ def tools_of(spec: Spec) -> Tools:
     of this host.
     """
     if spec.on == "ssh":
-        return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or str(REPO))
-    return Tools(sys.executable, str(REPO))
+        return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or OWN_TOOLS.path)
+    return OWN_TOOLS
 
 
 class Planner:
@@ -142,7 +159,7 @@ class Planner:
         file.
         """
         if self.spec.on == "ssh":
-            return {KEY_ENV: str(Path(self.tools.path) / "build" / "deployments" / self.spec.name / KEY_NAME)}
+            return {KEY_ENV: str(self.tools.state() / "deployments" / self.spec.name / KEY_NAME)}
         return {KEY_ENV: str(run_folder(self.spec).resolve() / KEY_NAME)}
 
     def key_to_send(self, node: Node) -> str:

@@ -6,15 +6,14 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from kvferry_launch.cluster.plan import RECOMPUTE, Place, Planner
+from kvferry_launch.cluster.plan import OWN_TOOLS, RECOMPUTE, Place, Planner
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Spec, run_folder
-from kvferry_launch.cluster.start import Starter, dry_run_of, script
-from kvferry_launch.paths import REPO
+from kvferry_launch.cluster.start import Starter, dry_run_of
+from kvferry_launch.paths import command_name
 from kvferry_launch.process import copy_from, noted_signals
 
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL",
@@ -32,9 +31,10 @@ def sbatch_script(spec: Spec) -> str:
              f"--signal=B:TERM@{STOP_BEFORE_LIMIT_S}",  # Slurm sends SIGTERM before the time limit, for an orderly stop
              *(f"--{name}={raw[name]}" for name in ("partition", "account", "time") if raw[name]),
              *map(str, raw["options"])]
-    inside = [sys.executable, script("cluster"), "up", str(spec.file), "--on", "slurm", "--in-job"]
+    inside = [*OWN_TOOLS.script("cluster"), "up", str(spec.file), "--on", "slurm", "--in-job"]
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in lines), f"# {RECOMPUTE}",
-                      f"cd {shlex.quote(str(REPO))}", f"exec {shlex.join(inside)}", ""])
+                      *([f"cd {shlex.quote(OWN_TOOLS.path)}"] if OWN_TOOLS.path else []),
+                      f"exec {shlex.join(inside)}", ""])
 
 
 def output_of(spec: Spec) -> Path:
@@ -79,11 +79,11 @@ def submit_and_follow(spec: Spec) -> int:
     sbatch_file(spec).write_text(sbatch_script(spec))
     done = subprocess.run(["sbatch", "--parsable", str(sbatch_file(spec))], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        print(f"launch/cluster: sbatch refused the job: {done.stderr.strip()}", flush=True)
+        print(f"{command_name('cluster')}: sbatch refused the job: {done.stderr.strip()}", flush=True)
         return 1
     job = done.stdout.strip().partition(";")[0]
     job_file(spec).write_text(job)
-    print(f"# Slurm job {job}; scancel {job}, Ctrl-C or launch/cluster down ends it", flush=True)
+    print(f"# Slurm job {job}; scancel {job}, Ctrl-C or {command_name('cluster')} down ends it", flush=True)
     state, offset, cancelled = "", 0, False
     while state not in ENDED:
         if wants_end and not cancelled:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry_launch.cluster.schema import SpecError, check
-from kvferry_launch.paths import BUILD, REPO
+from kvferry_launch.paths import REPO, STATE
 
 LOCAL_HOSTS = {"localhost": "127.0.0.1"}
 
@@ -231,4 +231,4 @@ def text_map(values: dict[str, Any]) -> dict[str, str]:
 
 def run_folder(spec: Spec) -> Path:
     """Returns the folder that holds the socket, the state and the logs of a running deployment."""
-    return Path(os.environ.get("KVFERRY_DEPLOYMENTS") or BUILD / "deployments") / spec.name
+    return Path(os.environ.get("KVFERRY_DEPLOYMENTS") or STATE / "deployments") / spec.name

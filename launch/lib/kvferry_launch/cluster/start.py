@@ -3,12 +3,20 @@ an MPI rank. This module does no I/O.
 """
 
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from kvferry_launch.cluster.plan import FIRST_RANK, RECOMPUTE, Found, Node, Place, Planner, environment, placements
+from kvferry_launch.cluster.plan import (
+    FIRST_RANK,
+    OWN_TOOLS,
+    RECOMPUTE,
+    Found,
+    Node,
+    Place,
+    Planner,
+    environment,
+    placements,
+)
 from kvferry_launch.cluster.spec import Spec, run_folder
 
 GRACE_S = 10
@@ -63,12 +71,11 @@ class Starter:
             if place.name == FIRST_RANK:
                 return [*self.guard(0, with_stdin), *command]
             rank = run_folder(self.spec) / f"ranks-{self.run}" / place.name
-            return [sys.executable, script("cluster"), "mpi-relay", str(rank), "--", *command]
+            return [*OWN_TOOLS.script("cluster"), "mpi-relay", str(rank), "--", *command]
         raise AssertionError(f"with 'on' {self.spec.on}, launch/cluster does not start single nodes")
 
     def guard(self, silence_s: int, with_stdin: bool, key_file: str = "") -> list[str]:
-        tools = self.planner.tools
-        return [*tools.script("lib/kvferry_launch/node/guard.py"), "--grace", str(GRACE_S),
+        return [*self.planner.tools.guard(), "--grace", str(GRACE_S),
                 *(["--silence", str(silence_s)] if silence_s else []), *(["--stdin"] if with_stdin else []),
                 *(["--key-file", key_file] if key_file else []), "--"]
 
@@ -79,7 +86,8 @@ class Starter:
 
     def remote(self, words: list[str]) -> str:
         """Joins the words to one argument for ssh, which passes the argument to the user's shell on the host."""
-        return f"cd {shlex.quote(self.planner.tools.path)} && exec {shlex.join(words)}"
+        path = self.planner.tools.path
+        return (f"cd {shlex.quote(path)} && " if path else "") + f"exec {shlex.join(words)}"
 
     def srun(self, place: Place, name: str) -> list[str]:
         """Returns the srun words that start a Slurm step with one task on one host. All steps share the job's
@@ -107,7 +115,3 @@ def dry_run_of(planner: Planner) -> Iterator[str]:
             words, env = starter.start_node(node, planner.command(node, found))
             yield f"# {node.name}"
             yield shlex.join([*environment(env), *words])
-
-
-def script(name: str) -> str:
-    return str(Path(__file__).resolve().parents[3] / name)

@@ -18,6 +18,7 @@ from kvferry_launch.cluster.start import Starter
 from kvferry_launch.cluster.status import StatusView
 from kvferry_launch.cluster.supervise import Supervisor
 from kvferry_launch.node.cluster_key import KEY_NAME, ensure_key
+from kvferry_launch.paths import command_name
 from kvferry_launch.process import DEATH_SIGNALS, noted_signals, write_whole
 
 LOOP_S = 0.1
@@ -36,7 +37,7 @@ def locked(folder: Path) -> TextIO:
     except OSError:
         lock.seek(0)
         raise SpecError(f"deployment '{folder.name}' is already up ({lock.read().strip() or 'starting'}); "
-                        "launch/cluster down ends it") from None
+                        f"{command_name('cluster')} down ends it") from None
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     lock.flush()

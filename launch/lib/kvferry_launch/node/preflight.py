@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry_launch.node.endpoints import Endpoint
+from kvferry_launch.paths import command_name
 
 CONTROLLER_WITHIN_S = 10.0  # equal to the time for which the connector waits for the controller
 CONNECT_WITHIN_S = 2.0
@@ -77,7 +78,7 @@ def wait_controller(given: str, endpoints: list[Endpoint], within_s: float = CON
     while not any(accepts(endpoint) for endpoint in endpoints):
         if time.monotonic() > deadline:
             raise NodeError(f"no controller answers at {given} within {within_s:.0f} s; start one with "
-                            "launch/controller, or name another with --controller")
+                            f"{command_name('controller')}, or name another with --controller")
         time.sleep(0.2)
 
 

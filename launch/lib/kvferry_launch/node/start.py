@@ -18,7 +18,7 @@ from kvferry_launch.node import preflight, serving
 from kvferry_launch.node.endpoints import Endpoint, parse_endpoint, parse_endpoints
 from kvferry_launch.node.preflight import NodeError
 from kvferry_launch.node.vllm import API_SERVER, CPU_ENV, KVFERRY_CONNECTOR, vllm_command
-from kvferry_launch.paths import KVFERRY, RELEASE, VENV_PYTHON
+from kvferry_launch.paths import IS_INSTALLED, KVFERRY, RELEASE, VENV_PYTHON, command_name
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 DEFAULT_CONTROLLER = "tcp://127.0.0.1:14600"
@@ -45,13 +45,13 @@ def engine_main(kind: str) -> NoReturn:
             serving.report_health(kind, serves_url(arguments), f"http://{local_host(arguments.host)}:{arguments.port}")
         become(command, env, arguments.dry_run)
     except NodeError as error:
-        sys.exit(f"launch/{kind}: {error}")
+        sys.exit(f"{command_name(kind)}: {error}")
 
 
 def controller_main() -> NoReturn:
     """Runs launch/controller."""
     parser = argparse.ArgumentParser(
-        prog="launch/controller", description="Start the kvferry controller on this host.",
+        prog=command_name("controller"), description="Start the kvferry controller on this host.",
         epilog="Everything after -- goes to 'kvferry controller' unchanged.")
     parser.add_argument("--bind", default=DEFAULT_CONTROLLER, metavar="ENDPOINT",
                         help="tcp://HOST:PORT or ipc://PATH at which nodes reach the controller; port 0 takes any free "
@@ -70,12 +70,12 @@ def controller_main() -> NoReturn:
             check_port(bind.host, bind.port)
         become([binary, "controller", "--bind", arguments.bind, *after_dashes(arguments.rest)], {}, arguments.dry_run)
     except NodeError as error:
-        sys.exit(f"launch/controller: {error}")
+        sys.exit(f"{command_name('controller')}: {error}")
 
 
 def engine_parser(kind: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"launch/{kind}", description=f"Start one vLLM {kind} server with kvferry on this host.",
+        prog=command_name(kind), description=f"Start one vLLM {kind} server with kvferry on this host.",
         epilog="Everything after -- goes to vLLM unchanged and overrides the flags of this script.")
     parser.add_argument("--model", required=True, help="a folder with config.json, or a name that vLLM can fetch")
     parser.add_argument("--controller", default=os.environ.get("KVFERRY_CONTROLLER", DEFAULT_CONTROLLER),
@@ -208,7 +208,8 @@ def probe(python: str) -> dict[str, Any]:
         raise NodeError(f"'{python}' does not run: {error}") from error
     found: dict[str, Any] = json.loads(asked.stdout)
     if found["vllm"] is None:
-        raise NodeError(f"'{python}' has no vLLM; launch/setup installs one into .venv")
+        hint = "install vLLM beside kvferry" if IS_INSTALLED else "launch/setup installs one into .venv"
+        raise NodeError(f"'{python}' has no vLLM; {hint}")
     if not found["kvferry"] and not is_there(RELEASE / "python" / "kvferry"):
         raise NodeError(f"'{python}' has no kvferry; launch/setup builds it")
     return found

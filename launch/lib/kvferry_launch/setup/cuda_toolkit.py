@@ -38,12 +38,15 @@ def _link(link: Path, target: str) -> None:
         link.symlink_to(target)
 
 
+def ucx_root() -> Path:
+    """Returns the tree of the UCX that the GPU programs use, because Debian's is built without CUDA."""
+    return Path(os.environ.get("KVFERRY_UCX_ROOT", str(UCX)))
+
+
 def ensure_build(architectures: str = ARCHITECTURES) -> None:
     """Builds the kernels, the GPU tests and benchmarks in build/cuda. Errors: SetupError."""
     ensure_toolkit()
-    # Debian's UCX is built without CUDA.
-    ucx = os.environ.get("KVFERRY_UCX_ROOT", str(UCX))
-    build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}", f"-DUCX_ROOT={ucx}",
+    build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}", f"-DUCX_ROOT={ucx_root()}",
                                          f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"])
 
 

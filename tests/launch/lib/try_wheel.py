@@ -1,0 +1,71 @@
+"""Runs in a clean room (clean_room.py): installs kvferry's wheel, tries its commands, and prints what came of each, and
+how long the installing took. Standard library only.
+"""
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+BIN = Path("/env/bin")
+LIBRARIES = """
+import re, sys, sysconfig
+from pathlib import Path
+import kvferry._core
+maps = Path("/proc/self/maps").read_text()
+own = (sys.prefix, sysconfig.get_path("stdlib"))
+found = {path for path in re.findall(r"/\\S+[.]so[.\\d]*", maps) if not path.startswith(own)}
+print(*sorted(path for path in found if "/libpython3" not in path))
+"""
+
+
+def call(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(words)}: status {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout.strip()
+
+
+def controller_listens() -> bool:
+    """Starts the controller by kvferry-launch, connects to it, and stops it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with subprocess.Popen(["kvferry-launch", "controller", "--bind", f"tcp://127.0.0.1:{port}", "--", "--state",
+                           "none"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as controller:
+        for _ in range(100):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                controller.terminate()
+                return True
+            time.sleep(0.1)
+        controller.kill()
+    return False
+
+
+def try_commands() -> None:
+    print("version:", call("kvferry", "--version"))
+    print("libraries:", call("python", "-c", LIBRARIES))
+    for command in ("prefill", "decode", "controller", "cluster", "proxy"):
+        call("kvferry-launch", command, "--help")
+    print("controller:", controller_listens())
+    print("transfer:", call("python", "/move_blocks.py"))
+    without_ucx = subprocess.run(["python", "-c", "from kvferry.transport import Transport; Transport(path='ucx')"],
+                                 capture_output=True, text=True, check=False)
+    print("ucx:", without_ucx.stderr.strip().splitlines()[-1])
+
+
+def main(wheel: str, packages: str) -> None:
+    for tool in ("cc", "gcc", "g++", "clang", "sh"):
+        assert shutil.which(tool, path="/usr/bin:/bin:/env/bin") is None, tool
+    call(sys.executable, "-m", "venv", "/env")
+    site = next(Path("/env/lib").glob("python3*/site-packages"))
+    (site / "others.pth").write_text(packages + "\n")  # among them those that kvferry depends on
+    begin = time.monotonic()
+    call(str(BIN / "pip"), "install", "--no-index", wheel)
+    print(f"install: {time.monotonic() - begin:.1f} s")
+    try_commands()
+
+
+main(*sys.argv[1:])
