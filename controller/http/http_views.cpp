@@ -161,6 +161,9 @@ std::string metrics_text(const ControllerView& view) {
     metrics.add("node_tails", static_cast<double>(node.num_tails), labels);
     metrics.add("node_load", static_cast<double>(node.load), labels);
     metrics.add("node_silent_seconds", static_cast<double>(node.heartbeat_age_ms) / 1000, labels);
+    Metrics::Labels with_version = labels;
+    with_version.emplace_back("version", node.version);
+    metrics.add("node_info", 1, with_version);
   }
   for (const NodeStatus& node : view.status.nodes) {
     if (!node.is_leaving) continue;
