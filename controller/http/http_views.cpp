@@ -113,7 +113,8 @@ json status_json(const Status& status, const std::string& endpoint) {
                      {"serves", node.serves},
                      {"load", node.load},
                      {"fingerprint", node.fingerprint},
-                     {"version", node.version}});
+                     {"version", node.version},
+                     {"clock_ahead_ms", node.clock_ahead_ms}});
     add_details(nodes.back(), node.details);
   }
   return {{"controller", endpoint},
@@ -125,6 +126,9 @@ json status_json(const Status& status, const std::string& endpoint) {
           {"held_keys", status.num_pinned_keys},
           {"state", status.state},
           {"insecure", status.insecure},
+          {"refusal", status.refusal},
+          {"refusal_age_ms", status.refusal_age_ms},
+          {"wall_ms", status.wall_ms},
           {"counters", status.counters}};
 }
 

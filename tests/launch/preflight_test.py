@@ -28,7 +28,6 @@ from kvferry_launch.node.preflight import (
 from kvferry_launch.testbed.servers import Controller
 from nodes_by_hand import Node
 
-
 OWN = {name: value for name, value in os.environ.items() if not name.startswith("KVFERRY_")}
 
 
@@ -84,7 +83,7 @@ def test_one_controller_of_a_list_has_to_answer(tmp_path: Path) -> None:
         here = Endpoint("127.0.0.1", tcp.getsockname()[1])
         wait_controller("a,b,c,tcp,unix", [*nobody, here, Endpoint(path=str(tmp_path / "socket"))], objects_to_tcp, 0.3)
         assert asked == ["tcp", "unix"]
-        with pytest.raises(NodeError, match="^it has another key$"):
+        with pytest.raises(NodeError, match=r"^it has another key$"):
             wait_controller("tcp", [here], objects_to_tcp, within_s=0.3)
 
 

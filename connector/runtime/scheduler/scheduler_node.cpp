@@ -11,6 +11,7 @@
 #include "controller/api/endpoint.h"
 #include "transport/base/check.h"
 #include "transport/base/log.h"
+#include "transport/base/wall_clock.h"
 
 namespace kvferry {
 namespace {
@@ -100,6 +101,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   controller::ClientOptions client;
   client.controller = config.controller;
   client.cluster_key = key;
+  client.wall_ms = wall_clock_ms;
   const Incarnation incarnation{
       static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
   client.node = {.engine_id = options.engine_id,
