@@ -1,7 +1,10 @@
 // Counters of the scheduler core's events; the connector exports them as metrics.
 #pragma once
 
+#include <array>
 #include <cstdint>
+
+#include "connector/core/flight_recorder.h"
 
 // clang-format off
 /// All counters only grow. COUNTER(name) is the field `name` of CoreCounters and the metric name_total of the node.
@@ -22,6 +25,7 @@ struct CoreCounters {
 #define KVFERRY_FIELD(name) std::uint64_t name = 0;
   KVFERRY_CORE_COUNTERS(KVFERRY_FIELD)
 #undef KVFERRY_FIELD
+  std::array<std::uint64_t, kNumCauses> recomputed_tokens{};  // [cause]
 };
 
 }  // namespace kvferry

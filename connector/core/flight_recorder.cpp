@@ -88,6 +88,14 @@ Cause cause_of(ErrorCode code) {
   }
 }
 
+std::uint32_t recomputed_tokens(const LifeEvent& event) {
+  if (event.what() == LifeKind::kLoaded) return event.expected - std::min(event.expected, event.loaded);
+  if (event.what() != LifeKind::kAdmitted || event.tokens == 0) return 0;
+  // The engine computes the last token in any case.
+  const std::uint64_t known = std::min(event.expected, event.tokens - 1);
+  return static_cast<std::uint32_t>(known - std::min(known, std::uint64_t{event.local} + event.loaded));
+}
+
 FlightRecorder::FlightRecorder(std::uint32_t num_events, std::uint32_t num_requests)
     : records_(num_events), requests_(num_requests) {
   KVFERRY_CHECK(num_events > 0 && num_requests > 0, "a flight recorder needs room for an event and a request");

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -84,6 +85,15 @@ enum class Cause : std::uint8_t {
   kLoadFailed,
 };
 
+/// A name for each cause, which metrics have as a label. A cause may be used as an index.
+inline constexpr std::string_view kCauseNames[] = {
+    "unknown",          "no_holder", "too_short",  "evicted",     "evicted_there", "no_controller", "controller_late",
+    "no_answer",        "link_lost", "too_slow",   "not_in_time", "damaged",       "refused",       "failed",
+    "handoff_unusable", "suspect",   "pool_full",  "not_shared",  "no_blocks",     "window",        "reset",
+    "not_asked",        "aborted",   "load_failed"};
+inline constexpr std::size_t kNumCauses = std::size(kCauseNames);
+static_assert(kNumCauses == static_cast<std::size_t>(Cause::kLoadFailed) + 1);
+
 /// Returns the cause as a part of a sentence, "unknown cause N" for a number that only a newer release knows.
 std::string text_of(Cause cause);
 /// Returns the cause of a transfer that failed with this code; kFailed for kOk, which says nothing about a failure.
@@ -106,6 +116,9 @@ struct LifeEvent {
   LifeKind what() const { return static_cast<LifeKind>(kind); }
   Cause why() const { return static_cast<Cause>(cause); }
 };
+
+/// Returns how many tokens an event says were computed although they had been computed before.
+std::uint32_t recomputed_tokens(const LifeEvent& event);
 
 /// The recorded events of one request on one node, oldest first.
 struct RequestLife {

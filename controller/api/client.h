@@ -18,6 +18,7 @@
 #include "transport/base/net/cluster_key.h"
 #include "transport/base/result.h"
 #include "transport/base/versions.h"
+#include "transport/base/wall_clock.h"
 
 namespace kvferry::controller {
 
@@ -127,6 +128,7 @@ struct ClientOptions {
   std::int64_t lookup_timeout_ms = 0;
   VersionRange protocol{};  // protocol versions that this client speaks; empty: those of this release
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; tcp:// connections are encrypted with it
+  WallClock wall_ms = nullptr;                   // heartbeats tell the controller this clock; nullptr: none
 };
 
 /// A node's client of the controller. Threads: one owner, which polls fd() for reading and calls process(), at least

@@ -51,9 +51,12 @@ struct NodeStatus : NodeInfo {
   bool is_drained = false;  // no chunk is left to replicate
   std::uint64_t num_to_replicate = 0, num_replicated = 0, num_lost = 0;
   std::uint64_t load = 0;  // number of requests on the node
+  // How far the node's wall clock was ahead of the controller's when its last heartbeat was received; negative: behind,
+  // or the heartbeat took so long; 0 also for a node whose release does not tell it.
+  std::int64_t clock_ahead_ms = 0;
   KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms,
                  is_leaving, is_drained, num_to_replicate, num_replicated, num_lost, serves, load, fingerprint, version,
-                 details);
+                 details, clock_ahead_ms);
 };
 
 /// State that outlives the controller's process.
@@ -108,8 +111,12 @@ struct Status {
   std::uint64_t num_pins = 0, num_pinned_keys = 0;
   StateStatus state{};
   ScaleStatus scale{};
-  bool insecure = false;  // processes on other hosts can reach the controller without a cluster key
-  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure);
+  bool insecure = false;             // processes on other hosts can reach the controller without a cluster key
+  std::string refusal{};             // why the last registration was refused; empty: none was
+  std::uint64_t refusal_age_ms = 0;  // time since then
+  std::int64_t wall_ms = 0;          // the controller's wall clock, since 1970; 0: not told
+  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure, refusal,
+                 refusal_age_ms, wall_ms);
 };
 
 /// Requests the status of the controller at `endpoint`, whose cluster key is `key`; blocks up to `timeout_ms`. Threads:

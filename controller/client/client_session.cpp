@@ -143,7 +143,8 @@ bool ClientSession::send_heartbeat() {
   const bool is_sent = send(encode(wire::Heartbeat{.incarnation = incarnation(),
                                                    .next_sequence = publisher_.next_sequence(),
                                                    .digests = {digests.begin(), digests.end()},
-                                                   .load = load_}));
+                                                   .load = load_,
+                                                   .wall_ms = options_.wall_ms == nullptr ? 0 : options_.wall_ms()}));
   if (is_sent) beat_sequence_ = publisher_.next_sequence();
   if (is_sent) beat_load_ = load_;
   return is_sent;

@@ -216,6 +216,7 @@ std::vector<NodeStatus> Directory::status(TimeNs now) const {
       status.num_tails = home->table.num_tails(node.seen.index);
       status.heartbeat_age_ms = static_cast<std::uint64_t>(std::max<TimeNs>(0, now - node.heard_at) / kMillisecond);
       status.load = node.load;
+      status.clock_ahead_ms = node.clock_ahead_ms;
       result.push_back(std::move(status));
     }
   }

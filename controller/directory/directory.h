@@ -17,6 +17,7 @@
 #include "controller/index/chunk_table.h"
 #include "controller/protocol/values.h"
 #include "transport/base/clock.h"
+#include "transport/base/wall_clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
 
@@ -35,7 +36,8 @@ struct DirectoryOptions {
   // Returns the newest incarnation (a time) that a node may register with now; nullptr: no limit. Without a
   // limit a node could register with so new an incarnation that all its later processes would be refused.
   std::uint64_t (*newest_incarnation)() = nullptr;
-  IndexOptions index{};  // options of each namespace's table; `seed` should be random
+  WallClock wall_ms = nullptr;  // nullptr: clocks are not compared
+  IndexOptions index{};         // options of each namespace's table; `seed` should be random
 };
 
 enum class Update {
@@ -100,6 +102,7 @@ class Directory {
     bool is_leaving = false;
     std::uint64_t load = 0;  // requests on the node, as it last reported
     TimeNs load_reported_at = 0;
+    std::int64_t clock_ahead_ms = 0;  // see NodeStatus
 
     bool has_gap() const { return heard_below > next_sequence; }
     /// Returns true if the node's chunks are known to be up to date.
@@ -171,6 +174,7 @@ class Directory {
   const std::map<std::string, std::size_t>& quotas() const { return quotas_; }
 
   void set_load(NodeId node, std::uint64_t num_requests, TimeNs now);
+  void set_clock_ahead(NodeId node, std::int64_t ahead_ms);
 
   /// Returns the messages or the snapshot to request from the node; all fields are 0 for an unknown node.
   Repair repair(NodeId node) const;

@@ -70,6 +70,10 @@ void Directory::set_load(NodeId id, std::uint64_t num_requests, TimeNs now) {
   node->load_reported_at = now;
 }
 
+void Directory::set_clock_ahead(NodeId id, std::int64_t ahead_ms) {
+  if (Node* node = find(id)) node->clock_ahead_ms = ahead_ms;
+}
+
 void Directory::set_quota(const std::string& name_space, std::optional<std::size_t> chunks_max) {
   if (chunks_max)
     quotas_[name_space] = *chunks_max;

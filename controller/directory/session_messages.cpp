@@ -28,7 +28,7 @@ struct Sessions::Receiver {
     const Result<Joined> joined = why_not ? Result<Joined>(Error{ErrorCode::kRefused, *why_not})
                                           : self.directory_.join(info, hello.next_sequence, turn.now);
     if (!joined) {
-      ++self.counters_.nodes_refused;
+      self.count_refused(joined.error().what, turn.now);
       log().warn("refused a node: {}", joined.error().what);
       return self.reply(turn, wire::Refused{.reason = joined.error().what, .newest_incarnation = newest_of(info)});
     }
@@ -58,6 +58,8 @@ struct Sessions::Receiver {
       log().warn("node {}: its chunks differ from the index; requesting a full snapshot", self.name_of(session->node));
     }
     self.directory_.set_load(session->node, heartbeat.load, turn.now);
+    if (self.wall_ms_ != nullptr && heartbeat.wall_ms > 0)
+      self.directory_.set_clock_ahead(session->node, heartbeat.wall_ms - self.wall_ms_());
     self.reply(turn, wire::HeartbeatAck{.incarnation = heartbeat.incarnation,
                                         .kept_below = self.directory_.kept_below(session->node),
                                         .replicas = new_replicas()});
@@ -190,7 +192,7 @@ void Sessions::receive(ConnectionId from, std::string_view bytes, TimeNs now, Re
     receiver.turn.version = std::visit([](const auto& body) { return body.header.version; }, *message);
     std::visit(receiver, *message);
   } else if (message.error().code == ErrorCode::kRefused) {
-    ++counters_.nodes_refused;
+    count_refused(message.error().what, now);
     reply(receiver.turn, wire::Refused{.reason = message.error().what});
   } else {
     count_malformed(message.error().what);

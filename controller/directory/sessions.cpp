@@ -1,15 +1,23 @@
 #include "controller/directory/sessions.h"
 
+#include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "controller/protocol/wire.h"
 #include "transport/base/log.h"
 
 namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kRefusalBytesMax = 2048;
+
+}  // namespace
 
 Sessions::Sessions(const DirectoryOptions& options, TimeNs now, VersionRange protocol)
     : protocol_(protocol.newest == 0 ? wire::kProtocol : protocol),
       newest_incarnation_(options.newest_incarnation),
+      wall_ms_(options.wall_ms),
       directory_(options),
       orders_(directory_),
       started_at_(now) {}
@@ -45,6 +53,9 @@ Status Sessions::status(TimeNs now) const {
   status.counters.digests_differed = directory_.num_digests_differed();
   orders_.add_to(status);
   status.insecure = insecure_;
+  status.refusal = refusal_;
+  if (!refusal_.empty()) status.refusal_age_ms = static_cast<std::uint64_t>((now - refused_at_) / kMillisecond);
+  if (wall_ms_ != nullptr) status.wall_ms = wall_ms_();
   return status;
 }
 
@@ -57,6 +68,16 @@ void Sessions::count_malformed(std::string_view reason) {
   // A flood of malformed messages must not fill the disk: only the 1st, 2nd, 4th, 8th ... is logged.
   if (std::has_single_bit(++counters_.messages_malformed))
     log().warn("dropped a malformed message ({} so far): {}", counters_.messages_malformed, reason);
+}
+
+void Sessions::count_refused(std::string why, TimeNs now) {
+  ++counters_.nodes_refused;
+  refusal_ = std::move(why);
+  refusal_.resize(std::min(refusal_.size(), kRefusalBytesMax));
+  // The text quotes what the node sent, and commands print it on terminals.
+  std::ranges::replace_if(
+      refusal_, [](char c) { return c < ' ' || c > '~'; }, '?');
+  refused_at_ = now;
 }
 
 void Sessions::count_refused_handshake() {

@@ -16,6 +16,7 @@
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/versions.h"
+#include "transport/base/wall_clock.h"
 
 namespace kvferry::controller {
 
@@ -125,6 +126,7 @@ class Sessions {
   void end_session(NodeId node, TimeNs now);
   void request_repair(const Turn& turn, const Session& session);
   void send_orders();
+  void count_refused(std::string why, TimeNs now);
   std::string name_of(NodeId node) const;
   template <class Message>
   void reply(const Turn& turn, Message message);
@@ -132,12 +134,15 @@ class Sessions {
 
   VersionRange protocol_;
   std::uint64_t (*newest_incarnation_)();
+  WallClock wall_ms_;
   Directory directory_;
   Orders orders_;
   SessionObserver* observer_ = nullptr;
   bool insecure_ = false;
   TimeNs started_at_;
   Counters counters_;
+  std::string refusal_;    // why the last registration was refused, for the status
+  TimeNs refused_at_ = 0;  // time of this refusal
   std::uint64_t last_connection_ = 0;
   std::unordered_map<ConnectionId, Session> sessions_;
   std::unordered_map<NodeId, Peer> peers_;

@@ -75,6 +75,8 @@ constexpr MetricRow kMetrics[] = {
     {"messages_unregistered_total", "counter",
      "Messages of nodes that are not registered; grows for a moment after a restart of the controller"},
     {"node_chunks", "gauge", "Chunks that the node holds, tails included"},
+    {"node_info", "gauge",
+     "Always 1; the label has the node's release; older nodes tell none"},
     {"node_load", "gauge", "Requests on the node in its last heartbeat; /pair spreads requests by it"},
     {"node_silent_seconds", "gauge", "Time since the node's last message; at 2.5 the node is lost"},
     {"node_tails", "gauge", "Tails among node_chunks: last chunks of requests, shorter than chunk_tokens"},

@@ -113,7 +113,8 @@ json status_json(const Status& status, const std::string& endpoint) {
                      {"serves", node.serves},
                      {"load", node.load},
                      {"fingerprint", node.fingerprint},
-                     {"version", node.version}});
+                     {"version", node.version},
+                     {"clock_ahead_ms", node.clock_ahead_ms}});
     add_details(nodes.back(), node.details);
   }
   return {{"controller", endpoint},
@@ -125,6 +126,9 @@ json status_json(const Status& status, const std::string& endpoint) {
           {"held_keys", status.num_pinned_keys},
           {"state", status.state},
           {"insecure", status.insecure},
+          {"refusal", status.refusal},
+          {"refusal_age_ms", status.refusal_age_ms},
+          {"wall_ms", status.wall_ms},
           {"counters", status.counters}};
 }
 
@@ -161,6 +165,9 @@ std::string metrics_text(const ControllerView& view) {
     metrics.add("node_tails", static_cast<double>(node.num_tails), labels);
     metrics.add("node_load", static_cast<double>(node.load), labels);
     metrics.add("node_silent_seconds", static_cast<double>(node.heartbeat_age_ms) / 1000, labels);
+    Metrics::Labels with_version = labels;
+    with_version.emplace_back("version", node.version);
+    metrics.add("node_info", 1, with_version);
   }
   for (const NodeStatus& node : view.status.nodes) {
     if (!node.is_leaving) continue;

@@ -44,7 +44,8 @@ struct Heartbeat {
   std::uint64_t next_sequence = 0;    // number of the next Publish or Evict; shows whether the last one was lost
   std::vector<TierDigest> digests{};  // digest of the node's chunks in each tier at next_sequence; empty: not compared
   std::uint64_t load = 0;             // number of requests on the node
-  KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load);
+  std::int64_t wall_ms = 0;           // the node's wall clock, in milliseconds since 1970; 0: not told
+  KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load, wall_ms);
 };
 struct Publish {
   Header header{kProtocolVersion, 6};

@@ -14,6 +14,7 @@
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_settings.h"
 #include "transport/base/log.h"
+#include "transport/base/wall_clock.h"
 
 namespace kvferry::cli {
 namespace {
@@ -72,6 +73,7 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
   }
   options.directory.lease_ms = config.lease_ms;
   options.directory.newest_incarnation = newest_incarnation;
+  options.directory.wall_ms = wall_clock_ms;
   std::random_device random;  // a random seed, so that clients can't choose keys that collide
   options.directory.index.seed = std::uint64_t{random()} << 32 | random();
   // `engines` is declared before `server`, because the server's listeners refer to it.

@@ -49,7 +49,7 @@ std::vector<Message> with_all_kinds(std::vector<Message> examples) {
 std::vector<wire::FromNode> examples_from_node() {
   std::vector<wire::FromNode> examples = {
       wire::Hello{.node = node_info("b"), .oldest_protocol = 1, .newest_protocol = 1},
-      wire::Heartbeat{.incarnation = 1, .next_sequence = 2, .digests = {{1, 2}, {3, 4}}, .load = 3},
+      wire::Heartbeat{.incarnation = 1, .next_sequence = 2, .digests = {{1, 2}, {3, 4}}, .load = 3, .wall_ms = 4},
       wire::Publish{.incarnation = 1, .full = {keys_of(0, 3)}, .tails = tails()},
       wire::Evict{.incarnation = 1, .sequence = 1, .keys = {keys_of(0, 1)}},
       wire::Lookup{.incarnation = 1,

@@ -6,14 +6,17 @@ import contextlib
 import json
 import re
 import socket
+import struct
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kvferry_launch.paths import KVFERRY
-from nodes_by_hand import Node
+from nodes_by_hand import FINGERPRINT, Node
 
 SOUND = {
     "proc/meminfo": "MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n",
@@ -55,7 +58,7 @@ def examine(*options: str | Path, **env: str) -> dict[str, Any]:
 def test_a_sound_host_has_no_finding(host: Path) -> None:
     found = examine("--root", host)
     assert found["findings"] == []
-    assert len(found["checks"]) == 10
+    assert len(found["checks"]) == 11
 
 
 def limits(name: str, hard: str) -> Callable[[Path], dict[str, str]]:
@@ -144,7 +147,43 @@ def test_lines_for_people_say_what_to_do(host: Path) -> None:
     assert done.returncode == 1
     assert done.stdout.startswith("PROBLEM  memory: a pool of 1024 MiB does not fit into the 512 MiB")
     assert "\n         To do: set a smaller pool_bytes" in done.stdout
-    assert done.stdout.endswith("\n10 checks, 1 problems, 0 hints\n")
+    assert done.stdout.endswith("\n11 checks, 1 problems, 0 hints\n")
+
+
+def with_gpus(root: Path, libraries: str = "libcuda.so.1", **namespaces: int) -> None:
+    """Gives the host NVIDIA's driver. `namespaces`: numbers of the process's namespaces, if not those of the host."""
+    put(root, "proc/driver/nvidia/version", "NVRM version: 0\n")
+    put(root, "etc/ld.so.cache", f"\0libc.so.6\0{libraries}\0")
+    (root / "proc/self/ns").mkdir()
+    for name, number in ({"ipc": 4026531839, "pid": 4026531836} | namespaces).items():
+        (root / "proc/self/ns" / name).symlink_to(f"{name}:[{number}]")
+
+
+def test_a_host_with_gpus_in_order_has_no_finding(host: Path) -> None:
+    with_gpus(host)
+    assert examine("--root", host)["findings"] == []
+
+
+def test_the_drivers_library_is_also_found_in_the_loaders_path(host: Path, tmp_path: Path) -> None:
+    with_gpus(host, libraries="")
+    missing = examine("--root", host)["findings"]
+    assert [(one["check"], one["kind"]) for one in missing] == [("CUDA IPC", "problem")]
+    assert "does not find libcuda.so.1" in missing[0]["what"]
+    put(tmp_path, "lib/libcuda.so.1", "")
+    assert examine("--root", host, LD_LIBRARY_PATH=f"/none::{tmp_path}/lib")["findings"] == []
+
+
+@pytest.mark.parametrize(("namespaces", "words"), [
+    ({"ipc": 4026532201}, "has its own IPC namespace"), ({"pid": 4026532202}, "has its own PID namespace"),
+    ({"ipc": 4026532201, "pid": 4026532202}, "has its own IPC and PID namespace"),
+])
+def test_a_container_that_other_containers_gpus_are_hidden_from_is_named(host: Path, namespaces: dict[str, int],
+                                                                       words: str) -> None:
+    with_gpus(host, **namespaces)
+    found, = examine("--root", host)["findings"]
+    assert (found["check"], found["kind"]) == ("CUDA IPC", "hint")
+    assert words in found["what"]
+    assert "--ipc=host --pid=host" in found["advice"]
 
 
 # ---- tests with a running deployment ----
@@ -174,8 +213,9 @@ def test_a_deployment_in_order_has_no_finding(host: Path, listener: str) -> None
     with deployment(host) as (controller, stream):
         nodes = [Node(stream, name, role, f"http://{listener}", endpoint=f"tcp://{listener}", version="")
                  for name, role in (("p", "kv_producer"), ("d", "kv_consumer"))]
+        nodes[0].load(0, time.time_ns() // 1_000_000)
         found = examine("--root", host, "--controller", controller)
-        assert (len(nodes), found["findings"], len(found["checks"])) == (2, [], 16)
+        assert (len(nodes), found["findings"], len(found["checks"])) == (2, [], 19)
 
 
 def test_a_deployment_that_cannot_work_is_named(host: Path) -> None:
@@ -188,6 +228,69 @@ def test_a_deployment_that_cannot_work_is_named(host: Path) -> None:
         assert said["addresses"].startswith("node p can't be reached at tcp://127.0.0.1:1: ")
         assert said["servers"].startswith("the server of node p can't be reached at http://127.0.0.1:1: ")
         assert "0.0.9" in said["versions"]
+
+
+def test_a_refused_node_and_unlike_fingerprints_of_a_model_are_named(host: Path, listener: str) -> None:
+    other = FINGERPRINT.replace("kv_dtype=float32", "kv_dtype=fp8")
+    with deployment(host) as (controller, stream):
+        nodes = [Node(stream, name, "kv_both", f"http://{listener}", fingerprint, f"tcp://{listener}", "", name_space)
+                 for name, fingerprint, name_space in (("a", FINGERPRINT, "default"), ("b", other, "mine"),
+                                                       ("c", other.replace("toy", "big"), "big"),
+                                                       ("refused", other, "default"))]
+        problem, hint = examine("--root", host, "--controller", controller)["findings"]
+        assert len(nodes) == 4
+    assert (problem["check"], problem["kind"]) == (hint["check"], hint["kind"].replace("hint", "problem"))
+    assert re.match(r"the controller has refused 1 registrations; the last one, \d+ s ago: node 'refused' cannot join "
+                    r"namespace 'default': kv_dtype .* is 'float32' here and 'fp8' there ", problem["what"])
+    assert problem["what"].endswith("use the same model and KV settings, or another namespace")
+    assert hint["what"] == ("namespaces default (here) and mine (there) serve the model toy and can't share KV: "
+                            "kv_dtype (the KV cache's data type) is 'float32' here and 'fp8' there")
+
+
+@contextlib.contextmanager
+def with_wrong_clock(stream: str, folder: Path, ahead_ms: int) -> Iterator[str]:
+    """Passes one question on to the controller and changes the clock in its status, which ends with the clock. Yields
+    the endpoint for the question.
+    """
+    def relay() -> None:
+        with server.accept()[0] as asker, socket.socket(socket.AF_UNIX) as controller:
+            controller.connect(stream)
+            controller.sendall(asker.recv(4096))
+            answer = controller.recv(1 << 20)
+            while len(answer) < 4 or len(answer) < 4 + struct.unpack("<I", answer[:4])[0]:
+                answer += controller.recv(1 << 20)
+            wall_ms = struct.unpack(">Q", answer[-8:])[0]
+            asker.sendall(answer[:-8] + struct.pack(">Q", wall_ms + ahead_ms))
+            asker.recv(1)
+
+    path = folder / "relay"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        thread = threading.Thread(target=relay)
+        thread.start()
+        yield f"unix://{path}"
+        thread.join()
+    path.unlink()
+
+
+def test_clocks_that_differ_by_more_than_a_second_are_named(host: Path, listener: str) -> None:
+    with deployment(host) as (_, stream):
+        node = Node(stream, "a", "kv_both", f"http://{listener}", endpoint=f"tcp://{listener}", version="")
+        for ahead_ms, kind, words in ((800, None, ""), (-4000, "hint", "behind"), (4000, "hint", "ahead of"),
+                                      (700_000, "problem", "ahead of")):
+            node.load(0, time.time_ns() // 1_000_000)
+            with with_wrong_clock(stream, host, ahead_ms) as endpoint:
+                found = examine("--root", host, "--controller", endpoint)["findings"]
+            assert [(one["check"], one["kind"]) for one in found] == ([("clocks", kind)] if kind else []), ahead_ms
+            for one in found:
+                assert re.fullmatch(f"the clock of the controller is [0-9.]+ s {words} that of this host", one["what"])
+        for ahead_ms, kind in ((-5000, "hint"), (3000, "hint"), (700_000, "problem")):
+            node.load(0, time.time_ns() // 1_000_000 + ahead_ms)
+            found = examine("--root", host, "--controller", f"unix://{stream}")["findings"]
+            assert [(one["check"], one["kind"]) for one in found] == [("clocks", kind)]
+            assert "the clock of node a is" in found[0]["what"]
+        node.close()
 
 
 def test_a_controller_without_nodes_and_one_that_is_not_there_are_named(host: Path) -> None:

@@ -68,8 +68,9 @@ def of_nodes() -> list[Row]:
     source = (REPO / "connector" / "python" / "kvferry" / "stats.py").read_text()
     tables = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(source).body  # type: ignore
               if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)}
-    return [row(f"kvferry_{name}", kind, VLLM_LABELS, text)
-            for kind, table in (("counter", "COUNTERS"), ("gauge", "GAUGES")) for name, text in tables[table].items()]
+    return [row(f"kvferry_{name}", kind, VLLM_LABELS + more, text) for kind, table, more in (
+                ("counter", "COUNTERS", []), ("counter", "COUNTERS_BY_REASON", ["reason"]), ("gauge", "GAUGES", []))
+            for name, text in tables[table].items()]
 
 
 def of_proxy() -> list[Row]:

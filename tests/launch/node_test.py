@@ -28,7 +28,7 @@ def cpu_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replaces the probe of the interpreter by this answer, which a test may change."""
     found = {"cpu": "0.32.0", "vllm": "0.32.0", "kvferry": True}
     monkeypatch.setattr(node, "probe", lambda python: found)
-    monkeypatch.setattr(node.preflight, "check_settings", lambda *_, **__: 0)
+    monkeypatch.setattr(node.preflight, "check_settings", lambda *_, **__: {})
     monkeypatch.delenv("KVFERRY_CONTROLLER", raising=False)
     return found
 
@@ -204,7 +204,7 @@ def test_without_any_route_the_address_has_to_be_given(model: Path, monkeypatch:
 
 def test_the_controller_script_binds_to_tcp_and_ipc(capsys: pytest.CaptureFixture[str], tmp_path: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "KVFERRY", tmp_path)
+    monkeypatch.setattr(node.preflight, "KVFERRY", sys.executable)
     for endpoint in ("tcp://[::]:0", f"ipc://{tmp_path}/socket"):
         monkeypatch.setattr(sys, "argv", ["launch/controller", "--dry-run", "--bind", endpoint])
         with pytest.raises(SystemExit):

@@ -3,6 +3,8 @@ end.
 """
 
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,6 +36,26 @@ def test_every_counter_of_the_node_is_a_metric_of_vllm(make_engine: MakeEngine) 
     from kvferry import stats
 
     assert set(make_engine().metrics()) == (stats.COUNTERS | stats.GAUGES).keys() - added_by_python
+
+
+def test_tokens_that_are_computed_again_are_counted_by_reason() -> None:
+    from kvferry import stats
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+    registry = CollectorRegistry()
+    types = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    exported = stats.KvFerryPromMetrics(SimpleNamespace(kv_transfer_config=None), types, ["model_name", "engine"],
+                                        {0: ["m", "0"]})
+    source, others = stats.StatsSource(), dict.fromkeys(stats.COUNTERS | stats.GAUGES, 0.0)
+    name = "recomputed_tokens_total"
+    first = source.take(others | {f"{name}{{evicted}}": 5.0})
+    both = first.aggregate(source.take(others | {f"{name}{{evicted}}": 7.0, f"{name}{{no_answer}}": 1.0}))
+    assert {key: value for key, value in both.reduce().items() if value} == {
+        f"{name}{{evicted}}": 7, f"{name}{{no_answer}}": 1}
+    exported.observe(both.data)
+    for reason, tokens in (("evicted", 7.0), ("no_answer", 1.0)):
+        labels = {"model_name": "m", "engine": "0", "reason": reason}
+        assert registry.get_sample_value(f"kvferry_{name}", labels) == tokens
 
 
 def test_integers_that_do_not_fit_are_refused(make_engine: MakeEngine) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import subprocess
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from kvferry_launch.node.vllm import KvConnector
-from kvferry_launch.paths import KVFERRY
+from kvferry_launch.paths import KVFERRY, LAUNCH
 from kvferry_launch.testbed.client import VllmClient
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
@@ -36,6 +38,8 @@ PREFILLS = r'kvferry_proxy_stage_seconds_count\{stage="prefill"\}'
 SKIPPED = r'kvferry_proxy_skipped_prefills_total\{reason="cached"\}'
 FROM_PREFILL = r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'
 CANCELLED = "kvferry_proxy_cancelled_total"
+# Metrics of the dashboard that have no sample before the first event that they count.
+AFTER_AN_EVENT = {"kvferry_recomputed_tokens_total"}
 STARTING_PAUSE_S = 1.5  # a pause between requests, so that a server that joins gets its first request in time
 
 
@@ -145,6 +149,32 @@ def test_a_client_that_goes_away_ends_the_request_in_the_engine(proxied: ProxyDe
         assert time.monotonic() < deadline, "the engine goes on for a client that went away"
         time.sleep(0.1)
     assert proxied.metric(CANCELLED) - cancelled == 1
+
+
+@pytest.mark.servers("proxied")
+def test_every_metric_that_the_dashboard_queries_is_exported(proxied: ProxyDeployment) -> None:
+    async def ask() -> None:
+        async with VllmClient(proxied.url) as client:
+            await complete_text(client, text_of(TEXTS.prompts()[0]), 2)
+
+    def page(url: str) -> str:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=DEADLINE_S) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    asyncio.run(ask())
+    panels = json.loads((LAUNCH / "examples" / "monitoring" / "dashboard.json").read_text())["panels"]
+    queried = {name for panel in panels for target in panel.get("targets", [])
+               for name in re.findall(r"\b(?:kvferry_|vllm:)[a-z_]+", target["expr"])}
+    assert queried >= AFTER_AN_EVENT
+    pages = {"proxy": page(proxied.url), "controller": proxied.controller_text("/metrics"),
+             **{server.url: page(server.url) for server in (proxied.prefill, *proxied.decodes)}}
+    for where, text in pages.items():
+        expected = {name for name in queried if name.startswith(f"kvferry_{where}_") or (
+            where.startswith("http") and not name.startswith(("kvferry_proxy_", "kvferry_controller_")))}
+        assert len(expected) > 4, where
+        samples = set(re.findall(r"^([a-z_:]+)[{ ]", text, re.MULTILINE))
+        assert expected - samples <= AFTER_AN_EVENT, where
 
 
 def wait_until_idle(deployment: ProxyDeployment) -> None:

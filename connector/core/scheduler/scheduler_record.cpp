@@ -102,6 +102,7 @@ void SchedulerCore::record_admission(RequestState& request, std::uint32_t num_lo
     event.peer = why.peer;
     event.note = why.note;
   }
+  counters_.recomputed_tokens[event.cause] += recomputed_tokens(event);
   if (num_external > 0 && loads_async()) record(request, LifeKind::kLoadBegan);
   request.computes_until = request.chain.size();
   request.wait = RequestState::Wait::kNew;
@@ -126,6 +127,7 @@ void SchedulerCore::record_load(RequestState* request, const PendingLoad& load) 
   event.loaded = admission.loaded;
   event.bytes = config_.bytes_of(admission.loaded);
   event.duration = now_ - load.began;
+  counters_.recomputed_tokens[event.cause] += recomputed_tokens(event);
   // After a synchronous load the request runs on, and the engine has computed the missing tokens.
   if (request != nullptr && !is_complete && loads_async()) note_cause(*request, cause);
 }

@@ -37,6 +37,11 @@ COUNTERS = {
     "unknown_handoffs_total": "Hand-offs named by other nodes that this node has not made, or does not pin any more.",
     "received_chunks_total": "Chunks received by push from prefill nodes.",
 }
+# Counters with the label `reason`. In a report the reason is a part of the name: recomputed_tokens_total{evicted}.
+COUNTERS_BY_REASON = {
+    "recomputed_tokens_total": "Tokens computed again although they had been computed before, here or by the node that "
+                               "handed them over, by cause.",
+}
 GAUGES = {
     "pool_chunks": "Chunks in the pool.",
     "pool_slots": "Slots of the pool.",
@@ -76,7 +81,7 @@ class StatsSource:
 
     def take(self, metrics: dict[str, float]) -> KvFerryStats:
         data: dict[str, Any] = {name: metrics[name] for name in GAUGES}
-        for name in COUNTERS:
+        for name in [*COUNTERS, *(name for name in metrics if name.endswith("}"))]:
             growth = metrics[name] - self._last.get(name, 0.0)
             if growth > 0:
                 data[name] = growth
@@ -93,6 +98,11 @@ class KvFerryPromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._by_reason = {
+            name: self._counter_cls(name=f"kvferry_{name.removesuffix('_total')}", documentation=text,
+                                    labelnames=[*labelnames, "reason"])
+            for name, text in COUNTERS_BY_REASON.items()
+        }  # fmt: skip
         self._metrics: dict[str, dict[int, Any]] = {}
         for name, text in (COUNTERS | GAUGES).items():
             make = self._gauge_cls if name in GAUGES else self._counter_cls
@@ -105,3 +115,6 @@ class KvFerryPromMetrics(KVConnectorPromMetrics):
                 self._metrics[name][engine_idx].inc(max(0, value))
             elif name in GAUGES:
                 self._metrics[name][engine_idx].set(value)
+            elif (counter := self._by_reason.get(name.partition("{")[0])) is not None:
+                reason = name.partition("{")[2].removesuffix("}")
+                counter.labels(*self.per_engine_labelvalues[engine_idx], reason).inc(max(0, value))

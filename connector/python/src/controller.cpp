@@ -15,6 +15,7 @@
 #include "connector/runtime/poll_loop.h"
 #include "controller/api/client.h"
 #include "transport/base/log.h"
+#include "transport/base/wall_clock.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -47,6 +48,7 @@ class PyClient {
     controller::ClientOptions options;
     options.cluster_key = unwrap(net::read_cluster_key(cluster_key_file));
     options.controller = controller;
+    options.wall_ms = wall_clock_ms;
     options.node = {EngineId{std::move(engine_id)}, Incarnation{incarnation}, "kv_both", std::move(endpoint),
                     std::move(name_space),          std::move(fingerprint)};
     client_ = unwrap(controller::make_client(options));

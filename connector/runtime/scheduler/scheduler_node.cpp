@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <random>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "controller/api/endpoint.h"
 #include "transport/base/check.h"
 #include "transport/base/log.h"
+#include "transport/base/wall_clock.h"
 
 namespace kvferry {
 namespace {
@@ -23,6 +25,16 @@ constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
 std::string name_of_this_host() {
   char name[256] = {};
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+/// Returns the name in the report of the counter of tokens that were computed again for a cause.
+std::string_view recomputed_name(std::size_t cause) {
+  static const auto names = [] {
+    std::array<std::string, kNumCauses> made;
+    for (std::size_t i = 0; i < kNumCauses; ++i) made[i] = fmt::format("recomputed_tokens_total{{{}}}", kCauseNames[i]);
+    return made;
+  }();
+  return names[cause];
 }
 
 std::map<std::string, double> by_name(const std::vector<std::pair<std::string_view, double>>& metrics) {
@@ -90,6 +102,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   client.controller = config.controller;
   client.cluster_key = key;
   client.lost_after_ms = config.silence_ms;
+  client.wall_ms = wall_clock_ms;
   const Incarnation incarnation{
       static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count())};
   client.node = {.engine_id = options.engine_id,
@@ -243,7 +256,7 @@ std::optional<std::map<std::string, double>> SchedulerNode::take_metrics() {
 SchedulerNode::Metrics SchedulerNode::metrics_of(const SchedulerCore& core) {
   const CoreCounters& counters = core.counters();
   const auto number = [](auto value) { return static_cast<double>(value); };
-  return {
+  Metrics metrics = {
 #define KVFERRY_METRIC(name) {#name "_total", number(counters.name)},
       KVFERRY_CORE_COUNTERS(KVFERRY_METRIC)
 #undef KVFERRY_METRIC
@@ -255,6 +268,10 @@ SchedulerNode::Metrics SchedulerNode::metrics_of(const SchedulerCore& core) {
       {"open_pushes", number(core.num_pushes())},
       {"open_push_reservations", number(core.num_reservations())},
   };
+  for (std::size_t cause = 0; cause < kNumCauses; ++cause)
+    if (const std::uint64_t tokens = counters.recomputed_tokens[cause]; tokens > 0)
+      metrics.emplace_back(recomputed_name(cause), number(tokens));
+  return metrics;
 }
 
 }  // namespace kvferry

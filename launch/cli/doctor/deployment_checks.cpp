@@ -3,14 +3,17 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
 #include "controller/api/endpoint.h"
 #include "controller/api/status.h"
+#include "transport/base/fingerprint.h"
 #include "transport/base/net/host_port.h"
 #include "transport/base/net/tcp_socket.h"
 #include "transport/base/versions.h"
+#include "transport/base/wall_clock.h"
 
 namespace kvferry::cli {
 namespace {
@@ -21,7 +24,10 @@ using Findings = std::vector<Finding>;  // findings without the check's name, wh
 
 constexpr std::int64_t kStatusMs = 2000;
 constexpr int kConnectMs = 1500;
-constexpr std::uint64_t kSilenceMs = 2000;  // a silence this long is reported; heartbeats come every 500 ms
+constexpr std::uint64_t kSilenceMs = 2000;       // a silence this long is reported; heartbeats come every 500 ms
+constexpr std::uint64_t kRefusalMs = 3'600'000;  // an older refusal is a hint
+constexpr double kClockSeconds = 1;              // clocks that differ by more are reported
+constexpr double kTicketSeconds = 600;           // if clocks differ by more, nodes refuse each other's tickets
 
 std::string name_of(const NodeStatus& node) { return fmt::format("node {}", node.engine_id.value); }
 
@@ -131,6 +137,61 @@ Findings check_versions(const Status& status, const std::string&) {
            .is_hint = true}};
 }
 
+/// Returns the name in a fingerprint's field `model`, without the digest or revision of the weights.
+std::string model_of(const NodeStatus& node) {
+  const auto fields = fingerprint_fields(node.fingerprint);
+  const auto model = fields.find("model");
+  return model == fields.end() ? "" : model->second.substr(0, model->second.find_first_of("#@"));
+}
+
+Findings check_fingerprints(const Status& status, const std::string&) {
+  Findings found;
+  if (const std::uint64_t refused = status.counters.nodes_refused; refused > 0) {
+    const bool is_known = !status.refusal.empty();
+    found.push_back({.what = fmt::format("the controller has refused {} registrations{}", refused,
+                                         is_known ? fmt::format("; the last one, {} s ago: {}",
+                                                                status.refusal_age_ms / 1000, status.refusal)
+                                                  : ", and its log says why"),
+                     .advice = "do what the reason asks for; launch/docs/compatibility.md says what the nodes of a "
+                               "namespace must have in "
+                               "common",
+                     .is_hint = !is_known || status.refusal_age_ms > kRefusalMs});
+  }
+  std::map<std::string, std::vector<const NodeStatus*>> models;  // [name] one node of each namespace
+  for (const NodeStatus& node : status.nodes) {
+    const std::string model = model_of(node);
+    std::vector<const NodeStatus*>& others = models[model];
+    if (model.empty() || std::ranges::find(others, node.name_space, &NodeStatus::name_space) != others.end()) continue;
+    if (!others.empty() && others.front()->fingerprint != node.fingerprint)
+      found.push_back({.what = fmt::format("namespaces {} (here) and {} (there) serve the model {} and can't share KV: "
+                                           "{}",
+                                           others.front()->name_space, node.name_space, model,
+                                           fingerprint_difference(others.front()->fingerprint, node.fingerprint)),
+                       .advice = "if their servers should share KV, start them with equal options in one namespace",
+                       .is_hint = true});
+    others.push_back(&node);
+  }
+  return found;
+}
+
+/// `asked`, `answered`: this host's clock before and after the controller read its own.
+Findings check_clocks(const Status& status, std::int64_t asked, std::int64_t answered) {
+  Findings found;
+  const auto compare = [&found](const std::string& whose, std::int64_t ahead_ms, std::string_view others) {
+    const double seconds = std::abs(static_cast<double>(ahead_ms)) / 1000;
+    if (seconds <= kClockSeconds) return;
+    found.push_back({.what = fmt::format("the clock of {} is {:.1f} s {} that of {}", whose, seconds,
+                                         ahead_ms > 0 ? "ahead of" : "behind", others),
+                     .advice = "synchronise the clocks of all hosts (chrony, systemd-timesyncd); from ten minutes on, "
+                               "nodes refuse the tickets of each other's hand-offs",
+                     .is_hint = seconds <= kTicketSeconds});
+  };
+  if (status.wall_ms > 0)  // a controller of an older release does not tell its clock
+    compare("the controller", status.wall_ms - std::clamp(status.wall_ms, asked, answered), "this host");
+  for (const NodeStatus& node : status.nodes) compare(name_of(node), node.clock_ahead_ms, "the controller");
+  return found;
+}
+
 Findings check_controller(const Status& status, const std::string&) {
   Findings found;
   if (!status.scale.etcd.empty() && !status.scale.etcd_ok)
@@ -155,13 +216,15 @@ Findings check_controller(const Status& status, const std::string&) {
   return found;
 }
 
+constexpr const char* kClocks = "clocks";  // this check also needs the time of the question
 struct DeploymentCheck {
   const char* name;
   Findings (*run)(const Status&, const std::string& controller);
 };
 constexpr DeploymentCheck kDeploymentChecks[] = {
-    {"controller", check_controller}, {"roles", check_roles},           {"addresses", check_addresses},
-    {"servers", check_servers},       {"heartbeats", check_heartbeats}, {"versions", check_versions},
+    {"controller", check_controller},     {"roles", check_roles},           {"addresses", check_addresses},
+    {"servers", check_servers},           {"heartbeats", check_heartbeats}, {"versions", check_versions},
+    {"fingerprints", check_fingerprints},
 };
 
 }  // namespace
@@ -169,11 +232,14 @@ constexpr DeploymentCheck kDeploymentChecks[] = {
 std::vector<std::string> deployment_check_names() {
   std::vector<std::string> names;
   for (const DeploymentCheck& check : kDeploymentChecks) names.emplace_back(check.name);
+  names.emplace_back(kClocks);
   return names;
 }
 
 std::vector<Finding> examine_deployment(const ControllerAddress& controller) {
+  const std::int64_t asked = wall_clock_ms();
   const auto status = controller::fetch_status(controller.endpoint, kStatusMs, controller.key);
+  const std::int64_t answered = std::max(asked, wall_clock_ms());
   if (!status)
     return {{.check = "controller",
              .what = status.error().what,
@@ -186,6 +252,10 @@ std::vector<Finding> examine_deployment(const ControllerAddress& controller) {
       finding.check = check.name;
       found.push_back(std::move(finding));
     }
+  }
+  for (Finding& finding : check_clocks(*status, asked, answered)) {
+    finding.check = kClocks;
+    found.push_back(std::move(finding));
   }
   return found;
 }

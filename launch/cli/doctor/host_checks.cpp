@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "launch/cli/doctor/gpu_checks.h"
 #include "transport/base/memory/cgroup_memory.h"
 #include "transport/base/net/cluster_key.h"
 
@@ -249,6 +250,7 @@ constexpr HostCheck kHostChecks[] = {
     {"huge pages", check_huge_pages},
     {"CMA", check_cma},
     {"cluster key", check_key},
+    {"CUDA IPC", check_cuda_ipc},
 };
 
 }  // namespace

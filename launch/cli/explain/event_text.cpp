@@ -122,12 +122,4 @@ std::string event_text(const LifeEvent& event, const NodeNames& names) {
   return fmt::format("event {} of a newer release", event.kind);
 }
 
-std::uint32_t recomputed_tokens(const LifeEvent& event) {
-  if (event.what() == LifeKind::kLoaded) return event.expected - std::min(event.expected, event.loaded);
-  if (event.what() != LifeKind::kAdmitted || event.tokens == 0) return 0;
-  // The engine computes the last token in any case.
-  const std::uint64_t known = std::min(event.expected, event.tokens - 1);
-  return static_cast<std::uint32_t>(known - std::min(known, std::uint64_t{event.local} + event.loaded));
-}
-
 }  // namespace kvferry::cli

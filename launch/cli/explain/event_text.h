@@ -19,7 +19,5 @@ std::string kind_name(LifeKind kind);
 /// Returns the event's cause with the other node and its words: "the other node refused (prefill-0: ...)".
 std::string cause_text(const LifeEvent& event, const NodeNames& names);
 std::string event_text(const LifeEvent& event, const NodeNames& names);
-/// Returns how many tokens an event says were computed although they had been computed before.
-std::uint32_t recomputed_tokens(const LifeEvent& event);
 
 }  // namespace kvferry::cli

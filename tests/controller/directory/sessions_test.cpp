@@ -43,6 +43,26 @@ class SessionsTest : public ::testing::Test, protected ReplySender {
   std::vector<std::pair<ConnectionId, wire::FromController>> answers_;
 };
 
+TEST_F(SessionsTest, TheStatusHasTheReasonOfTheLastRefusal) {
+  EXPECT_EQ(sessions_.status(now_).refusal, "");
+  const ConnectionId connection = sessions_.open();
+  say(connection, hello("a"));
+  answers_.clear();
+  wire::Hello other = hello("b");
+  other.node.fingerprint += " layers=5";
+  say(connection, other);
+  const auto refused = answer<wire::Refused>(connection);
+  const Status status = sessions_.status(now_ + 3 * kSecond);
+  EXPECT_EQ(status.counters.nodes_refused, 1u);
+  EXPECT_EQ(status.refusal, refused.reason);
+  EXPECT_EQ(status.refusal_age_ms, 3000u);
+  say(connection, hello("\x1b[2J" + std::string(5000, 'n')));
+  const std::string shown = sessions_.status(now_).refusal;
+  EXPECT_EQ(shown.find('\x1b'), std::string::npos) << "the text is printed on terminals";
+  EXPECT_LE(shown.size(), 2048u);
+  EXPECT_NE(shown, refused.reason);
+}
+
 class FakeObserver final : public SessionObserver {
  public:
   std::optional<std::string> refusal(const NodeInfo& info) const override {

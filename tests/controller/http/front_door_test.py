@@ -95,7 +95,11 @@ def test_nodes_are_told_with_all_that_a_front_door_needs(cluster: Cluster) -> No
     assert expected.items() <= told["p"].items()
     assert (told["old"]["serves"], told["old"]["version"], told["old"]["load"]) == ("", "", 0)
     with urllib.request.urlopen(f"http://{cluster.address}/metrics", timeout=10) as page:
-        assert re.search(r'^kvferry_controller_node_load\{.*node="p".*\} 3$', page.read().decode(), re.MULTILINE)
+        metrics = page.read().decode()
+    assert re.search(r'^kvferry_controller_node_load\{.*node="p".*\} 3$', metrics, re.MULTILINE)
+    for name, role, version in (("p", "kv_producer", "7.7.7"), ("old", "kv_consumer", "")):
+        labels = f'namespace="default",node="{name}",role="{role}",version="{version}"'
+        assert f"\nkvferry_controller_node_info{{{labels}}} 1\n" in metrics
     assert {node["engine_id"]: node["serves"] for node in cluster.get("/status")["nodes"]} == {
         "p": "http://p:8100", "old": ""}
 

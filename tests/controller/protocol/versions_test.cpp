@@ -19,12 +19,14 @@ using namespace std::string_literals;
 class TwoReleases : protected ReplySender {
  public:
   TwoReleases(VersionRange node, VersionRange controller)
-      : sessions_(DirectoryOptions{}, 0, controller), connection_(sessions_.open()) {
+      : sessions_(DirectoryOptions{.wall_ms = [] { return std::int64_t{2000}; }}, 0, controller),
+        connection_(sessions_.open()) {
     ClientOptions options;
     options.node = node_info("a", 5, "default");
     options.node.serves = "http://a:8000";
     options.node.details = {.host = "pod-a"};
     options.protocol = node;
+    options.wall_ms = [] { return std::int64_t{5000}; };
     client_.emplace(std::move(options), [this](std::string_view bytes) {
       versions_said_.push_back(wire::version_of(bytes));
       sessions_.receive(connection_, bytes, now_, *this);
@@ -137,7 +139,7 @@ class OldNode : public ::testing::Test, protected ReplySender {
     sessions_.receive(connection_, bytes, kSecond, *this);
     return answers_.size() == 1 ? answers_[0] : fmt::format("{} answers", answers_.size());
   }
-  Sessions sessions_{DirectoryOptions{}, 0};
+  Sessions sessions_{DirectoryOptions{.wall_ms = [] { return std::int64_t{2000}; }}, 0};
   ConnectionId connection_ = sessions_.open();
   std::vector<std::string> answers_;
 };
@@ -150,6 +152,7 @@ TEST_F(OldNode, RegistersAndIsAnsweredAsBefore) {
   EXPECT_EQ(nodes[0].serves, "");
   EXPECT_EQ(nodes[0].version, "");
   EXPECT_EQ(nodes[0].load, 0u);
+  EXPECT_EQ(nodes[0].clock_ahead_ms, 0) << "it does not tell its clock";
   for (const NodeDetail& detail : kNodeDetails) EXPECT_EQ(nodes[0].details.*detail.text, "") << detail.name;
 }
 
@@ -205,6 +208,8 @@ TEST(NewFields, ReachTheStatus) {
   EXPECT_EQ(nodes[0].load, 7u);
   EXPECT_EQ(nodes[0].fingerprint, "model=a");
   EXPECT_EQ(nodes[0].details.host, "pod-a");
+  EXPECT_EQ(nodes[0].clock_ahead_ms, 3000);
+  EXPECT_EQ(both.sessions_.status(kSecond).wall_ms, 2000);
 }
 
 TEST(NewFields, AChangedLoadIsToldWithinAFifthOfASecond) {

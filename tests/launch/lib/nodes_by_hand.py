@@ -27,12 +27,13 @@ class Node:
     """One node that is connected to the controller's stream."""
 
     def __init__(self, path: str, name: str, role: str, serves: str | None, fingerprint: str = FINGERPRINT,
-                 endpoint: str = "", version: str = "7.7.7") -> None:
+                 endpoint: str = "", version: str = "7.7.7", name_space: str = "default") -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(10)
         self._socket.connect(path)
         more = [] if serves is None else [serves, version, 1, 1]  # None: send the shorter message of older nodes
-        self.answer = self.ask([[1, 1], "default", name, 1, role, endpoint or f"tcp://{name}:1", fingerprint, 0, *more])
+        self.answer = self.ask(
+            [[1, 1], name_space, name, 1, role, endpoint or f"tcp://{name}:1", fingerprint, 0, *more])
 
     def ask(self, message: list[Any]) -> bytes:
         self.say(message)
@@ -46,8 +47,9 @@ class Node:
     def holds(self, keys: list[bytes]) -> None:
         self.say([[1, 6], 1, 0, True, b"".join(keys), [b"", b"", []], 1, False, False])
 
-    def load(self, num_requests: int) -> None:
-        self.ask([[1, 4], 1, 1, [], num_requests])
+    def load(self, num_requests: int, *wall_ms: int) -> None:
+        """Sends a heartbeat; without `wall_ms` that of an older release, which does not tell its clock."""
+        self.ask([[1, 4], 1, 1, [], num_requests, *wall_ms])
 
     def close(self) -> None:
         self._socket.close()

@@ -85,12 +85,16 @@ class ProxyDeployment:
         return server
 
     def ask_controller(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.controller_text(path, body))
+        return found
+
+    def controller_text(self, path: str, body: dict[str, Any] | None = None) -> str:
         token = signer_of(str(self.controller.key_file)).http_token()
         request = urllib.request.Request(f"http://{self.http}{path}", data=json.dumps(body).encode() if body else None,
                                          headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=30) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            text: str = answer.read().decode()
+            return text
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {node["engine_id"]: node for node in self.ask_controller("/nodes")["nodes"]}

@@ -1,21 +1,25 @@
-"""Checks the settings, the key file, the memory and the controller before a server starts, because the server itself
-would report a mistake only a minute later. Standard library only.
+"""Checks the settings, the key file, the memory, the controller and the namespace before a server starts, because the
+server itself would report a mistake only a minute later. Standard library only.
 """
 
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.node.cluster_key import KEY_ENV
 from kvferry_launch.node.endpoints import Endpoint
-from kvferry_launch.paths import command_name
+from kvferry_launch.paths import KVFERRY, command_name
 
 CONTROLLER_WITHIN_S = 10.0  # equal to the time for which the connector waits for the controller
 CONNECT_WITHIN_S = 2.0
+STATUS_WITHIN_S = 10.0  # `kvferry status` itself gives up after 2 s
 # A program for the server's interpreter. It prints nothing if that interpreter can't load kvferry and need not do so.
 SETTINGS = """
 import json, sys
@@ -32,7 +36,7 @@ except ImportError as error:
 except Exception as error:
     print(json.dumps({"error": str(error)}))
 else:
-    print(json.dumps({"pool_bytes": config["pool_bytes"]}))
+    print(json.dumps({name: config[name] for name in ("pool_bytes", "namespace", "cluster_key_file")}))
 """
 
 
@@ -41,21 +45,21 @@ class NodeError(Exception):
 
 
 def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str], with_key: bool,
-                   needs_kvferry: bool = False) -> int:
-    """Checks kvferry's settings and, if `with_key`, its key file, with the interpreter `python`; returns `pool_bytes`,
-    or 0 if the interpreter can't be run, or can't load kvferry and `needs_kvferry` is false. `env`: the server's whole
-    environment. Errors: NodeError.
+                   needs_kvferry: bool = False) -> dict[str, Any]:
+    """Checks kvferry's settings and, if `with_key`, its key file, with the interpreter `python`; returns the settings
+    `pool_bytes`, `namespace` and `cluster_key_file` that are in effect, or nothing if the interpreter can't be run, or
+    can't load kvferry and `needs_kvferry` is false. `env`: the server's whole environment. Errors: NodeError.
     """
     asked = json.dumps({"extra": extra, "with_key": with_key, "needs_kvferry": needs_kvferry})
     try:
         done = subprocess.run([python, "-c", SETTINGS], input=asked, capture_output=True, text=True, check=False,
                               env=dict(env))
-        found = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(done.stdout)
     except (OSError, ValueError):
-        return 0
+        return {}
     if "error" in found:
         raise NodeError(str(found["error"]).removeprefix("kvferry: "))
-    return int(found["pool_bytes"])
+    return found
 
 
 def check_memory(pool_bytes: int) -> None:
@@ -70,16 +74,69 @@ def check_memory(pool_bytes: int) -> None:
                         "pool_bytes=BYTES")
 
 
-def wait_controller(given: str, endpoints: list[Endpoint], within_s: float = CONTROLLER_WITHIN_S) -> None:
-    """Waits until a controller accepts a connection. `given`: the user's text, which the error quotes. Errors:
-    NodeError.
+def wait_controller(given: str, endpoints: list[Endpoint], why_not: Callable[[str], str],
+                    within_s: float = CONTROLLER_WITHIN_S) -> None:
+    """Waits until a controller accepts a connection and `why_not` has no objection to it. `given`: the user's text,
+    which the error quotes. `why_not` gets one endpoint of this text, and returns a sentence, or an empty text if there
+    is no objection. It is asked again until the time is over, because a controller may be busy or another node about
+    to leave. Errors: NodeError.
     """
     deadline = time.monotonic() + within_s
-    while not any(accepts(endpoint) for endpoint in endpoints):
+    while True:
+        objection = ""
+        for text, endpoint in zip(given.split(","), endpoints, strict=True):
+            if accepts(endpoint) and not (objection := why_not(text)):
+                return
         if time.monotonic() > deadline:
-            raise NodeError(f"no controller answers at {given} within {within_s:.0f} s; start one with "
+            raise NodeError(objection or f"no controller answers at {given} within {within_s:.0f} s; start one with "
                             f"{command_name('controller')}, or name another with --controller")
         time.sleep(0.2)
+
+
+def kvferry_binary(python: str = "python3") -> str | None:
+    """Returns the command `kvferry`: that of the build, that on PATH, or that beside the interpreter `python`, where
+    pip installs the wheel's; None if there is none.
+    """
+    return (shutil.which(str(KVFERRY)) or shutil.which("kvferry")
+            or shutil.which("kvferry", path=str(Path(shutil.which(python) or python).parent)))
+
+
+def why_not_join(binary: str | None, settings: Mapping[str, Any], env: Mapping[str, str], model: str,
+                 engine_id: str | None, endpoint: str) -> str:
+    """Asks the controller at `endpoint` by the command `binary` whether this server could join its namespace. Returns
+    why not, in one sentence; an empty text if it could, or if that can't be found out. `settings`: the result of
+    check_settings(). `env`: the server's whole environment. `model`: the server's model, empty if it is not known.
+    """
+    if binary is None or not settings:
+        return ""
+    try:
+        # The variable KVFERRY_CONTROLLER may name several replicas, which this command does not accept.
+        own = {"KVFERRY_CONTROLLER": endpoint, KEY_ENV: settings["cluster_key_file"]}
+        done = subprocess.run([binary, "status", "--json"], capture_output=True, text=True, check=False,
+                              env=dict(env) | own, timeout=STATUS_WITHIN_S)
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.splitlines() if line.startswith("kvferry: ")]
+            return lines[-1].removeprefix("kvferry: ") if lines else ""
+        nodes = json.loads(done.stdout)["nodes"]
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    for node in nodes:
+        serves = re.match(r"model=(\S+)", node["fingerprint"])
+        if (node["namespace"] == settings["namespace"] and node["engine_id"] != engine_id and not node["leaving"]
+                and model and serves and model_name(serves[1]) != model_name(model)):
+            return (f"namespace {node['namespace']} of controller {endpoint} serves the model {model_name(serves[1])} "
+                    f"(node {node['engine_id']}), not {model_name(model)}; choose another namespace with --extra "
+                    "namespace=NAME, or stop its nodes")
+    return ""
+
+
+def model_name(source: str) -> str:
+    """Returns the last part of a model's path or hub name, as in a fingerprint: without revision or digest of weights.
+    In the hub's cache, it is the model's name, not the commit.
+    """
+    parts = [part for part in source.split("/") if part]
+    hub = [part for part in parts if part.startswith("models--")]
+    return re.split("[#@:]", hub[-1].rsplit("--", 1)[-1] if hub else (parts or [source])[-1])[0]
 
 
 def accepts(endpoint: Endpoint) -> bool:

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from kvferry_launch.node import preflight, serving
 from kvferry_launch.node.endpoints import Endpoint, parse_endpoint, parse_endpoints
 from kvferry_launch.node.preflight import NodeError
 from kvferry_launch.node.vllm import API_SERVER, CPU_ENV, KVFERRY_CONNECTOR, vllm_command
-from kvferry_launch.paths import IS_INSTALLED, KVFERRY, RELEASE, VENV_PYTHON, command_name
+from kvferry_launch.paths import IS_INSTALLED, RELEASE, VENV_PYTHON, command_name
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 DEFAULT_CONTROLLER = "tcp://127.0.0.1:14600"
@@ -63,7 +64,7 @@ def controller_main() -> NoReturn:
         bind = parse_endpoint(arguments.bind, ("tcp://", "ipc://"))
         if bind is None:
             raise NodeError(f"--bind is '{arguments.bind}', not tcp://HOST:PORT or ipc://PATH")
-        binary = str(KVFERRY) if is_there(KVFERRY) else shutil.which("kvferry")
+        binary = preflight.kvferry_binary()
         if binary is None:
             raise NodeError("there is no kvferry binary here or on PATH; build it with launch/setup")
         if bind.host and not arguments.dry_run:
@@ -146,13 +147,16 @@ def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, 
         extra = {"advertise_host": arguments.advertise_host} | extra
     extra = {"serves": serves_url(arguments)} | extra
     settings = {"controller": arguments.controller} | extra
-    pool_bytes = preflight.check_settings(python, settings, os.environ | env, with_key=True, needs_kvferry=not server)
+    in_effect = preflight.check_settings(python, settings, os.environ | env, with_key=True, needs_kvferry=not server)
+    more = tuple(after_dashes(arguments.rest))
     if not arguments.dry_run:
-        preflight.check_memory(pool_bytes)
-        preflight.wait_controller(arguments.controller, endpoints)
+        preflight.check_memory(in_effect.get("pool_bytes", 0))
+        server_model = "" if any(word.startswith("--model") for word in more) else model
+        preflight.wait_controller(arguments.controller, endpoints, partial(
+            preflight.why_not_join, preflight.kvferry_binary(python), in_effect, os.environ | env, server_model,
+            arguments.engine_id))
     config = KVFERRY_CONNECTOR.config(arguments.kv_role, arguments.controller, arguments.engine_id, extra)
-    command = vllm_command(python, model, arguments.host, arguments.port, config, tuple(after_dashes(arguments.rest)),
-                           cpu=bool(found["cpu"]))
+    command = vllm_command(python, model, arguments.host, arguments.port, config, more, cpu=bool(found["cpu"]))
     return [*server, *command[len(API_SERVER) + 1:]] if server else command, env
 
 

@@ -1,0 +1,18 @@
+// The time of day, which is only compared between hosts: durations and deadlines use clock.h.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace kvferry {
+
+/// A function that returns a host's wall clock, in milliseconds since 1970.
+using WallClock = std::int64_t (*)();
+
+/// The WallClock of this host.
+inline std::int64_t wall_clock_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace kvferry
