@@ -143,10 +143,13 @@ bool ClientSession::send_heartbeat() {
   const bool is_sent = send(encode(wire::Heartbeat{.incarnation = incarnation(),
                                                    .next_sequence = publisher_.next_sequence(),
                                                    .digests = {digests.begin(), digests.end()},
-                                                   .load = load_}));
-  if (is_sent) beat_sequence_ = publisher_.next_sequence();
-  if (is_sent) beat_load_ = load_;
-  return is_sent;
+                                                   .load = load_,
+                                                   .report = report_}));
+  if (!is_sent) return false;
+  beat_sequence_ = publisher_.next_sequence();
+  beat_load_ = load_;
+  report_.clear();
+  return true;
 }
 
 void ClientSession::broken(std::vector<ClientEvent>& events) {

@@ -45,6 +45,7 @@ Status Sessions::status(TimeNs now) const {
   status.counters.digests_differed = directory_.num_digests_differed();
   orders_.add_to(status);
   status.insecure = insecure_;
+  status.lost = directory_.lost(now);
   return status;
 }
 

@@ -44,7 +44,10 @@ struct Heartbeat {
   std::uint64_t next_sequence = 0;    // number of the next Publish or Evict; shows whether the last one was lost
   std::vector<TierDigest> digests{};  // digest of the node's chunks in each tier at next_sequence; empty: not compared
   std::uint64_t load = 0;             // number of requests on the node
-  KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load);
+  // An encoded NodeReport, or empty: the last report stays. It is decoded by itself, so that a report that can't be
+  // read never makes the heartbeat malformed.
+  std::string report{};
+  KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load, report);
 };
 struct Publish {
   Header header{kProtocolVersion, 6};
