@@ -42,6 +42,7 @@ RUN_ELSEWHERE = (
     ("launch/cluster down", "tests/launch/cluster_local_test.py", '"down"'),
     ("kvferry controller --bind tcp://0.0.0.0:14600 --etcd", "tests/controller/faults/fleet.cpp", "--event-log"),
     ("kvferry explain", "tests/launch/cli/explain_test.cpp", '"explain "'),
+    ("kvferry top", "tests/launch/cli/check_cli.py", '"top", "--once"'),
     ("kvferry bench transfer", "tests/launch/bench_test.py", '"bench", "transfer"'),
     ("kvferry bench controller", "tests/launch/bench/controller_bench_test.cpp", "ASmallRunGivesEveryFigure"),
     ("kvferry bench fleet", "tests/launch/bench/fleet_bench_test.cpp", "ASmallFleetGivesEveryFigure"),

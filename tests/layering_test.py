@@ -79,6 +79,7 @@ MAY_INCLUDE = {
     "launch/cli/doctor/": ("transport/base/", "controller/api/", "launch/cli/"),
     "launch/cli/explain/": ("transport/base/", "controller/api/", "connector/core/", "connector/runtime/links/",
                             "launch/cli/"),
+    "launch/cli/top/": ("transport/base/", "controller/", "launch/cli/"),
     "launch/cli/": ("transport/", "controller/", "launch/"),
     "launch/": ("transport/", "kernels/", "controller/", "connector/", "launch/"),
 }

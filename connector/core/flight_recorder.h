@@ -110,7 +110,9 @@ struct LifeEvent {
   ShortText<8> path{};
   ShortText<55> peer{};
   ShortText<103> note{};  // the other node's reason, in its words
-  KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note);
+  ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
+  KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,
+                 prefix);
 
   static LifeEvent because(Cause cause) { return {.cause = static_cast<std::uint8_t>(cause)}; }
   LifeKind what() const { return static_cast<LifeKind>(kind); }
@@ -141,6 +143,8 @@ class FlightRecorder {
   LifeEvent& add(std::uint64_t request, LifeKind kind, TimeNs now, const LifeEvent& event = {});
   /// Returns the number of the event that was added last.
   std::uint64_t last() const { return num_events_; }
+  /// Returns the number of the oldest event that was not overwritten.
+  std::uint64_t oldest() const { return num_events_ - std::min<std::uint64_t>(num_events_, records_.size()) + 1; }
   /// Returns an event by its number, nullptr if it was overwritten.
   const LifeEvent* event(std::uint64_t number) const;
   /// Returns the newest lives of requests whose id is `id`, or has it as a part that hyphens or the id's ends enclose:

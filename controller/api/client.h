@@ -149,6 +149,8 @@ class Client {
   virtual std::uint64_t kept_below() const = 0;
   /// Sets the number of requests on this node. Heartbeats report it, at the latest 200 ms after a change.
   virtual void set_load(std::uint64_t num_requests) = 0;
+  /// Sets the encoded NodeReport (node_report.h) that the next heartbeat carries. It makes no heartbeat come earlier.
+  virtual void set_report(std::string report) = 0;
 
   /// While the client is not registered, up to 16 MiB of changes are stored and sent after registration; if there are
   /// more, SnapshotWanted follows the registration.

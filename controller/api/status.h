@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "controller/api/node_info.h"
+#include "controller/api/node_report.h"
 #include "transport/base/net/cluster_key.h"
 #include "transport/base/result.h"
 #include "transport/base/wire.h"
@@ -36,10 +38,11 @@ struct Counters {
   std::uint64_t messages_taken = 0;      // received messages of any kind
   std::uint64_t messages_sent = 0;       // replies and orders, without the dropped ones
   std::uint64_t handshakes_refused = 0;  // connections whose peer did not prove that it has the cluster key
+  std::uint64_t reports_malformed = 0;   // reports of nodes that were dropped
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
                  messages_unregistered, replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
-                 messages_sent, handshakes_refused);
+                 messages_sent, handshakes_refused, reports_malformed);
 };
 
 struct NodeStatus : NodeInfo {
@@ -54,9 +57,20 @@ struct NodeStatus : NodeInfo {
   // How far the node's wall clock was ahead of the controller's when its last heartbeat was received; negative: behind,
   // or the heartbeat took so long; 0 also for a node whose release does not tell it.
   std::int64_t clock_ahead_ms = 0;
+  // The node's last report, and the time since it came; nullptr: the node has sent none, as older releases do. Copies
+  // of a status share the report, which never changes.
+  std::shared_ptr<NodeReport> report{};
+  std::uint64_t report_age_ms = 0;
   KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms,
                  is_leaving, is_drained, num_to_replicate, num_replicated, num_lost, serves, load, fingerprint, version,
-                 details, clock_ahead_ms);
+                 details, clock_ahead_ms, report, report_age_ms);
+};
+
+/// A node that was removed because it fell silent, and has not come back.
+struct LostNode {
+  NodeStatus node;                // its last status
+  std::uint64_t lost_ago_ms = 0;  // time since its removal
+  KVFERRY_FIELDS(node, lost_ago_ms);
 };
 
 /// State that outlives the controller's process.
@@ -112,10 +126,11 @@ struct Status {
   StateStatus state{};
   ScaleStatus scale{};
   bool insecure = false;             // processes on other hosts can reach the controller without a cluster key
+  std::vector<LostNode> lost{};      // nodes lost in the last ten minutes, the newest first
   std::string refusal{};             // why the last registration was refused; empty: none was
   std::uint64_t refusal_age_ms = 0;  // time since then
   std::int64_t wall_ms = 0;          // the controller's wall clock, since 1970; 0: not told
-  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure, refusal,
+  KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure, lost, refusal,
                  refusal_age_ms, wall_ms);
 };
 

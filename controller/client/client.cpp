@@ -41,6 +41,7 @@ class SingleClient final : public Client {
   }
 
   void set_load(std::uint64_t num_requests) override { session_.set_load(num_requests); }
+  void set_report(std::string report) override { session_.set_report(std::move(report)); }
   void publish(const std::vector<ChunkEntry>& chunks) override { session_.publish(chunks); }
   void evict(const std::vector<ChunkKey>& keys) override { session_.evict(keys); }
   void end_snapshot() override { session_.end_snapshot(); }

@@ -144,10 +144,13 @@ bool ClientSession::send_heartbeat() {
                                                    .next_sequence = publisher_.next_sequence(),
                                                    .digests = {digests.begin(), digests.end()},
                                                    .load = load_,
-                                                   .wall_ms = options_.wall_ms == nullptr ? 0 : options_.wall_ms()}));
-  if (is_sent) beat_sequence_ = publisher_.next_sequence();
-  if (is_sent) beat_load_ = load_;
-  return is_sent;
+                                                   .wall_ms = options_.wall_ms == nullptr ? 0 : options_.wall_ms(),
+                                                   .report = report_}));
+  if (!is_sent) return false;
+  beat_sequence_ = publisher_.next_sequence();
+  beat_load_ = load_;
+  report_.clear();
+  return true;
 }
 
 void ClientSession::broken(std::vector<ClientEvent>& events) {

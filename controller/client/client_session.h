@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "controller/api/client.h"
@@ -55,6 +56,7 @@ class ClientSession {
     if (!is_over()) publisher_.end_snapshot();
   }
   void set_load(std::uint64_t num_requests) { load_ = num_requests; }
+  void set_report(std::string report) { report_ = std::move(report); }
   Result<std::uint64_t> lookup(const LookupQuery& query);
   /// Unregisters the node. Returns true if a Leave was handed to the connection, which needs a moment to send the
   /// message.
@@ -83,6 +85,7 @@ class ClientSession {
   std::optional<TimeNs> sent_at_;           // time of the last Hello or Heartbeat that was sent
   std::uint64_t beat_sequence_ = 0;         // value of next_sequence() in the last heartbeat
   std::uint64_t load_ = 0, beat_load_ = 0;  // current load, and the load in the last heartbeat
+  std::string report_;                      // report for the next heartbeat; empty: none is due
   std::optional<TimeNs> waiting_since_;     // time of the first Hello or Heartbeat since the controller's last message
   std::uint32_t num_silences_ = 0;          // number of connections given up since the controller's last message
   Publisher publisher_;

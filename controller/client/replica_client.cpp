@@ -65,6 +65,9 @@ class ReplicaClient final : public Client {
   void set_load(std::uint64_t num_requests) override {
     for (const Replica& replica : replicas_) replica.client->set_load(num_requests);
   }
+  void set_report(std::string report) override {
+    for (const Replica& replica : replicas_) replica.client->set_report(report);
+  }
   void publish(const std::vector<ChunkEntry>& chunks) override {
     for (const Replica& replica : replicas_) replica.client->publish(chunks);
   }

@@ -122,6 +122,9 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
                                           .next_sequence = next_sequence,
                                           .heard_below = next_sequence,
                                           .asked_at = now});
+  std::erase_if(lost_, [&](const Lost& one) {
+    return one.status.engine_id == info.engine_id && one.status.name_space == info.name_space;
+  });
   slot->nodes[info.engine_id.value] = joined.id;
   slot->by_index[node->seen.index] = node.get();
   nodes_[joined.id] = std::move(node);
@@ -200,27 +203,12 @@ std::vector<NodeId> Directory::expire(TimeNs now) {
     }
     if (now - node->heard_at > lease) expired.push_back(id);
   }
-  for (const NodeId id : expired) remove(id);
+  for (const NodeId id : expired) {
+    lose(*nodes_.at(id), now);
+    remove(id);
+  }
   tidy();
   return expired;
-}
-
-std::vector<NodeStatus> Directory::status(TimeNs now) const {
-  std::vector<NodeStatus> result;
-  result.reserve(nodes_.size());
-  for (const auto& [name_space, home] : namespaces_) {
-    for (const auto& [engine_id, id] : home->nodes) {
-      const Node& node = *nodes_.at(id);
-      NodeStatus status{node.info};
-      status.num_chunks = home->table.num_chunks(node.seen.index);
-      status.num_tails = home->table.num_tails(node.seen.index);
-      status.heartbeat_age_ms = static_cast<std::uint64_t>(std::max<TimeNs>(0, now - node.heard_at) / kMillisecond);
-      status.load = node.load;
-      status.clock_ahead_ms = node.clock_ahead_ms;
-      result.push_back(std::move(status));
-    }
-  }
-  return result;
 }
 
 std::vector<std::pair<NodeId, const NodeInfo*>> Directory::nodes() const {

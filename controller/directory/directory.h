@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,9 +18,9 @@
 #include "controller/index/chunk_table.h"
 #include "controller/protocol/values.h"
 #include "transport/base/clock.h"
-#include "transport/base/wall_clock.h"
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
+#include "transport/base/wall_clock.h"
 
 namespace kvferry::controller {
 
@@ -102,7 +103,9 @@ class Directory {
     bool is_leaving = false;
     std::uint64_t load = 0;  // requests on the node, as it last reported
     TimeNs load_reported_at = 0;
-    std::int64_t clock_ahead_ms = 0;  // see NodeStatus
+    std::int64_t clock_ahead_ms = 0;       // see NodeStatus
+    std::shared_ptr<NodeReport> report{};  // the last report; nullptr: none
+    TimeNs reported_at = 0;
 
     bool has_gap() const { return heard_below > next_sequence; }
     /// Returns true if the node's chunks are known to be up to date.
@@ -175,10 +178,14 @@ class Directory {
 
   void set_load(NodeId node, std::uint64_t num_requests, TimeNs now);
   void set_clock_ahead(NodeId node, std::int64_t ahead_ms);
+  void set_report(NodeId node, NodeReport report, TimeNs now);
 
   /// Returns the messages or the snapshot to request from the node; all fields are 0 for an unknown node.
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
+  /// Returns the nodes whose lease expired in the last ten minutes and that have not joined again, at most 64 of them,
+  /// the newest first.
+  std::vector<LostNode> lost(TimeNs now) const;
   /// The pointers are valid until a node joins or is removed.
   std::vector<std::pair<NodeId, const NodeInfo*>> nodes() const;
   /// Returns the sequence number below which the node's messages outlive this process (see Journal) or, without a
@@ -203,7 +210,14 @@ class Directory {
     std::size_t num_chunks = 0;  // chunks of all `nodes` together, as counted for limits: the sum of Node::num_counted
   };
 
+  struct Lost {
+    NodeStatus status;
+    TimeNs at = 0;
+  };
+
   Node* find(NodeId id);
+  NodeStatus status_of(const Node& node, TimeNs now) const;
+  void lose(const Node& node, TimeNs now);
   std::size_t room_for(const Node& node, std::size_t num_held) const;
   /// Returns true if the caller must apply the message. Returns false if the message is old or follows a loss.
   /// `voids_before`: the message begins a snapshot, so it is applied even after a loss.
@@ -237,6 +251,7 @@ class Directory {
   std::vector<ChunkTable::Match> matches_;     // matches of the last lookup
   std::vector<HolderView> found_;              // holders found by the last lookup()
   std::optional<TimeNs> expire_called_at_;
+  std::deque<Lost> lost_;  // the newest first
 };
 
 }  // namespace kvferry::controller

@@ -1,5 +1,6 @@
 // The controller's reaction to each message of a node.
 #include <algorithm>
+#include <bit>
 
 #include "controller/directory/sessions.h"
 #include "controller/protocol/wire.h"
@@ -60,6 +61,13 @@ struct Sessions::Receiver {
     self.directory_.set_load(session->node, heartbeat.load, turn.now);
     if (self.wall_ms_ != nullptr && heartbeat.wall_ms > 0)
       self.directory_.set_clock_ahead(session->node, heartbeat.wall_ms - self.wall_ms_());
+    if (!heartbeat.report.empty()) {
+      if (Result<NodeReport> report = parse_report(heartbeat.report))
+        self.directory_.set_report(session->node, std::move(*report), turn.now);
+      else if (std::has_single_bit(++self.counters_.reports_malformed))
+        log().warn("dropped a report of node {} ({} dropped so far): {}", self.name_of(session->node),
+                   self.counters_.reports_malformed, report.error().what);
+    }
     self.reply(turn, wire::HeartbeatAck{.incarnation = heartbeat.incarnation,
                                         .kept_below = self.directory_.kept_below(session->node),
                                         .replicas = new_replicas()});

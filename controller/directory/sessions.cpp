@@ -53,6 +53,7 @@ Status Sessions::status(TimeNs now) const {
   status.counters.digests_differed = directory_.num_digests_differed();
   orders_.add_to(status);
   status.insecure = insecure_;
+  status.lost = directory_.lost(now);
   status.refusal = refusal_;
   if (!refusal_.empty()) status.refusal_age_ms = static_cast<std::uint64_t>((now - refused_at_) / kMillisecond);
   if (wall_ms_ != nullptr) status.wall_ms = wall_ms_();

@@ -95,6 +95,9 @@ constexpr MetricRow kMetrics[] = {
      "started, one is missing"},
     {"replies_dropped_total", "counter",
      "Replies whose connection was gone or whose peer did not read: nodes that hang or ended"},
+    {"reports_malformed_total", "counter",
+     "Reports of nodes for the status page that were dropped because they can't be read; the nodes are served as "
+     "before"},
     {"resends_wanted_total", "counter", "Times that a node was asked to send messages again that were lost"},
     {"snapshots_wanted_total", "counter",
      "Times that a node was asked for all that it holds; many after a restart without state"},

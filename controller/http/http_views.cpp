@@ -4,6 +4,7 @@
 
 #include "controller/http/http_api.h"
 #include "controller/http/http_metrics.h"
+#include "controller/http/report_views.h"
 #include "transport/base/chunk_key.h"
 
 namespace kvferry::controller {
@@ -15,7 +16,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counters, lookups, lookup_keys, lookup_hits, 
                                    chunks_dropped, heartbeats, nodes_registered, nodes_refused, nodes_expired,
                                    nodes_fenced, snapshots_wanted, messages_malformed, messages_unregistered,
                                    replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
-                                   messages_sent, handshakes_refused)
+                                   messages_sent, handshakes_refused, reports_malformed)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StateStatus, folder, durable, why_not, log_bytes, snapshot_bytes, snapshot_age_ms,
                                    snapshots_written, records_loaded, load_ms)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplicaStatus, name, endpoint)
@@ -74,6 +75,30 @@ void add_details(json& node, const NodeDetails& details) {
   for (const NodeDetail& detail : kNodeDetails) node[std::string(detail.name)] = details.*detail.text;
 }
 
+json node_json(const NodeStatus& node, const Flow& flow) {
+  json object = {{"namespace", node.name_space},
+                 {"engine_id", node.engine_id.value},
+                 {"incarnation", node.incarnation.value},
+                 {"role", node.role},
+                 {"endpoint", node.endpoint},
+                 {"chunks", node.num_chunks},
+                 {"tails", node.num_tails},
+                 {"heartbeat_age_ms", node.heartbeat_age_ms},
+                 {"leaving", node.is_leaving},
+                 {"drained", node.is_drained},
+                 {"to_move", node.num_to_replicate},
+                 {"moved", node.num_replicated},
+                 {"lost", node.num_lost},
+                 {"serves", node.serves},
+                 {"load", node.load},
+                 {"fingerprint", node.fingerprint},
+                 {"version", node.version},
+                 {"clock_ahead_ms", node.clock_ahead_ms},
+                 {"report", report_json(node, flow)}};
+  add_details(object, node.details);
+  return object;
+}
+
 }  // namespace
 
 json nodes_json(const Status& status) {
@@ -95,41 +120,19 @@ json nodes_json(const Status& status) {
 }
 
 json status_json(const Status& status, const std::string& endpoint) {
-  json nodes = json::array();
-  for (const NodeStatus& node : status.nodes) {
-    nodes.push_back({{"namespace", node.name_space},
-                     {"engine_id", node.engine_id.value},
-                     {"incarnation", node.incarnation.value},
-                     {"role", node.role},
-                     {"endpoint", node.endpoint},
-                     {"chunks", node.num_chunks},
-                     {"tails", node.num_tails},
-                     {"heartbeat_age_ms", node.heartbeat_age_ms},
-                     {"leaving", node.is_leaving},
-                     {"drained", node.is_drained},
-                     {"to_move", node.num_to_replicate},
-                     {"moved", node.num_replicated},
-                     {"lost", node.num_lost},
-                     {"serves", node.serves},
-                     {"load", node.load},
-                     {"fingerprint", node.fingerprint},
-                     {"version", node.version},
-                     {"clock_ahead_ms", node.clock_ahead_ms}});
-    add_details(nodes.back(), node.details);
+  auto flows = flows_of(status);
+  json nodes = json::array(), lost = json::array();
+  for (const NodeStatus& node : status.nodes) nodes.push_back(node_json(node, flows[node.endpoint]));
+  for (const LostNode& one : status.lost) {
+    lost.push_back(node_json(one.node, {}));
+    lost.back()["lost_ago_ms"] = one.lost_ago_ms;
   }
-  return {{"controller", endpoint},
-          {"version", status.version},
-          {"uptime_ms", status.uptime_ms},
-          {"nodes", std::move(nodes)},
-          {"replica", status.scale},
-          {"holds", status.num_pins},
-          {"held_keys", status.num_pinned_keys},
-          {"state", status.state},
-          {"insecure", status.insecure},
-          {"refusal", status.refusal},
-          {"refusal_age_ms", status.refusal_age_ms},
-          {"wall_ms", status.wall_ms},
-          {"counters", status.counters}};
+  return {
+      {"controller", endpoint},      {"version", status.version},           {"uptime_ms", status.uptime_ms},
+      {"nodes", std::move(nodes)},   {"lost_nodes", std::move(lost)},       {"replica", status.scale},
+      {"holds", status.num_pins},    {"held_keys", status.num_pinned_keys}, {"state", status.state},
+      {"insecure", status.insecure}, {"refusal", status.refusal},           {"refusal_age_ms", status.refusal_age_ms},
+      {"wall_ms", status.wall_ms},   {"counters", status.counters}};
 }
 
 json view_json(const ControllerView& view) {
@@ -153,10 +156,10 @@ json workers_json(const ControllerView& view) {
 
 std::string metrics_text(const ControllerView& view) {
   Metrics metrics;
-  const json status = status_json(view.status, view.endpoint);
+  const json counters = view.status.counters;
   metrics.add("up_seconds", static_cast<double>(view.status.uptime_ms) / 1000);
   metrics.add("info", 1, {{"version", view.status.version}});
-  for (const auto& [name, value] : status["counters"].items()) metrics.add(name + "_total", value.get<double>());
+  for (const auto& [name, value] : counters.items()) metrics.add(name + "_total", value.get<double>());
   metrics.add("nodes", static_cast<double>(view.status.nodes.size()));
   for (const NodeStatus& node : view.status.nodes) {
     const Metrics::Labels labels = {
@@ -199,8 +202,8 @@ std::string metrics_text(const ControllerView& view) {
     metrics.add("engine_connected", engine.is_connected ? 1 : 0, labels);
     metrics.add("engine_confirmed", engine.is_confirmed ? 1 : 0, labels);
     metrics.add("engine_silent_seconds", static_cast<double>(engine.silent_for) * 1e-9, labels);
-    const json counters = counters_json(engine);
-    for (const auto& [name, value] : counters.items())
+    const json of_engine = counters_json(engine);
+    for (const auto& [name, value] : of_engine.items())
       metrics.add("engine_" + name + "_total", value.get<double>(), labels);
     for (const auto& [rank, blocks] : engine.blocks) {
       for (std::size_t tier = 0; tier < kNumTiers; ++tier) {
@@ -218,8 +221,8 @@ std::string metrics_text(const ControllerView& view) {
                                     {"block_size", std::to_string(space.block_size)}};
     metrics.add("index_blocks", static_cast<double>(space.num_blocks), labels);
     metrics.add("index_hashes", static_cast<double>(space.num_hashes), labels);
-    const json counters = space.counters;
-    for (const auto& [name, value] : counters.items())
+    const json of_space = space.counters;
+    for (const auto& [name, value] : of_space.items())
       metrics.add("index_" + name + "_total", value.get<double>(), labels);
   }
   return metrics.text();

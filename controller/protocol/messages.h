@@ -45,7 +45,10 @@ struct Heartbeat {
   std::vector<TierDigest> digests{};  // digest of the node's chunks in each tier at next_sequence; empty: not compared
   std::uint64_t load = 0;             // number of requests on the node
   std::int64_t wall_ms = 0;           // the node's wall clock, in milliseconds since 1970; 0: not told
-  KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load, wall_ms);
+  // An encoded NodeReport, or empty: the last report stays. It is decoded by itself, so that a report that can't be
+  // read never makes the heartbeat malformed.
+  std::string report{};
+  KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load, wall_ms, report);
 };
 struct Publish {
   Header header{kProtocolVersion, 6};

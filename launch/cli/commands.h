@@ -45,5 +45,6 @@ Run add_keygen_command(CLI::App& app);
 Run add_quota_command(CLI::App& app);
 Run add_status_command(CLI::App& app);
 Run add_token_command(CLI::App& app);
+Run add_top_command(CLI::App& app);
 
 }  // namespace kvferry::cli

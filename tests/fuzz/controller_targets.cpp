@@ -52,6 +52,15 @@ std::vector<std::string> controller_message_seeds() {
   return seeds;
 }
 
+void run_node_reports(std::string_view bytes) {
+  const Result<NodeReport> report = parse_report(bytes);
+  if (!report) return;
+  for (const FailureReport& failure : report->failures)
+    KVFERRY_CHECK(report_text(failure.what) == failure.what, "a report has a text that is not printable");
+}
+
+std::vector<std::string> node_report_seeds() { return {encode(example_report()), encode(NodeReport{})}; }
+
 // ---- a controller's sessions: the number of its connection precedes each message ----
 
 class NoReplies final : public ReplySender {
@@ -211,6 +220,7 @@ std::vector<std::string> event_log_seeds() {
 
 const std::vector<Target> kControllerTargets = {
     {"controller_messages", run_controller_messages, controller_message_seeds},
+    {"node_reports", run_node_reports, node_report_seeds},
     {"sessions", run_sessions, session_seeds},
     {"client_session", run_client_session, client_session_seeds},
     {"engine_events", run_engine_events, engine_event_seeds},

@@ -27,6 +27,8 @@ Holder holder() {
 Status status() {
   Status status;
   static_cast<NodeInfo&>(status.nodes.emplace_back()) = node_info("b");
+  status.nodes.back().report = std::make_shared<NodeReport>(example_report());
+  status.lost = {{status.nodes.back(), 1000}};
   status.state.folder = "state";
   status.scale.replicas = {{"r", "tcp://10.0.0.1:1"}};
   return status;
@@ -46,10 +48,23 @@ std::vector<Message> with_all_kinds(std::vector<Message> examples) {
 
 }  // namespace
 
+NodeReport example_report() {
+  NodeReport report{.num_slots = 10, .num_chunks = 4, .chunk_bytes = 100, .tokens = 50, .loaded_tokens = 20.5};
+  report.paths = {{"tcp://10.0.0.1:1", "shm", true, 1000, 1, 0.5, 2}};
+  report.failures = {{"the transfer failed", "tcp://10.0.0.1:1", 1500}};
+  report.prefixes = {{"0123abcd", 12.5}};
+  return report;
+}
+
 std::vector<wire::FromNode> examples_from_node() {
   std::vector<wire::FromNode> examples = {
       wire::Hello{.node = node_info("b"), .oldest_protocol = 1, .newest_protocol = 1},
-      wire::Heartbeat{.incarnation = 1, .next_sequence = 2, .digests = {{1, 2}, {3, 4}}, .load = 3, .wall_ms = 4},
+      wire::Heartbeat{.incarnation = 1,
+                      .next_sequence = 2,
+                      .digests = {{1, 2}, {3, 4}},
+                      .load = 3,
+                      .wall_ms = 4,
+                      .report = encode(example_report())},
       wire::Publish{.incarnation = 1, .full = {keys_of(0, 3)}, .tails = tails()},
       wire::Evict{.incarnation = 1, .sequence = 1, .keys = {keys_of(0, 1)}},
       wire::Lookup{.incarnation = 1,

@@ -10,6 +10,7 @@
 
 namespace kvferry::fuzz {
 
+controller::NodeReport example_report();
 /// Returns an example of every alternative, each once.
 std::vector<controller::wire::FromNode> examples_from_node();
 std::vector<controller::wire::FromController> examples_from_controller();

@@ -121,10 +121,13 @@ class SchedulerCore {
 
   /// What the flight recorder has of a request; FlightRecorder::find() says which ids match.
   std::vector<RequestLife> lives(std::string_view request, TimeNs now) const { return recorder_.find(request, now); }
+  const FlightRecorder& recorder() const { return recorder_; }
+  const CoreConfig& config() const { return config_; }
   const CoreCounters& counters() const { return counters_; }
   const ChunkPool& pool() const { return pool_; }
   std::size_t num_requests() const { return requests_.size(); }
   std::size_t num_fetches() const { return fetches_.size(); }
+  std::size_t num_pulls() const { return pulls_.size(); }
   std::size_t num_open_lookups() const { return open_lookups_.size(); }
   std::size_t num_replications() const { return replications_.size(); }
   std::size_t num_controller_pinned() const { return num_controller_pinned_; }

@@ -15,6 +15,7 @@ void SchedulerCore::record_arrival(RequestState& request, const Coverage& covera
   LifeEvent& event = record(request, LifeKind::kArrived);
   event.tokens = request.chain.size();
   event.local = coverage.tokens;
+  if (const auto keys = request.chain.hashed_keys(); !keys.empty()) event.prefix = keys[0].hex().substr(0, 8);
   if (!request.cacheable) note_cause(request, Cause::kNotShared);
   if (!request.source) return;
   event.expected = request.known_tokens = request.source->num_tokens;

@@ -44,6 +44,21 @@ void DirectoryLink::execute(QueryDirectory& query) {
 
 void DirectoryLink::execute(PublishChunks& published) { directory_->publish(entries_of(published.chunks)); }
 
+void DirectoryLink::report() {
+  controller::NodeReport report;
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) {
+    activity_.read(core.recorder());
+    activity_.add_to(report, now);
+    report.num_slots = core.pool().num_slots();
+    report.num_chunks = core.pool().num_ready();
+    report.num_pinned = core.pool().num_pinned();
+    report.chunk_bytes = core.config().chunk_bytes;
+    report.num_pulls = core.num_pulls();
+    report.num_pushes = core.num_pushes();
+  });
+  directory_->set_report(encode(report));
+}
+
 void DirectoryLink::leave() {
   if (directory_) directory_->leave();
   directory_.reset();

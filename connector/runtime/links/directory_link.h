@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "connector/runtime/links/link_parts.h"
+#include "connector/runtime/links/node_activity.h"
 #include "controller/api/client.h"
 
 namespace kvferry {
@@ -21,6 +22,8 @@ class DirectoryLink {
 
   int fd() const { return directory_->fd(); }
   void set_load(std::size_t num_requests) { directory_->set_load(num_requests); }
+  /// Hands the controller's client a new report of this node's transfers, which the next heartbeat carries.
+  void report();
 
   void execute(QueryDirectory& query);
   void execute(PublishChunks& published);
@@ -38,6 +41,7 @@ class DirectoryLink {
 
   const LinkParts& parts_;
   std::unique_ptr<controller::Client> directory_;
+  NodeActivity activity_;
   std::map<std::uint64_t, std::uint64_t> fetch_of_lookup_;  // [token of the lookup] id of the fetch
 };
 

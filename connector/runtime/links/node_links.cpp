@@ -7,7 +7,7 @@
 namespace kvferry {
 namespace {
 
-constexpr TimeNs kTick = 50 * kMillisecond;
+constexpr TimeNs kTick = 50 * kMillisecond, kReportEvery = kSecond;
 // Longest time that actions for the controller wait: kBusyWaitMs while the engine has requests, otherwise kIdleWaitMs.
 constexpr int kBusyWaitMs = 2, kIdleWaitMs = 20;
 
@@ -83,6 +83,10 @@ int NodeLinks::turn(std::vector<pollfd>& fds) {
     with_core([](SchedulerCore& core, TimeNs at) { core.tick(at); });
     peers_.drop_idle();
     next_tick_ = now + kTick;
+    if (now >= next_report_) {
+      directory_.report();
+      next_report_ = now + kReportEvery;
+    }
   }
   if (busy) return 0;
   fds.push_back({directory_.fd(), POLLIN, 0});

@@ -61,7 +61,7 @@ class NodeLinks {
   DirectoryLink directory_;
   std::optional<LeaseLinks> leases_;  // empty until start() is called with the workers
   PushLinks pushes_{parts_};
-  TimeNs next_tick_ = 0;
+  TimeNs next_tick_ = 0, next_report_ = 0;
   std::vector<Action> queue_;  // guarded by shared_.mutex
   PollLoop loop_;
 };

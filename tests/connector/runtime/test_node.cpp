@@ -29,7 +29,7 @@ TestController::~TestController() {
 }
 
 TestNode::TestNode(const std::string& controller, const std::string& engine_id, const std::string& model,
-                   const std::string& more_config, std::shared_ptr<SimDevice> device)
+                   const std::string& more_config, std::shared_ptr<SimDevice> device, const std::string& role)
     : device_(std::move(device)), memory_(std::size_t{kLayers} * kNumBlocks * kHeads * 2 * kBlockTokens * kDim) {
   KvLayout layout;
   layout.num_kv_heads = kHeads;
@@ -54,7 +54,7 @@ TestNode::TestNode(const std::string& controller, const std::string& engine_id, 
                       controller + "\"" + more_config + "}",
                   [](const char*) { return nullptr; }));
   options.engine_id = EngineId{engine_id};
-  options.role = "kv_both";
+  options.role = role;
   options.fingerprint = model;
   options.block_tokens = kBlockTokens;
   options.start_timeout_ms = 2000;

@@ -55,7 +55,8 @@ class TestNode {
   static constexpr std::uint32_t kBlockTokens = 4, kNumBlocks = 32, kHeads = 2, kDim = 8, kLayers = 3;
 
   TestNode(const std::string& controller, const std::string& engine_id, const std::string& model = "toy",
-           const std::string& more_config = "", std::shared_ptr<SimDevice> device = nullptr);
+           const std::string& more_config = "", std::shared_ptr<SimDevice> device = nullptr,
+           const std::string& role = "kv_both");
   ~TestNode();
 
   /// Returns the address at which other nodes reach this node.

@@ -243,6 +243,56 @@ TEST_F(SessionsTest, ANodeWhoseConnectionBrokeExpiresAndLeavesNothing) {
   EXPECT_EQ(sessions_.num_sessions(), 0U);
 }
 
+TEST_F(SessionsTest, AReportReachesTheStatusAndABadOneOnlyTheCounter) {
+  const ConnectionId connection = sessions_.open();
+  say(connection, hello("a"));
+  answer<wire::Registered>(connection);
+  EXPECT_EQ(sessions_.status(now_).nodes[0].report, nullptr);
+  NodeReport report{.num_slots = 10, .num_chunks = 4};
+  say(connection, wire::Heartbeat{.incarnation = 1, .report = encode(report)});
+  answer<wire::HeartbeatAck>(connection);
+  report.failures = {{"two\nlines", "", 0}};
+  for (const std::string& bad : {std::string("garbage"), encode(report), std::string(100'000, '\x90')}) {
+    say(connection, wire::Heartbeat{.incarnation = 1, .load = 7, .report = bad});
+    answer<wire::HeartbeatAck>(connection);
+  }
+  now_ += 2 * kSecond;
+  say(connection, wire::Heartbeat{.incarnation = 1, .load = 8});
+  const Status status = sessions_.status(now_);
+  ASSERT_NE(status.nodes[0].report, nullptr) << "the last good one stays";
+  EXPECT_EQ(status.nodes[0].report->num_chunks, 4U);
+  EXPECT_EQ(status.nodes[0].report_age_ms, 2000U);
+  EXPECT_EQ(status.nodes[0].load, 8U);
+  EXPECT_EQ(status.counters.reports_malformed, 3U);
+  EXPECT_EQ(status.counters.messages_malformed, 0U);
+}
+
+TEST_F(SessionsTest, ANodeThatFellSilentIsLostUntilItIsBackOrTenMinutesHavePassed) {
+  const ConnectionId a = sessions_.open(), b = sessions_.open(), c = sessions_.open();
+  const auto lost = [&] {
+    std::vector<std::string> names;
+    for (const LostNode& one : sessions_.status(now_).lost) names.push_back(one.node.engine_id.value);
+    return names;
+  };
+  for (const auto& [connection, name] : {std::pair(a, "a"), std::pair(b, "b"), std::pair(c, "c")}) {
+    say(connection, hello(name));
+    answer<wire::Registered>(connection);
+  }
+  say(a, wire::Heartbeat{.incarnation = 1, .report = encode(NodeReport{.num_failures = 3})});
+  say(c, wire::Leave{.incarnation = 1});
+  answers_.clear();
+  for (int i = 0; i < 10; ++i) sessions_.expire(now_ += kSecond);
+  EXPECT_THAT(lost(), ::testing::UnorderedElementsAre("a", "b")) << "c has left";
+  say(b, hello("b"));
+  EXPECT_THAT(lost(), ::testing::ElementsAre("a"));
+  EXPECT_EQ(sessions_.status(now_).lost[0].node.report->num_failures, 3U);
+  EXPECT_EQ(sessions_.status(now_).lost[0].lost_ago_ms, 7000U);
+  now_ += 593 * kSecond;
+  EXPECT_THAT(lost(), ::testing::ElementsAre("a"));
+  now_ += kSecond;
+  EXPECT_THAT(lost(), IsEmpty());
+}
+
 TEST_F(SessionsTest, AnswersThatDontGetOutAreCounted) {
   does_read_ = false;
   const ConnectionId connection = sessions_.open();

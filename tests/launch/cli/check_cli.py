@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
 """Runs the real `kvferry` binary: python3 check_cli.py PATH_TO_KVFERRY. Standard library only."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 
 KVFERRY = ""
@@ -59,6 +64,49 @@ class Controller:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+
+
+class Terminal:
+    """A terminal of a size, in which one command runs."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.main, self.other = pty.openpty()
+        self.resize(columns, rows)
+        self.before = self.settings()
+        self.shown = ""
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def start(self, *args: str) -> subprocess.Popen[bytes]:
+        self.process = subprocess.Popen([KVFERRY, *args], stdin=self.other, stdout=self.other, stderr=self.other)
+        return self.process
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def settings(self) -> list:
+        return termios.tcgetattr(self.other)
+
+    def write(self, text: str) -> None:
+        os.write(self.main, text.encode())
+
+    def read_until(self, is_there: Callable[[str], bool]) -> str:
+        """Reads until the text since the last frame's begin is such a one, and returns this text."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_there(frame := self.shown.split("\x1b[H")[-1]):
+            if not select.select([self.main], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise AssertionError(f"it did not come; the end of what came: {self.shown[-2000:]!r}")
+            self.shown += os.read(self.main, 65536).decode()
+        return frame
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.main)
+        os.close(self.other)
 
 
 class CliTest(unittest.TestCase):
@@ -348,6 +396,43 @@ class CliTest(unittest.TestCase):
         self.assert_fails(run("controller", "--stream", "tcp://h:1"), 2, "stream is 'tcp://h:1'", "none, unix:///")
         path = "unix:///no/such/folder/socket"
         self.assert_fails(run("controller", "--bind", "tcp://127.0.0.1:0", "--stream", path), 1, path, "No such file")
+
+    def test_top_prints_frames_without_a_terminal_only_if_asked(self) -> None:
+        with Controller("--bind", "tcp://127.0.0.1:0") as controller:
+            there = ("--controller", controller.endpoint)
+            frame = run("top", "--once", *there)
+            self.assertEqual(frame.returncode, 0, frame.stderr)
+            self.assertIn("no node is registered", frame.stdout)
+            self.assertNotIn("\x1b", frame.stdout)
+            self.assertEqual(json.loads(run("top", "--json", *there).stdout), [])
+            self.assert_fails(run("top", *there), 2, "no terminal", "--once")
+            self.assert_fails(run("top", "--once", "--sort", "luck", *there), 2, "luck", "pool")
+        self.assert_fails(run("top", "--once", "--controller", "tcp://127.0.0.1:1"), 1, "not reachable")
+
+    def test_top_restores_the_terminal_and_outlives_the_controller(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            bind = ("--bind", f"ipc://{folder}/controller")
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, None):
+                with Terminal(80, 24) as terminal:
+                    with Controller(*bind) as controller:
+                        top = terminal.start("top", "--controller", controller.endpoint)
+                        terminal.read_until(lambda frame: "no node is registered" in frame)
+                        self.assertFalse(terminal.settings()[3] & termios.ECHO)
+                    terminal.read_until(lambda frame: re.search("no answer for .* not reachable", frame) is not None)
+                    terminal.resize(40, 10)
+                    with Controller(*bind):
+                        frame = terminal.read_until(lambda frame: frame.endswith("\x1b[J") and "no answer" not in frame)
+                        lines = [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).rstrip("\r") for line in frame.split("\n")]
+                        self.assertLessEqual(max(map(len, lines)), 40)
+                        self.assertTrue(lines[0].startswith("kvferry top: up "))
+                        if number is None:
+                            terminal.write("q")
+                        else:
+                            top.send_signal(number)
+                        self.assertEqual(top.wait(DEADLINE_S), 0)
+                    terminal.read_until(lambda shown: "\x1b[?1049l" in shown)
+                    self.assertTrue(terminal.shown.endswith("\x1b[?7h\x1b[?25h\x1b[?1049l"), terminal.shown[-80:])
+                    self.assertEqual(terminal.settings(), terminal.before)
 
     def test_status_without_a_controller_is_one_clear_line(self) -> None:
         self.assert_fails(run("status", "--controller", "tcp://127.0.0.1:1"), 1, "tcp://127.0.0.1:1", "not reachable")

@@ -1,0 +1,72 @@
+// Sums up what the flight recorder has of this node's transfers, hits, failures and prompts, for the report that the
+// controller shows to people.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "connector/core/flight_recorder.h"
+#include "controller/api/node_report.h"
+#include "transport/base/clock.h"
+
+namespace kvferry {
+
+/// A sum in which an amount counts less the older it is: after `kSpan` the e-th part of it is left.
+template <TimeNs kSpan>
+class FadingSum {
+ public:
+  void add(double amount, TimeNs now) {
+    sum_ = at(now) + amount;
+    at_ = std::max(at_, now);
+  }
+  double at(TimeNs now) const {
+    return sum_ * std::exp(-static_cast<double>(std::max<TimeNs>(0, now - at_)) / static_cast<double>(kSpan));
+  }
+
+ private:
+  double sum_ = 0;
+  TimeNs at_ = 0;
+};
+
+/// Not thread-safe: only the thread of NodeLinks uses it.
+class NodeActivity {
+ public:
+  /// Reads the events that were recorded since the last call and not overwritten.
+  void read(const FlightRecorder& recorder);
+  /// Sets all but the fields of the pool and the numbers of transfers in progress.
+  void add_to(controller::NodeReport& report, TimeNs now) const;
+
+ private:
+  static constexpr TimeNs kRateSpan = 3 * kSecond, kHitSpan = 120 * kSecond;
+  static constexpr std::size_t kPathsMax = 64, kPrefixesMax = 64;
+  struct Path {
+    controller::PathReport sum;
+    FadingSum<kRateSpan> bytes;
+    TimeNs last_at = 0;
+  };
+  struct Failure {
+    controller::FailureReport report;
+    TimeNs at = 0;
+  };
+  using Prefixes = std::map<std::string, FadingSum<kHitSpan>, std::less<>>;  // [first digits of the key]
+
+  void take(const LifeEvent& event);
+  void take_transfer(const LifeEvent& event, bool is_push);
+  void take_failure(const LifeEvent& event);
+  void take_prefix(const LifeEvent& event);
+
+  std::uint64_t read_until_ = 0;  // number of the last event that was read
+  FadingSum<kHitSpan> tokens_, local_tokens_, loaded_tokens_;
+  std::map<std::pair<std::string, bool>, Path> paths_;  // [endpoint of the peer, is_push]
+  Prefixes prefixes_;
+  std::deque<Failure> failures_;  // the newest first
+  std::uint64_t num_failures_ = 0;
+};
+
+}  // namespace kvferry

@@ -1,0 +1,54 @@
+#include "controller/api/node_report.h"
+
+#include <algorithm>
+
+namespace kvferry::controller {
+namespace {
+
+constexpr double kNumberMax = 1e15;
+
+bool is_number(double number) { return number >= 0 && number <= kNumberMax; }
+bool is_text(std::string_view text) {
+  return text.size() <= kReportTextMax && std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
+}
+
+/// Returns what is wrong with a decoded report, an empty text if nothing is.
+std::string_view wrong_part(const NodeReport& report) {
+  if (report.paths.size() > kReportPathsMax || report.failures.size() > kReportFailuresMax ||
+      report.prefixes.size() > kReportPrefixesMax)
+    return "a list has too many elements";
+  const bool has_numbers =
+      is_number(report.tokens) && is_number(report.local_tokens) && is_number(report.loaded_tokens) &&
+      std::ranges::all_of(
+          report.paths,
+          [](const PathReport& one) { return is_number(one.gb_per_s) && is_number(one.last_gb_per_s); }) &&
+      std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_number(one.per_minute); });
+  if (!has_numbers) return "a number is out of range";
+  const bool has_texts =
+      std::ranges::all_of(report.paths, [](const PathReport& one) { return is_text(one.peer) && is_text(one.path); }) &&
+      std::ranges::all_of(report.failures,
+                          [](const FailureReport& one) { return is_text(one.what) && is_text(one.peer); }) &&
+      std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_text(one.chunk); });
+  return has_texts ? "" : "a text is too long or not printable";
+}
+
+}  // namespace
+
+std::string report_text(std::string_view text) {
+  std::string safe(text.substr(0, kReportTextMax));
+  for (char& c : safe)
+    if (c < ' ' || c > '~') c = '?';
+  return safe;
+}
+
+Result<NodeReport> parse_report(std::string_view bytes) {
+  if (bytes.size() > kReportBytesMax)
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("a node's report has {} bytes; at most {} are allowed", bytes.size(), kReportBytesMax)};
+  NodeReport report = KVFERRY_TRY(decode<NodeReport>(bytes, "report of a node"));
+  if (const std::string_view wrong = wrong_part(report); !wrong.empty())
+    return Error{ErrorCode::kCorrupt, fmt::format("a node's report is not valid: {}", wrong)};
+  return report;
+}
+
+}  // namespace kvferry::controller

@@ -1,0 +1,67 @@
+// What a node tells the controller about its pool, transfers and failures, for people who look at `kvferry top`,
+// `kvferry status` or the status page. No decision depends on a report, and a report is not kept on disk.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/base/result.h"
+#include "transport/base/wire.h"
+
+namespace kvferry::controller {
+
+/// The transfers with one peer in one direction.
+struct PathReport {
+  std::string peer{};            // the peer's endpoint
+  std::string path{};            // name of the last transfer's path ("shm", "tcp"); empty: unknown
+  bool is_push = false;          // true: this node sent chunks to the peer; false: it pulled chunks from the peer
+  std::uint64_t bytes = 0;       // since the node's start
+  std::uint64_t num_failed = 0;  // chunks that did not arrive, since the node's start
+  double gb_per_s = 0;           // mean of the last seconds
+  double last_gb_per_s = 0;      // speed of the last transfer; the time of a push includes waits for the model
+  KVFERRY_FIELDS(peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s);
+};
+
+struct FailureReport {
+  std::string what{};        // the reason, as a sentence without a full stop
+  std::string peer{};        // the other node's endpoint; empty: no other node took part
+  std::uint64_t ago_ms = 0;  // when the node made the report
+  KVFERRY_FIELDS(what, peer, ago_ms);
+};
+
+/// A prefix that many prompts have in common.
+struct PrefixReport {
+  std::string chunk{};    // first digits of the key of the prefix's first chunk
+  double per_minute = 0;  // number of new prompts with this prefix, a mean of the last minutes
+  KVFERRY_FIELDS(chunk, per_minute);
+};
+
+struct NodeReport {
+  std::uint64_t num_slots = 0, num_chunks = 0, num_pinned = 0;  // the pool: size, chunks in it, pinned ones of these
+  std::uint64_t chunk_bytes = 0;                                // size of a slot in all ranks together
+  std::uint64_t num_pulls = 0, num_pushes = 0;                  // transfers in progress that this node began
+  double tokens = 0;                      // tokens of admitted requests in the last minutes; older ones count less
+  double local_tokens = 0;                // those of `tokens` that were in the engine's own cache
+  double loaded_tokens = 0;               // those of `tokens` that were loaded from the pool
+  std::uint64_t num_failures = 0;         // since the node's start
+  std::vector<PathReport> paths{};        // the paths used last
+  std::vector<FailureReport> failures{};  // the last failures, the newest first
+  std::vector<PrefixReport> prefixes{};   // the most frequent prefixes, the most frequent first
+  KVFERRY_FIELDS(num_slots, num_chunks, num_pinned, chunk_bytes, num_pulls, num_pushes, tokens, local_tokens,
+                 loaded_tokens, num_failures, paths, failures, prefixes);
+};
+
+constexpr std::size_t kReportBytesMax = 8192, kReportTextMax = 200;
+constexpr std::size_t kReportPathsMax = 16, kReportFailuresMax = 4, kReportPrefixesMax = 8;
+
+/// Returns the text cut to kReportTextMax bytes, with a question mark in the place of each byte that is no printable
+/// ASCII character: a report has no other texts.
+std::string report_text(std::string_view text);
+
+/// Decodes a report of a node. kCorrupt: it is longer than kReportBytesMax, malformed, has more elements than allowed,
+/// a text that report_text() would change, or a number that is negative, infinite or larger than any real one.
+Result<NodeReport> parse_report(std::string_view bytes);
+
+}  // namespace kvferry::controller

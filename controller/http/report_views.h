@@ -1,0 +1,28 @@
+// The nodes' reports as the status page, `kvferry top` and `kvferry status` show them.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "controller/api/status.h"
+
+namespace kvferry::controller {
+
+constexpr std::uint64_t kReportStaleMs = 5000;  // an older report no longer says how the node is now
+
+inline bool is_fresh(const NodeStatus& node) { return node.report && node.report_age_ms <= kReportStaleMs; }
+
+/// What a node receives from other nodes, and sends to them.
+struct Flow {
+  double in_gb_per_s = 0, out_gb_per_s = 0;
+};
+/// Returns the flow of each node by its endpoint. A transfer is reported by the node that began it, and counts at its
+/// peer too.
+std::map<std::string, Flow, std::less<>> flows_of(const Status& status);
+
+/// Returns a report as JSON, or null. The keys are the names of the fields, with age_ms, is_stale and the node's flow.
+nlohmann::json report_json(const NodeStatus& node, const Flow& flow);
+
+}  // namespace kvferry::controller
