@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Measures launch/proxy in front of stand-in servers, which answer at once: processor time of a short completion, the
-time that the proxy adds, and how long one long body stops all other requests.
+"""Measures launch/proxy in front of stand-in servers, which answer at once: short completions per second of one core,
+the time that the proxy adds at a fixed rate, and how long one long body stops all other requests. The proxy has one
+core, the clients and the stand-ins have the others.
 """
 
 import argparse
@@ -10,12 +11,13 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 PATH = "/v1/completions"
 CLIENTS = 16
+ADDED_MS_MAX = 5.0  # the proxy must not add more to p99
 REPEAT = 5
 LONG_BYTES = (8 << 20) - 1000
 SHORT = {"model": "m", "prompt": list(range(32)), "max_tokens": 16, "temperature": 0}
@@ -109,27 +111,25 @@ async def per_core(url: str, pid: int, seconds: float) -> tuple[float, float]:
     return count / (processor_s(pid) - before), count / (time.monotonic() - begin)
 
 
-async def times_ms(ask: Callable[[], Awaitable[None]], seconds: float) -> list[float]:
-    found, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        begin = time.monotonic()
-        await ask()
-        found.append((time.monotonic() - begin) * 1e3)
-    return sorted(found)
-
-
-async def added_ms(url: str, prefill: str, decode: str, seconds: float) -> dict[str, float]:
-    """Returns by how much a request through the proxy takes longer than the same two requests without it."""
-    through, *direct = Client(url), Client(prefill), Client(decode)
+async def times_ms(urls: list[str], rate: float, seconds: float) -> list[float]:
+    """Asks the servers one after the other, `rate` times a second, whether or not the answers before have come. Returns
+    p50 and p99 of the times from when each was due.
+    """
+    free: list[list[Client]] = []
     body = json.dumps(SHORT).encode()
+    first = time.monotonic() + 0.1
 
-    async def without() -> None:
-        for one in direct:
+    async def ask(number: int) -> float:
+        due = first + number / rate
+        await asyncio.sleep(due - time.monotonic())
+        clients = free.pop() if free else [Client(url) for url in urls]
+        for one in clients:
             await one.ask(PATH, body)
+        free.append(clients)
+        return (time.monotonic() - due) * 1e3
 
-    proxied, plain = await times_ms(lambda: through.ask(PATH, body), seconds), await times_ms(without, seconds)
-    return {name: proxied[int(share * len(proxied))] - plain[int(share * len(plain))]
-            for name, share in (("p50", 0.5), ("p99", 0.99))}
+    found = sorted(await asyncio.gather(*(ask(number) for number in range(int(rate * seconds)))))
+    return [found[int(share * len(found))] for share in (0.5, 0.99)]
 
 
 async def stop_ms(url: str, entry: str) -> float:
@@ -150,12 +150,16 @@ async def stop_ms(url: str, entry: str) -> float:
     return min(found)
 
 
-async def measure(proxy: str, more: list[str], seconds: float) -> None:
+async def measure(proxy: str, more: list[str], seconds: float, rate: float) -> None:
     controller, prefill, decode = await stand_ins()
     process = await asyncio.create_subprocess_exec(
         sys.executable, proxy, "--port", "0", "--controller", controller, "--no-log-requests", *more,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
     assert process.stdout is not None
+    first, *others = sorted(os.sched_getaffinity(0))
+    if others:
+        os.sched_setaffinity(process.pid, {first})
+        os.sched_setaffinity(0, others)
     try:
         url = (await process.stdout.readline()).decode().split()[-1]
         await asyncio.sleep(1.0)  # until the servers' /health has answered
@@ -163,10 +167,14 @@ async def measure(proxy: str, more: list[str], seconds: float) -> None:
         rates = [await per_core(url, process.pid, seconds) for _ in range(REPEAT)]
         of_processor, of_clock = ([rate[part] for rate in rates] for part in (0, 1))
         print(f"short completions per second of the proxy's processor time: {statistics.median(of_processor):.0f} "
-              f"({min(of_processor):.0f} to {max(of_processor):.0f}); per second, beside {CLIENTS} clients and the "
-              f"stand-ins: {statistics.median(of_clock):.0f}")
-        added = await added_ms(url, prefill, decode, seconds)
-        print(f"added by the proxy with one client: p50 {added['p50']:.2f} ms, p99 {added['p99']:.2f} ms")
+              f"({min(of_processor):.0f} to {max(of_processor):.0f}); per second, with {CLIENTS} clients and the "
+              f"stand-ins on other cores: {statistics.median(of_clock):.0f}")
+        without = await times_ms([prefill, decode], rate, 2 * seconds)
+        through = await times_ms([url], rate, 2 * seconds)
+        for name, direct, proxied in zip(("p50", "p99"), without, through, strict=True):
+            allowed = f" (at most {ADDED_MS_MAX:.0f} ms are allowed)" if name == "p99" else ""
+            print(f"{name} at {rate:.0f} requests per second: {proxied:.2f} ms through the proxy, {direct:.2f} ms "
+                  f"without it, {proxied - direct:.2f} ms more{allowed}")
         for name, entry in LONG.items():
             print(f"longest stop while 8 MiB of {name} come: {await stop_ms(url, entry):.0f} ms")
     finally:
@@ -177,10 +185,11 @@ async def measure(proxy: str, more: list[str], seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each part")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests per second, to measure the added time")
     parser.add_argument("--proxy", default=str(REPO / "launch" / "proxy"), help="the program; of another checkout too")
     parser.add_argument("more", nargs="*", help="options of the proxy, after --")
     arguments = parser.parse_args()
-    asyncio.run(measure(arguments.proxy, arguments.more, arguments.seconds))
+    asyncio.run(measure(arguments.proxy, arguments.more, arguments.seconds, arguments.rate))
 
 
 if __name__ == "__main__":

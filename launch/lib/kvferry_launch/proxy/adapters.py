@@ -1,11 +1,11 @@
 """Finds the models that are LoRA adapters, because their prompts' KV is keyed by the adapter's name and path."""
 
-import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
-import aiohttp
+from kvferry_launch.proxy.http_client import HttpClient
+from kvferry_launch.proxy.json_bodies import json_object
 
 KEPT_S = 60.0  # age at which a list of models is queried again; an old list only makes the choice of servers worse
 ASK_INTERVAL_S = 5.0  # a request with an unknown model leads to a query at most once in this time
@@ -17,16 +17,16 @@ class Adapters:
     model.
     """
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
         self._known: dict[str, dict[str, str]] = {}  # maps a model's name to the fields of its adapter
         self._asked_at = float("-inf")
         self._is_asking = False
 
-    async def extras(self, model: Any, url: str, headers: Mapping[str, str]) -> dict[str, str]:
+    async def extras(self, model: Any, url: str, headers: Callable[[], dict[str, str]]) -> dict[str, str]:
         """Returns the fields of `POST /pair` that describe the adapter `model`; no fields if `model` is not an adapter.
 
-        `url` and `headers` are for the query to a server. While one request waits for the server's answer, other
+        `url` and `headers()` are for the query to a server. While one request waits for the server's answer, other
         requests use the previous answer.
         """
         if not isinstance(model, str) or not model:
@@ -35,18 +35,17 @@ class Adapters:
         if not self._is_asking and (age > KEPT_S or (model not in self._known and age > ASK_INTERVAL_S)):
             self._is_asking = True
             try:
-                self._known = await self._ask(url, headers) or self._known
+                self._known = await self._ask(url, headers()) or self._known
             finally:
                 self._asked_at, self._is_asking = time.monotonic(), False
         return self._known.get(model, {})
 
-    async def _ask(self, url: str, headers: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    async def _ask(self, url: str, headers: dict[str, str]) -> dict[str, dict[str, str]]:
         try:
-            timeout = aiohttp.ClientTimeout(TIMEOUT_S)
-            async with self._session.get(f"{url}/v1/models", timeout=timeout, headers=headers) as answer:
-                cards = (await answer.json())["data"] if answer.status == 200 else []
+            with await self._client.ask("GET", url, "/v1/models", headers, total_s=TIMEOUT_S) as answer:
+                cards = (json_object(await answer.read()) or {})["data"] if answer.status == 200 else []
                 return {str(card["id"]): _extras(card) for card in cards}
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, KeyError, TypeError, AttributeError):
             return {}
 
 

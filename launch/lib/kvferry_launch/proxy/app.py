@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import aiohttp
 from aiohttp import web
 
 from kvferry_launch.proxy import bodies
@@ -19,6 +18,7 @@ from kvferry_launch.proxy.client_request import (
     forwarded,
 )
 from kvferry_launch.proxy.first_token import first_token, keeps_from_prefill, with_token_id
+from kvferry_launch.proxy.http_client import HttpClient
 from kvferry_launch.proxy.json_bodies import Body, BodyError, client_body, encode, json_object
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Choice, Nodes, NoPairError, ServerError
@@ -30,8 +30,10 @@ from kvferry_launch.proxy.waits import LostError
 
 logger = logging.getLogger("kvferry.proxy")
 
-CONNECT_TIMEOUT_S = 5.0
 TOKENIZE_TIMEOUT_S = 10.0
+# Longest time that a client's connection may stay open without a whole head of a request: after it was opened, and
+# between two requests. Load balancers usually keep idle connections for 60 s, and must be the first to close them.
+CLIENT_IDLE_S = 75.0
 
 
 @dataclass(frozen=True)
@@ -62,23 +64,23 @@ class FrontDoor:
         self.app.cleanup_ctx.append(self._live)
 
     async def _live(self, _: web.Application) -> AsyncIterator[None]:
-        # Each request has its own connection, because vLLM's server closes idle connections after some seconds, and a
-        # request that is sent at that moment would be lost.
-        timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_TIMEOUT_S,
-                                        sock_read=self._options.request_timeout_s)
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector,
-                                         headers={"Accept-Encoding": "identity"}) as session:
-            self._session = session
-            self._adapters = Adapters(session)
-            self.nodes = Nodes(session, self._options.controller, self._options.name_space, self.metrics,
-                               self._options.needs_prefill, self._options.controller_token)
-            self._servers = ServerCalls(session, self.metrics)
-            await self.nodes.refresh()
-            following = asyncio.create_task(self.nodes.run())
-            yield
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+        self._client = HttpClient(self._options.request_timeout_s, self.metrics.resent)
+        self._adapters = Adapters(self._client)
+        self.nodes = Nodes(self._client, self._options.controller, self._options.name_space, self.metrics,
+                           self._options.needs_prefill, self._options.controller_token)
+        self._servers = ServerCalls(self._client, self.metrics)
+        await self.nodes.refresh()
+        following = asyncio.create_task(self.nodes.run())
+        yield
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        self._client.close()
+
+    def runner(self, grace_s: float) -> web.AppRunner:
+        """Returns the HTTP server. `grace_s`: time that running requests have to end after its cleanup() has begun."""
+        # If a client closes its connection, aiohttp cancels the handler, and this ends the requests to servers too.
+        return web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s,
+                             keepalive_timeout=CLIENT_IDLE_S)
 
     # ---- requests of clients ----
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -193,11 +195,10 @@ class FrontDoor:
         reason = "no server takes requests"
         for node in self.nodes.usable("decode", set()) + self.nodes.usable("prefill", set()):
             try:
-                with node.waits.wait():
-                    async with self._session.get(f"{node.serves}/v1/models",
-                                                 headers=forwarded(request.headers)) as answer:
-                        return await copied(answer)
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError, LostError) as error:
+                with node.waits.wait(), await self._client.ask("GET", node.serves, "/v1/models",
+                                                               forwarded(request.headers)) as answer:
+                    return await copied(answer)
+            except (OSError, LostError) as error:
                 reason = f"{type(error).__name__}: {error}"
                 self.nodes.failed(node)
         return error_response(503, reason)
@@ -225,16 +226,14 @@ class FrontDoor:
         one.log.enter("tokenize")
         for node in sorted(servers, key=lambda node: node.in_flight)[: self._options.tries]:
             try:
-                timeout = aiohttp.ClientTimeout(TOKENIZE_TIMEOUT_S)
-                with node.waits.wait():
-                    async with self._session.post(f"{node.serves}/tokenize", data=encode(question),
-                                                  timeout=timeout, headers=one.headers(0)) as answer:
-                        if answer.status == 200:
-                            found = (json_object(await answer.read()) or {}).get("tokens")
-                            return found if isinstance(found, list) else None
-                        if answer.status < 500:
-                            return None
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, LostError):
+                with node.waits.wait(), await self._client.ask("POST", node.serves, "/tokenize", one.headers(0),
+                                                               encode(question), TOKENIZE_TIMEOUT_S) as answer:
+                    if answer.status == 200:
+                        found = (json_object(await answer.read()) or {}).get("tokens")
+                        return found if isinstance(found, list) else None
+                    if answer.status < 500:
+                        return None
+            except (OSError, LostError):
                 self.nodes.failed(node)
         return None
 
@@ -242,7 +241,7 @@ class FrontDoor:
         """Returns the fields of `POST /pair`, besides the tokens, on which the prompt's KV depends."""
         extras: dict[str, str] = {}
         if servers := self.nodes.usable("decode", set()):
-            extras |= await self._adapters.extras(one.body.get("model"), servers[0].serves, one.headers(0))
+            extras |= await self._adapters.extras(one.body.get("model"), servers[0].serves, lambda: one.headers(0))
         if isinstance(salt := one.body.get("cache_salt"), str) and salt:
             extras["cache_salt"] = salt
         return extras

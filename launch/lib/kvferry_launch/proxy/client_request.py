@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
+from kvferry_launch.proxy.http_connection import Exchange
 from kvferry_launch.proxy.json_bodies import Body
 from kvferry_launch.proxy.request_log import RequestLog
 from kvferry_launch.proxy.streams import Stream
@@ -16,6 +17,9 @@ from kvferry_launch.proxy.trace_context import NAMES as TRACE_HEADERS
 # Headers that the proxy does not forward: they apply to one connection, or the proxy sets them itself.
 _OWN_HEADERS = frozenset(("host", "content-length", "content-type", "connection", "keep-alive", "transfer-encoding",
                           "te", "trailer", "upgrade", "expect", "accept-encoding", "x-request-id", *TRACE_HEADERS))
+
+# Headers of a server's answer that the client gets.
+_COPIED = {"content-type": "Content-Type", "x-request-id": "X-Request-Id", "retry-after": "Retry-After"}
 
 
 class ClientGoneError(Exception):
@@ -34,6 +38,7 @@ class ClientRequest:
         self.path = self.request.path
         self.request_id = self.request.headers.get("X-Request-Id") or uuid.uuid4().hex
         self.log.request_id = self.request_id
+        self._forwarded = forwarded(self.request.headers) | {"Content-Type": "application/json"}
         self.stream = Stream(self.path, self.body)
         self.response: web.StreamResponse | None = None  # set once the client's answer has begun
 
@@ -41,7 +46,7 @@ class ClientRequest:
         """Returns the headers for a server. Each attempt has a request id of its own, because the same server may still
         run an earlier attempt.
         """
-        made = forwarded(self.request.headers) | self.log.trace.headers() | {"Content-Type": "application/json"}
+        made = self._forwarded | self.log.trace.headers()
         made["X-Request-Id"] = f"{self.request_id}-{attempt}" if attempt else self.request_id
         return made
 
@@ -61,9 +66,8 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _OWN_HEADERS}
 
 
-async def copied(answer: aiohttp.ClientResponse) -> web.Response:
-    headers = {name: answer.headers[name] for name in ("Content-Type", "X-Request-Id", "Retry-After")
-               if name in answer.headers}
+async def copied(answer: Exchange) -> web.Response:
+    headers = {name: answer.headers[key] for key, name in _COPIED.items() if key in answer.headers}
     return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
 

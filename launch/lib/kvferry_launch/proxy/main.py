@@ -146,8 +146,7 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
                              arguments.without_prefill == "refuse", arguments.request_timeout,
                              arguments.max_body, arguments.log_requests, arguments.first_token == "prefill",
                              **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull"), **more))
-    # If a client closes its connection, aiohttp cancels the handler, and this ends the requests to servers too.
-    runner = web.AppRunner(door.app, handler_cancellation=True, access_log=None, shutdown_timeout=arguments.grace)
+    runner = door.runner(arguments.grace)
     await runner.setup()
     try:
         site = web.TCPSite(runner, arguments.host, arguments.port, reuse_address=True)

@@ -14,6 +14,8 @@ class Metrics:
         self.requests = self._counter("requests", "Requests by path and status that the client got", "path", "status")
         self.retries = self._counter("retries", "Requests sent to another pair of servers, by the kind of server that "
                                      "failed", "role")
+        self.resent = self._counter("resent", "Requests sent to a server again, because the idle connection that was "
+                                    "used had ended")
         self.cancelled = self._counter("cancelled", "Requests whose client closed the connection")
         self.skipped_prefills = self._counter(
             "skipped_prefills", "Requests that only a decode server served, by reason", "reason")
@@ -33,11 +35,10 @@ class Metrics:
                                    registry=self.registry)
         self._seconds = Histogram("kvferry_proxy_stage_seconds", "Time of requests by stage", ["stage"],
                                   buckets=_BUCKETS, registry=self.registry)
-        for stage in STAGES:
-            self._seconds.labels(stage)
+        self._seconds_of = {stage: self._seconds.labels(stage) for stage in STAGES}  # labels() takes long
 
     def observe(self, stage: str, seconds: float) -> None:
-        self._seconds.labels(stage).observe(seconds)
+        self._seconds_of[stage].observe(seconds)
 
     def text(self) -> bytes:
         return bytes(generate_latest(self.registry))

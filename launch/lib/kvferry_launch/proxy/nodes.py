@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
-from kvferry_launch.proxy.json_bodies import encode
+from kvferry_launch.proxy.http_client import HttpClient
+from kvferry_launch.proxy.json_bodies import encode, json_object
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.waits import Waits
 
@@ -31,6 +31,10 @@ COME_BACK_WITHIN_S = 3.5
 PAIR_TOKENS_MAX = 1 << 20  # the controller's limit for `POST /pair`; longer prompts are placed by load alone
 _PREFILL_ROLES = ("kv_producer", "kv_both")
 _DECODE_ROLES = ("kv_consumer", "kv_both")
+
+
+class ControllerError(Exception):
+    """The controller answered with an error, which is the message, or with something else than a JSON object."""
 
 
 class NoPairError(Exception):
@@ -76,7 +80,7 @@ class Nodes:
     down, its last list is used.
     """
 
-    session: aiohttp.ClientSession
+    client: HttpClient
     controller: str
     name_space: str
     metrics: Metrics
@@ -95,6 +99,7 @@ class Nodes:
     async def _poll(self) -> None:
         while True:
             await self.refresh()
+            self.client.keep_only([self.controller, *(node.serves for node in self.known.values())])
             self._lost = [node for node in self._lost if node.waits]
             for node in self._lost:
                 if self._can_serve:
@@ -110,8 +115,8 @@ class Nodes:
             answer = await self._ask("GET", "/nodes", None)
             told = {str(entry["engine_id"]): entry for entry in answer["nodes"]
                     if entry.get("namespace") == self.name_space and entry.get("serves")}
-        except (aiohttp.ClientError, asyncio.TimeoutError, AttributeError, LookupError, TypeError, ValueError) as error:
-            self._lose_controller(error)  # the last four types: the answer is not a list of nodes
+        except (OSError, ControllerError, AttributeError, LookupError, TypeError) as error:
+            self._lose_controller(error)  # the last three types: the answer is not a list of nodes
             return
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)
@@ -178,9 +183,8 @@ class Nodes:
                 check.cancel()
 
     async def _check(self, node: Node) -> None:
-        with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError, ValueError):
-            timeout = aiohttp.ClientTimeout(HEALTH_TIMEOUT_S)
-            async with self.session.get(f"{node.serves}/health", timeout=timeout) as answer:
+        with contextlib.suppress(OSError):
+            with await self.client.ask("GET", node.serves, "/health", {}, total_s=HEALTH_TIMEOUT_S) as answer:
                 node.ready = answer.status == 200
             if node.ready:
                 logger.info("%s at %s takes requests", node.engine_id, node.serves)
@@ -192,6 +196,7 @@ class Nodes:
             logger.warning("%s at %s failed; it gets no new requests until /health answers", node.engine_id,
                            node.serves)
         node.ready = False
+        self.client.drop(node.serves)
 
     def usable(self, kind: str, exclude: set[str]) -> list[Node]:
         """Returns the nodes, without those in `exclude`, that take new requests of a kind: "prefill" or "decode"."""
@@ -236,10 +241,10 @@ class Nodes:
         question = {"namespace": self.name_space, "token_ids": asked, "exclude": sorted(out), "loads": loads, **extras}
         try:
             answer = await self._ask("POST", "/pair", question)
-        except aiohttp.ClientResponseError as error:
-            logger.warning("the controller names no pair: %s", error.message)
+        except ControllerError as error:
+            logger.warning("the controller names no pair: %s", error)
             return None  # the controller's list may differ from `known`; choose() then takes a pair from `known`
-        except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
+        except OSError as error:
             self._lose_controller(error)
             return None
         prefill = self.known.get(str(answer["prefill"]["engine_id"]))
@@ -249,17 +254,17 @@ class Nodes:
         return Choice(None, decode, "cached") if answer["skip_prefill"] else Choice(prefill, decode)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(CONTROLLER_TIMEOUT_S)
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        async with self.session.request(method, self.controller + path, timeout=timeout,
-                                        data=encode(body) if body is not None else None,
-                                        headers=headers | {"Content-Type": "application/json"}) as answer:
-            content = await answer.json(content_type=None)
-            if answer.status != 200 or not isinstance(content, dict):
-                sentence = content.get("error") if isinstance(content, dict) else str(content)[:200]
-                raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status,
-                                                  message=str(sentence))
-            return content
+        headers = {"Content-Type": "application/json"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        with await self.client.ask(method, self.controller, path, headers, encode(body) if body is not None else b"",
+                                   CONTROLLER_TIMEOUT_S) as answer:
+            raw = await answer.read()
+        content = json_object(raw)
+        if answer.status != 200 or content is None:
+            raise ControllerError(str(content.get("error")) if content is not None else
+                                  f"status {answer.status} with {raw[:200]!a}, not with a JSON object")
+        return content
 
     def _lose_controller(self, error: Exception) -> None:
         self.metrics.controller_errors.inc()

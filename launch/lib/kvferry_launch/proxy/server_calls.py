@@ -1,15 +1,15 @@
 """Sends a client's request to one server, and passes the server's answer on to the client."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import aiohttp
 from aiohttp import web
 
 from kvferry_launch.proxy.client_request import ClientRequest, copied, error_fields, to_client
 from kvferry_launch.proxy.first_token import FirstToken
+from kvferry_launch.proxy.http_client import HttpClient
+from kvferry_launch.proxy.http_connection import Exchange
 from kvferry_launch.proxy.json_bodies import Body, encode
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Node, ServerError
@@ -20,8 +20,8 @@ from kvferry_launch.proxy.waits import LostError
 class ServerCalls:
     """Sends requests to servers. `attempt`: number of pairs of servers that were tried before for the same request."""
 
-    def __init__(self, session: aiohttp.ClientSession, metrics: Metrics) -> None:
-        self._session = session
+    def __init__(self, client: HttpClient, metrics: Metrics) -> None:
+        self._client = client
         self._metrics = metrics
 
     async def whole(self, node: Node, kind: str, one: ClientRequest, body: Body, attempt: int) -> web.Response:
@@ -42,7 +42,7 @@ class ServerCalls:
             piece = None
             if first is None:
                 one.log.enter("first_byte")
-            if first is None and not (piece := await answer.content.readany()):
+            if first is None and not (piece := await answer.read_any()):
                 raise ServerError(node, "decode", "its stream ended before the first event")
             one.log.enter("rest")
             if one.response is None:
@@ -61,7 +61,7 @@ class ServerCalls:
                 await one.response.write_eof()
             return one.response
 
-    async def _pass_on(self, node: Node, answer: aiohttp.ClientResponse, piece: bytes | None, stream: Stream,
+    async def _pass_on(self, node: Node, answer: Exchange, piece: bytes | None, stream: Stream,
                        response: web.StreamResponse) -> None:
         """Passes a server's stream on to the client. `piece`: the first bytes of the stream; None if no bytes were read
         yet. Errors: ServerError.
@@ -73,10 +73,10 @@ class ServerCalls:
                 if piece is not None and (ready := stream.feed(piece)):
                     with to_client():
                         await response.write(ready)
-                piece = await answer.content.readany()
+                piece = await answer.read_any()
         except BrokenStreamError as error:
             reason = str(error)
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        except OSError as error:
             reason = f"{type(error).__name__}: {error}"
         if not stream.done:
             raise ServerError(node, "decode", f"its stream stopped before the end of the answer ({reason})")
@@ -94,13 +94,12 @@ class ServerCalls:
 
     @asynccontextmanager
     async def _asked(self, node: Node, kind: str, one: ClientRequest, body: Body,
-                     attempt: int) -> AsyncIterator[aiohttp.ClientResponse]:
+                     attempt: int) -> AsyncIterator[Exchange]:
         try:
-            with node.waits.wait():
-                async with self._session.post(node.serves + one.path, data=encode(body),
-                                              headers=one.headers(attempt)) as answer:
-                    if answer.status >= 500:
-                        raise ServerError(node, kind, f"status {answer.status}", await copied(answer))
-                    yield answer
-        except (aiohttp.ClientError, asyncio.TimeoutError, LostError) as error:
+            with node.waits.wait(), await self._client.ask("POST", node.serves, one.path, one.headers(attempt),
+                                                           encode(body)) as answer:
+                if answer.status >= 500:
+                    raise ServerError(node, kind, f"status {answer.status}", await copied(answer))
+                yield answer
+        except (OSError, LostError) as error:
             raise ServerError(node, kind, f"{type(error).__name__}: {error}") from error
