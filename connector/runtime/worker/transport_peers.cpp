@@ -35,12 +35,14 @@ std::uint32_t TransportPeers::completed(const Completion& completion) {
 
 std::uint32_t TransportPeers::limit_of(Peer& peer, const Running& transfer, const Completion& completion) const {
   constexpr double kMega = 1e6, kMost = 4e9;  // so that the result fits
-  auto best = peer.best.find(completion.path);
-  if (best == peer.best.end()) best = peer.best.emplace(completion.path, 0).first;
+  auto found = peer.rates.find(completion.path);
+  if (found == peer.rates.end()) found = peer.rates.emplace(completion.path, Rates{}).first;
+  Rates& rates = found->second;
   if (const TimeNs time = peer.used_at - transfer.began; completion.code == ErrorCode::kOk && time > 0)
-    best->second = std::max(best->second, static_cast<double>(transfer.bytes) * 1e9 / static_cast<double>(time));
-  const double measured = transport_.measured_rate(transfer.peer, completion.path);
-  return measured > 0 ? static_cast<std::uint32_t>(std::min(std::max(measured, best->second) / kMega, kMost)) : 0;
+    rates.best = std::max(rates.best, static_cast<double>(transfer.bytes) * 1e9 / static_cast<double>(time));
+  if (rates.measured == 0) rates.measured = transport_.measured_rate(transfer.peer, completion.path);
+  if (rates.measured == 0) return 0;
+  return static_cast<std::uint32_t>(std::min(std::max(rates.measured, rates.best) / kMega, kMost));
 }
 
 void TransportPeers::expire() {

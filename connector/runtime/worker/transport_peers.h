@@ -33,11 +33,14 @@ class TransportPeers {
   std::size_t size() const;
 
  private:
+  struct Rates {
+    double measured = 0, best = 0;  // bytes per second: what the transport measured, the fastest transfer
+  };
   struct Peer {
     std::size_t num_running = 0;  // number of transfers with this peer that have not completed
     TimeNs used_at = 0;
     bool is_lost = false;
-    std::map<std::string, double, std::less<>> best;  // [path] bytes per second of the fastest transfer
+    std::map<std::string, Rates, std::less<>> rates{};  // [path]
   };
   struct Running {
     PeerId peer;

@@ -112,7 +112,8 @@ TEST(Explain, TellsTheShareOfTheMeasuredLimitOnceThePathIsMeasured) {
     const std::string id = "again" + std::to_string(i);
     hand_over(
         prefill, decode, id, 20, [] {}, 100 * (i + 1));
-    for (const Json& life : explained(command(controller, id))["lives"])
+    const Json told = explained(command(controller, id));
+    for (const Json& life : told["lives"])
       for (const Json& event : life["events"])
         if (event["event"] == "pulled") pulled = event;
   }
