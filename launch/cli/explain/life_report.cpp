@@ -12,7 +12,7 @@ namespace {
 constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // ages come from other nodes; sums of them must not overflow
 constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // times of two nodes may be wrong by so much
 constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a smaller difference of hosts' clocks is not told
-constexpr std::string_view kBetween = "between two nodes: router and network";
+constexpr std::string_view kBetween = "until the next node's first lookup: router, network, queue";
 
 double ms(TimeNs time) { return static_cast<double>(time) / kMillisecond; }
 
