@@ -155,6 +155,9 @@ class Transport {
   /// From now on wait() also returns, with false, while `fd` is readable. Further calls add descriptors. Must be called
   /// before the first wait().
   virtual void set_wait_interrupt_fd(int fd) = 0;
+  /// Returns the rate that was measured to the peer over the path of this name (Completion::path), in bytes per second.
+  /// 0: not measured, or not yet.
+  virtual double measured_rate(PeerId /*peer*/, std::string_view /*path*/) const { return 0; }
   /// Peers get `address` instead of address() as the sender of this side's notifications. Needed if this transport is
   /// part of another transport, to whose address peers connect. Must be called before the first connect().
   virtual void set_source_address(const std::string& address) = 0;

@@ -1,5 +1,7 @@
 #include "connector/core/flight_recorder.h"
 
+#include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "transport/base/check.h"
@@ -103,8 +105,7 @@ FlightRecorder::FlightRecorder(std::uint32_t num_events, std::uint32_t num_reque
 
 std::uint64_t FlightRecorder::begin(std::string_view request) {
   Request& slot = requests_[++num_requests_ % requests_.size()];
-  slot.number = num_requests_;
-  slot.last = 0;
+  slot = Request{num_requests_};
   slot.id = request;
   return num_requests_;
 }
@@ -116,8 +117,11 @@ LifeEvent& FlightRecorder::add(std::uint64_t request, LifeKind kind, TimeNs now,
   record.event.at = now;
   record.request = request;
   record.previous = 0;
-  if (Request& slot = requests_[request % requests_.size()]; slot.number == request)
+  if (Request& slot = requests_[request % requests_.size()]; slot.number == request) {
     record.previous = std::exchange(slot.last, num_events_);
+    if (record.previous == 0) slot.began = now;
+    if (kind == LifeKind::kFinished) slot.ended = now;
+  }
   return record.event;
 }
 
@@ -136,6 +140,25 @@ std::vector<RequestLife> FlightRecorder::find(std::string_view id, TimeNs now) c
     if (lives.size() == kLivesMax) break;
   }
   std::reverse(lives.begin(), lives.end());
+  return lives;
+}
+
+std::vector<RequestLife> FlightRecorder::newest(std::size_t num, TimeNs now) const {
+  std::vector<RequestLife> lives;
+  num = std::min({num, kLivesMax, requests_.size()});
+  for (std::uint64_t number = num_requests_; number > 0 && lives.size() < num; --number)
+    lives.push_back(life_of(requests_[number % requests_.size()], now));
+  return lives;
+}
+
+std::vector<RequestLife> FlightRecorder::slowest(std::size_t num, TimeNs now) const {
+  std::vector<std::pair<TimeNs, const Request*>> by_time;
+  for (const Request& request : requests_)
+    if (request.last != 0) by_time.emplace_back((request.ended != 0 ? request.ended : now) - request.began, &request);
+  const auto end = by_time.begin() + static_cast<std::ptrdiff_t>(std::min({num, kLivesMax, by_time.size()}));
+  std::partial_sort(by_time.begin(), end, by_time.end(), std::greater<>());
+  std::vector<RequestLife> lives;
+  for (auto one = by_time.begin(); one != end; ++one) lives.push_back(life_of(*one->second, now));
   return lives;
 }
 

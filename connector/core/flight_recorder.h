@@ -107,12 +107,15 @@ struct LifeEvent {
   std::uint64_t bytes = 0;
   std::uint32_t tokens = 0, local = 0, loaded = 0, expected = 0;
   std::uint32_t chunks = 0, failed = 0;
+  // With kPulled and kPushed: the limit of `path` to `peer` for all ranks together, in 10^6 bytes per second: the rate
+  // that the transport measured, or that of the fastest transfer if one was faster; 0: not measured yet.
+  std::uint32_t limit_mb_per_s = 0;
   ShortText<8> path{};
   ShortText<55> peer{};
   ShortText<103> note{};  // the other node's reason, in its words
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
   KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,
-                 prefix);
+                 limit_mb_per_s, prefix);
 
   static LifeEvent because(Cause cause) { return {.cause = static_cast<std::uint8_t>(cause)}; }
   LifeKind what() const { return static_cast<LifeKind>(kind); }
@@ -150,6 +153,9 @@ class FlightRecorder {
   /// Returns the newest lives of requests whose id is `id`, or has it as a part that hyphens or the id's ends enclose:
   /// vLLM adds a prefix and a suffix to the client's id. An empty `id` finds nothing.
   std::vector<RequestLife> find(std::string_view id, TimeNs now) const;
+  /// Returns the lives of at most `num` and kLivesMax requests: the newest ones, or those that took longest.
+  std::vector<RequestLife> newest(std::size_t num, TimeNs now) const;
+  std::vector<RequestLife> slowest(std::size_t num, TimeNs now) const;
 
  private:
   struct Record {
@@ -159,8 +165,9 @@ class FlightRecorder {
   };
   struct Request {
     std::uint64_t number = 0;
-    std::uint64_t last = 0;  // number of the request's last event; 0: none
-    ShortText<127> id;
+    std::uint64_t last = 0;       // number of the request's last event; 0: none
+    TimeNs began = 0, ended = 0;  // times of the first event and of kFinished; 0: not yet
+    ShortText<127> id{};
   };
   RequestLife life_of(const Request& request, TimeNs now) const;
 

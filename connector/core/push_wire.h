@@ -125,9 +125,10 @@ struct PushOutcome {
   std::uint32_t index = 0;
   bool ok = false;
   std::string what;
-  std::uint8_t code = 0;  // ErrorCode of the transfer
-  std::string path = {};  // the path that moved the bytes
-  KVFERRY_FIELDS(push, rank, index, ok, what, code, path);
+  std::uint8_t code = 0;             // ErrorCode of the transfer
+  std::string path = {};             // the path that moved the bytes
+  std::uint32_t limit_mb_per_s = 0;  // see LifeEvent, for this rank
+  KVFERRY_FIELDS(push, rank, index, ok, what, code, path, limit_mb_per_s);
 };
 
 }  // namespace kvferry

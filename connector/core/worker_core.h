@@ -46,7 +46,8 @@ struct PullOutcome {
   std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksums; set if the order had none
   std::uint8_t code = 0;                      // ErrorCode of the last failure
   std::string path = {};                      // the path that moved the bytes
-  KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path);
+  std::uint32_t limit_mb_per_s = 0;           // see LifeEvent, for this rank
+  KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path, limit_mb_per_s);
 };
 
 struct LoadOutcome {

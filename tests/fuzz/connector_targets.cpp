@@ -126,7 +126,11 @@ void run_scheduler_core(std::string_view bytes) {
                    [&](const PushSettlement& one) {
                      core.push_settled({known(one.reservation), one.chunks});
                    },
-                   [&](const LivesRequest& one) { (void)core.lives(one.request, now); },
+                   [&](const LivesRequest& one) {
+                     (void)core.recorder().find(one.request, now);
+                     (void)core.recorder().newest(one.num_newest, now);
+                     (void)core.recorder().slowest(one.num_slowest, now);
+                   },
                    [&](const LeaseAnswer& one) { core.lease_answered(fetch, from, one.reply, now); },
                    [&](const PushAnswer& one) { core.push_answered(envelope->id, from, one.reply, now); },
                    [](const auto&) {}},  // other messages come only from the node's own workers

@@ -77,7 +77,7 @@ class Service {
   /// Runs one turn of the service's loop.
   void turn() {
     for (const Completion& completion : transport_->poll())
-      if (!puller_.completed(completion)) pusher_.completed(completion);
+      if (!puller_.completed(completion, 0)) pusher_.completed(completion, 0);
     for (const ChunkStore::Landed& chunk : store_.take_landed())
       if (!puller_.landed(chunk)) slots_.landed(chunk);
     pusher_.progress(send_);

@@ -92,6 +92,17 @@ TEST(Planner, DisconnectKeepsTheConnectionsOfAnotherPeer) {
   EXPECT_EQ(pull_all(*transport, third, local, region, kBytes).code, ErrorCode::kOk);
 }
 
+TEST(Planner, TellsTheRateThatItMeasured) {
+  const std::unique_ptr<Transport> transport = make_backend("auto"), remote = make_backend("auto");
+  const PeerId peer = transport->connect(remote->address()).value();
+  for (int i = 0; i < 1000 && transport->measured_rate(peer, "shm") == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_GT(transport->measured_rate(peer, "shm"), 1e6);
+  EXPECT_GT(transport->measured_rate(peer, "tcp"), 1e6);
+  EXPECT_EQ(transport->measured_rate(peer, "carrier pigeon"), 0);
+  EXPECT_EQ(transport->measured_rate(PeerId{peer.value + 1}, "shm"), 0);
+}
+
 TEST(Planner, KnowsEveryPathByItsName) {
   for (const std::string_view name : path_names()) EXPECT_EQ(name_of(parse_path(name).value()), name);
   const std::vector<std::string_view> without_gpu = path_names(false);

@@ -35,7 +35,7 @@ def test_a_request_is_one_trace(traced: tuple[ProxyDeployment, Collector]) -> No
     (prompt,) = PromptSet(seed=88, count=1, tokens_min=200).prompts()
     request = urllib.request.Request(
         f"{deployment.url}/v1/completions", data=json.dumps(completion_body(text_of(prompt), MAX_TOKENS)).encode(),
-        headers={"Content-Type": "application/json", "traceparent": f"00-{TRACE}-{SPAN}-01"})
+        headers={"Content-Type": "application/json", "traceparent": f"00-{TRACE}-{SPAN}-01", "X-Request-Id": "by-id"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert json.load(answer)["choices"]
     prefilled, decoded = sorted(collector.wait_for("llm_request", 2), key=lambda span: span.start_time_unix_nano)
@@ -48,3 +48,5 @@ def test_a_request_is_one_trace(traced: tuple[ProxyDeployment, Collector]) -> No
     assert whole.parent_span_id.hex() == SPAN
     of_request = [span for span in collector.spans if span.name in ("llm_request", "kvferry.lookup", "decode")]
     assert {span.trace_id.hex() for span in of_request} == {TRACE}
+    lives = deployment.controller.explain("by-id")["lives"]
+    assert [life["role"] for life in lives] == ["kv_producer", "kv_consumer"], "kvferry explain knows X-Request-Id"

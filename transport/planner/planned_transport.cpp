@@ -87,7 +87,7 @@ class PlannedTransport final : public Transport {
     std::string text = fmt::format("path {}", name_of(options_.path));
     for (const OpenBackend& backend : backends_) text += fmt::format("; {}", backend.transport->describe());
     const std::lock_guard lock(mutex_);
-    for (const auto& [id, peer] : peers_) text += fmt::format("; peer {}: {}", id, peer.measured);
+    for (const auto& [id, peer] : peers_) text += fmt::format("; peer {}: {}", id, peer.measured.describe());
     return text;
   }
 
@@ -209,6 +209,12 @@ class PlannedTransport final : public Transport {
     return all;
   }
 
+  double measured_rate(PeerId id, std::string_view path) const override {
+    const std::lock_guard lock(mutex_);
+    const auto peer = peers_.find(id);
+    return peer == peers_.end() ? 0 : peer->second.measured.rate_of(path);
+  }
+
   int event_fd() const override { return events_.get(); }
 
   bool wait(TimeNs timeout_ns) override {
@@ -233,7 +239,7 @@ class PlannedTransport final : public Transport {
     std::vector<std::optional<PeerId>> ids;  // [backend] id of the peer there; none: the backend doesn't reach the peer
     std::string address;
     std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the fastest first
-    std::string measured = "not measured yet";  // measured speeds of the paths to the peer, as text for logs
+    Measurements measured;
   };
 
   TransferId outer_id(std::size_t route, TransferId inner) const {
@@ -251,12 +257,8 @@ class PlannedTransport final : public Transport {
     if (peer == peers_.end()) return;
     for (std::size_t kind = 0; kind < kMemoryClasses; ++kind)
       sort_routes(found.by_class[kind], peer->second.routes[kind]);
-    peer->second.measured =
-        fmt::format("pools by {}; other memory by {}", Measurements::describe(found.of(MemoryClass::kShared)),
-                    Measurements::describe(found.of(MemoryClass::kOther)));
-    if (const auto& on_device = found.of(MemoryClass::kDevice); !on_device.empty())
-      peer->second.measured += fmt::format("; GPU memory by {}", Measurements::describe(on_device));
-    log().info("transport: measured the paths to peer {}, uses the fastest: {}", id, peer->second.measured);
+    peer->second.measured = found;
+    log().info("transport: measured the paths to peer {}, uses the fastest: {}", id, found.describe());
   }
   /// Puts the fastest backend first. Backends that failed or were not measured are kept at the end, as a last resort.
   void sort_routes(const std::vector<planner::Measured>& measured, std::vector<std::size_t>& routes) const {

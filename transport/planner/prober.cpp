@@ -15,9 +15,7 @@ constexpr int kRounds = 3;                       // the first round also connect
 // place in the order: a failed path is used where no other path works.
 constexpr TimeNs kPatience = kSecond;
 
-}  // namespace
-
-std::string Measurements::describe(const std::vector<Measured>& measured) {
+std::string text_of(const std::vector<Measured>& measured) {
   std::string text;
   for (const Measured& one : measured) {
     text += text.empty() ? "" : ", ";
@@ -25,6 +23,25 @@ std::string Measurements::describe(const std::vector<Measured>& measured) {
                              : fmt::format("no {} ({})", name_of(one.path), one.problem);
   }
   return text;
+}
+
+}  // namespace
+
+std::string Measurements::describe() const {
+  if (of(MemoryClass::kShared).empty() && of(MemoryClass::kOther).empty()) return "not measured yet";
+  std::string text = fmt::format("pools by {}; other memory by {}", text_of(of(MemoryClass::kShared)),
+                                 text_of(of(MemoryClass::kOther)));
+  if (const auto& on_device = of(MemoryClass::kDevice); !on_device.empty())
+    text += fmt::format("; GPU memory by {}", text_of(on_device));
+  return text;
+}
+
+double Measurements::rate_of(std::string_view backend) const {
+  double rate = 0;
+  for (const std::vector<Measured>& measured : by_class)
+    for (const Measured& one : measured)
+      if (info_of(one.path).backend == backend) rate = std::max(rate, one.gb_per_s * 1e9);
+  return rate;
 }
 
 Prober::~Prober() {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -28,8 +29,10 @@ struct Measurements {
   std::array<std::vector<Measured>, kMemoryClasses> by_class;
   std::vector<Measured>& of(MemoryClass kind) { return by_class[static_cast<std::size_t>(kind)]; }
   const std::vector<Measured>& of(MemoryClass kind) const { return by_class[static_cast<std::size_t>(kind)]; }
-  /// Returns text for logs, like "shm 9.8 GB/s, tcp 2.1 GB/s".
-  static std::string describe(const std::vector<Measured>& measured);
+  /// Returns text for logs: "not measured yet", or like "pools by shm 9.8 GB/s, tcp 2.1 GB/s; other memory by ...".
+  std::string describe() const;
+  /// Returns the highest measured speed of a backend's paths, in bytes per second; 0: none.
+  double rate_of(std::string_view backend) const;
 };
 
 /// Measures the paths to peers on a thread of its own. Threads: any may call probe(); `done` is called on the prober's

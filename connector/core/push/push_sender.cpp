@@ -148,6 +148,7 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
   push.items[outcome.index].failed |= !outcome.ok;
   if (!outcome.ok) note(push, cause_of(static_cast<ErrorCode>(outcome.code)), outcome.what);
   if (!outcome.path.empty()) push.event.path = outcome.path;
+  push.event.limit_mb_per_s = std::max(push.event.limit_mb_per_s, outcome.limit_mb_per_s * parts_.config.num_ranks);
   advance(outcome.push, push, outcome.index);
   erase_if_finished(outcome.push);
 }

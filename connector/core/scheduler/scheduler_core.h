@@ -119,8 +119,6 @@ class SchedulerCore {
   /// Returns all chunks that other nodes may read, to be published to the controller.
   std::vector<ChunkMeta> snapshot() const;
 
-  /// What the flight recorder has of a request; FlightRecorder::find() says which ids match.
-  std::vector<RequestLife> lives(std::string_view request, TimeNs now) const { return recorder_.find(request, now); }
   const FlightRecorder& recorder() const { return recorder_; }
   const CoreConfig& config() const { return config_; }
   const CoreCounters& counters() const { return counters_; }

@@ -139,6 +139,7 @@ void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, co
   const auto num_failed = static_cast<std::uint32_t>(std::ranges::count(ok, false));
   sum.failed = std::max(sum.failed, num_failed);
   if (!end.path.empty()) sum.path = end.path;
+  sum.limit_mb_per_s += end.limit_mb_per_s;
   if (num_failed > 0) {
     sum.cause = static_cast<std::uint8_t>(cause_of(end.code));
     sum.note = end.what;

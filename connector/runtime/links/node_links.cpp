@@ -1,5 +1,6 @@
 #include "connector/runtime/links/node_links.h"
 
+#include <chrono>
 #include <utility>
 
 #include "transport/base/log.h"
@@ -141,7 +142,14 @@ bool NodeLinks::take_requests() {
 
 void NodeLinks::tell_lives(const Asker& asker, const LivesRequest& asked) {
   LivesAnswer answer;
-  with_core([&](SchedulerCore& core, TimeNs now) { answer.lives = core.lives(asked.request, now); });
+  with_core([&](SchedulerCore& core, TimeNs now) {
+    const FlightRecorder& recorder = core.recorder();
+    answer.lives = asked.num_slowest > 0  ? recorder.slowest(asked.num_slowest, now)
+                   : asked.num_newest > 0 ? recorder.newest(asked.num_newest, now)
+                                          : recorder.find(asked.request, now);
+  });
+  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+  answer.unix_ms = std::chrono::duration_cast<std::chrono::milliseconds>(since_1970).count();
   parts_.answer(asker, answer);
 }
 

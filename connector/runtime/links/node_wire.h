@@ -76,15 +76,18 @@ struct PushAnswer {
   KVFERRY_FIELDS(reply, ranks, grants);
 };
 
-/// Asks for what the node's flight recorder has of a request. `kvferry explain` sends it.
+/// Asks for what the node's flight recorder has of a request, of the newest requests, or of those that took longest;
+/// exactly one field is set. `kvferry explain` sends it.
 struct LivesRequest {
-  std::string request;  // the whole id, or a part of it as FlightRecorder::find() says
-  KVFERRY_FIELDS(request);
+  std::string request{};  // the whole id, or a part of it as FlightRecorder::find() says
+  std::uint32_t num_newest = 0, num_slowest = 0;
+  KVFERRY_FIELDS(request, num_newest, num_slowest);
 };
 
 struct LivesAnswer {
   std::vector<RequestLife> lives;
-  KVFERRY_FIELDS(lives);
+  std::int64_t unix_ms = 0;  // the host's clock, so that the asker can say how far hosts' logs differ; 0: not told
+  KVFERRY_FIELDS(lives, unix_ms);
 };
 
 // ---- between a scheduler and its workers ----

@@ -118,7 +118,7 @@ void Puller::progress() {
   }
 }
 
-bool Puller::completed(const Completion& completion) {
+bool Puller::completed(const Completion& completion, std::uint32_t limit_mb_per_s) {
   const auto found = running_.find(completion.id);
   if (found == running_.end()) return false;
   const Piece piece = std::move(found->second);
@@ -127,6 +127,7 @@ bool Puller::completed(const Completion& completion) {
   const bool is_here = completion.code == ErrorCode::kOk || completion.code == ErrorCode::kCorrupt;
   std::vector<bool> ok(piece.ranges.size(), is_here);
   for (const std::uint32_t index : completion.corrupt_ranges) ok[index] = false;
+  piece.pull->limit_mb_per_s = std::max(piece.pull->limit_mb_per_s, limit_mb_per_s);
   close(piece, ok, completion);
   return true;
 }
@@ -182,6 +183,7 @@ void Puller::end(Pull& pull) {
   if (pull.has_runs()) outcome.checksums = std::move(pull.checksums);
   outcome.code = static_cast<std::uint8_t>(pull.code);
   outcome.path = pull.path;
+  outcome.limit_mb_per_s = pull.limit_mb_per_s;
   send_(seal(pull.order.pull, outcome));
 }
 

@@ -25,9 +25,9 @@ class Puller {
   /// Starts the transfers of an order. An order with invalid numbers is refused: its outcome says that every chunk
   /// failed.
   void start(PullOrder order);
-  /// The loop calls completed() when a transfer has ended, and landed() when a chunk has landed. Both return false if
-  /// the transfer or the chunk belongs to no pull.
-  bool completed(const Completion& completion);
+  /// The loop calls completed() when a transfer has ended, with the limit of its path, and landed() when a chunk has
+  /// landed. Both return false if the transfer or the chunk belongs to no pull.
+  bool completed(const Completion& completion, std::uint32_t limit_mb_per_s);
   bool landed(const ChunkStore::Landed& chunk);
   /// Submits again the transfers for which the transport had no room, and cancels pulls whose deadline has passed.
   void progress();
@@ -50,6 +50,7 @@ class Puller {
     std::string what;                       // reason of the last failure; empty: none
     ErrorCode code = ErrorCode::kOk;        // code of the last failure
     std::string_view path;                  // the path of the last transfer
+    std::uint32_t limit_mb_per_s = 0;       // see PullOutcome
   };
   using PullPtr = std::shared_ptr<Pull>;
   /// One transfer: what a pull reads from one source into one region.

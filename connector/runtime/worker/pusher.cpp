@@ -172,7 +172,7 @@ void Pusher::feed(Item& item) {
   parts_.transport.cancel(*item.transfer);
 }
 
-bool Pusher::completed(const Completion& completion) {
+bool Pusher::completed(const Completion& completion, std::uint32_t limit_mb_per_s) {
   const std::lock_guard lock(mutex_);
   const auto found = running_.find(completion.id);
   if (found == running_.end()) return false;
@@ -183,6 +183,7 @@ bool Pusher::completed(const Completion& completion) {
   const bool ok = completion.code == ErrorCode::kOk && item.is_fed_whole && !item.failed;
   item.failed |= !ok;
   item.ended = completion;
+  item.limit_mb_per_s = limit_mb_per_s;
   if (!ok && completion.code == ErrorCode::kOk) item.ended.code = ErrorCode::kInternal;
   if (item.is_saved) end(id, index, item, item.ended);
   return true;
@@ -196,6 +197,7 @@ void Pusher::end(std::uint64_t id, std::uint32_t index, Item& item, const Comple
   PushOutcome outcome{id, parts_.core.rank(), index, ok, ok ? "" : how.what};
   outcome.code = static_cast<std::uint8_t>(how.code);
   outcome.path = how.path;
+  outcome.limit_mb_per_s = item.limit_mb_per_s;
   outcomes_.push_back(seal(0, outcome));
 }
 

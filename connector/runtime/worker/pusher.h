@@ -34,7 +34,7 @@ class Pusher {
   /// Ends a push and cancels its running transfers.
   void drop(std::uint64_t push);
   /// Returns false if the transfer belongs to no push.
-  bool completed(const Completion& completion);
+  bool completed(const Completion& completion, std::uint32_t limit_mb_per_s);
   /// Submits again the transfers for which the transport had no room, and sends the outcomes. Returns true if an
   /// outcome was sent.
   bool progress(const SendOutcome& send);
@@ -61,7 +61,8 @@ class Pusher {
     std::uint32_t layers_fed = 0;
     bool is_fed_whole = false;
     bool is_over = false;
-    Completion ended{};  // how the transfer ended; kOk until then
+    Completion ended{};                // how the transfer ended; kOk until then
+    std::uint32_t limit_mb_per_s = 0;  // see PushOutcome
   };
   struct Push {
     std::optional<PushOrder> order;

@@ -64,8 +64,8 @@ bool ServiceLoop::take_orders() {
 bool ServiceLoop::take_completions() {
   const std::vector<Completion> completions = parts_.transport.poll();
   for (const Completion& completion : completions) {
-    peers_.completed(completion);
-    if (!puller_.completed(completion)) pusher_.completed(completion);
+    const std::uint32_t limit_mb_per_s = peers_.completed(completion);
+    if (!puller_.completed(completion, limit_mb_per_s)) pusher_.completed(completion, limit_mb_per_s);
   }
   return !completions.empty();
 }

@@ -1,5 +1,6 @@
 #include "connector/runtime/worker/transport_peers.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace kvferry {
@@ -10,22 +11,38 @@ Result<TransferId> TransportPeers::submit(const std::string& address, PagedTrans
   Peer& peer = peers_[id];
   peer.used_at = clock_.now();
   transfer.peer = id;
+  Running running{id, 0, peer.used_at};
+  for (const CopyRange& range : transfer.ranges) running.bytes += transfer.is_fed ? 0 : range.bytes;
   Result<TransferId> submitted = transport_.submit(std::move(transfer));
   if (submitted) {
-    running_.emplace(*submitted, id);
+    running_.emplace(*submitted, running);
     ++peer.num_running;
   }
   return submitted;
 }
 
-void TransportPeers::completed(const Completion& completion) {
+std::uint32_t TransportPeers::completed(const Completion& completion) {
   const std::lock_guard lock(mutex_);
   const auto running = running_.extract(completion.id);
-  if (!running) return;
-  const auto peer = peers_.find(running.mapped());
+  if (!running) return 0;
+  const auto peer = peers_.find(running.mapped().peer);
   peer->second.used_at = clock_.now();
+  const std::uint32_t limit = limit_of(peer->second, running.mapped(), completion);
   peer->second.is_lost |= completion.code == ErrorCode::kPeerLost;
   if (--peer->second.num_running == 0 && peer->second.is_lost) disconnect(peer);
+  return limit;
+}
+
+std::uint32_t TransportPeers::limit_of(Peer& peer, const Running& transfer, const Completion& completion) const {
+  constexpr double kMega = 1e6, kMost = 4e9;  // so that the result fits
+  auto found = peer.rates.find(completion.path);
+  if (found == peer.rates.end()) found = peer.rates.emplace(completion.path, Rates{}).first;
+  Rates& rates = found->second;
+  if (const TimeNs time = peer.used_at - transfer.began; completion.code == ErrorCode::kOk && time > 0)
+    rates.best = std::max(rates.best, static_cast<double>(transfer.bytes) * 1e9 / static_cast<double>(time));
+  if (rates.measured == 0) rates.measured = transport_.measured_rate(transfer.peer, completion.path);
+  if (rates.measured == 0) return 0;
+  return static_cast<std::uint32_t>(std::min(std::max(rates.measured, rates.best) / kMega, kMost));
 }
 
 void TransportPeers::expire() {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -22,26 +24,38 @@ class TransportPeers {
   /// Connects to the transport at `address` if it is not connected yet, sets the transfer's `peer`, and submits the
   /// transfer. Errors: those of Transport::connect() and submit().
   Result<TransferId> submit(const std::string& address, PagedTransfer transfer);
-  /// The caller must pass every completion of the transport to this function.
-  void completed(const Completion& completion);
+  /// The caller must pass every completion of the transport to this function. Returns the limit of the transfer's path
+  /// to its peer, in 10^6 bytes per second: the rate that the transport measured, or that of the fastest transfer if
+  /// one was faster. 0: the transport has not measured the path yet.
+  std::uint32_t completed(const Completion& completion);
   /// Disconnects peers without a transfer for kIdlePeerNs. The call is cheap enough for every turn of a loop.
   void expire();
   std::size_t size() const;
 
  private:
+  struct Rates {
+    double measured = 0, best = 0;  // bytes per second: what the transport measured, the fastest transfer
+  };
   struct Peer {
     std::size_t num_running = 0;  // number of transfers with this peer that have not completed
     TimeNs used_at = 0;
     bool is_lost = false;
+    std::map<std::string, Rates, std::less<>> rates{};  // [path]
+  };
+  struct Running {
+    PeerId peer;
+    std::uint64_t bytes = 0;  // 0 if the transfer is fed, because its time is that of who feeds it
+    TimeNs began = 0;
   };
   using Peers = std::map<PeerId, Peer>;
   Peers::iterator disconnect(Peers::iterator peer);
+  std::uint32_t limit_of(Peer& peer, const Running& transfer, const Completion& completion) const;
 
   Transport& transport_;
   const Clock& clock_;
   mutable std::mutex mutex_;
   Peers peers_;
-  std::map<TransferId, PeerId> running_;
+  std::map<TransferId, Running> running_;
   TimeNs expired_at_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <span>
 
@@ -10,6 +11,8 @@
 
 namespace kvferry::cli {
 namespace {
+
+constexpr std::int64_t kUnixMsMax = 4'000'000'000'000;  // in the year 2096; in nanoseconds it fits
 
 void take(const PeerLinks::Received& received, TimeNs asked_at, TimeNs now, std::span<NodeAnswer> answers) {
   const auto node = std::ranges::find_if(
@@ -20,16 +23,21 @@ void take(const PeerLinks::Received& received, TimeNs asked_at, TimeNs now, std:
   if (envelope->type == kMessageType<LivesAnswer>) answer = decode<LivesAnswer>(envelope->body, "node's answer");
   if (!answer) return;
   node->has_answered = true;
-  node->at = asked_at + (now - asked_at) / 2;
+  node->error = (now - asked_at) / 2;
+  node->at = asked_at + node->error;
   node->lives = std::move(answer->lives);
+  if (answer->unix_ms <= 0 || answer->unix_ms > kUnixMsMax) return;
+  const auto ours = std::chrono::system_clock::now().time_since_epoch() - std::chrono::nanoseconds(node->error);
+  node->clock_ahead = answer->unix_ms * kMillisecond - std::chrono::nanoseconds(ours).count();
 }
 
 /// Asks nodes that are few enough for one socket each.
-void ask_some(std::span<NodeAnswer> answers, const std::string& request, const ZmqContextRef& context, TimeNs timeout) {
+void ask_some(std::span<NodeAnswer> answers, const LivesRequest& request, const ZmqContextRef& context,
+              TimeNs timeout) {
   const SteadyClock clock;
   PeerLinks links(clock, kPeersMax, context);
   const TimeNs asked_at = clock.now();
-  for (const NodeAnswer& node : answers) links.send(node.endpoint, seal(1, LivesRequest{request}, kNodeWire.oldest));
+  for (const NodeAnswer& node : answers) links.send(node.endpoint, seal(1, request, kNodeWire.oldest));
   while (!std::ranges::all_of(answers, &NodeAnswer::has_answered)) {
     while (const auto received = links.receive()) take(*received, asked_at, clock.now(), answers);
     const TimeNs left = asked_at + timeout - clock.now();
@@ -42,7 +50,7 @@ void ask_some(std::span<NodeAnswer> answers, const std::string& request, const Z
 
 }  // namespace
 
-std::vector<NodeAnswer> ask_nodes(const std::vector<controller::NodeStatus>& nodes, const std::string& request,
+std::vector<NodeAnswer> ask_nodes(const std::vector<controller::NodeStatus>& nodes, const LivesRequest& request,
                                   const std::optional<net::ClusterKey>& key, TimeNs timeout) {
   std::vector<NodeAnswer> answers;
   for (const controller::NodeStatus& node : nodes) answers.push_back({node.engine_id.value, node.role, node.endpoint});

@@ -12,8 +12,13 @@ std::string node_name(const LifeEvent& event, const NodeNames& names) {
 
 std::string size_text(const LifeEvent& event) {
   const double bytes = static_cast<double>(event.bytes), seconds = static_cast<double>(event.duration) * 1e-9;
-  std::string text = fmt::format("{:.2f} MiB in {:.1f} ms", bytes / (1 << 20), seconds * 1e3);
-  if (event.bytes > 0 && event.duration > 0) text += fmt::format(", {:.2f} GB/s", bytes / seconds * 1e-9);
+  // A push begins with the first layer, so its time is for the most part that of the prompt's computation.
+  std::string text = fmt::format("{:.2f} MiB in {:.1f} ms{}", bytes / (1 << 20), seconds * 1e3,
+                                 event.what() == LifeKind::kPushed ? " since the offer" : "");
+  if (event.bytes == 0 || event.duration <= 0) return text;
+  text += fmt::format(", {:.2f} GB/s", bytes / seconds * 1e-9);
+  if (const double share = share_of_limit(event); share > 0)
+    text += fmt::format(", {:.0f} % of this path's limit ({:.2f})", share * 100, event.limit_mb_per_s * 1e-3);
   return text;
 }
 
@@ -120,6 +125,12 @@ std::string event_text(const LifeEvent& event, const NodeNames& names) {
       return transfer_text("pushed", "to", event, names);
   }
   return fmt::format("event {} of a newer release", event.kind);
+}
+
+double share_of_limit(const LifeEvent& event) {
+  if (event.duration <= 0 || event.limit_mb_per_s == 0) return 0;
+  // Bytes in a nanosecond are 10^9 bytes in a second.
+  return static_cast<double>(event.bytes) / static_cast<double>(event.duration) / (event.limit_mb_per_s * 1e-3);
 }
 
 }  // namespace kvferry::cli

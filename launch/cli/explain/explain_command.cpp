@@ -1,8 +1,10 @@
 // The command `kvferry explain`.
+#include <algorithm>
 #include <memory>
 
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_settings.h"
+#include "launch/cli/explain/life_list.h"
 #include "launch/cli/explain/life_report.h"
 
 namespace kvferry::cli {
@@ -10,17 +12,22 @@ namespace {
 
 struct ExplainFlags {
   SettingFlags controller;
-  std::string request;
+  LivesRequest asked;
   double timeout_s = 2;
   bool as_json = false;
+
+  TimeNs timeout() const { return static_cast<TimeNs>(timeout_s * static_cast<double>(kSecond)); }
 };
+
+void print(const nlohmann::json& json) {
+  fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
 
 /// Asks the nodes for the request, and for the requests from which the answers say that it was handed over: a router
 /// may give the prefill another id.
 std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainFlags& flags,
                                 const std::optional<net::ClusterKey>& key) {
-  const auto timeout = static_cast<TimeNs>(flags.timeout_s * static_cast<double>(kSecond));
-  std::vector<NodeAnswer> answers = ask_nodes(status.nodes, flags.request, key, timeout);
+  std::vector<NodeAnswer> answers = ask_nodes(status.nodes, flags.asked, key, flags.timeout());
   std::vector<std::string> known, sources;
   for (const NodeAnswer& node : answers)
     for (const RequestLife& life : node.lives) known.push_back(life.request);
@@ -37,7 +44,7 @@ std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainF
   for (std::size_t i = 0; i < status.nodes.size(); ++i)
     if (answers[i].has_answered) answering.push_back(status.nodes[i]);
   for (const std::string& source : sources) {
-    for (NodeAnswer& more : ask_nodes(answering, source, key, timeout)) {
+    for (NodeAnswer& more : ask_nodes(answering, {source}, key, flags.timeout())) {
       more.has_answered = true;  // who does not answer was told after the first question
       if (!more.lives.empty()) answers.push_back(std::move(more));
     }
@@ -45,22 +52,36 @@ std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainF
   return answers;
 }
 
+Result<void> list(const LifeReport& report, const ExplainFlags& flags) {
+  const std::uint32_t num = std::max(flags.asked.num_newest, flags.asked.num_slowest);
+  const std::vector<ListedLife> lives = list_lives(report, num, flags.asked.num_slowest > 0);
+  if (flags.as_json)
+    print(list_json(lives));
+  else
+    fmt::print("{}", list_text(lives));
+  for (const std::string& sentence : report.missing) fmt::print(stderr, "missing: {}\n", sentence);
+  return {};
+}
+
 Result<void> run(const ExplainFlags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.controller));
   const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kControllerTimeoutMs, key));
+  if (flags.asked.request.empty())
+    return list(make_report(ask_nodes(status.nodes, flags.asked, key, flags.timeout())), flags);
+  const std::string& request = flags.asked.request;
   const LifeReport report = make_report(ask_all(status, flags, key));
   if (report.lives.empty()) {
-    return Error{ErrorCode::kNotFound,
-                 fmt::format("none of {} nodes has a request '{}': its id may be another, its node may be gone, or its "
-                             "events were overwritten{}{}",
-                             status.nodes.size(), flags.request, report.missing.empty() ? "" : "; ",
-                             fmt::join(report.missing, "; "))};
+    return Error{
+        ErrorCode::kNotFound,
+        fmt::format("none of {} nodes has a request '{}': its id may be another (a trace's id stands beside it "
+                    "in the proxy's log; --last 16 lists ids), its node may be gone, or its events were "
+                    "overwritten{}{}",
+                    status.nodes.size(), request, report.missing.empty() ? "" : "; ", fmt::join(report.missing, "; "))};
   }
   if (flags.as_json)
-    fmt::print("{}\n",
-               report_json(report, flags.request).dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    print(report_json(report, request));
   else
-    fmt::print("{}", report_text(report, flags.request));
+    fmt::print("{}", report_text(report, request));
   return {};
 }
 
@@ -73,12 +94,21 @@ Run add_explain_command(CLI::App& app) {
       "Show one request's life on all nodes: waits, transfers, preemptions, and why tokens were computed again. The "
       "nodes are asked directly, so this host must reach their ports, as other nodes do.");
   add_controller_option(*command, flags->controller);
-  command
-      ->add_option("REQUEST", flags->request,
-                   "The request's id, as the proxy's log, the client's X-Request-Id or the answer has it; vLLM's own "
-                   "prefix and suffix may be missing")
-      ->required()
-      ->check([](const std::string& id) { return id.empty() ? "REQUEST must not be empty" : ""; });
+  const std::uint32_t most = FlightRecorder::kLivesMax;
+  const std::vector<CLI::Option*> all{
+      command
+          ->add_option("REQUEST", flags->asked.request,
+                       "The request's id, as the proxy's log, the client's X-Request-Id or the answer has it; vLLM's "
+                       "own prefix and suffix may be missing")
+          ->check([](const std::string& id) { return id.empty() ? "REQUEST must not be empty" : ""; }),
+      command->add_option("--last", flags->asked.num_newest, "List this many requests: those that arrived last")
+          ->check(number_between(1u, most)),
+      command->add_option("--slowest", flags->asked.num_slowest, "List this many requests: those that took longest")
+          ->check(number_between(1u, most))};
+  command->callback([all] {
+    if (std::ranges::count_if(all, [](const CLI::Option* one) { return !one->empty(); }) != 1)
+      throw CLI::RequiredError("exactly one of REQUEST, --last and --slowest");
+  });
   command->add_option("--timeout", flags->timeout_s, "Time to wait for the nodes' answers, in seconds")
       ->capture_default_str()
       ->check(number_between(0.1, 60.0));

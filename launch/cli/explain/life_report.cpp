@@ -1,6 +1,7 @@
 #include "launch/cli/explain/life_report.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 
 #include "launch/cli/explain/event_text.h"
@@ -10,7 +11,8 @@ namespace {
 
 constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // ages come from other nodes; sums of them must not overflow
 constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // times of two nodes may be wrong by so much
-constexpr std::string_view kBetween = "between two nodes: router and network";
+constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a smaller difference of hosts' clocks is not told
+constexpr std::string_view kBetween = "until the next node's first lookup: router, network, queue";
 
 double ms(TimeNs time) { return static_cast<double>(time) / kMillisecond; }
 
@@ -46,6 +48,7 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
   made.role = printable(node.role);
   made.request = printable(life.request);
   made.is_cut = life.is_cut;
+  made.error = node.error;
   made.is_running = !life.events.empty();
   made.began = made.ended = node.at;  // if all events were overwritten
   std::string_view phase = "before the first event that is left";
@@ -53,6 +56,7 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
     TimeNs at = node.at - std::clamp<TimeNs>(event.at, 0, kAgeMax);
     if (!made.lines.empty()) at = std::max(at, made.ended);
     if (made.lines.empty()) made.began = made.ended = at;
+    made.age = node.at - made.began;
     const bool is_end = event.what() == LifeKind::kFinished;
     const std::string_view next = phase_after(event, phase);
     if (made.is_running && (is_end || !next.empty())) {
@@ -81,7 +85,7 @@ std::vector<LifePart> joined(const std::vector<NodeLife>& lives) {
   std::vector<LifePart> parts;
   for (std::size_t i = 0; i < lives.size(); ++i) {
     const TimeNs between = i == 0 ? 0 : lives[i].began - lives[i - 1].ended;
-    if (between < -kTimesDiffer) return {};
+    if (i > 0 && between < -kTimesDiffer - lives[i].error - lives[i - 1].error) return {};
     if (i > 0) parts.push_back({"", std::string(kBetween), std::max<TimeNs>(between, 0)});
     parts.insert(parts.end(), lives[i].parts.begin(), lives[i].parts.end());
   }
@@ -107,17 +111,41 @@ std::vector<std::string> missing_nodes(const std::vector<NodeAnswer>& answers) {
   return missing;
 }
 
+/// Says how well the times of different nodes fit together, and whose log has other times.
+std::vector<std::string> clock_sentences(const std::vector<NodeAnswer>& answers) {
+  std::vector<std::string> sentences;
+  std::set<std::string, std::less<>> nodes;
+  TimeNs error = 0;
+  for (const NodeAnswer& node : answers) {
+    if (node.lives.empty() || !nodes.insert(node.endpoint).second) continue;
+    error = std::max(error, node.error);
+    const TimeNs ahead = node.clock_ahead.value_or(0);
+    if (std::abs(ahead) < kClocksDiffer + node.error) continue;
+    sentences.push_back(fmt::format(
+        "the clock of {}'s host is {:.1f} s {} this host's, and so are the times in its log; "
+        "the times above do not depend on it",
+        printable(node.engine_id), static_cast<double>(std::abs(ahead)) / kSecond, ahead > 0 ? "ahead of" : "behind"));
+  }
+  if (nodes.size() > 1)
+    sentences.push_back(
+        fmt::format("events are ordered by their age when each node answered; times of different nodes "
+                    "are right to {:.1f} ms",
+                    ms(2 * error)));
+  return sentences;
+}
+
 }  // namespace
 
 LifeReport make_report(const std::vector<NodeAnswer>& answers) {
   LifeReport report;
-  NodeNames names;
-  for (const NodeAnswer& node : answers) names[node.endpoint] = node.engine_id;
+  const NodeNames& names = report.names;
+  for (const NodeAnswer& node : answers) report.names[node.endpoint] = node.engine_id;
   for (const NodeAnswer& node : answers)
     for (const RequestLife& life : node.lives) report.lives.push_back(life_of(node, life, names));
   std::ranges::stable_sort(report.lives, {}, &NodeLife::began);
   report.parts = joined(report.lives);
   report.missing = missing_nodes(answers);
+  report.clocks = clock_sentences(answers);
   if (report.lives.empty()) return report;
   const TimeNs zero = report.lives[0].began;
   for (NodeLife& life : report.lives) {
@@ -149,6 +177,7 @@ std::string report_text(const LifeReport& report, const std::string& request) {
   for (const Recomputation& one : report.recomputed)
     text += fmt::format("  {} tokens on {}: {}\n", one.num_tokens, short_name(one.node), one.cause);
   for (const std::string& sentence : report.missing) text += fmt::format("missing: {}\n", sentence);
+  for (const std::string& sentence : report.clocks) text += fmt::format("clocks: {}\n", sentence);
   return text;
 }
 
@@ -177,6 +206,8 @@ nlohmann::json report_json(const LifeReport& report, const std::string& request)
                         {"failed", event.failed},
                         {"bytes", event.bytes},
                         {"duration_ms", ms(event.duration)},
+                        {"limit_gb_per_s", event.limit_mb_per_s * 1e-3},
+                        {"share_of_limit", share_of_limit(event)},
                         {"peer", printable(event.peer.view())},
                         {"path", printable(event.path.view())}});
     }
@@ -193,7 +224,8 @@ nlohmann::json report_json(const LifeReport& report, const std::string& request)
   for (const Recomputation& one : report.recomputed)
     recomputed.push_back({{"node", one.node}, {"tokens", one.num_tokens}, {"cause", one.cause}});
   return {{"request", request},        {"duration_ms", ms(report.duration)},  {"parts", parts_json(report.parts)},
-          {"lives", std::move(lives)}, {"recomputed", std::move(recomputed)}, {"missing", report.missing}};
+          {"lives", std::move(lives)}, {"recomputed", std::move(recomputed)}, {"missing", report.missing},
+          {"clocks", report.clocks}};
 }
 
 }  // namespace kvferry::cli

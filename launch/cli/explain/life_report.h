@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "launch/cli/explain/ask_nodes.h"
+#include "launch/cli/explain/event_text.h"
 
 namespace kvferry::cli {
 
@@ -28,6 +29,8 @@ struct NodeLife {
   std::string node, role, request;
   bool is_cut = false, is_running = false;
   TimeNs began = 0, ended = 0;  // since the first event of all nodes
+  TimeNs age = 0;               // time from the first event to the answer
+  TimeNs error = 0;             // the times may be wrong by so much, compared with those of another node
   std::vector<LifeLine> lines;
   std::vector<LifePart> parts;  // their durations add up to ended - began
 };
@@ -39,6 +42,7 @@ struct Recomputation {
 };
 
 struct LifeReport {
+  NodeNames names;
   std::vector<NodeLife> lives;  // in the order of their begin
   /// What the time between the first and the last event was spent on, in order; empty if lives overlap, as those of a
   /// request for several answers do.
@@ -46,6 +50,7 @@ struct LifeReport {
   TimeNs duration = 0;
   std::vector<Recomputation> recomputed;
   std::vector<std::string> missing;  // sentences that say whose events are missing
+  std::vector<std::string> clocks;   // sentences about the times of different nodes
 };
 
 LifeReport make_report(const std::vector<NodeAnswer>& answers);

@@ -13,10 +13,7 @@ namespace {
 
 class TransportPeersTest : public ::testing::Test {
  protected:
-  TransportPeersTest() {
-    region_ = transport_->register_region(memory_.data(), memory_.size()).value();
-    start_remote();
-  }
+  TransportPeersTest() : TransportPeersTest(LoopbackOptions{}) {}
   void start_remote() {
     remote_ = fabric_.make_transport();
     remote_region_ = remote_->export_region(remote_->register_region(there_.data(), there_.size()).value()).value();
@@ -31,7 +28,19 @@ class TransportPeersTest : public ::testing::Test {
     return completions.empty() ? ErrorCode::kInternal : completions[0].code;
   }
 
+  explicit TransportPeersTest(const LoopbackOptions& options) : fabric_(options) {
+    region_ = transport_->register_region(memory_.data(), memory_.size()).value();
+    start_remote();
+  }
+
   LoopbackFabric fabric_;
+  /// Pulls 64 bytes within `time`, and returns the limit.
+  std::uint32_t limit_after(TimeNs time) {
+    EXPECT_TRUE(submit());
+    clock_.advance(time);
+    return peers_.completed(transport_->poll().at(0));
+  }
+
   std::vector<std::byte> memory_ = std::vector<std::byte>(64), there_ = std::vector<std::byte>(64);
   std::unique_ptr<Transport> transport_ = fabric_.make_transport(), remote_;
   RegionId region_;
@@ -39,6 +48,21 @@ class TransportPeersTest : public ::testing::Test {
   ManualClock clock_;
   TransportPeers peers_{*transport_, clock_};
 };
+
+TEST_F(TransportPeersTest, APathThatWasNotMeasuredHasNoLimit) { EXPECT_EQ(limit_after(1), 0u); }
+
+class MeasuredPeers : public TransportPeersTest {
+ protected:
+  MeasuredPeers() : TransportPeersTest({.measured_rate = 5e9}) {}
+};
+
+TEST_F(MeasuredPeers, TheLimitOfAPathIsWhatWasMeasuredOrTheFastestTransfer) {
+  EXPECT_EQ(limit_after(64), 5000u);  // one byte a nanosecond is 1000 MB/s
+  EXPECT_EQ(limit_after(8), 8000u);
+  EXPECT_EQ(limit_after(64), 8000u);
+  fabric_.fail_next(1);
+  EXPECT_EQ(limit_after(1), 8000u) << "a transfer that failed has no rate";
+}
 
 TEST_F(TransportPeersTest, ALostPeerIsDisconnectedWithItsLastTransfer) {
   for (int incarnation = 0; incarnation < 3; ++incarnation) {

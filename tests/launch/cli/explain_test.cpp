@@ -39,6 +39,8 @@ TEST(Explain, TellsARequestsLifeOnBothNodes) {
   EXPECT_EQ(told["lives"][1]["node"], "decode");
   EXPECT_EQ(told["recomputed"], Json::array());
   EXPECT_EQ(told["missing"], Json::array());
+  EXPECT_EQ(told["clocks"].size(), 1u) << "both nodes have one clock, so there is only the accuracy: "
+                                       << told["clocks"];
   double sum = 0;
   for (const Json& part : told["parts"]) sum += part["ms"].get<double>();
   EXPECT_NEAR(sum, told["duration_ms"].get<double>(), 0.05 * told["duration_ms"].get<double>());
@@ -66,6 +68,41 @@ TEST(Explain, NamesTheCauseWhenTheHolderIsGone) {
   EXPECT_THAT(told["recomputed"][0]["cause"].get<std::string>(), HasSubstr("the holder did not answer in time"));
   ASSERT_EQ(told["missing"].size(), 1u);
   EXPECT_THAT(told["missing"][0].get<std::string>(), HasSubstr("is not registered any more"));
+}
+
+TEST(Explain, TellsTheShareOfTheMeasuredLimitOnceThePathIsMeasured) {
+  const TestController controller;
+  TestNode prefill(controller.endpoint(), "prefill"), decode(controller.endpoint(), "decode");
+  Json pulled = Json::object();
+  for (int i = 0; i < 100 && pulled.value("limit_gb_per_s", 0.0) == 0; ++i) {  // the measurement takes milliseconds
+    const std::string id = "again" + std::to_string(i);
+    hand_over(
+        prefill, decode, id, 20, [] {}, 100 * (i + 1));
+    const Json told = explained(command(controller, id));
+    for (const Json& life : told["lives"])
+      for (const Json& event : life["events"])
+        if (event["event"] == "pulled") pulled = event;
+  }
+  EXPECT_GT(pulled["limit_gb_per_s"], 0.01) << pulled.dump(2);
+  EXPECT_GT(pulled["share_of_limit"], 0);
+  EXPECT_LE(pulled["share_of_limit"], 1);
+}
+
+TEST(Explain, ListsRequestsAndWhatItListsIsFound) {
+  const TestController controller;
+  TestNode prefill(controller.endpoint(), "prefill"), decode(controller.endpoint(), "decode");
+  hand_over(prefill, decode, "6f1a", 20);
+  for (const char* order : {"--last", "--slowest"}) {
+    const Json listed = explained(fmt::format("explain {} 3 --controller {}", order, controller.endpoint()));
+    ASSERT_EQ(listed["requests"].size(), 2u) << listed.dump(2);
+    for (const Json& request : listed["requests"])
+      EXPECT_EQ(explained(command(controller, request["request"].get<std::string>()))["lives"].size(),
+                request["node"] == "decode" ? 2u : 1u);
+  }
+  const Output text = run_kvferry("explain --slowest 1 --controller " + controller.endpoint());
+  EXPECT_THAT(text.text, HasSubstr("RECOMPUTED  REQUEST\n"));
+  for (const char* wrong : {"explain", "explain 6f1a --last 3", "explain --last 0", "explain --slowest 17"})
+    EXPECT_EQ(run_kvferry(fmt::format("{} --controller {}", wrong, controller.endpoint())).status, 2) << wrong;
 }
 
 TEST(Explain, WorksWithAClusterKeyAndNotWithoutIt) {

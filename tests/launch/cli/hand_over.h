@@ -29,8 +29,8 @@ inline Output run_kvferry(const std::string& arguments) {
 /// gives to the client's request `id`. `between` runs before the request comes to `to`.
 inline void hand_over(
     TestNode& from, TestNode& to, const std::string& id, std::uint32_t num_loaded,
-    const std::function<void()>& between = [] {}) {
-  const std::vector<std::int32_t> prompt = tokens(21);
+    const std::function<void()>& between = [] {}, std::int32_t first_token = 100) {
+  const std::vector<std::int32_t> prompt = tokens(21, first_token);
   NewRequest first = new_request("cmpl-" + id + "-0-11111111", prompt);
   first.handoff = true;
   from.scheduler->add_request(first);

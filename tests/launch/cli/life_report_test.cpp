@@ -4,14 +4,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <limits>
 #include <numeric>
+
+#include "launch/cli/explain/life_list.h"
 
 namespace kvferry::cli {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 LifeEvent event(LifeKind kind, TimeNs age_ms, Cause cause = Cause::kNone) {
   LifeEvent made;
@@ -56,9 +61,9 @@ TEST(LifeReport, ItsPartsAddUpToTheWholeTime) {
   }
   EXPECT_EQ(sum, report.duration);
   EXPECT_THAT(parts, ElementsAre("p waiting in the engine's queue 5", "p computing 95",
-                                 " between two nodes: router and network 10", "d waiting for KV of other nodes 40",
-                                 "d loading within a step, and computing 20", "d decoding 230",
-                                 "d preempted, waiting in the engine's queue 100",
+                                 " until the next node's first lookup: router, network, queue 10",
+                                 "d waiting for KV of other nodes 40", "d loading within a step, and computing 20",
+                                 "d decoding 230", "d preempted, waiting in the engine's queue 100",
                                  "d loading within a step, and computing 20", "d decoding 380"));
 }
 
@@ -111,6 +116,81 @@ TEST(LifeReport, NamesTheNodesWhoseEventsAreMissing) {
                           "the node at tcp://p:1 is not registered any more, so its events are missing"));
 }
 
+TEST(LifeReport, ATransferHasItsShareOfThePathsLimit) {
+  LifeEvent pulled = event(LifeKind::kPulled, 50), pushed = event(LifeKind::kPushed, 40);
+  pulled.chunks = pushed.chunks = 3;
+  pulled.bytes = pushed.bytes = 12 << 20;
+  pulled.duration = pushed.duration = 31 * kMillisecond / 10;
+  pulled.path = pushed.path = "ucx";
+  pulled.peer = "tcp://p:1";
+  pulled.limit_mb_per_s = 6500;
+  const LifeReport report =
+      make_report({answer("d", {event(LifeKind::kArrived, 100), pulled, pushed}), answer("p", {})});
+  const auto& lines = report.lives.at(0).lines;
+  EXPECT_EQ(lines.at(1).text,
+            "pulled 3 chunks from p over ucx: 12.00 MiB in 3.1 ms, 4.06 GB/s, 62 % of this path's limit (6.50)");
+  EXPECT_THAT(lines.at(2).text, HasSubstr("12.00 MiB in 3.1 ms since the offer, 4.06 GB/s"));
+  EXPECT_THAT(lines.at(2).text, Not(HasSubstr("limit"))) << "the path was not measured yet";
+  const nlohmann::json told = report_json(report, "r")["lives"][0]["events"][1];
+  EXPECT_DOUBLE_EQ(told["limit_gb_per_s"].get<double>(), 6.5);
+  EXPECT_NEAR(told["share_of_limit"].get<double>(), 0.624, 0.001);
+}
+
+TEST(LifeReport, SaysHowWellTheTimesOfNodesFitAndWhoseClockDiffers) {
+  std::vector<NodeAnswer> answers = handed_over();
+  answers[0].error = 2 * kMillisecond;
+  answers[1].clock_ahead = -3 * kSecond;
+  const LifeReport report = make_report(answers);
+  EXPECT_THAT(report.clocks, ElementsAre(HasSubstr("the clock of p's host is 3.0 s behind this host's"),
+                                         HasSubstr("times of different nodes are right to 4.0 ms")));
+  EXPECT_EQ(report.duration, 900 * kMillisecond) << "the order follows the ages of events, and no clock";
+  EXPECT_TRUE(make_report({answers[0]}).clocks.empty());
+}
+
+TEST(LifeReport, LivesOverlapByNoMoreThanTheirTimesMayBeWrong) {
+  std::vector<NodeAnswer> answers = handed_over();
+  answers[0].at -= 17 * kMillisecond;  // the decode node's events seem to begin 7 ms before the prefill's end
+  EXPECT_TRUE(make_report(answers).parts.empty());
+  answers[0].error = 3 * kMillisecond;
+  EXPECT_FALSE(make_report(answers).parts.empty());
+}
+
+TEST(LifeList, HasTheSlowestOrTheNewestFirst) {
+  std::vector<NodeAnswer> answers = handed_over();
+  answers.push_back(answer("other", {event(LifeKind::kArrived, 10)}));
+  const LifeReport report = make_report(answers);
+  const auto nodes = [&](bool slowest) {
+    std::vector<std::string> found;
+    for (const ListedLife& life : list_lives(report, 2, slowest)) found.push_back(life.node);
+    return found;
+  };
+  EXPECT_THAT(nodes(true), ElementsAre("d", "p"));
+  EXPECT_THAT(nodes(false), ElementsAre("other", "d"));
+  const std::string text = list_text(list_lives(report, 3, false));
+  EXPECT_THAT(text, HasSubstr("   0.0 s ago      10.0 ms+ other"));
+  EXPECT_THAT(text, HasSubstr("   0.9 s ago     790.0 ms  d"));
+  EXPECT_THAT(text, HasSubstr("        1         163  cmpl-r-0-d: this node's pool had evicted the chunks\n"));
+}
+
+/// The first column of the rows of the table in launch/docs/operations.md under the heading "Causes".
+std::vector<std::string> causes_on_the_page() {
+  std::ifstream page(KVFERRY_OPERATIONS_PAGE);
+  std::vector<std::string> causes;
+  bool is_there = false;
+  for (std::string line; std::getline(page, line);) {
+    if (line.starts_with("#")) is_there = line == "### Causes";
+    if (is_there && line.starts_with("| ")) causes.push_back(line.substr(2, line.find(" | ") - 2));
+  }
+  return causes;
+}
+
+TEST(OperationsPage, HasARowForEachCause) {
+  std::vector<std::string> wanted = {"cause"};
+  for (int cause = 1; cause <= static_cast<int>(Cause::kLoadFailed); ++cause)
+    wanted.push_back(text_of(static_cast<Cause>(cause)));
+  EXPECT_THAT(causes_on_the_page(), ElementsAreArray(wanted));
+}
+
 TEST(LifeReport, WhatALyingNodeSaysStaysHarmless) {
   std::vector<LifeEvent> lies;
   for (int kind = 0; kind < 256; ++kind) {
@@ -119,6 +199,7 @@ TEST(LifeReport, WhatALyingNodeSaysStaysHarmless) {
     lie.duration = std::numeric_limits<TimeNs>::min();
     lie.tokens = lie.local = lie.loaded = lie.expected = std::numeric_limits<std::uint32_t>::max();
     lie.bytes = std::numeric_limits<std::uint64_t>::max();
+    lie.limit_mb_per_s = kind % 3 == 0 ? 0 : std::numeric_limits<std::uint32_t>::max();
     lie.peer = "\x1b[2J\xff\n";
     lie.note = "\x1b[2J\xff\n";
     lies.push_back(lie);
@@ -127,6 +208,7 @@ TEST(LifeReport, WhatALyingNodeSaysStaysHarmless) {
   EXPECT_EQ(report_text(report, "r\x1b").find('\x1b'), std::string::npos);
   for (const LifeLine& line : report.lives.at(0).lines)
     EXPECT_EQ(line.text.find_first_of("\x1b\xff\n"), line.text.npos);
+  EXPECT_EQ(list_text(list_lives(report, 1, true)).find_first_of("\x1b\xff"), std::string::npos);
   EXPECT_FALSE(report_json(report, "r\xff").dump(2, ' ', false, nlohmann::json::error_handler_t::replace).empty());
 }
 

@@ -46,6 +46,7 @@ class LoopbackCore {
                     std::vector<std::uint64_t> checksums, bool is_last);
   void cancel(LoopbackNode& node, TransferId id);
   void set_source_address(LoopbackNode& node, const std::string& address);
+  double measured_rate() const { return options_.measured_rate; }
   bool is_alive(const LoopbackNode& node);
   void end(LoopbackNode& node);
 

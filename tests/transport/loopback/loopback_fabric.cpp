@@ -53,6 +53,7 @@ class LoopbackTransport final : public Transport {
   }
   void set_wait_interrupt_fd(int fd) override { interrupt_fds_.push_back(fd); }
   void set_source_address(const std::string& address) override { core_->set_source_address(*node_, address); }
+  double measured_rate(PeerId /*peer*/, std::string_view /*path*/) const override { return core_->measured_rate(); }
   void shutdown() override { core_->end(*node_); }
 
  private:

@@ -17,6 +17,7 @@ struct LoopbackOptions {
   double loss_rate = 0.0;             // chance that a transfer loses its peer during its copies
   std::uint32_t delay_steps_max = 0;  // a transfer waits 0 to this many steps between its last copy and its completion
   bool held = false;                  // whether the fabric starts in the state that hold() sets
+  double measured_rate = 0;           // what Transport::measured_rate() returns for every path
 };
 
 /// A simulated network. Its transports may outlive it.

@@ -126,11 +126,24 @@ class Controller:
         listening = re.compile(r"^kvferry controller listening on ", re.MULTILINE)
         _wait(self.process, lambda: listening.search(self.process.log_text()) is not None, "listening", timeout_s)
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """Returns the registered nodes, as `kvferry status --json` has them."""
+        found: list[dict[str, Any]] = json.loads(self.run("status", "--json"))["nodes"]
+        return found
+
     def endpoints(self) -> dict[str, str]:
         """Returns a map from each node's engine id to the endpoint at which other nodes reach the node."""
-        told = subprocess.run([str(self.binary), "status", "--json", "--controller", self.address],
-                              capture_output=True, text=True, check=True, env=os.environ | self.member_env)
-        return {node["engine_id"]: node["endpoint"] for node in json.loads(told.stdout)["nodes"]}
+        return {node["engine_id"]: node["endpoint"] for node in self.nodes()}
+
+    def explain(self, request: str) -> dict[str, Any]:
+        """Returns what `kvferry explain` says about a request."""
+        told: dict[str, Any] = json.loads(self.run("explain", request, "--json"))
+        return told
+
+    def run(self, *arguments: str) -> str:
+        """Returns the output of a command of kvferry for this controller. Errors: CalledProcessError."""
+        return subprocess.run([str(self.binary), *arguments, "--controller", self.address], stdout=subprocess.PIPE,
+                              text=True, check=True, env=os.environ | self.member_env).stdout
 
     def stop(self) -> None:
         self.process.stop()
