@@ -51,6 +51,7 @@ RUN_ELSEWHERE = (
     ("tests/cluster/run", "tests/vllm/test_cluster.py", '"--quick"'),
     ("launch/proxy --otlp-endpoint", "tests/launch/proxy_tracing_test.py", '"--otlp-endpoint"'),
     ("vllm serve MODEL --otlp-traces-endpoint", "tests/vllm/test_tracing.py", "otlp_collector"),
+    ("vllm serve MODEL --kv-events-config", "tests/vllm/test_kv_events.py", '"--kv-events-config"'),
 )
 NOT_RUN = {
     "tests/gpu/run": "needs a GPU",

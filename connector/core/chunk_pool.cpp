@@ -55,6 +55,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   slot.written.assign(num_ranks_, false);
   slot.ranks_done = 0;
   slot.write_failed = false;
+  slot.is_named = false;
   slot.writer = writer;
   by_key_[meta.key] = slot.ref.slot;
   writing_ += 1;
@@ -71,6 +72,7 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   if (++slot.ranks_done < num_ranks_) return false;
   slot.writer.clear();
   writing_ -= 1;
+  note_change(slot.meta.key);
   if (slot.write_failed) {
     erase_key(slot);
     free_or_retire(slot);
@@ -130,6 +132,7 @@ void ChunkPool::evict(Slot& slot) {
   }
   lru_.erase(slot.lru);
   evicted_.push_back(slot.meta.key);
+  note_change(slot.meta.key);
   free_or_retire(slot);
 }
 
@@ -137,6 +140,32 @@ void ChunkPool::free_or_retire(Slot& slot) {
   slot.state = slot.pins == 0 ? State::kFree : State::kRetired;
   if (slot.state == State::kFree) free_.push_back(slot.ref.slot);
 }
+
+void ChunkPool::note_change(const ChunkKey& key) {
+  if (!changed_ || has_dropped_changes_) return;
+  // An idle engine does not take the changes, and other nodes may fill its pool meanwhile.
+  has_dropped_changes_ = changed_->size() >= 2 * slots_.size();
+  if (has_dropped_changes_)
+    changed_->clear();
+  else
+    changed_->push_back(key);
+}
+
+PoolChanges ChunkPool::take_changes() {
+  PoolChanges changes{std::exchange(has_dropped_changes_, false), {}};
+  if (!changed_) return changes;
+  const auto add = [&](const ChunkKey& key, const Slot* slot) {
+    const State state = slot == nullptr ? State::kFree : slot->state;
+    changes.chunks.push_back({key, state == State::kReady, state == State::kWriting});
+  };
+  if (changes.is_all)
+    for (const auto& [key, index] : by_key_) add(key, &slots_[index]);
+  for (const ChunkKey& key : *changed_) add(key, find(key));
+  changed_->clear();
+  return changes;
+}
+
+bool ChunkPool::name(ChunkRef chunk) { return changed_ && !std::exchange(checked(chunk).is_named, true); }
 
 void ChunkPool::touch(std::span<const ChunkRef> chunks) {
   for (auto chunk = chunks.rbegin(); chunk != chunks.rend(); ++chunk) {

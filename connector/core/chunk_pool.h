@@ -15,6 +15,7 @@
 
 #include "connector/core/chunk_meta.h"
 #include "connector/core/plan.h"
+#include "connector/core/pool_changes.h"
 #include "transport/base/chunk_key.h"
 #include "transport/base/clock.h"
 
@@ -36,6 +37,7 @@ class ChunkPool {
     std::vector<bool> written;             // [rank] true if the rank has reported the end of its write
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
+    bool is_named = false;  // true if name() was called for the chunk
     std::uint32_t pins = 0;
     std::string writer;  // what writes the slot, such as a request's save; empty unless the state is kWriting
     std::list<std::uint32_t>::iterator lru;  // place in lru_; valid only in state kReady
@@ -81,6 +83,12 @@ class ChunkPool {
   /// Returns the keys evicted since the last call. The caller must report these keys to the controller before a plan
   /// reuses their slots.
   std::vector<ChunkKey> take_evicted() { return std::exchange(evicted_, {}); }
+  /// From now on take_changes() tells which chunks came and went.
+  void track_changes() { changed_.emplace(); }
+  /// Returns the state of each chunk that became ready, was evicted or failed to be written since the last call.
+  PoolChanges take_changes();
+  /// Returns true at the first call for a chunk, if changes are tracked. The caller then tells which tokens it has.
+  bool name(ChunkRef chunk);
   /// Returns all ready slots, least recently used first.
   std::vector<const Slot*> ready() const;
 
@@ -102,6 +110,7 @@ class ChunkPool {
   void evict(Slot& slot);
   void erase_key(const Slot& slot);
   void free_or_retire(Slot& slot);
+  void note_change(const ChunkKey& key);
 
   std::uint32_t num_ranks_;
   std::vector<Slot> slots_;
@@ -115,6 +124,8 @@ class ChunkPool {
   std::map<std::uint64_t, Pin> pins_;
   std::uint64_t last_pin_ = 0;
   std::vector<ChunkKey> evicted_;
+  std::optional<std::vector<ChunkKey>> changed_;  // keys for take_changes(); nullopt if changes are not tracked
+  bool has_dropped_changes_ = false;              // true if changed_ became too long, and was cleared
 };
 
 }  // namespace kvferry

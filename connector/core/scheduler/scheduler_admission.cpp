@@ -46,6 +46,8 @@ Coverage SchedulerCore::cover(RequestState& request) {
     coverage.chunks.push_back(best->ref);
     coverage.tokens += best->meta.num_tokens;
   }
+  for (std::uint32_t chunk = 0; chunk < coverage.chunks.size(); ++chunk)
+    name_chunk(request, coverage.chunks[chunk], chunk * config_.chunk_tokens);
   return coverage;
 }
 

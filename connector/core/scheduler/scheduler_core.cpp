@@ -168,6 +168,13 @@ void SchedulerCore::publish(ChunkRef chunk) {
   sender_.chunk_ready(slot, now_);
 }
 
+/// Tells the engine's KV events which of the request's tokens the chunk has, once for each chunk.
+void SchedulerCore::name_chunk(const RequestState& request, ChunkRef chunk, std::uint32_t first_token) {
+  if (!pool_.name(chunk)) return;
+  const ChunkMeta& meta = pool_.slot(chunk.slot).meta;
+  named_.push_back({request.id.value, meta.key, first_token, meta.num_tokens});
+}
+
 void SchedulerCore::announce_evictions() {
   std::vector<ChunkKey> keys = pool_.take_evicted();
   counters_.evicted_chunks += keys.size();

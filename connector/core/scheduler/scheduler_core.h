@@ -121,6 +121,12 @@ class SchedulerCore {
 
   const FlightRecorder& recorder() const { return recorder_; }
   const CoreConfig& config() const { return config_; }
+  // ---- what the engine's KV events are made of; nothing is kept for them before track_pool() ----
+  void track_pool() { pool_.track_changes(); }
+  PoolChanges take_pool_changes() { return pool_.take_changes(); }
+  /// Returns the chunks that were planned to be saved or were found for a request since the last call, each once. The
+  /// engine must call this in each step, and when a request has finished.
+  std::vector<NamedChunk> take_named_chunks() { return std::exchange(named_, {}); }
   const CoreCounters& counters() const { return counters_; }
   const ChunkPool& pool() const { return pool_; }
   std::size_t num_requests() const { return requests_.size(); }
@@ -141,6 +147,7 @@ class SchedulerCore {
   Handoffs::iterator find_handoff(const std::string& name);
   void unpin_handoff(Handoffs::iterator handoff);
   void publish(ChunkRef chunk);
+  void name_chunk(const RequestState& request, ChunkRef chunk, std::uint32_t first_token);
   void announce_evictions();
   void erase_ended_leases();
   const ChunkPool::Slot* find_chunk(const ChunkKey& key, std::uint32_t num_tokens);
@@ -211,6 +218,7 @@ class SchedulerCore {
   CoreConfig config_;
   ChunkPool pool_;
   std::vector<Action> actions_;
+  std::vector<NamedChunk> named_;
   CoreCounters counters_;
   FlightRecorder recorder_{config_.num_recorded_events, config_.num_recorded_requests};
   SecretNumbers numbers_{config_.secret};

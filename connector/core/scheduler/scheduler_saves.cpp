@@ -120,6 +120,7 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
     return std::nullopt;
   }
   saving_.insert(*slot);
+  name_chunk(request, *slot, start);
   const PushSender::Tag tag = sender_.saving(meta.key, *slot, now_).value_or(PushSender::Tag{});
   if (is_tail || (request.last_tail && end > request.last_tail_end)) remember_tail(*slot);
   return SaveItem{*slot, chunk * config_.chunk_tokens, num_tokens, tag.push, tag.index};

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+    from kvferry.pool_events import EventSource
+
 logger = init_logger(__name__)
 
 START_TIMEOUT_MS = 10_000
@@ -78,6 +80,11 @@ class SchedulerConnector:
         self._admitted: dict[str, list[int]] = {}
         self._stats = StatsSource()
         init_logger("vllm.kvferry").log(*start_line())  # vLLM shows INFO of loggers below its own only
+        self.events: EventSource | None = None
+        if (wanted := vllm_config.kv_events_config) is not None and wanted.enable_kv_cache_events:
+            from kvferry import pool_events
+
+            self.events = pool_events.EventSource(kv_cache_config, self._node, self._requests)
         logger.info(
             "kvferry: engine %s serves %s as %s at %s:%d",
             self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port,

@@ -8,6 +8,7 @@ connector/core.
 """
 
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvferry.compat import check_version
@@ -34,6 +35,7 @@ from kvferry.worker_connector import WorkerConnector
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -56,9 +58,13 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         self._scheduler.attach_workers(metadata)
+        if self._scheduler.events is not None:
+            self._scheduler.events.begin()
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         self._scheduler.bind_kv_cache_manager(kv_cache_manager)
+        if self._scheduler.events is not None:
+            self._scheduler.events.bind(kv_cache_manager)
 
     def on_new_request(self, request: "Request") -> None:
         self._scheduler.on_new_request(request)
@@ -72,7 +78,10 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        return self._scheduler.build_connector_meta(scheduler_output)
+        plan = self._scheduler.build_connector_meta(scheduler_output)
+        if self._scheduler.events is not None:
+            self._scheduler.events.name_chunks()
+        return plan
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
@@ -83,6 +92,8 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         holds, params = self._scheduler.request_finished(request, block_ids)
+        if self._scheduler.events is not None:
+            self._scheduler.events.name_chunks(request)
         return holds, self._spans.finished(request, params)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
@@ -90,6 +101,9 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler.needs_step_for_saves()
+
+    def take_events(self) -> "Iterable[KVCacheEvent]":
+        return () if self._scheduler.events is None else self._scheduler.events.take()
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.reset_cache()
@@ -137,7 +151,11 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- both sides ----
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        return self._scheduler.take_stats() if self.role == KVConnectorRole.SCHEDULER else None
+        if self.role != KVConnectorRole.SCHEDULER:
+            return None
+        if self._scheduler.events is not None:  # vLLM asks for statistics just before it takes its own events
+            self._scheduler.events.look_at_vllms_events()
+        return self._scheduler.take_stats()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:

@@ -13,6 +13,7 @@
 #include <span>
 #include <utility>
 
+#include "connector/python/src/pool_changes.h"
 #include "connector/python/src/python_bytes.h"
 #include "connector/python/src/python_error.h"
 #include "connector/python/src/running_reader.h"
@@ -242,6 +243,9 @@ NB_MODULE(_core, m) {
           "report"_a)
       .def("has_unreported_saves", [](const PyScheduler& self) { return self.node->has_unreported_saves(); })
       .def("reset_cache", [](PyScheduler& self) { self.node->reset_cache(); })
+      .def("track_pool", [](PyScheduler& self) { self.node->track_pool(); })
+      .def("take_pool_changes", [](PyScheduler& self) { return pool_changes(*self.node); })
+      .def("take_named_chunks", [](PyScheduler& self) { return named_chunks(*self.node); })
       .def("metrics", [](const PyScheduler& self) { return self.node->metrics(); })
       .def("take_metrics", [](PyScheduler& self) { return self.node->take_metrics(); })
       .def(

@@ -238,6 +238,18 @@ void SchedulerNode::reset_cache() {
   with_core([](SchedulerCore& core) { core.reset_cache(); });
 }
 
+void SchedulerNode::track_pool() {
+  with_core([](SchedulerCore& core) { core.track_pool(); });
+}
+
+PoolChanges SchedulerNode::take_pool_changes() {
+  return with_core([](SchedulerCore& core) { return core.take_pool_changes(); });
+}
+
+std::vector<NamedChunk> SchedulerNode::take_named_chunks() {
+  return with_core([](SchedulerCore& core) { return core.take_named_chunks(); });
+}
+
 std::map<std::string, double> SchedulerNode::metrics() {
   return with_core([](SchedulerCore& core) { return by_name(metrics_of(core)); });
 }

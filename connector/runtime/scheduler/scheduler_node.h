@@ -65,6 +65,11 @@ class SchedulerNode {
   bool has_unreported_saves() const;
   void reset_cache();
 
+  // The same as in SchedulerCore.
+  void track_pool();
+  PoolChanges take_pool_changes();
+  std::vector<NamedChunk> take_named_chunks();
+
   /// Returns counters and gauges by metric name, without the kvferry_ prefix.
   std::map<std::string, double> metrics();
   /// Same as metrics(), but returns nullopt if the values have not changed since take_metrics() last returned them, or

@@ -9,6 +9,7 @@ namespace kvferry::sim {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAre;
 using State = ChunkPool::State;
 
 class Pool : public ::testing::Test {
@@ -21,6 +22,10 @@ class Pool : public ::testing::Test {
     const ChunkRef ref = pool.reserve(meta, "test").value();
     EXPECT_TRUE(pool.rank_written(ref, 0, true, 7));
     return ref;
+  }
+  static void ready_on_both_ranks(ChunkPool& pool, const ChunkMeta& meta) {
+    const ChunkRef ref = pool.reserve(meta, "test").value();
+    for (const std::uint32_t rank : {0u, 1u}) pool.rank_written(ref, rank, true, 7);
   }
   static PinId pin(ChunkPool& pool, std::vector<ChunkRef> chunks, TimeNs deadline = 100) {
     return pool.pin(std::move(chunks), "test", 0, deadline);
@@ -48,6 +53,48 @@ TEST_F(Pool, AChainLosesItsEndBeforeItsStart) {
   ready(pool, chunk(4));
   ready(pool, chunk(5));
   EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(3).key, chunk(2).key));
+}
+
+MATCHER_P3(ChangeIs, key, is_ready, is_writing, "") {
+  return arg.key == key && arg.is_ready == is_ready && arg.is_writing == is_writing;
+}
+
+TEST_F(Pool, ToldChangesAreTheStatesOfChunksThatCameAndWent) {
+  ChunkPool pool(2, 2);
+  ready_on_both_ranks(pool, chunk(1));
+  EXPECT_FALSE(pool.name(pool.find(chunk(1).key)->ref));
+  EXPECT_THAT(pool.take_changes().chunks, ElementsAre());  // nothing is kept before track_changes()
+  pool.track_changes();
+  const ChunkRef two = pool.reserve(chunk(2), "test").value();
+  EXPECT_TRUE(pool.name(two));
+  EXPECT_FALSE(pool.name(two));
+  pool.rank_written(two, 0, true, 7);
+  EXPECT_THAT(pool.take_changes().chunks, ElementsAre());  // one rank lacks the chunk
+  pool.rank_written(two, 1, true, 7);
+  pool.reserve(chunk(3), "test");
+  EXPECT_THAT(pool.take_changes().chunks,
+              ElementsAre(ChangeIs(chunk(2).key, true, false), ChangeIs(chunk(1).key, false, false)));
+  pool.fail_write(pool.find(chunk(3).key)->ref);
+  const ChunkRef three = pool.find(chunk(3).key)->ref;
+  pool.rank_written(three, 0, true, 7);
+  pool.rank_written(three, 1, true, 7);
+  pool.invalidate(two);
+  const ChunkRef again = pool.reserve(chunk(2), "test").value();
+  EXPECT_TRUE(pool.name(again));  // another chunk than the one that was named
+  EXPECT_THAT(pool.take_changes().chunks,
+              ElementsAre(ChangeIs(chunk(3).key, false, false), ChangeIs(chunk(2).key, false, true)));
+  EXPECT_THAT(pool.take_changes().chunks, ElementsAre());
+}
+
+TEST_F(Pool, ChangesThatNobodyTakesAreDroppedAndAllChunksTold) {
+  ChunkPool pool(2, 1);
+  pool.track_changes();
+  for (int name = 1; name <= 100; ++name) ready(pool, chunk(name));
+  const PoolChanges changes = pool.take_changes();
+  EXPECT_TRUE(changes.is_all);
+  EXPECT_THAT(changes.chunks,
+              UnorderedElementsAre(ChangeIs(chunk(99).key, true, false), ChangeIs(chunk(100).key, true, false)));
+  EXPECT_FALSE(pool.take_changes().is_all);
 }
 
 TEST_F(Pool, ADemotedChunkGoesFirst) {

@@ -18,10 +18,11 @@ from kvferry import scheduler_connector
 from kvferry._core import SchedulerNode
 from kvferry.stats import GAUGES
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, maybe_convert_block_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -75,6 +76,8 @@ class Engine:
             scheduler = AsyncScheduler if setup.async_scheduling else Scheduler
             self.scheduler = scheduler(self.config, kv_config, StructuredOutputManager(self.config),
                                        block_size=setup.block_tokens, log_stats=True)
+        self.event_batches: list[KVEventBatch] = []
+        self.scheduler.kv_event_publisher.publish = self.event_batches.append
         self.top_connector: Any = self.scheduler.connector
         self.connector: RecordingConnector = (
             self.top_connector.sub_connectors[setup.multi.index(setup.connector)] if setup.multi
@@ -194,6 +197,11 @@ class Engine:
 
     def metrics(self) -> dict[str, float]:
         return dict(self.connector._scheduler._node.metrics())
+
+    def block_hashes(self, tokens: list[int]) -> list[int]:
+        """Returns vLLM's hashes of the whole blocks of a prompt, as they are in KV events."""
+        made = Request("", list(tokens), SamplingParams(max_tokens=1), None, block_hasher=self._hasher)
+        return [maybe_convert_block_hash(block) for block in made.block_hashes]
 
     def request(self, request_id: str) -> Request:
         return self.scheduler.requests[request_id]

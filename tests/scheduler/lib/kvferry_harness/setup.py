@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from kvferry_launch.process import free_port
 from kvferry_launch.testbed import toy_model
-from vllm.config import KVTransferConfig, SpeculativeConfig, VllmConfig, set_current_vllm_config
+from vllm.config import KVEventsConfig, KVTransferConfig, SpeculativeConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     init_distributed_environment,
     initialize_model_parallel,
@@ -54,6 +54,7 @@ class EngineSetup:
     connector: str = "RecordingConnector"
     multi: tuple[str, ...] = ()  # the children of vLLM's MultiConnector; one of them is `connector`
     patience_s: float = 5.0  # see RecordedNode
+    kv_events: bool = False  # Engine.event_batches has what vLLM would publish
     waits_for_loads: bool = True  # False: requests don't wait for loads that may fail, see CoreConfig::runs_ahead
 
 
@@ -90,6 +91,7 @@ def for_engine(base: VllmConfig, setup: EngineSetup, controller: str) -> VllmCon
     scheduler.policy = setup.policy
     scheduler.scheduler_reserve_full_isl = setup.reserve_full_prompt
     scheduler.enable_chunked_prefill = setup.chunked_prefill
+    config.kv_events_config = KVEventsConfig(enable_kv_cache_events=setup.kv_events, publisher="null")
     cache.block_size = setup.block_tokens
     cache.enable_prefix_caching = setup.prefix_caching
     cache.num_gpu_blocks = setup.num_blocks

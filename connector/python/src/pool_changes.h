@@ -1,0 +1,36 @@
+// Converts what the node tells about its pool, for kvferry/pool_events.py.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "connector/runtime/scheduler/scheduler_node.h"
+
+namespace kvferry {
+
+inline nanobind::bytes key_bytes(const ChunkKey& key) { return nanobind::bytes(key.bytes.data(), key.bytes.size()); }
+
+/// Returns PoolChanges: is_all, and of each chunk key, is_ready and is_writing.
+inline std::pair<bool, std::vector<std::tuple<nanobind::bytes, bool, bool>>> pool_changes(SchedulerNode& node) {
+  const PoolChanges changes = node.take_pool_changes();
+  std::vector<std::tuple<nanobind::bytes, bool, bool>> chunks;
+  for (const PoolChange& chunk : changes.chunks)
+    chunks.emplace_back(key_bytes(chunk.key), chunk.is_ready, chunk.is_writing);
+  return {changes.is_all, std::move(chunks)};
+}
+
+/// Returns of each NamedChunk request_id, key, first_token and num_tokens.
+inline std::vector<std::tuple<std::string, nanobind::bytes, std::uint32_t, std::uint32_t>> named_chunks(
+    SchedulerNode& node) {
+  std::vector<std::tuple<std::string, nanobind::bytes, std::uint32_t, std::uint32_t>> chunks;
+  for (NamedChunk& chunk : node.take_named_chunks())
+    chunks.emplace_back(std::move(chunk.request_id), key_bytes(chunk.key), chunk.first_token, chunk.num_tokens);
+  return chunks;
+}
+
+}  // namespace kvferry
