@@ -99,7 +99,7 @@ def test_names_of_nodes_never_become_html(chromium: Any, one: Controller) -> Non
     page = open_page(chromium, one)
 
     def is_shown() -> bool:
-        node.ask([[1, 4], 1, 0, [], 1, report])
+        node.ask([[1, 4], 1, 0, [], 1, 0, report])
         return all(page.locator(f"#{table} td", has_text="<img").count() for table in (
             "nodes", "failures", "paths", "prefixes"))
 

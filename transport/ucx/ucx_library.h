@@ -45,7 +45,7 @@ namespace kvferry::ucx {
   F(ucs_status_string)
 
 struct Api {
-#define KVFERRY_UCX_MEMBER(name) decltype(&::name) name = nullptr;
+#define KVFERRY_UCX_MEMBER(name) decltype(&::name) name = nullptr;  // NOLINT(bugprone-macro-parentheses)
   KVFERRY_UCX_FUNCTIONS(KVFERRY_UCX_MEMBER)
 #undef KVFERRY_UCX_MEMBER
 };

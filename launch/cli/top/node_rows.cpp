@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
 #include "controller/http/report_views.h"
@@ -58,7 +59,7 @@ NodeRow row_of(const NodeStatus& node, const controller::Flow& flow, const NodeN
 }
 
 std::string bar(double share, std::size_t width) {
-  const auto filled = static_cast<std::size_t>(share * static_cast<double>(width) + 0.5);
+  const auto filled = static_cast<std::size_t>(std::lround(share * static_cast<double>(width)));
   return std::string(filled, '#') + std::string(width - filled, '.');
 }
 
