@@ -205,3 +205,11 @@ def test_what_a_call_costs(cluster: Cluster) -> None:
         times.append(time.perf_counter() - begin)
     print(f"\n/pair of 8192 tokens, a connection each: median {sorted(times)[25] * 1e6:.0f} us")
     assert sorted(times)[25] < 1.0
+
+
+@pytest.mark.parametrize(("accepted", "encoding"), [("br", None), ("gzip, deflate, br, zstd", "gzip"), ("", None)])
+def test_answers_are_compressed_by_gzip_at_most(cluster: Cluster, accepted: str, encoding: str | None) -> None:
+    """Brotli, which the HTTP library would prefer, takes seconds for the status of a thousand nodes."""
+    request = urllib.request.Request(f"http://{cluster.address}/status", headers={"Accept-Encoding": accepted})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.headers["Content-Encoding"] == encoding
