@@ -2,15 +2,15 @@
 
 #include <algorithm>
 
+#include "transport/base/printable.h"
+
 namespace kvferry::controller {
 namespace {
 
 constexpr double kNumberMax = 1e15;
 
 bool is_number(double number) { return number >= 0 && number <= kNumberMax; }
-bool is_text(std::string_view text) {
-  return text.size() <= kReportTextMax && std::ranges::all_of(text, [](char c) { return c >= ' ' && c <= '~'; });
-}
+bool is_text(std::string_view text) { return text == report_text(text); }
 
 /// Returns what is wrong with a decoded report, an empty text if nothing is.
 std::string_view wrong_part(const NodeReport& report) {
@@ -34,12 +34,7 @@ std::string_view wrong_part(const NodeReport& report) {
 
 }  // namespace
 
-std::string report_text(std::string_view text) {
-  std::string safe(text.substr(0, kReportTextMax));
-  for (char& c : safe)
-    if (c < ' ' || c > '~') c = '?';
-  return safe;
-}
+std::string report_text(std::string_view text) { return printable(text.substr(0, kReportTextMax)); }
 
 Result<NodeReport> parse_report(std::string_view bytes) {
   if (bytes.size() > kReportBytesMax)

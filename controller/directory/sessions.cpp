@@ -1,11 +1,10 @@
 #include "controller/directory/sessions.h"
 
-#include <algorithm>
 #include <bit>
-#include <utility>
 
 #include "controller/protocol/wire.h"
 #include "transport/base/log.h"
+#include "transport/base/printable.h"
 
 namespace kvferry::controller {
 namespace {
@@ -71,13 +70,10 @@ void Sessions::count_malformed(std::string_view reason) {
     log().warn("dropped a malformed message ({} so far): {}", counters_.messages_malformed, reason);
 }
 
-void Sessions::count_refused(std::string why, TimeNs now) {
+void Sessions::count_refused(std::string_view why, TimeNs now) {
   ++counters_.nodes_refused;
-  refusal_ = std::move(why);
-  refusal_.resize(std::min(refusal_.size(), kRefusalBytesMax));
   // The text quotes what the node sent, and commands print it on terminals.
-  std::ranges::replace_if(
-      refusal_, [](char c) { return c < ' ' || c > '~'; }, '?');
+  refusal_ = printable(why.substr(0, kRefusalBytesMax));
   refused_at_ = now;
 }
 

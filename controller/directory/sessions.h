@@ -126,7 +126,7 @@ class Sessions {
   void end_session(NodeId node, TimeNs now);
   void request_repair(const Turn& turn, const Session& session);
   void send_orders();
-  void count_refused(std::string why, TimeNs now);
+  void count_refused(std::string_view why, TimeNs now);
   std::string name_of(NodeId node) const;
   template <class Message>
   void reply(const Turn& turn, Message message);

@@ -1,10 +1,10 @@
 #include "launch/cli/controller_settings.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 
 #include "transport/base/log.h"
+#include "transport/base/wall_clock.h"
 
 namespace kvferry::cli {
 namespace {
@@ -99,8 +99,7 @@ Result<std::optional<controller::scale::ReplicaOptions>> replica_options(const C
     options.endpoint = endpoint;
   }
   if (options.name.empty()) options.name = options.endpoint.substr(options.endpoint.find("://") + 3);
-  const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
-  options.run = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(since_epoch).count());
+  options.run = static_cast<std::uint64_t>(wall_clock_ms());
   return std::optional(std::move(options));
 }
 

@@ -4,16 +4,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from deployment import eventually
 from kvferry_launch.testbed.servers import CONTROLLER_FLAGS, Controller, running_controller
 
 pytest.importorskip("kvferry._core", reason="the Python module is not built")
 
-DEADLINE_S = 30
 NODE = """
 import sys, time
 from kvferry.controller import Client
@@ -26,7 +26,7 @@ with Client(sys.argv[1], engine_id="still", fingerprint="model"):
 def node(controller: Controller) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", NODE, controller.address]) as process:
         try:
-            wait_until(lambda: names(controller) == ["still"])
+            eventually(lambda: names(controller) == ["still"])
             yield process
         finally:
             process.kill()
@@ -36,19 +36,12 @@ def names(controller: Controller) -> list[str]:
     return list(controller.endpoints())
 
 
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_a_node_is_removed_when_it_was_silent_for_the_lease_of_its_controller(tmp_path: Path) -> None:
     short, long = ((*CONTROLLER_FLAGS, "--lease-ms", ms) for ms in ("1000", "600000"))
     with (running_controller("short", tmp_path, short) as first, running_controller("long", tmp_path, long) as second,
           node(first) as of_first, node(second) as of_second):
         for process in (of_first, of_second):
             process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: names(first) == [])
+        eventually(lambda: names(first) == [])
         time.sleep(3)  # longer than the default lease
         assert names(second) == ["still"]

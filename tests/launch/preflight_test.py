@@ -25,7 +25,7 @@ from kvferry_launch.node.preflight import (
     wait_controller,
     why_not_join,
 )
-from kvferry_launch.testbed.servers import Controller
+from kvferry_launch.testbed.servers import CONTROLLER_FLAGS, Controller, running_controller
 from nodes_by_hand import Node
 
 OWN = {name: value for name, value in os.environ.items() if not name.startswith("KVFERRY_")}
@@ -90,14 +90,9 @@ def test_one_controller_of_a_list_has_to_answer(tmp_path: Path) -> None:
 @pytest.fixture
 def keyed(tmp_path: Path) -> Iterator[Controller]:
     """A controller with a cluster key."""
-    controller = Controller("keyed", log_folder=tmp_path, key_file=ensure_key(tmp_path / "key"), flags=(
-        "--state", "none", "--stream", f"unix://{tmp_path}/stream"))
-    controller.start()
-    try:
-        controller.wait_ready()
+    flags = (*CONTROLLER_FLAGS, "--stream", f"unix://{tmp_path}/stream")
+    with running_controller("keyed", tmp_path, flags, ensure_key(tmp_path / "key")) as controller:
         yield controller
-    finally:
-        controller.stop()
 
 
 def why_not(controller: Controller, key: Path | str, model: str = "toy", engine_id: str = "p1",

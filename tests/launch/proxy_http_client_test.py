@@ -10,6 +10,7 @@ from kvferry_launch.proxy.http_answer import HEAD_MAX, Answer, AnswerError
 from kvferry_launch.proxy.http_client import HttpClient
 from kvferry_launch.proxy.http_connection import UnansweredError
 from kvferry_launch.proxy.metrics import Metrics
+from proxy_stand_ins import eventually
 
 CLOSE = b"<close>"  # at the end of what the server sends: it then closes the connection
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -82,11 +83,6 @@ def run(script: list[bytes], test: Callable[[Both], Awaitable[None]]) -> None:
             await asyncio.wait_for(test(made), 30.0)
 
     asyncio.run(inside())
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 # ---- which connections are used again ----

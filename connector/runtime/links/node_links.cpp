@@ -1,9 +1,9 @@
 #include "connector/runtime/links/node_links.h"
 
-#include <chrono>
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/base/wall_clock.h"
 
 namespace kvferry {
 namespace {
@@ -148,8 +148,7 @@ void NodeLinks::tell_lives(const Asker& asker, const LivesRequest& asked) {
                    : asked.num_newest > 0 ? recorder.newest(asked.num_newest, now)
                                           : recorder.find(asked.request, now);
   });
-  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
-  answer.unix_ms = std::chrono::duration_cast<std::chrono::milliseconds>(since_1970).count();
+  answer.unix_ms = wall_clock_ms();
   parts_.answer(asker, answer);
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "transport/base/printable.h"
+
 namespace kvferry::cli {
 namespace {
 
@@ -68,13 +70,6 @@ std::string end_text(const LifeEvent& event) {
 }
 
 }  // namespace
-
-std::string printable(std::string_view text) {
-  std::string safe(text);
-  for (char& c : safe)
-    if (c < ' ' || c > '~') c = '?';
-  return safe;
-}
 
 std::string short_name(const std::string& engine_id) {
   constexpr std::size_t kLong = 20;

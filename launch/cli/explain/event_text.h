@@ -11,8 +11,6 @@ namespace kvferry::cli {
 
 using NodeNames = std::map<std::string, std::string, std::less<>>;  // [endpoint] engine id
 
-/// Returns the text with a question mark in the place of each byte that is no printable ASCII character.
-std::string printable(std::string_view text);
 /// Returns the engine id, or the beginning of one as long as vLLM makes them.
 std::string short_name(const std::string& engine_id);
 std::string kind_name(LifeKind kind);

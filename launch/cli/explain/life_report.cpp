@@ -5,6 +5,7 @@
 #include <set>
 
 #include "launch/cli/explain/event_text.h"
+#include "transport/base/printable.h"
 
 namespace kvferry::cli {
 namespace {

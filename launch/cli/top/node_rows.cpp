@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "controller/http/report_views.h"
+#include "transport/base/printable.h"
 
 namespace kvferry::cli {
 namespace {

@@ -7,6 +7,7 @@
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_settings.h"
 #include "launch/cli/top/node_rows.h"
+#include "transport/base/printable.h"
 
 namespace kvferry::cli {
 namespace {

@@ -151,9 +151,9 @@ class Controller:
 
 @contextmanager
 def running_controller(name: str, log_folder: Path,
-                       flags: tuple[str, ...] = CONTROLLER_FLAGS) -> Iterator[Controller]:
+                       flags: tuple[str, ...] = CONTROLLER_FLAGS, key_file: Path | None = None) -> Iterator[Controller]:
     """Yields a controller that listens, and stops it after the `with` block."""
-    controller = Controller(name, flags=flags, log_folder=log_folder)
+    controller = Controller(name, flags=flags, log_folder=log_folder, key_file=key_file)
     controller.start()
     try:
         controller.wait_ready()
