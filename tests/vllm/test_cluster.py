@@ -1,6 +1,6 @@
 """Tests launch/cluster with real vLLM: it serves the same text as the plain server, and leaves no processes behind.
 
-One test runs on this host. The other is the short form of tests/cluster/run: with namespaces as hosts, under load.
+Most tests run on this host. The last is the short form of tests/cluster/run: with namespaces as hosts, under load.
 """
 
 import json
@@ -19,7 +19,7 @@ from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import REPO
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.reference import Reference
-from real_deployment import FLAGS, READY_WITHIN_S, ask, assert_answers_are_right, expected, real
+from real_deployment import FLAGS, READY_WITHIN_S, ask, assert_answers_are_right, end, expected, real
 
 Make = Callable[..., Deployment]
 
@@ -38,16 +38,11 @@ def make(kvferry_connector: KvConnector, toy: Path, tmp_path: Path) -> Iterator[
         deployment.clean_up()
 
 
-def end(deployment: Deployment) -> None:
-    deployment.signal(signal.SIGINT)
-    assert deployment.wait_end() == 0
-    deployment.none_left(within_s=5.0)
-
-
 def ask_reference(reference: Reference) -> None:
     expected(reference)
 
 
+@pytest.mark.long  # test_quickstart already has a deployment on this host, behind launch/proxy
 def test_a_deployment_serves_and_ends_clean(reference: Reference, make: Make) -> None:
     deployment = make()
     deployment.start_ready(READY_WITHIN_S)

@@ -13,7 +13,7 @@ from kvferry_launch.paths import REPO
 from kvferry_launch.process import free_port
 from kvferry_launch.testbed import quickstart_job
 from kvferry_launch.testbed.reference import Reference
-from real_deployment import READY_WITHIN_S
+from real_deployment import READY_WITHIN_S, assert_answers_are_right, end, expected
 
 REQUESTS = 8
 PAGE = (REPO / "launch" / "docs" / "quickstart.md").read_text()
@@ -21,6 +21,7 @@ PAGE = (REPO / "launch" / "docs" / "quickstart.md").read_text()
 
 def ask_reference(reference: Reference) -> None:
     reference.generations(quickstart_job.prompt_set(REQUESTS).prompts(), quickstart_job.OUTPUT_TOKENS)
+    expected(reference)
 
 
 def test_the_quickstart_ends_with_equal_tokens_and_a_recovered_request(
@@ -41,7 +42,8 @@ def without_numbers(line: str) -> str:
     return re.sub(r"[0-9a-f]*\d[0-9a-f.:,-]*", "#", line)
 
 
-def test_the_page_shows_what_curl_and_the_log_of_the_proxy_say(kvferry_connector: KvConnector, tmp_path: Path) -> None:
+def test_the_deployment_of_the_page_answers_as_the_page_shows_and_as_the_plain_server_and_ends_clean(
+        kvferry_connector: KvConnector, reference: Reference, tmp_path: Path) -> None:
     del kvferry_connector
     up = next(line for line in fenced_commands(PAGE) if line.endswith("local.yaml"))
     curl = next(line for line in fenced_commands(PAGE) if line.startswith("curl "))
@@ -56,6 +58,8 @@ def test_the_page_shows_what_curl_and_the_log_of_the_proxy_say(kvferry_connector
         done = subprocess.run(["bash", "-c", curl.replace(":8000", f":{port}")], capture_output=True, text=True,
                               timeout=60, check=True)
         log = (tmp_path / "run" / "demo" / "logs" / "router.log").read_text()
+        assert_answers_are_right(deployment, expected(reference))
+        end(deployment)
     finally:
         deployment.clean_up()
     line, = [line for line in log.splitlines() if "POST" in line]

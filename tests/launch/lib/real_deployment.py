@@ -1,6 +1,7 @@
 """A deployment of real vLLM servers of the toy model, and checks that it answers the same as one plain server."""
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,10 @@ def assert_answers_are_right(deployment: Deployment, wanted: list[Generation]) -
     answers = ask(deployment.url())
     assert [answer.split() for answer in answers] == [text_of(one.tokens).split() for one in wanted]
     assert metric(rows["decode-0"]["url"], "vllm:external_prefix_cache_hits_total") > before
+
+
+def end(deployment: Deployment) -> None:
+    """Ends the deployment as Ctrl-C does, and checks that no process is left."""
+    deployment.signal(signal.SIGINT)
+    assert deployment.wait_end() == 0
+    deployment.none_left(within_s=5.0)
