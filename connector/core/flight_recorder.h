@@ -42,7 +42,9 @@ class ShortText {
 /// What happened. The comment names the fields of LifeEvent that have a meaning. The numbers are sent between nodes, so
 /// new kinds are added at the end.
 enum class LifeKind : std::uint8_t {
-  kArrived,    // tokens of the prompt; local: in this node's pool; expected: handed over by `peer`; note: request there
+  // Its first lookup; duration: since the server got it. tokens of the prompt; local: in this node's pool; expected:
+  // handed over by `peer`; note: request there
+  kArrived,
   kWaits,      // the first lookup of a wait stays pending
   kAnswered,   // the first answer of a wait: local: tokens in the engine's cache; loaded: tokens found in the pool
   kAdmitted,   // tokens; local, loaded as above; expected: tokens that were computed before; cause, if any are computed

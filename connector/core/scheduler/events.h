@@ -46,6 +46,7 @@ struct NewRequest {
   /// With `handoff`: the endpoint of the decode node that receives the prompt while it is computed
   /// (kv_transfer_params.kvferry_push_to).
   std::optional<std::string> push_to;
+  TimeNs waited = 0;  // since the server got the request, for the flight recorder; 0: unknown
 };
 
 struct ScheduledRequest {

@@ -100,9 +100,7 @@ class SchedulerConnector:
         self._kv_cache_manager = manager
 
     def on_new_request(self, request: "Request", num_local_tokens: int = 0) -> None:
-        params = request.kv_transfer_params or {}
-        if not isinstance(params, dict):
-            params = {}
+        params = request.kv_transfer_params if isinstance(request.kv_transfer_params, dict) else {}
         tokens = request.prompt_token_ids
         if tokens is None or len(tokens) != request.num_tokens:
             tokens = list(request.all_token_ids)
@@ -122,6 +120,7 @@ class SchedulerConnector:
             handoff=bool(params.get("do_remote_decode")),
             source=self._router_params.handoff_source(request.request_id, params, len(tokens), self._identity()),
             push_to=self._router_params.push_target(request.request_id, params),
+            arrived_ms=int(request.arrival_time * 1e3),
         )
         self._known_tokens[request.request_id] = len(tokens)
         self._requests[request.request_id] = request

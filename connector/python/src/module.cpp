@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <span>
 #include <utility>
@@ -23,6 +24,7 @@
 #include "connector/runtime/worker/worker_node.h"
 #include "transport/base/fingerprint.h"
 #include "transport/base/versions.h"
+#include "transport/base/wall_clock.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -96,7 +98,7 @@ struct PyScheduler {
                    const std::vector<nb::bytes>& digests, std::string extras,
                    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items, bool cacheable,
                    bool handoff, const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
-                   const std::optional<std::string>& push_to) {
+                   const std::optional<std::string>& push_to, std::int64_t arrived_ms) {
     const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
@@ -107,11 +109,9 @@ struct PyScheduler {
     for (const auto& [first, count, identifier] : items) request.items.push_back({first, count, identifier});
     request.cacheable = cacheable;
     request.handoff = handoff;
-    if (source) {
-      const auto& [endpoint, request_id, num_tokens] = *source;
-      request.source = HandoffSource{endpoint, request_id, num_tokens};
-    }
+    if (source) request.source = std::apply([](auto&... each) { return HandoffSource{each...}; }, *source);
     request.push_to = push_to;
+    if (arrived_ms > 0) request.waited = std::max<TimeNs>(0, (wall_clock_ms() - arrived_ms) * kMillisecond);
     node->add_request(request);
   }
 
@@ -212,7 +212,7 @@ NB_MODULE(_core, m) {
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
       .def("add_request", &PyScheduler::add_request, nb::kw_only(), "request_id"_a, "tokens"_a, "num_prompt_tokens"_a,
            "digests"_a, "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(),
-           "push_to"_a.none() = nb::none())
+           "push_to"_a.none() = nb::none(), "arrived_ms"_a = 0)
       .def(
           "update_tokens",
           [](PyScheduler& self, const std::string& id, std::uint32_t keep, const Integers& tokens) {

@@ -13,7 +13,7 @@ namespace {
 constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // ages come from other nodes; sums of them must not overflow
 constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // times of two nodes may be wrong by so much
 constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a smaller difference of hosts' clocks is not told
-constexpr std::string_view kBetween = "until the next node's first lookup: router, network, queue";
+constexpr std::string_view kBetween = "until the next node: router, network";
 
 double ms(TimeNs time) { return static_cast<double>(time) / kMillisecond; }
 
@@ -56,7 +56,11 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
   for (const LifeEvent& event : life.events) {
     TimeNs at = node.at - std::clamp<TimeNs>(event.at, 0, kAgeMax);
     if (!made.lines.empty()) at = std::max(at, made.ended);
-    if (made.lines.empty()) made.began = made.ended = at;
+    if (made.lines.empty()) {
+      const bool has_waited = event.what() == LifeKind::kArrived;
+      made.began = made.ended = at - (has_waited ? std::clamp<TimeNs>(event.duration, 0, kAgeMax) : 0);
+      if (has_waited) phase = "waiting in the server, until its scheduler's first lookup";
+    }
     made.age = node.at - made.began;
     const bool is_end = event.what() == LifeKind::kFinished;
     const std::string_view next = phase_after(event, phase);

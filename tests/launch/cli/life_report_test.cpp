@@ -61,10 +61,32 @@ TEST(LifeReport, ItsPartsAddUpToTheWholeTime) {
   }
   EXPECT_EQ(sum, report.duration);
   EXPECT_THAT(parts, ElementsAre("p waiting in the engine's queue 5", "p computing 95",
-                                 " until the next node's first lookup: router, network, queue 10",
+                                 " until the next node: router, network 10",
                                  "d waiting for KV of other nodes 40", "d loading within a step, and computing 20",
                                  "d decoding 230", "d preempted, waiting in the engine's queue 100",
                                  "d loading within a step, and computing 20", "d decoding 380"));
+}
+
+TEST(LifeReport, ALifeBeginsWhenTheServerGotTheRequest) {
+  std::vector<NodeAnswer> answers = handed_over();
+  answers[0].lives[0].events[0].duration = 4 * kMillisecond;
+  answers[1].lives[0].events[0].duration = 30 * kMillisecond;
+  const LifeReport report = make_report(answers);
+  EXPECT_EQ(report.duration, 930 * kMillisecond);
+  EXPECT_EQ(report.lives[0].lines[0].at, 30 * kMillisecond);
+  ASSERT_EQ(report.parts.size(), 11u);
+  EXPECT_EQ(report.parts[0].what, "waiting in the server, until its scheduler's first lookup");
+  EXPECT_EQ(report.parts[0].duration, 30 * kMillisecond);
+  EXPECT_EQ(report.parts[3].duration, 6 * kMillisecond) << "between the nodes";
+  EXPECT_EQ(report.parts[4].duration, 4 * kMillisecond);
+}
+
+TEST(LifeReport, AnAbsurdWaitDoesNotOverflow) {
+  LifeEvent arrived = event(LifeKind::kArrived, 100);
+  for (const TimeNs wait : {std::numeric_limits<TimeNs>::max(), std::numeric_limits<TimeNs>::min()}) {
+    arrived.duration = wait;
+    EXPECT_GE(make_report({answer("d", {arrived, event(LifeKind::kFinished, 0)})}).duration, 100 * kMillisecond);
+  }
 }
 
 TEST(LifeReport, TellsWhatWasComputedAgainAndWhy) {
