@@ -76,7 +76,7 @@ MAY_INCLUDE = {
     "launch/bench/fleet/": ("transport/base/", "controller/", "launch/bench/harness/", "launch/bench/fleet/"),
     "launch/bench/connector/": ("transport/base/", "controller/", "connector/core/", "launch/bench/harness/",
                                 "launch/bench/connector/"),
-    "launch/cli/doctor/": ("transport/base/", "controller/api/", "launch/cli/"),
+    "launch/cli/doctor/": ("transport/base/", "controller/api/", "connector/core/", "launch/cli/"),
     "launch/cli/explain/": ("transport/base/", "controller/api/", "connector/core/", "connector/runtime/links/",
                             "launch/cli/"),
     "launch/cli/top/": ("transport/base/", "controller/", "launch/cli/"),

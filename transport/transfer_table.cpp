@@ -239,14 +239,14 @@ std::optional<PeerId> TransferTable::request_cancel(TransferId id) {
   return found->second.peer;
 }
 
-void TransferTable::complete(TransferId id, ErrorCode code, std::string what,
-                             std::vector<std::uint32_t> corrupt_ranges) {
+void TransferTable::complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges,
+                             std::string_view path) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(id);
   KVFERRY_CHECK(found != open_.end(), "transfer {} completed twice", id);
   --regions_.at(found->second.region).num_users;
   open_.erase(found);
-  completion_queue_.complete({id, code, std::move(what), std::move(corrupt_ranges)});
+  completion_queue_.complete({id, code, std::move(what), std::move(corrupt_ranges), path});
 }
 
 std::size_t TransferTable::num_open() const {

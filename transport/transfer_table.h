@@ -99,8 +99,9 @@ class TransferTable {
                          bool is_last);
   /// Returns the peer if the transfer is pending and this is the first request to cancel it, otherwise nullopt.
   std::optional<PeerId> request_cancel(TransferId id);
-  /// Delivers the Completion; the transfer's region may be unregistered from now on.
-  void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {});
+  /// Delivers the Completion; the transfer's region may be unregistered from now on. `path`: Completion::path.
+  void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {},
+                std::string_view path = {});
   /// Returns the number of pending transfers: accepted, and not completed.
   std::size_t num_open() const;
 

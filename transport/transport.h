@@ -72,7 +72,8 @@ struct Completion {
   ErrorCode code = ErrorCode::kOk;
   std::string what;                                // the reason; empty if kOk
   std::vector<std::uint32_t> corrupt_ranges = {};  // with kCorrupt: indices among all submitted and fed ranges
-  std::string_view path = {};  // name of the backend that the planner chose; empty without a planner
+  // Name of the backend that the planner chose; "ucx/tcp" if UCX uses TCP alone. Without a planner only the latter.
+  std::string_view path = {};
   /// Compares what was promised; any path keeps the promise.
   bool operator==(const Completion& other) const {
     return id == other.id && code == other.code && what == other.what && corrupt_ranges == other.corrupt_ranges;

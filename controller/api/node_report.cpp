@@ -19,9 +19,11 @@ std::string_view wrong_part(const NodeReport& report) {
     return "a list has too many elements";
   const bool has_numbers =
       is_number(report.tokens) && is_number(report.local_tokens) && is_number(report.loaded_tokens) &&
-      std::ranges::all_of(
-          report.paths,
-          [](const PathReport& one) { return is_number(one.gb_per_s) && is_number(one.last_gb_per_s); }) &&
+      std::ranges::all_of(report.paths,
+                          [](const PathReport& one) {
+                            return is_number(one.gb_per_s) && is_number(one.last_gb_per_s) &&
+                                   is_number(one.limit_gb_per_s) && is_number(one.best_gb_per_s);
+                          }) &&
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_number(one.per_minute); });
   if (!has_numbers) return "a number is out of range";
   const bool has_texts =

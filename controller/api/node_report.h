@@ -15,13 +15,17 @@ namespace kvferry::controller {
 /// The transfers with one peer in one direction.
 struct PathReport {
   std::string peer{};            // the peer's endpoint
-  std::string path{};            // name of the last transfer's path ("shm", "tcp"); empty: unknown
+  std::string path{};            // name of the last transfer's path ("shm", "tcp", "ucx/tcp"); empty: unknown
   bool is_push = false;          // true: this node sent chunks to the peer; false: it pulled chunks from the peer
   std::uint64_t bytes = 0;       // since the node's start
   std::uint64_t num_failed = 0;  // chunks that did not arrive, since the node's start
   double gb_per_s = 0;           // mean of the last seconds
   double last_gb_per_s = 0;      // speed of the last transfer; the time of a push includes waits for the model
-  KVFERRY_FIELDS(peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s);
+  // Limit of the path at the last transfer: the speed that was measured, or that of the fastest transfer if one was
+  // faster; 0: not known.
+  double limit_gb_per_s = 0;
+  double best_gb_per_s = 0;  // speed of the fastest of the last large pulls; 0: there were too few to judge the path
+  KVFERRY_FIELDS(peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s, limit_gb_per_s, best_gb_per_s);
 };
 
 struct FailureReport {

@@ -11,8 +11,10 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kPaths =
-    "GET /, /healthz, /metrics, /nodes, /status, /workers; POST /pair, /query, /query_by_hash, /register, /score, "
+    "GET /, /healthz, /metrics, /nodes, /overview, /status, /workers; POST /pair, /query, /query_by_hash, /register, "
+    "/score, "
     "/unregister";
+constexpr std::string_view kViews[] = {"/metrics", "/nodes", "/overview", "/status", "/workers"};
 constexpr struct {
   std::string_view path;
   HttpHandler* handler;
@@ -35,6 +37,7 @@ HttpAnswer view(const HttpApi& api, const std::string& path) {
   });
   if (path == "/metrics") return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(all)};
   if (path == "/nodes") return ok(nodes_json(all.status));
+  if (path == "/overview") return ok(overview_json(all));
   if (path == "/workers") return ok(workers_json(all));
   return ok(view_json(all));
 }
@@ -49,8 +52,7 @@ HttpAnswer HttpApi::answer(const std::string& method, const std::string& path, c
       ask_owner([](TimeNs) { return true; });
       return {200, "text/plain; charset=utf-8", "ok\n"};
     }
-    if (is_get && (path == "/metrics" || path == "/nodes" || path == "/status" || path == "/workers"))
-      return view(*this, path);
+    if (is_get && std::ranges::find(kViews, path) != std::end(kViews)) return view(*this, path);
     const auto* handler = std::ranges::find(kHandlers, path, [](const auto& entry) { return entry.path; });
     if (method == "POST" && handler != std::end(kHandlers)) return ok(handler->handler(*this, HttpRequest(body)));
     return http_error(404, fmt::format("{} {} does not exist; allowed: {}", method, path.substr(0, 100), kPaths));

@@ -137,12 +137,25 @@ json status_json(const Status& status, const std::string& endpoint) {
 
 json view_json(const ControllerView& view) {
   json all = status_json(view.status, view.endpoint);
-  all["engines"] = json::array();
-  for (const EngineStatus& engine : view.engines) all["engines"].push_back(engine_json(engine));
-  all["namespaces"] = json::array();
-  for (const NamespaceStatus& space : view.namespaces) all["namespaces"].push_back(namespace_json(space));
+  all["engines"] = engines_json(view);
+  all["namespaces"] = namespaces_json(view);
   return all;
 }
+
+json engines_json(const ControllerView& view) {
+  json engines = json::array();
+  for (const EngineStatus& engine : view.engines) engines.push_back(engine_json(engine));
+  return engines;
+}
+
+json namespaces_json(const ControllerView& view) {
+  json namespaces = json::array();
+  for (const NamespaceStatus& space : view.namespaces) namespaces.push_back(namespace_json(space));
+  return namespaces;
+}
+
+json replica_json(const ScaleStatus& replica) { return replica; }
+json state_json(const StateStatus& state) { return state; }
 
 json workers_json(const ControllerView& view) {
   std::map<std::string, json> endpoints;

@@ -2,8 +2,6 @@
 
 namespace kvferry::controller {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PathReport, peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FailureReport, what, peer, ago_ms)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PrefixReport, chunk, per_minute)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeReport, num_slots, num_chunks, num_pinned, chunk_bytes, num_pulls, num_pushes,
                                    tokens, local_tokens, loaded_tokens, num_failures, paths, failures, prefixes)

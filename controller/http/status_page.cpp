@@ -8,6 +8,7 @@ std::string_view status_page() {
 <html lang="en"><head><meta charset="utf-8"><title>kvferry controller</title>
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'">
+<script>"use strict";let asked=fetch("overview",{cache:"no-store"});asked.catch(()=>0)</script>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
 <style>
 :root{--ink:#1c2733;--dim:#5c6d7e;--line:#dde5ec;--paper:#f5f8fa;--card:#fff;--good:#12805c;--bad:#c0392b;
@@ -55,7 +56,7 @@ td.bar{background:linear-gradient(var(--bar) 0 0) 11px calc(100% - 3px)/calc((10
 <h2>Models</h2><div class="table"><table id="spaces"></table></div></div>
 </main><script>
 "use strict";
-const kRows=100,kList=20;
+const kRows=100;
 const at=id=>document.getElementById(id),format=new Intl.NumberFormat("en-US"),num=n=>format.format(n);
 const age=ms=>ms<1e5?Math.floor(ms/1e3)+" s":ms<6e6?Math.floor(ms/6e4)+" min":Math.floor(ms/36e5)+" h";
 const pct=x=>Math.round(x*100)+"%",speed=g=>g<.005?"0":g.toFixed(g<10?2:g<100?1:0);
@@ -85,18 +86,18 @@ function table(id,heads,rows,none,sorts){const t=at(id);
 function rate(now,then,seconds){return then===undefined||!seconds?"-":num(Math.max(0,Math.round((now-then)/seconds)))}
 
 function stateOf(n){
- if(n.lost_ago_ms!==undefined)return {t:"lost "+age(n.lost_ago_ms)+" ago",c:"bad",rank:0,tip:"silent for longer than its lease"};
+ if(n.lost_ago_ms!==null)return {t:"lost "+age(n.lost_ago_ms)+" ago",c:"bad",rank:0,tip:"silent for longer than its lease"};
  if(n.heartbeat_age_ms>1500)return {t:"silent "+age(n.heartbeat_age_ms),c:"warn",rank:1};
  if(n.drained)return {t:"drained",c:"good",rank:3};
  if(n.leaving)return {t:`draining, ${num(n.to_move)} left`,c:"warn",rank:2};
- if(n.report&&n.report.is_stale)return {t:"report "+age(n.report.age_ms)+" old",c:"warn",rank:1};
+ if(n.is_stale)return {t:"report "+age(n.report_age_ms)+" old",c:"warn",rank:1};
  return {t:"ok",c:"good",rank:4}}
-function view(n){const r=n.lost_ago_ms===undefined?n.report:null,failed=n.report&&n.report.failures[0];
+// r: the node, unless it is lost or has sent no report.
+function view(n){const r=n.lost_ago_ms===null&&n.report_age_ms!==null?n:null;
  const asked=r?r.tokens-r.local_tokens:0;
  return {n,r,name:short(n.engine_id),role:roles[n.role]||"-",state:stateOf(n),
   fill:r&&r.num_slots?r.num_chunks/r.num_slots:-1,hit:asked>=1?Math.min(1,r.loaded_tokens/asked):-1,
-  live:r?r.num_pulls+r.num_pushes:-1,failed,
-  failedAgo:failed?failed.ago_ms+n.report.age_ms+(n.lost_ago_ms||0):Infinity}}
+  live:r?r.transfers:-1,failedAgo:n.failed_ago_ms===null?Infinity:n.failed_ago_ms}}
 const or=(known,text)=>known?text:"-";
 // name, classes, sort key (small first), cell
 const columns=[
@@ -109,12 +110,12 @@ const columns=[
  ["GB/s in","n",v=>v.r?-v.r.in_gb_per_s:1,v=>or(v.r,v.r&&speed(v.r.in_gb_per_s))],
  ["GB/s out","n",v=>v.r?-v.r.out_gb_per_s:1,v=>or(v.r,v.r&&speed(v.r.out_gb_per_s))],
  ["transfers","n",v=>-v.live,v=>or(v.r,num(v.live))],
- ["requests","n",v=>-v.n.load,v=>v.n.lost_ago_ms===undefined?num(v.n.load):"-"],
+ ["requests","n",v=>-v.n.load,v=>v.n.lost_ago_ms===null?num(v.n.load):"-"],
  ["chunks","n wide",v=>-v.n.chunks,v=>num(v.n.chunks)],
- ["last failure","wide",v=>v.failedAgo,v=>v.failed?{t:age(v.failedAgo)+" ago",tip:v.failed.what}:"-"],
+ ["last failure","wide",v=>v.failedAgo,v=>v.n.failure===null?"-":{t:age(v.failedAgo)+" ago",tip:v.n.failure}],
  ["host","cut wide",v=>v.n.host,v=>({t:v.n.host||"-",tip:v.n.host})],
  ["release","wide",v=>v.n.version,v=>v.n.version||"-"],
- ["last message","n wide",v=>-v.n.heartbeat_age_ms,v=>v.n.lost_ago_ms===undefined?(v.n.heartbeat_age_ms/1e3).toFixed(1)+" s":"-"]];
+ ["last message","n wide",v=>-v.n.heartbeat_age_ms,v=>v.n.lost_ago_ms===null?(v.n.heartbeat_age_ms/1e3).toFixed(1)+" s":"-"]];
 function showNodes(){const words=at("filter").value.toLowerCase().split(/\s+/).filter(w=>w);
  const views=last.filter(v=>words.every(w=>
   [v.n.engine_id,v.n.host,v.role,v.state.t,v.n.namespace].join(" ").toLowerCase().includes(w)));
@@ -128,8 +129,8 @@ function showNodes(){const words=at("filter").value.toLowerCase().split(/\s+/).f
 at("filter").oninput=()=>last&&showNodes();
 at("all").onclick=()=>{limit=limit===kRows?Infinity:kRows;showNodes()};
 
-function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1e3:0,was=before?before.counters:{};
- const sum=(list,of)=>list.reduce((all,e)=>all+of(e),0),c=s.counters;
+function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1e3:0;
+ const sum=(list,of)=>list.reduce((all,e)=>all+of(e),0);
  at("where").textContent=`${s.controller} · version ${s.version} · up ${age(s.uptime_ms)}`;
  const k=s.state,r=s.replica,troubles=[];
  if(k.folder&&!k.durable)troubles.push("state is not durable: "+k.why_not);
@@ -139,15 +140,15 @@ function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1e3:0,was=b
  at("kept").className=troubles.length?"bad":"dim";
  at("kept").textContent="· "+(troubles.join(" · ")||(k.folder?"state in "+k.folder:"state in memory only"))+
   (r.name?` · replica ${r.name} of ${r.replicas.map(o=>o.name).join(", ")}`:"");
- last=[...s.lost_nodes,...s.nodes].map(view);
+ last=s.nodes.map(row=>view(Object.fromEntries(s.columns.map((name,i)=>[name,row[i]]))));
  const told=last.filter(v=>v.r),of=key=>sum(told,v=>v.r[key]);
  const used=sum(told,v=>v.r.num_chunks*v.r.chunk_bytes),room=sum(told,v=>v.r.num_slots*v.r.chunk_bytes);
  const [tokens,local,loaded]=[of("tokens"),of("local_tokens"),of("loaded_tokens")];
- const lost=s.lost_nodes.length;
- const cards=[[num(s.nodes.length),"nodes"],[num(lost),"nodes lost",lost?"bad":""],[size(used),`of ${size(room)} in pools`],
+ const live=last.filter(v=>v.n.lost_ago_ms===null),lost=last.length-live.length;
+ const cards=[[num(live.length),"nodes"],[num(lost),"nodes lost",lost?"bad":""],[size(used),`of ${size(room)} in pools`],
   [tokens-local>=1?pct(Math.min(1,loaded/(tokens-local))):"-","hit rate of kvferry"],
-  [num(of("num_pulls")+of("num_pushes")),"transfers now"],[speed(Math.max(of("in_gb_per_s"),of("out_gb_per_s"))),"GB/s between nodes"],
-  [num(sum(s.nodes,n=>n.load)),"requests"],[rate(c.lookups,was.lookups,seconds),"lookups a second"]];
+  [num(of("transfers")),"transfers now"],[speed(Math.max(of("in_gb_per_s"),of("out_gb_per_s"))),"GB/s between nodes"],
+  [num(sum(live,v=>v.n.load)),"requests"],[rate(s.lookups,before?before.lookups:undefined,seconds),"lookups a second"]];
  if(s.engines.length)cards.push(
   [rate(sum(s.engines,e=>e.counters.events),before?sum(before.engines,e=>e.counters.events):undefined,seconds),"engine events a second"],
   [num(sum(s.namespaces,n=>n.blocks)),"engine blocks"],
@@ -162,22 +163,16 @@ function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1e3:0,was=b
    else{e.style.setProperty("--c",colour);put(e,name+(tokens>=1?" "+pct(n/tokens):""),"")}})}
  showNodes();
  const names=new Map(last.map(v=>[v.n.endpoint,v.name])),named=e=>names.get(e)||e;
- const failures=last.flatMap(v=>v.n.report?v.n.report.failures.map(f=>({v,f,ago:f.ago_ms+v.n.report.age_ms+(v.n.lost_ago_ms||0)})):[]);
- failures.sort((a,b)=>a.ago-b.ago);
- table("failures",[["when",""],["node","cut"],["reason","wrap"],["other node","cut wide"]],failures.slice(0,kList).map(({v,f,ago})=>
-  [age(ago)+" ago",v.name,f.what,f.peer?{t:named(f.peer),tip:f.peer}:"-"]),"none");
- const paths=told.flatMap(v=>v.r.paths.map(p=>({v,p})));
- paths.sort((a,b)=>b.p.gb_per_s-a.p.gb_per_s||b.p.bytes-a.p.bytes);
- table("paths",[["from","cut"],["to","cut"],["by",""],["path",""],["GB/s now","n"],["GB/s last","n"],["moved","n"],["failed","n"]],
-  paths.slice(0,kList).map(({v,p})=>{const peer={t:named(p.peer),tip:p.peer};
-   return [p.is_push?v.name:peer,p.is_push?peer:v.name,p.is_push?"push":"pull",p.path||"-",or(!v.r.is_stale,speed(p.gb_per_s)),
-    {t:speed(p.last_gb_per_s),tip:p.is_push?"a push also waits for the model":""},size(p.bytes),
+ table("failures",[["when",""],["node","cut"],["reason","wrap"],["other node","cut wide"]],s.failures.map(f=>
+  [age(f.ago_ms)+" ago",short(f.node),f.what,f.peer?{t:named(f.peer),tip:f.peer}:"-"]),"none");
+ table("paths",[["from","cut"],["to","cut"],["by",""],["path",""],["GB/s now","n"],["GB/s last","n"],["limit","n"],["moved","n"],["failed","n"]],
+  s.paths.map(p=>{const peer={t:named(p.peer),tip:p.peer},node=short(p.node);
+   return [p.is_push?node:peer,p.is_push?peer:node,p.is_push?"push":"pull",p.path||"-",or(!p.is_stale,speed(p.gb_per_s)),
+    {t:speed(p.last_gb_per_s),tip:p.is_push?"a push also waits for the model":""},or(p.limit_gb_per_s,speed(p.limit_gb_per_s)),size(p.bytes),
     p.num_failed?{t:num(p.num_failed),c:"warn"}:"0"]}),"no transfer between nodes yet");
- const hot=new Map();
- told.forEach(v=>v.r.prefixes.forEach(p=>{const h=hot.get(p.chunk)||[0,0];hot.set(p.chunk,[h[0]+p.per_minute,h[1]+1])}));
- const hottest=[...hot].sort((a,b)=>b[1][0]-a[1][0]).slice(0,kList),most=hottest.length?hottest[0][1][0]:1;
- table("prefixes",[["first chunk",""],["prompts a minute","n"],["nodes","n"]],hottest.map(([chunk,[n,nodes]])=>
-  [chunk,{t:n.toFixed(n<10?1:0),share:n/most},num(nodes)]),"no prompt of a whole chunk lately");
+ const most=s.prefixes.length?s.prefixes[0].per_minute:1;
+ table("prefixes",[["first chunk",""],["prompts a minute","n"],["nodes","n"]],s.prefixes.map(p=>
+  [p.chunk,{t:p.per_minute.toFixed(p.per_minute<10?1:0),share:p.per_minute/most},num(p.nodes)]),"no prompt of a whole chunk lately");
  at("events").hidden=!s.engines.length&&!s.namespaces.length;
  const rows=[];s.engines.forEach(e=>{const old=before&&before.engines.find(o=>o.instance_id===e.instance_id&&o.endpoint===e.endpoint);
   const ranks=Object.entries(e.blocks);(ranks.length?ranks:[["-",{gpu:0,cpu:0,disk:0,remote:0}]]).forEach(([rank,b])=>rows.push([
@@ -191,7 +186,7 @@ function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1e3:0,was=b
   num(n.counters.blocks_unplaced),num(n.counters.blocks_dropped)]),"none");
  before=s;if(!performance.getEntriesByName("shown").length)performance.mark("shown")}
 async function turn(){
- if(!document.hidden)try{const r=await fetch("status",{cache:"no-store"});if(!r.ok)throw 0;show(await r.json());at("lost").style.display="none"}
+ if(!document.hidden)try{const r=await(asked||fetch("overview",{cache:"no-store"}));asked=null;if(!r.ok)throw 0;show(await r.json());at("lost").style.display="none"}
  catch{at("lost").style.display="inline"}setTimeout(turn,2000)}
 turn();
 </script></body></html>

@@ -215,7 +215,7 @@ def test_a_deployment_in_order_has_no_finding(host: Path, listener: str) -> None
                  for name, role in (("p", "kv_producer"), ("d", "kv_consumer"))]
         nodes[0].load(0, time.time_ns() // 1_000_000)
         found = examine("--root", host, "--controller", controller)
-        assert (len(nodes), found["findings"], len(found["checks"])) == (2, [], 19)
+        assert (len(nodes), found["findings"], len(found["checks"])) == (2, [], 23)
 
 
 def test_a_deployment_that_cannot_work_is_named(host: Path) -> None:
@@ -245,6 +245,85 @@ def test_a_refused_node_and_unlike_fingerprints_of_a_model_are_named(host: Path,
     assert problem["what"].endswith("use the same model and KV settings, or another namespace")
     assert hint["what"] == ("namespaces default (here) and mine (there) serve the model toy and can't share KV: "
                             "kv_dtype (the KV cache's data type) is 'float32' here and 'fp8' there")
+
+
+# ---- tests of the paths between a prefill node p and a decode node d ----
+NO_ANSWER = "the holder did not answer in time: it is dead or frozen, or its port is not reached"
+
+
+def pull(peer: str, path: str, last: int, limit: int, best: int) -> list[Any]:
+    return [peer, path, False, 1_000_000, 0, 0, last, limit, best]
+
+
+@contextlib.contextmanager
+def pair(folder: Path, host_of_p: str = "one", host_of_d: str = "two") -> Iterator[tuple[str, Node, Node, str, str]]:
+    """Yields the controller's endpoint, both nodes and their endpoints."""
+    with deployment(folder) as (controller, stream), socket.create_server(("127.0.0.1", 0)) as of_p, \
+            socket.create_server(("127.0.0.2", 0)) as of_d:
+        at_p, at_d = (f"{one.getsockname()[0]}:{one.getsockname()[1]}" for one in (of_p, of_d))
+        p = Node(stream, "p", "kv_producer", f"http://{at_p}", endpoint=f"tcp://{at_p}", version="", host=host_of_p)
+        d = Node(stream, "d", "kv_consumer", f"http://{at_d}", endpoint=f"tcp://{at_d}", version="", host=host_of_d)
+        yield controller, p, d, f"tcp://{at_p}", f"tcp://{at_d}"
+        p.close()
+        d.close()
+
+
+@pytest.mark.parametrize(("host_of_d", "path", "best"), [
+    ("one", "shm", 2), ("two", "shm", 2), ("two", "ucx", 8), ("two", "ucx/tcp", 5), ("two", "tcp", 10)])
+def test_paths_in_order_have_no_finding_and_are_shown(host: Path, host_of_d: str, path: str, best: int) -> None:
+    with pair(host, host_of_d=host_of_d) as (controller, p, d, at_p, at_d):
+        d.report([pull(at_p, path, 1, 10, best)], [[NO_ANSWER, at_p, 1000], [NO_ANSWER, "tcp://127.0.0.1:1", 1000]])
+        p.report([[at_d, path, True, 500, 0, 0, 1, 10, 0]], [])  # a push waits for the model, so it is not judged
+        found = examine("--root", host, "--controller", controller)
+        assert found["findings"] == []
+        assert found["paths"] == [
+            {"from": "p", "to": "d", "by": by, "path": path, "last_gb_per_s": 1, "best_gb_per_s": best,
+             "limit_gb_per_s": 10} for by, best in (("pull", best), ("push", 0))]
+        text = subprocess.run([KVFERRY, "doctor", "--root", host, "--controller", controller], capture_output=True,
+                              text=True, env={}, check=False).stdout
+        table = (rf"FROM +TO +BY +PATH +GB/S LAST +GB/S BEST +LIMIT +SHARE *\n"
+                 rf"p +d +pull +{path} +1.00 +{best}.00 +10.00 +{best * 10}% *\n"
+                 rf"p +d +push +{path} +1.00 +- +10.00 +-")
+        assert re.search(table, text)
+
+
+HERE = socket.gethostname()
+LOST = "the connection to the holder broke during the transfer: refused"
+SLOW = ("d pulls from p over ucx slowly: the fastest of the last large pulls had 3.00 GB/s, 30 % of the path's limit "
+        "(10.00)")
+# For each fault: the host of d (that of p is "one"), the paths and failures that p and d report, which name the other
+# node by its letter, and the finding.
+BROKEN_PATHS: dict[str, tuple[str, tuple[list[Any], list[Any]], tuple[list[Any], list[Any]], tuple[str, str, str]]] = {
+    "slow": ("two", ([], []), ([pull("p", "ucx", 2, 10, 3)], []), ("path speeds", "hint", SLOW)),
+    "TCP on one host": ("one", ([], []), ([pull("p", "tcp", 2, 2, 2)], []),
+                        ("paths on one host", "hint", "d pulls from p over tcp, although both are on one host")),
+    "UCX over TCP on one host": ("one", ([], []), ([pull("p", "ucx/tcp", 2, 2, 2)], []),
+                                 ("paths on one host", "hint",
+                                  "d pulls from p over ucx/tcp, although both are on one host")),
+    "UCX over TCP": (HERE, ([], []), ([pull("p", "ucx/tcp", 2, 2, 2)], []),
+                     ("UCX over TCP", "problem",
+                      "d pulls from p by UCX over TCP, although this host has an active RDMA port")),
+    "one direction": ("two", ([], [[NO_ANSWER, "d", 1000]]), ([pull("p", "tcp", 2, 2, 2)], []),
+                      ("links", "problem", f"p does not reach d, although that node reaches it: {NO_ANSWER}")),
+    "no direction": ("two", ([], []), ([], [[LOST, "p", 1000]] * 2),
+                     ("links", "problem", f"d does not reach p: {LOST}")),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_PATHS)
+def test_a_path_that_is_not_in_order_is_named(host: Path, broken: str) -> None:
+    host_of_d, of_p, of_d, finding = BROKEN_PATHS[broken]
+    with pair(host, host_of_d=host_of_d) as (controller, p, d, at_p, at_d):
+        for node, lists in ((p, of_p), (d, of_d)):
+            node.report(*([[{"p": at_p, "d": at_d}.get(value, value) for value in row] for row in rows]
+                          for rows in lists))
+        found, = examine("--root", host, "--controller", controller)["findings"]
+        assert (found["check"], found["kind"], found["what"]) == finding
+        assert found["advice"]
+        if broken == "UCX over TCP":
+            put(host, "sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n")
+            found, = examine("--root", host, "--controller", controller)["findings"]
+            assert found["check"] == "RDMA ports"
 
 
 @contextlib.contextmanager

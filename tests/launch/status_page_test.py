@@ -4,7 +4,9 @@ report. Skipped without Debian's chromium or Playwright.
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is mi
 
 DEADLINE_MS = 30_000
 PAINT_MS = 300  # limit on the time from the navigation to the first picture
+FRAME_MS = 100  # limit on the time between two pictures during an update
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,17 @@ def rows(page: Any, table: str) -> list[list[str]]:
                          "c => c.textContent))", table)
 
 
+def fetched(one: Controller, path: str) -> bytes:
+    with urllib.request.urlopen(one.page + path, timeout=DEADLINE_MS / 1000) as answer:
+        return bytes(answer.read())
+
+
+def all_have_reported(one: Controller, num_nodes: int) -> bool:
+    overview = json.loads(fetched(one, "overview"))
+    at = overview["columns"].index("report_age_ms")
+    return sum(row[at] is not None for row in overview["nodes"]) == num_nodes
+
+
 def test_it_shows_real_traffic_and_goes_on_without_a_reload(chromium: Any, one: Controller) -> None:
     problems: list[str] = []
     with nodes(one.address):
@@ -73,8 +87,8 @@ def test_it_shows_real_traffic_and_goes_on_without_a_reload(chromium: Any, one: 
         pairs = {(row[0], row[1], row[2]) for row in rows(page, "paths")}
         assert {("prefill0", "decode0", "pull"), ("prefill1", "decode1", "pull")} <= pairs
         assert any(by == "push" for _, _, by in pairs)
-        moved = [row[6] for row in rows(page, "paths")]
-        wait_for(page, lambda: [row[6] for row in rows(page, "paths")] != moved)
+        moved = [row[7] for row in rows(page, "paths")]
+        wait_for(page, lambda: [row[7] for row in rows(page, "paths")] != moved)
         assert page.evaluate("window.isFirst"), "the page was not loaded again"
         assert problems == []
 
@@ -104,7 +118,7 @@ def test_names_of_nodes_never_become_html(chromium: Any, one: Controller) -> Non
             "nodes", "failures", "paths", "prefixes"))
 
     wait_for(page, is_shown)
-    assert page.evaluate("[document.images.length, document.scripts.length, window.isOwned]") == [0, 1, None]
+    assert page.evaluate("[document.images.length, document.scripts.length, window.isOwned]") == [0, 2, None]
     node.close()
 
 
@@ -118,22 +132,35 @@ def test_it_fits_a_phone_and_is_dark_where_people_want_it(chromium: Any, one: Co
         assert light.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(245, 248, 250)"
 
 
+def number(page: Any, script: str) -> float:
+    return float(page.evaluate(script))
+
+
+def longest_frame_of_two_updates(page: Any) -> float:
+    """Returns how long the page was not drawn at most, in ms, while it got the data anew twice."""
+    page.evaluate("""() => { window.longest = 0; window.before = performance.now();
+        const frame = now => { window.longest = Math.max(window.longest, now - window.before);
+            window.before = now; requestAnimationFrame(frame) }; requestAnimationFrame(frame) }""")
+    wait_for(page, lambda: number(page, "performance.getEntriesByType('resource').length") >= 3)
+    page.wait_for_timeout(100)
+    return number(page, "window.longest")
+
+
 def test_a_thousand_nodes_leave_the_first_picture_fast_and_do_not_block(chromium: Any, one: Controller) -> None:
     with nodes(one.stream, "1000"):
-        time.sleep(2)  # every node has reported
-        figures = []
+        wait_for(chromium.new_page(), lambda: all_have_reported(one, 1000))
+        firsts: list[tuple[float, float]] = []
+        frames: list[float] = []
         for _ in range(5):  # other work on this machine may disturb some of them
             page = open_page(chromium, one)
-            painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-            shown = page.evaluate("performance.getEntriesByName('shown')[0].startTime")
-            page.evaluate("""() => { window.longest = 0; window.before = performance.now();
-                const frame = now => { window.longest = Math.max(window.longest, now - window.before);
-                    window.before = now; requestAnimationFrame(frame) }; requestAnimationFrame(frame) }""")
-            page.wait_for_timeout(4500)  # two updates
-            figures.append((painted, shown, page.evaluate("window.longest")))
+            firsts.append((number(page, "performance.getEntriesByName('first-contentful-paint')[0].startTime"),
+                           number(page, "performance.getEntriesByName('shown')[0].startTime")))
             assert len(rows(page, "nodes")) == 100
+            if not frames or min(frames) > FRAME_MS:
+                frames.append(longest_frame_of_two_updates(page))
             page.close()
-        print("first paint, all data, longest frame during updates, ms:",
-              [[round(number) for number in figure] for figure in figures])
-        assert min(painted for painted, _, _ in figures) <= PAINT_MS
-        assert min(longest for _, _, longest in figures) <= 100
+        print("first paint and all data, ms:", [[round(ms) for ms in first] for first in firsts],
+              "longest frame during updates, ms:", [round(ms) for ms in frames])
+        assert min(painted for painted, _ in firsts) <= PAINT_MS
+        assert min(frames) <= FRAME_MS
+        assert len(fetched(one, "overview")) * 8 < len(fetched(one, "status"))

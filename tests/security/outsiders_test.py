@@ -160,8 +160,8 @@ def http_status(deployment: Deployment, path: str, body: bytes | None, **headers
         return refusal.code
 
 
-QUESTIONS = {"/": None, "/nodes": None, "/status": None, "/metrics": None, "/workers": None, "//nodes": None,
-             "/%6eodes": None, "/healthz/../nodes": None, "/pair": b'{"token_ids": [1]}',
+QUESTIONS = {"/": None, "/nodes": None, "/status": None, "/overview": None, "/metrics": None, "/workers": None,
+             "//nodes": None, "/%6eodes": None, "/healthz/../nodes": None, "/pair": b'{"token_ids": [1]}',
              "/query": b'{"model": "m", "token_ids": [1]}', "/query_by_hash": b'{"model": "m", "seq_hashes": [1]}',
              "/score": b'{"model": "m", "token_ids": [1]}', "/unregister": b'{"instance_id": "a"}'}
 

@@ -99,6 +99,7 @@ TEST(Planner, TellsTheRateThatItMeasured) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_GT(transport->measured_rate(peer, "shm"), 1e6);
   EXPECT_GT(transport->measured_rate(peer, "tcp"), 1e6);
+  EXPECT_EQ(transport->measured_rate(peer, "tcp/of some kind"), transport->measured_rate(peer, "tcp"));
   EXPECT_EQ(transport->measured_rate(peer, "carrier pigeon"), 0);
   EXPECT_EQ(transport->measured_rate(PeerId{peer.value + 1}, "shm"), 0);
 }

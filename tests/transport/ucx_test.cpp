@@ -21,7 +21,9 @@ TEST(UcxTransport, DescribesLibraryAndPathOnceItIsConnected) {
   const RegionId region = transport->register_region(memory.data(), memory.size()).value();
   const PeerId peer = transport->connect(remote->address()).value();
   ASSERT_TRUE(transport->submit({peer, Direction::kPull, region, remote->region(), {{0, 0, 4096}}, ""}));
-  ASSERT_EQ(wait_completions(*transport, 1).size(), 1U);
+  const std::vector<Completion> completions = wait_completions(*transport, 1);
+  ASSERT_EQ(completions.size(), 1U);
+  EXPECT_EQ(completions[0].path, "ucx/tcp") << "no other transport of UCX is here";
   EXPECT_THAT(transport->describe(), HasSubstr("over tcp/"));
 }
 

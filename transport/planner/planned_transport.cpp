@@ -191,7 +191,7 @@ class PlannedTransport final : public Transport {
     for (std::size_t index = 0; index < backends_.size(); ++index) {
       for (Completion& one : backends_[index].transport->poll()) {
         one.id = outer_id(index, one.id);
-        one.path = backends_[index].name;
+        if (one.path.empty()) one.path = backends_[index].name;
         all.push_back(std::move(one));
       }
     }
@@ -212,7 +212,7 @@ class PlannedTransport final : public Transport {
   double measured_rate(PeerId id, std::string_view path) const override {
     const std::lock_guard lock(mutex_);
     const auto peer = peers_.find(id);
-    return peer == peers_.end() ? 0 : peer->second.measured.rate_of(path);
+    return peer == peers_.end() ? 0 : peer->second.measured.rate_of(path.substr(0, path.find('/')));
   }
 
   int event_fd() const override { return events_.get(); }

@@ -185,7 +185,8 @@ void UcxBackend::advance_peers(TimeNs now) {
 void UcxBackend::complete_finished() {
   std::erase_if(transfers_, [this](const std::unique_ptr<UcxTransfer>& transfer) {
     if (!transfer->is_over()) return false;
-    table_.complete(transfer->id(), transfer->code(), transfer->what(), transfer->corrupt_ranges());
+    table_.complete(transfer->id(), transfer->code(), transfer->what(), transfer->corrupt_ranges(),
+                    transfer->peer().path());
     return true;
   });
 }

@@ -65,6 +65,7 @@ void UcxPeer::on_welcome(const Welcome& welcome) {
   const std::set<std::string> names = lanes();
   prefers_packing_ =
       std::all_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("tcp"); });
+  is_tcp_alone_ = prefers_packing_ && !names.empty();
 }
 
 void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {

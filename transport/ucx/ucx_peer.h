@@ -5,6 +5,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include "transport/transport.h"
@@ -57,6 +58,8 @@ class UcxPeer {
   /// Returns whether small blocks are better sent in packed messages, because UCX emulates one-sided operations by
   /// messages on this connection.
   bool prefers_packing() const { return prefers_packing_; }
+  /// Returns Completion::path of transfers with this peer.
+  std::string_view path() const { return is_tcp_alone_ ? "ucx/tcp" : ""; }
   /// Returns the names of the UCX transports in use, comma-separated, such as "tcp/eth0".
   std::string transports() const;
 
@@ -88,7 +91,7 @@ class UcxPeer {
   TimeNs pinged_at_ = 0;
   TimeNs watched_at_ = 0;  // time of the last call of watch()
   bool owed_ = false;
-  bool prefers_packing_ = false;
+  bool prefers_packing_ = false, is_tcp_alone_ = false;
   ucs_status_ptr_t hello_request_ = nullptr;
   ucs_status_ptr_t flush_request_ = nullptr;
   ucs_status_ptr_t close_request_ = nullptr;

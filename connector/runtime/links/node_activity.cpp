@@ -83,14 +83,30 @@ void NodeActivity::take_transfer(const LifeEvent& event, bool is_push) {
   Path& path = paths_[{peer, is_push}];
   path.sum.peer = peer;
   path.sum.is_push = is_push;
-  if (!event.path.view().empty()) path.sum.path = controller::report_text(event.path.view());
   path.sum.bytes += event.bytes;
   path.sum.num_failed += event.failed;
   path.bytes.add(static_cast<double>(event.bytes), event.at);
   path.last_at = event.at;
-  if (event.bytes > 0 && event.duration > 0)
-    path.sum.last_gb_per_s = static_cast<double>(event.bytes) / static_cast<double>(event.duration);
+  take_speed(event, path);
   erase_least(paths_, kPathsMax, [](const auto& a, const auto& b) { return a.second.last_at < b.second.last_at; });
+}
+
+void NodeActivity::take_speed(const LifeEvent& event, Path& path) {
+  controller::PathReport& sum = path.sum;
+  if (const std::string name = controller::report_text(event.path.view()); !name.empty() && name != sum.path) {
+    sum.path = name;
+    sum.limit_gb_per_s = sum.best_gb_per_s = 0;
+    path.large_pulls.clear();
+  }
+  if (event.limit_mb_per_s > 0) sum.limit_gb_per_s = event.limit_mb_per_s * 1e-3;
+  if (event.bytes == 0 || event.duration <= 0) return;
+  const auto bytes = static_cast<double>(event.bytes);
+  sum.last_gb_per_s = bytes / static_cast<double>(event.duration);
+  const bool is_large = sum.limit_gb_per_s > 0 && bytes >= sum.limit_gb_per_s * static_cast<double>(kLargePull);
+  if (sum.is_push || !is_large) return;
+  path.large_pulls.push_back(sum.last_gb_per_s);
+  if (path.large_pulls.size() > kLargePullsMax) path.large_pulls.pop_front();
+  if (path.large_pulls.size() >= kLargePullsMin) sum.best_gb_per_s = *std::ranges::max_element(path.large_pulls);
 }
 
 void NodeActivity::take_failure(const LifeEvent& event) {

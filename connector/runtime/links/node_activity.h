@@ -45,9 +45,13 @@ class NodeActivity {
  private:
   static constexpr TimeNs kRateSpan = 3 * kSecond, kHitSpan = 120 * kSecond;
   static constexpr std::size_t kPathsMax = 64, kPrefixesMax = 64;
+  // A pull is large if it takes this time at the path's limit, so that what is constant in a pull hardly counts.
+  static constexpr TimeNs kLargePull = 5 * kMillisecond;
+  static constexpr std::size_t kLargePullsMin = 4, kLargePullsMax = 16;
   struct Path {
     controller::PathReport sum;
     FadingSum<kRateSpan> bytes;
+    std::deque<double> large_pulls;  // speeds of the last ones, in GB/s
     TimeNs last_at = 0;
   };
   struct Failure {
@@ -58,6 +62,7 @@ class NodeActivity {
 
   void take(const LifeEvent& event);
   void take_transfer(const LifeEvent& event, bool is_push);
+  static void take_speed(const LifeEvent& event, Path& path);
   void take_failure(const LifeEvent& event);
   void take_prefix(const LifeEvent& event);
 

@@ -233,19 +233,21 @@ std::vector<std::string> deployment_check_names() {
   std::vector<std::string> names;
   for (const DeploymentCheck& check : kDeploymentChecks) names.emplace_back(check.name);
   names.emplace_back(kClocks);
+  for (std::string& name : path_check_names()) names.push_back(std::move(name));
   return names;
 }
 
-std::vector<Finding> examine_deployment(const ControllerAddress& controller) {
+DeploymentReport examine_deployment(const ControllerAddress& controller, const Host& host) {
   const std::int64_t asked = wall_clock_ms();
   const auto status = controller::fetch_status(controller.endpoint, kStatusMs, controller.key);
   const std::int64_t answered = std::max(asked, wall_clock_ms());
   if (!status)
-    return {{.check = "controller",
-             .what = status.error().what,
-             .advice = controller.key ? "check that the controller runs and has the same cluster key"
-                                      : "check that the controller runs, and whether it needs a cluster key "
-                                        "(KVFERRY_CLUSTER_KEY_FILE)"}};
+    return {
+        .findings = {{.check = "controller",
+                      .what = status.error().what,
+                      .advice = controller.key ? "check that the controller runs and has the same cluster key"
+                                               : "check that the controller runs, and whether it needs a cluster key "
+                                                 "(KVFERRY_CLUSTER_KEY_FILE)"}}};
   std::vector<Finding> found;
   for (const DeploymentCheck& check : kDeploymentChecks) {
     for (Finding& finding : check.run(*status, controller.endpoint)) {
@@ -257,7 +259,8 @@ std::vector<Finding> examine_deployment(const ControllerAddress& controller) {
     finding.check = kClocks;
     found.push_back(std::move(finding));
   }
-  return found;
+  for (Finding& finding : examine_paths(*status, host)) found.push_back(std::move(finding));
+  return {std::move(found), path_speeds(*status)};
 }
 
 }  // namespace kvferry::cli

@@ -11,6 +11,7 @@
 #include "launch/cli/doctor/deployment_checks.h"
 #include "launch/cli/doctor/host_checks.h"
 #include "launch/cli/doctor/security_checks.h"
+#include "launch/cli/top/node_rows.h"
 
 namespace kvferry::cli {
 namespace {
@@ -45,6 +46,36 @@ struct DoctorFlags {
   }
 };
 
+constexpr std::size_t kPathsShown = 20;
+
+Json paths_json(const std::vector<PathSpeed>& speeds) {
+  Json rows = Json::array();
+  for (const PathSpeed& one : speeds)
+    rows.push_back({{"from", one.from},
+                    {"to", one.to},
+                    {"by", one.is_push ? "push" : "pull"},
+                    {"path", one.path},
+                    {"last_gb_per_s", one.last_gb_per_s},
+                    {"best_gb_per_s", one.best_gb_per_s},
+                    {"limit_gb_per_s", one.limit_gb_per_s}});
+  return rows;
+}
+
+void print_paths(const std::vector<PathSpeed>& speeds) {
+  if (speeds.empty()) return;
+  const auto number = [](double value) { return value > 0 ? fmt::format("{:.2f}", value) : "-"; };
+  Table table{{"FROM", "TO", "BY", "PATH", "GB/S LAST", "GB/S BEST", "LIMIT", "SHARE"}};
+  for (std::size_t i = 0; i < std::min(speeds.size(), kPathsShown); ++i) {
+    const PathSpeed& one = speeds[i];
+    table.push_back({one.from, one.to, one.is_push ? "push" : "pull", one.path.empty() ? "-" : one.path,
+                     number(one.last_gb_per_s), number(one.best_gb_per_s), number(one.limit_gb_per_s),
+                     one.share > 0 ? share_text(one.share) : "-"});
+  }
+  fmt::print("{}", table_text(table));
+  if (speeds.size() > kPathsShown) fmt::print("and {} more paths; --json has all\n", speeds.size() - kPathsShown);
+  fmt::print("\n");
+}
+
 std::string dumped(const Json& object) { return object.dump(2, ' ', false, Json::error_handler_t::replace); }
 
 Result<void> run_security(const DoctorFlags& flags) {
@@ -65,10 +96,14 @@ Result<void> run(const DoctorFlags& flags) {
   if (flags.security) return run_security(flags);
   const DoctorOptions options = KVFERRY_TRY(read_settings(doctor_settings(), {{}, ::getenv, flags.host}));
   std::vector<std::string> checks = host_check_names();
-  std::vector<Finding> found = examine_host({.root = flags.root, .pool_bytes = options.pool_bytes});
+  const Host host{.root = flags.root, .pool_bytes = options.pool_bytes};
+  std::vector<Finding> found = examine_host(host);
+  std::vector<PathSpeed> speeds;
   if (flags.has_controller()) {
     const ControllerAddress controller = KVFERRY_TRY(controller_of(flags.controller));
-    for (Finding& finding : examine_deployment(controller)) found.push_back(std::move(finding));
+    DeploymentReport report = examine_deployment(controller, host);
+    for (Finding& finding : report.findings) found.push_back(std::move(finding));
+    speeds = std::move(report.speeds);
     for (std::string& name : deployment_check_names()) checks.push_back(std::move(name));
   }
   std::ranges::stable_sort(found, {}, &Finding::is_hint);
@@ -81,8 +116,11 @@ Result<void> run(const DoctorFlags& flags) {
                       {"kind", one.is_hint ? "hint" : "problem"},
                       {"what", one.what},
                       {"advice", one.advice}});
-    fmt::print("{}\n", dumped({{"checks", checks}, {"findings", rows}, {"problems", num_problems}}));
+    fmt::print(
+        "{}\n",
+        dumped({{"checks", checks}, {"findings", rows}, {"paths", paths_json(speeds)}, {"problems", num_problems}}));
   } else {
+    print_paths(speeds);
     for (const Finding& one : found)
       fmt::print("{:<8} {}: {}.\n         To do: {}.\n", one.is_hint ? "hint" : "PROBLEM", one.check, one.what,
                  one.advice);

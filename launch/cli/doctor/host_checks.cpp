@@ -255,6 +255,15 @@ constexpr HostCheck kHostChecks[] = {
 
 }  // namespace
 
+bool has_active_rdma(const Host& host) {
+  for (const std::string& device : rdma_devices(host)) {
+    const fs::path ports = host.root / "sys/class/infiniband" / device / "ports";
+    for (const std::string& port : entries(ports))
+      if (first_line(ports / port / "state").find("ACTIVE") != std::string::npos) return true;
+  }
+  return false;
+}
+
 std::vector<std::string> host_check_names() {
   std::vector<std::string> names;
   for (const HostCheck& check : kHostChecks) names.emplace_back(check.name);

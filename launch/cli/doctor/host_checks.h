@@ -18,6 +18,8 @@ struct Host {
   std::uint64_t pool_bytes = std::uint64_t{1} << 30;  // size of the pool that a rank allocates
 };
 
+/// Returns whether an InfiniBand or RoCE port of the host is active.
+bool has_active_rdma(const Host& host);
 std::vector<std::string> host_check_names();
 std::vector<Finding> examine_host(const Host& host);
 

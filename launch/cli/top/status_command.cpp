@@ -71,7 +71,7 @@ Table pools_table(const std::vector<NodeRow>& rows) {
 /// Which way bytes go, over what, how fast. Why a path was chosen is in the log of the node that transfers.
 Table paths_table(const Status& status) {
   const NodeNames names = names_of(status);
-  Table table{{"FROM", "TO", "BY", "PATH", "GB/S NOW", "GB/S LAST", "MOVED", "FAILED CHUNKS"}};
+  Table table{{"FROM", "TO", "BY", "PATH", "GB/S NOW", "GB/S LAST", "LIMIT", "MOVED", "FAILED CHUNKS"}};
   for (const controller::NodeStatus& node : status.nodes) {
     if (!node.report) continue;
     const std::string name = printable(short_name(node.engine_id.value));
@@ -80,8 +80,9 @@ Table paths_table(const Status& status) {
       const std::string peer = known == names.end() ? printable(path.peer) : known->second;
       table.push_back({path.is_push ? name : peer, path.is_push ? peer : name, path.is_push ? "push" : "pull",
                        text_or_dash(path.path), controller::is_fresh(node) ? fmt::format("{:.2f}", path.gb_per_s) : "-",
-                       fmt::format("{:.2f}", path.last_gb_per_s), bytes_text(path.bytes),
-                       std::to_string(path.num_failed)});
+                       fmt::format("{:.2f}", path.last_gb_per_s),
+                       path.limit_gb_per_s > 0 ? fmt::format("{:.2f}", path.limit_gb_per_s) : "-",
+                       bytes_text(path.bytes), std::to_string(path.num_failed)});
     }
   }
   return table;

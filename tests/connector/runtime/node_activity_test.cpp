@@ -58,6 +58,29 @@ TEST_F(NodeActivityTest, EachPeerAndDirectionIsAPath) {
   EXPECT_EQ(report().paths[1].bytes, 4'000'000'000u) << "no event counts twice";
 }
 
+TEST_F(NodeActivityTest, TheFastestOfTheLastLargePullsIsTold) {
+  // A limit of 2 GB/s, so that a pull of 10 MB is large.
+  const auto pull = [this](std::uint64_t bytes, TimeNs duration, std::string_view path = "tcp",
+                           LifeKind kind = LifeKind::kPulled) {
+    LifeEvent& event = recorder_.add(1, kind, now_);
+    event.peer = std::string_view("tcp://a:1");
+    event.path = path;
+    event.bytes = bytes;
+    event.duration = duration;
+    event.limit_mb_per_s = 2000;
+    return report().paths[0];
+  };
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(pull(9'000'000, 9 * kMillisecond).best_gb_per_s, 0) << "none is large";
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(pull(10'000'000, 20 * kMillisecond).best_gb_per_s, 0) << "too few";
+  EXPECT_EQ(pull(30'000'000, 20 * kMillisecond).best_gb_per_s, 1.5);
+  EXPECT_EQ(pull(10'000'000, 20 * kMillisecond).limit_gb_per_s, 2);
+  for (int i = 0; i < 14; ++i) EXPECT_EQ(pull(10'000'000, 20 * kMillisecond).best_gb_per_s, 1.5);
+  EXPECT_EQ(pull(10'000'000, 20 * kMillisecond).best_gb_per_s, 0.5) << "the fastest is one of the last sixteen no more";
+  EXPECT_EQ(pull(10'000'000, 20 * kMillisecond, "ucx").best_gb_per_s, 0) << "another path begins anew";
+  for (int i = 0; i < 5; ++i)
+    EXPECT_EQ(pull(10'000'000, 20 * kMillisecond, "ucx", LifeKind::kPushed).best_gb_per_s, 0) << "a push";
+}
+
 TEST_F(NodeActivityTest, OnlyTheLastPathsAreTold) {
   for (int i = 0; i < 100; ++i) {
     now_ += kMillisecond;

@@ -44,6 +44,7 @@ TEST(HttpAccess, ARoleMayDoWhatItMayAndNoMore) {
                                      {"HEAD", "/metrics"},
                                      {"GET", "/nodes"},
                                      {"GET", "/status"},
+                                     {"GET", "/overview"},
                                      {"GET", "/workers"},
                                      {"GET", "/nowhere"},
                                      {"POST", "/pair"},

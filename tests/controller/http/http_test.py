@@ -76,6 +76,7 @@ def test_metrics_status_and_the_page_are_there(address: str) -> None:
     for name in ("lookups_total", "nodes", "engines", "held_keys"):
         assert re.search(rf"^kvferry_controller_{name} \d", metrics, re.MULTILINE), name
     assert json.loads(ask(address, "/status")[1])["nodes"] == []
+    assert json.loads(ask(address, "/overview")[1])["nodes"] == []
     assert ask(address, "/healthz") == (200, "ok\n")
     page = ask(address, "/")[1]
     assert "kvferry controller" in page

@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 NodeReport good_report() {
   NodeReport report{.num_slots = 10, .num_chunks = 4};
-  report.paths.assign(kReportPathsMax, {"tcp://10.0.0.1:1", "shm", true, 1000, 1, 0.5, 2});
+  report.paths.assign(kReportPathsMax, {"tcp://10.0.0.1:1", "shm", true, 1000, 1, 0.5, 2, 4, 3});
   report.failures.assign(kReportFailuresMax, {std::string(kReportTextMax, 'x'), "tcp://10.0.0.1:1", 1500});
   report.prefixes.assign(kReportPrefixesMax, {"0123abcd", 12.5});
   return report;
@@ -44,6 +44,8 @@ TEST(NodeReports, ThatAreWrongInOnePlaceAreRefusedWithAReason) {
       {[](NodeReport& report) { report.local_tokens = 1e300; }, "out of range"},
       {[](NodeReport& report) { report.paths[3].gb_per_s = kInfinite; }, "out of range"},
       {[](NodeReport& report) { report.paths[3].last_gb_per_s = -0.5; }, "out of range"},
+      {[](NodeReport& report) { report.paths[3].limit_gb_per_s = -1; }, "out of range"},
+      {[](NodeReport& report) { report.paths[3].best_gb_per_s = kNan; }, "out of range"},
       {[](NodeReport& report) { report.prefixes[1].per_minute = kNan; }, "out of range"},
       {[](NodeReport& report) { report.paths[0].peer = "tcp://\x1b[2J"; }, "not printable"},
       {[](NodeReport& report) { report.paths[0].path = "\xff"; }, "not printable"},

@@ -81,7 +81,7 @@ class SimulatedNode {
     made.num_failures = random_() % 40;
     for (int i = 1; i <= 8; ++i) {
       made.paths.push_back({endpoint_of((number_ + 2 * i + 1) % num_nodes_), i % 3 == 0 ? "tcp" : "ucx", i % 2 == 0,
-                            std::uint64_t{random_()} << 8, random_() % 3, up_to(3), 1 + up_to(20)});
+                            std::uint64_t{random_()} << 8, random_() % 3, up_to(3), 1 + up_to(20), 22});
     }
     for (std::uint64_t i = 1; i <= 2; ++i) {
       made.failures.push_back({"the transfer did not end in time: the holder is slow or frozen",

@@ -27,11 +27,12 @@ class Node:
     """One node that is connected to the controller's stream."""
 
     def __init__(self, path: str, name: str, role: str, serves: str | None, fingerprint: str = FINGERPRINT,
-                 endpoint: str = "", version: str = "7.7.7", name_space: str = "default") -> None:
+                 endpoint: str = "", version: str = "7.7.7", name_space: str = "default", host: str = "") -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(10)
         self._socket.connect(path)
-        more = [] if serves is None else [serves, version, 1, 1]  # None: send the shorter message of older nodes
+        # None: send the shorter message of older nodes
+        more = [] if serves is None else [serves, version, 1, 1, "", [host]]
         self.answer = self.ask(
             [[1, 1], name_space, name, 1, role, endpoint or f"tcp://{name}:1", fingerprint, 0, *more])
 
@@ -50,6 +51,11 @@ class Node:
     def load(self, num_requests: int, *wall_ms: int) -> None:
         """Sends a heartbeat; without `wall_ms` that of an older release, which does not tell its clock."""
         self.ask([[1, 4], 1, 1, [], num_requests, *wall_ms])
+
+    def report(self, paths: list[list[Any]], failures: list[list[Any]]) -> None:
+        """Sends a heartbeat with a report of a pool of ten slots. The lists are those of controller/api/node_report.h.
+        """
+        self.ask([[1, 4], 1, 0, [], 1, 0, pack([10, 4, 0, 1000, 0, 0, 5, 0, 3, 1, paths, failures, []])])
 
     def close(self) -> None:
         self._socket.close()

@@ -1,0 +1,29 @@
+// Checks of the paths between nodes: how fast each is beside its limit, and whether another one should be in use.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "controller/api/status.h"
+#include "launch/cli/doctor/finding.h"
+#include "launch/cli/doctor/host_checks.h"
+
+namespace kvferry::cli {
+
+/// The transfers of one node with another one in one direction, as the node that began them reported.
+struct PathSpeed {
+  std::string from{}, to{};  // short names of the nodes, or the address of a node that is not registered
+  std::string path{};        // "shm", "ucx/tcp"; empty: unknown
+  bool is_push = false;
+  double last_gb_per_s = 0, best_gb_per_s = 0, limit_gb_per_s = 0;  // see controller::PathReport
+  double share = 0;  // best speed divided by the limit; 0: one of them is not known
+};
+
+/// Returns the paths over which bytes went, those that are slowest beside their limit first, unknown ones last.
+std::vector<PathSpeed> path_speeds(const controller::Status& status);
+
+std::vector<std::string> path_check_names();
+/// `host`: the host on which this process runs.
+std::vector<Finding> examine_paths(const controller::Status& status, const Host& host);
+
+}  // namespace kvferry::cli
