@@ -24,6 +24,7 @@ struct ConnectorConfig {
   bool lands_in_gpu = false;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
+  bool require_cache_salt = false;
   std::string path = "auto";  // one of the names that parse_path() accepts
   std::int64_t load_timeout_ms = 5000;
   std::int64_t silence_ms = 2000;
@@ -73,6 +74,9 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting("save_partial_chunks", &C::save_partial_chunks, boolean,
               "Whether tails are saved: the last, shorter chunk of a request")
           .with_alias("save_unfull_chunk"),
+      setting("require_cache_salt", &C::require_cache_salt, boolean,
+              "Whether only requests with a cache_salt share KV: others are neither saved nor looked up, here and in "
+              "vLLM's own prefix cache. For routers that give each tenant a salt, as launch/proxy does"),
       setting<C, std::string>("path", &C::path, fmt::format("one of {}", fmt::join(path_names(), ", ")),
                               "Backend that carries chunks; auto measures which one is fastest to each peer",
                               [](const std::string& name) { return static_cast<bool>(parse_path(name)); }),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", help="how many random schedules; 200 by default")
     parser.addoption("--seed", help="the one random schedule to run")
+    parser.addoption("--tenant-pairs", help="how many pairs of prompts a tenant probes; then times are judged too")
 
 
 MakeEngine = Callable[..., "Engine"]

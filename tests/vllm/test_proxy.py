@@ -22,7 +22,7 @@ from kvferry_launch.paths import KVFERRY, LAUNCH
 from kvferry_launch.testbed.client import VllmClient
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
-from kvferry_launch.testbed.servers import VllmServer
+from kvferry_launch.testbed.servers import VllmServer, wait_healthy
 from proxy_deployment import DEADLINE_S, PROXIED_CHUNK_TOKENS, START_TIMEOUT_S, ProxyDeployment
 from texts import complete_text, completion_body, text_of
 
@@ -32,6 +32,7 @@ TEXTS = PromptSet(seed=81, count=REQUESTS, tokens_min=100)
 STREAMS = PromptSet(seed=82, count=REQUESTS, tokens_min=100)
 FIRST_TOKENS = PromptSet(seed=84, count=REQUESTS, tokens_min=100)
 TRAFFIC = PromptSet(seed=83, count=REQUESTS)
+TENANTS = PromptSet(seed=85, count=1, tokens_min=200)
 MAX_TOKENS = 100
 JOIN_S = 5.0
 PREFILLS = r'kvferry_proxy_stage_seconds_count\{stage="prefill"\}'
@@ -149,6 +150,38 @@ def test_a_client_that_goes_away_ends_the_request_in_the_engine(proxied: ProxyDe
         assert time.monotonic() < deadline, "the engine goes on for a client that went away"
         time.sleep(0.1)
     assert proxied.metric(CANCELLED) - cancelled == 1
+
+
+@pytest.mark.servers("proxied")
+def test_a_tenant_gets_its_own_cached_tokens_and_no_others(proxied: ProxyDeployment) -> None:
+    url, proxy = proxied.start_proxy("proxied-tenants", "--tenant-header", "Authorization", "--without-prefill",
+                                     "refuse")
+    wait_healthy(proxy, f"{url}/health", DEADLINE_S)
+    prompt = TENANTS.prompts()[0]
+
+    async def ask(credential: str) -> str:
+        async with aiohttp.ClientSession(headers={"Authorization": credential}) as session:
+            return "".join([piece async for piece in pieces(session, url, prompt, max_tokens=10)])
+
+    def cached_tokens() -> float:
+        """Returns the tokens that were not computed because an earlier request had left their KV: all that vLLM's own
+        prefix caches had, and what kvferry had before the prompt's hand-over.
+        """
+        own = [asyncio.run(server_metrics(server)).get("vllm:prefix_cache_hits_total", 0.0)
+               for server in (proxied.prefill, *proxied.decodes)]
+        return sum(own) + asyncio.run(server_metrics(proxied.prefill)).get("kvferry_hit_tokens_total", 0.0)
+
+    texts, cached = [], []
+    for credential in ("Bearer a", "Bearer b", "Bearer a"):
+        before = cached_tokens()
+        texts.append(asyncio.run(ask(credential)))
+        wait_until_idle(proxied)
+        cached.append(cached_tokens() - before)
+    assert cached[:2] == [0, 0]
+    assert cached[2] >= len(prompt) // PROXIED_CHUNK_TOKENS * PROXIED_CHUNK_TOKENS
+    assert len(set(texts)) == 1
+    assert len(set(re.findall("tenant [0-9a-f]{8}", proxy.log_text()))) == 2
+    proxy.stop()
 
 
 @pytest.mark.servers("proxied")

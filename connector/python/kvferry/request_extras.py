@@ -30,11 +30,14 @@ class _Adapter:
 class RequestExtras:
     """Makes the text of the extras: the adapter's digest, the weights epoch and cache_salt.
 
+    `requires_salt`: KV of requests without cache_salt is not shared.
+
     `weights_epoch`: number of completed resets of the cache since the start. `is_reset_due`: True after a reset that
     left blocks in vLLM's prefix cache, until the next reset. `num_reloads`: how often an adapter's content has changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, requires_salt: bool = False) -> None:
+        self._requires_salt = requires_salt
         self.weights_epoch = 0
         self.is_reset_due = False
         self.num_reloads = 0
@@ -43,11 +46,11 @@ class RequestExtras:
     def of(self, request: "Request", num_local_tokens: int = 0) -> str | None:
         """Returns the extras; None if the request's KV must not be shared.
 
-        KV must not be shared while a reset is due, or if the content of the request's adapter is unknown. It must not
-        be shared either if vLLM's prefix cache has KV for `num_local_tokens` of the request's tokens, and this KV may
-        be computed with the adapter's former content.
+        KV must not be shared while a reset is due, if the content of the request's adapter is unknown, or if the
+        request lacks a salt that is required. It must not be shared either if vLLM's prefix cache has KV for
+        `num_local_tokens` of the request's tokens, and this KV may be computed with the adapter's former content.
         """
-        if self.is_reset_due:
+        if self.is_reset_due or self.lacks_salt(request):
             return None
         parts = []
         if request.lora_request is not None:
@@ -60,6 +63,9 @@ class RequestExtras:
         if request.cache_salt:
             parts.append(f"salt={request.cache_salt}")
         return ";".join(parts)
+
+    def lacks_salt(self, request: "Request") -> bool:
+        return self._requires_salt and not request.cache_salt
 
     def _adapter(self, lora: Any) -> _Adapter | None:
         """Returns the adapter with a digest of its files as the worker has read them.

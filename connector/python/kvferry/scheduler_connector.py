@@ -70,7 +70,7 @@ class SchedulerConnector:
         self._tp_size = parallel.tensor_parallel_size
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
-        self._extras = RequestExtras()
+        self._extras = RequestExtras(config["require_cache_salt"])
         # [request id] what besides model and tokens goes into the request's chunk keys (adapter, weights epoch,
         # cache_salt; see RequestExtras); None: the request's KV is not shared.
         self._extras_of: dict[str, str | None] = {}
@@ -104,6 +104,7 @@ class SchedulerConnector:
         tokens = request.prompt_token_ids
         if tokens is None or len(tokens) != request.num_tokens:
             tokens = list(request.all_token_ids)
+        request.skip_reading_prefix_cache |= self._extras.lacks_salt(request)  # vLLM's own cache would share the KV
         num_reloads = self._extras.num_reloads
         extras = self._extras.of(request, num_local_tokens)
         if self._extras.num_reloads != num_reloads:

@@ -60,6 +60,10 @@ class Signer:
         """Returns the token for the controller's HTTP API that `kvferry token --role ROLE` prints."""
         return hmac.new(self.key, f"kvferry HTTP {role} 1".encode(), hashlib.sha256).hexdigest()
 
+    def tenant_secret(self) -> bytes:
+        """Returns the key with which a proxy makes the cache_salt of each tenant."""
+        return hmac.new(self.key, b"kvferry tenants 1", hashlib.sha256).digest()
+
     def _ticket(self, names: tuple[str, ...], params: Mapping[str, Any], expiry: int) -> str:
         signed = json.dumps(["kvferry ticket", VERSION, expiry, [[name, params[name]] for name in names]])
         return f"{VERSION}.{expiry}.{hmac.new(self.key, signed.encode(), hashlib.sha256).hexdigest()}"

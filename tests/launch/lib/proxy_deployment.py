@@ -54,13 +54,7 @@ class ProxyDeployment:
         self.controller.wait_ready()
         self.prefill = self.server("p0", "kv_producer")
         self.decodes = [self.server(f"d{number}", "kv_consumer") for number in range(self.num_decode)]
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, str(REPO / "launch" / "proxy"), "--port", str(port),
-                   "--controller", f"http://{self.http}", "--otlp-endpoint", self.collector]
-        self.proxy = ManagedProcess(self.name, command, self.key, TEST_LOGS / f"{self.name}.log")
-        self.proxy.start()
-        self.processes.append(self.proxy)
+        self.url, self.proxy = self.start_proxy(self.name)
         for server in (self.prefill, *self.decodes):
             server.wait_ready(START_TIMEOUT_S)
         wait_healthy(self.proxy, f"{self.url}/health", DEADLINE_S)
@@ -70,6 +64,16 @@ class ProxyDeployment:
             while self.metric(rf'kvferry_proxy_nodes\{{role="{role}",state="ready"\}}') < number:
                 assert time.monotonic() < deadline, f"the proxy has not found {number} {role}"
                 time.sleep(0.1)
+
+    def start_proxy(self, name: str, *flags: str) -> tuple[str, ManagedProcess]:
+        """Starts a proxy, and returns its URL before it is ready."""
+        port = free_port()
+        command = [sys.executable, str(REPO / "launch" / "proxy"), "--port", str(port),
+                   "--controller", f"http://{self.http}", "--otlp-endpoint", self.collector, *flags]
+        proxy = ManagedProcess(name, command, self.key, TEST_LOGS / f"{name}.log")
+        proxy.start()
+        self.processes.append(proxy)
+        return f"http://127.0.0.1:{port}", proxy
 
     def server(self, name: str, role: str) -> VllmServer:
         """Starts one server, and returns before the server is ready."""

@@ -1,6 +1,7 @@
 """The HTTP server of the proxy: sends each request to a prefill and a decode server; if one fails, to another pair."""
 
 import asyncio
+import hmac
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from kvferry_launch.proxy.nodes import Choice, Nodes, NoPairError, ServerError
 from kvferry_launch.proxy.request_log import RequestLog
 from kvferry_launch.proxy.request_trace import RequestTrace
 from kvferry_launch.proxy.server_calls import ServerCalls
+from kvferry_launch.proxy.tenants import NoTenantError, Tenants
 from kvferry_launch.proxy.trace_context import Headers
 from kvferry_launch.proxy.waits import LostError
 
@@ -49,6 +51,7 @@ class Options:
     # Signs the address to push to; if the result is None, the KV is pulled instead.
     sign_push_target: Callable[[Body], Body | None] = lambda target: target
     controller_token: str = field(default="", repr=False)
+    tenants: Tenants | None = None  # None: clients choose their own cache_salt, if any
     # Makes the trace of a request, from its path and headers.
     make_trace: Callable[[str, Headers], RequestTrace] = RequestTrace
 
@@ -105,6 +108,13 @@ class FrontDoor:
                 logger.info("%s", log.line(request.path, status))
 
     async def _through_pairs(self, request: web.Request, log: RequestLog) -> web.StreamResponse:
+        tenant = None
+        if self._options.tenants is not None:
+            try:
+                tenant = self._options.tenants.tenant_of(request.headers)
+            except NoTenantError as error:
+                return error_response(401, str(error))
+            log.tenant = tenant.name
         try:
             raw = await request.read()
         except web.HTTPRequestEntityTooLarge:
@@ -112,6 +122,8 @@ class FrontDoor:
                                   "--max-body sets")
         try:
             body, removed = bodies.from_client(client_body(raw))
+            if tenant is not None:
+                body = tenant.salted(body)
         except BodyError as error:
             return error_response(400, str(error))
         if removed:
@@ -210,7 +222,15 @@ class FrontDoor:
             return error_response(503, f"no {' and no '.join(missing)} server takes requests")
         return web.Response()
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """Answers with the metrics. They count the requests of all tenants, so a tenant could observe others in them:
+        if there are tenants, the controller's token is asked for.
+        """
+        expected, given = f"Bearer {self._options.controller_token}", request.headers.get("Authorization", "")
+        if self._options.tenants is not None and not hmac.compare_digest(
+                expected.encode(), given.encode(errors="surrogateescape")):
+            return error_response(401, "with tenants, /metrics needs the header 'Authorization: Bearer TOKEN' with the "
+                                  "token that 'kvferry token' prints")
         return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     # ---- requests to servers and the controller ----

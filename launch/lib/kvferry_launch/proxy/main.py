@@ -5,6 +5,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import resource
 import signal
 import sys
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from kvferry_launch.proxy.app import FrontDoor, Options
+from kvferry_launch.proxy.tenants import Tenants
 
 if TYPE_CHECKING:
     from kvferry_launch.proxy.spans import Spans
@@ -50,6 +52,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="file with the deployment's key, which signs the decode server's address for the prefill "
                         "server and makes the token for the controller's HTTP API (default: the variable "
                         "KVFERRY_CLUSTER_KEY_FILE, now '%(default)s')")
+    parser.add_argument("--tenant-header", default="", metavar="NAME",
+                        help="HTTP header that tells tenants apart, such as Authorization: KV is shared only between "
+                        "requests with the same value, requests without the header get status 401, and /metrics needs "
+                        "the token of 'kvferry token'; needs a cluster key")
     parser.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS",
                         help="longest wait for the next byte from a server")
     parser.add_argument("--max-body", type=int, default=Options.body_bytes_max, metavar="BYTES",
@@ -66,6 +72,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parsed = parser.parse_args(arguments)
     if not is_http(parsed.controller):
         parser.error(f"--controller is '{parsed.controller}', not http://HOST:PORT")
+    if not re.fullmatch(r"[A-Za-z0-9_-]{0,100}", parsed.tenant_header):
+        parser.error(f"--tenant-header is '{parsed.tenant_header[:200]}', not the name of an HTTP header: letters, "
+                     "digits, '-' and '_'")
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}, not a port from 0 to 65535")
     for name in ("tries", "max_body"):
@@ -86,13 +95,17 @@ def is_http(url: str) -> bool:
         return False
 
 
-def options_of_member(key_file: str, pulls: bool = False) -> dict[str, Any]:
-    """Returns the options that depend on the cluster key and on `pulls`. Exits if the key file is unusable.
+def options_of_member(key_file: str, pulls: bool = False, tenant_header: str = "") -> dict[str, Any]:
+    """Returns the options that depend on the cluster key and on `pulls`. Exits if the key file is unusable, or missing
+    although it is needed.
 
     `pulls`: True if decode servers shall pull KV. Then prefill servers get no address to which they could push.
+    `tenant_header`: the header that tells tenants apart; empty: there are no tenants.
     """
     no_push: dict[str, Any] = {"sign_push_target": lambda _: None} if pulls else {}
     if not key_file:
+        if tenant_header:
+            sys.exit("proxy: --tenant-header needs --cluster-key-file, because tenants' salts follow from the key")
         return no_push
     from kvferry.tickets import PUSH_TARGET, KeyFileError, signer_of
 
@@ -101,7 +114,8 @@ def options_of_member(key_file: str, pulls: bool = False) -> dict[str, Any]:
     except KeyFileError as error:
         sys.exit(f"proxy: {error}")
     return {"sign_push_target": lambda target: signer.signed(PUSH_TARGET, target),
-            "controller_token": signer.http_token()} | no_push
+            "controller_token": signer.http_token(),
+            "tenants": Tenants(tenant_header, signer.tenant_secret()) if tenant_header else None} | no_push
 
 
 def spans_to(endpoint: str, name_space: str) -> "Spans | None":
@@ -145,7 +159,8 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
                              arguments.without_prefill == "refuse", arguments.request_timeout,
                              arguments.max_body, arguments.log_requests, arguments.first_token == "prefill",
-                             **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull"), **more))
+                             **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull",
+                                                 arguments.tenant_header), **more))
     runner = door.runner(arguments.grace)
     await runner.setup()
     try:

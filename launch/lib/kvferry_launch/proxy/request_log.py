@@ -24,6 +24,7 @@ class RequestLog:
         self._pairs: list[str] = []
         self.trace = trace
         self.request_id = ""
+        self.tenant = ""
         self.num_tokens: int | None = None
         trace.enter(self._stage, None)
 
@@ -66,6 +67,7 @@ class RequestLog:
         parts = [f"POST {path} {status} in {(self._since - self._begin) * 1e3:.1f} ms"
                  + (f", request {self.request_id[:_ID_MAX]}" if self.request_id else "")
                  + f", trace {self.trace.trace_id}"
+                 + (f", tenant {self.tenant}" if self.tenant else "")
                  + (f": {self.num_tokens} tokens" if self.num_tokens is not None else "")]
         if self._pairs:
             parts.append(" then ".join(self._pairs))

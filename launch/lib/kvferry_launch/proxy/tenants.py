@@ -1,0 +1,61 @@
+"""Gives each tenant a cache_salt of its own, so that no tenant can observe which prompts others have sent. No I/O.
+
+Clients with the same credential, the value of one HTTP header, are one tenant. Chunk keys and the block hashes of
+vLLM's prefix cache cover the salt, so KV is found only for requests with the same salt. Salts are HMACs, because a
+client that could choose or guess the salt of another tenant would share its KV.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvferry_launch.proxy.json_bodies import Body, BodyError
+
+_CLIENT_SALT_MAX = 128  # vLLM's limit, in characters
+_NAME_DIGITS = 8
+
+
+class NoTenantError(Exception):
+    """The request does not say whose it is; the message is one sentence without the credential."""
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """`name`: digits for the log, from which neither the credential nor the salt follows."""
+
+    name: str
+    _secret: bytes = field(repr=False)
+    _credential: str = field(repr=False)
+
+    def salted(self, body: Body) -> Body:
+        """Returns a client's request with the tenant's salt. If the client has set `cache_salt`, to keep its own users
+        apart, the salt follows from that value too. Errors: BodyError.
+        """
+        of_client = body.get("cache_salt")
+        if of_client is not None and not (isinstance(of_client, str) and 0 < len(of_client) <= _CLIENT_SALT_MAX):
+            raise BodyError(f"cache_salt is not a string of 1 to {_CLIENT_SALT_MAX} characters")
+        return {**body, "cache_salt": _digest(self._secret, "salt", self._credential, of_client or "")}
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """`header`: the name of the HTTP header with the credential. `secret`: key of all digests, which no client has."""
+
+    header: str
+    secret: bytes = field(repr=False)
+
+    def tenant_of(self, headers: Mapping[str, str]) -> Tenant:
+        """Returns the tenant of a request. `headers`: names in any case, and a repeated header is there repeatedly.
+        Errors: NoTenantError.
+        """
+        found = [value.strip() for name, value in headers.items() if name.lower() == self.header.lower()]
+        if len(found) != 1 or not found[0]:  # a server might use the other one of two values
+            raise NoTenantError(f"the request has {'more than one' if len(found) > 1 else 'no'} header {self.header}, "
+                                "which tells the proxy whose request it is")
+        return Tenant(_digest(self.secret, "name", found[0])[:_NAME_DIGITS], self.secret, found[0])
+
+
+def _digest(secret: bytes, *parts: str) -> str:
+    return hmac.new(secret, json.dumps(parts).encode(), hashlib.sha256).hexdigest()
