@@ -162,6 +162,20 @@ std::vector<RequestLife> FlightRecorder::slowest(std::size_t num, TimeNs now) co
   return lives;
 }
 
+std::vector<RequestLife> FlightRecorder::transfers_after(std::uint64_t number, TimeNs now) const {
+  std::vector<RequestLife> ended;
+  for (number = std::max(number + 1, oldest()); number <= num_events_; ++number) {
+    const Record& record = records_[number % records_.size()];
+    const LifeKind kind = record.event.what();
+    if (kind != LifeKind::kLoaded && kind != LifeKind::kPulled && kind != LifeKind::kPushed) continue;
+    const Request& request = requests_[record.request % requests_.size()];
+    const bool is_known = request.number == record.request;
+    ended.push_back({std::string(is_known ? request.id.view() : ""), /*is_cut=*/true, {record.event}});
+    ended.back().events[0].at = now - record.event.at;
+  }
+  return ended;
+}
+
 RequestLife FlightRecorder::life_of(const Request& request, TimeNs now) const {
   RequestLife life{std::string(request.id.view()), false, {}};
   for (std::uint64_t number = request.last; number != 0;) {

@@ -49,14 +49,14 @@ enum class LifeKind : std::uint8_t {
   kAnswered,   // the first answer of a wait: local: tokens in the engine's cache; loaded: tokens found in the pool
   kAdmitted,   // tokens; local, loaded as above; expected: tokens that were computed before; cause, if any are computed
   kLoadBegan,  // the request runs only after its load
-  kLoaded,     // expected: tokens to load; loaded; bytes; duration; cause
+  kLoaded,     // expected: tokens to load; loaded; chunks; bytes; duration; cause
   kComputed,   // every token known at the admission is computed
   kPreempted,  // tokens that were computed
   kFinished,   // tokens; expected: tokens kept for a decode node; cause if aborted
-  kPulled,     // from `peer` over `path`: chunks, failed, bytes, duration, cause
+  kPulled,     // from `peer` over `path`: tokens, chunks, failed, bytes, duration and its parts, cause
   kFetchFailed,  // nothing came from `peer`, or from the controller if it is empty: cause
   kPushOffered,  // to `peer`: chunks
-  kPushed,       // to `peer` over `path`: chunks, failed, bytes, duration, cause
+  kPushed,       // to `peer` over `path`: tokens, chunks, failed, bytes, duration and `wire`, cause
 };
 
 /// Why KV was not loaded or not sent. The numbers are sent between nodes, so new causes are added at the end.
@@ -116,8 +116,12 @@ struct LifeEvent {
   ShortText<55> peer{};
   ShortText<103> note{};  // the other node's reason, in its words
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
+  // Parts of the duration of a pull, of the rank that ended last: until its last transfer was submitted, from then
+  // until the last byte, from then until all chunks were in their slots. With kPushed `wire` is the time since the last
+  // chunk was in this node's pool.
+  TimeNs post = 0, wire = 0, unpack = 0;
   KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,
-                 limit_mb_per_s, prefix);
+                 limit_mb_per_s, prefix, post, wire, unpack);
 
   static LifeEvent because(Cause cause) { return {.cause = static_cast<std::uint8_t>(cause)}; }
   LifeKind what() const { return static_cast<LifeKind>(kind); }
@@ -158,6 +162,9 @@ class FlightRecorder {
   /// Returns the lives of at most `num` and kLivesMax requests: the newest ones, or those that took longest.
   std::vector<RequestLife> newest(std::size_t num, TimeNs now) const;
   std::vector<RequestLife> slowest(std::size_t num, TimeNs now) const;
+  /// Returns the loads, pulls and pushes whose end was recorded after event `number`, each as a life of one event. The
+  /// id is empty if the request's record was overwritten since.
+  std::vector<RequestLife> transfers_after(std::uint64_t number, TimeNs now) const;
 
  private:
   struct Record {

@@ -47,7 +47,8 @@ struct PullOutcome {
   std::uint8_t code = 0;                      // ErrorCode of the last failure
   std::string path = {};                      // the path that moved the bytes
   std::uint32_t limit_mb_per_s = 0;           // see LifeEvent, for this rank
-  KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path, limit_mb_per_s);
+  TimeNs post = 0, wire = 0, unpack = 0;      // see LifeEvent; all 0 if no transfer ended
+  KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path, limit_mb_per_s, post, wire, unpack);
 };
 
 struct LoadOutcome {

@@ -1,13 +1,13 @@
-// Measures what the flight recorder costs: an event, a step, and the throughput of pulls with and without it.
-//
-// Runs with and without take turns, so that other load on the machine affects both; figures are medians.
+// Measures what the flight recorder and the metrics of transfers cost: an event, a step, and which share of the time of
+// running pulls they take. That share is computed from counts and the cost of each: throughput with and without them
+// differs by less than two runs of the same do.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "connector/core/scheduler/scheduler_core.h"
@@ -41,6 +41,36 @@ double event_us(const Clock& clock) {
   }
   return median(times);
 }
+
+/// Returns the microseconds that metrics take to read an event of a transfer.
+double read_us(const Clock& clock) {
+  FlightRecorder recorder(kEvents, kRequests);
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    const std::uint64_t last = recorder.last();
+    for (int i = 0; i < 1000; ++i) recorder.add(recorder.begin("cmpl-6f1a42c0ffee-0-11112222"), LifeKind::kPulled, 0);
+    const TimeNs began = clock.now();
+    const std::size_t num_read = recorder.transfers_after(last, began).size();
+    times.push_back(static_cast<double>(clock.now() - began) / 1e3 / static_cast<double>(num_read));
+  }
+  return median(times);
+}
+
+double clock_us(const Clock& clock) {
+  std::vector<double> times;
+  for (int round = 0; round < kRounds; ++round) {
+    const TimeNs began = clock.now();
+    TimeNs ended = began;
+    for (int i = 0; i < 1000; ++i) ended = clock.now();
+    times.push_back(static_cast<double>(ended - began) / 1e6);
+  }
+  return median(times);
+}
+
+/// Microseconds of one event that is recorded, of one that metrics read, and of a look at the clock.
+struct Costs {
+  double event_us = 0, read_us = 0, clock_us = 0;
+};
 
 /// Prints the time of a step in which requests decode, and the most events that such a step recorded.
 void bench_steps(const Clock& clock, std::uint32_t num_requests) {
@@ -94,8 +124,12 @@ struct Side {
   RegionId region;
 };
 
-void bench_pulls(const Clock& clock, Path path, std::uint64_t bytes) {
-  constexpr std::uint64_t kBlock = 64 << 10, kRoundBytes = 256 << 20;
+/// Pulls for a second, with what the product does beside each pull: Puller reads the clock, the core records an event,
+/// and the metrics read the new events each 100 ms. Counts these, and prints which share of the time they took if each
+/// took what it takes alone.
+void bench_pulls(const Clock& clock, const Costs& costs, Path path, std::uint64_t bytes) {
+  constexpr std::uint64_t kBlock = 64 << 10, kClockReads = 4;
+  constexpr TimeNs kReadsEvery = 100 * kMillisecond;
   Side here(path, bytes), there(path, bytes);
   const std::string remote = there.transport->export_region(there.region).value();
   const std::string address = there.transport->address();
@@ -103,44 +137,41 @@ void bench_pulls(const Clock& clock, Path path, std::uint64_t bytes) {
   FlightRecorder recorder(kEvents, kRequests);
   PagedTransfer transfer{{}, Direction::kPull, here.region, remote, {}, ""};
   for (std::uint64_t at = 0; at < bytes; at += kBlock) transfer.ranges.push_back({at, bytes - kBlock - at, kBlock});
-  const auto wait = [&] {
+  const auto pull = [&] {
+    const TimeNs began = clock.now();
+    (void)peers.submit(address, transfer).value();
     std::vector<Completion> completions;
     while (completions.empty()) {
       here.transport->wait(kSecond);
       completions = here.transport->poll();
     }
     KVFERRY_CHECK(completions[0].code == ErrorCode::kOk, "a pull failed: {}", completions[0].what);
-    return completions[0];
-  };
-  const std::function<void()> without = [&] {
-    PagedTransfer one = transfer;
-    one.peer = here.transport->connect(address).value();
-    (void)here.transport->submit(std::move(one)).value();
-    (void)wait();
-  };
-  const std::function<void()> with = [&] {
-    const TimeNs began = clock.now();
-    (void)peers.submit(address, transfer).value();
-    const Completion completion = wait();
     LifeEvent& event = recorder.add(recorder.begin("r"), LifeKind::kPulled, began);
-    event.limit_mb_per_s = peers.completed(completion);
-    event.path = completion.path;
+    event.limit_mb_per_s = peers.completed(completions[0]);
+    event.path = completions[0].path;
     event.peer = address;
   };
-  std::vector<double> rates[2];
-  for (int round = 0; round <= kRounds; ++round) {
-    for (const bool is_on : {round % 2 == 0, round % 2 != 0}) {
-      const TimeNs began = clock.now();
-      for (std::uint64_t i = 0; i < kRoundBytes / bytes; ++i) (is_on ? with : without)();
-      const auto gb_per_s = static_cast<double>(kRoundBytes) / static_cast<double>(clock.now() - began);
-      if (round > 0) rates[is_on ? 1 : 0].push_back(gb_per_s);  // the first round warms up
-    }
+  pull();  // this one connects
+  std::uint64_t num_pulls = 0, num_read = 0, first = recorder.last(), read = first;
+  const TimeNs began = clock.now();
+  TimeNs read_at = began, now = began;
+  for (; now < began + kSecond; now = clock.now()) {
+    pull();
+    ++num_pulls;
+    if (now < read_at + kReadsEvery) continue;
+    num_read += recorder.transfers_after(std::exchange(read, recorder.last()), now).size();
+    read_at = now;
   }
-  std::vector<double> ratios;
-  for (std::size_t i = 0; i < rates[0].size(); ++i) ratios.push_back(rates[1][i] / rates[0][i]);
-  fmt::print("pulls of {:>5} KiB by {:<4} {:6.2f} GB/s without, {:6.2f} with; median of the rounds' ratios {:+.2f} %\n",
-             bytes >> 10, fmt::format("{}:", name_of(path)), median(rates[0]), median(rates[1]),
-             100 * (median(ratios) - 1));
+  const std::uint64_t num_events = recorder.last() - first;
+  const double us = static_cast<double>(num_events) * costs.event_us + static_cast<double>(num_read) * costs.read_us +
+                    static_cast<double>(num_pulls * kClockReads) * costs.clock_us;
+  const double gb = static_cast<double>(num_pulls * bytes) / 1e9, elapsed_us = static_cast<double>(now - began) / 1e3;
+  fmt::print(
+      "pulls of {:>5} KiB by {:<4} {:5.2f} GB/s; a GB: {:.0f} events, {:.0f} read for metrics, {:.0f} clock "
+      "reads; together {:.1f} us a GB, {:.4f} % of the time\n",
+      bytes >> 10, fmt::format("{}:", name_of(path)), gb * 1e6 / elapsed_us, static_cast<double>(num_events) / gb,
+      static_cast<double>(num_read) / gb, static_cast<double>(num_pulls * kClockReads) / gb, us / gb,
+      100 * us / elapsed_us);
 }
 
 }  // namespace
@@ -149,10 +180,12 @@ void bench_pulls(const Clock& clock, Path path, std::uint64_t bytes) {
 int main() {
   using namespace kvferry;
   const SteadyClock clock;
-  fmt::print("an event: {:.3f} us\n", event_us(clock));
+  const Costs costs{event_us(clock), read_us(clock), clock_us(clock)};
+  fmt::print("an event: {:.3f} us; reading one for metrics: {:.3f} us; reading the clock: {:.3f} us\n", costs.event_us,
+             costs.read_us, costs.clock_us);
   bench_steps(clock, 256);
   for (const std::uint64_t bytes : {std::uint64_t{1} << 20, std::uint64_t{16} << 20}) {
-    bench_pulls(clock, Path::kShm, bytes);
-    bench_pulls(clock, Path::kTcp, bytes);
+    bench_pulls(clock, costs, Path::kShm, bytes);
+    bench_pulls(clock, costs, Path::kTcp, bytes);
   }
 }

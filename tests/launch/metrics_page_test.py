@@ -69,7 +69,9 @@ def of_nodes() -> list[Row]:
     tables = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(source).body  # type: ignore
               if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)}
     return [row(f"kvferry_{name}", kind, VLLM_LABELS + more, text) for kind, table, more in (
-                ("counter", "COUNTERS", []), ("counter", "COUNTERS_BY_REASON", ["reason"]), ("gauge", "GAUGES", []))
+                ("counter", "COUNTERS", []), ("counter", "COUNTERS_BY_REASON", ["reason"]), ("gauge", "GAUGES", []),
+                ("histogram", "HISTOGRAMS", ["direction", "path"]),
+                ("histogram", "HISTOGRAMS_BY_STAGE", ["path", "stage"]))
             for name, text in tables[table].items()]
 
 

@@ -5,7 +5,7 @@ end.
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kvferry_harness.prompts import prompt
@@ -38,15 +38,57 @@ def test_every_counter_of_the_node_is_a_metric_of_vllm(make_engine: MakeEngine) 
     assert set(make_engine().metrics()) == (stats.COUNTERS | stats.GAUGES).keys() - added_by_python
 
 
-def test_tokens_that_are_computed_again_are_counted_by_reason() -> None:
+def exporter() -> tuple[Any, Any]:
     from kvferry import stats
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
     registry = CollectorRegistry()
     types = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
-    exported = stats.KvFerryPromMetrics(SimpleNamespace(kv_transfer_config=None), types, ["model_name", "engine"],
-                                        {0: ["m", "0"]})
-    source, others = stats.StatsSource(), dict.fromkeys(stats.COUNTERS | stats.GAUGES, 0.0)
+    return registry, stats.KvFerryPromMetrics(SimpleNamespace(kv_transfer_config=None), types,
+                                              ["model_name", "engine"], {0: ["m", "0"]})
+
+
+def test_transfers_are_observed_by_direction_path_and_stage() -> None:
+    from kvferry import stats
+    from kvferry.ended_transfers import EndedTransfer
+
+    registry, exported = exporter()
+    ended: list[tuple[Any, ...]] = []
+    node: Any = SimpleNamespace(transfers_after=lambda last: (len(ended), ended[last:]))
+    source, others = stats.StatsSource(node), dict.fromkeys(stats.COUNTERS | stats.GAUGES, 0.0)
+    pulled = EndedTransfer("r", "pull", 0, 10_000_000, 64, 2, 4000, "tcp", "ok", (1_000_000, 5_000_000, 2_000_000))
+    pushed = EndedTransfer("r", "push", 0, 900_000_000, 96, 3, 6000, "shm", "ok", (0, 7_000_000, 0))
+    ignored = [pulled._replace(chunks=0, path=""), pulled._replace(kind="load")]
+    ended += [pulled, *ignored]
+    both = source.take(others).aggregate(source.take(others))
+    ended += [pushed, pulled]
+    both.aggregate(source.take(others))
+    assert both.reduce().keys() == stats.GAUGES.keys()
+    exported.observe(both.data)
+    exported.observe(source.take(others).data)
+
+    def value(name: str, **labels: str) -> float:
+        found: float = registry.get_sample_value(f"kvferry_{name}", {"model_name": "m", "engine": "0"} | labels)
+        return found
+
+    of_pulls, of_pushes = ({"direction": "pull", "path": "tcp"}, {"direction": "push", "path": "shm"})
+    assert value("transfer_seconds_count", **of_pulls) == 2
+    assert value("transfer_seconds_sum", **of_pulls) == pytest.approx(0.02)
+    assert value("transfer_seconds_sum", **of_pushes) == pytest.approx(0.007)
+    assert value("transfer_bytes_sum", **of_pushes) == 6000
+    assert value("transfer_chunks_sum", **of_pulls) == 4
+    stages = {stage: value("pull_stage_seconds_sum", path="tcp", stage=stage) / 2
+              for stage in ("queue", "post", "wire", "unpack")}
+    assert stages == pytest.approx({"queue": 0.002, "post": 0.001, "wire": 0.005, "unpack": 0.002})
+    assert len([one for metric in registry.collect() for one in metric.samples if one.name.endswith("_count")]) == 10
+
+
+def test_tokens_that_are_computed_again_are_counted_by_reason() -> None:
+    from kvferry import stats
+
+    registry, exported = exporter()
+    node: Any = SimpleNamespace(transfers_after=lambda last: (last, []))
+    source, others = stats.StatsSource(node), dict.fromkeys(stats.COUNTERS | stats.GAUGES, 0.0)
     name = "recomputed_tokens_total"
     first = source.take(others | {f"{name}{{evicted}}": 5.0})
     both = first.aggregate(source.take(others | {f"{name}{{evicted}}": 7.0, f"{name}{{no_answer}}": 1.0}))

@@ -1,4 +1,6 @@
-"""Tests the connector's spans of lookups with OpenTelemetry's SDK: in the trace of vLLM's request, and of no other."""
+"""Tests the connector's spans of lookups and transfers with OpenTelemetry's SDK: in the trace of vLLM's request, and of
+no other.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -84,6 +86,52 @@ def test_a_request_without_a_trace_has_no_span(make_engine: MakeEngine, exported
     params = engine.told["a"].params
     assert params is not None
     assert "kvferry_traceparent" not in params
+
+
+@pytest.mark.parametrize("pushes", [True, False])
+def test_transfers_of_a_traced_request_have_spans_in_its_trace(make_engine: MakeEngine, exported: InMemorySpanExporter,
+                                                                pushes: bool) -> None:
+    prefill, decode = (make_engine(role=f"kv_{role}", traced=True) for role in ("producer", "consumer"))
+    params: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
+    if pushes:
+        node = decode.connector._scheduler._node
+        params["kvferry_push_to"] = f"tcp://{node.host}:{node.port}"
+    add(prefill, "p", params, traceparent(PREFILL))
+    add(prefill, "other", None, None)
+    finish(prefill)
+    kind, parent = ("push", PREFILL) if pushes else ("pull", DECODE)
+    if pushes:  # no step follows
+        wait_until(lambda: named(exported, "kvferry.push") != [])
+    add(decode, "d", prefill.told["p"].params, traceparent(DECODE))
+    finish(decode)
+
+    wait_until(lambda: named(exported, f"kvferry.{kind}") != [] and named(exported, "kvferry.load") != [])
+    (moved,), (loaded,), (found,) = (named(exported, f"kvferry.{name}", of) for name, of in (
+        (kind, parent), ("load", DECODE), ("lookup", DECODE)))
+    for span in (moved, loaded):
+        assert f"{span.context.trace_id:032x}" == TRACE
+        assert span.attributes["kvferry.outcome"] == "ok"
+        assert span.attributes["kvferry.bytes"] > 0
+        assert span.attributes["kvferry.chunks"] > 1
+        assert 0 < span.end_time - span.start_time < 60e9
+    assert moved.attributes["kvferry.tokens"] >= loaded.attributes["kvferry.tokens"] == 199
+    assert moved.attributes["kvferry.path"] in ("shm", "cma", "tcp", "ucx")
+    assert loaded.attributes["kvferry.path"] == ("pool" if pushes else moved.attributes["kvferry.path"])
+    assert loaded.start_time >= found.start_time
+    assert not [span for span in named(exported) if span.attributes["gen_ai.request.id"] == "other"]
+    assert not named(exported, "kvferry.pull" if pushes else "kvferry.push")
+
+
+def named(exported: InMemorySpanExporter, name: str = "", parent: str = "") -> list[Any]:
+    spans: list[Any] = list(exported.get_finished_spans())
+    return [span for span in spans if name in ("", span.name) and parent in ("", f"{span.parent.span_id:016x}")]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def request(request_id: str) -> Any:

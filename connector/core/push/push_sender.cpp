@@ -95,6 +95,7 @@ void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t inde
   item.state = State::kTransferring;
   item.chunk = slot.ref;
   item.is_ready = true;
+  push.ready_at = now;
   item.meta.window_from = slot.meta.window_from;
   item.pin =
       parts_.pool.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + parts_.config.push_grace);
@@ -112,6 +113,7 @@ void PushSender::chunk_ready(const ChunkPool::Slot& slot, TimeNs now) {
     Item& item = push.items[place.index];
     if (item.state == State::kTransferring && item.chunk == slot.ref) {
       item.is_ready = true;
+      push.ready_at = now;
       item.meta.window_from = slot.meta.window_from;
       advance(place.push, push, place.index);
     } else if (item.state == State::kAccepted) {
@@ -179,7 +181,10 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
   push.is_incomplete |= !ok;
   (ok ? parts_.counters.pushed_chunks : parts_.counters.push_failures) += 1;
   (ok ? push.event.chunks : push.event.failed) += 1;
-  if (ok) push.event.bytes += parts_.config.bytes_of(item.meta.num_tokens);
+  if (ok) {
+    push.event.tokens += item.meta.num_tokens;
+    push.event.bytes += parts_.config.bytes_of(item.meta.num_tokens);
+  }
   SettledChunk settled{index, ok, item.meta.window_from, {}};
   if (ok) {
     const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);
@@ -242,6 +247,7 @@ void PushSender::erase_if_finished(std::uint64_t id) {
     if (!found->second.is_incomplete) delivered_(found->second.request);
   }
   found->second.event.duration = parts_.now - found->second.began;
+  found->second.event.wire = parts_.now - std::max(found->second.ready_at, found->second.began);
   parts_.recorder.add(found->second.record, LifeKind::kPushed, parts_.now, found->second.event);
   pushes_.erase(found);
 }

@@ -87,7 +87,8 @@ class PushSender {
     std::vector<Item> items;
     std::uint64_t record = 0;  // the request's number in the flight recorder
     TimeNs began = 0;
-    LifeEvent event{};  // for the flight recorder
+    TimeNs ready_at = 0;  // time at which the last chunk so far was ready in this node's pool
+    LifeEvent event{};    // for the flight recorder
   };
 
   void start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot, TimeNs now);

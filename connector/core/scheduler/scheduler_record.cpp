@@ -127,6 +127,9 @@ void SchedulerCore::record_load(RequestState* request, const PendingLoad& load) 
   LifeEvent& event = recorder_.add(load.record, LifeKind::kLoaded, now_, LifeEvent::because(cause));
   event.expected = admission.to_load;
   event.loaded = admission.loaded;
+  const std::uint32_t end = admission.local + admission.loaded;
+  if (admission.loaded > 0)
+    event.chunks = (end - 1) / config_.chunk_tokens - admission.local / config_.chunk_tokens + 1;
   event.bytes = config_.bytes_of(admission.loaded);
   event.duration = now_ - load.began;
   counters_.recomputed_tokens[event.cause] += recomputed_tokens(event);
@@ -141,6 +144,9 @@ void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, co
   sum.failed = std::max(sum.failed, num_failed);
   if (!end.path.empty()) sum.path = end.path;
   sum.limit_mb_per_s += end.limit_mb_per_s;
+  sum.post = end.post;
+  sum.wire = end.wire;
+  sum.unpack = end.unpack;
   if (num_failed > 0) {
     sum.cause = static_cast<std::uint8_t>(cause_of(end.code));
     sum.note = end.what;
@@ -148,6 +154,7 @@ void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, co
   if (pull.ranks_done < config_.num_ranks || pull.request.value.empty()) return;
   std::uint64_t num_tokens = 0;
   for (std::size_t i = 0; i < ok.size(); ++i) num_tokens += ok[i] ? pull.items[i].num_tokens : 0;
+  sum.tokens = static_cast<std::uint32_t>(num_tokens);
   sum.bytes = config_.bytes_of(num_tokens);
   sum.chunks = static_cast<std::uint32_t>(ok.size()) - sum.failed;
   sum.duration = now_ - pull.started_at;

@@ -25,7 +25,7 @@ class LookupSpans:
 
     def lookup(self, request: "Request", num_computed: int, ask: Callable[["Request", int], Answer]) -> Answer:
         """Returns the answer of `ask`. If the request is traced, records the time until there is an answer."""
-        headers = _trace_headers(request)
+        headers = trace_headers(request)
         if headers is None:
             return ask(request, num_computed)
         begin = self._begun.pop(request.request_id, None) or time.time_ns()
@@ -41,12 +41,12 @@ class LookupSpans:
     def finished(self, request: "Request", params: dict[str, Any] | None) -> dict[str, Any] | None:
         """Returns the request's kv_transfer_params, with its traceparent if they name KV that was handed over."""
         self._begun.pop(request.request_id, None)
-        if params is not None and params.get("do_remote_prefill") and (headers := _trace_headers(request)) is not None:
+        if params is not None and params.get("do_remote_prefill") and (headers := trace_headers(request)) is not None:
             params[TRACEPARENT] = headers["traceparent"]
         return params
 
 
-def _trace_headers(request: "Request") -> Mapping[str, Any] | None:
+def trace_headers(request: "Request") -> Mapping[str, Any] | None:
     """Returns the headers with the request's trace; None if the request is not traced."""
     headers: Mapping[str, Any] | None = request.trace_headers
     if headers is None:

@@ -16,6 +16,7 @@ from kvferry.router_params import RouterParams
 from kvferry.served import checkpoint_alignment, keeps_state, served_specs, settings_json, state_format, windows
 from kvferry.stats import KvFerryStats, StatsSource
 from kvferry.tickets import KeyFileError
+from kvferry.transfer_spans import make_transfer_spans
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -78,7 +79,8 @@ class SchedulerConnector:
         self._kv_cache_manager: KVCacheManager | None = None
         # [id of a request admitted in this step] the request's blocks in KV group 0.
         self._admitted: dict[str, list[int]] = {}
-        self._stats = StatsSource()
+        self._stats = StatsSource(self._node)
+        self.spans = make_transfer_spans(vllm_config, self._node)
         init_logger("vllm.kvferry").log(*start_line())  # vLLM shows INFO of loggers below its own only
         self.events: EventSource | None = None
         if (wanted := vllm_config.kv_events_config) is not None and wanted.enable_kv_cache_events:
@@ -291,8 +293,7 @@ class SchedulerConnector:
         return True
 
     def take_stats(self) -> KvFerryStats | None:
-        metrics = self._node.take_metrics()
-        if metrics is None:
+        if (metrics := self._node.take_metrics()) is None:
             return None
         return self._stats.take({**metrics, "tickets_refused_total": self._router_params.num_refused})
 

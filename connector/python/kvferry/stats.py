@@ -1,8 +1,13 @@
-"""kvferry's counters on vLLM's own /metrics."""
+"""kvferry's metrics on vLLM's own /metrics."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from kvferry.ended_transfers import EndedTransfers, sample
+
+if TYPE_CHECKING:
+    from kvferry._core import SchedulerNode
 
 COUNTERS = {
     "lookups_total": "Lookups of requests before their admission.",
@@ -51,11 +56,28 @@ GAUGES = {
     "open_pushes": "Prompts that are being pushed.",
     "open_push_reservations": "Pushes from other nodes for which slots are reserved.",
 }
+# Histograms with the labels `direction`, push or pull, and `path`, the name of a transport. Failed transfers are not in
+# them: see pull_failures_total and push_failures_total.
+HISTOGRAMS = {
+    "transfer_seconds": "Time of transfers: of a pull from the order to the last chunk, of a push from when the last "
+                        "of its chunks was computed.",
+    "transfer_bytes": "Bytes of a transfer, of all ranks together.",
+    "transfer_chunks": "Chunks of a transfer.",
+}
+# Histograms with the labels `path` and `stage`.
+HISTOGRAMS_BY_STAGE = {"pull_stage_seconds": "Time of pulls by stage."}
+BUCKETS = {
+    "transfer_seconds": [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10],
+    "transfer_bytes": [1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10],
+    "transfer_chunks": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512],
+    "pull_stage_seconds": [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5],
+}
+TRANSFERS = "transfers"  # in a report: the list of sample() of the transfers that have ended since the last one
 
 
 class KvFerryStats(KVConnectorStats):
     """The connector's values for /metrics. `data` maps a name to its value: the growth of a counter since the last
-    report, or the value of a gauge.
+    report, the value of a gauge, or the list of transfers.
     """
 
     def reset(self) -> None:
@@ -66,17 +88,20 @@ class KvFerryStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> "KvFerryStats":
         for name, value in other.data.items():
-            self.data[name] = value if name in GAUGES else self.data.get(name, 0) + value
+            grows = name not in GAUGES and name in self.data
+            self.data[name] = self.data[name] + value if grows else value
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return {name: int(value) for name, value in self.data.items() if value or name in GAUGES}
+        return {name: int(value) for name, value in self.data.items()
+                if name != TRANSFERS and (value or name in GAUGES)}
 
 
 class StatsSource:
-    """Computes the growth of the node's counters since the last report."""
+    """Computes the growth of the node's counters, and collects its transfers, since the last report."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: "SchedulerNode") -> None:
+        self._transfers = EndedTransfers(node)
         self._last: dict[str, float] = {}
 
     def take(self, metrics: dict[str, float]) -> KvFerryStats:
@@ -86,6 +111,8 @@ class StatsSource:
             if growth > 0:
                 data[name] = growth
         self._last = metrics
+        if samples := [one for transfer in self._transfers.take() if (one := sample(transfer)) is not None]:
+            data[TRANSFERS] = samples
         return KvFerryStats(data=data)
 
 
@@ -103,6 +130,12 @@ class KvFerryPromMetrics(KVConnectorPromMetrics):
                                     labelnames=[*labelnames, "reason"])
             for name, text in COUNTERS_BY_REASON.items()
         }  # fmt: skip
+        self._histograms = {
+            name: self._histogram_cls(name=f"kvferry_{name}", documentation=text, buckets=BUCKETS[name],
+                                      labelnames=[*labelnames, *more])
+            for table, more in ((HISTOGRAMS, ["direction", "path"]), (HISTOGRAMS_BY_STAGE, ["path", "stage"]))
+            for name, text in table.items()
+        }  # fmt: skip
         self._metrics: dict[str, dict[int, Any]] = {}
         for name, text in (COUNTERS | GAUGES).items():
             make = self._gauge_cls if name in GAUGES else self._counter_cls
@@ -118,3 +151,13 @@ class KvFerryPromMetrics(KVConnectorPromMetrics):
             elif (counter := self._by_reason.get(name.partition("{")[0])) is not None:
                 reason = name.partition("{")[2].removesuffix("}")
                 counter.labels(*self.per_engine_labelvalues[engine_idx], reason).inc(max(0, value))
+        for one in transfer_stats_data.get(TRANSFERS, []):
+            self._observe_transfer(one, engine_idx)
+
+    def _observe_transfer(self, one: list[Any], engine_idx: int) -> None:
+        direction, path, *values, stages = one
+        engine = self.per_engine_labelvalues[engine_idx]
+        for name, value in zip(HISTOGRAMS, values, strict=True):
+            self._histograms[name].labels(*engine, direction, path).observe(value)
+        for stage, seconds in stages.items():
+            self._histograms["pull_stage_seconds"].labels(*engine, path, stage).observe(seconds)

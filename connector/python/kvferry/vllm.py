@@ -70,6 +70,8 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.on_new_request(request)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        if self._scheduler.spans is not None:
+            self._scheduler.spans.begin(request)
         return self._spans.lookup(request, num_computed_tokens, self._scheduler.get_num_new_matched_tokens)
 
     def update_state_after_alloc(
@@ -94,10 +96,14 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         holds, params = self._scheduler.request_finished(request, block_ids)
         if self._scheduler.events is not None:
             self._scheduler.events.name_chunks(request)
+        if self._scheduler.spans is not None:
+            self._scheduler.spans.finished(request)
         return holds, self._spans.finished(request, params)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         self._scheduler.update_connector_output(connector_output)
+        if self._scheduler.spans is not None:
+            self._scheduler.spans.export()
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler.needs_step_for_saves()
@@ -173,6 +179,8 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         if self.role == KVConnectorRole.SCHEDULER:
+            if self._scheduler.spans is not None:
+                self._scheduler.spans.shutdown()
             self._scheduler.shutdown()
         else:
             self._worker.shutdown()

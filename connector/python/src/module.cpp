@@ -180,8 +180,7 @@ struct PyWorker {
 
 }  // namespace
 
-/// The interpreter's lock is not held during a call that packs, loads or hashes megabytes: no Python object is touched,
-/// and the caller's reference keeps the bytes of a plan alive.
+/// For calls that move or hash megabytes: they touch no Python object, and the caller keeps the bytes of a plan alive.
 using WithoutLock = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_controller(nb::module_& m);  // defined in controller.cpp
@@ -248,6 +247,7 @@ NB_MODULE(_core, m) {
       .def("take_named_chunks", [](PyScheduler& self) { return named_chunks(*self.node); })
       .def("metrics", [](const PyScheduler& self) { return self.node->metrics(); })
       .def("take_metrics", [](PyScheduler& self) { return self.node->take_metrics(); })
+      .def("transfers_after", [](PyScheduler& self, std::uint64_t number) { return transfers(*self.node, number); })
       .def(
           "shutdown", [](PyScheduler& self) { self.node->shutdown(); }, WithoutLock());
 

@@ -1,10 +1,12 @@
-// Converts what the node tells about its pool, for kvferry/pool_events.py.
+// Converts what the node tells about its pool, for kvferry/pool_events.py, and about transfers, for
+// kvferry/ended_transfers.py.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -31,6 +33,26 @@ inline std::vector<std::tuple<std::string, nanobind::bytes, std::uint32_t, std::
   for (NamedChunk& chunk : node.take_named_chunks())
     chunks.emplace_back(std::move(chunk.request_id), key_bytes(chunk.key), chunk.first_token, chunk.num_tokens);
   return chunks;
+}
+
+using PyTransfer = std::tuple<std::string, std::string, TimeNs, TimeNs, std::uint32_t, std::uint32_t, std::uint64_t,
+                              std::string, std::string, std::tuple<TimeNs, TimeNs, TimeNs>>;
+
+/// Returns SchedulerNode::transfers_after(). The fields of a transfer are those of EndedTransfer in
+/// kvferry/ended_transfers.py.
+inline std::pair<std::uint64_t, std::vector<PyTransfer>> transfers(SchedulerNode& node, std::uint64_t number) {
+  auto [last, lives] = node.transfers_after(number);
+  std::vector<PyTransfer> transfers;
+  for (RequestLife& life : lives) {
+    const LifeEvent& event = life.events[0];
+    const bool is_load = event.what() == LifeKind::kLoaded;
+    const std::string_view kind = is_load ? "load" : event.what() == LifeKind::kPulled ? "pull" : "push";
+    const bool is_ok = event.why() == Cause::kNone && event.failed == 0;
+    transfers.emplace_back(std::move(life.request), kind, event.at, event.duration,
+                           is_load ? event.loaded : event.tokens, event.chunks, event.bytes, event.path.view(),
+                           is_ok ? "ok" : kCauseNames[event.cause], std::tuple(event.post, event.wire, event.unpack));
+  }
+  return {last, std::move(transfers)};
 }
 
 }  // namespace kvferry

@@ -127,7 +127,8 @@ void LeaseLinks::answered(const std::string& endpoint, std::uint64_t fetch, Leas
 void LeaseLinks::pulled(const PullOutcome& outcome) {
   parts_.with_core([&](SchedulerCore& core, TimeNs now) {
     core.pull_done(outcome.pull, outcome.rank, outcome.ok, now, outcome.checksums,
-                   {static_cast<ErrorCode>(outcome.code), outcome.what, outcome.path, outcome.limit_mb_per_s});
+                   {static_cast<ErrorCode>(outcome.code), outcome.what, outcome.path, outcome.limit_mb_per_s,
+                    outcome.post, outcome.wire, outcome.unpack});
   });
 }
 

@@ -265,6 +265,12 @@ std::optional<std::map<std::string, double>> SchedulerNode::take_metrics() {
   return by_name(reported_);
 }
 
+std::pair<std::uint64_t, std::vector<RequestLife>> SchedulerNode::transfers_after(std::uint64_t number) {
+  const std::lock_guard lock(shared_.mutex);
+  const FlightRecorder& recorder = shared_.core->recorder();
+  return {recorder.last(), recorder.transfers_after(number, clock_.now())};
+}
+
 SchedulerNode::Metrics SchedulerNode::metrics_of(const SchedulerCore& core) {
   const CoreCounters& counters = core.counters();
   const auto number = [](auto value) { return static_cast<double>(value); };

@@ -77,6 +77,10 @@ class SchedulerNode {
   /// function, so it has to be fast.
   std::optional<std::map<std::string, double>> take_metrics();
 
+  /// Returns the loads, pulls and pushes that FlightRecorder::transfers_after() has after this event, and the number of
+  /// the last event now, for the next call.
+  std::pair<std::uint64_t, std::vector<RequestLife>> transfers_after(std::uint64_t number);
+
   /// Deregisters from the controller and joins the thread. A second call does nothing.
   void shutdown() { links_.shutdown(); }
 

@@ -43,6 +43,7 @@ void Puller::start(PullOrder order) {
     return;
   }
   const auto pull = std::make_shared<Pull>(std::move(order));
+  pull->began = parts_.clock.now();
   if (pull->order.items.empty()) return end(*pull);
   Pieces pieces;
   for (std::size_t i = 0; i < pull->order.items.size(); ++i) {
@@ -94,6 +95,7 @@ void Puller::submit(Piece piece) {
   transfer.checksums = piece.checksums;
   const Result<TransferId> id = peers_.submit(piece.address, std::move(transfer));
   if (id) {
+    piece.pull->posted_at = parts_.clock.now();
     running_.emplace(*id, std::move(piece));
   } else if (id.error().code == ErrorCode::kFull) {
     waiting_.push_back(std::move(piece));
@@ -127,6 +129,7 @@ bool Puller::completed(const Completion& completion, std::uint32_t limit_mb_per_
   const bool is_here = completion.code == ErrorCode::kOk || completion.code == ErrorCode::kCorrupt;
   std::vector<bool> ok(piece.ranges.size(), is_here);
   for (const std::uint32_t index : completion.corrupt_ranges) ok[index] = false;
+  piece.pull->arrived_at = parts_.clock.now();
   piece.pull->limit_mb_per_s = std::max(piece.pull->limit_mb_per_s, limit_mb_per_s);
   close(piece, ok, completion);
   return true;
@@ -184,6 +187,12 @@ void Puller::end(Pull& pull) {
   outcome.code = static_cast<std::uint8_t>(pull.code);
   outcome.path = pull.path;
   outcome.limit_mb_per_s = pull.limit_mb_per_s;
+  if (pull.arrived_at > 0) {
+    // A transfer can end before another one of this pull is submitted, but the last one ends after it.
+    outcome.post = pull.posted_at - pull.began;
+    outcome.wire = std::max<TimeNs>(pull.arrived_at - pull.posted_at, 0);
+    outcome.unpack = parts_.clock.now() - pull.arrived_at;
+  }
   send_(seal(pull.order.pull, outcome));
 }
 

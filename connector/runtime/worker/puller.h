@@ -51,6 +51,7 @@ class Puller {
     ErrorCode code = ErrorCode::kOk;        // code of the last failure
     std::string_view path;                  // the path of the last transfer
     std::uint32_t limit_mb_per_s = 0;       // see PullOutcome
+    TimeNs began = 0, posted_at = 0, arrived_at = 0;  // the order, the last submission, the last end of a transfer
   };
   using PullPtr = std::shared_ptr<Pull>;
   /// One transfer: what a pull reads from one source into one region.

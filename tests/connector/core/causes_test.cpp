@@ -2,12 +2,14 @@
 #include <gmock/gmock.h>
 
 #include <set>
+#include <tuple>
 
 #include "core_bench.h"
 
 namespace kvferry::sim {
 namespace {
 
+using ::testing::FieldsAre;
 using ::testing::HasSubstr;
 
 constexpr const char* kPrefill = "tcp://prefill:1";
@@ -61,12 +63,14 @@ class Causes : public CoreBench {
   LifeEvent failed_pull(ErrorCode code) {
     add_handed_over("r");
     const std::uint64_t pull = grant();
-    core_->pull_done(pull, 0, {false, false, false}, now_ += 5 * kMillisecond, {}, {code, "its words", "tcp", 800});
+    core_->pull_done(pull, 0, {false, false, false}, now_ += 5 * kMillisecond, {},
+                     {code, "its words", "tcp", 800, 1, 2, 3});
     const LifeEvent pulled = events("r", LifeKind::kPulled).at(0);
     EXPECT_EQ(pulled.failed, 3u);
     EXPECT_EQ(pulled.path.view(), "tcp");
     EXPECT_EQ(pulled.limit_mb_per_s, 800u);
     EXPECT_EQ(pulled.duration, 5 * kMillisecond);
+    EXPECT_THAT(std::tuple(pulled.post, pulled.wire, pulled.unpack), FieldsAre(1, 2, 3));
     const LifeEvent event = admit("r");
     EXPECT_EQ(event.note.view(), "its words");
     return event;
@@ -101,6 +105,7 @@ class Causes : public CoreBench {
     const LifeEvent event = events("r", LifeKind::kLoaded).at(0);
     EXPECT_EQ(event.expected, 16u);
     EXPECT_EQ(event.loaded, 8u);
+    EXPECT_EQ(event.chunks, 1u);
     EXPECT_EQ(event.duration, 2 * kMillisecond);
     return event;
   }

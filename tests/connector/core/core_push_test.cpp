@@ -1,12 +1,15 @@
 // Tests pushes: what the prefill node offers, moves and settles, and what the decode node reserves, grants and revokes.
 #include <gmock/gmock.h>
 
+#include <tuple>
+
 #include "core_bench.h"
 
 namespace kvferry::sim {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::FieldsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -74,11 +77,16 @@ TEST_F(Sending, SettlesAChunkWhenItIsMovedAndVerifiedHere) {
   ASSERT_THAT(first, SizeIs(1));
   EXPECT_TRUE(first[0].ok);
   EXPECT_THAT(first[0].checksums, ElementsAre(1u));
+  now_ += 3 * kMillisecond;
   moved(offered.push, 1);
   EXPECT_THAT(settled(), SizeIs(1));
   EXPECT_EQ(core_->num_pushes(), 0u);
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
   EXPECT_EQ(core_->counters().pushed_chunks, 2u);
+  const RequestLife ended = core_->recorder().transfers_after(0, now_).at(0);
+  EXPECT_EQ(ended.request, "r");
+  EXPECT_THAT(std::tuple(ended.events[0].tokens, ended.events[0].chunks, ended.events[0].wire),
+              FieldsAre(32, 2, 3 * kMillisecond));
 }
 
 TEST_F(Sending, WhatIsThereNeedsNoHandOff) {

@@ -51,6 +51,26 @@ TEST(FlightRecorder, OverwritesTheOldestAndSaysSo) {
   EXPECT_TRUE(recorder.find("c", 0)[0].events.empty());
 }
 
+TEST(FlightRecorder, TellsEachEndedTransferOnce) {
+  FlightRecorder recorder(4, 2);
+  const std::uint64_t a = recorder.begin("a");
+  for (const LifeKind kind : {LifeKind::kAdmitted, LifeKind::kPulled, LifeKind::kLoaded}) recorder.add(a, kind, 10);
+  const std::vector<RequestLife> first = recorder.transfers_after(0, 15);
+  ASSERT_EQ(first.size(), 2u);
+  EXPECT_EQ(first[0].request, "a");
+  EXPECT_EQ(first[0].events[0].what(), LifeKind::kPulled);
+  EXPECT_EQ(first[0].events[0].at, 5);
+  EXPECT_EQ(first[1].events[0].what(), LifeKind::kLoaded);
+  const std::uint64_t last = recorder.last();
+  EXPECT_TRUE(recorder.transfers_after(last, 15).empty());
+  for (const char* id : {"b", "c"}) recorder.begin(id);  // they take the place of `a`
+  recorder.add(a, LifeKind::kPushed, 16);
+  ASSERT_EQ(recorder.transfers_after(last, 20).size(), 1u);
+  EXPECT_EQ(recorder.transfers_after(last, 20)[0].request, "");
+  for (int i = 0; i < 6; ++i) recorder.add(a, LifeKind::kPushed, 16);
+  EXPECT_EQ(recorder.transfers_after(last, 20).size(), 4u) << "the others were overwritten";
+}
+
 TEST(FlightRecorder, BoundsWhatItTells) {
   FlightRecorder recorder(1000, 100);
   for (int i = 0; i < 50; ++i) recorder.begin("same-" + std::to_string(i));

@@ -128,6 +128,8 @@ TEST_F(Pulls, EndWhenTheStoreHasAllChunksAndNotBefore) {
   const auto done = outcome(10'000);
   ASSERT_TRUE(done);
   EXPECT_THAT(done->ok, ElementsAre(true, true, true));
+  EXPECT_GT(done->post, 0);
+  EXPECT_GE(done->unpack, 100 * kMillisecond) << "the store has told 100 ms after the last byte or later";
   EXPECT_EQ(std::memcmp(&even_[2 * kChunkBytes], &theirs_[0], kChunkBytes), 0);
   EXPECT_EQ(std::memcmp(&odd_[3 * kChunkBytes], &theirs_[1 * kChunkBytes], kChunkBytes), 0);
   EXPECT_EQ(std::memcmp(&even_[4 * kChunkBytes], &theirs_[2 * kChunkBytes], kChunkBytes), 0);

@@ -55,6 +55,7 @@ class EngineSetup:
     multi: tuple[str, ...] = ()  # the children of vLLM's MultiConnector; one of them is `connector`
     patience_s: float = 5.0  # see RecordedNode
     kv_events: bool = False  # Engine.event_batches has what vLLM would publish
+    traced: bool = False  # spans of transfers are made
     waits_for_loads: bool = True  # False: requests don't wait for loads that may fail, see CoreConfig::runs_ahead
 
 
@@ -91,6 +92,7 @@ def for_engine(base: VllmConfig, setup: EngineSetup, controller: str) -> VllmCon
     scheduler.policy = setup.policy
     scheduler.scheduler_reserve_full_isl = setup.reserve_full_prompt
     scheduler.enable_chunked_prefill = setup.chunked_prefill
+    config.observability_config.otlp_traces_endpoint = "http://127.0.0.1:1" if setup.traced else None
     config.kv_events_config = KVEventsConfig(enable_kv_cache_events=setup.kv_events, publisher="null")
     cache.block_size = setup.block_tokens
     cache.enable_prefix_caching = setup.prefix_caching

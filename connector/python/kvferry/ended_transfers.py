@@ -1,0 +1,50 @@
+"""The loads, pulls and pushes of a node that have ended, from its flight recorder: for metrics and spans."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from kvferry._core import SchedulerNode
+
+
+class EndedTransfer(NamedTuple):
+    """One transfer of a request, of all ranks together. Times are in nanoseconds. A `load` goes from this node's pool
+    into engine blocks, a `pull` from another node into the pool, a `push` to another node.
+    """
+
+    request_id: str  # empty if the recorder has overwritten the request
+    kind: str  # load, pull or push
+    ended_ago: int
+    duration: int
+    tokens: int
+    chunks: int  # number of chunks that arrived
+    bytes: int
+    path: str  # name of the transport that moved the bytes; empty for loads, and if nothing was moved
+    outcome: str  # ok or the name of a cause, as in the label `reason` of kvferry_recomputed_tokens_total
+    # LifeEvent's post, wire and unpack. A pull took the rest of its duration between the scheduler and the workers.
+    parts: tuple[int, int, int]
+
+
+class EndedTransfers:
+    """Reads each transfer once. Those that the recorder overwrote before they were read are missing."""
+
+    def __init__(self, node: "SchedulerNode") -> None:
+        self._node = node
+        self._last = 0
+
+    def take(self) -> list[EndedTransfer]:
+        self._last, rows = self._node.transfers_after(self._last)
+        return [EndedTransfer(*row) for row in rows]
+
+
+def sample(transfer: EndedTransfer) -> list[Any] | None:
+    """Returns what metrics need of a pull or push of which something arrived: direction, path, seconds, bytes, chunks,
+    and of a pull the seconds of each stage. None for others.
+    """
+    if transfer.kind == "load" or transfer.chunks == 0:
+        return None
+    post, wire, unpack = transfer.parts
+    if transfer.kind == "push":
+        return ["push", transfer.path, wire / 1e9, transfer.bytes, transfer.chunks, {}]
+    queue = max(0, transfer.duration - post - wire - unpack)
+    stages = {"queue": queue / 1e9, "post": post / 1e9, "wire": wire / 1e9, "unpack": unpack / 1e9}
+    return ["pull", transfer.path, transfer.duration / 1e9, transfer.bytes, transfer.chunks, stages]
