@@ -34,7 +34,8 @@ class RequestExtras:
     left blocks in vLLM's prefix cache, until the next reset. `num_reloads`: how often an adapter's content has changed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lora_settings: str = "") -> None:
+        self._lora_settings = lora_settings  # see identity.lora_settings()
         self.weights_epoch = 0
         self.is_reset_due = False
         self.num_reloads = 0
@@ -54,7 +55,7 @@ class RequestExtras:
             adapter = self._adapter(request.lora_request)
             if adapter is None or adapter.digest is None or (adapter.is_reloaded and num_local_tokens > 0):
                 return None
-            parts.append(f"lora={adapter.digest}")
+            parts.append(f"lora={adapter.digest}{self._lora_settings}")
         if self.weights_epoch:
             parts.append(f"epoch={self.weights_epoch}")
         if request.cache_salt:

@@ -10,7 +10,7 @@ from kvferry.block_hashes import BlockHashes
 from kvferry.compat import hash_block_size, start_line
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
-from kvferry.identity import fingerprint
+from kvferry.identity import fingerprint, lora_settings
 from kvferry.request_extras import RequestExtras
 from kvferry.router_params import RouterParams
 from kvferry.served import checkpoint_alignment, keeps_state, served_specs, settings_json, state_format, windows
@@ -70,7 +70,7 @@ class SchedulerConnector:
         self._tp_size = parallel.tensor_parallel_size
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
-        self._extras = RequestExtras()
+        self._extras = RequestExtras(lora_settings(vllm_config))
         # [request id] what besides model and tokens goes into the request's chunk keys (adapter, weights epoch,
         # cache_salt; see RequestExtras); None: the request's KV is not shared.
         self._extras_of: dict[str, str | None] = {}
