@@ -1,5 +1,6 @@
 #include "connector/runtime/config.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,13 @@ bool is_server_url(const std::string& url) {
       return url.find_first_of(" \t\r\n") == std::string::npos && url[scheme.size()] != '/';
   }
   return false;
+}
+
+bool is_group_name(const std::string& name) {
+  return name.size() <= 64 && std::ranges::all_of(name, [](unsigned char c) {
+           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '-' ||
+                  c == '_';
+         });
 }
 
 std::span<const Setting<ConnectorConfig>> connector_settings() {

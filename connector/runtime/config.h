@@ -32,6 +32,7 @@ struct ConnectorConfig {
   std::string advertise_host;
   std::string ports;  // a range that net::parse_port_range() accepts; empty: any port
   std::string name_space = "default";
+  std::string update_group;                   // see connector_settings(); empty: the group of all that name none
   std::string serves;                         // URL under which routers reach this vLLM server; empty: none
   std::string cluster_key_file;               // path of the key file; empty: there is no key
   std::string encrypt_tcp = "between_hosts";  // one of the names in net::kEncryptNames
@@ -42,6 +43,9 @@ struct ConnectorConfig {
 /// Returns true if `url` is empty, or has the form of a server's URL: http:// or https://, a host and perhaps more, up
 /// to 512 characters. Checks only the form, and does not connect.
 bool is_server_url(const std::string& url);
+
+/// Returns true for up to 64 letters, digits, '.', '-' and '_'.
+bool is_group_name(const std::string& name);
 
 /// Makes the table for connector_settings(), in the order in which the documentation lists the settings.
 inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
@@ -98,6 +102,11 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting<C, std::string>("namespace", &C::name_space, "a name",
                               "Nodes of one namespace serve one model; a node with another model is refused at start",
                               is_given),
+      setting<C, std::string>(
+          "update_group", &C::update_group, "up to 64 letters, digits, dots, dashes and underscores; empty: none",
+          "Servers that started together and get the same updates of weights; once its cache was reset, a node "
+          "shares KV within its group only. A server that starts after others were updated needs a group of its own",
+          is_group_name),
       setting<C, std::string>("serves", &C::serves, "http://HOST:PORT or https://HOST:PORT; empty: none",
                               "URL under which routers reach this vLLM server; the controller passes it on to routers",
                               is_server_url),

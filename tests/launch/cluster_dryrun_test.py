@@ -172,6 +172,8 @@ def test_a_restart_asks_for_the_port_that_the_others_know() -> None:
     for node in (decode, router):
         words = planner.command(node, found, 5003)
         assert words[words.index("--port") + 1] == "5003"
+    assert "update_group=late" in planner.command(decode, found, None, "late")
+    assert not any("update_group" in word for word in planner.command(decode, found))
     assert Starter(planner).start(decode.place, "x", ["y"])[-1] == "y"
 
 

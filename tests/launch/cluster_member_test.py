@@ -87,6 +87,15 @@ def test_a_deployment_is_given_up_when_no_server_can_run(controller: str, addres
     assert made.hopeless.startswith(says) if says else not made.hopeless
 
 
+def test_servers_that_start_later_than_others_are_known(tmp_path: Path) -> None:
+    deployment = Supervisor(Starter(Planner(spec.make({"name": "a", "model": "x"}, Path("demo.yaml")))), print)
+    deployment.scale({"decode": 2})
+    first, added = deployment.member("decode")
+    assert (first.is_late, added.is_late) == (False, True)
+    run(first, tmp_path, "raise SystemExit(1)")
+    assert first.is_late
+
+
 def test_it_is_given_up_after_its_restarts_and_waits_between_them(tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "BACK_OFF_S", (0.2, 0.4))

@@ -1,5 +1,6 @@
 """Tests fingerprints and request extras: they change if and only if something changes KV."""
 
+import functools
 import json
 import os
 import stat
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 from kvferry import digests
 from kvferry._core import fingerprint_difference
-from kvferry.identity import fingerprint
+from kvferry.identity import fingerprint, lora_settings
 from kvferry.request_extras import RequestExtras
 from kvferry_launch.testbed import toy_model
-from vllm.config import CacheConfig, LoadConfig, ModelConfig
+from vllm.config import ModelConfig, MultiModalConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
 
 SHAPE = toy_model.Shape(layers=2, hidden=64, heads=2, kv_heads=2, head_size=32, intermediate=64)
@@ -49,19 +51,20 @@ def make_model(folder: Path, **fields: Any) -> Path:
     return folder
 
 
-def fingerprint_of(model: Path | str, *, layers: int = 2, chunk_tokens: int = 64, load_format: str = "auto",
-                   cache: dict[str, Any] | None = None, set_on_model: dict[str, Any] | None = None,
-                   speculative: Any = None, **model_args: Any) -> str:
-    config = ModelConfig(model=str(model), **({"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 512}
-                                              | model_args))
-    for name, value in (set_on_model or {}).items():
-        setattr(config, name, value)
-    cache_config = CacheConfig(block_size=32)
-    for name, value in (cache or {}).items():
-        object.__setattr__(cache_config, name, value)
-    return fingerprint(SimpleNamespace(model_config=config, cache_config=cache_config,
-                                       load_config=LoadConfig(load_format=load_format),
-                                       speculative_config=speculative), layers, chunk_tokens)
+def vllm_config(model: Path | str, put: dict[str, Any] | None = None, **flags: Any) -> VllmConfig:
+    """Returns what vLLM makes of its command line. `put`: values by their paths, set after vLLM's checks, which would
+    otherwise load an architecture or ask for other hardware.
+    """
+    defaults = {"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 512, "block_size": 32}
+    config = EngineArgs(model=str(model), **defaults | flags).create_engine_config()
+    for path, value in (put or {}).items():
+        *parents, name = path.split(".")
+        object.__setattr__(functools.reduce(getattr, parents, config), name, value)
+    return config
+
+
+def fingerprint_of(model: Path | str, *, layers: int = 2, chunk_tokens: int = 64, **flags: Any) -> str:
+    return fingerprint(vllm_config(model, **flags), layers, chunk_tokens)
 
 
 def edit(**fields: Any) -> Callable[[Path], None]:
@@ -90,7 +93,20 @@ def another_norm(config: Any) -> Any:
     return config
 
 
+def swap(model: Path) -> None:
+    """Exchanges two tensors of equal size in the file."""
+    content = (model / "model.safetensors").read_bytes()
+    size = 1000
+    (model / "model.safetensors").write_bytes(content[:size] + content[2 * size:3 * size] + content[size:2 * size]
+                                              + content[3 * size:])
+
+
 Change = Callable[[Path], None] | dict[str, Any] | tuple[Callable[[Path], None], dict[str, Any]]
+
+
+def put_for_images(**settings: Any) -> Change:
+    return {"put": {"model_config.multimodal_config": MultiModalConfig(**settings)}}
+
 
 CHANGES_KV: dict[str, Change] = {
     # changes of the model's files
@@ -98,7 +114,23 @@ CHANGES_KV: dict[str, Change] = {
     "a byte in the middle of the weights": flip(WEIGHTS_BYTES // 2),
     "last byte of the weights": flip(WEIGHTS_BYTES - 1),
     "one more shard": write("model-2.safetensors"),
+    "two tensors swapped": swap,
     "theta": edit(rope_theta=1e6),
+    "dynamic NTK": edit(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+    "llama 3's rope": edit(rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                         "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}),
+    "long rope": edit(rope_scaling=LONG | {"rope_theta": 10000.0}),
+    "rope in sections": edit(rope_scaling={"rope_type": "default", "mrope_section": [8, 4, 4]}),
+    "partial rope": edit(partial_rotary_factor=0.5),
+    # yarn and dynamic NTK read it
+    "positions of the training": edit(max_position_embeddings=8192),
+    "kinds of layers": edit(layer_types=["sliding_attention", "full_attention"], sliding_window=64),
+    "cap of the attention's logits": edit(attn_logit_softcapping=50.0),
+    "norm of queries and keys": edit(use_qk_norm=True),
+    "clipping of queries and keys": edit(clip_qkv=8.0),
+    "scale of the attention": edit(query_pre_attn_scalar=256),
+    "scale of embeddings": edit(embedding_multiplier=12.0),
+    "experts of a token": edit(num_experts_per_tok=4),
     "yarn": edit(rope_scaling=YARN | {"rope_theta": 10000.0}),
     "linear rope": edit(rope_scaling={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}),
     "norm": edit(rms_norm_eps=1e-5),
@@ -121,14 +153,22 @@ CHANGES_KV: dict[str, Change] = {
     "norm by a function": {"hf_overrides": another_norm},
     "a false flag by override": {"hf_overrides": {"use_qk_norm": False}},
     # These are set after vLLM's checks, which would otherwise load the architecture or the quantization.
-    "architecture by override": {"set_on_model": {"hf_overrides": {"architectures": ["Qwen2ForCausalLM"]}}},
-    "quantized weights": {"set_on_model": {"hf_overrides": {"quantization_config": {"quant_method": "fp8"}}}},
+    "architecture by override": {"put": {"model_config.hf_overrides": {"architectures": ["Qwen2ForCausalLM"]}}},
+    "quantized weights": {"put": {"model_config.hf_overrides": {"quantization_config": {"quant_method": "fp8"}}}},
     "data type": {"dtype": "bfloat16"},
-    "quantization": {"set_on_model": {"quantization": "fp8"}},
-    "details of a quantization": {"set_on_model": {"quantization_config": {"linear": "fp8_per_block"}}},
-    "KV data type": {"cache": {"cache_dtype": "fp8"}},
-    "another fp8": {"cache": {"cache_dtype": "fp8_e5m2"}},
-    "layers without fp8": {"cache": {"kv_cache_dtype_skip_layers": ["0"]}},
+    "quantization": {"put": {"model_config.quantization": "fp8"}},
+    "details of a quantization": {"put": {"model_config.quantization_config": {"linear": "fp8_per_block"}}},
+    "KV data type": {"put": {"cache_config.cache_dtype": "fp8"}},
+    "another fp8": {"put": {"cache_config.cache_dtype": "fp8_e5m2"}},
+    "KV of 8 bits with a scale for each token": {"put": {"cache_config.cache_dtype": "int8_per_token_head"}},
+    "layers without fp8": {"put": {"cache_config.kv_cache_dtype_skip_layers": ["0"]}},
+    "the indexer's data type": {"put": {"attention_config.indexer_kv_dtype": "fp8"}},
+    "another class for the architecture": {"put": {"model_config.model_class_overrides": {"Qwen3ForCausalLM": "a:B"}}},
+    # what a model for images does before its first layer
+    "the processor's settings": put_for_images(mm_processor_kwargs={"num_crops": 4}),
+    "how media are read": put_for_images(media_io_kwargs={"image": {"rgba_background_color": [0, 0, 0]}}),
+    "video pruning": put_for_images(video_pruning_rate=0.5),
+    "the encoder's data type": put_for_images(mm_encoder_attn_dtype="fp8"),
     "code that is run": (write("modeling_toy.py"), {"trust_remote_code": True}),
     "chunk size": {"chunk_tokens": 128},
     "layers with KV": {"layers": 3},
@@ -162,10 +202,35 @@ KEEPS_KV: dict[str, Change] = {
     "served name": {"served_model_name": ["a", "b"]},
     "log probabilities": {"max_logprobs": 3, "logprobs_mode": "processed_logits"},
     "tokenizer's revision": {"tokenizer_revision": "v2"},
-    "block size": {"cache": {"block_size": 64}},
-    "memory": {"cache": {"gpu_memory_utilization": 0.5, "num_gpu_blocks": 7}},
-    "no prefix caching": {"cache": {"enable_prefix_caching": False}},
-    "n-gram speculation": {"speculative": SimpleNamespace(uses_draft_kv_cache=lambda: False)},
+    "block size": {"block_size": 64},
+    "memory": {"gpu_memory_utilization": 0.5, "num_gpu_blocks_override": 7},
+    "no prefix caching": {"enable_prefix_caching": False},
+    "hashes of prefix caching": {"prefix_caching_hash_algo": "sha256_cbor"},
+    "n-gram speculation": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3,
+                                                  "prompt_lookup_max": 3}},
+    "revision with the same bytes": {"revision": "v2"},
+    # Only what follows the last layer depends on it.
+    "tied embeddings": {"put": {"model_config.hf_overrides": {"tie_word_embeddings": True}}},
+    "requests in a step": {"max_num_seqs": 3},
+    "tokens in a step": {"max_num_batched_tokens": 700},
+    "chunked prefill": {"enable_chunked_prefill": False, "max_num_batched_tokens": 512},
+    "scheduling by priority": {"scheduling_policy": "priority"},
+    "asynchronous scheduling": {"async_scheduling": True},
+    "tensor parallelism": {"put": {"parallel_config.tensor_parallel_size": 2}},
+    "pipeline parallelism": {"put": {"parallel_config.pipeline_parallel_size": 2}},
+    "data parallelism": {"put": {"parallel_config.data_parallel_size": 2}},
+    "expert parallelism": {"put": {"parallel_config.enable_expert_parallel": True}},
+    "the kernel of attention": {"put": {"attention_config.backend": "FLEX_ATTENTION"}},
+    "no compilation": {"compilation_config": {"mode": 0}},
+    "logits processors": {"logits_processors": ["a.module:Processor"]},
+    "vLLM's generation defaults": {"generation_config": "vllm", "override_generation_config": {"temperature": 0.2}},
+    "adapters are served": {"enable_lora": True, "max_lora_rank": 64},
+    "how files are read": {"load_format": "safetensors", "download_dir": "/elsewhere"},
+    "prompts of embeddings": {"enable_prompt_embeds": True},
+    "sleep": {"put": {"model_config.enable_sleep_mode": True}},
+    "auto by its name": {"put": {"cache_config.cache_dtype": "float32"}},
+    "how many images": put_for_images(limit_per_prompt={}, mm_processor_cache_gb=1),
+    "a pruning that is off": put_for_images(video_pruning_method="vidcom2"),
 }
 
 
@@ -196,7 +261,8 @@ def test_another_folder_and_the_hubs_cache_are_the_same_model(model: Path, tmp_p
 
 
 def test_names_of_generation_defaults_count_inside_other_settings(model: Path) -> None:
-    found = {fingerprint_of(model, set_on_model={"hf_overrides": {"router": {"top_k": count}}}) for count in (1, 2)}
+    found = {fingerprint_of(model, put={"model_config.hf_overrides": {"router": {"top_k": count}}})
+             for count in (1, 2)}
     assert len(found) == 2
 
 
@@ -206,7 +272,7 @@ def test_loading_a_model_does_not_change_its_fingerprint(model: Path) -> None:
     """
     loaded = ModelConfig(model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=512).hf_config
     loaded.rope_parameters["partial_rotary_factor"] = 0.5
-    assert fingerprint_of(model, set_on_model={"hf_config": loaded}) == fingerprint_of(model)
+    assert fingerprint_of(model, put={"model_config.hf_config": loaded}) == fingerprint_of(model)
 
 
 def test_the_maximum_length_counts_where_a_model_compares_it(tmp_path: Path) -> None:
@@ -217,16 +283,47 @@ def test_the_maximum_length_counts_where_a_model_compares_it(tmp_path: Path) -> 
 
 
 def test_a_draft_with_kv_of_its_own_counts(model: Path, tmp_path: Path) -> None:
-    def with_draft(folder: Path) -> str:
-        draft = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=512)
-        return fingerprint_of(model, speculative=SimpleNamespace(
-            uses_draft_kv_cache=lambda: True, method="eagle", draft_model_config=draft, draft_load_config=None))
+    def with_draft(folder: Path, **settings: Any) -> str:
+        draft = vllm_config(folder).model_config
+        return fingerprint_of(model, put={"speculative_config": SimpleNamespace(
+            uses_draft_kv_cache=lambda: True, method="eagle", draft_model_config=draft, draft_load_config=None,
+            **settings)})
 
     draft = make_model(tmp_path / "draft")
     before = with_draft(draft)
     assert before != fingerprint_of(model)
+    assert with_draft(draft, kv_cache_dtype="fp8") != before
     flip(77)(draft)
     assert with_draft(draft) != before
+
+
+def test_tokens_that_end_n_grams_count(tmp_path: Path) -> None:
+    """Models with embeddings of n-grams start them anew after these tokens."""
+    found = {fingerprint_of(make_model(tmp_path / f"{name} {token}" / "toy", ngram_size=3, **{name: token}))
+             for name in ("eos_token_id", "pad_token_id") for token in (7, 8)}
+    assert len(found) == 4
+
+
+def test_a_window_that_a_flag_turns_off_counts(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "toy", use_sliding_window=True, sliding_window=64, max_window_layers=0)
+    found = {fingerprint_of(model, max_model_len=64, disable_sliding_window=off) for off in (False, True)}
+    assert len(found) == 2
+
+
+def test_details_of_what_comes_before_the_first_layer_count(model: Path, tmp_path: Path) -> None:
+    scales = tmp_path / "scales.json"
+    found = set()
+    for content in ("{}", '{"a": 2.0}'):
+        scales.write_text(content)
+        found.add(after(put_for_images(mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=str(scales)), model))
+    found |= {after(put_for_images(video_pruning_rate=0.5, video_pruning_method=kind), model)
+              for kind in ("evs", "vidcom2")}
+    assert len(found) == 4
+
+
+def test_two_names_of_one_kv_data_type_are_the_same(model: Path) -> None:
+    found = {fingerprint_of(model, put={"cache_config.cache_dtype": name}) for name in ("fp8", "fp8_e4m3")}
+    assert len(found) == 1
 
 
 # ---- the cache of digests on disk ----
@@ -317,6 +414,18 @@ def test_adapters_are_told_apart_by_content(tmp_path: Path) -> None:
     assert len({one, other, extras(source, scaled, 4), extras(source, tmp_path / "one", 5, three_d=True),
                 extras(source, tmp_path / "one", 1, salt="s")}) == 5
     assert extras(source, "/nowhere", 6) is None
+
+
+def test_settings_of_adapters_change_their_keys_alone(model: Path, tmp_path: Path) -> None:
+    def key(**flags: Any) -> str | None:
+        config = vllm_config(model, enable_lora=True, **flags)
+        assert fingerprint(config, 2, 64) == fingerprint_of(model)
+        return extras(RequestExtras(lora_settings(config)), make_adapter(tmp_path / "adapter"))
+
+    before = key()
+    assert key(max_lora_rank=64, max_loras=4, fully_sharded_loras=True) == before
+    others = {key(lora_dtype="bfloat16"), key(lora_target_modules=["q_proj"]), key(enable_tower_connector_lora=True)}
+    assert len(others | {before}) == 4
 
 
 def test_an_adapter_that_is_loaded_again_in_place(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ _NEUTRAL_NAMES = """
     return_dict_in_generate remove_invalid_values exponential_decay_length_penalty
 """
 _NEUTRAL = frozenset(_NEUTRAL_NAMES.split())
+# Embeddings of n-grams end at these tokens, so here they change KV.
+_TOKENS_OF_NGRAMS = {"bos_token_id", "eos_token_id", "pad_token_id"}
+_KV_DTYPES = {"fp8_e4m3": "fp8"}  # two names of one type
 
 
 def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int) -> str:
@@ -52,15 +55,36 @@ def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int) -
         # The chunks also contain the KV of the draft model's layers.
         other = speculative.draft_model_config
         weights = model_identity(other, speculative.draft_load_config or vllm_config.load_config)
-        draft = f"draft={speculative.method}:{weights}:{_digest(_kv_fields(other, effective_config(other)))} "
+        own = _kv_fields(other, effective_config(other)) | _set_only({
+            "dtype": _dtype_name(other.dtype) if other.dtype != model.dtype else None,
+            "quantization": other.quantization, "kv_dtype": getattr(speculative, "kv_cache_dtype", None)})  # fmt: skip
+        draft = f"draft={speculative.method}:{weights}:{_digest(own)} "
     fields = _kv_fields(model, config) | {"skip_layers": sorted(cache.kv_cache_dtype_skip_layers)}
+    if (indexer := getattr(vllm_config.attention_config, "indexer_kv_dtype", "auto")) != "auto":
+        fields["indexer"] = indexer
     return (
         f"model={model_identity(model, vllm_config.load_config)} config={_digest(fields)} dtype={dtype} "
         f"quantization={model.quantization or 'none'} rope={_rope(config)} "
-        f"kv_dtype={dtype if cache.cache_dtype == 'auto' else cache.cache_dtype} layers={num_layers} "
+        f"kv_dtype={_KV_DTYPES.get(cache.cache_dtype, cache.cache_dtype) if cache.cache_dtype != 'auto' else dtype} "
+        f"layers={num_layers} "
         f"kv_heads={model.get_total_num_kv_heads()} head_dim={model.get_head_size()} {draft}"
         f"chunk_tokens={chunk_tokens} format={FORMAT_VERSION}"
     )
+
+
+def lora_settings(vllm_config: "VllmConfig") -> str:
+    """Returns vLLM's settings that change what an adapter does to KV, for the keys of the adapters' chunks."""
+    lora = vllm_config.lora_config
+    if lora is None:
+        return ""
+    is_own_dtype = lora.lora_dtype not in ("auto", vllm_config.model_config.dtype)
+    found = _set_only({
+        "dtype": _dtype_name(lora.lora_dtype) if is_own_dtype else "",
+        "modules": sorted(lora.target_modules or ()),
+        "tower": lora.enable_tower_connector_lora,
+        "shared_experts": getattr(lora, "enable_moe_shared_loras", False),
+    })  # fmt: skip
+    return f",settings:{_digest(found)}" if found else ""
 
 
 # ---- weights ----
@@ -183,6 +207,17 @@ def _kv_fields(model: "ModelConfig", config: Any) -> dict[str, Any]:
         "processor": getattr(multimodal, "mm_processor_kwargs", None),
         "video_pruning": getattr(multimodal, "video_pruning_rate", None),
     }
+    # These are left out unless they are set, so that releases without them have the same digest.
+    fields |= _set_only({"classes": getattr(model, "model_class_overrides", None)})
+    if multimodal is not None:
+        scales = multimodal.mm_encoder_fp8_scale_path
+        fields |= _set_only({
+            # An image's key may be the client's own name for it, which says nothing about how it is read.
+            "media": multimodal.media_io_kwargs,
+            "pruning_method": fields["video_pruning"] and getattr(multimodal, "video_pruning_method", None),
+            "encoder_dtype": multimodal.mm_encoder_attn_dtype,
+            "encoder_scales": scales and digest_of_files([Path(scales)], "scales of the encoder"),
+        })  # fmt: skip
     # The maximum length changes KV only in models that compare it with a limit.
     original = getattr(text, "original_max_position_embeddings", None)
     for rope in _ropes(config):
@@ -194,12 +229,18 @@ def _kv_fields(model: "ModelConfig", config: Any) -> dict[str, Any]:
     return fields
 
 
+def _set_only(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value}
+
+
 def _without_neutral(value: Any) -> Any:
     """Removes neutral fields from model configurations, but not from other dictionaries: there the same names may have
     another meaning.
     """
     if isinstance(value, dict):
-        neutral = _NEUTRAL if "model_type" in value else ()
+        neutral = _NEUTRAL if "model_type" in value else frozenset()
+        if any("ngram" in str(key) for key in value):
+            neutral -= _TOKENS_OF_NGRAMS
         return {str(key): _without_neutral(inner) for key, inner in value.items()
                 if key not in neutral and inner is not None}  # fmt: skip
     if isinstance(value, (list, tuple)):

@@ -36,7 +36,9 @@ class RequestExtras:
     left blocks in vLLM's prefix cache, until the next reset. `num_reloads`: how often an adapter's content has changed.
     """
 
-    def __init__(self, requires_salt: bool = False) -> None:
+    def __init__(self, lora_settings: str = "", update_group: str = "", requires_salt: bool = False) -> None:
+        self._lora_settings = lora_settings  # see identity.lora_settings()
+        self._update_group = update_group
         self._requires_salt = requires_salt
         self.weights_epoch = 0
         self.is_reset_due = False
@@ -57,15 +59,22 @@ class RequestExtras:
             adapter = self._adapter(request.lora_request)
             if adapter is None or adapter.digest is None or (adapter.is_reloaded and num_local_tokens > 0):
                 return None
-            parts.append(f"lora={adapter.digest}")
+            parts.append(f"lora={adapter.digest}{self._lora_settings}")
         if self.weights_epoch:
-            parts.append(f"epoch={self.weights_epoch}")
+            parts.append(f"epoch={self.epoch_name}")
         if request.cache_salt:
             parts.append(f"salt={request.cache_salt}")
         return ";".join(parts)
 
     def lacks_salt(self, request: "Request") -> bool:
         return self._requires_salt and not request.cache_salt
+
+    @property
+    def epoch_name(self) -> str:
+        """The weights epoch, with the group in which the number of resets has a meaning."""
+        # Without a reset, the weights are those of the fingerprint.
+        grouped = self._update_group and self.weights_epoch
+        return f"{self.weights_epoch}@{self._update_group}" if grouped else str(self.weights_epoch)
 
     def _adapter(self, lora: Any) -> _Adapter | None:
         """Returns the adapter with a digest of its files as the worker has read them.

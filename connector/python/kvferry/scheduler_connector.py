@@ -10,7 +10,7 @@ from kvferry.block_hashes import BlockHashes
 from kvferry.compat import hash_block_size, start_line
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
-from kvferry.identity import fingerprint
+from kvferry.identity import fingerprint, lora_settings
 from kvferry.request_extras import RequestExtras
 from kvferry.router_params import RouterParams
 from kvferry.served import checkpoint_alignment, keeps_state, served_specs, settings_json, state_format, windows
@@ -48,9 +48,8 @@ class SchedulerConnector:
         try:
             config = check_config(extra_json)
             self._router_params = RouterParams(config["cluster_key_file"])
-            self._fingerprint = state_format(specs, vllm_config) + fingerprint(
-                vllm_config, num_layers, config["chunk_tokens"]
-            )
+            own = fingerprint(vllm_config, num_layers, config["chunk_tokens"])
+            self._fingerprint = state_format(specs, vllm_config) + own
             self._node = SchedulerNode(
                 extra_json=extra_json,
                 engine_id=transfer.engine_id,
@@ -71,7 +70,7 @@ class SchedulerConnector:
         self._tp_size = parallel.tensor_parallel_size
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
-        self._extras = RequestExtras(config["require_cache_salt"])
+        self._extras = RequestExtras(lora_settings(vllm_config), config["update_group"], config["require_cache_salt"])
         # [request id] what besides model and tokens goes into the request's chunk keys (adapter, weights epoch,
         # cache_salt; see RequestExtras); None: the request's KV is not shared.
         self._extras_of: dict[str, str | None] = {}
@@ -133,7 +132,7 @@ class SchedulerConnector:
 
     def _identity(self) -> str:
         """Returns the text that two nodes compare at a hand-over."""
-        return f"{self._fingerprint} weights_epoch={self._extras.weights_epoch}"
+        return f"{self._fingerprint} weights_epoch={self._extras.epoch_name}"
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         req_id = request.request_id
@@ -270,7 +269,7 @@ class SchedulerConnector:
     def reset_cache(self) -> bool:
         """Empties the pool. vLLM calls this when weights may have changed: KV gets other keys from now on.
 
-        Nodes share KV again once all of them have been reset equally often since they started. If requests
+        Nodes of one update group share KV again once they have been reset equally often since they started. If requests
         still use blocks, vLLM has kept its own prefix cache and tells the caller to try again. The weights epoch then
         stays, and this node shares no KV until the next reset.
         """
@@ -285,9 +284,9 @@ class SchedulerConnector:
         else:
             self._extras.weights_epoch += 1
             logger.warning(
-                "kvferry: the connector's cache was reset, which starts weights epoch %d: KV is exchanged only with "
-                "nodes whose cache was also reset %d times since they started",
-                self._extras.weights_epoch, self._extras.weights_epoch,
+                "kvferry: the connector's cache was reset, which starts weights epoch %s: KV is exchanged only with "
+                "nodes of the same update_group whose cache was also reset %d times since they started",
+                self._extras.epoch_name, self._extras.weights_epoch,
             )  # fmt: skip
         self._drop_changed()
         return True

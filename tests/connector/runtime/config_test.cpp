@@ -129,9 +129,9 @@ INSTANTIATE_TEST_SUITE_P(
                       R"({"controller": "localhost:14600"})", R"({"controller": "tcp://h:1,nonsense"})",
                       R"({"controller": "unix://relative"})", R"({"load_timeout_ms": 0})", R"({"config": 7})",
                       R"({"cluster_key_file": 7})", R"({"encrypt_tcp": "sometimes"})", R"({"serves": "tcp://h:1"})",
-                      R"({"serves": "http://"})", R"({"serves": "http://a b"})", R"({"serves": 8000})",
-                      R"({"silence_ms": 499})", R"({"silence_ms": 600001})", R"({"ports": "9-8"})",
-                      R"({"ports": "any"})"));
+                      R"({"update_group": "a b"})", R"({"serves": "http://"})", R"({"serves": "http://a b"})",
+                      R"({"serves": 8000})", R"({"silence_ms": 499})", R"({"silence_ms": 600001})",
+                      R"({"ports": "9-8"})", R"({"ports": "any"})"));
 
 TEST(Config, ControllersAreWhatTheClientTakes) {
   for (const std::string controller : {"ipc:///run/kvferry", "unix:///run/kvferry.sock", "stream://[::1]:14601",

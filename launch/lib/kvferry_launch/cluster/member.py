@@ -58,6 +58,7 @@ class Member:
     detail: str = ""
     since: float = field(default_factory=time.time)
     restarts: int = 0
+    is_late: bool = False  # True if the next start is later than the deployment's
     leaving: bool = False
     address: str = ""  # the controller's endpoint for nodes; empty if this node is not the controller
     _due: float = 0.0
@@ -89,6 +90,7 @@ class Member:
         self.child = Child(self.node.name, command, log, env)
         self._complaint = self._own_reason = ""
         self._started_at = time.monotonic()
+        self.is_late = True
         self.become(STARTING, self.detail if self.restarts else "")
         try:
             self.child.start()

@@ -179,15 +179,16 @@ class Planner:
         cores = {"VLLM_CPU_OMP_THREADS_BIND": node.cores} if node.cores else {}
         return {**self.cluster_key(), **self.spec.env, **cores, **(role.env if role else {})}
 
-    def command(self, node: Node, found: Found, port: int | None = None) -> list[str]:
+    def command(self, node: Node, found: Found, port: int | None = None, update_group: str = "") -> list[str]:
         """Returns the node's command. `port`: for a restart, the port that the node had before, so that the node keeps
-        its address; None for the first start.
+        its address; None for the first start. `update_group`: for a server that starts later than others, the setting
+        that keeps its count of resets apart from theirs.
         """
         if node.role == "controller":
             return self._controller(found if port else None)
         if node.role == "router":
             return self._router(node, found, port)
-        return self._engine(node, self.spec.roles[node.role], found, port)
+        return self._engine(node, self.spec.roles[node.role], found, port, update_group)
 
     def drain(self, node: Node, found: Found, url: str) -> list[str]:
         """Returns the command that drains a node before the node is removed. The command runs on the controller's host.
@@ -207,13 +208,15 @@ class Planner:
         return [*self.tools.script("controller"), "--bind",
                 f"tcp://{self.bind_host()}:{port}", "--", "--http", f"{self.bind_host()}:{http}", "--state", state]
 
-    def _engine(self, node: Node, role: Role, found: Found, port: int | None) -> list[str]:
+    def _engine(self, node: Node, role: Role, found: Found, port: int | None, update_group: str) -> list[str]:
         words = [*self.tools.script(node.role), "--report", "--model", self.spec.model, "--controller",
                  found.controller, "--host", self.bind_host(), "--port", str(port or role.port), "--engine-id",
                  node.name, "--kv-role", role.kv_role]
         if self.spec.on != "local":
             words += ["--advertise-host", node.place.address]
         extra = {"namespace": self.spec.namespace} | role.extra
+        if update_group:
+            extra["update_group"] = update_group
         words += [word for key, value in extra.items() for word in ("--extra", f"{key}={as_json(value)}")]
         if self.spec.vllm:
             words += ["--server", shlex.join(self.spec.vllm)]

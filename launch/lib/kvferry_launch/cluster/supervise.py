@@ -1,6 +1,7 @@
 """Supervises a running deployment: starts the nodes, restarts dead nodes, adds and removes nodes, stops all nodes."""
 
 import json
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -145,7 +146,9 @@ class Supervisor:
 
     def _start(self, member: Member) -> None:
         found = self.controller.found()
-        own = self.planner.command(member.node, found, member.port)
+        # The others may have got updates of weights that this process missed.
+        group = f"{member.node.name[:40]}-{secrets.token_hex(8)}" if member.is_late else ""
+        own = self.planner.command(member.node, found, member.port, group)
         command, env = self.starter.start_node(member.node, own)
         member.start(command, self.log_of(member.node), env)
         if member.child is not None and self.planner.key_to_send(member.node):
@@ -155,7 +158,9 @@ class Supervisor:
 
     def _add(self, role: str) -> str:
         node = self.planner.engine(role, [member.node for member in self.members])
-        self.members.insert(len(self.members) - len(self.member("router")), self._member(node))
+        member = self._member(node)
+        member.is_late = True
+        self.members.insert(len(self.members) - len(self.member("router")), member)
         return node.name
 
     def _take(self, member: Member) -> str:

@@ -60,6 +60,7 @@ class Engine:
         self.config = for_engine(base, setup, controller)
         kv_config = kv_cache_config(setup)
         self._salts: dict[str, str] = {}
+        self._weights = ""  # what the stamps of this engine's model depend on
         self._adapters: dict[str, int] = {}  # maps an adapter's name to the number of times it was loaded
         self._adapter_folder = tempfile.TemporaryDirectory()
         self.told: dict[str, Told] = {}
@@ -98,10 +99,28 @@ class Engine:
         request = Request(request_id, list(prompt), sampling, None, cache_salt=salt or None, priority=priority,
                           lora_request=self._adapter(lora) if lora else None,
                           arrival_time=float(len(self.told)), block_hasher=self._hasher, resumable=resumable)
-        self._salts[request_id] = salt + lora + str(self._adapters.get(lora, ""))
+        self._salts[request_id] = salt + lora + str(self._adapters.get(lora, "")) + self._weights
         if request_id not in self.scheduler.requests:
             self.told[request_id] = Told(continuation(prompt, max_tokens, self._salts[request_id], stops))
         self.scheduler.add_request(request)
+
+    def update_weights(self, weights: str) -> None:
+        """Gives the model other weights, as a trainer does between two steps: the caches are reset, and running
+        requests begin again with the tokens that they have. Not for asynchronous scheduling.
+        """
+        for _ in range(100):
+            try:
+                assert self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+                break
+            except RuntimeError:  # a load still uses blocks, so vLLM's caller has to try again
+                self.step()
+        for request_id, request in self.scheduler.requests.items():
+            told, salt = self.told[request_id], self._salts[request_id].removesuffix(self._weights) + weights
+            self._salts[request_id] = salt
+            told.expected = told.tokens + continuation(list(request.all_token_ids), request.max_tokens
+                                                       - len(told.tokens), salt)
+        self._weights = weights
+        self.runner.recompute_cells()
 
     def load_adapter(self, name: str) -> None:
         """Loads the adapter with new content. If the adapter was loaded before, it is replaced in place."""

@@ -157,6 +157,11 @@ class StampRunner:
                                  req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
                                  sampled_token_ids=sampled, kv_connector_output=done)
 
+    def recompute_cells(self) -> None:
+        """Computes the cells of all requests anew, after their salts or the weights have changed."""
+        for request_id, held in self._held.items():
+            held.text = Text(held.text.tokens, self._salts[request_id], self.memory.cell_factors)
+
     def _update(self, output: SchedulerOutput) -> list[_Share]:
         """Updates the requests, and returns each request's share of the step."""
         for request_id in output.finished_req_ids:
