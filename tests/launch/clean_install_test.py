@@ -1,10 +1,12 @@
 """Tests launch/wheel: the wheel has all libraries that it needs, with their licences, and works in a root folder
-without Debian packages and without a compiler: its commands, a transfer between two processes.
+without Debian packages and without a compiler: its commands, a transfer between two processes, and, with what vLLM
+itself needs of the system, a deployment of real servers.
 
 The clean room has Python's own libraries, among them OpenSSL's; that kvferry uses none of them is seen from the names
 that its binaries ask the loader for. The Python packages that kvferry depends on are those of .venv.
 """
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,8 +15,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from clean_room import CleanRoom
+from clean_room import CleanRoom, loaded_libraries
 from kvferry_launch.paths import REPO
+from kvferry_launch.setup.steps import ensure_toy_model
+from kvferry_launch.testbed.pair import own_cores
+from kvferry_launch.testbed.reference import Reference
+from real_deployment import MAX_TOKENS, PROMPT_SET, expected, real
+from texts import completion_body, text_of
 
 pytestmark = pytest.mark.long
 INSTALL_MAX_S = 60.0
@@ -22,7 +29,8 @@ INSTALL_MAX_S = 60.0
 ON_EVERY_SYSTEM = re.compile(r"(ld-linux-.*|lib(c|m|dl|rt|pthread|resolv|util|z|stdc\+\+|gcc_s))\.so\.\d+$")
 # Names of Debian's packages begin with the names of their libraries, except for these.
 OTHER_PACKAGES = {"libcrypto": "libssl", **{f"libbrotli{part}": "libbrotli" for part in ("common", "dec", "enc")}}
-HERE = Path(__file__).parent
+PACKAGES = Path(sysconfig.get_path("purelib"))
+PROGRAM = Path(__file__).parent / "lib" / "try_wheel.py"
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +76,48 @@ def test_every_library_comes_with_its_licence(unpacked: Path) -> None:
         assert any(text.startswith(stem) for text in texts), f"{library} is of none of {sorted(texts)}"
 
 
+def tried(room: CleanRoom, *arguments: str) -> dict[str, str]:
+    """Returns what try_wheel.py prints in the room, by the words before the colon."""
+    said = room.run(PROGRAM, *arguments, timeout_s=600)
+    print(said)
+    return dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+
+
 def test_it_works_without_debian_packages_and_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
-    packages = Path(sysconfig.get_path("purelib"))
     root = tmp_path / "root"
     root.mkdir()
-    room = CleanRoom(root, [packages])
+    room = CleanRoom(root, [PACKAGES])
     strange = re.compile("lib(zmq|sodium|uc[mpst]|fmt|spdlog|hiredis|yaml-cpp|xxhash|cpp-httplib|pgm|norm)")
     assert not [path for path in room.libraries if strange.match(path.name)]
     for file in (wheel, REPO / "launch" / "examples" / "move_blocks.py"):
         shutil.copy(file, root / file.name)
-    said = room.run(HERE / "lib" / "try_wheel.py", f"/{wheel.name}", str(packages), timeout_s=300)
-    print(said)
-    values = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    values = tried(room, f"/{wheel.name}", str(PACKAGES))
     assert float(values["install"].split()[0]) <= INSTALL_MAX_S
     assert values["version"].endswith("0.1.0")
     assert not [path for path in values["libraries"].split() if not ON_EVERY_SYSTEM.match(Path(path).name)]
     assert values["controller"] == "True"
     assert values["transfer"] == "every byte is right"
     assert "UCX can't be used" in values["ucx"]
+
+
+def test_a_deployment_answers_as_plain_vllm_does_where_only_vllm_has_more(wheel: Path, tmp_path: Path) -> None:
+    model = ensure_toy_model()
+    reference = Reference(model, own_cores()[0])
+    try:
+        wanted = expected(reference)
+    finally:
+        reference.stop()
+    root = tmp_path / "root"
+    root.mkdir()
+    libraries = loaded_libraries(PACKAGES.glob("vllm/_C*.so"))
+    needs_of_vllm = [Path("/bin/sh"), Path("/usr/bin/lscpu"), *(path for path in libraries if "libnuma" in path.name)]
+    room = CleanRoom(root, [PACKAGES, model], needs_of_vllm)
+    shutil.copy(wheel, root / wheel.name)
+    file = real(root, model, router={"kind": "proxy"}).file
+    bodies = [completion_body(text_of(prompt), MAX_TOKENS) for prompt in PROMPT_SET.prompts()]
+    (root / "requests.json").write_text(json.dumps(bodies))
+    values = tried(room, f"/{wheel.name}", str(PACKAGES), f"/{file.name}", "/requests.json")
+    assert float(values["install"].split()[0]) <= INSTALL_MAX_S
+    assert [text.split() for text in json.loads(values["texts"])] == [text_of(one.tokens).split() for one in wanted]
+    assert float(values["loaded"]) > 0
+    assert values["ended"] == "0"

@@ -21,7 +21,7 @@ PAIR_ONLY = "only a prefill and a decode server of it were tested"
 
 # [version of vLLM] what the start line says about it
 SERVED = {
-    (0, 30): INTERFACE_ONLY,
+    (0, 30): PAIR_ONLY,
     (0, 31): PAIR_ONLY,
     (0, 32): "everything is available",
     (0, 33): INTERFACE_ONLY,

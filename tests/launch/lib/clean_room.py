@@ -1,6 +1,6 @@
 """A root folder with almost nothing in it, in which a test runs programs: Python with its standard library, the
-runtimes of C and C++, which every system for manylinux wheels has, and folders that the test names. It has no compiler,
-no shell, and no other libraries than those that Python's own modules load.
+runtimes of C and C++, which every system for manylinux wheels has, and what the test names. It has no compiler, no
+shell, and no other libraries than those that Python's own modules load.
 """
 
 import os
@@ -10,10 +10,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-from kvferry_launch.paths import KVFERRY
 
 RUNTIMES = re.compile(r"lib(stdc\+\+|gcc_s|pthread|dl|rt|util|resolv|z)\.so\.\d+")
 PYTHON = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
@@ -28,7 +26,7 @@ done
 mount --rbind /dev "$root/dev"
 mount --rbind /sys "$root/sys"
 mount -t proc proc "$root/proc"
-exec env -i HOME=/home USER=root PATH=/env/bin "$(command -v chroot)" "$root" "$@"
+exec env -i HOME=/home USER=root PATH=/env/bin:/usr/bin:/bin "$(command -v chroot)" "$root" "$@"
 """
 
 
@@ -39,15 +37,18 @@ def loaded_libraries(binaries: Iterable[Path]) -> set[Path]:
 
 
 class CleanRoom:
-    """The root folder. `folders` are visible in it at the paths that they have outside."""
+    """The root folder. `folders` are visible in it at the paths that they have outside. `files` are programs and
+    libraries that are copied into it, with the libraries that they load.
+    """
 
-    def __init__(self, root: Path, folders: Iterable[Path]) -> None:
+    def __init__(self, root: Path, folders: Iterable[Path], files: Sequence[Path] = ()) -> None:
         self._root = root
         self._places = [*folders, STANDARD_LIBRARY, *([DEBIANS_PIP] if DEBIANS_PIP.exists() else [])]
-        found = loaded_libraries([PYTHON, *STANDARD_LIBRARY.glob("lib-dynload/*.so")])
-        found |= {path for path in loaded_libraries([KVFERRY]) if RUNTIMES.fullmatch(path.name)}
+        found = loaded_libraries([PYTHON, *STANDARD_LIBRARY.glob("lib-dynload/*.so"), *files])
+        system = next(path.parent for path in found if path.name == "libc.so.6")
+        found |= {path for path in system.iterdir() if RUNTIMES.fullmatch(path.name)}
         self.libraries = {path for path in found if not any(path.is_relative_to(place) for place in self._places)}
-        for path in [*self.libraries, PYTHON]:
+        for path in [*self.libraries, PYTHON, *files]:
             (root / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, root / path.relative_to("/"))
         for name in ("dev", "proc", "sys", "tmp", "etc", "home"):

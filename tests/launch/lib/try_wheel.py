@@ -1,13 +1,16 @@
-"""Runs in a clean room (clean_room.py): installs kvferry's wheel, tries its commands, and prints what came of each, and
-how long the installing took. Standard library only.
+"""Runs in a clean room (clean_room.py): installs kvferry's wheel, tries its commands or a deployment, and prints what
+came of each, and how long the installing took. Standard library only.
 """
 
 import contextlib
+import json
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 BIN = Path("/env/bin")
@@ -56,16 +59,52 @@ def try_commands() -> None:
     print("ucx:", without_ucx.stderr.strip().splitlines()[-1])
 
 
-def main(wheel: str, packages: str) -> None:
-    for tool in ("cc", "gcc", "g++", "clang", "sh"):
-        assert shutil.which(tool, path="/usr/bin:/bin:/env/bin") is None, tool
+def get(url: str, body: object = None) -> str:
+    """Returns the answer to a GET, or to a POST if there is a body, which is sent as JSON."""
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, {"Content-Type": "application/json"})) as answer:
+        return str(answer.read().decode())
+
+
+def try_deployment(file: str, requests: str, begin: float) -> None:
+    """Starts a deployment, sends it requests one after the other, prints the texts, and stops it. `begin`: when the
+    installing began.
+    """
+    with subprocess.Popen(["kvferry-launch", "cluster", "up", file], stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        said = ""
+        while not (ready := re.search(r"ready: (http://\S+)\n", said)):
+            if not (line := up.stdout.readline()):
+                sys.exit(said)
+            said += line
+        texts = []
+        for body in json.loads(Path(requests).read_text()):
+            texts.append(json.loads(get(f"{ready[1]}/v1/completions", body))["choices"][0]["text"])
+            if len(texts) == 1:
+                print(f"first answer: {time.monotonic() - begin:.1f} s")
+        nodes = json.loads(call("kvferry-launch", "cluster", "status", file, "--json"))["nodes"]
+        metrics = get(next(node["url"] for node in nodes if node["name"] == "decode-0") + "/metrics")
+        up.terminate()
+        up.communicate()
+    print("texts:", json.dumps(texts))
+    print("loaded:", *re.findall(r"vllm:external_prefix_cache_hits_total\{\S* (\S+)", metrics))
+    print("ended:", up.returncode)
+
+
+def main(wheel: str, packages: str, *deployment: str) -> None:
+    """`deployment`: the file of a deployment, and that of the requests for it; without them, the commands are tried."""
+    for tool in ("cc", "gcc", "g++", "clang", *(() if deployment else ("sh",))):
+        assert shutil.which(tool) is None, tool
     call(sys.executable, "-m", "venv", "/env")
     site = next(Path("/env/lib").glob("python3*/site-packages"))
     (site / "others.pth").write_text(packages + "\n")  # among them those that kvferry depends on
     begin = time.monotonic()
     call(str(BIN / "pip"), "install", "--no-index", wheel)
     print(f"install: {time.monotonic() - begin:.1f} s")
-    try_commands()
+    if deployment:
+        try_deployment(*deployment, begin)
+    else:
+        try_commands()
 
 
 main(*sys.argv[1:])

@@ -18,6 +18,8 @@ COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # warnings and Slu
                        r"(.*(error\b|exception\b|refused|denied|can't|cannot)|kvferry.*: |launch/\w+: )", re.IGNORECASE)
 # Matches an error of kvferry, which explains more than the vLLM errors that follow it in the log.
 OWN_REASON = re.compile(r"(?:^(?:\(\w+ pid=\d+\) )?|KvFerryError: )(kvferry: .*)")
+EXCEPTION = re.compile(r"(?:^|\] )((?:\w+\.)*\w+(?:Error|Exception): .*)")
+ROOT_CAUSE = "root cause"  # vLLM's last exceptions only say that the root cause is above
 SIGNAL_HINTS = {"SIGKILL": " (kill -9, or the host ran out of memory)", "SIGSEGV": " (a crash)",
                 "SIGABRT": " (a crash)"}
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -65,6 +67,7 @@ class Member:
     _ready_at: float = 0.0
     _started_at: float = 0.0
     _complaint: str = ""
+    _exception: str = ""
     _own_reason: str = ""
 
     def become(self, state: str, detail: str = "") -> None:
@@ -88,7 +91,7 @@ class Member:
 
     def start(self, command: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.child = Child(self.node.name, command, log, env)
-        self._complaint = self._own_reason = ""
+        self._complaint = self._exception = self._own_reason = ""
         self._started_at = time.monotonic()
         self.is_late = True
         self.become(STARTING, self.detail if self.restarts else "")
@@ -106,6 +109,8 @@ class Member:
                 self._own_reason = own[1]
             elif COMPLAINT.search(line):
                 self._complaint = line
+                if (found := EXCEPTION.search(line)) and ROOT_CAUSE not in line:
+                    self._exception = found[1]
             if self.node.role == "controller":
                 self._read_controller(line)
             elif found := SERVES.search(line):
@@ -126,7 +131,8 @@ class Member:
             if self.child is not None and self.child.overdue:
                 self.child.end_now()
             return
-        self._end(why_ended(self.child.exit_status, self._own_reason or self._complaint, self.child.last_line))
+        reason = self._own_reason or (self._exception if ROOT_CAUSE in self._complaint else "") or self._complaint
+        self._end(why_ended(self.child.exit_status, reason, self.child.last_line))
 
     def _end(self, why: str) -> None:
         """Notes that the node's process has ended, or could not be started, and when the next one is started."""
