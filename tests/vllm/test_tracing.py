@@ -44,9 +44,19 @@ def test_a_request_is_one_trace(traced: tuple[ProxyDeployment, Collector]) -> No
     lookups = {span.parent_span_id: text_attributes(span) for span in collector.wait_for("kvferry.lookup", 2)}
     assert lookups[prefill.span_id]["kvferry.found_tokens"] == "0"
     assert lookups[decode.span_id]["kvferry.found_tokens"] == str(len(prompt) - 1)
+    (loaded,), (pushed,) = collector.wait_for("kvferry.load"), collector.wait_for("kvferry.push")
+    assert (pushed.parent_span_id, loaded.parent_span_id) == (prefill.span_id, decode.span_id)
+    for span in (pushed, loaded):
+        attributes = text_attributes(span)
+        assert attributes["kvferry.outcome"] == "ok"
+        assert int(attributes["kvferry.tokens"]) >= len(prompt) - 1
+        assert int(attributes["kvferry.chunks"]) > 0
+        assert int(attributes["kvferry.bytes"]) > 0
+    assert text_attributes(pushed)["kvferry.path"] in ("shm", "cma", "tcp", "ucx")
+    assert text_attributes(loaded)["kvferry.path"] == "pool", "its chunks were pushed"
     (whole,) = collector.wait_for("POST /v1/completions")
     assert whole.parent_span_id.hex() == SPAN
-    of_request = [span for span in collector.spans if span.name in ("llm_request", "kvferry.lookup", "decode")]
+    of_request = [span for span in collector.spans if span.name.startswith(("llm_request", "kvferry.", "decode"))]
     assert {span.trace_id.hex() for span in of_request} == {TRACE}
     lives = deployment.controller.explain("by-id")["lives"]
     assert [life["role"] for life in lives] == ["kv_producer", "kv_consumer"], "kvferry explain knows X-Request-Id"
