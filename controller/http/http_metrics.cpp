@@ -105,6 +105,10 @@ constexpr MetricRow kMetrics[] = {
      "KvferryStateNotOnDisk; absent with --state none"},
     {"state_log_bytes", "gauge", "With a state folder: size of the log that a restart reads after the snapshot"},
     {"state_snapshot_bytes", "gauge", "With a state folder: size of the newest snapshot; 0 before the first"},
+    {"transfer_bytes_total", "counter",
+     "Bytes that the node has pulled from the peer or pushed to it since its start; at most 1000 pairs are shown"},
+    {"transfer_failed_chunks_total", "counter",
+     "Chunks that the node failed to pull from the peer or to push to it: which pair to examine"},
     {"up_seconds", "gauge", "Time since the start; a fall is a restart"},
 };
 

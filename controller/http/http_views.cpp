@@ -1,6 +1,8 @@
 #include "controller/http/http_views.h"
 
 #include <map>
+#include <string_view>
+#include <utility>
 
 #include "controller/http/http_api.h"
 #include "controller/http/http_metrics.h"
@@ -99,6 +101,35 @@ json node_json(const NodeStatus& node, const Flow& flow) {
   return object;
 }
 
+/// Adds what nodes have moved from and to each peer, for at most kPairsMax pairs: Prometheus keeps each one for long.
+void add_transfers(Metrics& metrics, const Status& status) {
+  constexpr std::size_t kPairsMax = 1000;
+  struct Sum {
+    std::uint64_t bytes = 0, num_failed = 0;
+  };
+  std::map<std::string_view, std::string_view> names;  // [endpoint] engine id
+  for (const NodeStatus& node : status.nodes) names[node.endpoint] = node.engine_id.value;
+  std::size_t num_pairs = 0;
+  for (const NodeStatus& node : status.nodes) {
+    if (!node.report) continue;
+    std::map<std::pair<std::string_view, bool>, Sum> sums;  // [peer, is_push]
+    for (const PathReport& path : node.report->paths) {
+      const auto peer = names.find(path.peer);
+      Sum& sum = sums[{peer == names.end() ? path.peer : peer->second, path.is_push}];
+      sum = {sum.bytes + path.bytes, sum.num_failed + path.num_failed};
+    }
+    for (const auto& [pair, sum] : sums) {
+      if (++num_pairs > kPairsMax) return;
+      const Metrics::Labels labels = {{"namespace", node.name_space},
+                                      {"node", node.engine_id.value},
+                                      {"peer", std::string(pair.first)},
+                                      {"direction", pair.second ? "push" : "pull"}};
+      metrics.add("transfer_bytes_total", static_cast<double>(sum.bytes), labels);
+      metrics.add("transfer_failed_chunks_total", static_cast<double>(sum.num_failed), labels);
+    }
+  }
+}
+
 }  // namespace
 
 json nodes_json(const Status& status) {
@@ -185,6 +216,7 @@ std::string metrics_text(const ControllerView& view) {
     with_version.emplace_back("version", node.version);
     metrics.add("node_info", 1, with_version);
   }
+  add_transfers(metrics, view.status);
   for (const NodeStatus& node : view.status.nodes) {
     if (!node.is_leaving) continue;
     const Metrics::Labels labels = {{"namespace", node.name_space}, {"node", node.engine_id.value}};

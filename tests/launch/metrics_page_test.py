@@ -30,8 +30,8 @@ def row(name: str, kind: str, labels: list[str], *more: str) -> Row:
 
 
 def of_controller(folder: Path) -> list[Row]:
-    """Returns the metrics of a running controller that exports every metric: it has a node that is drained, an engine,
-    etcd and an event log.
+    """Returns the metrics of a running controller that exports every metric: it has a node that has pulled and is drained,
+    an engine, etcd and an event log.
     """
     http = free_port()
     controller = Controller("documented", log_folder=folder, flags=(
@@ -42,6 +42,7 @@ def of_controller(folder: Path) -> list[Row]:
         controller.wait_ready()
         node = Node(f"{folder}/stream", "d0", "kv_consumer", "http://d0:1")
         node.holds([b"k" * 16])
+        node.report([["tcp://p0:1", "shm", False, 5, 0, 0, 1, 10, 0]], [])
         subprocess.run([KVFERRY, "drain", "d0", "--force", "--timeout", "1", "--controller", controller.address],
                        capture_output=True, check=False)  # this fails, because no other node can take the chunk
         engine = {"instance_id": "e", "endpoint": "tcp://127.0.0.1:9", "modelname": "m", "block_size": 16}

@@ -104,6 +104,23 @@ def test_nodes_are_told_with_all_that_a_front_door_needs(cluster: Cluster) -> No
         "p": "http://p:8100", "old": ""}
 
 
+def test_metrics_have_what_moved_between_each_pair(cluster: Cluster) -> None:
+    p, d = cluster.join("p", "kv_producer"), cluster.join("d", "kv_consumer")
+    cluster.join("silent", "kv_both")
+    p.report([["tcp://d:1", "shm", True, 500, 2, 0, 1, 10, 0]], [])
+    # A node that reports a peer twice must not make two samples of one name: Prometheus would drop all of them.
+    d.report([["tcp://p:1", "shm", False, 600, 0, 0, 1, 10, 0], ["tcp://p:1", "tcp", False, 100, 0, 0, 1, 10, 0],
+              ["tcp://gone:\"1", "tcp", False, 9, 3, 0, 1, 10, 0]], [])
+    with urllib.request.urlopen(f"http://{cluster.address}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    told = {line.partition("_transfer_")[2].rpartition(" ")[0]: line.rpartition(" ")[2] for line in lines
+            if line.startswith("kvferry_controller_transfer_")}
+    pairs = {'node="p",peer="d",direction="push"': ("500", "2"), 'node="d",peer="p",direction="pull"': ("700", "0"),
+             'node="d",peer="tcp://gone:\\"1",direction="pull"': ("9", "3")}
+    assert told == {f'{name}{{namespace="default",{pair}}}': value for pair, values in pairs.items()
+                    for name, value in zip(("bytes_total", "failed_chunks_total"), values, strict=True)}
+
+
 def test_the_last_node_of_a_kind_is_drained_only_with_force(cluster: Cluster) -> None:
     def drain(name: str, *flags: str) -> tuple[int, str]:
         done = subprocess.run([KVFERRY, "drain", name, "--no-wait", "--controller", f"unix://{cluster.path}", *flags],
