@@ -147,7 +147,7 @@ class Engine:
 
         def counted(metrics: dict[str, float]) -> Any:
             stats = take(metrics)
-            for name, value in stats.data.items():
+            for name, value in stats.reduce().items():
                 self._counted[name] += int(value)
             return stats
 

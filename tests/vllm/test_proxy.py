@@ -33,14 +33,16 @@ STREAMS = PromptSet(seed=82, count=REQUESTS, tokens_min=100)
 FIRST_TOKENS = PromptSet(seed=84, count=REQUESTS, tokens_min=100)
 TRAFFIC = PromptSet(seed=83, count=REQUESTS)
 TENANTS = PromptSet(seed=85, count=1, tokens_min=200)
+PUSHED = PromptSet(seed=86, count=3, tokens_min=100)
 MAX_TOKENS = 100
 JOIN_S = 5.0
 PREFILLS = r'kvferry_proxy_stage_seconds_count\{stage="prefill"\}'
 SKIPPED = r'kvferry_proxy_skipped_prefills_total\{reason="cached"\}'
 FROM_PREFILL = r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'
 CANCELLED = "kvferry_proxy_cancelled_total"
-# Metrics of the dashboard that have no sample before the first event that they count.
+# Metrics of the dashboard that have no sample before the first event that they count: a recompute, a push or a pull.
 AFTER_AN_EVENT = {"kvferry_recomputed_tokens_total"}
+AFTER_A_TRANSFER = ("kvferry_transfer_", "kvferry_pull_stage_")
 STARTING_PAUSE_S = 1.5  # a pause between requests, so that a server that joins gets its first request in time
 
 
@@ -188,7 +190,8 @@ def test_a_tenant_gets_its_own_cached_tokens_and_no_others(proxied: ProxyDeploym
 def test_every_metric_that_the_dashboard_queries_is_exported(proxied: ProxyDeployment) -> None:
     async def ask() -> None:
         async with VllmClient(proxied.url) as client:
-            await complete_text(client, text_of(TEXTS.prompts()[0]), 2)
+            for prompt in PUSHED.prompts():  # the end of a push is reported in the next request's step
+                await complete_text(client, text_of(prompt), 2)
 
     def page(url: str) -> str:
         with urllib.request.urlopen(f"{url}/metrics", timeout=DEADLINE_S) as answer:
@@ -200,6 +203,7 @@ def test_every_metric_that_the_dashboard_queries_is_exported(proxied: ProxyDeplo
     queried = {name for panel in panels for target in panel.get("targets", [])
                for name in re.findall(r"\b(?:kvferry_|vllm:)[a-z_]+", target["expr"])}
     assert queried >= AFTER_AN_EVENT
+    of_transfers = {name for name in queried if name.startswith(AFTER_A_TRANSFER)}
     pages = {"proxy": page(proxied.url), "controller": proxied.controller_text("/metrics"),
              **{server.url: page(server.url) for server in (proxied.prefill, *proxied.decodes)}}
     for where, text in pages.items():
@@ -207,7 +211,9 @@ def test_every_metric_that_the_dashboard_queries_is_exported(proxied: ProxyDeplo
             where.startswith("http") and not name.startswith(("kvferry_proxy_", "kvferry_controller_")))}
         assert len(expected) > 4, where
         samples = set(re.findall(r"^([a-z_:]+)[{ ]", text, re.MULTILINE))
-        assert expected - samples <= AFTER_AN_EVENT, where
+        assert expected - samples <= AFTER_AN_EVENT | of_transfers, where
+        if where == proxied.prefill.url:
+            assert {name for name in of_transfers if name.startswith("kvferry_transfer_")} <= samples
 
 
 def wait_until_idle(deployment: ProxyDeployment) -> None:

@@ -11,6 +11,7 @@ namespace kvferry::cli {
 namespace {
 
 constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // ages come from other nodes; sums of them must not overflow
+constexpr TimeNs kWaitMax = 3600 * kSecond;            // a longer wait in a server's queue is a clock that was set
 constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // times of two nodes may be wrong by so much
 constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a smaller difference of hosts' clocks is not told
 constexpr std::string_view kBetween = "until the next node: router, network";
@@ -57,9 +58,11 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
     TimeNs at = node.at - std::clamp<TimeNs>(event.at, 0, kAgeMax);
     if (!made.lines.empty()) at = std::max(at, made.ended);
     if (made.lines.empty()) {
-      const bool has_waited = event.what() == LifeKind::kArrived;
-      made.began = made.ended = at - (has_waited ? std::clamp<TimeNs>(event.duration, 0, kAgeMax) : 0);
-      if (has_waited) phase = "waiting in the server, until its scheduler's first lookup";
+      made.began = made.ended = at;
+      if (event.what() == LifeKind::kArrived && event.duration > 0 && event.duration <= kWaitMax) {
+        made.began = made.ended = at - event.duration;
+        phase = "waiting in the server, until its scheduler's first lookup";
+      }
     }
     made.age = node.at - made.began;
     const bool is_end = event.what() == LifeKind::kFinished;

@@ -81,11 +81,11 @@ TEST(LifeReport, ALifeBeginsWhenTheServerGotTheRequest) {
   EXPECT_EQ(report.parts[4].duration, 4 * kMillisecond);
 }
 
-TEST(LifeReport, AnAbsurdWaitDoesNotOverflow) {
+TEST(LifeReport, AnAbsurdWaitDoesNotCount) {
   LifeEvent arrived = event(LifeKind::kArrived, 100);
-  for (const TimeNs wait : {std::numeric_limits<TimeNs>::max(), std::numeric_limits<TimeNs>::min()}) {
+  for (const TimeNs wait : {std::numeric_limits<TimeNs>::max(), std::numeric_limits<TimeNs>::min(), 3601 * kSecond}) {
     arrived.duration = wait;
-    EXPECT_GE(make_report({answer("d", {arrived, event(LifeKind::kFinished, 0)})}).duration, 100 * kMillisecond);
+    EXPECT_EQ(make_report({answer("d", {arrived, event(LifeKind::kFinished, 0)})}).duration, 100 * kMillisecond);
   }
 }
 
