@@ -30,8 +30,8 @@ def row(name: str, kind: str, labels: list[str], *more: str) -> Row:
 
 
 def of_controller(folder: Path) -> list[Row]:
-    """Returns the metrics of a running controller that exports every metric: it has a node that has pulled and is drained,
-    an engine, etcd and an event log.
+    """Returns the metrics of a running controller that exports every metric: it has a node that has pulled and is
+    drained, an engine, etcd and an event log.
     """
     http = free_port()
     controller = Controller("documented", log_folder=folder, flags=(
