@@ -42,7 +42,7 @@ FROM_PREFILL = r'kvferry_proxy_first_tokens_total\{reason="",source="prefill"\}'
 CANCELLED = "kvferry_proxy_cancelled_total"
 # Metrics of the dashboard that have no sample before the first event that they count: a recompute, a push or a pull.
 AFTER_AN_EVENT = {"kvferry_recomputed_tokens_total"}
-AFTER_A_TRANSFER = ("kvferry_transfer_", "kvferry_pull_stage_")
+AFTER_A_TRANSFER = ("kvferry_transfer_", "kvferry_pull_stage_", "kvferry_controller_transfer_")
 STARTING_PAUSE_S = 1.5  # a pause between requests, so that a server that joins gets its first request in time
 
 
