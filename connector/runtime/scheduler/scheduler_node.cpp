@@ -1,7 +1,5 @@
 #include "connector/runtime/scheduler/scheduler_node.h"
 
-#include <unistd.h>
-
 #include <array>
 #include <chrono>
 #include <random>
@@ -11,6 +9,7 @@
 #include "controller/api/endpoint.h"
 #include "transport/base/check.h"
 #include "transport/base/log.h"
+#include "transport/base/net/this_host.h"
 #include "transport/base/wall_clock.h"
 
 namespace kvferry {
@@ -20,12 +19,6 @@ constexpr std::chrono::milliseconds kLookupPatience{2};  // limit on the time th
 // Sizes of the flight recorder, about 9 MB: a request has about a dozen events.
 constexpr std::uint32_t kRecordedEvents = 1 << 15, kRecordedRequests = 1 << 12;
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
-
-/// Returns the host name of this machine or pod, or an empty text if it is unknown.
-std::string name_of_this_host() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
-}
 
 /// Returns the name in the report of the counter of tokens that were computed again for a cause.
 std::string_view recomputed_name(std::size_t cause) {
@@ -112,7 +105,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
                  .name_space = config.name_space,
                  .fingerprint = options.fingerprint,
                  .serves = config.serves,
-                 .details = {.host = name_of_this_host()}};
+                 .details = {.host = net::name_of_this_host()}};
   auto directory = KVFERRY_TRY(controller::make_registered_client(client, SteadyClock(), options.start_timeout_ms));
   return std::unique_ptr<SchedulerNode>(new SchedulerNode(
       std::move(options), std::move(address), client.node.incarnation, std::move(directory), std::move(*peers)));

@@ -51,6 +51,20 @@ std::vector<std::string> entries(const fs::path& folder) {
 /// Returns the InfiniBand and RoCE devices.
 std::vector<std::string> rdma_devices(const Host& host) { return entries(host.root / "sys/class/infiniband"); }
 
+struct RdmaPort {
+  std::string device, name;
+  std::string state;  // for example "4: ACTIVE"; empty: not told
+  bool is_active() const { return state.find("ACTIVE") != std::string::npos; }
+};
+std::vector<RdmaPort> rdma_ports(const Host& host) {
+  std::vector<RdmaPort> found;
+  for (const std::string& device : rdma_devices(host)) {
+    const fs::path ports = host.root / "sys/class/infiniband" / device / "ports";
+    for (const std::string& port : entries(ports)) found.push_back({device, port, first_line(ports / port / "state")});
+  }
+  return found;
+}
+
 /// Returns a figure of /proc/meminfo in bytes, 0 if the figure is missing.
 std::uint64_t memory_figure(const Host& host, const std::string& name) {
   std::ifstream file(host.root / "proc/meminfo");
@@ -157,16 +171,12 @@ Findings check_locked_memory(const Host& host) {
 
 Findings check_rdma_ports(const Host& host) {
   Findings found;
-  for (const std::string& device : rdma_devices(host)) {
-    const fs::path ports = host.root / "sys/class/infiniband" / device / "ports";
-    for (const std::string& port : entries(ports)) {
-      const std::string state = first_line(ports / port / "state");  // the line is, for example, "4: ACTIVE"
-      if (state.find("ACTIVE") != std::string::npos) continue;
-      found.push_back(
-          {.what = fmt::format("port {} of {} is not active ({})", port, device, state.empty() ? "no state" : state),
-           .advice = "look at the cable and the subnet manager, or leave the device out with "
-                     "UCX_NET_DEVICES"});
-    }
+  for (const RdmaPort& port : rdma_ports(host)) {
+    if (port.is_active()) continue;
+    found.push_back({.what = fmt::format("port {} of {} is not active ({})", port.name, port.device,
+                                         port.state.empty() ? "no state" : port.state),
+                     .advice = "look at the cable and the subnet manager, or leave the device out with "
+                               "UCX_NET_DEVICES"});
   }
   return found;
 }
@@ -255,14 +265,7 @@ constexpr HostCheck kHostChecks[] = {
 
 }  // namespace
 
-bool has_active_rdma(const Host& host) {
-  for (const std::string& device : rdma_devices(host)) {
-    const fs::path ports = host.root / "sys/class/infiniband" / device / "ports";
-    for (const std::string& port : entries(ports))
-      if (first_line(ports / port / "state").find("ACTIVE") != std::string::npos) return true;
-  }
-  return false;
-}
+bool has_active_rdma(const Host& host) { return std::ranges::any_of(rdma_ports(host), &RdmaPort::is_active); }
 
 std::vector<std::string> host_check_names() {
   std::vector<std::string> names;

@@ -1,9 +1,6 @@
 #include "launch/cli/doctor/path_checks.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <string_view>
@@ -12,6 +9,7 @@
 #include "connector/core/flight_recorder.h"
 #include "launch/cli/top/node_rows.h"
 #include "transport/base/net/host_port.h"
+#include "transport/base/net/this_host.h"
 #include "transport/base/printable.h"
 
 namespace kvferry::cli {
@@ -26,8 +24,6 @@ using Findings = std::vector<Finding>;  // findings without the check's name, wh
 constexpr double kShareMin = 0.5;              // a path whose best speed is a smaller share of its limit is reported
 constexpr std::uint64_t kFailureMs = 600'000;  // an older failure says nothing about the ports now
 constexpr std::string_view kShm = "shm", kGpuIpc = "gpu_ipc", kTcp = "tcp", kUcxTcp = "ucx/tcp";
-
-std::string shown_name(const NodeStatus& node) { return printable(short_name(node.engine_id.value)); }
 
 double share_of_path(const PathReport& path) {
   return path.limit_gb_per_s > 0 ? path.best_gb_per_s / path.limit_gb_per_s : 0;
@@ -102,11 +98,10 @@ Findings check_one_host(const Status& status, const Host&) {
 
 Findings check_ucx_paths(const Status& status, const Host& host) {
   if (!has_active_rdma(host)) return {};
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
+  const std::string name = net::name_of_this_host();
   Findings found;
   for (const Pair& pair : pairs_of(status)) {
-    const bool is_here = pair.begins.details.host == name.data() || pair.peer.details.host == name.data();
+    const bool is_here = pair.begins.details.host == name || pair.peer.details.host == name;
     if (pair.path.path != kUcxTcp || !is_here || is_on_one_host(pair.begins, pair.peer)) continue;
     found.push_back(
         {.what = fmt::format("{} by UCX over TCP, although this host has an active RDMA port", pair.text()),
@@ -170,10 +165,8 @@ std::vector<PathSpeed> path_speeds(const Status& status) {
     if (!node.report) continue;
     for (const PathReport& path : node.report->paths) {
       if (path.bytes == 0) continue;
-      const auto known = names.find(path.peer);
-      std::string from = shown_name(node), to = known == names.end() ? printable(path.peer) : known->second;
-      if (!path.is_push) std::swap(from, to);
-      speeds.push_back({from, to, printable(path.path), path.is_push, path.last_gb_per_s, path.best_gb_per_s,
+      const PathEnds ends = ends_of(node, path, names);
+      speeds.push_back({ends.from, ends.to, printable(path.path), path.is_push, path.last_gb_per_s, path.best_gb_per_s,
                         path.limit_gb_per_s, share_of_path(path)});
     }
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <utility>
 
 #include "controller/http/report_views.h"
 #include "transport/base/printable.h"
@@ -26,7 +27,7 @@ std::string role_text(const std::string& role) {
 
 NodeRow row_of(const NodeStatus& node, const controller::Flow& flow, const NodeNames& names) {
   NodeRow row;
-  row.name = printable(short_name(node.engine_id.value));
+  row.name = shown_name(node);
   row.role = role_text(node.role);
   row.load = node.load;
   row.ago_ms = node.heartbeat_age_ms;
@@ -76,11 +77,20 @@ std::string cut(std::string text, std::size_t width) {
 
 }  // namespace
 
+std::string shown_name(const NodeStatus& node) { return printable(short_name(node.engine_id.value)); }
+
 NodeNames names_of(const Status& status) {
   NodeNames names;
-  for (const LostNode& one : status.lost) names[one.node.endpoint] = printable(short_name(one.node.engine_id.value));
-  for (const NodeStatus& node : status.nodes) names[node.endpoint] = printable(short_name(node.engine_id.value));
+  for (const LostNode& one : status.lost) names[one.node.endpoint] = shown_name(one.node);
+  for (const NodeStatus& node : status.nodes) names[node.endpoint] = shown_name(node);
   return names;
+}
+
+PathEnds ends_of(const NodeStatus& reporter, const controller::PathReport& path, const NodeNames& names) {
+  const auto known = names.find(path.peer);
+  std::string peer = known == names.end() ? printable(path.peer) : known->second;
+  return path.is_push ? PathEnds{shown_name(reporter), std::move(peer)}
+                      : PathEnds{std::move(peer), shown_name(reporter)};
 }
 
 std::vector<NodeRow> node_rows(const Status& status) {

@@ -28,8 +28,14 @@ struct NodeRow {
   std::string failure;  // its last failure as a sentence; empty: none
 };
 
-/// [endpoint] short name of the node, lost ones included.
+std::string shown_name(const controller::NodeStatus& node);
+/// [endpoint] shown name of the node, lost ones included.
 NodeNames names_of(const controller::Status& status);
+/// The shown names of the nodes between which a path's bytes go; of a node without a name its endpoint.
+struct PathEnds {
+  std::string from, to;
+};
+PathEnds ends_of(const controller::NodeStatus& reporter, const controller::PathReport& path, const NodeNames& names);
 /// Returns the registered nodes in the order of the status, then the lost ones.
 std::vector<NodeRow> node_rows(const controller::Status& status);
 

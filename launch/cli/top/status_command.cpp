@@ -74,12 +74,10 @@ Table paths_table(const Status& status) {
   Table table{{"FROM", "TO", "BY", "PATH", "GB/S NOW", "GB/S LAST", "LIMIT", "MOVED", "FAILED CHUNKS"}};
   for (const controller::NodeStatus& node : status.nodes) {
     if (!node.report) continue;
-    const std::string name = printable(short_name(node.engine_id.value));
     for (const controller::PathReport& path : node.report->paths) {
-      const auto known = names.find(path.peer);
-      const std::string peer = known == names.end() ? printable(path.peer) : known->second;
-      table.push_back({path.is_push ? name : peer, path.is_push ? peer : name, path.is_push ? "push" : "pull",
-                       text_or_dash(path.path), controller::is_fresh(node) ? fmt::format("{:.2f}", path.gb_per_s) : "-",
+      const PathEnds ends = ends_of(node, path, names);
+      table.push_back({ends.from, ends.to, path.is_push ? "push" : "pull", text_or_dash(path.path),
+                       controller::is_fresh(node) ? fmt::format("{:.2f}", path.gb_per_s) : "-",
                        fmt::format("{:.2f}", path.last_gb_per_s),
                        path.limit_gb_per_s > 0 ? fmt::format("{:.2f}", path.limit_gb_per_s) : "-",
                        bytes_text(path.bytes), std::to_string(path.num_failed)});
