@@ -2,45 +2,42 @@
 
 import asyncio
 import statistics
-import time
+from collections.abc import Awaitable
 
 import pytest
 from kvferry_launch.node.vllm import KvConnector
-from kvferry_launch.proxy.bodies import REMOTE_DECODE
-from kvferry_launch.testbed.client import VllmClient
-from kvferry_launch.testbed.pair import Pair
+from kvferry_launch.testbed.answers import Answer
+from kvferry_launch.testbed.client import VllmClient, prefill_then_decode, run_load
+from kvferry_launch.testbed.pair import CONCURRENCY, Pair
 from kvferry_launch.testbed.prompts import PromptSet
 
 REQUESTS = PromptSet(seed=98, count=16)
-AT_A_TIME = 8
 MAX_TOKENS = 100
 
 pytestmark = pytest.mark.servers("base")
 
 
-async def load(pair: Pair) -> dict[str, float]:
-    """Sends the requests through the pair. Returns the milliseconds from each request to its answer."""
-    gate = asyncio.Semaphore(AT_A_TIME)
+async def load(pair: Pair) -> dict[str, Answer]:
+    """Sends the requests through the pair. Returns the answers by the names of the requests."""
+    prompts = REQUESTS.prompts()
 
-    async def one(name: str, prompt: list[int]) -> float:
-        async with gate:
-            begin = time.monotonic()
-            first = await prefill.generate(prompt, 1, REMOTE_DECODE, request_id=f"prefill-of-{name}")
-            await decode.generate(prompt, MAX_TOKENS, first.kv_transfer_params, request_id=name)
-            return (time.monotonic() - begin) * 1e3
+    def send(prompt: list[int]) -> Awaitable[Answer]:
+        name = f"explained{prompts.index(prompt)}" if prompt in prompts else "warm"
+        return prefill_then_decode(prefill, decode, prompt, MAX_TOKENS, request_id=name)
 
     async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
-        await one("warm", [5, 6, 7])  # a server's first request waits for imports before vLLM notes its arrival
-        names = [f"explained{number}" for number in range(REQUESTS.count)]
-        times = await asyncio.gather(*map(one, names, REQUESTS.prompts()))
-        return dict(zip(names, times, strict=True))
+        await send([5, 6, 7])  # a server's first request waits for imports before vLLM notes its arrival
+        answers = await run_load(prompts, send, CONCURRENCY)
+    return {f"explained{number}": answer for number, answer in enumerate(answers)}
 
 
 def test_the_parts_of_a_preempted_request_add_up_to_its_time(kvferry_connector: KvConnector, pair: Pair) -> None:
     del kvferry_connector
     assert pair.controller is not None
     misses = {}
-    for name, wall_ms in asyncio.run(load(pair)).items():
+    for name, answer in asyncio.run(load(pair)).items():
+        assert answer.error is None, answer.error
+        wall_ms = answer.seconds * 1e3
         told = pair.controller.explain(name)
         if any(event["event"] == "preempted" for life in told["lives"] for event in life["events"]):
             assert [life["role"] for life in told["lives"]] == ["kv_producer", "kv_consumer"]

@@ -58,11 +58,9 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
     TimeNs at = node.at - std::clamp<TimeNs>(event.at, 0, kAgeMax);
     if (!made.lines.empty()) at = std::max(at, made.ended);
     if (made.lines.empty()) {
-      made.began = made.ended = at;
-      if (event.what() == LifeKind::kArrived && event.duration > 0 && event.duration <= kWaitMax) {
-        made.began = made.ended = at - event.duration;
-        phase = "waiting in the server, until its scheduler's first lookup";
-      }
+      const bool has_waited = event.what() == LifeKind::kArrived && event.duration > 0 && event.duration <= kWaitMax;
+      made.began = made.ended = has_waited ? at - event.duration : at;
+      if (has_waited) phase = "waiting in the server, until its scheduler's first lookup";
     }
     made.age = node.at - made.began;
     const bool is_end = event.what() == LifeKind::kFinished;

@@ -81,11 +81,12 @@ class VllmClient:
 
 
 async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: list[int], max_tokens: int,
-                              extra: dict[str, Any] | None = None) -> Answer:
+                              extra: dict[str, Any] | None = None, **fields: str) -> Answer:
     """Sends one request as routers do: to the prefill server for one token, then to the decode server with the
     kv_transfer_params of the prefill server's answer.
 
-    `extra` is added to the kv_transfer_params of the decode request. An error of a request is returned in the answer.
+    `extra` is added to the kv_transfer_params of the decode request, `fields` to its body. An error of a request is
+    returned in the answer.
     """
     start = time.monotonic()
     handed_over = start
@@ -93,7 +94,7 @@ async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: l
         first = await prefill.generate(prompt, 1, REMOTE_DECODE)
         handed_over = time.monotonic()
         params = {**(first.kv_transfer_params or {}), **(extra or {})}
-        generation = await decode.generate(prompt, max_tokens, params or None)
+        generation = await decode.generate(prompt, max_tokens, params or None, **fields)
     except RequestError as error:
         return Answer(prompt, time.monotonic() - start, error=str(error))
     end = time.monotonic()
