@@ -12,7 +12,7 @@ from typing import Any
 
 from kvferry_launch.paths import BUILD, LOGS, MODELS, REPO, VENV_PYTHON
 from kvferry_launch.progress import Step
-from kvferry_launch.setup.build import ensure_build
+from kvferry_launch.setup.build import PRODUCT, ensure_build
 from kvferry_launch.setup.commands import SetupError, beside, run_logged
 from kvferry_launch.setup.debian import ensure_debian_packages
 from kvferry_launch.setup.venv import ensure_venv, ensure_vllm
@@ -68,9 +68,11 @@ def ensure_or_exit(**steps: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="launch/setup", description="Install what is missing and build kvferry.")
-    parser.add_argument("--quick", action="store_true", help="leave out vLLM and the toy model")
+    parser.add_argument("--quick", action="store_true",
+                        help="leave out vLLM, the toy model and the C++ tests that tests/run --quick leaves out")
     parser.add_argument("--tests", action="store_true", help="install also the packages that only tests/run needs")
     arguments = parser.parse_args()
     start = time.monotonic()
-    ensure_or_exit(vllm=not arguments.quick, tests=arguments.tests)
+    ensure_or_exit(vllm=not arguments.quick, tests=arguments.tests,
+                   only=(*PRODUCT, "quick_tests") if arguments.quick and arguments.tests else ())
     print(f"set-up is complete ({time.monotonic() - start:.1f} s)")
