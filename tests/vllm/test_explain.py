@@ -44,8 +44,8 @@ def test_the_parts_of_a_preempted_request_add_up_to_its_time(kvferry_connector: 
             parts_ms = sum(part["ms"] for part in told["parts"])
             misses[name] = abs(parts_ms / wall_ms - 1)
             print(f"{name}: {wall_ms:.0f} ms, parts {parts_ms:.0f} ms")
-    assert misses, "the decode server never preempted, so this proved nothing"
+    assert len(misses) >= 3, "the decode server hardly preempted, so this proved nothing"
     print(f"{len(misses)} preempted requests: their parts miss their times by {statistics.median(misses.values()):.1%} "
           f"(median), {max(misses.values()):.1%} (largest)")
+    # The largest says how late a busy host lets the client see its answer, which is in no part.
     assert statistics.median(misses.values()) <= 0.05, misses
-    assert max(misses.values()) <= 0.10, misses  # more than 5 %, since a busy host delays the client's part
