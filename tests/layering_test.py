@@ -110,7 +110,7 @@ WRAPPED = {
     "NCCL": (re.compile(r"nccl"), re.compile(r"transport/nccl/")),
     "CUDA": (re.compile(r"cuda|cub/|thrust/"),
              re.compile(r"kernels/.*\.(cu|cuh)$|kernels/cuda/|transport/(ucx|nccl|cuda)/")),
-    "ZeroMQ": (re.compile(r"zmq"), re.compile(r"transport/base/net/zmq_(context|socket)\.cpp$")),
+    "ZeroMQ": (re.compile(r"zmq"), re.compile(r"transport/base/net/zmq_(context|key_change|socket)\.cpp$")),
     "the resolver": (re.compile(r"netdb\.h|ifaddrs\.h|arpa/inet\.h"), re.compile(r"transport/base/net/")),
     "eventfd": (re.compile(r"sys/eventfd\.h"), re.compile(r"transport/base/net/")),
     "cpp-httplib": (re.compile(r"httplib"),

@@ -40,17 +40,16 @@ std::string http_token(const net::ClusterKey& key, HttpRole role) {
   return fmt::format("{:02x}", fmt::join(key.derived(fmt::format("kvferry HTTP {} 1", name)), ""));
 }
 
-HttpAccess::HttpAccess(const std::optional<net::ClusterKey>& key) : is_open_(!key) {
-  if (is_open_) return;
-  reader_ = http_token(*key, HttpRole::kReader);
-  admin_ = http_token(*key, HttpRole::kAdmin);
-}
-
 HttpRole HttpAccess::role_with(std::string_view token) const {
   const auto is = [&](const std::string& own) {
     return token.size() == own.size() && ::CRYPTO_memcmp(token.data(), own.data(), own.size()) == 0;
   };
-  return is(admin_) ? HttpRole::kAdmin : is(reader_) ? HttpRole::kReader : HttpRole::kNone;
+  HttpRole role = HttpRole::kNone;
+  for (const net::ClusterKey& key : key_->accepted()) {
+    for (const HttpRole one : {HttpRole::kReader, HttpRole::kAdmin})
+      if (is(http_token(key, one))) role = one;
+  }
+  return role;
 }
 
 HttpRole HttpAccess::role_of(std::string_view method, std::string_view authorization) const {
@@ -62,7 +61,7 @@ HttpRole HttpAccess::role_of(std::string_view method, std::string_view authoriza
 std::optional<HttpRefusal> HttpAccess::refusal(std::string_view method, std::string_view path,
                                                std::string_view authorization) const {
   const HttpRole needed = needed_for(method, path);
-  if (is_open_ || needed == HttpRole::kNone) return std::nullopt;
+  if (!key_ || needed == HttpRole::kNone) return std::nullopt;
   const HttpRole role = role_of(method, authorization);
   if (role >= needed) return std::nullopt;
   const char* const command = needed == HttpRole::kAdmin ? "kvferry token --role admin" : "kvferry token";

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "transport/base/net/cluster_key.h"
 
@@ -17,7 +18,7 @@ enum class HttpRole : std::uint8_t {
   kAdmin,   // may send all requests; POST /register, for example, makes the controller connect to an address
 };
 
-/// Returns the token that gives a client the role kReader or kAdmin: 64 hexadecimal digits.
+/// Returns the token that gives a client the role kReader or kAdmin: 64 hexadecimal digits, of the key in use.
 std::string http_token(const net::ClusterKey& key, HttpRole role);
 
 struct HttpRefusal {
@@ -29,7 +30,7 @@ struct HttpRefusal {
 class HttpAccess {
  public:
   /// Without a key every client is an admin.
-  explicit HttpAccess(const std::optional<net::ClusterKey>& key);
+  explicit HttpAccess(std::optional<net::ClusterKey> key) : key_(std::move(key)) {}
 
   /// Returns nullopt if the request is allowed. `authorization`: value of the Authorization header, or empty. The token
   /// may come as "Bearer TOKEN". For GET and HEAD, browsers may also send it as the password of Basic authentication.
@@ -39,15 +40,14 @@ class HttpAccess {
                                      std::string_view authorization) const;
   /// Returns false if a POST request with this Authorization header is refused for every path.
   bool may_send_body(std::string_view authorization) const {
-    return is_open_ || role_of("POST", authorization) != HttpRole::kNone;
+    return !key_ || role_of("POST", authorization) != HttpRole::kNone;
   }
 
  private:
   HttpRole role_with(std::string_view token) const;
   HttpRole role_of(std::string_view method, std::string_view authorization) const;
 
-  bool is_open_;
-  std::string reader_, admin_;
+  const std::optional<net::ClusterKey> key_;
 };
 
 }  // namespace kvferry::controller

@@ -98,11 +98,18 @@ void run_cluster_key(std::string_view bytes) {
   const MemoryFile file(bytes);
   const auto key = net::read_cluster_key(file.path());
   const bool fits = bytes.size() >= net::ClusterKey::kBytesMin && bytes.size() <= net::ClusterKey::kBytesMax;
-  KVFERRY_CHECK(static_cast<bool>(key) == fits, "a key of {} bytes", bytes.size());
-  if (fits) (void)(*key)->derived(bytes.substr(0, 8));
+  const bool is_list = bytes.starts_with("kvferry cluster keys 1\n");
+  KVFERRY_CHECK(is_list || static_cast<bool>(key) == fits, "a key of {} bytes", bytes.size());
+  if (!key) return;
+  (void)(*key)->derived(bytes.substr(0, 8));
+  std::vector<std::string> keys = net::parse_cluster_keys(bytes).value();
+  KVFERRY_CHECK(net::parse_cluster_keys(net::format_cluster_keys(keys)).value() == keys, "the list is not kept");
 }
 
-std::vector<std::string> cluster_key_seeds() { return {std::string(31, 'k'), std::string(32, 'k')}; }
+std::vector<std::string> cluster_key_seeds() {
+  return {std::string(31, 'k'), std::string(32, 'k'),
+          net::format_cluster_keys({std::string(32, 'k'), std::string(33, 'x')})};
+}
 
 // ---- the layouts of two nodes ----
 

@@ -2,11 +2,12 @@
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kvferry.tickets import signer_of
+from kvferry.tickets import PUSH_TARGET, Signer, signer_of
 from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.proxy import bodies
 from kvferry_launch.proxy.main import options_of_member, parse
@@ -109,6 +110,45 @@ def test_salts_follow_from_the_key(tmp_path: Path) -> None:
     assert salts[0] == salts[2] != salts[1]
 
 
+def test_a_running_proxy_follows_a_key_that_is_replaced(tmp_path: Path) -> None:
+    file, old, new = tmp_path / "cluster.key", b"o" * 32, b"n" * 32
+    file.write_bytes(old)
+    file.chmod(0o600)
+
+    async def test(c: Cluster) -> None:
+        async def reaches(status_of_old: int, status_of_new: int) -> None:
+            deadline = time.monotonic() + 1
+            statuses = []
+            while statuses != [status_of_old, status_of_new]:
+                assert time.monotonic() < deadline, statuses
+                statuses = []
+                for key in (old, new):
+                    headers = {"Authorization": f"Bearer {Signer(key).http_token()}"}
+                    async with c.session.get(f"{c.url}/metrics", headers=headers) as answer:
+                        statuses.append(answer.status)
+
+        async def signed_with() -> bytes:
+            assert (await c.post({"prompt": "a"}, Authorization=ALICE))[0] == 200
+            target = c.prefills[0].got[-1]["kv_transfer_params"]["kvferry_push_to"]
+            salts.append(c.decodes[0].got[-1]["cache_salt"])
+            return next(key for key in (old, new) if Signer(key).refusal(PUSH_TARGET, target) is None)
+
+        await reaches(200, 401)
+        assert await signed_with() == old
+        file.write_text(f"kvferry cluster keys 1\n{new.hex()}\n{old.hex()}\n")
+        await reaches(200, 200)
+        assert await signed_with() == new
+        assert salts[0] != salts[1]
+        c.controller.authorizations.clear()
+        file.write_bytes(new)
+        await reaches(401, 200)
+        assert await signed_with() == new
+        assert c.controller.authorizations == {f"Bearer {Signer(new).http_token()}"}
+
+    salts: list[str] = []
+    run(test, **options_of_member(str(file), tenant_header="Authorization"))
+
+
 def test_neither_credential_nor_salt_is_logged_or_exported(
         options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
@@ -137,7 +177,7 @@ def test_neither_credential_nor_salt_is_logged_or_exported(
     run(test, **options)
     assert len(salts) == 2
     everything = "\n".join(told + caplog.messages + [repr(options)])
-    secrets = ["key-of-alice", "key-of-bob", *salts, *(salt[:8] for salt in salts), str(options["tenants"].secret)]
+    secrets = ["key-of-alice", "key-of-bob", *salts, *(salt[:8] for salt in salts), str(options["tenants"].secret())]
     assert not [secret for secret in secrets if secret in everything]
     tenants = re.findall(r"POST .* trace [0-9a-f]{32}, tenant ([0-9a-f]{8})[:;]", "\n".join(caplog.messages))
     assert len(tenants) == 5

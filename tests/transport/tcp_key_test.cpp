@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "tests/transport/base/net/key_file.h"
 #include "tests/transport/raw_socket.h"
 #include "tests/transport/transport_fixture.h"
 #include "transport/base/net/tcp_socket.h"
@@ -221,6 +222,65 @@ TEST_F(TcpWithKey, RefusesAConnectionInClearThatItWantsEncrypted) {
   EXPECT_EQ(pull(*open, transport_->address()).code, ErrorCode::kPeerLost);
   start(net::Encrypt::kNever);
   expect_alive();  // only the side that connects may require more
+}
+
+TEST_F(TcpWithKey, ReplacesTheKeyStepByStepWithoutAFailedTransfer) {
+  for (const bool is_holder_first : {true, false}) {
+    net::KeyFile holder_file(::testing::TempDir(), net::kRotation[0]),
+        reader_file(::testing::TempDir(), net::kRotation[0]);
+    const std::optional<net::ClusterKey> holder_key = holder_file.read(), reader_key = reader_file.read();
+    const auto holder = make_tcp(holder_key, net::Encrypt::kNever),
+               reader = make_tcp(reader_key, net::Encrypt::kAlways);
+    const std::string region =
+        holder->export_region(holder->register_region(memory_.data(), memory_.size()).value()).value();
+    const RegionId local = reader->register_region(pulled_.data(), pulled_.size()).value();
+    const PeerId peer = reader->connect(holder->address()).value();
+    int num_pulled = 0;
+    const auto pull = [&] {
+      ASSERT_TRUE(reader->submit({peer, Direction::kPull, local, region, {{0, 0, kMemoryBytes}}, ""}));
+      const std::vector<Completion> done = wait_completions(*reader, 1);
+      ASSERT_EQ(done.size(), 1U);
+      ASSERT_EQ(done[0].code, ErrorCode::kOk) << done[0].what;
+      ++num_pulled;
+    };
+    pull();
+    for (std::size_t step = 1; step < net::kRotation.size(); ++step) {
+      for (const bool is_holder : {is_holder_first, !is_holder_first}) {
+        const net::ClusterKey& key = is_holder ? *holder_key : *reader_key;
+        const std::uint64_t version = key.version();
+        (is_holder ? holder_file : reader_file).write(net::kRotation[step]);
+        ASSERT_TRUE(net::reaches([&] { return pull(), HasFatalFailure() || key.version() != version; }));
+        if (HasFatalFailure()) return;
+      }
+      // The reader's idle link is made anew with the key in use before the former key is removed.
+      std::this_thread::sleep_for(std::chrono::nanoseconds(2 * net::ClusterKey::kLookEveryNs));
+    }
+    EXPECT_GT(num_pulled, 6);
+    EXPECT_TRUE(pulled_ == memory_);
+    const auto revoked = make_tcp(net::ClusterKey(net::kOldKey), net::Encrypt::kAlways);
+    EXPECT_EQ(this->pull(*revoked, holder->address()).code, ErrorCode::kPeerLost);
+  }
+}
+
+TEST_F(TcpWithKey, EndsConnectionsWhoseKeyIsRemoved) {
+  for (const bool is_holder : {true, false}) {
+    net::KeyFile file(::testing::TempDir(), {net::kNewKey, net::kOldKey});
+    const auto follower = make_tcp(file.read(), net::Encrypt::kAlways);
+    const auto fixed = make_tcp(net::ClusterKey(is_holder ? net::kOldKey : net::kNewKey), net::Encrypt::kAlways);
+    Transport &holder = is_holder ? *follower : *fixed, &reader = is_holder ? *fixed : *follower;
+    const std::string region =
+        holder.export_region(holder.register_region(memory_.data(), memory_.size()).value()).value();
+    const RegionId local = reader.register_region(pulled_.data(), pulled_.size()).value();
+    const PeerId peer = reader.connect(holder.address()).value();
+    const auto pull = [&] {
+      if (!reader.submit({peer, Direction::kPull, local, region, {{0, 0, kMemoryBytes}}, ""})) return false;
+      const std::vector<Completion> done = wait_completions(reader, 1);
+      return done.size() == 1 && done[0].code == ErrorCode::kOk;
+    };
+    EXPECT_TRUE(pull());
+    file.write({is_holder ? net::kNewKey : net::kOldKey});
+    EXPECT_TRUE(net::reaches([&] { return !pull(); })) << "the connection has outlived its key";
+  }
 }
 
 }  // namespace

@@ -101,7 +101,10 @@ bool Connection::shake_hands() {
   }
   if (!*is_done) return false;
   is_shaking_hands_ = false;
-  if (!tls_->encrypts()) tls_.reset();
+  if (!tls_->encrypts()) {
+    key_name_ = tls_->key_name();
+    tls_.reset();
+  }
   handler_->on_connected(*this);
   return !is_closed();
 }

@@ -78,6 +78,8 @@ class Connection {
   }
   /// Returns whether the TLS handshake is not finished yet.
   bool is_shaking_hands() const { return is_shaking_hands_; }
+  /// Returns the name of the cluster key that the connection was made with, or "" without a key.
+  const std::string& key_name() const { return tls_ != nullptr ? tls_->key_name() : key_name_; }
   /// Called when the peer has sent a valid Hello or Welcome: from then on its messages may hold longer texts.
   void trust() { text_bytes_max_ = kAnswerBytesMax; }
 
@@ -128,6 +130,7 @@ class Connection {
   const std::uint64_t id_;
   OwnedFd socket_;
   std::unique_ptr<net::TlsSession> tls_;  // null: no TLS, or clear text after the handshake
+  std::string key_name_;                  // set when tls_ is dropped
   bool is_shaking_hands_ = false;
   MessageHandler* handler_;
   std::size_t lane_ = 0;

@@ -1,4 +1,6 @@
 // The connections of the initiator's end of a link: how they are opened, and what their failure means.
+#include <algorithm>
+
 #include "transport/base/log.h"
 #include "transport/tcp/outbound_link.h"
 #include "transport/tcp/tcp_backend.h"
@@ -32,6 +34,22 @@ void OutboundLink::open_more_lanes() {
     if (socket) begin_lane(index, std::move(*socket));
     lanes_[index].is_tried = true;
   }
+}
+
+bool OutboundLink::renew_key(const std::string& key_name) {
+  const auto is_old = [&](const Lane& lane) {
+    return lane.connection != nullptr && !lane.connection->key_name().empty() &&
+           lane.connection->key_name() != key_name;
+  };
+  if (is_over_ || std::none_of(lanes_.begin(), lanes_.end(), is_old)) return true;
+  if (!transfers_.empty()) return false;
+  for (const Lane& lane : lanes_) {
+    if (lane.connection != nullptr) host_.close(*lane.connection);
+  }
+  lanes_ = std::vector<Lane>(1);
+  token_ = TcpBackend::random_number();  // the peer may still have the former connections under the former token
+  try_endpoint();
+  return true;
 }
 
 void OutboundLink::on_connected(Connection& connection) {

@@ -27,6 +27,9 @@ class OutboundLink final : public MessageHandler {
   void submit(AcceptedTransfer accepted);
   void feed(const FedCopies& more);
   void cancel(TransferId id);
+  /// Makes the connections anew if one of them was made with another cluster key than `key_name`, unless transfers are
+  /// under way. Returns whether no connection with another key is left.
+  bool renew_key(const std::string& key_name);
   /// Completes all transfers with `code` and closes the connections; later transfers end with kPeerLost.
   void end(ErrorCode code, const std::string& why);
   /// Pings a silent peer, and ends the link after silence_ns. Returns whether the peer owes an answer.
@@ -74,7 +77,7 @@ class OutboundLink final : public MessageHandler {
   TcpBackend& host_;
   const PeerId peer_;
   const Address address_;
-  const std::uint64_t token_;
+  std::uint64_t token_;  // names the link to the peer
   std::size_t endpoint_ = 0;
   std::string failures_;  // the endpoints that failed, and why
   std::vector<Lane> lanes_;

@@ -49,6 +49,10 @@ Result<void> TcpBackend::start() {
   endpoints_ = reachable_addresses(listening.address);
   address_ = encode(Address{kProtocolVersion, incarnation_, secret_, endpoints_, tls_ != nullptr});
   source_address_ = address_;
+  if (tls_ != nullptr && tls_->key().has_file()) {
+    key_version_ = tls_->key().version();
+    key_check_at_ = now();
+  }
   loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
   loop_.start();
   return {};
@@ -175,9 +179,29 @@ bool TcpBackend::advance(TimeNs now) {
     if (connection.advance(now)) wake(connection);
     if (!connection.is_closed() && connection.is_in_the_middle()) arm_silence_check();
   }
+  if (now >= key_check_at_) follow_key(now);
   if (now >= check_at_) check(now);
   is_timer_new_ = false;  // the loop takes a new check_at_ into account after each advance()
   return !ready_.empty();
+}
+
+void TcpBackend::follow_key(TimeNs now) {
+  key_check_at_ = now + net::ClusterKey::kLookEveryNs;
+  const std::uint64_t version = tls_->key().version();
+  if (version == key_version_ && !is_renewing_) return;
+  key_version_ = version;
+  const std::vector<std::string> accepted = tls_->key_names();
+  std::vector<std::uint64_t> removed;
+  for (const auto& [id, connection] : connections_) {
+    const std::string& name = connection->key_name();
+    if (!name.empty() && std::find(accepted.begin(), accepted.end(), name) == accepted.end()) removed.push_back(id);
+  }
+  is_renewing_ = false;
+  for (const auto& [peer, link] : outbound_) is_renewing_ |= !link->renew_key(accepted.front());
+  for (const std::uint64_t id : removed) {
+    if (const auto found = connections_.find(id); found != connections_.end())
+      found->second->fail("it was made with a cluster key that is not accepted any more (cluster_key_file)");
+  }
 }
 
 void TcpBackend::check(TimeNs now) {
@@ -230,7 +254,7 @@ void TcpBackend::stop() {
   loop_.unwatch(listener_.get());
   listener_ = OwnedFd();
   ready_.clear();
-  check_at_ = ProgressLoop::kNever;
+  check_at_ = key_check_at_ = ProgressLoop::kNever;
 }
 
 }  // namespace kvferry::tcp

@@ -1,6 +1,7 @@
 // The TCP backend: listens, and owns all connections and links of one transport.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -44,6 +45,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   void stop() override;
 
   // Methods for the acceptor and the links
+  using Backend::random_number;
   TransferTable& transfer_table() { return table_; }
   const TcpOptions& options() const { return options_; }
   /// Returns Notification::from of the notifications that this node sends.
@@ -61,7 +63,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   // Methods of ProgressLoop::Owner
   void on_ready(std::uint64_t tag, std::uint32_t events) override;
   bool advance(TimeNs now) override;
-  TimeNs next_deadline() const override { return check_at_; }
+  TimeNs next_deadline() const override { return std::min(check_at_, key_check_at_); }
   void set_spinning(bool) override {}
   bool needs_advance() const override { return !ready_.empty() || is_timer_new_; }
 
@@ -71,6 +73,8 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   void welcome(Connection& connection, const Hello& hello);
   /// Removes a link that has ended and has no open connection.
   void drop_inbound(std::uint64_t link);
+  /// Ends connections whose key is not accepted any more, and renews idle links whose key is not in use any more.
+  void follow_key(TimeNs now);
   /// Ends connections and links that have been silent for too long.
   void check(TimeNs now);
 
@@ -96,6 +100,9 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   std::vector<std::uint64_t> ready_;  // ids of connections that have work to do
   std::vector<std::uint64_t> turn_;   // ids of connections that the current advance() serves
   TimeNs check_at_ = ProgressLoop::kNever;
+  TimeNs key_check_at_ = ProgressLoop::kNever;  // when to look at the cluster key again; kNever: it can't change
+  std::uint64_t key_version_ = 0;
+  bool is_renewing_ = false;   // whether a link may have connections with a key that is not in use any more
   bool is_timer_new_ = false;  // whether check_at_ has changed since the last advance()
   ProgressLoop loop_;          // last member, so that its thread, which uses all others, ends first
 };

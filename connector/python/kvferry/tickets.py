@@ -7,18 +7,24 @@ valid ticket, and HTTP clients can't make a ticket.
 import hashlib
 import hmac
 import json
+import logging
 import os
 import re
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 VERSION = 1
 LIFETIME_S = 600  # longest time from the signing, by the signer's clock, to the use, by the reader's clock
 KEY_BYTES_MIN = 32
 KEY_BYTES_MAX = 65536
+KEYS_HEAD = b"kvferry cluster keys 1\n"  # begins a file of two keys, each of which is a line in hexadecimal
+KEYS_MAX = 2
+LOOK_EVERY_S = 0.25  # shortest time between two looks at a key file
+SETTLED_AFTER_S = 0.5  # a file that has not changed for this time is not being copied
 TICKET = "kvferry_ticket"
 # The names of the fields that a ticket signs: HANDOFF for a hand-off, PUSH_TARGET for the target of a push. The names
 # are signed too, so that a ticket of one kind is not valid as the other kind.
@@ -26,22 +32,32 @@ HANDOFF = ("remote_engine_id", "remote_host", "remote_port", "remote_request_id"
            "kvferry_fingerprint")  # fmt: skip
 PUSH_TARGET = ("engine_id", "endpoint")
 _FORM = re.compile(rf"{VERSION}\.([0-9]{{1,12}})\.[0-9a-f]{{64}}")
+_KEY_LINES = re.compile(rb"(?:(?:[0-9a-f]{2})+\n)*")
 
 
 class KeyFileError(Exception):
     """The key file can't be used; the message is one sentence."""
 
 
-@dataclass(frozen=True)
 class Signer:
-    """Signs and checks fields of kv_transfer_params. `clock` returns seconds since 1970."""
+    """Signs fields of kv_transfer_params with the first of `keys`, and accepts what any of them has signed. `clock`
+    returns seconds since 1970.
 
-    key: bytes
-    clock: Callable[[], float] = time.time
+    With a `file` it has the keys of the file, and reads them again when they are used. A file that can't be used any
+    more is logged once, and the former keys stay in use.
+    """
+
+    def __init__(self, *keys: bytes, clock: Callable[[], float] = time.time, file: str = "") -> None:
+        self._file = file
+        self._keys = keys or _keys_of(file)[0]
+        self._seen: tuple[bytes, ...] | str = self._keys  # what the last look has found: the keys, or an error
+        self._done: tuple[bytes, ...] | str = self._keys  # the last keys taken, or the last error logged
+        self._looked_at = time.monotonic()
+        self._clock = clock
 
     def signed(self, names: tuple[str, ...], params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns `params` with a ticket. `params` must have a string or an integer for each of `names`."""
-        return {**params, TICKET: self._ticket(names, params, int(self.clock()) + LIFETIME_S)}
+        return {**params, TICKET: _ticket(self._accepted()[0], names, params, int(self._clock()) + LIFETIME_S)}
 
     def refusal(self, names: tuple[str, ...], params: Mapping[str, Any]) -> str | None:
         """Returns why the ticket in `params` is refused, in a few words, or None if it is valid."""
@@ -52,21 +68,51 @@ class Signer:
         if found is None or not all(_can_be_signed(params.get(name)) for name in names):
             return "a malformed ticket"
         expiry = int(found[1])
-        if not hmac.compare_digest(self._ticket(names, params, expiry), found[0]):
+        if not any(hmac.compare_digest(_ticket(key, names, params, expiry), found[0]) for key in self._accepted()):
             return "a ticket with a wrong signature"
-        return "an expired ticket" if self.clock() > expiry else None
+        return "an expired ticket" if self._clock() > expiry else None
 
     def http_token(self, role: str = "reader") -> str:
         """Returns the token for the controller's HTTP API that `kvferry token --role ROLE` prints."""
-        return hmac.new(self.key, f"kvferry HTTP {role} 1".encode(), hashlib.sha256).hexdigest()
+        return self.http_tokens(role)[0]
+
+    def http_tokens(self, role: str = "reader") -> list[str]:
+        """Returns the tokens of all accepted keys, of which http_token() is the first."""
+        purpose = f"kvferry HTTP {role} 1".encode()
+        return [hmac.new(key, purpose, hashlib.sha256).hexdigest() for key in self._accepted()]
 
     def tenant_secret(self) -> bytes:
         """Returns the key with which a proxy makes the cache_salt of each tenant."""
-        return hmac.new(self.key, b"kvferry tenants 1", hashlib.sha256).digest()
+        return hmac.new(self._accepted()[0], b"kvferry tenants 1", hashlib.sha256).digest()
 
-    def _ticket(self, names: tuple[str, ...], params: Mapping[str, Any], expiry: int) -> str:
-        signed = json.dumps(["kvferry ticket", VERSION, expiry, [[name, params[name]] for name in names]])
-        return f"{VERSION}.{expiry}.{hmac.new(self.key, signed.encode(), hashlib.sha256).hexdigest()}"
+    def _accepted(self) -> tuple[bytes, ...]:
+        """Returns the accepted keys, the key in use first. A change of the file within the last half second is taken
+        only when a second look finds the same, so that a file that is being copied is not.
+        """
+        if not self._file or time.monotonic() - self._looked_at < LOOK_EVERY_S:
+            return self._keys
+        self._looked_at = time.monotonic()
+        found: tuple[bytes, ...] | str
+        try:
+            found, changed_at = _keys_of(self._file)
+            is_settled = found == self._seen or time.time() - changed_at > SETTLED_AFTER_S
+        except KeyFileError as error:
+            found = str(error)
+            is_settled = found == self._seen
+        self._seen = found
+        if not is_settled or found == self._done:
+            return self._keys
+        self._done = found
+        if isinstance(found, str):
+            logger.error("kvferry: %s; the former keys stay in use", found)
+        else:
+            self._keys = found
+        return self._keys
+
+
+def _ticket(key: bytes, names: tuple[str, ...], params: Mapping[str, Any], expiry: int) -> str:
+    signed = json.dumps(["kvferry ticket", VERSION, expiry, [[name, params[name]] for name in names]])
+    return f"{VERSION}.{expiry}.{hmac.new(key, signed.encode(), hashlib.sha256).hexdigest()}"
 
 
 def _can_be_signed(value: object) -> bool:
@@ -74,7 +120,12 @@ def _can_be_signed(value: object) -> bool:
 
 
 def signer_of(key_file: str) -> Signer:
-    """Returns a signer with the key in a file. Errors: KeyFileError."""
+    """Returns a signer with the keys in a file, which it follows. Errors: KeyFileError."""
+    return Signer(file=key_file)
+
+
+def _keys_of(key_file: str) -> tuple[tuple[bytes, ...], float]:
+    """Returns the keys in a file, the key in use first, and when the file last changed. Errors: KeyFileError."""
     try:
         with open(key_file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             about = os.fstat(file.fileno())
@@ -86,12 +137,21 @@ def signer_of(key_file: str) -> Signer:
                     f"cluster_key_file {key_file} has mode {mode:04o}; allowed: 0600 and 0400, so that only its owner "
                     "reads it"
                 )
-            key = file.read(KEY_BYTES_MAX + 1)
+            content = file.read(len(KEYS_HEAD) + KEYS_MAX * (2 * KEY_BYTES_MAX + 1) + 1)
     except OSError as error:
         raise KeyFileError(f"cluster_key_file {key_file} can't be read: {error.strerror}") from error
-    if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
-        raise KeyFileError(
-            f"cluster_key_file {key_file} has {'more than 65536' if len(key) > KEY_BYTES_MAX else len(key)} bytes; "
-            f"allowed: {KEY_BYTES_MIN} to {KEY_BYTES_MAX} (kvferry keygen makes one)"
-        )
-    return Signer(key)
+    keys: tuple[bytes, ...] = (content,)
+    if content.startswith(KEYS_HEAD):
+        lines = content[len(KEYS_HEAD):]
+        if not _KEY_LINES.fullmatch(lines):
+            raise KeyFileError(f"cluster_key_file {key_file} has a list with a line that is no key in hexadecimal")
+        keys = tuple(bytes.fromhex(line.decode()) for line in lines.splitlines())
+        if len(set(keys)) != KEYS_MAX or len(keys) != KEYS_MAX:
+            raise KeyFileError(f"cluster_key_file {key_file} lists {len(keys)} keys; allowed: two different ones")
+    for key in keys:
+        if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
+            raise KeyFileError(
+                f"cluster_key_file {key_file} has {'more than 65536' if len(key) > KEY_BYTES_MAX else len(key)} bytes; "
+                f"allowed: {KEY_BYTES_MIN} to {KEY_BYTES_MAX} (kvferry keygen makes one)"
+            )
+    return keys, about.st_ctime

@@ -1,12 +1,16 @@
 """Tests tickets: a node uses an address only if its ticket is valid."""
 
 import itertools
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kvferry.tickets import HANDOFF, LIFETIME_S, PUSH_TARGET, TICKET, KeyFileError, Signer, signer_of
+from kvferry.tickets import HANDOFF, LIFETIME_S, LOOK_EVERY_S, PUSH_TARGET, TICKET, KeyFileError, Signer, signer_of
 from kvferry_launch.node.cluster_key import ensure_key
+from kvferry_launch.paths import KVFERRY
 
 KEY = b"k" * 32
 PARAMS: dict[str, Any] = {
@@ -18,8 +22,15 @@ NOW = 1_800_000_000.0
 REFUSED = ("a malformed ticket", "a ticket with a wrong signature")
 
 
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "not within the deadline"
+        time.sleep(0.01)
+
+
 def signer(at: float = NOW, key: bytes = KEY) -> Signer:
-    return Signer(key, lambda: at)
+    return Signer(key, clock=lambda: at)
 
 
 SIGNED = signer().signed(HANDOFF, PARAMS)
@@ -93,9 +104,9 @@ def test_a_key_that_was_made_here_is_read(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     key = file.read_bytes()
     assert ensure_key(file).read_bytes() == key, "nodes that run already have it"
-    assert signer_of(str(file)).key == key
+    assert signer_of(str(file)).http_token() == Signer(key).http_token()
     file.chmod(0o400)
-    assert signer_of(str(file)).key == key
+    assert signer_of(str(file)).http_token() == Signer(key).http_token()
     assert ensure_key(tmp_path / "other.key").read_bytes() != key
 
 
@@ -115,3 +126,56 @@ def test_a_key_file_that_is_none_is_named(tmp_path: Path) -> None:
                         (Path("/dev/null"), "is not a file")):
         with pytest.raises(KeyFileError, match=f"^cluster_key_file {path} {words}"):
             signer_of(str(path))
+
+
+def test_the_keys_of_a_file_are_followed_and_both_are_valid_until_one_is_removed(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, new = tmp_path / "cluster.key", b"n" * 40
+    subprocess.run([KVFERRY, "keygen", file], check=True, capture_output=True)
+
+    def change(step: str) -> None:
+        subprocess.run([KVFERRY, "keygen", step, file], check=True, capture_output=True)
+
+    member = signer_of(str(file))
+    by_old, token_of_old = member.signed(HANDOFF, PARAMS), member.http_token()
+    for step in ("--add", "--switch"):
+        change(step)
+    eventually(lambda: member.http_token() != token_of_old)
+    assert member.refusal(HANDOFF, by_old) is None
+    by_new, token = member.signed(HANDOFF, PARAMS), member.http_token()
+    assert by_new != by_old and member.refusal(HANDOFF, by_new) is None
+    assert subprocess.check_output([KVFERRY, "token", "--cluster-key-file", file], text=True).strip() == token
+    change("--retire")
+    changed_at = time.monotonic()
+    eventually(lambda: member.refusal(HANDOFF, by_old) == "a ticket with a wrong signature")
+    assert time.monotonic() - changed_at < 1
+    assert member.refusal(HANDOFF, by_new) is None
+    file.write_bytes(new[:31])
+    eventually(lambda: member.http_token() == token and "has 31 bytes" in caplog.text)
+    time.sleep(2 * LOOK_EVERY_S)
+    assert member.http_token() == token
+    assert caplog.text.count("has 31 bytes") == 1
+    file.write_bytes(new)
+    eventually(lambda: member.http_token() == Signer(new).http_token())
+
+
+def test_a_member_that_has_not_looked_for_long_accepts_no_removed_key(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.key"
+    file.write_bytes(KEY)
+    file.chmod(0o600)
+    member = signer_of(str(file))
+    by_old = member.signed(HANDOFF, PARAMS)
+    file.write_bytes(b"n" * 32)
+    time.sleep(1)
+    assert member.refusal(HANDOFF, by_old) == "a ticket with a wrong signature"
+
+
+@pytest.mark.parametrize(("lines", "words"), [
+    ([], "lists 0 keys"), (["61" * 32], "lists 1 keys"), (["61" * 32] * 2, "two different ones"),
+    (["61" * 32, "xy"], "a line that is no key"), (["61" * 32, "62" * 31], "31 bytes")])
+def test_a_list_that_is_none_is_refused_in_one_sentence(tmp_path: Path, lines: list[str], words: str) -> None:
+    file = tmp_path / "cluster.key"
+    file.write_text("".join(f"{line}\n" for line in ["kvferry cluster keys 1", *lines]))
+    file.chmod(0o600)
+    with pytest.raises(KeyFileError, match=f"^cluster_key_file {file} .*{words}"):
+        signer_of(str(file))

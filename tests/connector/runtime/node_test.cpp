@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "connector/core/token_chain.h"
@@ -15,6 +16,7 @@
 #include "controller/api/status.h"
 #include "tests/connector/runtime/test_node.h"
 #include "tests/transport/base/net/ipv6.h"
+#include "tests/transport/base/net/key_file.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry {
@@ -98,6 +100,58 @@ class KeyFile {
 TEST(Nodes, MembersHandOverWithAClusterKey) {
   const KeyFile key;
   expect_handover(TestController("tcp://127.0.0.1:0", key.path()), key.setting());
+}
+
+/// Counts handovers from `prefiller` to `decoder`, until `reached`; all KV must be right. A handover is not counted if
+/// a message was lost with its connection: then the KV is computed.
+void hand_over_until(TestNode& prefiller, TestNode& decoder, const std::function<bool()>& reached,
+                     int& num_handed_over) {
+  static int num_prompts = 0;
+  EXPECT_TRUE(net::reaches([&] {
+    const std::string id = std::to_string(++num_prompts);
+    const auto prompt = tokens(21, 1000 * num_prompts);
+    const auto seed = static_cast<float>(num_prompts % 7);
+    const FinishedRequest done = prefill(prefiller, "p-" + id, prompt, seed);
+    NewRequest made = new_request("d-" + id, prompt);
+    made.source = HandoffSource{prefiller.endpoint(), done.handoff_name, done.handoff_tokens};
+    if (load(decoder, made, seed) == 20u) ++num_handed_over;
+    decoder.scheduler->finished(made.id, 20, {kOtherBlocks}, false);
+    std::this_thread::sleep_for(20ms);
+    return reached();
+  }));
+}
+
+TEST(Nodes, HandOverWhileTheClusterKeyIsReplacedAndTheFormerIsRefusedAfterwards) {
+  using net::kRotation;
+  net::KeyFile of_controller(::testing::TempDir(), kRotation[0]), of_prefiller(::testing::TempDir(), kRotation[0]),
+      of_decoder(::testing::TempDir(), kRotation[0]);
+  const TestController controller("tcp://127.0.0.1:0", of_controller.path());
+  const auto config = [](const net::KeyFile& file) {
+    // The latter pool_bytes counts: a handover that nobody fetches stays in the pool for a minute.
+    return R"(, "path": "tcp", "pool_bytes": "4MiB", "cluster_key_file": ")" + file.path() + "\"";
+  };
+  TestNode prefiller(controller.endpoint(), "prefill", "toy", config(of_prefiller)),
+      decoder(controller.endpoint(), "decode", "toy", config(of_decoder));
+  int num_handed_over = 0;
+  for (std::size_t step = 1; step < kRotation.size(); ++step) {
+    // Each host gets the file at another time, and others use the former one meanwhile.
+    for (net::KeyFile* const file : {&of_decoder, &of_controller, &of_prefiller}) {
+      file->write(kRotation[step]);
+      const SteadyClock clock;
+      const TimeNs until = clock.now() + 4 * net::ClusterKey::kLookEveryNs;
+      const int num_before = num_handed_over;
+      hand_over_until(
+          prefiller, decoder, [&] { return clock.now() > until && num_handed_over > num_before; }, num_handed_over);
+    }
+  }
+  const auto ask = [&](const std::string& key) {
+    return controller::fetch_status(controller.endpoint(), 300, net::ClusterKey(key));
+  };
+  EXPECT_TRUE(net::reaches([&] { return !ask(net::kOldKey); })) << "the former key is still accepted";
+  EXPECT_TRUE(net::reaches([&] {
+    const auto status = ask(net::kNewKey);
+    return status && status->nodes.size() == 2;
+  }));
 }
 
 TEST(Nodes, AnUnknownPeersRequestToAMemberHasNoAnswer) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "tests/transport/base/net/key_file.h"
+
 namespace kvferry::controller {
 namespace {
 
@@ -23,6 +25,23 @@ int status_of(const HttpAccess& access, const char* method, const char* path, co
 TEST(HttpAccess, TokensFollowFromTheKey) {
   EXPECT_EQ(http_token(kKey, HttpRole::kReader), kReader);
   EXPECT_EQ(http_token(kKey, HttpRole::kAdmin), kAdmin);
+}
+
+TEST(HttpAccess, TheTokensOfBothKeysAreValidUntilOneIsRemoved) {
+  net::KeyFile file(::testing::TempDir(), {net::kNewKey, net::kOldKey});
+  const HttpAccess access(file.read());
+  const auto status = [&](const std::string& key, const char* method) {
+    const HttpRole role = std::string(method) == "GET" ? HttpRole::kReader : HttpRole::kAdmin;
+    return status_of(access, method, "/x", "Bearer " + http_token(net::ClusterKey(key), role));
+  };
+  for (const char* method : {"GET", "POST"}) {
+    EXPECT_EQ(status(net::kNewKey, method), 200);
+    EXPECT_EQ(status(net::kOldKey, method), 200);
+  }
+  file.write({net::kNewKey});
+  EXPECT_TRUE(net::reaches([&] { return status(net::kOldKey, "GET") == 401; }));
+  EXPECT_EQ(status(net::kOldKey, "POST"), 401);
+  EXPECT_EQ(status(net::kNewKey, "POST"), 200);
 }
 
 TEST(HttpAccess, WithoutAKeyEverybodyMayDoEverything) {

@@ -155,6 +155,32 @@ class CliTest(unittest.TestCase):
             self.assert_fails(run("keygen", f"{folder}/none/x"), 1, f"{folder}/none/x", "No such file")
         self.assert_fails(run("keygen"), 2, "FILE")
 
+    def test_a_key_is_replaced_in_three_steps_and_the_file_stays_its_owners_own(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file, link = Path(folder, "a.key"), Path(folder, "link.key")
+            run("keygen", str(file))
+            file.chmod(0o400)
+            link.symlink_to(file)
+            old = file.read_bytes()
+            for step in ("--switch", "--retire"):
+                self.assert_fails(run("keygen", step, str(file)), 2, str(file), "has one key")
+            self.assertEqual(run("keygen", "--add", str(link)).stdout, f"{link}\n")
+            head, *keys = file.read_text().splitlines()
+            self.assertEqual((head, keys[0], len(keys)), ("kvferry cluster keys 1", old.hex(), 2))
+            new = bytes.fromhex(keys[1])
+            self.assertRegex(new.decode(), r"^[0-9a-f]{64}\n$")
+            self.assert_fails(run("keygen", "--add", str(file)), 2, str(file), "has two keys", "--retire")
+            self.assertEqual(run("keygen", str(file), "--switch").returncode, 0)
+            self.assertEqual(file.read_text().splitlines(), [head, keys[1], keys[0]])
+            self.assertEqual(run("keygen", "--retire", str(file)).returncode, 0)
+            self.assertEqual((file.read_bytes(), file.stat().st_mode & 0o7777), (new, 0o400))
+            self.assertTrue(link.is_symlink())
+            self.assertEqual(sorted(Path(folder).iterdir()), [file, link])
+            self.assert_fails(run("keygen", "--add", "--switch", str(file)), 2, "--add")
+            self.assert_fails(run("keygen", "--add", f"{folder}/none"), 2, f"{folder}/none", "No such file")
+            file.chmod(0o644)
+            self.assert_fails(run("keygen", "--add", str(file)), 2, str(file), "mode 0644")
+
     def test_a_token_follows_from_the_key_and_the_role(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             key = Path(folder, "key")

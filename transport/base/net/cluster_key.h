@@ -4,33 +4,62 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <vector>
 
+#include "transport/base/clock.h"
 #include "transport/base/result.h"
 
 namespace kvferry::net {
 
 /// The key is used only to derive a key for each purpose, so that no derived key reveals anything about another one.
+///
+/// While the key is being rotated, its file has two keys: a process uses the first for what it sends and connects, and
+/// accepts both from others. A ClusterKey that was read from a file follows it: a thread reads the file every
+/// kLookEveryNs. What two looks have found is taken, so that a file that is being copied is not; a file that can't be
+/// used is logged once, and the former keys stay. Copies of a ClusterKey share its keys. Threads: any.
 class ClusterKey {
  public:
   static constexpr std::size_t kBytesMin = 32, kBytesMax = 65536;
+  static constexpr std::size_t kKeysMax = 2;
+  static constexpr TimeNs kLookEveryNs = 200 * kMillisecond;
   using Derived = std::array<std::uint8_t, 32>;
 
-  explicit ClusterKey(std::string bytes) : bytes_(std::move(bytes)) {}
+  /// Makes a key that is in no file and never changes.
+  explicit ClusterKey(std::string bytes);
 
-  /// Returns HMAC-SHA256 of `purpose` under the key.
+  /// Returns HMAC-SHA256 of `purpose` under the key in use.
   Derived derived(std::string_view purpose) const;
+  /// Returns the accepted keys at this moment, the key in use first. They don't change.
+  std::vector<ClusterKey> accepted() const;
+  /// Returns a number that changes with the keys. Who owns connections compares it at least every kLookEveryNs.
+  std::uint64_t version() const;
+  bool has_file() const;
+  /// Returns whether both have the same key in use, or are copies of one key.
+  friend bool operator==(const ClusterKey& a, const ClusterKey& b);
 
  private:
-  std::string bytes_;
+  friend Result<std::optional<ClusterKey>> read_cluster_key(const std::string& file);
+  class Keys;
+  explicit ClusterKey(std::shared_ptr<Keys> keys) : keys_(std::move(keys)) {}
+  std::shared_ptr<Keys> keys_;
 };
 
-/// Returns the key, which is the whole content of the file, or nullopt if the name `file` is empty, which means that no
-/// key is configured. kInvalidArgument: the file can't be read, has a mode other than 0600 and 0400, or is too short or
-/// too long.
+/// Returns the keys in the bytes of a file, the key in use first: the whole content is one key, or the content is what
+/// format_cluster_keys() makes of two. kInvalidArgument: a key is too short or too long, or there are not two in a
+/// list.
+Result<std::vector<std::string>> parse_cluster_keys(std::string_view content);
+/// Returns the content of a file with these keys.
+std::string format_cluster_keys(const std::vector<std::string>& keys);
+/// Returns the content of a key file. kInvalidArgument: the file can't be read, has a mode other than 0600 and 0400, or
+/// is too long.
+Result<std::string> read_key_file(const std::string& file);
+
+/// Returns the key in the file, which it follows, or nullopt if the name `file` is empty, which means that no key is
+/// configured. kInvalidArgument: the errors of read_key_file() and parse_cluster_keys().
 Result<std::optional<ClusterKey>> read_cluster_key(const std::string& file);
 
 }  // namespace kvferry::net

@@ -16,19 +16,26 @@
 namespace kvferry::net {
 namespace {
 
-constexpr std::string_view kPurpose = "kvferry TLS 1";
+constexpr std::string_view kPurpose = "kvferry TLS 1", kNamePurpose = "kvferry TLS name 1";
+constexpr std::size_t kNameBytes = 8;  // length of a key's name
 constexpr const char* kCipher = "TLS_AES_128_GCM_SHA256";
 constexpr std::array<std::uint8_t, 2> kCipherId = {0x13, 0x01};  // the number of kCipher in TLS messages
 constexpr std::uint8_t kContext = 'k';  // session id context, which OpenSSL requires of a server that verifies clients
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr std::size_t kBatchBytes = 256 << 10;      // send() encrypts up to about this many bytes per call
 constexpr std::size_t kReadAheadBytes = 128 << 10;  // OpenSSL reads up to this many bytes at a time
-// The two names that the cluster key has in TLS messages. The name that the connecting end sends tells whether the
-// connection stays encrypted.
+// The first byte of the name that the connecting end sends in TLS messages tells whether the connection stays
+// encrypted. The name of the key follows if the connecting end accepts several keys. An end with one key leaves the
+// name out, as releases do that know no key names; the byte alone means the key in use.
 constexpr std::uint8_t kEncrypted = 'e', kClear = 'c';
 
 TlsSession& session_of(BIO* bio) { return *static_cast<TlsSession*>(::BIO_get_data(bio)); }
 TlsSession& session_of(SSL* ssl) { return *static_cast<TlsSession*>(SSL_get_app_data(ssl)); }
+
+std::string name_of(const ClusterKey& key) {
+  const ClusterKey::Derived name = key.derived(kNamePurpose);
+  return {reinterpret_cast<const char*>(name.data()), kNameBytes};
+}
 
 std::string reason() {
   const unsigned long code = ::ERR_peek_last_error();
@@ -83,7 +90,8 @@ struct TlsCallbacks {
     return made;
   }
 
-  static SSL_SESSION* make_session(SSL* ssl, const ClusterKey::Derived& key) {
+  static SSL_SESSION* make_session(SSL* ssl, const ClusterKey& cluster_key) {
+    const ClusterKey::Derived key = cluster_key.derived(kPurpose);
     SSL_SESSION* const made = ::SSL_SESSION_new();
     if (made != nullptr && ::SSL_SESSION_set1_master_key(made, key.data(), key.size()) == 1 &&
         ::SSL_SESSION_set1_id_context(made, &kContext, sizeof kContext) == 1 &&
@@ -97,19 +105,29 @@ struct TlsCallbacks {
                       SSL_SESSION** made) {
     TlsSession& session = session_of(ssl);
     session.encrypts_ = session.context_.wants_encryption(session.fd_);
-    *name = session.encrypts_ ? &kEncrypted : &kClear;
-    *name_bytes = 1;
-    *made = make_session(ssl, session.context_.key_);
+    const std::vector<ClusterKey> keys = session.context_.key_.accepted();
+    session.key_name_ = name_of(keys.front());
+    session.identity_.assign(1, static_cast<char>(session.encrypts_ ? kEncrypted : kClear));
+    if (keys.size() > 1) session.identity_ += session.key_name_;
+    *name = reinterpret_cast<const unsigned char*>(session.identity_.data());
+    *name_bytes = session.identity_.size();
+    *made = make_session(ssl, keys.front());
     return *made != nullptr ? 1 : 0;
   }
   static int find_key(SSL* ssl, const unsigned char* name, std::size_t name_bytes, SSL_SESSION** made) {
     TlsSession& session = session_of(ssl);
     *made = nullptr;
-    if (name_bytes != 1 || (*name != kEncrypted && *name != kClear)) return 1;
+    if (name_bytes == 0 || (*name != kEncrypted && *name != kClear)) return 1;
     if (*name == kClear && session.context_.wants_encryption(session.fd_)) return 1;
-    session.encrypts_ = *name == kEncrypted;
-    *made = make_session(ssl, session.context_.key_);
-    return *made != nullptr ? 1 : 0;
+    const std::string_view wanted(reinterpret_cast<const char*>(name) + 1, name_bytes - 1);
+    for (const ClusterKey& key : session.context_.key_.accepted()) {
+      session.key_name_ = name_of(key);
+      if (!wanted.empty() && wanted != session.key_name_) continue;
+      session.encrypts_ = *name == kEncrypted;
+      *made = make_session(ssl, key);
+      return *made != nullptr ? 1 : 0;
+    }
+    return 1;
   }
 };
 
@@ -120,7 +138,7 @@ std::optional<Encrypt> parse_encrypt(std::string_view name) {
 }
 
 TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
-    : handle_(::SSL_CTX_new(::TLS_method())), key_(key.derived(kPurpose)), encrypt_(encrypt) {
+    : handle_(::SSL_CTX_new(::TLS_method())), key_(key), encrypt_(encrypt) {
   KVFERRY_CHECK(handle_ != nullptr && ::SSL_CTX_set_min_proto_version(handle_, TLS1_3_VERSION) == 1 &&
                     ::SSL_CTX_set_ciphersuites(handle_, kCipher) == 1 &&
                     ::SSL_CTX_set1_groups_list(handle_, "X25519") == 1 && ::SSL_CTX_set_num_tickets(handle_, 0) == 1,
@@ -135,6 +153,12 @@ TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
 }
 
 TlsContext::~TlsContext() { ::SSL_CTX_free(handle_); }
+
+std::vector<std::string> TlsContext::key_names() const {
+  std::vector<std::string> names;
+  for (const ClusterKey& key : key_.accepted()) names.push_back(name_of(key));
+  return names;
+}
 
 bool TlsContext::wants_encryption(int fd) const {
   if (encrypt_ == Encrypt::kBetweenHosts) return local_address(fd).host != peer_address(fd).host;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -36,6 +37,10 @@ class TlsContext {
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;
 
+  const ClusterKey& key() const { return key_; }
+  /// Returns the names of the accepted keys, the name of the key in use first.
+  std::vector<std::string> key_names() const;
+
  private:
   friend class TlsSession;
   friend struct TlsCallbacks;
@@ -43,7 +48,7 @@ class TlsContext {
   bool wants_encryption(int fd) const;
 
   ssl_ctx_st* handle_;
-  const ClusterKey::Derived key_;
+  const ClusterKey key_;
   const Encrypt encrypt_;
 };
 
@@ -66,6 +71,8 @@ class TlsSession {
   /// Returns whether the connection stays encrypted. If not, the session is no longer needed, and the caller reads and
   /// writes the socket directly.
   bool encrypts() const { return encrypts_; }
+  /// Returns the name of the key that this connection uses, or "" as long as no key was chosen.
+  const std::string& key_name() const { return key_name_; }
 
   /// Like readv() and writev() of a non-blocking socket, except that receive() goes on until `parts` are full or the
   /// socket is empty, and that send() may buffer bytes that it counts as sent.
@@ -85,6 +92,8 @@ class TlsSession {
   bool is_done_ = false;
   bool is_at_end_ = false;  // whether the peer has closed the connection
   bool encrypts_ = false;
+  std::string key_name_;
+  std::string identity_;  // what the connecting end sends as the name of the key
   std::size_t handshake_bytes_ = 0;
   std::vector<std::byte> small_;  // joined parts that are shorter than a record
   std::vector<std::byte> out_;    // encrypted records; the first sent_ bytes have been sent

@@ -1,14 +1,14 @@
 #include "transport/base/net/zmq_context.h"
 
-#include <pthread.h>
 #include <zmq.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
-#include <vector>
+#include <utility>
 
 #include "transport/base/check.h"
+#include "transport/base/net/without_signals.h"
 
 namespace kvferry::net {
 namespace {
@@ -36,34 +36,6 @@ std::vector<std::string> wait_parts(void* socket) {
   return parts;
 }
 
-/// Answers libzmq's authentication requests: accepts clients with the public key `member`. Returns when the context
-/// ends.
-void authenticate(void* socket, const std::string& member) {
-  // Parts of a request: version, request id, domain, address, identity, mechanism, credentials.
-  constexpr std::size_t kNumParts = 7, kRequestId = 1, kMechanism = 5, kCredentials = 6;
-  for (;;) {
-    const std::vector<std::string> asked = wait_parts(socket);
-    if (asked.empty()) break;
-    const bool is_member = asked.size() == kNumParts && asked[kMechanism] == "CURVE" && asked[kCredentials] == member;
-    const std::array<std::string, 6> answer = {
-        "1.0", asked.size() > kRequestId ? asked[kRequestId] : "", is_member ? "200" : "400", "", "", ""};
-    for (std::size_t i = 0; i < answer.size(); ++i)
-      ::zmq_send(socket, answer[i].data(), answer[i].size(), i + 1 < answer.size() ? ZMQ_SNDMORE : 0);
-  }
-  ::zmq_close(socket);
-}
-
-/// Starts a thread that no signal interrupts, because the process's own threads handle signals.
-template <class Body>
-std::thread without_signals(Body body) {
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread started(std::move(body));
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return started;
-}
-
 bool leaves_the_host(std::string_view endpoint) { return endpoint.starts_with("tcp://"); }
 
 Error no_curve() {
@@ -74,21 +46,16 @@ Error failed(const char* what) {
   return Error{ErrorCode::kUnavailable, fmt::format("cannot {}: {}", what, ::zmq_strerror(::zmq_errno()))};
 }
 
-std::optional<ClusterKey::Derived> derived_from(const std::optional<ClusterKey>& key) {
-  if (!key) return std::nullopt;
-  return key->derived(kCurvePurpose);
+bool set_text(void* socket, int option, const std::string& key) {
+  return ::zmq_setsockopt(socket, option, key.c_str(), kTextBytes) == 0;
 }
 
 }  // namespace
 
-ZmqContext::ZmqContext(int sockets_max, const std::optional<ClusterKey>& key)
-    : handle_(::zmq_ctx_new()), secret_(derived_from(key)) {
+ZmqContext::ZmqContext(int sockets_max, const std::optional<ClusterKey>& key) : handle_(::zmq_ctx_new()), key_(key) {
   KVFERRY_CHECK(handle_ != nullptr, "cannot create a ZeroMQ context: {}", ::zmq_strerror(::zmq_errno()));
-  ::zmq_ctx_set(handle_, ZMQ_MAX_SOCKETS, sockets_max);
-  if (!secret_) return;
-  char secret_text[kTextBytes] = "", public_text[kTextBytes] = "";
-  ::zmq_z85_encode(secret_text, secret_->data(), secret_->size());
-  if (::zmq_curve_public(public_text, secret_text) == 0) keys_ = CurveKeys{public_text, secret_text};
+  // While a client accepts two keys, it has a monitor, which takes two more sockets.
+  ::zmq_ctx_set(handle_, ZMQ_MAX_SOCKETS, key_ ? 3 * sockets_max : sockets_max);
 }
 
 ZmqContext::~ZmqContext() {
@@ -99,28 +66,79 @@ ZmqContext::~ZmqContext() {
   while (::zmq_ctx_term(handle_) != 0 && ::zmq_errno() == EINTR) continue;
 }
 
-bool ZmqContext::has_key(const std::optional<ClusterKey>& key) const { return secret_ == derived_from(key); }
+bool ZmqContext::has_key(const std::optional<ClusterKey>& key) const { return key_ == key; }
 
-Result<void> ZmqContext::secure_server(void* socket, std::string_view endpoint) {
-  if (!secret_ || !leaves_the_host(endpoint)) return {};
-  if (!keys_) return no_curve();
+std::vector<ZmqContext::CurveKeys> ZmqContext::curve_keys() const {
+  std::vector<CurveKeys> pairs;
+  if (!key_) return pairs;
+  for (const ClusterKey& key : key_->accepted()) {
+    const ClusterKey::Derived secret = key.derived(kCurvePurpose);
+    char secret_text[kTextBytes] = "", public_text[kTextBytes] = "";
+    ::zmq_z85_encode(secret_text, secret.data(), secret.size());
+    if (::zmq_curve_public(public_text, secret_text) == 0) pairs.push_back({public_text, secret_text});
+  }
+  return pairs;
+}
+
+std::vector<std::string> ZmqContext::public_keys() const {
+  std::vector<std::string> keys;
+  for (CurveKeys& pair : curve_keys()) keys.push_back(std::move(pair.public_key));
+  return keys;
+}
+
+Result<std::string> ZmqContext::secure_server(void* socket, std::string_view endpoint) {
+  if (!key_ || !leaves_the_host(endpoint)) return std::string();
+  const std::vector<CurveKeys> pairs = curve_keys();
+  if (pairs.empty()) return no_curve();
   KVFERRY_TRY(start_authenticator());
   constexpr int kYes = 1;
   if (::zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &kYes, sizeof kYes) != 0 ||
-      ::zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, keys_->secret_key.c_str(), kTextBytes) != 0 ||
+      !set_text(socket, ZMQ_CURVE_SECRETKEY, pairs[0].secret_key) ||
       ::zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, kZapDomain, std::char_traits<char>::length(kZapDomain)) != 0)
     return failed("set the keys of a ZeroMQ socket");
-  return {};
+  return pairs[0].public_key;
 }
 
-Result<void> ZmqContext::secure_client(void* socket, std::string_view endpoint) {
-  if (!secret_ || !leaves_the_host(endpoint)) return {};
-  if (!keys_) return no_curve();
-  if (::zmq_setsockopt(socket, ZMQ_CURVE_SERVERKEY, keys_->public_key.c_str(), kTextBytes) != 0 ||
-      ::zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, keys_->public_key.c_str(), kTextBytes) != 0 ||
-      ::zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, keys_->secret_key.c_str(), kTextBytes) != 0)
+Result<std::string> ZmqContext::secure_client(void* socket, std::string_view endpoint, std::string_view former) {
+  if (!key_ || !leaves_the_host(endpoint)) return std::string();
+  const std::vector<CurveKeys> pairs = curve_keys();
+  if (pairs.empty()) return no_curve();
+  const auto tried = std::find_if(pairs.begin(), pairs.end(), [&](auto& pair) { return pair.public_key == former; });
+  const CurveKeys& next = tried == pairs.end() || tried + 1 == pairs.end() ? pairs.front() : *(tried + 1);
+  if (!set_text(socket, ZMQ_CURVE_SERVERKEY, next.public_key) ||
+      !set_text(socket, ZMQ_CURVE_PUBLICKEY, next.public_key) ||
+      !set_text(socket, ZMQ_CURVE_SECRETKEY, next.secret_key))
     return failed("set the keys of a ZeroMQ socket");
-  return {};
+  return next.public_key;
+}
+
+/// Answers libzmq's authentication requests: accepts clients with the public key of an accepted cluster key. Returns
+/// when the context ends.
+void ZmqContext::authenticate(void* socket) const {
+  // Parts of a request: version, request id, domain, address, identity, mechanism, credentials.
+  constexpr std::size_t kNumParts = 7, kRequestId = 1, kMechanism = 5, kCredentials = 6;
+  std::vector<std::string> members;
+  std::uint64_t members_version = 0;
+  for (;;) {
+    const std::vector<std::string> asked = wait_parts(socket);
+    if (asked.empty()) break;
+    if (const std::uint64_t version = key_->version(); version != members_version) {
+      members_version = version;
+      members = public_keys();
+      for (std::string& member : members) {
+        std::string bytes(ClusterKey::Derived{}.size(), '\0');
+        ::zmq_z85_decode(reinterpret_cast<std::uint8_t*>(bytes.data()), member.c_str());
+        member = std::move(bytes);
+      }
+    }
+    const bool is_member = asked.size() == kNumParts && asked[kMechanism] == "CURVE" &&
+                           std::find(members.begin(), members.end(), asked[kCredentials]) != members.end();
+    const std::array<std::string, 6> answer = {
+        "1.0", asked.size() > kRequestId ? asked[kRequestId] : "", is_member ? "200" : "400", "", "", ""};
+    for (std::size_t i = 0; i < answer.size(); ++i)
+      ::zmq_send(socket, answer[i].data(), answer[i].size(), i + 1 < answer.size() ? ZMQ_SNDMORE : 0);
+  }
+  ::zmq_close(socket);
 }
 
 Result<void> ZmqContext::start_authenticator() {
@@ -132,9 +150,7 @@ Result<void> ZmqContext::start_authenticator() {
     if (socket != nullptr) ::zmq_close(socket);
     return error;
   }
-  std::string member(ClusterKey::Derived{}.size(), '\0');
-  ::zmq_z85_decode(reinterpret_cast<std::uint8_t*>(member.data()), keys_->public_key.c_str());
-  authenticator_ = without_signals([socket, member] { authenticate(socket, member); });
+  authenticator_ = start_without_signals([this, socket] { authenticate(socket); });
   return {};
 }
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/base/log.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::net {
@@ -119,13 +120,9 @@ Result<void> ZmqSocket::bind(std::string endpoint) {
   if (endpoint.starts_with("ipc://") && !set(handle_, ZMQ_IPC_FILTER_UID, ::geteuid()))
     return Error{ErrorCode::kUnavailable,
                  "this libzmq has no ZMQ_IPC_FILTER_UID to keep other users from connecting to " + endpoint};
-  KVFERRY_TRY(context_->secure_server(handle_, endpoint));
-  if (is_router_ && endpoint.starts_with("tcp://")) {
-    connections_ = KVFERRY_TRY(monitor(ZMQ_EVENT_ACCEPTED | kRefusals));
-    epoll_event event{.events = EPOLLIN, .data = {}};
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connections_->fd(), &event) != 0)
-      return Error{ErrorCode::kUnavailable, "no file descriptor left for a ZeroMQ socket"};
-  }
+  key_version_ = context_->key_version();
+  key_ = KVFERRY_TRY(context_->secure_server(handle_, endpoint));
+  if (is_router_ && endpoint.starts_with("tcp://")) KVFERRY_TRY(start_watching(ZMQ_EVENT_ACCEPTED));
   if (::zmq_bind(handle_, endpoint.c_str()) != 0) {
     const bool is_foreign = ::zmq_errno() == ENODEV || ::zmq_errno() == EADDRNOTAVAIL;
     return Error{ErrorCode::kUnavailable,
@@ -140,18 +137,24 @@ Result<void> ZmqSocket::bind(std::string endpoint) {
 }
 
 Result<void> ZmqSocket::connect(const std::string& endpoint) {
-  KVFERRY_TRY(context_->secure_client(handle_, endpoint));
+  key_version_ = context_->key_version();
+  key_ = KVFERRY_TRY(context_->secure_client(handle_, endpoint));
   endpoint_ = endpoint;
   is_ipv6_ = endpoint.starts_with("tcp://[");
   set(handle_, ZMQ_IPV6, is_ipv6_ ? 1 : 0);
+  if (!key_.empty() && context_->public_keys().size() > 1) KVFERRY_TRY(start_watching(0));
   if (::zmq_connect(handle_, endpoint.c_str()) == 0) return {};
   return Error{ErrorCode::kInvalidArgument, fmt::format("cannot connect to {}: {}", endpoint, last_error())};
 }
 
 Result<void> ZmqSocket::reconnect() {
-  ::zmq_disconnect(handle_, endpoint_.c_str());
   if (has_host_name(endpoint_)) is_ipv6_ = !is_ipv6_;
+  ::zmq_disconnect(handle_, endpoint_.c_str());
   set(handle_, ZMQ_IPV6, is_ipv6_ ? 1 : 0);
+  return connect_again();
+}
+
+Result<void> ZmqSocket::connect_again() {
   const bool is_connecting = ::zmq_connect(handle_, endpoint_.c_str()) == 0;
   report_pending();
   if (is_connecting) return {};
@@ -234,13 +237,25 @@ ZmqSocket::Change ZmqSocket::next_change() {
   return Change::kNone;
 }
 
+Result<void> ZmqSocket::start_watching(int events) {
+  connections_ = KVFERRY_TRY(monitor(kRefusals | events));
+  epoll_event event{.events = EPOLLIN, .data = {}};
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connections_->fd(), &event) == 0) return {};
+  connections_.reset();
+  return Error{ErrorCode::kUnavailable, "no file descriptor left for a ZeroMQ socket"};
+}
+
 void ZmqSocket::watch_connections() {
+  bool was_refused = false;
   while (connections_) {
     const std::optional<Event> event = connections_->next_event();
-    if (!event) return;
+    if (!event) break;
     if (event->type == ZMQ_EVENT_ACCEPTED) reserve_.accepted(event->value, endpoint_);
-    if ((event->type & kRefusals) != 0) ++num_handshakes_failed_;
+    if ((event->type & kRefusals) == 0) continue;
+    ++num_handshakes_failed_;
+    was_refused = true;
   }
+  if (!key_.empty()) follow_key(was_refused);
 }
 
 }  // namespace kvferry::net

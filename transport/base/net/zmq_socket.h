@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "transport/base/clock.h"
 #include "transport/base/net/event_fd.h"
 #include "transport/base/net/spare_fd.h"
 #include "transport/base/net/zmq_context.h"
@@ -45,8 +46,9 @@ struct ZmqOptions {
   bool queues_unconnected = true;  // whether send() accepts messages while there is no connection
 };
 
-/// A ZeroMQ socket. It supports IPv4 and IPv6, has keepalive, and closes without waiting for unsent messages. No call
-/// blocks or throws. Threads: one owner.
+/// A ZeroMQ socket. It follows the cluster key of its context, as long as its owner calls receive(). It supports IPv4
+/// and IPv6, has keepalive, and closes without waiting for unsent messages. No call blocks or throws. Threads: one
+/// owner.
 class ZmqSocket {
  public:
   /// Makes a socket. kUnavailable: no file descriptor is left, or the context has too many sockets.
@@ -62,8 +64,8 @@ class ZmqSocket {
   /// Connects in the background, and again whenever the connection breaks. A host name is resolved to an IPv4 address.
   /// kInvalidArgument: `endpoint` is malformed.
   Result<void> connect(const std::string& endpoint);
-  /// Drops the connection that connect() made and starts a new one. A host name is resolved to IPv6 and IPv4 addresses
-  /// in turn, because ZeroMQ resolves a name to only one of the two kinds at a time.
+  /// Drops the connection that connect() made and starts a new one, with the same cluster key. A host name is resolved
+  /// to IPv6 and IPv4 addresses in turn, because ZeroMQ resolves a name to only one of the two kinds at a time.
   Result<void> reconnect();
   /// Returns the endpoint that bind() opened or connect() received, e.g. "tcp://127.0.0.1:41234".
   const std::string& endpoint() const { return endpoint_; }
@@ -102,7 +104,14 @@ class ZmqSocket {
   Result<void> set_up(ZmqKind kind, const ZmqOptions& options);
   void report_pending();
   Result<std::unique_ptr<ZmqSocket>> monitor(int events);
+  Result<void> start_watching(int events);
   void watch_connections();
+  Result<void> connect_again();
+  /// Called if the socket has a cluster key. A router listens anew if the key that it was bound with is not in use any
+  /// more, which ends its connections. A client connects anew if its key is not accepted any more, and with the other
+  /// accepted key if `was_refused`, i.e. a handshake has failed.
+  void follow_key(bool was_refused);
+  void listen_again(std::uint64_t version);
   struct Event {
     int type = 0;
     int value = 0;
@@ -121,8 +130,13 @@ class ZmqSocket {
   bool is_pending_ = false;
   OwnedFd epoll_;  // waits for ZeroMQ's descriptor, pending_ and the monitor below
   // A router on tcp:// has a monitor of its own. ZeroMQ's thread would never sleep while a connection waits that can't
-  // be accepted because no descriptor is left.
+  // be accepted because no descriptor is left. A client has one while it accepts two cluster keys: it tries the other
+  // key when a handshake has failed.
   std::unique_ptr<ZmqSocket> connections_;
+  std::string key_;  // the public key that the socket has; "": it needs none
+  std::uint64_t key_version_ = 0;
+  bool is_unbound_ = false;  // whether a router waits to listen anew
+  TimeNs changed_at_ = 0;    // when the socket last changed its key after a refusal, or began to listen anew
   FdReserve reserve_;
   std::uint32_t num_receives_ = 0;
   std::uint64_t num_handshakes_failed_ = 0;

@@ -50,7 +50,9 @@ class Options:
     first_token_of_prefill: bool = True
     # Signs the address to push to; if the result is None, the KV is pulled instead.
     sign_push_target: Callable[[Body], Body | None] = lambda target: target
-    controller_token: str = field(default="", repr=False)
+    # Returns the tokens that `kvferry token` prints for the accepted keys, that of the key in use first; nodes.py sends
+    # the first one.
+    controller_tokens: Callable[[], list[str]] = field(default=list, repr=False)
     tenants: Tenants | None = None  # None: clients choose their own cache_salt, if any
     # Makes the trace of a request, from its path and headers.
     make_trace: Callable[[str, Headers], RequestTrace] = RequestTrace
@@ -70,7 +72,7 @@ class FrontDoor:
         self._client = HttpClient(self._options.request_timeout_s, self.metrics.resent)
         self._adapters = Adapters(self._client)
         self.nodes = Nodes(self._client, self._options.controller, self._options.name_space, self.metrics,
-                           self._options.needs_prefill, self._options.controller_token)
+                           self._options.needs_prefill, self._options.controller_tokens)
         self._servers = ServerCalls(self._client, self.metrics)
         await self.nodes.refresh()
         following = asyncio.create_task(self.nodes.run())
@@ -226,9 +228,9 @@ class FrontDoor:
         """Answers with the metrics. They count the requests of all tenants, so a tenant could observe others in them:
         if there are tenants, the controller's token is asked for.
         """
-        expected, given = f"Bearer {self._options.controller_token}", request.headers.get("Authorization", "")
-        if self._options.tenants is not None and not hmac.compare_digest(
-                expected.encode(), given.encode(errors="surrogateescape")):
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if self._options.tenants is not None and not any(
+                hmac.compare_digest(f"Bearer {token}".encode(), given) for token in self._options.controller_tokens()):
             return error_response(401, "with tenants, /metrics needs the header 'Authorization: Bearer TOKEN' with the "
                                   "token that 'kvferry token' prints")
         return web.Response(body=self.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})

@@ -114,8 +114,8 @@ def options_of_member(key_file: str, pulls: bool = False, tenant_header: str = "
     except KeyFileError as error:
         sys.exit(f"proxy: {error}")
     return {"sign_push_target": lambda target: signer.signed(PUSH_TARGET, target),
-            "controller_token": signer.http_token(),
-            "tenants": Tenants(tenant_header, signer.tenant_secret()) if tenant_header else None} | no_push
+            "controller_tokens": signer.http_tokens,
+            "tenants": Tenants(tenant_header, signer.tenant_secret) if tenant_header else None} | no_push
 
 
 def spans_to(endpoint: str, name_space: str) -> "Spans | None":

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,7 +86,8 @@ class Nodes:
     name_space: str
     metrics: Metrics
     needs_prefill: bool = False
-    token: str = field(default="", repr=False)  # token for the controller's HTTP API; empty: send no token
+    # Returns the tokens for the controller's HTTP API, of which the first is sent; empty: no token is sent.
+    tokens: Callable[[], list[str]] = field(default=list, repr=False)
     known: dict[str, Node] = field(default_factory=dict)  # maps an engine id to the node
     controller_up: bool = False
     _trouble: str = ""  # the last error of a request to the controller
@@ -255,8 +257,8 @@ class Nodes:
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         headers = {"Content-Type": "application/json"}
-        if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
+        if tokens := self.tokens():
+            headers["Authorization"] = f"Bearer {tokens[0]}"
         with await self.client.ask(method, self.controller, path, headers, encode(body) if body is not None else b"",
                                    CONTROLLER_TIMEOUT_S) as answer:
             raw = await answer.read()

@@ -8,7 +8,7 @@ client that could choose or guess the salt of another tenant would share its KV.
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvferry_launch.proxy.json_bodies import Body, BodyError
@@ -41,10 +41,12 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Tenants:
-    """`header`: the name of the HTTP header with the credential. `secret`: key of all digests, which no client has."""
+    """`header`: the name of the HTTP header with the credential. `secret`: returns the key of all digests, which no
+    client has.
+    """
 
     header: str
-    secret: bytes = field(repr=False)
+    secret: Callable[[], bytes] = field(repr=False)
 
     def tenant_of(self, headers: Mapping[str, str]) -> Tenant:
         """Returns the tenant of a request. `headers`: names in any case, and a repeated header is there repeatedly.
@@ -54,7 +56,8 @@ class Tenants:
         if len(found) != 1 or not found[0]:  # a server might use the other one of two values
             raise NoTenantError(f"the request has {'more than one' if len(found) > 1 else 'no'} header {self.header}, "
                                 "which tells the proxy whose request it is")
-        return Tenant(_digest(self.secret, "name", found[0])[:_NAME_DIGITS], self.secret, found[0])
+        secret = self.secret()
+        return Tenant(_digest(secret, "name", found[0])[:_NAME_DIGITS], secret, found[0])
 
 
 def _digest(secret: bytes, *parts: str) -> str:

@@ -10,6 +10,7 @@
 #include <array>
 #include <functional>
 
+#include "tests/transport/base/net/key_file.h"
 #include "transport/base/clock.h"
 #include "transport/base/net/tcp_socket.h"
 #include "transport/base/net/zmq_socket.h"
@@ -140,6 +141,78 @@ TEST(ZmqContext, OldProtocolsGetNoMessageThrough) {
     const int before = open.num_messages();
     EXPECT_TRUE(wait_until(10'000, [&] { return open.turn(), open.num_messages() > before; }));
   }
+}
+
+/// Asks until there is an answer.
+bool is_answered_soon(EchoServer& server, ZmqSocket& client) {
+  static int num_asked = 0;
+  ZmqPart answer;
+  return reaches([&] {
+    const std::string question = fmt::format("question {}", ++num_asked);
+    client.send(question);
+    return wait_until(100, [&] {
+      server.turn();
+      return client.receive(std::span(&answer, 1)) == 1 && answer.bytes() == question;
+    });
+  });
+}
+
+TEST(ZmqContext, AKeyIsReplacedStepByStepOnServersAndClientsInAnyOrder) {
+  for (const bool is_server_first : {true, false}) {
+    KeyFile server_file(::testing::TempDir(), kRotation[0]), client_file(::testing::TempDir(), kRotation[0]);
+    EchoServer server(server_file.read());
+    const Key client_key = client_file.read();
+    const auto client = ZmqSocket::make(context_with(client_key), ZmqKind::kDealer).value();
+    ASSERT_TRUE(client->connect(server.endpoint()));
+    EXPECT_TRUE(is_answered_soon(server, *client));
+    for (std::size_t step = 1; step < kRotation.size(); ++step) {
+      for (KeyFile* const file :
+           {is_server_first ? &server_file : &client_file, is_server_first ? &client_file : &server_file}) {
+        const auto version = file == &client_file ? client_key->version() : 0;
+        file->write(kRotation[step]);
+        // The server follows its file while it answers; that it has read it shows at the end.
+        EXPECT_TRUE(reaches([&] { return file != &client_file || client_key->version() != version; }));
+        EXPECT_TRUE(is_answered_soon(server, *client)) << "step " << step;
+        const auto late = ZmqSocket::make(context_with(client_file.read()), ZmqKind::kDealer).value();
+        ASSERT_TRUE(late->connect(server.endpoint()));
+        EXPECT_TRUE(is_answered_soon(server, *late)) << "step " << step;
+      }
+    }
+    EXPECT_TRUE(reaches([&] { return !is_answered(server, ClusterKey(kOldKey), kUnknownPeerWaitsMs); }));
+    EXPECT_TRUE(is_answered(server, ClusterKey(kNewKey), 10'000));
+  }
+}
+
+TEST(ZmqContext, AServerEndsConnectionsWhoseKeyIsNotInUseAnyMore) {
+  KeyFile file(::testing::TempDir(), {kOldKey});
+  EchoServer server(file.read());
+  const auto client = ZmqSocket::make(context_with(ClusterKey(kOldKey)), ZmqKind::kDealer).value();
+  ASSERT_TRUE(client->connect(server.endpoint()));
+  EXPECT_TRUE(is_answered_soon(server, *client));
+  file.write({kNewKey});
+  int num_messages = 0;
+  EXPECT_TRUE(reaches([&] {
+    num_messages = server.num_messages();
+    client->send("question");
+    return !wait_until(kUnknownPeerWaitsMs, [&] { return server.turn(), server.num_messages() > num_messages; });
+  })) << "the connection has outlived its key";
+}
+
+TEST(ZmqContext, AClientLeavesAServerWhoseKeyIsNotAcceptedAnyMore) {
+  KeyFile file(::testing::TempDir(), {kOldKey});
+  EchoServer server{Key(ClusterKey(kOldKey))};
+  const auto client = ZmqSocket::make(context_with(file.read()), ZmqKind::kDealer).value();
+  ASSERT_TRUE(client->connect(server.endpoint()));
+  EXPECT_TRUE(is_answered_soon(server, *client));
+  file.write({kNewKey});
+  ZmqPart answer;
+  EXPECT_TRUE(reaches([&] {
+    client->send("question");
+    return !wait_until(kUnknownPeerWaitsMs, [&] {
+      server.turn();
+      return client->receive(std::span(&answer, 1)) == 1;
+    });
+  })) << "the connection has outlived its key";
 }
 
 }  // namespace

@@ -1,0 +1,23 @@
+// Starts threads that handle no signals.
+#pragma once
+
+#include <pthread.h>
+
+#include <csignal>
+#include <thread>
+#include <utility>
+
+namespace kvferry {
+
+/// Starts a thread that no signal interrupts, because the process's own threads handle signals.
+template <class Body>
+std::thread start_without_signals(Body body) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread started(std::move(body));
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+}  // namespace kvferry
