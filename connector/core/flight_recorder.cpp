@@ -90,6 +90,11 @@ Cause cause_of(ErrorCode code) {
   }
 }
 
+bool is_trace_id(std::string_view text) {
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == text.npos &&
+         text.find_first_not_of('0') != text.npos;
+}
+
 std::uint32_t recomputed_tokens(const LifeEvent& event) {
   if (event.what() == LifeKind::kLoaded) return event.expected - std::min(event.expected, event.loaded);
   if (event.what() != LifeKind::kAdmitted || event.tokens == 0) return 0;
@@ -103,10 +108,11 @@ FlightRecorder::FlightRecorder(std::uint32_t num_events, std::uint32_t num_reque
   KVFERRY_CHECK(num_events > 0 && num_requests > 0, "a flight recorder needs room for an event and a request");
 }
 
-std::uint64_t FlightRecorder::begin(std::string_view request) {
+std::uint64_t FlightRecorder::begin(std::string_view request, std::string_view trace) {
   Request& slot = requests_[++num_requests_ % requests_.size()];
   slot = Request{num_requests_};
   slot.id = request;
+  if (is_trace_id(trace)) slot.trace = trace;
   return num_requests_;
 }
 
@@ -119,7 +125,7 @@ LifeEvent& FlightRecorder::add(std::uint64_t request, LifeKind kind, TimeNs now,
   record.previous = 0;
   if (Request& slot = requests_[request % requests_.size()]; slot.number == request) {
     record.previous = std::exchange(slot.last, num_events_);
-    if (record.previous == 0) slot.began = now;
+    if (record.previous == 0) slot.began = now - (kind == LifeKind::kArrived ? event.duration : 0);
     if (kind == LifeKind::kFinished) slot.ended = now;
   }
   return record.event;
@@ -131,11 +137,20 @@ const LifeEvent* FlightRecorder::event(std::uint64_t number) const {
 }
 
 std::vector<RequestLife> FlightRecorder::find(std::string_view id, TimeNs now) const {
+  return newest_where([id](const Request& one) { return !id.empty() && matches(one.id.view(), id); }, now);
+}
+
+std::vector<RequestLife> FlightRecorder::find_trace(std::string_view trace, TimeNs now) const {
+  return newest_where([trace](const Request& one) { return !trace.empty() && one.trace.view() == trace; }, now);
+}
+
+/// Returns the newest kLivesMax lives whose request meets the condition, the oldest first.
+template <class Condition>
+std::vector<RequestLife> FlightRecorder::newest_where(Condition is_asked, TimeNs now) const {
   std::vector<RequestLife> lives;
-  if (id.empty()) return lives;
   for (std::uint64_t number = num_requests_; number > 0 && number + requests_.size() > num_requests_; --number) {
     const Request& request = requests_[number % requests_.size()];
-    if (!matches(request.id.view(), id)) continue;
+    if (!is_asked(request)) continue;
     lives.push_back(life_of(request, now));
     if (lives.size() == kLivesMax) break;
   }
@@ -177,7 +192,7 @@ std::vector<RequestLife> FlightRecorder::transfers_after(std::uint64_t number, T
 }
 
 RequestLife FlightRecorder::life_of(const Request& request, TimeNs now) const {
-  RequestLife life{std::string(request.id.view()), false, {}};
+  RequestLife life{std::string(request.id.view()), false, {}, std::string(request.trace.view())};
   for (std::uint64_t number = request.last; number != 0;) {
     const LifeEvent* found = event(number);
     life.is_cut = found == nullptr || life.events.size() == kEventsMax;

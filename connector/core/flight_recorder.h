@@ -128,6 +128,12 @@ struct LifeEvent {
   Cause why() const { return static_cast<Cause>(cause); }
 };
 
+/// A longer wait for the first lookup is not told: it is the difference of two times of a wall clock that was set.
+constexpr TimeNs kWaitMax = 3600 * kSecond;
+
+/// Returns true if the text is a W3C trace id: 32 hexadecimal digits, lower case, not all of them zero.
+bool is_trace_id(std::string_view text);
+
 /// Returns how many tokens an event says were computed although they had been computed before.
 std::uint32_t recomputed_tokens(const LifeEvent& event);
 
@@ -136,7 +142,8 @@ struct RequestLife {
   std::string request;  // vLLM's id on this node
   bool is_cut = false;  // true if earlier events were overwritten
   std::vector<LifeEvent> events;
-  KVFERRY_FIELDS(request, is_cut, events);
+  std::string trace{};  // the request's W3C trace id; empty: it has none
+  KVFERRY_FIELDS(request, is_cut, events, trace);
 };
 
 class FlightRecorder {
@@ -145,8 +152,8 @@ class FlightRecorder {
 
   FlightRecorder(std::uint32_t num_events, std::uint32_t num_requests);
 
-  /// Begins a request's life. Returns the request's number, for add().
-  std::uint64_t begin(std::string_view request);
+  /// Begins a request's life. Returns the request's number, for add(). A `trace` that is no trace id is dropped.
+  std::uint64_t begin(std::string_view request, std::string_view trace = {});
   /// Records `event` as of this kind and time, in the place of the oldest one. The reference is valid until the next
   /// call. After more than `num_requests` later begin() calls the event is recorded, but not found.
   LifeEvent& add(std::uint64_t request, LifeKind kind, TimeNs now, const LifeEvent& event = {});
@@ -159,6 +166,7 @@ class FlightRecorder {
   /// Returns the newest lives of requests whose id is `id`, or has it as a part that hyphens or the id's ends enclose:
   /// vLLM adds a prefix and a suffix to the client's id. An empty `id` finds nothing.
   std::vector<RequestLife> find(std::string_view id, TimeNs now) const;
+  std::vector<RequestLife> find_trace(std::string_view trace, TimeNs now) const;
   /// Returns the lives of at most `num` and kLivesMax requests: the newest ones, or those that took longest.
   std::vector<RequestLife> newest(std::size_t num, TimeNs now) const;
   std::vector<RequestLife> slowest(std::size_t num, TimeNs now) const;
@@ -175,9 +183,12 @@ class FlightRecorder {
   struct Request {
     std::uint64_t number = 0;
     std::uint64_t last = 0;       // number of the request's last event; 0: none
-    TimeNs began = 0, ended = 0;  // times of the first event and of kFinished; 0: not yet
+    TimeNs began = 0, ended = 0;  // when the server got it, or of the first event; of kFinished; 0: not yet
     ShortText<127> id{};
+    ShortText<32> trace{};
   };
+  template <class Condition>
+  std::vector<RequestLife> newest_where(Condition is_asked, TimeNs now) const;
   RequestLife life_of(const Request& request, TimeNs now) const;
 
   std::vector<Record> records_;  // event n is at n % size

@@ -128,6 +128,7 @@ void run_scheduler_core(std::string_view bytes) {
                    },
                    [&](const LivesRequest& one) {
                      (void)core.recorder().find(one.request, now);
+                     (void)core.recorder().find_trace(one.trace, now);
                      (void)core.recorder().newest(one.num_newest, now);
                      (void)core.recorder().slowest(one.num_slowest, now);
                    },

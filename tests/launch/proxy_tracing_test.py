@@ -80,6 +80,8 @@ def test_without_spans_both_servers_get_the_clients_context_or_one_that_is_made(
         ((traceparent, tracestate),) = made
         assert re.fullmatch(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-01", str(traceparent))
         assert tracestate is None, "it belongs to no trace"
+        params = [got["kv_transfer_params"]["kvferry_traceparent"] for got in c.prefills[0].got]
+        assert params == [GOOD, traceparent], "vLLM drops the header if it exports no spans"
 
     run(test)
 

@@ -2,6 +2,7 @@
 no other.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kvferry.lookup_spans import LookupSpans
 from kvferry_harness.prompts import prompt
+from kvferry_launch.testbed.servers import Controller
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -36,8 +38,7 @@ def exported() -> Iterator[InMemorySpanExporter]:
 
 
 def add(engine: "Engine", request_id: str, params: dict[str, Any] | None, headers: dict[str, str] | None) -> None:
-    engine.add(request_id, prompt(1, 200), 3, params=params)
-    engine.scheduler.requests[request_id].trace_headers = headers
+    engine.add(request_id, prompt(1, 200), 3, params=params, headers=headers)
 
 
 def finish(engine: "Engine") -> None:
@@ -54,8 +55,8 @@ def traceparent(span_id: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("passes_headers", [True, False])
 def test_both_lookups_of_a_hand_over_are_in_one_trace(make_engine: MakeEngine, exported: InMemorySpanExporter,
-                                                       passes_headers: bool) -> None:
-    prefill, decode = make_engine(role="kv_producer"), make_engine(role="kv_consumer")
+                                                       controller: Controller, passes_headers: bool) -> None:
+    prefill, decode = (make_engine(role=f"kv_{role}", traced=True) for role in ("producer", "consumer"))
     add(prefill, "p", {"do_remote_decode": True, "do_remote_prefill": False}, traceparent(PREFILL))
     finish(prefill)
     params = prefill.told["p"].params
@@ -64,21 +65,22 @@ def test_both_lookups_of_a_hand_over_are_in_one_trace(make_engine: MakeEngine, e
     add(decode, "d", params, traceparent(DECODE) if passes_headers else None)
     finish(decode)
 
-    first, second = exported.get_finished_spans()
+    first, second = named(exported, "kvferry.lookup")
     for span, parent in ((first, PREFILL), (second, DECODE if passes_headers else PREFILL)):
-        assert span.name == "kvferry.lookup"
         assert f"{span.context.trace_id:032x}" == TRACE
         assert span.parent is not None
         assert f"{span.parent.span_id:016x}" == parent
     assert dict(first.attributes or {}) == {"gen_ai.request.id": "p", "kvferry.local_tokens": 0,
                                             "kvferry.found_tokens": 0}
     assert (second.attributes or {})["kvferry.found_tokens"] == 199
+    told = json.loads(controller.run("explain", "--trace", TRACE, "--json"))
+    assert [[life["request"] for life in one["lives"]] for one in told["requests"]] == [["p", "d"]]
 
 
 @pytest.mark.parametrize("sent", [None, 7, "", "00-x", f"00-{TRACE}-{DECODE}-01" + "x" * 9999, {"a": 1}])
-def test_a_request_without_a_trace_has_no_span(make_engine: MakeEngine, exported: InMemorySpanExporter, sent: Any
-                                               ) -> None:
-    engine = make_engine(role="kv_both")
+def test_a_request_without_a_trace_has_no_span(make_engine: MakeEngine, exported: InMemorySpanExporter,
+                                               controller: Controller, sent: Any) -> None:
+    engine = make_engine(role="kv_both", traced=True)
     add(engine, "a", {"do_remote_decode": True, "kvferry_traceparent": sent}, None)
     add(engine, "b", None, {"tracestate": "a=1"})
     finish(engine)
@@ -86,6 +88,19 @@ def test_a_request_without_a_trace_has_no_span(make_engine: MakeEngine, exported
     params = engine.told["a"].params
     assert params is not None
     assert "kvferry_traceparent" not in params
+    assert [life["trace"] for life in controller.explain("a")["lives"]] == [""]
+
+
+def test_explain_knows_a_trace_that_no_server_exports(make_engine: MakeEngine, exported: InMemorySpanExporter,
+                                                      controller: Controller) -> None:
+    prefill, decode = make_engine(role="kv_producer"), make_engine(role="kv_consumer")
+    add(prefill, "p", {"do_remote_decode": True, "kvferry_traceparent": traceparent(PREFILL)["traceparent"]}, None)
+    finish(prefill)
+    add(decode, "d", prefill.told["p"].params, None)
+    finish(decode)
+    told = json.loads(controller.run("explain", "--trace", TRACE, "--json"))
+    assert [[life["request"] for life in one["lives"]] for one in told["requests"]] == [["p", "d"]]
+    assert exported.get_finished_spans() == ()
 
 
 @pytest.mark.parametrize("pushes", [True, False])
@@ -139,7 +154,7 @@ def request(request_id: str) -> Any:
 
 
 def test_a_lookup_that_waits_is_one_span_from_its_begin(exported: InMemorySpanExporter) -> None:
-    spans, times = LookupSpans(), []
+    spans, times = LookupSpans(exports=True), []
     for found in (None, None, 64):
         times.append(time.time_ns())
         assert spans.lookup(request("d"), 32, lambda _, __, found=found: (found, True)) == (found, True)
@@ -151,7 +166,7 @@ def test_a_lookup_that_waits_is_one_span_from_its_begin(exported: InMemorySpanEx
 
 
 def test_a_request_that_ends_while_it_waits_leaves_nothing(exported: InMemorySpanExporter) -> None:
-    spans = LookupSpans()
+    spans = LookupSpans(exports=True)
     spans.lookup(request("d"), 0, lambda *_: (None, False))
     assert spans.finished(request("d"), None) is None
     before = time.time_ns()

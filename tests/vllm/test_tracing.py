@@ -60,3 +60,5 @@ def test_a_request_is_one_trace(traced: tuple[ProxyDeployment, Collector]) -> No
     assert {span.trace_id.hex() for span in of_request} == {TRACE}
     lives = deployment.controller.explain("by-id")["lives"]
     assert [life["role"] for life in lives] == ["kv_producer", "kv_consumer"], "kvferry explain knows X-Request-Id"
+    told = json.loads(deployment.controller.run("explain", "--trace", TRACE, "--json"))
+    assert [[life["role"] for life in one["lives"]] for one in told["requests"]] == [["kv_producer", "kv_consumer"]]

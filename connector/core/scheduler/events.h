@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "connector/core/actions.h"
+#include "connector/core/flight_recorder.h"
 #include "connector/core/known_keys.h"
 #include "connector/core/scheduler/progress.h"
 #include "connector/core/token_chain.h"
@@ -46,8 +47,17 @@ struct NewRequest {
   /// With `handoff`: the endpoint of the decode node that receives the prompt while it is computed
   /// (kv_transfer_params.kvferry_push_to).
   std::optional<std::string> push_to;
-  TimeNs waited = 0;  // since the server got the request, for the flight recorder; 0: unknown
+  // The next fields are for the flight recorder.
+  TimeNs waited = 0;    // since the server got the request, see wait_since(); 0: unknown
+  std::string trace{};  // the request's W3C trace id; what is none counts as empty
 };
+
+/// Returns how long a request waited that the server got at `arrived_ms`, both in milliseconds of the wall clock. 0:
+/// the wait is unknown, because `arrived_ms` is 0 or less, or because the clock was set meanwhile.
+inline TimeNs wait_since(std::int64_t arrived_ms, std::int64_t now_ms) {
+  const bool is_known = arrived_ms > 0 && arrived_ms <= now_ms && now_ms - arrived_ms <= kWaitMax / kMillisecond;
+  return is_known ? (now_ms - arrived_ms) * kMillisecond : 0;
+}
 
 struct ScheduledRequest {
   RequestId id;

@@ -52,7 +52,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
     state.attempt.value = std::prev(after)->first.second;
   if (state.source) state.source->num_tokens = reusable(state.source->num_tokens);
   const Coverage coverage = state.cacheable ? cover(state) : Coverage{};
-  record_arrival(state, coverage, request.waited);
+  record_arrival(state, coverage, request);
   // The prompt was handed over, so its push is nearly done. Chunks that do not arrive soon are pulled instead.
   if (state.source && receiver_.num_reserved_chunks() > 0) receiver_.shorten_deadline(handed_off(state), now);
   if (state.cacheable && could_grow(state, coverage, 0)) start_fetch(state, now);

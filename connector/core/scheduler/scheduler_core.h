@@ -201,7 +201,7 @@ class SchedulerCore {
   void blame(RequestState& request, Cause cause, std::string_view peer = {}, std::string_view note = {});
   void blame_wait(RequestState& request);
   Cause cause_of_rest(const RequestState& request, std::uint32_t num_here) const;
-  void record_arrival(RequestState& request, const Coverage& coverage, TimeNs waited);
+  void record_arrival(RequestState& request, const Coverage& coverage, const NewRequest& from);
   void record_wait(RequestState& request);
   void record_answer(RequestState& request, const OpenLookup& open);
   void record_admission(RequestState& request, std::uint32_t num_local, std::uint32_t num_external);

@@ -10,12 +10,11 @@ LifeEvent& SchedulerCore::record(const RequestState& request, LifeKind kind, Cau
   return recorder_.add(request.record, kind, now_, LifeEvent::because(cause));
 }
 
-void SchedulerCore::record_arrival(RequestState& request, const Coverage& coverage, TimeNs waited) {
-  request.record = recorder_.begin(request.id.value);
-  LifeEvent& event = record(request, LifeKind::kArrived);
+void SchedulerCore::record_arrival(RequestState& request, const Coverage& coverage, const NewRequest& from) {
+  request.record = recorder_.begin(request.id.value, from.trace);
+  LifeEvent& event = recorder_.add(request.record, LifeKind::kArrived, now_, {.duration = from.waited});
   event.tokens = request.chain.size();
   event.local = coverage.tokens;
-  event.duration = waited;
   if (const auto keys = request.chain.hashed_keys(); !keys.empty()) event.prefix = keys[0].hex().substr(0, 8);
   if (!request.cacheable) note_cause(request, Cause::kNotShared);
   if (!request.source) return;

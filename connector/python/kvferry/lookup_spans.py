@@ -1,6 +1,7 @@
 """Spans of lookups, in the trace of vLLM's request. vLLM exports them if it has `--otlp-traces-endpoint`.
 
-A prefill node hands its request's traceparent over in kv_transfer_params, for routers that don't pass the header on.
+launch/proxy puts the traceparent into kv_transfer_params too, since vLLM drops the header if it exports no spans, and a
+prefill node hands it over there, for routers that don't pass the header on.
 """
 
 import re
@@ -20,12 +21,15 @@ _FORM = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class LookupSpans:
-    def __init__(self) -> None:
+    """`exports`: vLLM exports spans; if it doesn't, none are made."""
+
+    def __init__(self, *, exports: bool) -> None:
+        self._exports = exports
         self._begun: dict[str, int] = {}  # [request id] begin of a lookup that waits for other nodes
 
     def lookup(self, request: "Request", num_computed: int, ask: Callable[["Request", int], Answer]) -> Answer:
         """Returns the answer of `ask`. If the request is traced, records the time until there is an answer."""
-        headers = trace_headers(request)
+        headers = trace_headers(request) if self._exports else None
         if headers is None:
             return ask(request, num_computed)
         begin = self._begun.pop(request.request_id, None) or time.time_ns()
@@ -54,3 +58,9 @@ def trace_headers(request: "Request") -> Mapping[str, Any] | None:
         headers = {"traceparent": params.get(TRACEPARENT)} if isinstance(params, dict) else {}
     sent = headers.get("traceparent")
     return headers if isinstance(sent, str) and _FORM.fullmatch(sent) else None
+
+
+def trace_id(request: "Request") -> str:
+    """Returns the request's W3C trace id, 32 hexadecimal digits; an empty text if the request has none."""
+    headers = trace_headers(request)
+    return str(headers["traceparent"])[3:35] if headers is not None else ""

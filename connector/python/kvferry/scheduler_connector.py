@@ -11,6 +11,7 @@ from kvferry.compat import hash_block_size, start_line
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint, lora_settings
+from kvferry.lookup_spans import trace_id
 from kvferry.request_extras import RequestExtras
 from kvferry.router_params import RouterParams
 from kvferry.served import checkpoint_alignment, keeps_state, served_specs, settings_json, state_format, windows
@@ -123,6 +124,7 @@ class SchedulerConnector:
             source=self._router_params.handoff_source(request.request_id, params, len(tokens), self._identity()),
             push_to=self._router_params.push_target(request.request_id, params),
             arrived_ms=int(request.arrival_time * 1e3),
+            trace=trace_id(request),
         )
         self._known_tokens[request.request_id] = len(tokens)
         self._requests[request.request_id] = request
@@ -218,11 +220,7 @@ class SchedulerConnector:
             params = self._router_params.signed(params)
         if req_id in self._wants_report:
             self._wants_report.discard(req_id)
-            params["kvferry_report"] = {
-                "admissions": done["admissions"],
-                "preemptions": done["preemptions"],
-                "transfer_ms": done["transfer_ms"],
-            }
+            params["kvferry_report"] = {name: done[name] for name in ("admissions", "preemptions", "transfer_ms")}
         return False, params or None
 
     def update_connector_output(self, output: "KVConnectorOutput") -> None:

@@ -49,7 +49,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerConnector(vllm_config, kv_cache_config)
-            self._spans = LookupSpans()
+            self._spans = LookupSpans(exports=vllm_config.observability_config.otlp_traces_endpoint is not None)
         else:
             self._worker = WorkerConnector(vllm_config, kv_cache_config)
 

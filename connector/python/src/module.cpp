@@ -98,7 +98,7 @@ struct PyScheduler {
                    const std::vector<nb::bytes>& digests, std::string extras,
                    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items, bool cacheable,
                    bool handoff, const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
-                   const std::optional<std::string>& push_to, std::int64_t arrived_ms) {
+                   const std::optional<std::string>& push_to, std::int64_t arrived_ms, std::string trace) {
     const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
@@ -111,7 +111,8 @@ struct PyScheduler {
     request.handoff = handoff;
     if (source) request.source = std::apply([](auto&... each) { return HandoffSource{each...}; }, *source);
     request.push_to = push_to;
-    if (arrived_ms > 0) request.waited = std::max<TimeNs>(0, (wall_clock_ms() - arrived_ms) * kMillisecond);
+    request.waited = wait_since(arrived_ms, wall_clock_ms());
+    request.trace = std::move(trace);
     node->add_request(request);
   }
 
@@ -170,10 +171,7 @@ struct PyWorker {
     const nb::gil_scoped_release unlocked;
     WorkerOptions options{config_from(extra_json), rank, std::move(label), std::move(layout)};
     if (gpu >= 0) options.gpu = unwrap(open_gpu(gpu));
-    if (shard) {
-      const auto& [first_layer, num_layers, first_head, num_heads] = *shard;
-      options.shard = {first_layer, num_layers, first_head, num_heads};
-    }
+    if (shard) options.shard = std::apply([](auto... each) { return Shard{each...}; }, *shard);
     node = unwrap(WorkerNode::start(std::move(options)));
   }
 };
@@ -211,7 +209,7 @@ NB_MODULE(_core, m) {
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
       .def("add_request", &PyScheduler::add_request, nb::kw_only(), "request_id"_a, "tokens"_a, "num_prompt_tokens"_a,
            "digests"_a, "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(),
-           "push_to"_a.none() = nb::none(), "arrived_ms"_a = 0)
+           "push_to"_a.none() = nb::none(), "arrived_ms"_a = 0, "trace"_a = "")
       .def(
           "update_tokens",
           [](PyScheduler& self, const std::string& id, std::uint32_t keep, const Integers& tokens) {

@@ -146,6 +146,7 @@ void NodeLinks::tell_lives(const Asker& asker, const LivesRequest& asked) {
     const FlightRecorder& recorder = core.recorder();
     answer.lives = asked.num_slowest > 0  ? recorder.slowest(asked.num_slowest, now)
                    : asked.num_newest > 0 ? recorder.newest(asked.num_newest, now)
+                   : !asked.trace.empty() ? recorder.find_trace(asked.trace, now)
                                           : recorder.find(asked.request, now);
   });
   answer.unix_ms = wall_clock_ms();

@@ -76,12 +76,13 @@ struct PushAnswer {
   KVFERRY_FIELDS(reply, ranks, grants);
 };
 
-/// Asks for what the node's flight recorder has of a request, of the newest requests, or of those that took longest;
-/// exactly one field is set. `kvferry explain` sends it.
+/// Asks for what the node's flight recorder has of a request, of the newest requests, of those that took longest, or of
+/// the requests of a trace; exactly one field is set. `kvferry explain` sends it.
 struct LivesRequest {
   std::string request{};  // the whole id, or a part of it as FlightRecorder::find() says
   std::uint32_t num_newest = 0, num_slowest = 0;
-  KVFERRY_FIELDS(request, num_newest, num_slowest);
+  std::string trace{};  // a W3C trace id
+  KVFERRY_FIELDS(request, num_newest, num_slowest, trace);
 };
 
 struct LivesAnswer {

@@ -6,6 +6,7 @@
 #include "launch/cli/controller_settings.h"
 #include "launch/cli/explain/life_list.h"
 #include "launch/cli/explain/life_report.h"
+#include "launch/cli/explain/traced_requests.h"
 
 namespace kvferry::cli {
 namespace {
@@ -63,21 +64,50 @@ Result<void> list(const LifeReport& report, const ExplainFlags& flags) {
   return {};
 }
 
+/// Prints a report of each request of the trace.
+Result<void> explain_trace(const std::vector<NodeAnswer>& answers, const ExplainFlags& flags) {
+  const std::vector<std::vector<NodeAnswer>> requests = split_by_request(answers);
+  nlohmann::json all = nlohmann::json::array();
+  std::string text =
+      fmt::format("trace {}: {} request{}\n", flags.asked.trace, requests.size(), requests.size() == 1 ? "" : "s");
+  for (const std::vector<NodeAnswer>& one : requests) {
+    const LifeReport report = make_report(one);
+    const std::string& request = report.lives.at(0).request;
+    if (flags.as_json)
+      all.push_back(report_json(report, request));
+    else
+      text += "\n" + report_text(report, request);
+  }
+  if (flags.as_json)
+    print({{"trace", flags.asked.trace}, {"requests", std::move(all)}});
+  else
+    fmt::print("{}", text);
+  return {};
+}
+
+/// Returns the sentence for a request or trace that no node has.
+Error not_found(const LifeReport& report, const ExplainFlags& flags, std::size_t num_nodes) {
+  const bool is_trace = !flags.asked.trace.empty();
+  return Error{
+      ErrorCode::kNotFound,
+      fmt::format("none of {} nodes has a request {}'{}': {}, its node may be gone, or its events were "
+                  "overwritten{}{}",
+                  num_nodes, is_trace ? "of the trace " : "", is_trace ? flags.asked.trace : flags.asked.request,
+                  is_trace ? "the servers may have got no traceparent, which launch/proxy sends"
+                           : "its id may be another (--last 16 lists ids; a trace's id is asked for by --trace)",
+                  report.missing.empty() ? "" : "; ", fmt::join(report.missing, "; "))};
+}
+
 Result<void> run(const ExplainFlags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.controller));
   const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kControllerTimeoutMs, key));
-  if (flags.asked.request.empty())
-    return list(make_report(ask_nodes(status.nodes, flags.asked, key, flags.timeout())), flags);
   const std::string& request = flags.asked.request;
-  const LifeReport report = make_report(ask_all(status, flags, key));
-  if (report.lives.empty()) {
-    return Error{
-        ErrorCode::kNotFound,
-        fmt::format("none of {} nodes has a request '{}': its id may be another (a trace's id stands beside it "
-                    "in the proxy's log; --last 16 lists ids), its node may be gone, or its events were "
-                    "overwritten{}{}",
-                    status.nodes.size(), request, report.missing.empty() ? "" : "; ", fmt::join(report.missing, "; "))};
-  }
+  if (request.empty() && flags.asked.trace.empty())
+    return list(make_report(ask_nodes(status.nodes, flags.asked, key, flags.timeout())), flags);
+  const std::vector<NodeAnswer> answers = ask_all(status, flags, key);
+  const LifeReport report = make_report(answers);
+  if (report.lives.empty()) return not_found(report, flags, status.nodes.size());
+  if (request.empty()) return explain_trace(answers, flags);
   if (flags.as_json)
     print(report_json(report, request));
   else
@@ -101,13 +131,24 @@ Run add_explain_command(CLI::App& app) {
                        "The request's id, as the proxy's log, the client's X-Request-Id or the answer has it; vLLM's "
                        "own prefix and suffix may be missing")
           ->check([](const std::string& id) { return id.empty() ? "REQUEST must not be empty" : ""; }),
+      command
+          ->add_option("--trace", flags->asked.trace,
+                       fmt::format("Show the requests of this W3C trace, the newest {} on each node: a trace id, 32 "
+                                   "hexadecimal digits, or a whole traceparent",
+                                   most))
+          ->check([](const std::string& text) {
+            return trace_id_in(text).empty() ? "--trace must be 32 hexadecimal digits, lower case and not all zero, or "
+                                               "a traceparent, which has them between '00-' and '-'"
+                                             : "";
+          }),
       command->add_option("--last", flags->asked.num_newest, "List this many requests: those that arrived last")
           ->check(number_between(1u, most)),
       command->add_option("--slowest", flags->asked.num_slowest, "List this many requests: those that took longest")
           ->check(number_between(1u, most))};
-  command->callback([all] {
+  command->callback([all, flags] {
     if (std::ranges::count_if(all, [](const CLI::Option* one) { return !one->empty(); }) != 1)
-      throw CLI::RequiredError("exactly one of REQUEST, --last and --slowest");
+      throw CLI::RequiredError("exactly one of REQUEST, --trace, --last and --slowest");
+    flags->asked.trace = trace_id_in(flags->asked.trace);
   });
   command->add_option("--timeout", flags->timeout_s, "Time to wait for the nodes' answers, in seconds")
       ->capture_default_str()

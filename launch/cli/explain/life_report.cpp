@@ -11,7 +11,6 @@ namespace kvferry::cli {
 namespace {
 
 constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // ages come from other nodes; sums of them must not overflow
-constexpr TimeNs kWaitMax = 3600 * kSecond;            // a longer wait in a server's queue is a clock that was set
 constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // times of two nodes may be wrong by so much
 constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a smaller difference of hosts' clocks is not told
 constexpr std::string_view kBetween = "until the next node: router, network";
@@ -49,6 +48,7 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
   made.node = printable(node.engine_id);
   made.role = printable(node.role);
   made.request = printable(life.request);
+  if (is_trace_id(life.trace)) made.trace = life.trace;
   made.is_cut = life.is_cut;
   made.error = node.error;
   made.is_running = !life.events.empty();
@@ -167,7 +167,8 @@ LifeReport make_report(const std::vector<NodeAnswer>& answers) {
 std::string report_text(const LifeReport& report, const std::string& request) {
   std::string text = fmt::format("request {}: {:.1f} ms\n", printable(request), ms(report.duration));
   for (const NodeLife& life : report.lives) {
-    text += fmt::format("\n{} ({}), request {}\n", life.node, life.role.empty() ? "no role" : life.role, life.request);
+    text += fmt::format("\n{} ({}), request {}{}{}\n", life.node, life.role.empty() ? "no role" : life.role,
+                        life.request, life.trace.empty() ? "" : ", trace ", life.trace);
     if (life.is_cut) text += "             earlier events were overwritten by those of other requests\n";
     for (const LifeLine& line : life.lines) text += fmt::format("  {:>10.1f} ms  {}\n", ms(line.at), line.text);
   }
@@ -220,6 +221,7 @@ nlohmann::json report_json(const LifeReport& report, const std::string& request)
     lives.push_back({{"node", life.node},
                      {"role", life.role},
                      {"request", life.request},
+                     {"trace", life.trace},
                      {"is_cut", life.is_cut},
                      {"is_running", life.is_running},
                      {"began_ms", ms(life.began)},

@@ -24,9 +24,9 @@ struct LifeLine {
   LifeEvent event;
 };
 
-/// A request on one node.
+/// A request on one node. `trace`: its W3C trace id; empty: none is known.
 struct NodeLife {
-  std::string node, role, request;
+  std::string node, role, request, trace;
   bool is_cut = false, is_running = false;
   TimeNs began = 0, ended = 0;  // since the first event of all nodes
   TimeNs age = 0;               // time from the first event to the answer

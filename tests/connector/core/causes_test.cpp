@@ -345,6 +345,23 @@ TEST_F(Causes, ARequestThatTriesWithoutEndRecordsEachCauseOnce) {
   EXPECT_EQ(events("r", LifeKind::kFetchFailed).size(), 1u);
 }
 
+TEST_F(Causes, AWaitThatTheClockMadeUpIsUnknown) {
+  constexpr std::int64_t kNow = 1'800'000'000'000, kHour = 3'600'000;
+  EXPECT_EQ(wait_since(kNow - 1, kNow), kMillisecond);
+  EXPECT_EQ(wait_since(kNow - kHour, kNow), kWaitMax);
+  for (const std::int64_t arrived : {kNow - kHour - 1, kNow + 1, kNow, std::int64_t{0}, INT64_MIN, INT64_MAX})
+    EXPECT_EQ(wait_since(arrived, kNow), 0) << arrived;
+}
+
+TEST_F(Causes, TheWaitAndTheTraceOfARequestAreRecorded) {
+  NewRequest made = request("r", 24);
+  made.waited = kSecond;
+  made.trace = "0af7651916cd43dd8448eb211c80319c";
+  core_->add_request(made, now_);
+  EXPECT_EQ(events("r", LifeKind::kArrived).at(0).duration, kSecond);
+  EXPECT_EQ(core_->recorder().find_trace(made.trace, now_).size(), 1u);
+}
+
 TEST_F(Causes, TheEndOfComputingIsRecordedOnceAndTheEndWithWhatIsKept) {
   NewRequest made = request("p", 24);
   made.handoff = true;

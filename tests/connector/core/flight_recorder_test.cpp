@@ -35,6 +35,26 @@ TEST(FlightRecorder, FindsIdsByPartsBetweenHyphensOnly) {
     EXPECT_EQ(recorder.find(other, 0).size(), 0u) << other;
 }
 
+TEST(FlightRecorder, FindsTheRequestsOfATraceAndRecordsNothingElseAsOne) {
+  const std::string trace = "0af7651916cd43dd8448eb211c80319c";
+  FlightRecorder recorder(8, 16);
+  recorder.begin("a", trace);
+  recorder.begin("b");
+  recorder.begin("c", trace);
+  const std::vector<RequestLife> lives = recorder.find_trace(trace, 0);
+  ASSERT_EQ(lives.size(), 2u);
+  EXPECT_EQ(lives[0].request, "a");
+  EXPECT_EQ(lives[1].request, "c");
+  EXPECT_EQ(lives[1].trace, trace);
+  EXPECT_EQ(recorder.find("b", 0).at(0).trace, "");
+  for (const std::string& none : {std::string(), std::string(32, '0'), trace.substr(1), trace + "0",
+                                  "0AF7" + trace.substr(4), "\x1b[2J" + trace.substr(4), std::string(99999, 'a')}) {
+    recorder.begin("none", none);
+    EXPECT_EQ(recorder.find("none", 0).back().trace, "") << none.substr(0, 40);
+    EXPECT_TRUE(recorder.find_trace(none, 0).empty()) << none.substr(0, 40);
+  }
+}
+
 TEST(FlightRecorder, OverwritesTheOldestAndSaysSo) {
   FlightRecorder recorder(4, 2);
   const std::uint64_t a = recorder.begin("a");
@@ -111,6 +131,16 @@ TEST(FlightRecorder, ListsTheNewestAndTheSlowest) {
   EXPECT_EQ(recorder.newest(1000, 100).size(), 4u);
   EXPECT_EQ(recorder.slowest(1000, 100).size(), 4u);
   EXPECT_TRUE(FlightRecorder(8, 4).slowest(3, 0).empty());
+}
+
+TEST(FlightRecorder, ARequestsTimeIncludesItsWaitForTheFirstLookup) {
+  FlightRecorder recorder(8, 4);
+  const std::uint64_t a = recorder.begin("a"), b = recorder.begin("b");
+  recorder.add(a, LifeKind::kArrived, 100, {.duration = 90});
+  recorder.add(b, LifeKind::kArrived, 50);
+  recorder.add(a, LifeKind::kFinished, 110);
+  recorder.add(b, LifeKind::kFinished, 110);
+  EXPECT_EQ(recorder.slowest(1, 120).at(0).request, "a");
 }
 
 }  // namespace

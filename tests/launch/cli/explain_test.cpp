@@ -105,6 +105,37 @@ TEST(Explain, ListsRequestsAndWhatItListsIsFound) {
     EXPECT_EQ(run_kvferry(fmt::format("{} --controller {}", wrong, controller.endpoint())).status, 2) << wrong;
 }
 
+TEST(Explain, ShowsTheRequestsOfATrace) {
+  const TestController controller;
+  TestNode prefill(controller.endpoint(), "prefill"), decode(controller.endpoint(), "decode");
+  const std::string trace = "0af7651916cd43dd8448eb211c80319c";
+  const auto nothing = [] {};
+  hand_over(prefill, decode, "6f1a", 20, nothing, 100, trace);
+  hand_over(prefill, decode, "other", 20, nothing, 200, "1" + trace.substr(1));
+  hand_over(prefill, decode, "untraced", 20, nothing, 300);
+  hand_over(prefill, decode, "again", 20, nothing, 400, trace);
+  const std::string at = " --controller " + controller.endpoint();
+  for (const std::string& asked : {trace, "00-" + trace + "-b7ad6b7169203331-01"}) {
+    const Json told = explained("explain --trace " + asked + at);
+    EXPECT_EQ(told["trace"], trace);
+    ASSERT_EQ(told["requests"].size(), 2u) << told.dump(2);
+    for (const Json& request : told["requests"]) {
+      ASSERT_EQ(request["lives"].size(), 2u) << request.dump(2);
+      EXPECT_EQ(request["lives"][1]["trace"], trace);
+      EXPECT_EQ(request["lives"][1]["node"], "decode");
+    }
+    EXPECT_EQ(told["requests"][0]["request"], "cmpl-6f1a-0-11111111");
+  }
+  const Output text = run_kvferry("explain --trace " + trace + at);
+  EXPECT_THAT(text.text, HasSubstr("trace " + trace + ": 2 requests\n\nrequest cmpl-6f1a-0-11111111: "));
+  EXPECT_THAT(text.text, HasSubstr("request cmpl-again-0-22222222, trace " + trace));
+  const Output unknown = run_kvferry("explain --trace " + std::string(32, 'a') + at);
+  EXPECT_EQ(unknown.status, 1);
+  EXPECT_THAT(unknown.text, HasSubstr("kvferry: none of 2 nodes has a request of the trace 'aaaa"));
+  for (const std::string& wrong : {trace.substr(1), std::string(32, '0'), trace + "0", "00-" + trace, trace + " 6f1a"})
+    EXPECT_EQ(run_kvferry("explain --trace " + wrong + at).status, 2) << wrong;
+}
+
 TEST(Explain, WorksWithAClusterKeyAndNotWithoutIt) {
   const std::string key = ::testing::TempDir() + fmt::format("explain-{}.key", ::getpid());
   std::ofstream(key) << std::string(64, 'k');

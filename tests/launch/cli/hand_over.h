@@ -29,10 +29,11 @@ inline Output run_kvferry(const std::string& arguments) {
 /// gives to the client's request `id`. `between` runs before the request comes to `to`.
 inline void hand_over(
     TestNode& from, TestNode& to, const std::string& id, std::uint32_t num_loaded,
-    const std::function<void()>& between = [] {}, std::int32_t first_token = 100) {
+    const std::function<void()>& between = [] {}, std::int32_t first_token = 100, const std::string& trace = {}) {
   const std::vector<std::int32_t> prompt = tokens(21, first_token);
   NewRequest first = new_request("cmpl-" + id + "-0-11111111", prompt);
   first.handoff = true;
+  first.trace = trace;
   from.scheduler->add_request(first);
   from.lookup(first.id.value);
   from.scheduler->allocated(first.id, 0, {kSomeBlocks});
@@ -40,6 +41,7 @@ inline void hand_over(
   const FinishedRequest done = from.scheduler->finished(first.id, 21, {kSomeBlocks}, false);
   NewRequest second = new_request("cmpl-" + id + "-0-22222222", prompt);
   second.source = HandoffSource{from.endpoint(), done.handoff_name, done.handoff_tokens};
+  second.trace = trace;
   between();
   EXPECT_EQ(load(to, second, 1), num_loaded);
   to.scheduler->finished(second.id, 21, {kOtherBlocks}, false);

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "launch/cli/explain/life_list.h"
+#include "launch/cli/explain/traced_requests.h"
 
 namespace kvferry::cli {
 namespace {
@@ -177,6 +178,22 @@ TEST(LifeReport, LivesOverlapByNoMoreThanTheirTimesMayBeWrong) {
   EXPECT_FALSE(make_report(answers).parts.empty());
 }
 
+TEST(TracedRequests, AreSplitByHandOffsAndIds) {
+  std::vector<NodeAnswer> answers = handed_over();
+  answers[0].lives[0].events[0].note = "prefill-of-r-0-1e8b90aa";
+  answers[1].lives[0].request = "prefill-of-r-0-1e8b90aa";
+  RequestLife later{"cmpl-s-0-77d0e1f1", false, {event(LifeKind::kArrived, 50)}};
+  answers[0].lives.push_back(later);
+  later.request = "cmpl-s-0-0123abcd";  // a second try on the other node
+  answers[1].lives.insert(answers[1].lives.begin(), later);
+  const std::vector<std::vector<NodeAnswer>> requests = split_by_request(answers);
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(make_report(requests[0]).duration, 900 * kMillisecond) << "the older request comes first";
+  ASSERT_EQ(make_report(requests[1]).lives.size(), 2u);
+  EXPECT_EQ(make_report(requests[1]).lives[0].request, "cmpl-s-0-77d0e1f1");
+  EXPECT_TRUE(split_by_request({}).empty());
+}
+
 TEST(LifeList, HasTheSlowestOrTheNewestFirst) {
   std::vector<NodeAnswer> answers = handed_over();
   answers.push_back(answer("other", {event(LifeKind::kArrived, 10)}));
@@ -226,7 +243,10 @@ TEST(LifeReport, WhatALyingNodeSaysStaysHarmless) {
     lie.note = "\x1b[2J\xff\n";
     lies.push_back(lie);
   }
-  const LifeReport report = make_report({answer("\x1b[31mliar", lies)});
+  std::vector<NodeAnswer> answers = {answer("\x1b[31mliar", lies)};
+  answers[0].lives[0].trace = "\x1b[2J";
+  ASSERT_EQ(split_by_request(answers).size(), 1u);
+  const LifeReport report = make_report(answers);
   EXPECT_EQ(report_text(report, "r\x1b").find('\x1b'), std::string::npos);
   for (const LifeLine& line : report.lives.at(0).lines)
     EXPECT_EQ(line.text.find_first_of("\x1b\xff\n"), line.text.npos);

@@ -27,7 +27,7 @@ from kvferry_launch.proxy.request_log import RequestLog
 from kvferry_launch.proxy.request_trace import RequestTrace
 from kvferry_launch.proxy.server_calls import ServerCalls
 from kvferry_launch.proxy.tenants import NoTenantError, Tenants
-from kvferry_launch.proxy.trace_context import Headers
+from kvferry_launch.proxy.trace_context import TRACEPARENT, Headers
 from kvferry_launch.proxy.waits import LostError
 
 logger = logging.getLogger("kvferry.proxy")
@@ -175,10 +175,11 @@ class FrontDoor:
                 self.metrics.skipped_prefills.labels(choice.reason).inc()
             else:
                 keeps = self._keeps_from_prefill(one)
-                body = bodies.prefill_body(one.path, one.body, self._options.sign_push_target(choice.decode.push_to))
+                one.log.enter("prefill", choice.prefill)
+                body = bodies.prefill_body(one.path, one.body, self._options.sign_push_target(choice.decode.push_to),
+                                           one.log.trace.headers()[TRACEPARENT])
                 if not keeps:
                     body = with_token_id(body)
-                one.log.enter("prefill", choice.prefill)
                 answer = await self._servers.whole(choice.prefill, "prefill", one, body, attempt)
                 if answer.status != 200:
                     if one.response is not None:

@@ -101,9 +101,12 @@ def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
     return {**body, "prompt": tokens}
 
 
-def prefill_body(path: str, body: Body, push_to: Body | None) -> Body:
-    """Returns the request to the prefill server: the same prompt with one token of output."""
-    params = {**REMOTE_DECODE, "kvferry_push_to": push_to} if push_to else REMOTE_DECODE
+def prefill_body(path: str, body: Body, push_to: Body | None, traceparent: str) -> Body:
+    """Returns the request to the prefill server: the same prompt with one token of output.
+
+    `traceparent` is also a header of the request, but a vLLM that exports no spans drops that.
+    """
+    params = REMOTE_DECODE | {"kvferry_traceparent": traceparent} | ({"kvferry_push_to": push_to} if push_to else {})
     made = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
     made |= {"stream": False, "kv_transfer_params": params}
     if path == GENERATE:

@@ -91,14 +91,15 @@ class Engine:
     # ---- what clients do ----
     def add(self, request_id: str, prompt: list[int], max_tokens: int = 1, *, stops: bool = False, salt: str = "",
             lora: str = "", priority: int = 0, params: dict[str, Any] | None = None, prompt_logprobs: bool = False,
-            resumable: bool = False) -> None:
+            resumable: bool = False, headers: dict[str, str] | None = None) -> None:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True,
                                   stop_token_ids=sorted(STOP_TOKENS) if stops else None,
                                   prompt_logprobs=1 if prompt_logprobs else None,
                                   extra_args={"kv_transfer_params": params} if params else None)
         request = Request(request_id, list(prompt), sampling, None, cache_salt=salt or None, priority=priority,
                           lora_request=self._adapter(lora) if lora else None,
-                          arrival_time=float(len(self.told)), block_hasher=self._hasher, resumable=resumable)
+                          arrival_time=float(len(self.told)), block_hasher=self._hasher, resumable=resumable,
+                          trace_headers=headers)
         self._salts[request_id] = salt + lora + str(self._adapters.get(lora, "")) + self._weights
         if request_id not in self.scheduler.requests:
             self.told[request_id] = Told(continuation(prompt, max_tokens, self._salts[request_id], stops))

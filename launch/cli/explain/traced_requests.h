@@ -1,0 +1,20 @@
+// The requests of a W3C trace, which may be many: an agent's, for example.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launch/cli/explain/ask_nodes.h"
+
+namespace kvferry::cli {
+
+/// Returns the trace id in a text that is one, or a whole traceparent ("00-TRACE-SPAN-FLAGS"). Empty: there is none.
+std::string trace_id_in(std::string_view text);
+
+/// Splits answers about the lives of several requests into those of each request, the oldest request first. Lives are
+/// of one request if a hand-off connects them, or if their ids differ only in the end that vLLM makes anew on each
+/// node.
+std::vector<std::vector<NodeAnswer>> split_by_request(const std::vector<NodeAnswer>& answers);
+
+}  // namespace kvferry::cli
