@@ -54,6 +54,8 @@ class RequestExtras:
         """
         if self.is_reset_due or self.lacks_salt(request):
             return None
+        if request.lora_request is None and not self.weights_epoch and not request.cache_salt:
+            return ""  # nearly all requests
         parts = []
         if request.lora_request is not None:
             adapter = self._adapter(request.lora_request)

@@ -1,5 +1,6 @@
 """Reads, checks and signs kv_transfer_params, in which a router passes on the addresses of nodes."""
 
+from collections.abc import Callable
 from typing import Any
 
 from vllm.logger import init_logger
@@ -24,19 +25,20 @@ class RouterParams:
         return params if self._signer is None else self._signer.signed(HANDOFF, params)
 
     def handoff_source(
-        self, request_id: str, params: dict[str, Any], num_tokens: int, identity: str
+        self, request_id: str, params: dict[str, Any], num_tokens: int, identity_of: Callable[[], str]
     ) -> tuple[str, str, int] | None:
         """Returns where the prompt's KV is: the prefill node's endpoint, the hand-off's name, and the number of tokens.
 
         Returns None if no other node computed the prompt. If the router's parameters are unusable, the endpoint is
-        empty and the name is the reason. `identity`: the fingerprint and weights epoch that both nodes must have.
+        empty and the name is the reason. `identity_of` returns the fingerprint and weights epoch that both nodes must
+        have.
         """
         if not params.get("do_remote_prefill"):
             return None
         refusal = self._refusal(request_id, HANDOFF, params)
         if refusal is not None:
             return "", f"its address came with {refusal}", num_tokens
-        theirs = params.get("kvferry_fingerprint")
+        identity, theirs = identity_of(), params.get("kvferry_fingerprint")
         if theirs is not None and theirs != identity:
             difference = fingerprint_difference(identity, str(theirs))
             logger.error(

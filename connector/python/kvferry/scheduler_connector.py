@@ -121,7 +121,7 @@ class SchedulerConnector:
             # Prompt embeddings have no token ids to make keys of, and a streamed session rewrites its history.
             cacheable=request.prompt_embeds is None and not request.resumable and extras is not None,
             handoff=bool(params.get("do_remote_decode")),
-            source=self._router_params.handoff_source(request.request_id, params, len(tokens), self._identity()),
+            source=self._router_params.handoff_source(request.request_id, params, len(tokens), self._identity),
             push_to=self._router_params.push_target(request.request_id, params),
             arrived_ms=int(request.arrival_time * 1e3),
             trace=trace_id(request),
@@ -151,9 +151,9 @@ class SchedulerConnector:
 
     def _sync_tokens(self, request: "Request") -> None:
         known = self._known_tokens[request.request_id]
-        tokens = request.all_token_ids
-        if len(tokens) == known:
+        if request.num_tokens == known:
             return
+        tokens = request.all_token_ids
         keep = min(known, len(tokens))
         self._node.update_tokens(request.request_id, keep, tokens[keep:])
         self._known_tokens[request.request_id] = len(tokens)
