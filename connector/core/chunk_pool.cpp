@@ -65,7 +65,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
 bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum) {
   Slot& slot = checked(chunk);
   promise::exactly_once(slot.state == State::kWriting && rank < num_ranks_ && !slot.written[rank],
-                        fmt::format("the write of slot {} by rank {}", chunk.slot, rank));
+                        "the write of slot {} by rank {}", chunk.slot, rank);
   slot.written[rank] = true;
   slot.checksums[rank] = checksum;
   slot.write_failed |= !ok;

@@ -58,7 +58,7 @@ FramePin FrameTable::pin(FrameRef ref, std::string owner) {
 
 void FrameTable::unpin(FramePin pin) {
   const auto found = pins_.find(pin.value);
-  promise::exactly_once(found != pins_.end(), fmt::format("the end of frame pin {}", pin.value));
+  promise::exactly_once(found != pins_.end(), "the end of frame pin {}", pin.value);
   const std::uint32_t index = found->second.frame.frame;
   Frame& frame = frames_[index];
   KVFERRY_CHECK(frame.use == found->second.frame.use && frame.pins > 0, "frame {} was reused while pinned", index);

@@ -2,8 +2,11 @@
 // call the check wherever the promise could break, in release builds too.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "connector/core/plan.h"
@@ -54,9 +57,10 @@ inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {
 }
 
 /// The promise exactly-once: every job, pull and pin that was requested ends exactly once, and nothing ends that was
-/// not requested.
-inline void exactly_once(bool expected, const std::string& what) {
-  KVFERRY_CHECK(expected, "exactly-once: {} was reported twice or never requested", what);
+/// not requested. `what` and `args` name it. They are formatted only if the promise is broken.
+template <class... Args>
+void exactly_once(bool expected, fmt::format_string<const Args&...> what, const Args&... args) {
+  KVFERRY_CHECK(expected, "exactly-once: {} was reported twice or never requested", fmt::format(what, args...));
 }
 
 /// The promise bounded-hold: every pin has an owner and, when it is made, a deadline in the future.

@@ -18,7 +18,7 @@ WorkerCore::Slot& WorkerCore::slot(ChunkRef chunk) {
 }
 
 void WorkerCore::begin_step(std::uint64_t step) {
-  promise::exactly_once(step > step_, fmt::format("the plan of step {}", step));
+  promise::exactly_once(step > step_, "the plan of step {}", step);
   step_ = step;
 }
 
@@ -34,8 +34,7 @@ bool WorkerCore::writable(ChunkRef chunk) const {
 
 void WorkerCore::end_write(ChunkRef chunk, bool ok) {
   Slot& target = slot(chunk);
-  promise::exactly_once(target.writing && target.generation == chunk.generation,
-                        fmt::format("the write of slot {}", chunk.slot));
+  promise::exactly_once(target.writing && target.generation == chunk.generation, "the write of slot {}", chunk.slot);
   target.writing = false;
   target.complete = ok;
 }
@@ -90,7 +89,7 @@ Result<void> WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
 
 PullOutcome WorkerCore::pull_ended(std::uint64_t id, std::vector<bool> ok, std::string what) {
   const auto found = pulls_.find(id);
-  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.chunks.size(), fmt::format("pull {}", id));
+  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.chunks.size(), "pull {}", id);
   for (std::size_t i = 0; i < ok.size(); ++i) end_write(found->second.chunks[i], ok[i]);
   pulls_.erase(found);
   return {id, rank_, std::move(ok), std::move(what), {}};

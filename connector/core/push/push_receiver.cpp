@@ -88,13 +88,13 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
   std::vector<ChunkRef> ready;
   const auto found = reservations_.find(answer.reservation);
   promise::exactly_once(found != reservations_.end() && answer.rank < parts_.config.num_ranks,
-                        fmt::format("the end of reservation {}", answer.reservation));
+                        "the end of reservation {}", answer.reservation);
   Reservation& reservation = found->second;
   for (const RevokedChunk& back : answer.chunks) {
     const auto entry = reservation.chunks.find(back.index);
     promise::exactly_once(
         entry != reservation.chunks.end() && !entry->second.is_granted && entry->second.slot == back.chunk,
-        fmt::format("the end of reservation {}, chunk {}", answer.reservation, back.index));
+        "the end of reservation {}, chunk {}", answer.reservation, back.index);
     Chunk& chunk = entry->second;
     const bool ok = back.ok && back.checksums.size() == parts_.config.num_ranks;
     if (parts_.pool.rank_written(back.chunk, answer.rank, ok, ok ? back.checksums[answer.rank] : 0)) {

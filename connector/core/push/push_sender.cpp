@@ -145,8 +145,8 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
   const bool is_known = outcome.index < push.items.size() && outcome.rank < parts_.config.num_ranks &&
                         push.items[outcome.index].state == State::kTransferring &&
                         push.items[outcome.index].ranks_done.insert(outcome.rank).second;
-  promise::exactly_once(
-      is_known, fmt::format("the end of push {}, chunk {}, on rank {}", outcome.push, outcome.index, outcome.rank));
+  promise::exactly_once(is_known, "the end of push {}, chunk {}, on rank {}", outcome.push, outcome.index,
+                        outcome.rank);
   push.items[outcome.index].failed |= !outcome.ok;
   if (!outcome.ok) note(push, cause_of(static_cast<ErrorCode>(outcome.code)), outcome.what);
   if (!outcome.path.empty()) push.event.path = outcome.path;

@@ -244,7 +244,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
                               const std::vector<std::uint64_t>& checksums, const TransferEnd& end) {
   now_ = now;
   const auto found = pulls_.find(id);
-  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), fmt::format("pull {}", id));
+  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), "pull {}", id);
   FetchPull& pull = found->second;
   for (std::size_t i = 0; i < ok.size(); ++i) {
     const PullItem& item = pull.items[i];  // ok[i] is true if the bytes match the holder's checksums

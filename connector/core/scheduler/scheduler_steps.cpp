@@ -140,7 +140,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     const auto found = loads_.find({done.request_id, done.attempt});
     promise::exactly_once(
         found != loads_.end() && report.rank < config_.num_ranks && found->second.ranks_done.insert(report.rank).second,
-        fmt::format("the load of request {}", done.request_id));
+        "the load of request {}", done.request_id);
     PendingLoad& load = found->second;
     Admission& admission = load.admission;
     admission.loaded = std::min(admission.loaded, done.tokens_loaded);
