@@ -74,61 +74,79 @@ struct RunningRequests {
 
 /// Reads a step's running requests. Nearly all of them ran in the step before and are listed in the same order. Such a
 /// request is recognised by the address of its id's str object, which this class keeps alive; only the others' ids are
-/// converted and looked up.
+/// converted and looked up. In most steps that is none, and only counts are read. After an error a count is 0.
 class RunningReader {
  public:
-  /// Overwrites step.running and step.block_changes. handle_of(id) returns the handle of the request with this id.
+  /// Overwrites step.running and step.block_changes. `step` must be the same object in each call, with step.running as
+  /// the last call left it. handle_of(id) returns the handle of the request with this id.
   template <class HandleOf>
   void read(const RunningRequests& running, StepInput& step, HandleOf handle_of) {
     const std::size_t size = running.ids.size();
     if (running.computed.size() != size || running.blocks.size() != size)
       throw nanobind::value_error("the lists of ids, counts and blocks of running requests must have the same length");
     const bool has_resumed = running.resumed.size() > 0;
+    std::vector<nanobind::object> ids = std::exchange(ids_, {});  // ids_ stays empty if this function throws
+    if (has_resumed || !are_same(ids, running.ids)) ids = name(running, ids, step.running, handle_of);
     InOrder counts(running.scheduled);
-    std::vector<Known> before = std::exchange(known_, {});  // known_ stays empty if this function throws
-    std::vector<Known> now(size);
-    std::size_t next = 0;  // index in `before` after the last request that was found there
-    step.running.resize(size);
     step.block_changes.clear();
     for (std::size_t i = 0; i < size; ++i) {
       const auto at = static_cast<Py_ssize_t>(i);
       if (at + kAhead < NB_LIST_GET_SIZE(running.computed.ptr()))
         __builtin_prefetch(NB_LIST_GET_ITEM(running.computed.ptr(), at + kAhead));
       PyObject* const id = NB_LIST_GET_ITEM(running.ids.ptr(), at);
-      const bool is_resumed = has_resumed && running.resumed.contains(nanobind::handle(id));
-      const std::size_t found = is_resumed ? before.size() : find(before, next, id);
-      if (found < before.size()) {
-        now[i] = std::move(before[found]);
-        next = found + 1;
-      } else {
-        now[i] = {nanobind::borrow(id), handle_of(RequestId{nanobind::cast<std::string>(nanobind::handle(id))})};
-      }
       RunningRequest& request = step.running[i];
-      request.handle = now[i].handle;
       request.num_computed = fitting_integer<std::uint32_t>(NB_LIST_GET_ITEM(running.computed.ptr(), at));
       request.num_scheduled = fitting_integer<std::uint32_t>(counts.at(id));
-      if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
+      if ((request.num_computed == 0 || request.num_scheduled == 0) && PyErr_Occurred() != nullptr)
+        throw nanobind::python_error();
       const nanobind::handle blocks = NB_LIST_GET_ITEM(running.blocks.ptr(), at);
+      const bool is_resumed = has_resumed && running.resumed.contains(nanobind::handle(id));
       if (is_resumed || !blocks.is_none())
         step.block_changes.push_back({request.handle, nanobind::cast<BlockTable>(blocks), is_resumed});
     }
-    known_ = std::move(now);
+    ids_ = std::move(ids);
   }
 
  private:
   static constexpr Py_ssize_t kAhead = 16;  // number of integers to prefetch ahead
 
-  struct Known {
-    nanobind::object id;
-    RequestHandle handle;
-  };
+  static bool are_same(const std::vector<nanobind::object>& before, const nanobind::list& ids) {
+    if (before.size() != ids.size()) return false;
+    for (std::size_t i = 0; i < before.size(); ++i)
+      if (before[i].ptr() != NB_LIST_GET_ITEM(ids.ptr(), static_cast<Py_ssize_t>(i))) return false;
+    return true;
+  }
+
+  /// Writes the handles of `requests`, which has those of the ids `before`. Returns the ids.
+  template <class HandleOf>
+  static std::vector<nanobind::object> name(const RunningRequests& running, const std::vector<nanobind::object>& before,
+                                            std::vector<RunningRequest>& requests, HandleOf handle_of) {
+    std::vector<nanobind::object> ids(running.size());
+    std::vector<RunningRequest> named(running.size());
+    std::size_t next = 0;  // index in `before` after the last request that was found there
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      PyObject* const id = NB_LIST_GET_ITEM(running.ids.ptr(), static_cast<Py_ssize_t>(i));
+      // A resumed request may have ended, and come again by the same id.
+      const bool is_resumed = running.resumed.size() > 0 && running.resumed.contains(nanobind::handle(id));
+      const std::size_t found = is_resumed ? before.size() : find(before, next, id);
+      ids[i] = nanobind::borrow(id);
+      if (found < before.size()) {
+        named[i].handle = requests[found].handle;
+        next = found + 1;
+      } else {
+        named[i].handle = handle_of(RequestId{nanobind::cast<std::string>(nanobind::handle(id))});
+      }
+    }
+    requests = std::move(named);
+    return ids;
+  }
 
   /// Returns the index of the request with this id, which is `next` unless requests have ended. Returns before.size()
   /// if the request is new, or if very many requests before it have ended.
-  static std::size_t find(const std::vector<Known>& before, std::size_t next, PyObject* id) {
+  static std::size_t find(const std::vector<nanobind::object>& before, std::size_t next, PyObject* id) {
     constexpr std::size_t kMaxEnded = 32;
     for (std::size_t i = next; i < std::min(next + kMaxEnded, before.size()); ++i)
-      if (before[i].id.ptr() == id) return i;
+      if (before[i].ptr() == id) return i;
     return before.size();
   }
 
@@ -156,7 +174,7 @@ class RunningReader {
     Py_ssize_t at_ = 0;
     PyObject *key_ = nullptr, *value_ = nullptr;
   };
-  std::vector<Known> known_;  // the running requests of the step before
+  std::vector<nanobind::object> ids_;  // the running requests of the step before
 };
 
 }  // namespace kvferry
