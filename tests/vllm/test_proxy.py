@@ -113,8 +113,10 @@ def test_the_proxy_streams_the_plain_servers_text(proxied: ProxyDeployment, refe
 
 @pytest.mark.servers("proxied")
 def test_a_stream_that_begins_with_prefills_token_has_the_text_and_usage_of_any_other(proxied: ProxyDeployment) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+
     async def ask() -> None:
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"}) as session:
             for index, prompt in enumerate(FIRST_TOKENS.prompts()):
                 body = {"prompt": prompt, "max_tokens": 20 + index, "temperature": 0.0, "stop_token_ids": [],
                         "ignore_eos": index % 2 == 0, "repetition_penalty": 1.0 + index / 10}
@@ -134,6 +136,9 @@ def test_a_stream_that_begins_with_prefills_token_has_the_text_and_usage_of_any_
     asyncio.run(ask())
     assert proxied.metric(FROM_PREFILL) - before == REQUESTS
     assert total(proxied, "kvferry_loaded_tokens_total") - loaded >= sum(map(len, FIRST_TOKENS.prompts())), "all of it"
+    told = json.loads(proxied.controller.run("explain", "--trace", trace, "--json"))
+    roles = [[life["role"] for life in one["lives"]] for one in told["requests"]]
+    assert ["kv_producer", "kv_consumer"] in roles, "no server here exports spans, and kvferry explain knows the trace"
 
 
 @pytest.mark.servers("proxied")
