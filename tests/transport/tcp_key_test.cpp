@@ -258,15 +258,22 @@ TEST_F(TcpWithKey, ReplacesTheKeyStepByStepWithoutAFailedTransfer) {
     EXPECT_GT(num_pulled, 6);
     EXPECT_TRUE(pulled_ == memory_);
     const auto revoked = make_tcp(net::ClusterKey(net::kOldKey), net::Encrypt::kAlways);
-    EXPECT_EQ(this->pull(*revoked, holder->address()).code, ErrorCode::kPeerLost);
+    const RegionId its_own = revoked->register_region(pulled_.data(), pulled_.size()).value();
+    const PeerId unwilling = revoked->connect(holder->address()).value();
+    ASSERT_TRUE(revoked->submit({unwilling, Direction::kPull, its_own, region, {{0, 0, kMemoryBytes}}, ""}));
+    const std::vector<Completion> refused = wait_completions(*revoked, 1);
+    ASSERT_EQ(refused.size(), 1U);
+    EXPECT_EQ(refused[0].code, ErrorCode::kPeerLost);
   }
 }
 
 TEST_F(TcpWithKey, EndsConnectionsWhoseKeyIsRemoved) {
   for (const bool is_holder : {true, false}) {
+    // The reader, which connects, uses a key that the follower's file has no longer at the end.
     net::KeyFile file(::testing::TempDir(), {net::kNewKey, net::kOldKey});
+    const net::KeyFile of_fixed(::testing::TempDir(), {net::kOldKey, net::kNewKey});
     const auto follower = make_tcp(file.read(), net::Encrypt::kAlways);
-    const auto fixed = make_tcp(net::ClusterKey(is_holder ? net::kOldKey : net::kNewKey), net::Encrypt::kAlways);
+    const auto fixed = make_tcp(is_holder ? of_fixed.read() : net::ClusterKey(net::kNewKey), net::Encrypt::kAlways);
     Transport &holder = is_holder ? *follower : *fixed, &reader = is_holder ? *fixed : *follower;
     const std::string region =
         holder.export_region(holder.register_region(memory_.data(), memory_.size()).value()).value();
