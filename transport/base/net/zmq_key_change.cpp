@@ -24,7 +24,6 @@ void ZmqSocket::follow_key(bool was_refused) {
   const std::vector<std::string> accepted = context_->public_keys();
   if (accepted.size() == 1) {
     connections_.reset();
-    ::zmq_socket_monitor(handle_, nullptr, 0);
   } else if (!connections_) {
     if (Result<void> watching = start_watching(0); !watching) log().error("{}", watching.error().what);
   }

@@ -63,7 +63,8 @@ ZmqSocket::ZmqSocket(std::shared_ptr<ZmqContext> context, int type)
 ZmqSocket::~ZmqSocket() {
   if (handle_ == nullptr) return;
   connections_.reset();
-  ::zmq_socket_monitor(handle_, nullptr, 0);
+  // Before the monitor closes: ZeroMQ's thread would wait without end to send an event that nobody receives.
+  if (monitored_ != nullptr) ::zmq_socket_monitor(monitored_, nullptr, 0);
   ::zmq_close(handle_);
 }
 
@@ -208,6 +209,7 @@ Result<std::unique_ptr<ZmqSocket>> ZmqSocket::monitor(int events) {
   const std::string name = fmt::format("inproc://kvferry-monitor-{}", ++num_monitors);
   std::unique_ptr<ZmqSocket> made(new ZmqSocket(context_, ZMQ_PAIR));
   if (made->handle_ != nullptr) set(made->handle_, ZMQ_RCVHWM, 0);  // no limit: a full queue blocks ZeroMQ's thread
+  made->monitored_ = handle_;
   if (made->handle_ == nullptr || ::zmq_socket_monitor(handle_, name.c_str(), events) != 0 ||
       ::zmq_connect(made->handle_, name.c_str()) != 0)
     return Error{ErrorCode::kUnavailable, "cannot monitor a ZeroMQ socket: " + last_error()};

@@ -121,6 +121,7 @@ class ZmqSocket {
   std::shared_ptr<ZmqContext> context_;  // shared, so that it outlives the socket
   void* handle_;
   std::string endpoint_;
+  void* monitored_ = nullptr;  // the socket whose monitor this is
   bool is_ipv6_ = false;
   bool is_router_ = false;
   bool is_drained_ = true;  // whether the last receive() found no message, so that fd() must report the next message

@@ -9,6 +9,8 @@
 
 #include <array>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "tests/transport/base/net/key_file.h"
 #include "transport/base/clock.h"
@@ -141,6 +143,19 @@ TEST(ZmqContext, OldProtocolsGetNoMessageThrough) {
     const int before = open.num_messages();
     EXPECT_TRUE(wait_until(10'000, [&] { return open.turn(), open.num_messages() > before; }));
   }
+}
+
+TEST(ZmqContext, TheEndOfAServerIsNotHeldUpByClientsThatGoAtThatMoment) {
+  const std::string zmtp1 = std::string("\x01\x00", 2) + std::string("\x02\x00x", 3);
+  for (int i = 0; i < 200; ++i) {
+    const auto server = std::make_unique<EchoServer>(kNoKey);
+    std::vector<OwnedFd> clients;
+    for (int client = 0; client < 8; ++client) {
+      clients.push_back(connect_tcp(address_of_endpoint(server->endpoint()).value()).value());
+      ASSERT_EQ(::send(clients.back().get(), zmtp1.data(), zmtp1.size(), MSG_NOSIGNAL), std::ssize(zmtp1));
+    }
+    ASSERT_TRUE(wait_until(10'000, [&] { return server->turn(), server->num_messages() == 8; }));
+  }  // the clients go first: ZeroMQ's thread tells the server's monitor of it while both end
 }
 
 /// Asks until there is an answer.
