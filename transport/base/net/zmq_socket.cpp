@@ -63,7 +63,7 @@ ZmqSocket::ZmqSocket(std::shared_ptr<ZmqContext> context, int type)
 ZmqSocket::~ZmqSocket() {
   if (handle_ == nullptr) return;
   connections_.reset();
-  // Before the monitor closes: ZeroMQ's thread would wait without end to send an event that nobody receives.
+  // Before the monitor closes: ZeroMQ's thread would wait without end to send an event to a closed monitor.
   if (monitored_ != nullptr) ::zmq_socket_monitor(monitored_, nullptr, 0);
   ::zmq_close(handle_);
 }
