@@ -20,8 +20,8 @@ namespace kvferry::net {
 /// With a cluster key, all tcp:// sockets of the context are encrypted and authenticated by CURVE. All members of a
 /// deployment derive the same pair of keys from the cluster key; no other process knows even its public key. A
 /// connection without the key ends before a message passes. A server has the pair of the key in use; a client that
-/// accepts two keys tries both in turn. Sockets of other kinds, e.g. ipc://, are neither encrypted
-/// nor authenticated.
+/// accepts two keys tries both in turn. Sockets of other kinds, e.g. ipc://, are neither
+/// encrypted nor authenticated.
 class ZmqContext {
  public:
   static constexpr int kSocketsMaxDefault = 1023;

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <utility>
 
-#include "transport/base/log.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::net {
