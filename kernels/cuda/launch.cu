@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/launch.h"
 #include "kernels/device/copy_elements.h"
@@ -11,12 +12,28 @@ namespace {
 using namespace device;
 
 constexpr std::uint32_t kThreads = 128;
-constexpr std::uint32_t kSegmentsPerBlock = kThreads / kHashLanes;
+constexpr std::uint32_t kSegmentsPerBlock = kThreads / kSegmentLanes;
 
-__device__ std::uint64_t sum_of_lanes(std::uint64_t part) {
-  const unsigned group = 0xFU << (threadIdx.x % 32 & ~3U);
-  part += __shfl_xor_sync(group, part, 1);
-  return part + __shfl_xor_sync(group, part, 2);
+/// Runs one of the kSegmentLanes lanes of a segment. With kHashes, returns the segment's hash in all of them.
+template <bool kHashes, class Lane>
+__device__ std::uint64_t run_lane(Lane lane, std::uint32_t number, const SegmentSecret& secret) {
+  const unsigned together = ((1U << kSegmentLanes) - 1) << (threadIdx.x % 32 / kSegmentLanes * kSegmentLanes);
+  SegmentQuarter quarter(number % kQuarters);
+#pragma unroll 1
+  for (std::uint32_t block = 0; block < kBlocks; ++block) {
+    BlockSums sums = lane.copy_block(secret, block);
+    if constexpr (kHashes) {
+      for (std::uint32_t other = kQuarters; other < kSegmentLanes; other *= 2) {
+        sums.even += __shfl_xor_sync(together, sums.even, other);
+        sums.odd += __shfl_xor_sync(together, sums.odd, other);
+      }
+      quarter.end_block(secret, block, sums);
+    }
+  }
+  if constexpr (!kHashes) return 0;
+  std::uint64_t parts = quarter.part(secret);
+  for (std::uint32_t other = 1; other < kQuarters; other *= 2) parts += __shfl_xor_sync(together, parts, other);
+  return SegmentQuarter::finish(parts);
 }
 
 /// Copies the secret to shared memory, where four lanes read different words in one access.
@@ -35,18 +52,13 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   if (job.num_tokens == 0) return;
   const std::uint64_t layer_bytes = launch.plan.layer_bytes(job.num_tokens);
   const std::uint64_t first = launch.layers.first * layer_bytes / kSegment;
-  const std::uint64_t segment = first + std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kHashLanes;
-  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // all four lanes of the segment return here
-  const std::uint32_t lane = threadIdx.x % kHashLanes;
-  LanePart part;
-  if constexpr (kGathers)
-    part = gather_segment<Format, kHashes>(launch.plan, job, launch.layers, secret, segment, lane);
-  else
-    part = scatter_segment<Format, kHashes>(launch.plan, job, launch.layers, secret, segment, lane);
-  if constexpr (kHashes) {
-    const std::uint64_t sum = sum_of_lanes(part.part);
-    if (lane == 0 && part.is_whole) job.segments[segment] = SegmentLane::finish(sum);
-  }
+  const std::uint64_t segment = first + std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
+  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // all lanes of the segment return here
+  const std::uint32_t number = threadIdx.x % kSegmentLanes;
+  using Lane = std::conditional_t<kGathers, GatherLane<Format, kHashes>, ScatterLane<Format, kHashes>>;
+  const Lane lane(launch.plan, job, launch.layers, segment, number);
+  const std::uint64_t hash = run_lane<kHashes>(lane, number, secret);
+  if (kHashes && number == 0 && lane.is_whole()) job.segments[segment] = hash;
 }
 
 template <class Element, bool kGathers>
@@ -66,11 +78,11 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ SegmentSecret secret;
   share_secret(secret, from);
   const HashJob job = jobs[blockIdx.y];
-  const std::uint64_t segment = std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kHashLanes;
+  const std::uint64_t segment = std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
   if (segment * kSegment >= job.num_bytes) return;
-  const std::uint32_t lane = threadIdx.x % kHashLanes;
-  const std::uint64_t sum = sum_of_lanes(hash_segment(job.bytes, job.num_bytes, secret, segment, lane));
-  if (lane == 0) job.segments[segment] = SegmentLane::finish(sum);
+  const std::uint32_t number = threadIdx.x % kSegmentLanes;
+  const std::uint64_t hash = run_lane<true>(HashLane(job.bytes, job.num_bytes, segment, number), number, secret);
+  if (number == 0) job.segments[segment] = hash;
 }
 
 constexpr std::uint32_t kTileVecs = 4;  // number of vectors that a thread copies in a tile
