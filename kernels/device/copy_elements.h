@@ -66,8 +66,8 @@ KVFERRY_DEVICE void copy_element(const PackPlan& plan, const PackJob& job, std::
   }
 }
 
-/// Reads a lane's bytes of segment number `segment` of the bytes [bytes, bytes + num_bytes) and hashes them. `bytes` may
-/// be unaligned.
+/// Reads a lane's bytes of segment number `segment` of the bytes [bytes, bytes + num_bytes) and hashes them. `bytes`
+/// may be unaligned.
 class HashLane {
  public:
   KVFERRY_DEVICE HashLane(const std::byte* bytes, std::uint64_t num_bytes, std::uint64_t segment, std::uint32_t lane)

@@ -58,7 +58,7 @@ class GatherLane : LanePlace {
   KVFERRY_DEVICE GatherLane(const PackPlan& plan, const PackJob& job, const LayerRange& layers, std::uint64_t segment,
                             std::uint32_t lane)
       : LanePlace(plan, job, layers, segment, lane),
-        chunk_(job.chunk),
+        chunk_(job.chunk + first_),
         is_whole_((segment + 1) * kSegment <= layers.end * plan.layer_bytes(job.num_tokens) ||
                   layers.end == plan.num_layers) {}
 
@@ -68,16 +68,13 @@ class GatherLane : LanePlace {
   /// Copies the lane's bytes of XXH3 block `block` of the segment. Must be called for all blocks in order.
   KVFERRY_DEVICE BlockSums copy_block(const SegmentSecret& secret, std::uint32_t block) {
     Vec16 batch[kLaneStripes];
-    std::byte* to[kLaneStripes];
     KVFERRY_UNROLL
     for (std::uint32_t i = 0; i < kLaneStripes; ++i) {
       const std::uint32_t step = block * kLaneStripes + i;
       batch[i] = {};
-      to[i] = nullptr;
       if (step < begin_) {
-        if (kHashes && is_whole_) batch[i] = load(chunk_ + first_ + step * kLaneStep);
+        if (kHashes && is_whole_) batch[i] = load(chunk_ + step * kLaneStep);
       } else if (step < end_) {
-        to[i] = cursor_.in_chunk();
         if (const std::byte* const row = cursor_.cache_row()) {
           Vec16 cached[Format::kCacheVecs];
           KVFERRY_UNROLL
@@ -91,14 +88,15 @@ class GatherLane : LanePlace {
     BlockSums sums;
     KVFERRY_UNROLL
     for (std::uint32_t i = 0; i < kLaneStripes; ++i) {
-      if (to[i] != nullptr) store(to[i], batch[i]);
+      const std::uint32_t step = block * kLaneStripes + i;
+      if (step >= begin_ && step < end_) store(chunk_ + step * kLaneStep, batch[i]);
       if (kHashes) sums.add(secret, quarter(), stripe_of(lane_, block, i), batch[i]);
     }
     return sums;
   }
 
  private:
-  std::byte* chunk_;
+  std::byte* chunk_;  // where the lane's bytes begin: a gather's run is the whole chunk
   bool is_whole_;
 };
 
