@@ -76,7 +76,7 @@ void ProgressLoop::add_wakeup_fd(int fd) {
   add_to(wakeup_fd_, fd, {EPOLLIN, {.fd = fd}});
 }
 
-bool ProgressLoop::sleep_with_wakeup_fds(int timeout_ms) const {
+bool ProgressLoop::wait_for_wakeup_fds(int timeout_ms) const {
   std::array<epoll_event, 8> events;
   const int num_events = ::epoll_wait(wakeup_fd_, events.data(), static_cast<int>(events.size()), timeout_ms);
   return std::any_of(events.begin(), events.begin() + std::max(num_events, 0),
@@ -201,6 +201,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
       if (!is_spinning) set_spinning(is_spinning = true);
       if (now - looked_at >= look_ns_) {
         looked_at = now;
+        if (has_wakeup_fds_ && wait_for_wakeup_fds(0)) break;
         if (look(0, true)) busy_at = clock_.now();
       }
     } else if (is_spinning) {
@@ -209,7 +210,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
     } else {
       has_driver_slept_ = true;
       const int sleep_ms = milliseconds_until(std::min(deadline, ends_at), now);
-      if (has_wakeup_fds_ && sleep_with_wakeup_fds(sleep_ms)) break;
+      if (has_wakeup_fds_ && wait_for_wakeup_fds(sleep_ms)) break;
       if (look(has_wakeup_fds_ ? 0 : sleep_ms, true)) busy_at = clock_.now();
     }
   }

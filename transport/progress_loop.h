@@ -78,7 +78,7 @@ class ProgressLoop {
   bool look(int timeout_ms, bool is_driver);
   void park();
   /// Sleeps until a descriptor of the loop (returns false) or of add_wakeup_fd() (returns true) is readable.
-  bool sleep_with_wakeup_fds(int timeout_ms) const;
+  bool wait_for_wakeup_fds(int timeout_ms) const;
   bool is_driven() const;
 
   Owner& owner_;

@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "tests/transport/backends.h"
+#include "transport/base/net/event_fd.h"
+#include "transport/make_transport.h"
 #include "transport/shared_memory.h"
 #include "transport/shm/shared_page.h"
 
@@ -150,6 +152,16 @@ TEST_P(ShmFence, MemoryMayBeUnmappedOnceItsTransportIsShutDown) {
     const Completion last = pusher.last();
     EXPECT_EQ(last.code, ErrorCode::kPeerLost) << last.what;
   }
+}
+
+TEST(ShmWaiting, AnInterruptEndsTheWaitOfAThreadThatPolls) {
+  ShmOptions options;
+  options.spin_ns = 3600 * kSecond;
+  const auto transport = make_shm_transport(options).value();
+  EventFd interrupt;
+  interrupt.set();
+  transport->set_wait_interrupt_fd(interrupt.fd());
+  EXPECT_FALSE(transport->wait(options.spin_ns));
 }
 
 TEST(ShmFiles, OnesThatTheirPeerCanShrinkAreNotMapped) {

@@ -238,7 +238,7 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
                                               {"device_spin_ns", options.device_spin_ns, 0},
                                               {"silence_ns", options.silence_ns}}));
   ShmOptions link;
-  link.spin_ns = options.spin_ns;
+  link.spin_ns = options.device_spin_ns;  // a notification that ends a transfer is answered after its last piece
   link.silence_ns = options.silence_ns;
   link.transfers_max = 1 << 20;  // enough for every pending notification, and for a hello and a watch for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
