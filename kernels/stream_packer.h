@@ -66,4 +66,7 @@ struct Gpu {
 /// Opens the GPU with this number. Errors: kUnavailable if this build has no CUDA or there is no such GPU.
 Result<Gpu> open_gpu(int ordinal);
 
+/// Returns the architectures that this build has kernels for, and the version of its CUDA runtime.
+std::string gpu_support();
+
 }  // namespace kvferry

@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/cuda_checksums.h"
 #include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/gpu_support.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/shared_allocations.h"
 #include "transport/base/log.h"
@@ -204,8 +205,7 @@ class CudaDevice final : public Device {
 }  // namespace
 
 Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
-  int num_devices = 0;
-  KVFERRY_TRY(cuda_result(cudaGetDeviceCount(&num_devices), "counting GPUs"));
+  const int num_devices = KVFERRY_TRY(count_gpus());
   if (ordinal < 0 || ordinal >= num_devices)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("GPU {} does not exist: CUDA has {} GPUs, numbered from 0", ordinal, num_devices)};

@@ -66,10 +66,17 @@ def test_every_library_is_in_the_wheel_or_on_every_system(wheel: Path, unpacked:
         assert not {name for name in needed - inside if not ON_EVERY_SYSTEM.match(name)}, path.name
 
 
+def test_the_module_has_the_kernels_and_no_debugging_information(unpacked: Path) -> None:
+    (module,) = unpacked.glob("kvferry/_core*.so")
+    sections = subprocess.run(["readelf", "-SW", module], capture_output=True, text=True, check=True).stdout
+    assert ".nv_fatbin" in sections
+    assert ".debug" not in sections
+
+
 def test_every_library_comes_with_its_licence(unpacked: Path) -> None:
     (folder,) = unpacked.glob("kvferry-*.dist-info/licenses")
     texts = {path.name: path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert {"LICENSE", "libssl3", "libmsgpack-cxx-dev", "nanobind", "GPL-3"} <= texts.keys()
+    assert {"LICENSE", "libssl3", "libmsgpack-cxx-dev", "nanobind", "nvidia-cuda-runtime", "GPL-3"} <= texts.keys()
     for library in (path.name for path in binaries(unpacked) if path.parent.name == "kvferry.libs"):
         name = re.sub(r"-[0-9a-f]{8}\..*", "", library).replace("_", "-")
         stem = OTHER_PACKAGES.get(name, name)
@@ -98,6 +105,10 @@ def test_it_works_without_debian_packages_and_without_a_compiler(wheel: Path, tm
     assert values["controller"] == "True"
     assert values["transfer"] == "every byte is right"
     assert "UCX can't be used" in values["ucx"]
+    kernels, runtime = values["cuda"].removeprefix("CUDA kernels for ").split("; runtime of CUDA ")
+    assert kernels in ("sm_80, sm_90, sm_100, PTX of compute_100", "sm_80, sm_90, PTX of compute_90")
+    assert "this host has no NVIDIA driver" in values["gpu"]
+    assert f"a driver for CUDA {runtime.split('.')[0]}.0 or later" in values["gpu"]
 
 
 def test_a_deployment_answers_as_plain_vllm_does_where_only_vllm_has_more(wheel: Path, tmp_path: Path) -> None:

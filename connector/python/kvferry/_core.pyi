@@ -144,6 +144,11 @@ class Transport:
 
     def __exit__(self, *args: object) -> None: ...
 
+def gpu_support() -> str:
+    """
+    Returns the GPU architectures that this build has kernels for, and the version of its CUDA runtime.
+    """
+
 def fingerprint_difference(here: str, there: str) -> str:
     """
     Returns the differences of two fingerprints, field by field; empty if they are equal.

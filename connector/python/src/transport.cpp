@@ -225,4 +225,6 @@ void bind_transport(nb::module_& m) {
       .def(
           "__exit__", [](PyTransport& self, const nb::args&) { self.close(); },
           nb::sig("def __exit__(self, *args: object) -> None"));
+  m.def("gpu_support", &gpu_support,
+        "Returns the GPU architectures that this build has kernels for, and the version of its CUDA runtime.");
 }

@@ -57,6 +57,10 @@ def try_commands() -> None:
     without_ucx = subprocess.run(["python", "-c", "from kvferry.transport import Transport; Transport(path='ucx')"],
                                  capture_output=True, text=True, check=False)
     print("ucx:", without_ucx.stderr.strip().splitlines()[-1])
+    print("cuda:", call("python", "-c", "from kvferry import _core; print(_core.gpu_support())"))
+    without_gpu = subprocess.run(["python", "-c", "from kvferry.transport import Transport; Transport(gpu=0)"],
+                                 capture_output=True, text=True, check=False)
+    print("gpu:", without_gpu.stderr.strip().splitlines()[-1])
 
 
 def get(url: str, body: object = None) -> str:

@@ -1,4 +1,4 @@
-"""Installs CUDA for the CMake preset cuda from NVIDIA's packages on PyPI into build/cuda-toolkit; needs no GPU."""
+"""Installs CUDA for the preset cuda and the wheel from NVIDIA's packages on PyPI into build/cuda-toolkit."""
 
 import os
 import sys
@@ -36,6 +36,12 @@ def ensure_toolkit() -> None:
 def _link(link: Path, target: str) -> None:
     if not link.is_symlink():
         link.symlink_to(target)
+
+
+def runtime_licence() -> Path:
+    """Returns the text of the licence under which CUDA's runtime may be passed on."""
+    (licence,) = TOOLKIT.glob("nvidia_cuda_runtime-*.dist-info/licenses/License.txt")
+    return licence
 
 
 def ucx_root() -> Path:

