@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parts import BENCHMARKS, BIN, HELPERS, HERE, PAIRS, SCRIPTS, SYSTEM_BENCHMARKS, TESTS
 
-SYSTEM_LIBRARIES = re.compile(r"(libc|libm|libdl|libpthread|librt|ld-linux-x86-64|libcuda|libnvidia-ml)\.so")
+SYSTEM_LIBRARIES = re.compile(r"(libc|libm|libdl|libpthread|libresolv|librt|ld-linux-x86-64|libcuda|libnvidia-ml)\.so")
 # A Python of the other machine has its own, newer ones.
 COMPILERS_LIBRARIES = re.compile(r"(libstdc\+\+|libgcc_s)\.so")
 
