@@ -1,14 +1,9 @@
 #include "tests/gpu/gpu_pair.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <numeric>
 #include <random>
 #include <sstream>
@@ -17,21 +12,8 @@
 #include "transport/base/check.h"
 #include "transport/make_transport.h"
 
-extern char** environ;
-
 namespace kvferry {
 namespace {
-
-constexpr int kPatienceMs = 60'000;
-
-/// Reads a line from the other process. Returns an empty text if it printed nothing in time or has ended.
-std::string read_line(int fd) {
-  std::string line;
-  char c = 0;
-  pollfd ready{fd, POLLIN, 0};
-  while (::poll(&ready, 1, kPatienceMs) > 0 && ::read(fd, &c, 1) == 1 && c != '\n') line += c;
-  return line;
-}
 
 Result<void> wait_for_copy(Device& device, const DeviceCopy& copy) {
   Result<DeviceStream> stream = device.make_stream();
@@ -49,6 +31,14 @@ Result<void> wait_for_copy(Device& device, const DeviceCopy& copy) {
 
 Result<std::unique_ptr<Transport>> make_gpu_transport(std::string_view backend, Device& device) {
   if (backend == "ucx") return make_ucx_transport({});
+  if (backend == "nccl") {
+    // NCCL refuses two ranks on one GPU unless it takes their hosts for different ones.
+    ::setenv("NCCL_HOSTID", fmt::format("kvferry-{}", ::getpid()).c_str(), 1);
+    NcclOptions options;
+    options.device = &device;
+    options.control.listen_host = "127.0.0.1";
+    return make_nccl_transport(options);
+  }
   KVFERRY_CHECK(backend == "gpu_ipc", "no backend is called {}", backend);
   GpuIpcOptions options;
   options.device = &device;
@@ -77,26 +67,12 @@ Result<std::unique_ptr<GpuPair>> GpuPair::start(std::string_view backend, std::u
 }
 
 Result<void> GpuPair::spawn(std::string_view backend) {
-  int to_child[2], from_child[2];
-  KVFERRY_CHECK(::pipe2(to_child, O_CLOEXEC) == 0 && ::pipe2(from_child, O_CLOEXEC) == 0, "no pipes");
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, to_child[0], STDIN_FILENO);
-  ::posix_spawn_file_actions_adddup2(&actions, from_child[1], STDOUT_FILENO);
-  std::string program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gpu_far_side";
-  std::string name(backend), bytes = std::to_string(bytes_);
-  char* arguments[] = {program.data(), name.data(), bytes.data(), nullptr};
-  const int code = ::posix_spawn(&child_, program.c_str(), &actions, nullptr, arguments, environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::close(to_child[0]);
-  ::close(from_child[1]);
-  to_child_ = to_child[1];
-  const std::string line = code == 0 ? read_line(from_child[0]) : "";
-  ::close(from_child[0]);
+  child_ = KVFERRY_TRY(ChildProcess::start("gpu_far_side", {std::string(backend), std::to_string(bytes_)}));
+  const std::string line = child_->read_line();
   std::istringstream words(line);
   std::string ready, address, region;
   words >> ready >> address >> region;
-  if (ready != "ready") return Error{ErrorCode::kUnavailable, fmt::format("{} said '{}'", program, line)};
+  if (ready != "ready") return Error{ErrorCode::kUnavailable, fmt::format("the other process said '{}'", line)};
   far_region_ = from_hex(region);
   Result<PeerId> peer = transport_->connect(from_hex(address));
   if (!peer) return std::move(peer).error();
@@ -106,8 +82,7 @@ Result<void> GpuPair::spawn(std::string_view backend) {
 
 GpuPair::~GpuPair() {
   if (transport_ != nullptr) transport_->shutdown();
-  if (to_child_ >= 0) ::close(to_child_);
-  if (child_ > 0) ::waitpid(child_, nullptr, 0);
+  child_.reset();
   transport_.reset();
   if (memory_ != nullptr) device().release(MemoryKind::kDevice, memory_);
 }

@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "kernels/stream_packer.h"
+#include "tests/gpu/child_process.h"
 #include "transport/transport.h"
 
 namespace kvferry {
 
-/// Makes a transport that moves GPU memory within a host: "gpu_ipc" or "ucx". kUnavailable: it can't on this machine;
-/// the message says why.
+/// Makes a transport that moves GPU memory within a host: "gpu_ipc", "ucx" or "nccl". kUnavailable: it can't on this
+/// machine; the message says why.
 Result<std::unique_ptr<Transport>> make_gpu_transport(std::string_view backend, Device& device);
 
 /// Returns the value of byte `offset` in the other process's memory at the start.
@@ -49,7 +50,7 @@ class GpuPair {
   RegionId region_;
   PeerId peer_;
   std::string far_region_;
-  int to_child_ = -1, child_ = -1;
+  std::unique_ptr<ChildProcess> child_;
 };
 
 /// Returns ranges that copy blocks of `block_bytes` bytes. Each side has the blocks in a different order, which the

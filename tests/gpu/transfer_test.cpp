@@ -1,4 +1,6 @@
-// Tests transfers between GPU memory of two processes, with the backends that move such memory within a host.
+// Tests transfers between GPU memory of two processes, with the backends that move such memory within a host. Built
+// twice: gpu_transfer_test has "gpu_ipc" and "ucx", gpu_nccl_pair has "nccl", whose two ranks on one GPU show that the
+// protocol works, not how fast it is.
 #include <gtest/gtest.h>
 
 #include "tests/gpu/gpu_pair.h"
@@ -51,7 +53,7 @@ TEST_P(GpuTransfer, SeesBytesThatDifferFromTheirChecksum) {
   EXPECT_EQ(done.corrupt_ranges, (std::vector<std::uint32_t>{0, 1}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, GpuTransfer, ::testing::Values("gpu_ipc", "ucx"),
+INSTANTIATE_TEST_SUITE_P(Backends, GpuTransfer, ::testing::Values(KVFERRY_TEST_BACKENDS),
                          [](const auto& one) { return std::string(one.param); });
 
 }  // namespace
