@@ -26,6 +26,7 @@ struct ConnectorConfig {
   bool save_partial_chunks = true;
   bool require_cache_salt = false;
   std::string path = "auto";  // one of the names that parse_path() accepts
+  std::string nics = "auto";  // "auto", "all" or names with commas between
   std::int64_t load_timeout_ms = 5000;
   std::int64_t silence_ms = 2000;
   // Address that peers connect to; empty: this host's address on the route to the controller.
@@ -46,6 +47,9 @@ bool is_server_url(const std::string& url);
 
 /// Returns true for up to 64 letters, digits, '.', '-' and '_'.
 bool is_group_name(const std::string& name);
+
+/// Returns the names in a list with commas between; none if one of them is empty.
+std::vector<std::string> split_nics(const std::string& names);
 
 /// Makes the table for connector_settings(), in the order in which the documentation lists the settings.
 inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
@@ -84,6 +88,11 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting<C, std::string>("path", &C::path, fmt::format("one of {}", fmt::join(path_names(), ", ")),
                               "Backend that carries chunks; auto measures which one is fastest to each peer",
                               [](const std::string& name) { return static_cast<bool>(parse_path(name)); }),
+      setting<C, std::string>(
+          "nics", &C::nics, "auto, all, or names of RDMA devices or interfaces with commas between",
+          "Network cards that UCX uses. With auto each rank uses the RDMA devices nearest to its GPU, and ranks that "
+          "are equally near to several share them out; with names the same among these. UCX_NET_DEVICES has priority",
+          [](const std::string& names) { return !split_nics(names).empty(); }),
       setting<C, std::int64_t>("load_timeout_ms", &C::load_timeout_ms, "an integer from 1 to 600000",
                                "Longest time that a request waits for other nodes before its tokens are computed here",
                                [](std::int64_t ms) { return ms >= 1 && ms <= 600'000; }),
@@ -138,6 +147,7 @@ std::span<const Setting<ConnectorConfig>> connector_settings();
 Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv& get_env);
 
 /// Returns the options of a worker's transport. Reads the key file. Errors: kInvalidArgument if that can't be read.
-Result<TransportOptions> transport_options(const ConnectorConfig& config);
+/// `gpu_bus_id`: number of the rank's GPU on the PCI bus; empty: none.
+Result<TransportOptions> transport_options(const ConnectorConfig& config, const std::string& gpu_bus_id = "");
 
 }  // namespace kvferry
