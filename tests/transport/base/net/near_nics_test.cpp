@@ -68,6 +68,15 @@ TEST(NearNics, OneCardServesAllGpusOfAFlatMachineAndSeveralAreSharedOut) {
   EXPECT_EQ(choices(host), "roce0:1 | roce1:1 | roce0:1 | roce1:1");
 }
 
+TEST(NearNics, ASlowCardForManagementIsNotChosenThoughItIsNearest) {
+  PciTree host("");
+  host.add("pci0000:00/0000:00:01.0/0000:01:00.0 0 gpu");
+  host.add("pci0000:00/0000:00:01.0/0000:02:00.0 0 rdma slow0 100 Ethernet eth0");
+  host.add("pci0000:40/0000:40:01.0/0000:41:00.0 0 rdma fast0 400 Ethernet eth1");
+  EXPECT_EQ(choices(host), "fast0:1");
+  EXPECT_EQ(choices(host, {"fast0", "slow0"}), "slow0:1") << "whoever names it wants it";
+}
+
 TEST(NearNics, ACardThatCantBeUsedIsLeftOut) {
   const PciTree host("dgx_h100");
   host.write("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN");
