@@ -24,6 +24,7 @@ struct ConnectorConfig {
   bool lands_in_gpu = false;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
+  bool save_draft_kv = true;
   bool require_cache_salt = false;
   std::string path = "auto";  // one of the names that parse_path() accepts
   std::string nics = "auto";  // "auto", "all" or names with commas between
@@ -82,6 +83,11 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting("save_partial_chunks", &C::save_partial_chunks, boolean,
               "Whether tails are saved: the last, shorter chunk of a request")
           .with_alias("save_unfull_chunk"),
+      setting(
+          "save_draft_kv", &C::save_draft_kv, boolean,
+          "Whether chunks contain the KV of a draft model's layers (speculative decoding with MTP, EAGLE or a draft "
+          "model). With false, this node shares chunks with nodes that have no draft model; after tokens whose KV "
+          "was loaded fewer drafts are accepted, and the answers are the same"),
       setting("require_cache_salt", &C::require_cache_salt, boolean,
               "Whether only requests with a cache_salt share KV: others are neither saved nor looked up, here and in "
               "vLLM's own prefix cache. For routers that give each tenant a salt, as launch/proxy does"),
