@@ -24,7 +24,7 @@ struct CommonOptions {
   TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
 };
 
-/// UCX itself is configured by its environment variables (UCX_TLS, UCX_NET_DEVICES).
+/// UCX itself is configured by its environment variables (UCX_TLS, UCX_NET_DEVICES), which have priority.
 struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // limit of operations of one transfer posted to UCX at a time
   std::uint32_t operations_per_peer_max = 64;      // limit of operations of all transfers with one peer
@@ -34,6 +34,11 @@ struct UcxOptions : CommonOptions {
   // that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to revoke them.
   std::uint64_t packed_bytes_max = 64 << 10;
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
+  // Number of the GPU on the PCI bus ("0000:1b:00.0"), near which network cards are chosen; empty: all are used.
+  std::string gpu_bus_id;
+  // Network cards to choose from: names of RDMA devices (with or without ":PORT") or of interfaces. Empty: all RDMA
+  // devices.
+  std::vector<std::string> nics;
 };
 
 /// Options of the shared memory backend, for transfers within one host: the submitting side copies, through a mapping
@@ -112,6 +117,7 @@ struct TransportOptions {
   CommonOptions common;
   ShmOptions shm;            // its CommonOptions are ignored; TransportOptions::path selects mappings and CMA
   TcpOptions tcp;            // options of the TCP backend; their CommonOptions are ignored
+  UcxOptions ucx;            // options of the UCX backend; their CommonOptions are ignored
   Device* device = nullptr;  // GPU whose memory can be registered, must outlive the transport; nullptr: none
 };
 

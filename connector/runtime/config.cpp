@@ -25,6 +25,17 @@ bool is_group_name(const std::string& name) {
          });
 }
 
+std::vector<std::string> split_nics(const std::string& names) {
+  std::vector<std::string> found;
+  for (std::size_t begin = 0; begin <= names.size();) {
+    const std::size_t end = std::min(names.find(',', begin), names.size());
+    if (end == begin) return {};
+    found.push_back(names.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return found;
+}
+
 std::span<const Setting<ConnectorConfig>> connector_settings() {
   static const std::vector<Setting<ConnectorConfig>> settings = make_connector_settings();
   return settings;
@@ -45,7 +56,7 @@ Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv&
   return read_settings(connector_settings(), sources);
 }
 
-Result<TransportOptions> transport_options(const ConnectorConfig& config) {
+Result<TransportOptions> transport_options(const ConnectorConfig& config, const std::string& gpu_bus_id) {
   TransportOptions options;
   options.path = KVFERRY_TRY(parse_path(config.path));
   options.common.silence_ns = config.silence_ms * kMillisecond;
@@ -53,6 +64,8 @@ Result<TransportOptions> transport_options(const ConnectorConfig& config) {
   options.tcp.listen_ports = KVFERRY_TRY(net::parse_port_range(config.ports));
   options.tcp.key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
   options.tcp.encrypt = *net::parse_encrypt(config.encrypt_tcp);
+  if (config.nics != "all") options.ucx.gpu_bus_id = gpu_bus_id;
+  if (config.nics != "all" && config.nics != "auto") options.ucx.nics = split_nics(config.nics);
   return options;
 }
 

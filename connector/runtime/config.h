@@ -24,8 +24,10 @@ struct ConnectorConfig {
   bool lands_in_gpu = false;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
+  bool save_draft_kv = true;
   bool require_cache_salt = false;
   std::string path = "auto";  // one of the names that parse_path() accepts
+  std::string nics = "auto";  // "auto", "all" or names with commas between
   std::int64_t load_timeout_ms = 5000;
   std::int64_t silence_ms = 2000;
   // Address that peers connect to; empty: this host's address on the route to the controller.
@@ -46,6 +48,9 @@ bool is_server_url(const std::string& url);
 
 /// Returns true for up to 64 letters, digits, '.', '-' and '_'.
 bool is_group_name(const std::string& name);
+
+/// Returns the names in a list with commas between; none if one of them is empty.
+std::vector<std::string> split_nics(const std::string& names);
 
 /// Makes the table for connector_settings(), in the order in which the documentation lists the settings.
 inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
@@ -78,12 +83,22 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting("save_partial_chunks", &C::save_partial_chunks, boolean,
               "Whether tails are saved: the last, shorter chunk of a request")
           .with_alias("save_unfull_chunk"),
+      setting(
+          "save_draft_kv", &C::save_draft_kv, boolean,
+          "Whether chunks contain the KV of a draft model's layers (speculative decoding with MTP, EAGLE or a draft "
+          "model). With false, this node shares chunks with nodes that have no draft model; after tokens whose KV "
+          "was loaded fewer drafts are accepted, and the answers are the same"),
       setting("require_cache_salt", &C::require_cache_salt, boolean,
               "Whether only requests with a cache_salt share KV: others are neither saved nor looked up, here and in "
               "vLLM's own prefix cache. For routers that give each tenant a salt, as launch/proxy does"),
       setting<C, std::string>("path", &C::path, fmt::format("one of {}", fmt::join(path_names(), ", ")),
                               "Backend that carries chunks; auto measures which one is fastest to each peer",
                               [](const std::string& name) { return static_cast<bool>(parse_path(name)); }),
+      setting<C, std::string>(
+          "nics", &C::nics, "auto, all, or names of RDMA devices or interfaces with commas between",
+          "Network cards that UCX uses. With auto each rank uses the RDMA devices nearest to its GPU, and ranks that "
+          "are equally near to several share them out; with names the same among these. UCX_NET_DEVICES has priority",
+          [](const std::string& names) { return !split_nics(names).empty(); }),
       setting<C, std::int64_t>("load_timeout_ms", &C::load_timeout_ms, "an integer from 1 to 600000",
                                "Longest time that a request waits for other nodes before its tokens are computed here",
                                [](std::int64_t ms) { return ms >= 1 && ms <= 600'000; }),
@@ -138,6 +153,7 @@ std::span<const Setting<ConnectorConfig>> connector_settings();
 Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv& get_env);
 
 /// Returns the options of a worker's transport. Reads the key file. Errors: kInvalidArgument if that can't be read.
-Result<TransportOptions> transport_options(const ConnectorConfig& config);
+/// `gpu_bus_id`: number of the rank's GPU on the PCI bus; empty: none.
+Result<TransportOptions> transport_options(const ConnectorConfig& config, const std::string& gpu_bus_id = "");
 
 }  // namespace kvferry

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/cuda/cuda_checksums.h"
+#include "kernels/cuda/cuda_ids.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/gpu_support.h"
 #include "kernels/cuda/launch.h"
@@ -25,10 +26,16 @@ constexpr std::uint64_t kCopyEngineBytes = 256 << 10;
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(int ordinal, std::string name, bool flushes)
-      : ordinal_(ordinal), name_(std::move(name)), flushes_(flushes) {}
+  CudaDevice(int ordinal, const cudaDeviceProp& properties, bool flushes)
+      : ordinal_(ordinal),
+        name_(fmt::format("{} (cuda:{})", properties.name, ordinal)),
+        pci_bus_id_(cuda_pci_bus_id(properties)),
+        uuid_(cuda_uuid(properties)),
+        flushes_(flushes) {}
 
   std::string describe() const override { return name_; }
+  std::string pci_bus_id() const override { return pci_bus_id_; }
+  std::string uuid() const override { return uuid_; }
 
   Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override {
     const CurrentDevice current(ordinal_);
@@ -189,7 +196,7 @@ class CudaDevice final : public Device {
   }
 
   const int ordinal_;
-  const std::string name_;
+  const std::string name_, pci_bus_id_, uuid_;
   const bool flushes_;
   PinnedPool pinned_;
   SharedAllocations shared_;
@@ -215,8 +222,7 @@ Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   cudaDeviceGetAttribute(&is_supported, cudaDevAttrGPUDirectRDMASupported, ordinal);
   cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, ordinal);
   const bool flushes = is_supported != 0 && ordering == cudaGPUDirectRDMAWritesOrderingNone;
-  return std::shared_ptr<Device>(
-      std::make_shared<CudaDevice>(ordinal, fmt::format("{} (cuda:{})", properties.name, ordinal), flushes));
+  return std::shared_ptr<Device>(std::make_shared<CudaDevice>(ordinal, properties, flushes));
 }
 
 Result<Gpu> open_gpu(int ordinal) {

@@ -35,22 +35,41 @@ struct Allocation {
   std::uint64_t bytes = 0;
 };
 
-/// Returns the allocation that contains `memory`. Asks the driver, since CUDA's runtime has no function for this.
-Result<Allocation> allocation_of(const std::byte* memory) {
-  constexpr unsigned kSince = 3020;
-  using AddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
+/// Returns a function of the driver. `since`: the version of CUDA in which it got its form.
+Result<void*> driver_function(const char* name, unsigned since) {
   void* found = nullptr;
   cudaDriverEntryPointQueryResult state = cudaDriverEntryPointSymbolNotFound;
-  KVFERRY_TRY(
-      cuda_result(cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, kSince, cudaEnableDefault, &state),
-                  "loading cuMemGetAddressRange"));
-  if (found == nullptr) return Error{ErrorCode::kUnavailable, "the driver has no cuMemGetAddressRange"};
+  KVFERRY_TRY(cuda_result(cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableDefault, &state),
+                          fmt::format("loading {}", name).c_str()));
+  if (found == nullptr) return Error{ErrorCode::kUnavailable, fmt::format("the driver has no {}", name)};
+  return found;
+}
+
+/// Returns the allocation that contains `memory`. Asks the driver, since CUDA's runtime has no function for this.
+Result<Allocation> allocation_of(const std::byte* memory) {
+  using AddressRange = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
+  void* const found = KVFERRY_TRY(driver_function("cuMemGetAddressRange", 3020));
   CUdeviceptr base = 0;
   std::size_t bytes = 0;
   const CUresult code = reinterpret_cast<AddressRange>(found)(&base, &bytes, reinterpret_cast<std::uintptr_t>(memory));
   if (code != CUDA_SUCCESS)
     return Error{ErrorCode::kUnavailable, fmt::format("{} is not GPU memory (error {})", fmt::ptr(memory), int{code})};
   return Allocation{base, bytes};
+}
+
+/// Returns an error if CUDA has no IPC handle for the memory, since it would only say "invalid argument".
+Result<void> check_has_handle(const std::byte* memory) {
+  using GetAttribute = CUresult (*)(void*, CUpointer_attribute, CUdeviceptr);
+  const Result<void*> found = driver_function("cuPointerGetAttribute", 4000);
+  if (!found) return {};  // cudaIpcGetMemHandle() decides
+  int has_handle = 1;
+  const CUresult code = reinterpret_cast<GetAttribute>(*found)(
+      &has_handle, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, reinterpret_cast<std::uintptr_t>(memory));
+  if (code != CUDA_SUCCESS || has_handle != 0) return {};
+  return Error{ErrorCode::kUnavailable,
+               fmt::format("the GPU memory at {} is not from cudaMalloc() but from a memory pool or cuMemCreate() "
+                           "(PyTorch's expandable_segments, vLLM's sleep mode), of which CUDA makes no IPC handle",
+                           fmt::ptr(memory))};
 }
 
 }  // namespace
@@ -62,6 +81,7 @@ Result<std::string> SharedAllocations::export_memory(std::span<const std::byte> 
   if (offset + memory.size() > allocation.bytes)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("{} bytes at {} are not within one allocation", memory.size(), fmt::ptr(memory.data()))};
+  KVFERRY_TRY(check_has_handle(memory.data()));
   cudaIpcMemHandle_t handle;
   KVFERRY_TRY(
       cuda_result(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation.base)), "exporting GPU memory"));

@@ -4,6 +4,9 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <regex>
+
 #include "kernels/stream_packer.h"
 #include "tests/gpu/device_cache.h"
 #include "tests/kernels/random_cache.h"
@@ -50,6 +53,16 @@ TEST_F(CudaDeviceTest, CopiesAnyNumberOfRangesOfAnySizeAndAlignment) {
     ASSERT_TRUE(DeviceEvent::record(*device_, stream_).value().wait());
     ASSERT_EQ(to.get(), expected);
   }
+}
+
+TEST_F(CudaDeviceTest, TellsItsPlaceAndItsUuid) {
+  const std::string place = device_->pci_bus_id();
+  EXPECT_TRUE(std::regex_match(place, std::regex("[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\\.0"))) << place;
+  const bool is_real =
+      std::filesystem::exists("/proc/driver/nvidia") && std::filesystem::exists("/sys/bus/pci/devices");
+  EXPECT_TRUE(!is_real || std::filesystem::exists("/sys/bus/pci/devices/" + place)) << place;
+  const std::string uuid = device_->uuid();
+  EXPECT_TRUE(std::regex_match(uuid, std::regex("(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"))) << uuid;
 }
 
 TEST_F(CudaDeviceTest, TakesTheChecksumsOfTheHost) {

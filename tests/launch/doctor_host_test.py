@@ -164,6 +164,26 @@ def test_a_host_with_gpus_in_order_has_no_finding(host: Path) -> None:
     assert examine("--root", host)["findings"] == []
 
 
+def test_the_network_cards_of_each_gpu_are_told(host: Path) -> None:
+    with_gpus(host)
+    assert examine("--root", host)["gpus"] == []
+    devices = host / "sys/devices"
+    for root, gpu, card in (("15", "1b", "mlx5_0"), ("97", "9d", "mlx5_6")):
+        for place, files in ((gpu, {"class": "0x030200", "vendor": "0x10de"}), (f"{int(gpu, 16) - 3:02x}", {})):
+            folder = f"pci0000:{root}/0000:{root}:01.0/0000:{place}:00.0"
+            for name, text in ({"numa_node": "1"} | files).items():
+                put(devices, f"{folder}/{name}", text)
+            (host / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
+            (host / f"sys/bus/pci/devices/0000:{place}:00.0").symlink_to(devices / folder)
+        put(host, f"sys/class/infiniband/{card}/ports/1/state", "4: ACTIVE\n")
+        (host / f"sys/class/infiniband/{card}/device").symlink_to(devices / folder)
+    near = "(behind one PCIe switch with the GPU)"
+    assert examine("--root", host)["gpus"] == [f"GPU 0000:1b:00.0, NUMA node 1: mlx5_0:1 {near}",
+                                               f"GPU 0000:9d:00.0, NUMA node 1: mlx5_6:1 {near}"]
+    chosen, _ = examine("--root", host, UCX_NET_DEVICES="mlx5_0:1")["gpus"]
+    assert chosen.endswith("; UCX_NET_DEVICES=mlx5_0:1 has priority")
+
+
 def test_the_drivers_library_is_also_found_in_the_loaders_path(host: Path, tmp_path: Path) -> None:
     with_gpus(host, libraries="")
     missing = examine("--root", host)["findings"]

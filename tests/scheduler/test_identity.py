@@ -283,15 +283,17 @@ def test_the_maximum_length_counts_where_a_model_compares_it(tmp_path: Path) -> 
 
 
 def test_a_draft_with_kv_of_its_own_counts(model: Path, tmp_path: Path) -> None:
-    def with_draft(folder: Path, **settings: Any) -> str:
+    def with_draft(folder: Path, *, saves_draft_kv: bool = True, **settings: Any) -> str:
         draft = vllm_config(folder).model_config
-        return fingerprint_of(model, put={"speculative_config": SimpleNamespace(
+        config = vllm_config(model, put={"speculative_config": SimpleNamespace(
             uses_draft_kv_cache=lambda: True, method="eagle", draft_model_config=draft, draft_load_config=None,
             **settings)})
+        return fingerprint(config, 2, 64, saves_draft_kv=saves_draft_kv)
 
     draft = make_model(tmp_path / "draft")
     before = with_draft(draft)
     assert before != fingerprint_of(model)
+    assert with_draft(draft, saves_draft_kv=False) == fingerprint_of(model)
     assert with_draft(draft, kv_cache_dtype="fp8") != before
     flip(77)(draft)
     assert with_draft(draft) != before

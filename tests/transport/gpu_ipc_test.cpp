@@ -9,6 +9,7 @@
 
 #include "tests/transport/process_fixture.h"
 #include "transport/base/checksum.h"
+#include "transport/gpu_ipc/gpu_ipc_backend.h"
 #include "transport/region_descriptor.h"
 
 namespace kvferry {
@@ -262,6 +263,40 @@ TEST(GpuIpcTransport, MemoryThatCanNotBeOpenedIsAnErrorOfItsTransfers) {
   EXPECT_EQ(side.next().code, ErrorCode::kInternal);
   ASSERT_TRUE(side.transport->submit(side.with(remote->region(), peer, Direction::kPull, {{0, 0, 100}})));
   EXPECT_EQ(side.next().code, ErrorCode::kOk);
+}
+
+TEST(GpuIpcTransport, TellsWhatStandsBetweenTwoProcessesOfAHost) {
+  const auto remote = make_remote_process("gpu_ipc_sim", kIpcBytes);
+  const gpu_ipc::Address there = decode<gpu_ipc::Address>(remote->address(), "address").value();
+  EXPECT_THAT(there.where.pid_namespace, HasSubstr("pid:["));
+  const auto what_for = [&](auto change) {
+    IpcSide side(1);
+    gpu_ipc::Address address = there;
+    change(address.where);
+    const PeerId peer = side.transport->connect(encode(address)).value();
+    side.device.refuse_next(1);
+    EXPECT_TRUE(side.transport->submit(side.with(remote->region(), peer, Direction::kPull, {{0, 0, 100}})));
+    return side.next().what;
+  };
+  EXPECT_EQ(what_for([](gpu_ipc::Whereabouts&) {}), "cannot open the peer's memory: the simulated GPU refuses");
+  EXPECT_EQ(what_for([](gpu_ipc::Whereabouts& where) { where = {}; }),
+            "cannot open the peer's memory: the simulated GPU refuses")
+      << "an earlier version tells nothing";
+  EXPECT_THAT(what_for([](gpu_ipc::Whereabouts& where) { where.pid_namespace = "pid:[1]"; }),
+              HasSubstr("refuses (the peer's container has another PID namespace: start both with"));
+  EXPECT_THAT(what_for([](gpu_ipc::Whereabouts& where) { where.pid_namespace = where.ipc_namespace = "x"; }),
+              HasSubstr("another PID and IPC namespace"));
+}
+
+TEST(GpuIpcTransport, TellsApartGpusAndTheirParts) {
+  const auto reason = [](const char* own, const char* peer) {
+    return gpu_ipc::likely_reason({own, "", ""}, {peer, "", ""});
+  };
+  EXPECT_EQ(reason("GPU-1", "GPU-1"), "");
+  EXPECT_EQ(reason("", "GPU-1"), "") << "a device without a UUID";
+  EXPECT_EQ(reason("GPU-1", "GPU-2"), " (this process has GPU-1, the peer has GPU-2)");
+  EXPECT_THAT(reason("MIG-1", "MIG-2"), HasSubstr("has MIG-2; CUDA IPC maps no memory between MIG instances"));
+  EXPECT_THAT(reason("GPU-1", "MIG-2"), HasSubstr("CUDA IPC maps no memory between MIG instances"));
 }
 
 TEST(GpuIpcTransport, BadOptionsAreNamed) {

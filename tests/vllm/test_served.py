@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from kvferry._core import KvFerryError
-from kvferry.layout import CacheLayout, cache_layout
+from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers
 from kvferry.served import served_specs, windows
 from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
@@ -218,19 +218,40 @@ def test_kv_of_another_type_than_the_cpu_kernels_is_refused(cache_dtype: str) ->
         cache_layout(of, groups(spec), config(cache_dtype=cache_dtype))
 
 
+@pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize("in_group", [False, True])  # vLLM's two model runners differ in this
-def test_layers_that_read_anothers_kv_are_left_out(in_group: bool) -> None:
+def test_layers_that_read_anothers_kv_are_left_out(in_group: bool, is_there: bool) -> None:
     made = groups(full(), full())
     own = [name for group in made.kv_cache_groups for name in group.layer_names]
     of = tensors(own)
     of[own[3]] = of[own[0]]  # the groups share memory, but use different blocks of it
     shared = {"model.layers.6.self_attn": own[1], "model.layers.7.self_attn": own[4]}
-    of |= {name: of[target] for name, target in shared.items()}
+    of |= {name: of[target] for name, target in shared.items()} if is_there else {}
     for (name, _), group in zip(shared.items(), made.kv_cache_groups, strict=True):
         group.layer_names += [name] if in_group else []
     layout = cache_layout(of, made, config())
     assert [(name, group) for name, group, *_ in layout.layers] == [
         (name, index // 3) for index, name in enumerate(own)]
+
+
+@pytest.mark.parametrize("drafts", [
+    ["draft_model.layers.0.self_attn"], ["mtp.layers.0.self_attn"], ["model.layers.3.mtp_block.self_attn"],
+    ["model.layers.3.self_attn"], ["model.mtp_layers.0.self_attn", "model.mtp_layers.1.self_attn"]])
+def test_layers_of_a_draft_model_are_told_by_their_names(drafts: list[str]) -> None:
+    names = groups(full()).kv_cache_groups[0].layer_names
+    speculative: Any = SimpleNamespace(uses_draft_kv_cache=lambda: True)
+    drafting: Any = SimpleNamespace(speculative_config=speculative, model_config=SimpleNamespace(
+        get_total_num_hidden_layers=lambda: 3))
+    assert draft_layers([*names, *drafts], drafting) == set(drafts)
+    drafting.parallel_config = SimpleNamespace(pipeline_parallel_size=1)
+    made = groups(full())
+    made.kv_cache_groups[0].layer_names += drafts
+    assert count_chunk_layers(made, drafting, saves_draft_kv=False) == 3
+    assert count_chunk_layers(made, drafting, saves_draft_kv=True) == 3 + len(drafts)
+    with pytest.raises(KvFerryError, match=r"does not find them among model\.layers\.0\.self_attn"):
+        draft_layers(names, drafting)
+    drafting.speculative_config = None
+    assert draft_layers([*names, *drafts], drafting) == set()
 
 
 def test_a_layer_without_a_group_is_refused() -> None:

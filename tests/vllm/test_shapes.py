@@ -1,4 +1,5 @@
-"""Tests prefill and decode servers of different shapes: tensor, pipeline and data parallel sizes, block sizes.
+"""Tests prefill and decode servers of different shapes: tensor, pipeline and data parallel sizes, block sizes, a draft
+model on one of them.
 
 Each pair must answer every prompt with the plain server's tokens. Prompts are sent in rounds, until there is a round in
 which the decode server computed only the last token of most prompts; then the KV of the rest came from the ranks of the
@@ -34,6 +35,8 @@ PIPELINE = ("--pipeline-parallel-size", "2", "--no-enforce-eager",
             "--compilation-config", '{"mode": 1, "backend": "eager"}')
 DATA = ("--data-parallel-size", "2")
 LARGE_BLOCKS = ("--block-size", "64")
+# A draft model with KV of its own; TOY stands for the model's folder.
+DRAFTS = ("--speculative-config", '{"method": "draft_model", "model": "TOY", "num_speculative_tokens": 3}')
 # Ranks that spin share a few cores with all other processes, which may then not run for seconds. These tests are not
 # about losses, so no node is taken as lost for that.
 SILENCE_MS = 20_000
@@ -48,6 +51,7 @@ class Shapes:
 PAIRS = {
     "tensor 2 to 1, blocks of 32 to 64": Shapes(prefill=TENSOR, decode=LARGE_BLOCKS),
     "pipeline 2 to tensor 2": Shapes(prefill=PIPELINE, decode=TENSOR),
+    "drafts on decode": Shapes(decode=DRAFTS),
 }
 LONG_PAIRS = {
     "tensor 2 to 1": Shapes(prefill=TENSOR),
@@ -68,8 +72,9 @@ def shaped(request: pytest.FixtureRequest, reference: Reference, kvferry_connect
     del reference
     name, shapes = request.param, (PAIRS | LONG_PAIRS)[request.param]
     setup = PairSetup(f"shapes {name}".replace(",", "").replace(" ", "-"), kvferry_connector,
-                      prefill_flags=shapes.prefill, decode_flags=(*DECODE_FLAGS, *shapes.decode),
-                      extra={"silence_ms": SILENCE_MS},
+                      prefill_flags=shapes.prefill,
+                      decode_flags=(*DECODE_FLAGS, *(flag.replace("TOY", str(toy)) for flag in shapes.decode)),
+                      extra={"silence_ms": SILENCE_MS, "save_draft_kv": shapes.decode != DRAFTS},
                       controller_flags=(*CONTROLLER_FLAGS, "--lease-ms", str(SILENCE_MS)))
     pair = Pair(setup, toy, LOGS / "tests")
     for server, flags in ((pair.prefill, shapes.prefill), (pair.decode, shapes.decode)):

@@ -38,6 +38,11 @@ class Device {
   virtual ~Device() = default;
   /// Returns a name for logs, such as "NVIDIA H200 (cuda:0)".
   virtual std::string describe() const = 0;
+  /// Returns the device's number on the PCI bus, such as "0000:1b:00.0"; empty: it is on none.
+  virtual std::string pci_bus_id() const { return ""; }
+  /// Returns the id by which processes that number their devices differently recognise one, such as "GPU-8932f937-..."
+  /// or "MIG-..." for a part of a GPU; empty: it has none.
+  virtual std::string uuid() const { return ""; }
   /// Returns true if the host can access the device's memory, which only a simulated GPU allows.
   virtual bool is_host() const { return false; }
 

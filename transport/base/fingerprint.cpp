@@ -16,6 +16,7 @@ constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
     {"dtype", " (the model's data type)"},
     {"rope", " (the rotary embedding)"},
     {"kv_dtype", " (the KV cache's data type)"},
+    {"draft", " (a draft model whose KV is in the chunks; with save_draft_kv false it is not)"},
     {"layers", " (layers with attention)"},
     {"kv_heads", " (KV heads)"},
     {"head_dim", " (head size)"},

@@ -23,7 +23,7 @@ GpuIpcBackend::GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, 
       control_(std::move(control)),
       control_region_(control_->register_region(&control_memory_, sizeof(control_memory_)).value()),
       address_(encode(Address{kProtocolVersion, incarnation_, control_->address(),
-                              control_->export_region(control_region_).value()})) {
+                              control_->export_region(control_region_).value(), where_})) {
   control_->set_wait_interrupt_fd(inbox_.wake().fd());
   control_->set_source_address(address_);
   thread_ = std::thread(&GpuIpcBackend::run, this);
@@ -152,7 +152,8 @@ bool GpuIpcBackend::post_piece(Transfer& transfer) {
   const Result<std::byte*> remote =
       transfer.mappings->open(device.accepted().remote.rkey, device.accepted().remote.bytes);
   if (!remote) {
-    device.end(ErrorCode::kInternal, "cannot open the peer's memory: " + remote.error().what);
+    device.end(ErrorCode::kInternal, fmt::format("cannot open the peer's memory: {}{}", remote.error().what,
+                                                 likely_reason(where_, transfer.peer->where)));
     return true;
   }
   const std::uint64_t room = options_.in_flight_bytes - bytes_in_flight_;
@@ -187,6 +188,7 @@ void GpuIpcBackend::add_peer(PeerId peer, const std::string& bytes) {
   const auto added = std::make_shared<Peer>();
   added->id = peer;
   added->control_region = std::move(address.control_region);
+  added->where = std::move(address.where);
   added->mappings = std::make_shared<Mappings>(device_);
   if (control) added->control = *control;
   if (!control) added->why_lost = control.error().what;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/gpu_ipc/device_transfer.h"
+#include "transport/gpu_ipc/whereabouts.h"
 #include "transport/inbox_backend.h"
 #include "transport/make_transport.h"
 
@@ -23,7 +24,8 @@ struct Address {
   std::string control;  // the control link's address
   // Exported region that each transfer on the control link names, because it must name one although it has no ranges.
   std::string control_region;
-  KVFERRY_FIELDS(protocol_version, incarnation, control, control_region);
+  Whereabouts where;  // empty in addresses of earlier versions
+  KVFERRY_FIELDS(protocol_version, incarnation, control, control_region, where);
 };
 
 /// A peer's regions, mapped into this process. Each region is opened only once, because opening takes milliseconds. All
@@ -78,6 +80,7 @@ class GpuIpcBackend final : public InboxBackend {
     PeerId id;
     PeerId control;  // id of the same peer on the control link
     std::string control_region;
+    Whereabouts where;
     std::shared_ptr<Mappings> mappings;
     bool has_hello = false;    // the hello was sent
     bool is_verified = false;  // the hello has arrived: the peer is alive and has this address
@@ -126,6 +129,7 @@ class GpuIpcBackend final : public InboxBackend {
   std::uint64_t control_memory_ = 0;  // memory of control_region_, never accessed
   const std::unique_ptr<Transport> control_;
   const RegionId control_region_;
+  const Whereabouts where_{whereabouts_of(device_)};
   const std::string address_;
 
   std::unordered_map<PeerId, PeerPtr> peers_;

@@ -18,6 +18,10 @@ namespace {
 // The first version whose point-to-point calls never block on a non-blocking communicator.
 constexpr int kVersionMin = NCCL_VERSION(2, 20, 3);
 
+// Maximum of thread blocks, and so of the GPU's processors, that a communicator's kernels occupy while they run; NCCL
+// takes up to 32 by itself. NCCL_MAX_CTAS, which the user may set, has priority.
+constexpr int kCtasMax = 8;
+
 std::string version_name(int version) {
   return fmt::format("{}.{}.{}", version / 10'000, version / 100 % 100, version % 100);
 }
@@ -171,6 +175,9 @@ class NcclCommunicators final : public Communicators {
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    // A transfer between two ranks is limited by its link and not by how many processors copy, and the model needs
+    // them.
+    config.maxCTAs = kCtasMax;
     ::cudaSetDevice(device_);
     ncclComm_t communicator = nullptr;
     const ncclResult_t result = api_.init_rank(&communicator, 2, unique, rank, &config);

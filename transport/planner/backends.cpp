@@ -36,7 +36,7 @@ Result<std::unique_ptr<Transport>> make_shm(const TransportOptions& options) {
   return make_shm_transport(shm);
 }
 Result<std::unique_ptr<Transport>> make_ucx(const TransportOptions& options) {
-  return make_ucx_transport(with_common(UcxOptions{}, options));
+  return make_ucx_transport(with_common(options.ucx, options));
 }
 Result<std::unique_ptr<Transport>> make_tcp(const TransportOptions& options) {
   return make_tcp_transport(with_common(options.tcp, options));
@@ -56,6 +56,9 @@ Result<std::unique_ptr<Transport>> make_nccl(const TransportOptions& options) {
   return make_nccl_transport(nccl);
 }
 
+// NCCL makes a communicator, for which it examines the machine and opens connections.
+constexpr TimeNs kNcclSetup = 10 * kSecond;
+
 constexpr std::uint32_t kShared = PathInfo::bit_of(MemoryClass::kShared);
 constexpr std::uint32_t kOther = PathInfo::bit_of(MemoryClass::kOther);
 constexpr std::uint32_t kHost = kShared | kOther;
@@ -68,7 +71,7 @@ constexpr PathInfo kPaths[] = {
     {Path::kUcx, "ucx", "ucx", kHost | kDevice, false, is_ucx_useful, make_ucx},
     {Path::kTcp, "tcp", "tcp", kHost, false, is_always_useful, make_tcp},
     {Path::kGpuIpc, "gpu_ipc", "gpu_ipc", kDevice, true, has_gpu, make_gpu_ipc},
-    {Path::kNccl, "nccl", "nccl", kHost | kDevice, true, has_gpu, make_nccl},
+    {Path::kNccl, "nccl", "nccl", kHost | kDevice, true, has_gpu, make_nccl, kNcclSetup},
 };
 constexpr std::string_view kAutoName = "auto";
 

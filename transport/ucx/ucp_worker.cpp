@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "transport/base/log.h"
@@ -74,6 +75,22 @@ void turn_registration_cache_off(ucp_config_t* config) {
     log().warn("transport: cannot set a UCX option: {}", describe_status("RCACHE_ENABLE", status));
 }
 
+/// Restricts UCX to these network cards, and lets one operation use all of them. UCX takes up to two for a message by
+/// default, and one for a get or a put; UCX 1.13 has no option for the latter.
+void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics) {
+  const auto set = [config](const char* name, const std::string& value) {
+    if (const ucs_status_t status = api().ucp_config_modify(config, name, value.c_str()); status != UCS_OK)
+      log().warn("transport: cannot set UCX's option {} to {}: {}", name, value, api().ucs_status_string(status));
+  };
+  set("NET_DEVICES", fmt::format("{}", fmt::join(nics, ",")));
+  if (nics.size() < 2) return;
+  for (const char* name : {"MAX_RNDV_RAILS", "MAX_RMA_RAILS"}) {
+    const bool is_known = name == std::string_view("MAX_RNDV_RAILS") || loaded_version() >= UCP_VERSION(1, 16);
+    if (is_known && std::getenv(fmt::format("UCX_{}", name).c_str()) == nullptr)
+      set(name, fmt::format("{}", nics.size()));
+  }
+}
+
 Error unavailable(const char* doing, ucs_status_t status) {
   const char* tls = std::getenv("UCX_TLS");
   return Error{ErrorCode::kUnavailable, fmt::format("{} (UCX_TLS is {})", describe_status(doing, status),
@@ -86,7 +103,7 @@ std::string describe_status(const char* doing, ucs_status_t status) {
   return fmt::format("{}: {}", doing, api().ucs_status_string(status));
 }
 
-Result<std::unique_ptr<UcpWorker>> UcpWorker::create() {
+Result<std::unique_ptr<UcpWorker>> UcpWorker::create(const std::vector<std::string>& nics) {
   KVFERRY_TRY(load_ucx());
   warn_if_library_is_older_than_headers();
   redirect_ucx_log();
@@ -97,6 +114,7 @@ Result<std::unique_ptr<UcpWorker>> UcpWorker::create() {
     return unavailable("cannot read UCX's configuration", status);
   set_tcp_segments(config);
   turn_registration_cache_off(config);
+  if (!nics.empty()) set_net_devices(config, nics);
   ucp_params_t context_params{};
   context_params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   context_params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "transport/base/result.h"
 #include "transport/ucx/ucx_library.h"
@@ -20,8 +21,8 @@ std::string describe_status(const char* doing, ucs_status_t status);
 class UcpWorker {
  public:
   /// Loads and starts UCX. kUnavailable: there is no UCX, or it can't start on this machine with the environment's
-  /// UCX_* variables.
-  static Result<std::unique_ptr<UcpWorker>> create();
+  /// UCX_* variables. `nics`: names of the network cards that UCX uses; empty: UCX decides.
+  static Result<std::unique_ptr<UcpWorker>> create(const std::vector<std::string>& nics);
   UcpWorker(const UcpWorker&) = delete;
   UcpWorker& operator=(const UcpWorker&) = delete;
   ~UcpWorker();

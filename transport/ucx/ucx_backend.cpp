@@ -1,6 +1,7 @@
 #include "transport/ucx/ucx_backend.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 
@@ -19,8 +20,9 @@ Result<void> UcxBackend::start() {
 
 std::string UcxBackend::describe() const {
   const std::lock_guard lock(path_mutex_);
-  return fmt::format("UCX {} over {}", api().ucp_get_version_string(),
-                     path_.empty() ? "a UCX transport that is chosen at the first connection" : path_);
+  return fmt::format("UCX {} over {}{}", api().ucp_get_version_string(),
+                     path_.empty() ? "a UCX transport that is chosen at the first connection" : path_,
+                     net_devices_.why.empty() ? "" : fmt::format(", with {}", net_devices_.why));
 }
 
 Result<std::uint64_t> UcxBackend::check_address(const std::string& address) {
@@ -223,7 +225,8 @@ Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options)
                                            {"spin_ns", options.spin_ns, 0},
                                            {"stuck_ns", options.stuck_ns},
                                            {"silence_ns", options.silence_ns}}));
-  auto backend = std::make_unique<ucx::UcxBackend>(options);
+  ucx::NetDevices devices = KVFERRY_TRY(ucx::choose_net_devices(options, "/", ::getenv));
+  auto backend = std::make_unique<ucx::UcxBackend>(options, std::move(devices));
   KVFERRY_TRY(backend->start());
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
 }

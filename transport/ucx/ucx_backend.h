@@ -12,6 +12,7 @@
 
 #include "transport/inbox_backend.h"
 #include "transport/make_transport.h"
+#include "transport/ucx/net_devices.h"
 #include "transport/ucx/packed.h"
 #include "transport/ucx/ucp_worker.h"
 #include "transport/ucx/ucx_peer.h"
@@ -24,7 +25,8 @@ namespace kvferry::ucx {
 /// Threads: Backend says which threads may call its methods; all private members belong to the progress thread.
 class UcxBackend final : public InboxBackend {
  public:
-  explicit UcxBackend(const UcxOptions& options) : InboxBackend(options.transfers_max), options_(options) {}
+  UcxBackend(const UcxOptions& options, NetDevices net_devices)
+      : InboxBackend(options.transfers_max), options_(options), net_devices_(std::move(net_devices)) {}
   ~UcxBackend() override { join(); }
   /// Starts the progress thread and waits until its UCX worker is up. Returns an error if the worker can't be created.
   Result<void> start();
@@ -81,6 +83,7 @@ class UcxBackend final : public InboxBackend {
   UcxPeer* find_peer(std::uint64_t token);
 
   const UcxOptions options_;
+  const NetDevices net_devices_;
   const std::string secret_ = random_bytes(16);
   std::uint64_t num_uninvited_messages_ = 0;
   std::string address_;  // set before start() returns

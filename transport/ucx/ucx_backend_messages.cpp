@@ -24,7 +24,7 @@ std::optional<Message> checked(Result<Message> message, std::string_view what) {
 }  // namespace
 
 Result<void> UcxBackend::set_up() {
-  worker_ = KVFERRY_TRY(UcpWorker::create());
+  worker_ = KVFERRY_TRY(UcpWorker::create(net_devices_.names));
   std::string worker_address = KVFERRY_TRY(worker_->address());
   address_ = encode(Address{kProtocolVersion, incarnation_, std::move(worker_address), secret_});
   source_address_ = address_;

@@ -44,15 +44,18 @@ _TOKENS_OF_NGRAMS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 _KV_DTYPES = {"fp8_e4m3": "fp8"}  # two names of one type
 
 
-def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int) -> str:
-    """Returns a text with digests of weights and configuration, KV types and sizes, chunk size and format version."""
+def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int, *, saves_draft_kv: bool = True) -> str:
+    """Returns a text with digests of weights and configuration, KV types and sizes, chunk size and format version.
+
+    num_layers: layers whose KV is in a chunk. saves_draft_kv: True if these include the layers of a draft model.
+    """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     dtype = _dtype_name(model.dtype)
     config = effective_config(model)
     draft = ""
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.uses_draft_kv_cache() and speculative.draft_model_config is not None:
-        # The chunks also contain the KV of the draft model's layers.
+    has_draft = saves_draft_kv and speculative is not None and speculative.uses_draft_kv_cache()
+    if has_draft and speculative.draft_model_config is not None:
         other = speculative.draft_model_config
         weights = model_identity(other, speculative.draft_load_config or vllm_config.load_config)
         own = _kv_fields(other, effective_config(other)) | _set_only({

@@ -1,5 +1,7 @@
 """Describes one worker's KV tensors by strides for the C++ packer, and finds the worker's part of the model."""
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -11,6 +13,11 @@ from kvferry.gpu_layout import LayerPlanes, Plane, gpu_planes
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
+
+
+# vLLM's prefixes of draft models and of MTP heads, as in draft_model.layers.0, mtp.layers.0, model.mtp_layers.0 and
+# model.layers.61.mtp_block. Other drafts go on with the model's numbers: model.layers.32 beside 32 layers.
+_DRAFT = re.compile(r"(^|[._])(draft|mtp|eagle)")
 
 
 class CacheLayout(NamedTuple):
@@ -141,3 +148,33 @@ def shard_of(
                         f"tensor parallel size {tp_size}")
     # If there are more ranks than heads, neighbouring ranks have the same head.
     return first, len(layout.layers), tp_rank * total // tp_size, heads
+
+
+def has_draft_kv(vllm_config: "VllmConfig") -> bool:
+    """Returns True if vLLM runs a draft model that has KV of its own (speculative decoding)."""
+    speculative = vllm_config.speculative_config
+    return speculative is not None and bool(speculative.uses_draft_kv_cache())
+
+
+def draft_layers(names: Iterable[str], vllm_config: "VllmConfig") -> set[str]:
+    """Returns the names of the draft model's layers. Errors: KvFerryError if there is a draft model, but no layer has a
+    name by which it can be told.
+    """
+    if not has_draft_kv(vllm_config):
+        return set()
+    num_layers = vllm_config.model_config.get_total_num_hidden_layers()
+    every = list(names)
+    found = {name for name in every if _DRAFT.search(name)
+             or any(int(part) >= num_layers for part in re.findall(r"layers\.(\d+)", name))}  # fmt: skip
+    if not found:
+        refuse_to_start(f"with save_draft_kv false, the layers of the draft model must have names of their own; this "
+                        f"version does not find them among {', '.join(every)}; leave save_draft_kv out")
+    return found
+
+
+def count_chunk_layers(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig", saves_draft_kv: bool) -> int:
+    """Returns the number of layers of all pipeline stages whose KV is in a chunk."""
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:  # kv_cache_config has the layers of one stage only
+        return vllm_config.model_config.get_total_num_hidden_layers()
+    names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
+    return len(names) if saves_draft_kv else len(names) - len(draft_layers(names, vllm_config))

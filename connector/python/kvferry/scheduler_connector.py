@@ -11,6 +11,7 @@ from kvferry.compat import hash_block_size, start_line
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint, lora_settings
+from kvferry.layout import count_chunk_layers
 from kvferry.lookup_spans import trace_id
 from kvferry.request_extras import RequestExtras
 from kvferry.router_params import RouterParams
@@ -43,13 +44,12 @@ class SchedulerConnector:
         self._saves_outlast_steps = vllm_config.device_config.device_type != "cpu"
         specs = served_specs(kv_cache_config, vllm_config)
         extra_json = settings_json(vllm_config, specs)
-        num_layers = sum(len(group.layer_names) for group in kv_cache_config.kv_cache_groups)
-        if parallel.pipeline_parallel_size > 1:  # kv_cache_config has the layers of one stage only
-            num_layers = vllm_config.model_config.get_total_num_hidden_layers()
         try:
             config = check_config(extra_json)
             self._router_params = RouterParams(config["cluster_key_file"])
-            own = fingerprint(vllm_config, num_layers, config["chunk_tokens"])
+            saves_drafts = config["save_draft_kv"]
+            own = fingerprint(vllm_config, count_chunk_layers(kv_cache_config, vllm_config, saves_drafts),
+                              config["chunk_tokens"], saves_draft_kv=saves_drafts)
             self._fingerprint = state_format(specs, vllm_config) + own
             self._node = SchedulerNode(
                 extra_json=extra_json,

@@ -9,7 +9,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from kvferry._core import KvFerryError, KvLayout, WorkerNode, check_config
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
-from kvferry.layout import cache_layout, shard_of
+from kvferry.layout import cache_layout, draft_layers, has_draft_kv, shard_of
 from kvferry.served import keeps_state, served_specs, settings_json
 
 if TYPE_CHECKING:
@@ -30,20 +30,21 @@ class WorkerConnector:
         self._device = torch.device("cpu")
         self._layers: dict[str, int] = {}  # [layer name] index in the layout
         self._wants_layers = False  # True if the current step has saves that are pushed layer by layer
-        speculative = vllm_config.speculative_config
-        # True if this rank runs a draft model: vLLM runs it in the last pipeline stage. The KV of its layers is in the
-        # chunks.
-        self._drafts = speculative is not None and speculative.uses_draft_kv_cache() and get_pp_group().is_last_rank
         # A report that vLLM has already taken; save() adds the step's saves to it.
         self._open_report: StepReport | None = None
         self._extra_json = settings_json(vllm_config, specs)
         try:
-            check_config(self._extra_json)
+            self._saves_draft_kv: bool = check_config(self._extra_json)["save_draft_kv"]
         except KvFerryError as error:
             refuse_to_start(str(error))
+        # True if this rank runs a draft model whose KV is in the chunks: vLLM runs it in the last pipeline stage.
+        self._saves_drafts = self._saves_draft_kv and has_draft_kv(vllm_config) and get_pp_group().is_last_rank
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._kv_caches = kv_caches  # keeps the tensors alive: the node reads and writes their memory
+        if not self._saves_draft_kv and get_pp_group().is_last_rank:
+            drafts = draft_layers(kv_caches, self._vllm_config)
+            kv_caches = {name: tensor for name, tensor in kv_caches.items() if name not in drafts}
         layout = cache_layout(kv_caches, self._kv_cache_config, self._vllm_config)
         self._layers = {name: place for place, (name, *_) in enumerate(layout.layers)}
         engine_id = self._vllm_config.kv_transfer_config.engine_id
@@ -104,11 +105,12 @@ class WorkerConnector:
         """Returns what this rank did in the step.
 
         With speculative decoding, vLLM's v1 model runner calls this before wait_for_save(). It calls wait_for_save()
-        after the draft model, in the last pipeline stage only. If this rank runs a draft model, save() completes the
-        report later. Otherwise the save runs here: the next step's report would be too late, because the decode node
-        asks for the prompt during that step. vLLM 0.30 does not call wait_for_save() in steps without a forward pass.
+        after the draft model, in the last pipeline stage only. If the chunks have the draft model's KV, save()
+        completes the report later. Otherwise the save runs here: the next step's report would be too late, because the
+        decode node asks for the prompt during that step. vLLM 0.30 does not call wait_for_save() in steps without a
+        forward pass.
         """
-        if self._drafts:
+        if self._saves_drafts:
             self._open_report = StepReport(self._take_payloads())
             return self._open_report
         self.save()  # does nothing if wait_for_save() was called before

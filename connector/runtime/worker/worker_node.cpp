@@ -6,9 +6,22 @@
 #include "connector/runtime/links/node_wire.h"
 #include "transport/base/log.h"
 #include "transport/base/memory/large_memory.h"
+#include "transport/base/memory/numa.h"
+#include "transport/base/net/near_nics.h"
 #include "transport/make_transport.h"
 
 namespace kvferry {
+namespace {
+
+std::string pci_bus_id(const WorkerOptions& options) { return options.gpu ? options.gpu->device->pci_bus_id() : ""; }
+
+/// Makes the pool's memory, on the NUMA node of the rank's GPU if it has room.
+Result<SharedMemory> make_pool(const WorkerOptions& options, std::uint64_t bytes) {
+  const NumaPreference near_gpu(net::numa_node_of("/", pci_bus_id(options)));
+  return SharedMemory::create(fmt::format("{}.{}", options.label, options.rank), bytes);
+}
+
+}  // namespace
 
 Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   KVFERRY_TRY(options.layout.validate());
@@ -28,13 +41,12 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
                  fmt::format("pool_bytes {} holds {} chunks of {} bytes ({} tokens); at least 2 must fit",
                              options.config.pool_bytes, num_slots, chunk_bytes, options.config.chunk_tokens)};
   }
-  SharedMemory memory =
-      KVFERRY_TRY(SharedMemory::create(fmt::format("{}.{}", options.label, options.rank), num_slots * chunk_bytes));
+  SharedMemory memory = KVFERRY_TRY(make_pool(options, num_slots * chunk_bytes));
   std::unique_ptr<WorkerNode> node(
       new WorkerNode(std::move(options), std::move(memory), static_cast<std::uint32_t>(num_slots)));
   node->chunk_bytes_ = chunk_bytes;
   const ConnectorConfig& config = node->options_.config;
-  TransportOptions transport = KVFERRY_TRY(transport_options(config));
+  TransportOptions transport = KVFERRY_TRY(transport_options(config, pci_bus_id(node->options_)));
   if (node->options_.gpu && config.lands_in_gpu) transport.device = node->options_.gpu->device.get();
   node->transport_ = KVFERRY_TRY(make_transport(transport));
   MemoryRegion pool = node->pool_.region();
@@ -66,12 +78,13 @@ Result<std::unique_ptr<ChunkStore>> WorkerNode::make_store() {
 std::string WorkerNode::describe() const {
   const std::string tiers = store_->describe();
   return fmt::format(
-      "rank {}: pool of {:.1f} MiB of shared memory ({:.0f} % in huge pages) for {} chunks of {} tokens, {:.1f} KiB "
+      "rank {}: pool of {:.1f} MiB of shared memory ({:.0f} % in huge pages{}) for {} chunks of {} tokens, {:.1f} KiB "
       "each; {}{}{}",
       options_.rank, static_cast<double>(pool_.bytes()) / (1 << 20),
       100.0 * static_cast<double>(huge_page_bytes(pool_.span())) / static_cast<double>(pool_.bytes()),
-      pool_.bytes() / chunk_bytes_, options_.config.chunk_tokens, static_cast<double>(chunk_bytes_) / 1024,
-      transport_->describe(), tiers.empty() ? "" : "; ", tiers);
+      options_.gpu ? fmt::format(", NUMA node {}", numa_node_at(pool_.data())) : "", pool_.bytes() / chunk_bytes_,
+      options_.config.chunk_tokens, static_cast<double>(chunk_bytes_) / 1024, transport_->describe(),
+      tiers.empty() ? "" : "; ", tiers);
 }
 
 Result<void> WorkerNode::begin_step(std::string_view bytes, DeviceStream stream) {

@@ -9,6 +9,7 @@
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_settings.h"
 #include "launch/cli/doctor/deployment_checks.h"
+#include "launch/cli/doctor/gpu_checks.h"
 #include "launch/cli/doctor/host_checks.h"
 #include "launch/cli/doctor/security_checks.h"
 #include "launch/cli/top/node_rows.h"
@@ -116,10 +117,13 @@ Result<void> run(const DoctorFlags& flags) {
                       {"kind", one.is_hint ? "hint" : "problem"},
                       {"what", one.what},
                       {"advice", one.advice}});
-    fmt::print(
-        "{}\n",
-        dumped({{"checks", checks}, {"findings", rows}, {"paths", paths_json(speeds)}, {"problems", num_problems}}));
+    fmt::print("{}\n", dumped({{"checks", checks},
+                               {"findings", rows},
+                               {"gpus", nics_of_gpus(host)},
+                               {"paths", paths_json(speeds)},
+                               {"problems", num_problems}}));
   } else {
+    for (const std::string& line : nics_of_gpus(host)) fmt::print("{}\n", line);
     print_paths(speeds);
     for (const Finding& one : found)
       fmt::print("{:<8} {}: {}.\n         To do: {}.\n", one.is_hint ? "hint" : "PROBLEM", one.check, one.what,

@@ -5,6 +5,8 @@
 #include <sstream>
 #include <string>
 
+#include "transport/base/net/near_nics.h"
+
 namespace kvferry::cli {
 namespace {
 
@@ -31,6 +33,17 @@ bool has_driver_library(const Host& host) {
 }
 
 }  // namespace
+
+std::vector<std::string> nics_of_gpus(const Host& host) {
+  const char* const by_user = host.get_env("UCX_NET_DEVICES");
+  std::vector<std::string> lines;
+  for (const std::string& gpu : net::gpus_of_host(host.root)) {
+    const net::NearNics near = net::nics_near(host.root, gpu);
+    lines.push_back(fmt::format("GPU {}, NUMA node {}: {}{}", gpu, near.numa_node, net::describe(near),
+                                by_user == nullptr ? "" : fmt::format("; UCX_NET_DEVICES={} has priority", by_user)));
+  }
+  return lines;
+}
 
 std::vector<Finding> check_cuda_ipc(const Host& host) {
   std::error_code failed;

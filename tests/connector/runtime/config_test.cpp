@@ -71,6 +71,18 @@ TEST(Config, GivesTheTransportItsOptions) {
   EXPECT_FALSE(transport_options(*load(R"({"cluster_key_file": "/nowhere/key"})")));
 }
 
+TEST(Config, NamesTheCardsToChooseFrom) {
+  const auto chosen = [](const std::string& nics) {
+    return transport_options(*load("{\"nics\": \"" + nics + "\"}"), "0000:1b:00.0")->ucx;
+  };
+  EXPECT_EQ(chosen("auto").gpu_bus_id, "0000:1b:00.0");
+  EXPECT_TRUE(chosen("auto").nics.empty());
+  EXPECT_EQ(chosen("all").gpu_bus_id, "");
+  EXPECT_TRUE(chosen("all").nics.empty());
+  EXPECT_EQ(chosen("mlx5_0,mlx5_3:1").nics, (std::vector<std::string>{"mlx5_0", "mlx5_3:1"}));
+  EXPECT_EQ(chosen("mlx5_0").gpu_bus_id, "0000:1b:00.0");
+}
+
 TEST(Config, WhereAServerServesIsAUrl) {
   EXPECT_EQ(load("{}")->serves, "");
   EXPECT_EQ(load(R"({"serves": ""})")->serves, "");
@@ -130,8 +142,9 @@ INSTANTIATE_TEST_SUITE_P(
                       R"({"controller": "unix://relative"})", R"({"load_timeout_ms": 0})", R"({"config": 7})",
                       R"({"cluster_key_file": 7})", R"({"encrypt_tcp": "sometimes"})", R"({"serves": "tcp://h:1"})",
                       R"({"update_group": "a b"})", R"({"serves": "http://"})", R"({"serves": "http://a b"})",
-                      R"({"serves": 8000})", R"({"silence_ms": 499})", R"({"silence_ms": 600001})",
-                      R"({"ports": "9-8"})", R"({"ports": "any"})"));
+                      R"({"serves": 8000})", R"({"silence_ms": 499})", R"({"silence_ms": 600001})", R"({"nics": ""})",
+                      R"({"nics": "mlx5_0,,mlx5_1"})", R"({"nics": "mlx5_0,"})", R"({"ports": "9-8"})",
+                      R"({"ports": "any"})"));
 
 TEST(Config, ControllersAreWhatTheClientTakes) {
   for (const std::string controller : {"ipc:///run/kvferry", "unix:///run/kvferry.sock", "stream://[::1]:14601",

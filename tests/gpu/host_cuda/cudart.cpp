@@ -9,6 +9,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "tests/gpu/host_cuda/host_cuda.h"
 
@@ -35,6 +36,7 @@ cudaError_t outcome(const kvferry::Result<T>& result) {
 struct Allocations {
   std::mutex mutex;
   std::map<std::uintptr_t, std::size_t> bytes;
+  std::set<std::uintptr_t> of_pools;         // those for which CUDA has no IPC handle
   std::map<std::uintptr_t, int> num_opened;  // how often each was opened by the handle of another process
 };
 Allocations& allocations() {
@@ -54,6 +56,7 @@ cudaError_t allocate(MemoryKind kind, void** memory, std::size_t bytes) {
 void drop(void* memory) {
   const std::lock_guard lock(allocations().mutex);
   allocations().bytes.erase(reinterpret_cast<std::uintptr_t>(memory));
+  allocations().of_pools.erase(reinterpret_cast<std::uintptr_t>(memory));
 }
 
 CUresult address_range(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr address) {
@@ -64,6 +67,17 @@ CUresult address_range(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr addres
   if (address >= found->first + found->second) return CUDA_ERROR_NOT_FOUND;
   *base = found->first;
   *bytes = found->second;
+  return CUDA_SUCCESS;
+}
+
+CUresult pointer_attribute(void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  if (attribute != CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) return CUDA_ERROR_INVALID_VALUE;
+  if (address_range(&base, &bytes, address) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+  const std::lock_guard lock(allocations().mutex);
+  const int has_handle = allocations().of_pools.contains(base) ? 0 : 1;
+  std::memcpy(value, &has_handle, sizeof(has_handle));
   return CUDA_SUCCESS;
 }
 
@@ -119,7 +133,12 @@ cudaError_t cudaHostUnregister(void* memory) {
   gpu().unpin({static_cast<std::byte*>(memory), 1});
   return cudaSuccess;
 }
-cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) { return cudaMalloc(memory, bytes); }
+cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) {
+  const cudaError_t code = cudaMalloc(memory, bytes);
+  const std::lock_guard lock(allocations().mutex);
+  if (code == cudaSuccess) allocations().of_pools.insert(reinterpret_cast<std::uintptr_t>(*memory));
+  return code;
+}
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
   gpu().enqueue(stream, [memory] {
     drop(memory);
@@ -132,11 +151,17 @@ cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult*) {
-  *found = std::strcmp(name, "cuMemGetAddressRange") == 0 ? reinterpret_cast<void*>(&address_range) : nullptr;
+  *found = std::strcmp(name, "cuMemGetAddressRange") == 0    ? reinterpret_cast<void*>(&address_range)
+           : std::strcmp(name, "cuPointerGetAttribute") == 0 ? reinterpret_cast<void*>(&pointer_attribute)
+                                                             : nullptr;
   return cudaSuccess;
 }
 // The memory of another process has the same address here as there, because the other process is this one.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory) {
+  int has_handle = 0;
+  const auto address = reinterpret_cast<CUdeviceptr>(memory);
+  pointer_attribute(&has_handle, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, address);
+  if (has_handle == 0) return cudaErrorInvalidValue;
   *handle = {};
   std::memcpy(handle->reserved, &memory, sizeof(memory));
   return cudaSuccess;

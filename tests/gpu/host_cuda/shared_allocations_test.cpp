@@ -51,5 +51,18 @@ TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
   cudaFree(allocated);
 }
 
+TEST(SharedAllocations, MemoryWithoutAHandleIsNamed) {
+  void* pooled = nullptr;
+  ASSERT_EQ(cudaMallocAsync(&pooled, 1000, nullptr), cudaSuccess);
+  const Result<std::string> exported = SharedAllocations().export_memory({static_cast<std::byte*>(pooled), 1000});
+  ASSERT_FALSE(exported);
+  EXPECT_EQ(exported.error().code, ErrorCode::kUnavailable);
+  EXPECT_NE(exported.error().what.find("is not from cudaMalloc() but from a memory pool or cuMemCreate()"),
+            std::string::npos)
+      << exported.error().what;
+  cudaFreeAsync(pooled, nullptr);
+  cudaStreamSynchronize(nullptr);
+}
+
 }  // namespace
 }  // namespace kvferry

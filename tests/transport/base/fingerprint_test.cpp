@@ -32,6 +32,12 @@ TEST(Fingerprint, WhateverTextIsReadWithoutHarm) {
   EXPECT_EQ(fingerprint_fields("model=x y=z").at("y"), "z");
 }
 
+TEST(Fingerprint, ADraftThatOneSideHasNamesTheSettingThatLeavesItOut) {
+  EXPECT_EQ(fingerprint_difference(kWhole, with("chunk_tokens=256", "draft=mtp:a#1 chunk_tokens=256")),
+            "draft (a draft model whose KV is in the chunks; with save_draft_kv false it is not) is missing here and "
+            "'mtp:a#1' there");
+}
+
 TEST(Fingerprint, EachFieldThatDiffersIsNamedWithBothValues) {
   EXPECT_EQ(fingerprint_difference(kWhole, kWhole), "");
   EXPECT_EQ(fingerprint_difference(kWhole, with("layers=4", "layers=6")),

@@ -1,0 +1,53 @@
+// Which network cards are near a GPU, by the tree of PCI devices that Linux shows in /sys.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvferry::net {
+
+/// What the path between two PCI devices crosses, the nearest first.
+enum class PciDistance : std::uint8_t {
+  kSameSwitch,  // both are below one PCIe switch or root port
+  kSameRoot,    // one root complex
+  kSameNode,    // one NUMA node
+  kFar,         // the connection between NUMA nodes, or it is unknown
+};
+
+/// The network cards of one GPU.
+struct NearNics {
+  std::vector<std::string> nics;  // as UCX writes them: DEVICE:PORT of an RDMA device, the name of an interface
+  PciDistance distance = PciDistance::kFar;
+  int numa_node = -1;  // the GPU's; -1: unknown
+};
+
+/// Returns the numbers that the PCI bus gives this host's GPUs of NVIDIA, in order, such as "0000:1b:00.0". `root`: the
+/// folder that contains /sys and /dev.
+std::vector<std::string> gpus_of_host(const std::filesystem::path& root);
+
+/// Returns the NUMA node of a PCI device, -1 if it is unknown.
+int numa_node_of(const std::filesystem::path& root, std::string_view pci_bus_id);
+
+/// Returns the RDMA devices that are nearest to a GPU. Of several that are equally near it gets all, unless they are
+/// equally near to other GPUs: then these GPUs share them out, in the order of their places on the bus, so that every
+/// process comes to the same result by itself. Left out are ports that are not active, devices that this container may
+/// not open, and ports with less than half the rate of the fastest, which are for management; of equally near ones all
+/// but the fastest, and Ethernet beside InfiniBand. Returns no cards if the GPU or an RDMA device is missing.
+///
+/// `allowed`: names of RDMA devices, with or without a port, and of interfaces; only these are chosen from, whatever
+/// their rate. Empty: all RDMA devices.
+NearNics nics_near(const std::filesystem::path& root, std::string_view pci_bus_id,
+                   std::span<const std::string> allowed = {});
+
+/// Returns the names that this host has neither as an RDMA device nor as an interface.
+std::vector<std::string> unknown_nics(const std::filesystem::path& root, std::span<const std::string> names);
+
+/// Returns for example "mlx5_0:1 (behind one PCIe switch with the GPU)", or "no RDMA device".
+std::string describe(const NearNics& near);
+
+}  // namespace kvferry::net
