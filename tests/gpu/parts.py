@@ -51,8 +51,9 @@ class Step:
 
 def tool(name: str) -> str:
     """Returns the path of one of CUDA's tools, or "" if there is none."""
-    found = shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin:/opt/nvidia/nsight-compute")
-    packages = REPO.glob(f"build/cuda-toolkit/nvidia/cu*/bin/{name}")
+    found = shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin")
+    packages = (*REPO.glob(f"build/cuda-toolkit/nvidia/cu*/bin/{name}"),
+                *Path("/opt/nvidia/nsight-compute").glob(f"*/{name}"))
     return found or next((str(path) for path in packages), "")
 
 

@@ -28,8 +28,8 @@ struct Way {
 };
 constexpr Way kWays[] = {
     {"without frames", R"(, "gpu_pool_bytes": 0)"},
-    {"frames", R"(, "gpu_pool_bytes": "1280MiB")"},
-    {"frames, chunks land in them", R"(, "gpu_pool_bytes": "1280MiB", "lands_in_gpu": true)"},
+    {"frames, bytes by host slots", R"(, "gpu_pool_bytes": "1280MiB", "lands_in_gpu": false)"},
+    {"frame to frame", R"(, "gpu_pool_bytes": "1280MiB", "lands_in_gpu": true)"},
 };
 constexpr const char* kPool = R"(, "pool_bytes": "1280MiB", "insecure": true)";
 
