@@ -117,7 +117,7 @@ Result<void> BackendTransport::feed(TransferId id, std::vector<CopyRange> ranges
                                     bool is_last) {
   const std::lock_guard lock(order_mutex_);
   if (is_stopped_) return TransferTable::is_shut_down();
-  Result<FedCopies> fed = table().feed(id, ranges, std::move(checksums), is_last);
+  Result<FedCopies> fed = table().feed(id, std::move(ranges), std::move(checksums), is_last);
   if (!fed) return std::move(fed).error();
   backend_->post([this, more = std::move(*fed)]() mutable { backend_->feed(std::move(more)); });
   return {};

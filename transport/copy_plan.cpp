@@ -14,25 +14,32 @@ Error outside(std::string_view side, std::size_t index, std::uint64_t offset, st
 
 }  // namespace
 
-Result<std::vector<CopyRange>> plan_copies(std::span<const CopyRange> ranges, std::uint64_t local_bytes,
-                                           std::uint64_t remote_bytes) {
-  std::vector<CopyRange> copies;
-  copies.reserve(ranges.size());
+Result<void> check_ranges(std::span<const CopyRange> ranges, std::uint64_t local_bytes, std::uint64_t remote_bytes) {
   for (std::size_t index = 0; index < ranges.size(); ++index) {
     const CopyRange& range = ranges[index];
     if (!is_inside(range.local_offset, range.bytes, local_bytes))
       return outside("local", index, range.local_offset, range.bytes, local_bytes);
     if (!is_inside(range.remote_offset, range.bytes, remote_bytes))
       return outside("remote", index, range.remote_offset, range.bytes, remote_bytes);
-    if (range.bytes == 0) continue;
-    if (!copies.empty() && copies.back().local_offset + copies.back().bytes == range.local_offset &&
-        copies.back().remote_offset + copies.back().bytes == range.remote_offset) {
-      copies.back().bytes += range.bytes;
-    } else {
-      copies.push_back(range);
-    }
   }
-  return copies;
+  return {};
+}
+
+void join_ranges(std::vector<CopyRange>& ranges) {
+  auto end = ranges.begin();  // of the ranges that stay
+  for (const CopyRange range : ranges) {
+    if (range.bytes == 0) continue;
+    if (end != ranges.begin()) {
+      CopyRange& last = *(end - 1);
+      if (last.local_offset + last.bytes == range.local_offset &&
+          last.remote_offset + last.bytes == range.remote_offset) {
+        last.bytes += range.bytes;
+        continue;
+      }
+    }
+    *end++ = range;
+  }
+  ranges.erase(end, ranges.end());
 }
 
 }  // namespace kvferry

@@ -1,5 +1,4 @@
-// Turns a caller's ranges into copies. The ranges are checked against the bounds of both regions, and joined where they
-// touch.
+// Turns a caller's ranges into copies: checks them against the bounds of both regions, and joins them where they touch.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +13,11 @@ inline bool is_inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t r
   return offset <= region_bytes && bytes <= region_bytes - offset;
 }
 
-/// Returns the ranges in their order, without empty ones. A range that directly follows the previous range in both the
-/// local and the remote region is joined to it, because every copy costs a fixed time. kInvalidArgument: a range
-/// exceeds local_bytes or remote_bytes; the message names the first such range.
-Result<std::vector<CopyRange>> plan_copies(std::span<const CopyRange> ranges, std::uint64_t local_bytes,
-                                           std::uint64_t remote_bytes);
+/// kInvalidArgument: a range exceeds local_bytes or remote_bytes; the message names the first such range.
+Result<void> check_ranges(std::span<const CopyRange> ranges, std::uint64_t local_bytes, std::uint64_t remote_bytes);
+
+/// Removes empty ranges, and joins a range that directly follows the previous one in both the local and the remote
+/// region to it, because every copy costs a fixed time.
+void join_ranges(std::vector<CopyRange>& ranges);
 
 }  // namespace kvferry

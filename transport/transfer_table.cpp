@@ -184,7 +184,7 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
   open.is_complete = !transfer.is_fed;
   open.has_checksums = !transfer.checksums.empty();
   open.has_ranges = !transfer.ranges.empty();
-  std::vector<CopyRange> copies = KVFERRY_TRY(plan(open, transfer.ranges, transfer.checksums.size()));
+  std::vector<CopyRange> copies = KVFERRY_TRY(plan(open, std::move(transfer.ranges), transfer.checksums.size()));
 
   const TransferId id{++num_transfers_made_};
   open_.emplace(id, open);
@@ -202,18 +202,18 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
                           !transfer.is_fed};
 }
 
-Result<std::vector<CopyRange>> TransferTable::plan(const Open& open, const std::vector<CopyRange>& ranges,
+Result<std::vector<CopyRange>> TransferTable::plan(const Open& open, std::vector<CopyRange> ranges,
                                                    std::size_t num_checksums) const {
   if (num_checksums != 0 && num_checksums != ranges.size())
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} checksums were given for {} ranges; allowed: one for each range, or none",
                              num_checksums, ranges.size())};
-  Result<std::vector<CopyRange>> copies = plan_copies(ranges, regions_.at(open.region).bytes, open.remote_bytes);
-  if (copies && num_checksums != 0) return ranges;
-  return copies;
+  KVFERRY_TRY(check_ranges(ranges, regions_.at(open.region).bytes, open.remote_bytes));
+  if (num_checksums == 0) join_ranges(ranges);
+  return ranges;
 }
 
-Result<FedCopies> TransferTable::feed(TransferId id, const std::vector<CopyRange>& ranges,
+Result<FedCopies> TransferTable::feed(TransferId id, std::vector<CopyRange> ranges,
                                       std::vector<std::uint64_t> checksums, bool is_last) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(id);
@@ -221,13 +221,14 @@ Result<FedCopies> TransferTable::feed(TransferId id, const std::vector<CopyRange
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("transfer {} takes no more ranges: it has ended or has all of them", id)};
   Open& open = found->second;
-  if (open.has_ranges && !ranges.empty() && open.has_checksums == checksums.empty())
+  const bool has_ranges = !ranges.empty();
+  if (open.has_ranges && has_ranges && open.has_checksums == checksums.empty())
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("the ranges fed to transfer {} must come {} checksums, like the ranges before them", id,
                              open.has_checksums ? "with" : "without")};
-  std::vector<CopyRange> copies = KVFERRY_TRY(plan(open, ranges, checksums.size()));
+  std::vector<CopyRange> copies = KVFERRY_TRY(plan(open, std::move(ranges), checksums.size()));
   open.has_checksums |= !checksums.empty();
-  open.has_ranges |= !ranges.empty();
+  open.has_ranges |= has_ranges;
   open.is_complete = is_last;
   return FedCopies{id, open.peer, std::move(copies), std::move(checksums), is_last};
 }

@@ -95,7 +95,7 @@ class TransferTable {
   /// Checks a transfer and records it as pending. Errors: those of Transport::submit().
   Result<AcceptedTransfer> accept(PagedTransfer transfer);
   /// Checks the ranges that are added to a transfer. Errors: those of Transport::feed().
-  Result<FedCopies> feed(TransferId id, const std::vector<CopyRange>& ranges, std::vector<std::uint64_t> checksums,
+  Result<FedCopies> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                          bool is_last);
   /// Returns the peer if the transfer is pending and this is the first request to cancel it, otherwise nullopt.
   std::optional<PeerId> request_cancel(TransferId id);
@@ -143,8 +143,7 @@ class TransferTable {
     bool has_ranges = false;
   };
 
-  Result<std::vector<CopyRange>> plan(const Open& open, const std::vector<CopyRange>& ranges,
-                                      std::size_t num_checksums) const;
+  Result<std::vector<CopyRange>> plan(const Open& open, std::vector<CopyRange> ranges, std::size_t num_checksums) const;
 
   mutable std::mutex mutex_;
   const std::uint32_t transfers_max_;

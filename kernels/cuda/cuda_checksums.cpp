@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -21,23 +20,18 @@ class CudaChecksums final : public Device::Checksums {
     pinned_.give_back(std::move(host_));
   }
 
-  /// The host's and the device's buffer have the same layout: jobs, then the hashes of all ranges' segments.
+  /// The device writes the hashes of all ranges' segments straight into pinned host memory.
   Result<void> start(std::span<const std::span<const std::byte>> ranges, cudaStream_t stream) {
     stream_ = stream;
-    std::uint64_t segments = 0, segments_max = 0;
+    std::uint64_t segments = 0;
     for (const auto& range : ranges) {
       range_bytes_.push_back(range.size());
       segments += num_segments(range.size());
-      segments_max = std::max(segments_max, num_segments(range.size()));
     }
-    segments_at_ = ranges.size() * sizeof(cuda::HashJob);
-    const std::size_t bytes = segments_at_ + segments * sizeof(std::uint64_t);
     done_ = KVFERRY_TRY(make_event());
     if (segments > 0) {
-      PinnedBuffer host = KVFERRY_TRY(pinned_.take(bytes));
-      KVFERRY_TRY(device_.allocate(bytes, stream));
-      host_ = std::move(host);
-      KVFERRY_TRY(launch(ranges, bytes, segments_max));
+      host_ = KVFERRY_TRY(pinned_.take(segments * sizeof(std::uint64_t)));
+      KVFERRY_TRY(launch(ranges));
     }
     return cuda_result(cudaEventRecord(done_.get(), stream), "recording the end of checksums");
   }
@@ -50,39 +44,28 @@ class CudaChecksums final : public Device::Checksums {
   Result<std::vector<std::uint64_t>> take() override {
     const CurrentDevice current(ordinal_);
     KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "waiting for checksums"));
-    return checksums_of(range_bytes_, host_.data() + segments_at_);
+    return checksums_of(range_bytes_, host_.data());
   }
 
  private:
-  Result<void> launch(std::span<const std::span<const std::byte>> ranges, std::size_t bytes,
-                      std::uint64_t segments_max) {
-    auto* segments = reinterpret_cast<std::uint64_t*>(device_.data() + segments_at_);
-    std::byte* job_at = host_.data();
-    for (const auto& range : ranges) {
-      const cuda::HashJob job{range.data(), range.size(), segments};
-      std::memcpy(job_at, &job, sizeof job);
-      job_at += sizeof job;
-      segments += num_segments(range.size());
+  Result<void> launch(std::span<const std::span<const std::byte>> ranges) {
+    auto* segments = reinterpret_cast<std::uint64_t*>(host_.data());
+    cuda::HashJobs batch;
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      batch.jobs[batch.num_jobs++] = {ranges[i].data(), ranges[i].size(), segments};
+      segments += num_segments(ranges[i].size());
+      if (batch.num_jobs < cuda::HashJobs::kMax && i + 1 < ranges.size()) continue;
+      KVFERRY_TRY(cuda_result(cuda::launch_hash(batch, device::segment_secret(), stream_), "launching checksums"));
+      batch.num_jobs = 0;
     }
-    cudaError_t code = cudaMemcpyAsync(device_.data(), host_.data(), segments_at_, cudaMemcpyHostToDevice, stream_);
-    const auto* const jobs = reinterpret_cast<const cuda::HashJob*>(device_.data());
-    for (std::size_t first = 0; first < ranges.size() && code == cudaSuccess; first += cuda::kJobsMax) {
-      const auto count = static_cast<std::uint32_t>(std::min<std::size_t>(ranges.size() - first, cuda::kJobsMax));
-      code = cuda::launch_hash(jobs + first, count, segments_max, device::segment_secret(), stream_);
-    }
-    KVFERRY_TRY(cuda_result(code, "launching checksums"));
-    return cuda_result(cudaMemcpyAsync(host_.data() + segments_at_, device_.data() + segments_at_, bytes - segments_at_,
-                                       cudaMemcpyDeviceToHost, stream_),
-                       "fetching checksums");
+    return {};
   }
 
   PinnedPool& pinned_;
   const int ordinal_;
   cudaStream_t stream_ = nullptr;
   std::vector<std::uint64_t> range_bytes_;
-  std::size_t segments_at_ = 0;
   PinnedBuffer host_;
-  StreamBuffer device_;
   Event done_;
 };
 

@@ -3,7 +3,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -109,21 +108,23 @@ class CudaDevice final : public Device {
   Result<void> copy(std::span<const DeviceCopy> copies, DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
     KVFERRY_TRY(flush_arrivals());
-    std::vector<cuda::RangeJob> small;
+    if (copies.size() == 1) return copy_large(copies.front(), stream_of(stream));
+    const auto is_small = [](const DeviceCopy& copy) { return copy.bytes > 0 && copy.bytes < kCopyEngineBytes; };
+    PinnedBuffer buffer;
+    cuda::RangeJob* jobs = nullptr;
+    std::size_t num_jobs = 0;
     for (const DeviceCopy& copy : copies) {
-      if (copy.bytes == 0) continue;
-      if (copy.bytes < kCopyEngineBytes && copies.size() > 1) {
-        small.push_back({copy.to, copy.from, copy.bytes});
+      if (!is_small(copy)) {
+        KVFERRY_TRY(copy_large(copy, stream_of(stream)));
         continue;
       }
-      const cudaError_t code = cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, stream_of(stream));
-      KVFERRY_TRY(cuda_result(code, "copying memory"));
+      if (jobs == nullptr) {
+        buffer = KVFERRY_TRY(pinned_.take(copies.size() * sizeof(cuda::RangeJob)));
+        jobs = reinterpret_cast<cuda::RangeJob*>(buffer.data());
+      }
+      jobs[num_jobs++] = {copy.to, copy.from, copy.bytes};
     }
-    for (std::size_t first = 0; first < small.size(); first += cuda::kJobsMax) {
-      const std::size_t count = std::min<std::size_t>(small.size() - first, cuda::kJobsMax);
-      KVFERRY_TRY(copy_small(std::span(small).subspan(first, count), stream_of(stream)));
-    }
-    return {};
+    return num_jobs == 0 ? Result<void>{} : copy_small(std::move(buffer), num_jobs, stream_of(stream));
   }
 
   Result<std::string> export_memory(std::span<const std::byte> memory) override {
@@ -161,32 +162,34 @@ class CudaDevice final : public Device {
                        "flushing GPUDirect writes");
   }
 
-  Result<void> copy_small(std::span<const cuda::RangeJob> jobs, cudaStream_t stream) {
-    const std::size_t bytes = jobs.size_bytes();
-    StreamBuffer on_device;
-    KVFERRY_TRY(on_device.allocate(bytes, stream));
-    // The source is pinned, because a copy from pageable memory may wait for the whole stream.
-    PinnedBuffer host = KVFERRY_TRY(pinned_.take(bytes));
-    std::memcpy(host.data(), jobs.data(), bytes);
-    KVFERRY_TRY(cuda_result(cudaMemcpyAsync(on_device.data(), host.data(), bytes, cudaMemcpyHostToDevice, stream),
-                            "sending copy jobs to the GPU"));
-    KVFERRY_TRY(keep_until_sent(std::move(host), stream));
-    std::uint64_t bytes_max = 0;
-    for (const cuda::RangeJob& job : jobs) bytes_max = std::max(bytes_max, job.num_bytes);
-    return cuda_result(cuda::launch_ranges(reinterpret_cast<const cuda::RangeJob*>(on_device.data()),
-                                           static_cast<std::uint32_t>(jobs.size()), bytes_max, stream),
-                       "launching copies");
+  static Result<void> copy_large(const DeviceCopy& copy, cudaStream_t stream) {
+    if (copy.bytes == 0) return {};
+    return cuda_result(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, stream), "copying memory");
+  }
+
+  /// The kernel reads the jobs from pinned host memory: each of its blocks reads one, which takes less than to send
+  /// them ahead of the kernel.
+  Result<void> copy_small(PinnedBuffer buffer, std::size_t num_jobs, cudaStream_t stream) {
+    const auto* const jobs = reinterpret_cast<const cuda::RangeJob*>(buffer.data());
+    cudaError_t code = cudaSuccess;
+    for (std::size_t first = 0; first < num_jobs && code == cudaSuccess; first += cuda::kJobsMax) {
+      const std::span batch(jobs + first, std::min<std::size_t>(num_jobs - first, cuda::kJobsMax));
+      const std::uint64_t bytes_max = std::ranges::max(batch, {}, &cuda::RangeJob::num_bytes).num_bytes;
+      code = cuda::launch_ranges(batch.data(), static_cast<std::uint32_t>(batch.size()), bytes_max, stream);
+    }
+    KVFERRY_TRY(keep_until_read(std::move(buffer), stream));
+    return cuda_result(code, "launching copies");
   }
 
   /// Holds the buffer until the device has read it, and returns buffers that it has read to the pool.
-  Result<void> keep_until_sent(PinnedBuffer host, cudaStream_t stream) {
+  Result<void> keep_until_read(PinnedBuffer buffer, cudaStream_t stream) {
     Event event = KVFERRY_TRY(make_event());
     KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream), "recording an event"));
     const std::lock_guard lock(mutex_);
-    unsent_.emplace_back(std::move(event), std::move(host));
-    while (!unsent_.empty() && cudaEventQuery(unsent_.front().first.get()) == cudaSuccess) {
-      pinned_.give_back(std::move(unsent_.front().second));
-      unsent_.pop_front();
+    unread_.emplace_back(std::move(event), std::move(buffer));
+    while (!unread_.empty() && cudaEventQuery(unread_.front().first.get()) == cudaSuccess) {
+      pinned_.give_back(std::move(unread_.front().second));
+      unread_.pop_front();
     }
     return {};
   }
@@ -202,7 +205,7 @@ class CudaDevice final : public Device {
   };
   std::mutex mutex_;
   std::map<std::byte*, Pin> pins_;
-  std::deque<std::pair<Event, PinnedBuffer>> unsent_;  // host buffers that the device may still read, oldest first
+  std::deque<std::pair<Event, PinnedBuffer>> unread_;  // host buffers that the device may still read, oldest first
 };
 
 }  // namespace

@@ -50,26 +50,6 @@ struct FreeBy {
   }
 };
 
-/// Owns device memory from CUDA's stream-ordered allocator. The destructor frees it in stream order, without waiting.
-class StreamBuffer {
- public:
-  StreamBuffer() = default;
-  StreamBuffer(const StreamBuffer&) = delete;
-  StreamBuffer& operator=(const StreamBuffer&) = delete;
-  ~StreamBuffer() {
-    if (data_ != nullptr) cudaFreeAsync(data_, stream_);
-  }
-  Result<void> allocate(std::size_t bytes, cudaStream_t stream) {
-    stream_ = stream;
-    return cuda_result(cudaMallocAsync(&data_, bytes, stream), "allocating GPU memory");
-  }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
-
- private:
-  void* data_ = nullptr;
-  cudaStream_t stream_ = nullptr;
-};
-
 /// Pinned host memory, which the device copies from and to directly.
 struct PinnedBuffer {
   std::unique_ptr<std::byte, FreeBy<cudaFreeHost>> memory;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <utility>
 
 #include "kernels/chunk_shape.h"
@@ -29,18 +30,13 @@ struct PackerState {
   mutable PinnedPool pinned;
 };
 
-/// Offsets of a pass's data in its buffer, the same on the host and on the device.
-struct PassLayout {
-  std::size_t jobs = 0, hash_jobs = 0, tables = 0, segments = 0, end = 0;
-};
-
 class CudaPass final : public StreamPacker::Pass {
  public:
   CudaPass(std::shared_ptr<const PackerState> state, cudaStream_t stream, bool gathers, bool wants_checksums)
       : state_(std::move(state)), stream_(stream), gathers_(gathers), wants_checksums_(wants_checksums) {}
   ~CudaPass() override {
     const CurrentDevice current(state_->ordinal);
-    // The device may still read the host's buffer; the device's buffer is freed in the order of the stream.
+    // The device may still access the host's buffer.
     if (is_finished_)
       cudaEventSynchronize(done_.get());
     else if (host_.data() != nullptr)
@@ -48,17 +44,14 @@ class CudaPass final : public StreamPacker::Pass {
     state_->pinned.give_back(std::move(host_));
   }
 
-  /// Sends jobs and block tables to the device.
+  /// Prepares the launches. Nothing is given to the device yet.
   Result<void> start(std::span<const PackerJob> jobs) {
     const CurrentDevice current(state_->ordinal);
-    const PassLayout layout = lay_out(jobs);
-    host_ = KVFERRY_TRY(state_->pinned.take(layout.end));
-    KVFERRY_TRY(device_.allocate(layout.end, stream_));
+    const HostLayout layout = lay_out(jobs);
+    if (layout.end > 0) host_ = KVFERRY_TRY(state_->pinned.take(layout.end));
     done_ = KVFERRY_TRY(make_event());
-    layout_ = layout;
-    fill(jobs);
-    return cuda_result(cudaMemcpyAsync(device_.data(), host_.data(), layout_.segments, cudaMemcpyHostToDevice, stream_),
-                       "starting a gather or scatter of KV");
+    fill(jobs, layout);
+    return {};
   }
 
   Result<void> copy_layers(std::uint32_t first, std::uint32_t end) override {
@@ -69,16 +62,9 @@ class CudaPass final : public StreamPacker::Pass {
                                launch_.plan.num_layers)};
     next_layer_ = end;
     launch_.layers = {first, end};
-    const ElementType cache = state_->format.cache_type, chunk = state_->format.chunk_type;
-    cudaError_t code;
-    if (!by_segments_)
-      code = cuda::launch_elements(launch_, cache, chunk, gathers_, stream_);
-    else if (gathers_)
-      code = cuda::launch_gather(launch_, cache, chunk, wants_checksums_, stream_);
-    else
-      code = cuda::launch_scatter(launch_, cache, chunk, hashes_while_scattering(), stream_);
+    for (const cuda::PackJobs& batch : batches_) KVFERRY_TRY(cuda_result(copy(batch), "launching a copy of KV"));
     if (hashes_while_scattering()) are_hashed_ = true;
-    return cuda_result(code, "launching a copy of KV");
+    return {};
   }
 
   Result<void> finish() override {
@@ -87,17 +73,9 @@ class CudaPass final : public StreamPacker::Pass {
       return Error{ErrorCode::kInvalidArgument,
                    fmt::format("finish() was called after {} of {} layers; copy all layers first", next_layer_,
                                launch_.plan.num_layers)};
-    if (wants_checksums_) {
-      const bool are_hashed = gathers_ ? by_segments_ : are_hashed_;
-      if (!are_hashed) {
-        const auto* const jobs = reinterpret_cast<const cuda::HashJob*>(device_.data() + layout_.hash_jobs);
-        const cudaError_t code =
-            cuda::launch_hash(jobs, launch_.num_jobs, chunk_segments_max_, state_->secret, stream_);
-        KVFERRY_TRY(cuda_result(code, "launching a checksum"));
-      }
-      const cudaError_t code = cudaMemcpyAsync(host_.data() + layout_.segments, device_.data() + layout_.segments,
-                                               layout_.end - layout_.segments, cudaMemcpyDeviceToHost, stream_);
-      KVFERRY_TRY(cuda_result(code, "fetching checksums"));
+    if (wants_checksums_ && !(gathers_ ? by_segments_ : are_hashed_)) {
+      for (const cuda::HashJobs& batch : hashes_)
+        KVFERRY_TRY(cuda_result(cuda::launch_hash(batch, state_->secret, stream_), "launching a checksum"));
     }
     is_finished_ = true;
     return cuda_result(cudaEventRecord(done_.get(), stream_), "recording the end of a gather or scatter of KV");
@@ -114,73 +92,84 @@ class CudaPass final : public StreamPacker::Pass {
     if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "wait() was called before finish()"};
     KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "waiting for a gather or scatter of KV"));
     if (!wants_checksums_) return std::vector<std::uint64_t>{};
-    return checksums_of(chunk_bytes_, host_.data() + layout_.segments);
+    return checksums_of(chunk_bytes_, host_.data());
   }
 
  private:
-  PassLayout lay_out(std::span<const PackerJob> jobs) {
-    const auto after = [](std::size_t at, std::size_t bytes) {
-      return (at + bytes + kVecBytes - 1) / kVecBytes * kVecBytes;
-    };
-    std::size_t table_entries = 0;
-    std::uint64_t segments = 0;
+  /// Offsets in the pass's buffer in host memory: the hashes of all chunks' segments are at its start.
+  struct HostLayout {
+    std::size_t tables = 0;  // tables that are too large for a launch's parameters
+    std::size_t end = 0;
+  };
+  HostLayout lay_out(std::span<const PackerJob> jobs) {
+    HostLayout layout;
+    std::size_t entries = 0;
     for (const PackerJob& job : jobs) {
-      table_entries += job.run.block_ids.size() * table_blocks(job);
       chunk_bytes_.push_back(job.chunk_tokens * state_->shape.bytes_per_token);
-      segments += num_segments(chunk_bytes_.back());
+      if (wants_checksums_) layout.tables += num_segments(chunk_bytes_.back()) * sizeof(std::uint64_t);
+      const std::size_t own = blocks_of(job).count * job.run.block_ids.size();
+      if (!cuda::PackJobs::can_hold(own)) entries += own;
     }
-    PassLayout layout;
-    layout.hash_jobs = after(layout.jobs, jobs.size() * sizeof(device::PackJob));
-    layout.tables = after(layout.hash_jobs, jobs.size() * sizeof(cuda::HashJob));
-    layout.segments = after(layout.tables, table_entries * sizeof(BlockId));
-    layout.end = after(layout.segments, wants_checksums_ ? segments * sizeof(std::uint64_t) : 0);
+    layout.end = layout.tables + entries * sizeof(BlockId);
     return layout;
   }
 
-  static std::size_t table_blocks(const PackerJob& job) {
-    std::size_t blocks = 0;
-    for (const std::vector<BlockId>& table : job.run.block_ids) blocks = std::max(blocks, table.size());
-    return blocks;
+  /// The blocks that a job's tokens are in, as positions in its tables.
+  struct Blocks {
+    std::uint32_t first = 0, count = 0;
+  };
+  Blocks blocks_of(const PackerJob& job) const {
+    const std::uint32_t block_tokens = state_->host_plan.plan.block_tokens, first = job.run.first_token / block_tokens;
+    if (job.run.num_tokens == 0) return {first, 0};
+    return {first, (job.run.first_token + job.run.num_tokens - 1) / block_tokens - first + 1};
   }
 
-  void fill(std::span<const PackerJob> jobs) {
+  void fill(std::span<const PackerJob> jobs, const HostLayout& layout) {
     const device::PackPlan& plan = state_->host_plan.plan;
     launch_.plan = plan;
     launch_.plan.planes = state_->planes.get();
-    launch_.jobs = reinterpret_cast<const device::PackJob*>(device_.data() + layout_.jobs);
-    launch_.num_jobs = static_cast<std::uint32_t>(jobs.size());
     launch_.secret = state_->secret;
     by_segments_ = state_->is_vectorisable;
-    std::size_t table_at = layout_.tables, segments_at = layout_.segments;
+    auto* segments = reinterpret_cast<std::uint64_t*>(host_.data());
+    std::byte* large_table = host_.data() + layout.tables;
+    std::vector<BlockId> table;
     for (std::size_t i = 0; i < jobs.size(); ++i) {
       const PackerJob& job = jobs[i];
-      const std::size_t blocks = table_blocks(job);
-      auto* const segments =
-          wants_checksums_ ? reinterpret_cast<std::uint64_t*>(device_.data() + segments_at) : nullptr;
-      const device::PackJob packed{job.chunk,
-                                   reinterpret_cast<const std::int32_t*>(device_.data() + table_at),
-                                   static_cast<std::uint32_t>(blocks),
-                                   job.run.first_token,
-                                   job.run.num_tokens,
-                                   job.chunk_tokens,
-                                   job.skip_tokens,
-                                   segments};
-      std::memcpy(host_.data() + layout_.jobs + i * sizeof packed, &packed, sizeof packed);
-      const cuda::HashJob hashed{job.chunk, chunk_bytes_[i], segments};
-      std::memcpy(host_.data() + layout_.hash_jobs + i * sizeof hashed, &hashed, sizeof hashed);
-      for (const std::vector<BlockId>& table : job.run.block_ids) {
-        auto* const entries = reinterpret_cast<BlockId*>(host_.data() + table_at);
-        std::fill(std::copy(table.begin(), table.end(), entries), entries + blocks, kNoBlock);
-        table_at += blocks * sizeof(BlockId);
+      const Blocks blocks = blocks_of(job);
+      table.clear();
+      for (const std::vector<BlockId>& ids : job.run.block_ids) {
+        const auto from = std::min<std::size_t>(blocks.first, ids.size());
+        const auto to = std::min<std::size_t>(blocks.first + blocks.count, ids.size());
+        table.insert(table.end(), ids.begin() + from, ids.begin() + to);
+        table.resize(table.size() + blocks.count - (to - from), kNoBlock);
       }
-      if (wants_checksums_) segments_at += num_segments(chunk_bytes_[i]) * sizeof(std::uint64_t);
+      device::PackJob packed{
+          job.chunk,          nullptr,          blocks.count,    job.run.first_token - blocks.first * plan.block_tokens,
+          job.run.num_tokens, job.chunk_tokens, job.skip_tokens, wants_checksums_ ? segments : nullptr};
+      if (!cuda::PackJobs::can_hold(table.size())) {
+        packed.tables = reinterpret_cast<const std::int32_t*>(large_table);
+        std::memcpy(large_table, table.data(), table.size() * sizeof(BlockId));
+        large_table += table.size() * sizeof(BlockId);
+      }
+      if (batches_.empty() || !batches_.back().add(packed, table)) batches_.emplace_back().add(packed, table);
+      if (wants_checksums_) {
+        if (hashes_.empty() || hashes_.back().num_jobs == cuda::HashJobs::kMax) hashes_.emplace_back();
+        hashes_.back().jobs[hashes_.back().num_jobs++] = {job.chunk, chunk_bytes_[i], segments};
+        segments += num_segments(chunk_bytes_[i]);
+      }
       const std::uint64_t run_bytes = plan.num_layers * plan.layer_bytes(job.run.num_tokens);
       launch_.run_segments_max = std::max(launch_.run_segments_max, num_segments(run_bytes));
       launch_.run_elements_max = std::max(launch_.run_elements_max, run_bytes / plan.chunk_element_bytes);
-      chunk_segments_max_ = std::max(chunk_segments_max_, num_segments(chunk_bytes_[i]));
       by_segments_ = by_segments_ && reinterpret_cast<std::uintptr_t>(job.chunk) % kVecBytes == 0;
       runs_are_chunks_ = runs_are_chunks_ && job.run.num_tokens == job.chunk_tokens && state_->shape.is_whole();
     }
+  }
+
+  cudaError_t copy(const cuda::PackJobs& batch) const {
+    const ElementType cache = state_->format.cache_type, chunk = state_->format.chunk_type;
+    if (!by_segments_) return cuda::launch_elements(launch_, batch, cache, chunk, gathers_, stream_);
+    if (gathers_) return cuda::launch_gather(launch_, batch, cache, chunk, wants_checksums_, stream_);
+    return cuda::launch_scatter(launch_, batch, cache, chunk, hashes_while_scattering(), stream_);
   }
 
   bool hashes_while_scattering() const {
@@ -191,13 +180,12 @@ class CudaPass final : public StreamPacker::Pass {
   const std::shared_ptr<const PackerState> state_;
   const cudaStream_t stream_;
   const bool gathers_, wants_checksums_;
-  PassLayout layout_;
   PinnedBuffer host_;
-  StreamBuffer device_;
   Event done_;
   cuda::Launch launch_{};
+  std::deque<cuda::PackJobs> batches_;
+  std::deque<cuda::HashJobs> hashes_;
   std::vector<std::uint64_t> chunk_bytes_;
-  std::uint64_t chunk_segments_max_ = 0;
   std::uint32_t next_layer_ = 0;
   bool by_segments_ = false, runs_are_chunks_ = true, are_hashed_ = false, is_finished_ = false;
 };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/launch.h"
 #include "kernels/device/copy_elements.h"
@@ -11,12 +12,28 @@ namespace {
 using namespace device;
 
 constexpr std::uint32_t kThreads = 128;
-constexpr std::uint32_t kSegmentsPerBlock = kThreads / kHashLanes;
+constexpr std::uint32_t kSegmentsPerBlock = kThreads / kSegmentLanes;
 
-__device__ std::uint64_t sum_of_lanes(std::uint64_t part) {
-  const unsigned group = 0xFU << (threadIdx.x % 32 & ~3U);
-  part += __shfl_xor_sync(group, part, 1);
-  return part + __shfl_xor_sync(group, part, 2);
+/// Runs one of the kSegmentLanes lanes of a segment. With kHashes, returns the segment's hash in all of them.
+template <bool kHashes, class Lane>
+__device__ std::uint64_t run_lane(Lane lane, std::uint32_t number, const SegmentSecret& secret) {
+  const unsigned together = ((1U << kSegmentLanes) - 1) << (threadIdx.x % 32 / kSegmentLanes * kSegmentLanes);
+  SegmentQuarter quarter(number % kQuarters);
+#pragma unroll 1
+  for (std::uint32_t block = 0; block < kBlocks; ++block) {
+    BlockSums sums = lane.copy_block(secret, block);
+    if constexpr (kHashes) {
+      for (std::uint32_t other = kQuarters; other < kSegmentLanes; other *= 2) {
+        sums.even += __shfl_xor_sync(together, sums.even, other);
+        sums.odd += __shfl_xor_sync(together, sums.odd, other);
+      }
+      quarter.end_block(secret, block, sums);
+    }
+  }
+  if constexpr (!kHashes) return 0;
+  std::uint64_t parts = quarter.part(secret);
+  for (std::uint32_t other = 1; other < kQuarters; other *= 2) parts += __shfl_xor_sync(together, parts, other);
+  return SegmentQuarter::finish(parts);
 }
 
 /// Copies the secret to shared memory, where four lanes read different words in one access.
@@ -28,30 +45,27 @@ __device__ void share_secret(SegmentSecret& shared, const SegmentSecret& secret)
 }
 
 template <class Format, bool kGathers, bool kHashes>
-__global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads)
+    copy_kernel(const __grid_constant__ Launch launch, const __grid_constant__ PackJobs jobs) {
   __shared__ SegmentSecret secret;
   if constexpr (kHashes) share_secret(secret, launch.secret);
-  const PackJob job = launch.jobs[blockIdx.y];
+  const PackJob job = jobs.at(blockIdx.y);
   if (job.num_tokens == 0) return;
   const std::uint64_t layer_bytes = launch.plan.layer_bytes(job.num_tokens);
   const std::uint64_t first = launch.layers.first * layer_bytes / kSegment;
-  const std::uint64_t segment = first + std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kHashLanes;
-  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // all four lanes of the segment return here
-  const std::uint32_t lane = threadIdx.x % kHashLanes;
-  LanePart part;
-  if constexpr (kGathers)
-    part = gather_segment<Format, kHashes>(launch.plan, job, launch.layers, secret, segment, lane);
-  else
-    part = scatter_segment<Format, kHashes>(launch.plan, job, launch.layers, secret, segment, lane);
-  if constexpr (kHashes) {
-    const std::uint64_t sum = sum_of_lanes(part.part);
-    if (lane == 0 && part.is_whole) job.segments[segment] = SegmentLane::finish(sum);
-  }
+  const std::uint64_t segment = first + std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
+  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // all lanes of the segment return here
+  const std::uint32_t number = threadIdx.x % kSegmentLanes;
+  using Lane = std::conditional_t<kGathers, GatherLane<Format, kHashes>, ScatterLane<Format, kHashes>>;
+  const Lane lane(launch.plan, job, launch.layers, segment, number);
+  const std::uint64_t hash = run_lane<kHashes>(lane, number, secret);
+  if (kHashes && number == 0 && lane.is_whole()) job.segments[segment] = hash;
 }
 
 template <class Element, bool kGathers>
-__global__ void __launch_bounds__(kThreads) element_kernel(const __grid_constant__ Launch launch) {
-  const PackJob job = launch.jobs[blockIdx.y];
+__global__ void __launch_bounds__(kThreads)
+    element_kernel(const __grid_constant__ Launch launch, const __grid_constant__ PackJobs jobs) {
+  const PackJob job = jobs.at(blockIdx.y);
   if (job.num_tokens == 0) return;
   const std::uint64_t layer_elements = launch.plan.layer_bytes(job.num_tokens) / launch.plan.chunk_element_bytes;
   const std::uint64_t end = launch.layers.end * layer_elements;
@@ -62,15 +76,15 @@ __global__ void __launch_bounds__(kThreads) element_kernel(const __grid_constant
 }
 
 __global__ void __launch_bounds__(kThreads)
-    hash_kernel(const HashJob* jobs, const __grid_constant__ SegmentSecret from) {
+    hash_kernel(const __grid_constant__ HashJobs jobs, const __grid_constant__ SegmentSecret from) {
   __shared__ SegmentSecret secret;
   share_secret(secret, from);
-  const HashJob job = jobs[blockIdx.y];
-  const std::uint64_t segment = std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kHashLanes;
+  const HashJobs::Job job = jobs.jobs[blockIdx.y];
+  const std::uint64_t segment = std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
   if (segment * kSegment >= job.num_bytes) return;
-  const std::uint32_t lane = threadIdx.x % kHashLanes;
-  const std::uint64_t sum = sum_of_lanes(hash_segment(job.bytes, job.num_bytes, secret, segment, lane));
-  if (lane == 0) job.segments[segment] = SegmentLane::finish(sum);
+  const std::uint32_t number = threadIdx.x % kSegmentLanes;
+  const std::uint64_t hash = run_lane<true>(HashLane(job.bytes, job.num_bytes, segment, number), number, secret);
+  if (number == 0) job.segments[segment] = hash;
 }
 
 constexpr std::uint32_t kTileVecs = 4;  // number of vectors that a thread copies in a tile
@@ -106,50 +120,52 @@ void with_format(ElementType cache_type, ElementType chunk_type, Call call) {
 }
 
 template <bool kGathers>
-cudaError_t launch_copy(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
-                        cudaStream_t stream) {
+cudaError_t launch_copy(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                        bool hashes, cudaStream_t stream) {
   // The layers may begin and end inside a segment, so up to two segments more than their size are touched.
   const std::uint64_t layers = launch.layers.end - launch.layers.first;
   const std::uint64_t segments = launch.run_segments_max * layers / launch.plan.num_layers + 2;
-  const dim3 grid(blocks_for(segments), launch.num_jobs);
+  const dim3 grid(blocks_for(segments), jobs.size());
   with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
     if (hashes)
-      copy_kernel<Format, kGathers, true><<<grid, kThreads, 0, stream>>>(launch);
+      copy_kernel<Format, kGathers, true><<<grid, kThreads, 0, stream>>>(launch, jobs);
     else
-      copy_kernel<Format, kGathers, false><<<grid, kThreads, 0, stream>>>(launch);
+      copy_kernel<Format, kGathers, false><<<grid, kThreads, 0, stream>>>(launch, jobs);
   });
   return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t launch_gather(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
-                          cudaStream_t stream) {
-  return launch_copy<true>(launch, cache_type, chunk_type, hashes, stream);
+cudaError_t launch_gather(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                          bool hashes, cudaStream_t stream) {
+  return launch_copy<true>(launch, jobs, cache_type, chunk_type, hashes, stream);
 }
 
-cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
-                           cudaStream_t stream) {
-  return launch_copy<false>(launch, cache_type, chunk_type, hashes, stream);
+cudaError_t launch_scatter(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                           bool hashes, cudaStream_t stream) {
+  return launch_copy<false>(launch, jobs, cache_type, chunk_type, hashes, stream);
 }
 
-cudaError_t launch_elements(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool gathers,
-                            cudaStream_t stream) {
+cudaError_t launch_elements(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                            bool gathers, cudaStream_t stream) {
   constexpr std::uint64_t kBlocksMax = 1U << 16;
   const std::uint64_t wanted = (launch.run_elements_max + kThreads - 1) / kThreads;
-  const dim3 grid(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax)), launch.num_jobs);
+  const dim3 grid(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax)), jobs.size());
   with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
     if (gathers)
-      element_kernel<Element, true><<<grid, kThreads, 0, stream>>>(launch);
+      element_kernel<Element, true><<<grid, kThreads, 0, stream>>>(launch, jobs);
     else
-      element_kernel<Element, false><<<grid, kThreads, 0, stream>>>(launch);
+      element_kernel<Element, false><<<grid, kThreads, 0, stream>>>(launch, jobs);
   });
   return cudaGetLastError();
 }
 
-cudaError_t launch_hash(const HashJob* jobs, std::uint32_t num_jobs, std::uint64_t segments_max,
-                        const SegmentSecret& secret, cudaStream_t stream) {
-  hash_kernel<<<dim3(std::max(1U, blocks_for(segments_max)), num_jobs), kThreads, 0, stream>>>(jobs, secret);
+cudaError_t launch_hash(const HashJobs& jobs, const device::SegmentSecret& secret, cudaStream_t stream) {
+  std::uint64_t bytes_max = 1;
+  for (std::uint32_t i = 0; i < jobs.num_jobs; ++i) bytes_max = std::max(bytes_max, jobs.jobs[i].num_bytes);
+  const std::uint64_t segments = (bytes_max + kSegment - 1) / kSegment;
+  hash_kernel<<<dim3(blocks_for(segments), jobs.num_jobs), kThreads, 0, stream>>>(jobs, secret);
   return cudaGetLastError();
 }
 

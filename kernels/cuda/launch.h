@@ -5,43 +5,36 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/pack_jobs.h"
 #include "kernels/device/pack_plan.h"
 #include "kernels/device/segment_hash.h"
 #include "kernels/element_type.h"
 
 namespace kvferry::cuda {
 
-/// Arguments of a launch; pointers are to device memory.
+/// Arguments of a launch besides its jobs; pointers are to device memory.
 struct Launch {
   device::PackPlan plan;
-  const device::PackJob* jobs;
-  std::uint32_t num_jobs;
-  std::uint64_t run_segments_max;  // largest number of segments that one job's run has in all layers together
-  std::uint64_t run_elements_max;
   device::LayerRange layers;
   device::SegmentSecret secret;
+  std::uint64_t run_segments_max;  // largest number of segments that one job's run has in all layers together
+  std::uint64_t run_elements_max;
 };
 
 /// Each thread copies 16 bytes at a time. The plan must be is_vectorisable(), and chunk addresses multiples of 16. With
-/// `hashes` the kernel also fills each job's `segments`; in a scatter, all runs must then be whole chunks, and `layers`
-/// must be all layers.
-cudaError_t launch_gather(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
-                          cudaStream_t stream);
-cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
-                           cudaStream_t stream);
+/// `hashes` the kernel also fills each job's `segments`, which may be in pinned host memory; in a scatter, all runs
+/// must then be whole chunks, and `layers` must be all layers.
+cudaError_t launch_gather(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                          bool hashes, cudaStream_t stream);
+cudaError_t launch_scatter(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                           bool hashes, cudaStream_t stream);
 
 /// Each thread copies one element at a time, for any layout.
-cudaError_t launch_elements(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool gathers,
-                            cudaStream_t stream);
+cudaError_t launch_elements(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                            bool gathers, cudaStream_t stream);
 
-/// Bytes that the device can access and whose checksum segments it must hash.
-struct HashJob {
-  const std::byte* bytes;
-  std::uint64_t num_bytes;
-  std::uint64_t* segments;
-};
-cudaError_t launch_hash(const HashJob* jobs, std::uint32_t num_jobs, std::uint64_t segments_max,
-                        const device::SegmentSecret& secret, cudaStream_t stream);
+/// Hashes the segments of each job, whose `segments` may be in pinned host memory.
+cudaError_t launch_hash(const HashJobs& jobs, const device::SegmentSecret& secret, cudaStream_t stream);
 
 /// Bytes to copy between two addresses that the device can access.
 struct RangeJob {
@@ -49,9 +42,10 @@ struct RangeJob {
   const std::byte* from;
   std::uint64_t num_bytes;
 };
+/// `jobs` may be in pinned host memory. `bytes_max`: the largest job's number of bytes.
 cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream);
 
-/// Maximum of jobs in a launch: CUDA's limit for the height of a grid.
+/// Maximum of jobs in a launch of ranges: CUDA's limit for the height of a grid.
 constexpr std::uint32_t kJobsMax = 65535;
 
 }  // namespace kvferry::cuda

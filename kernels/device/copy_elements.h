@@ -66,24 +66,44 @@ KVFERRY_DEVICE void copy_element(const PackPlan& plan, const PackJob& job, std::
   }
 }
 
-/// Returns a lane's part of the hash of segment number `segment` of the bytes [bytes, bytes + num_bytes). `bytes` may
-/// be unaligned.
-KVFERRY_DEVICE std::uint64_t hash_segment(const std::byte* bytes, std::uint64_t num_bytes, const SegmentSecret& secret,
-                                          std::uint64_t segment, std::uint32_t lane) {
-  SegmentLane hash(lane);
-  const bool is_aligned = reinterpret_cast<std::uintptr_t>(bytes) % kVecBytes == 0;
-  for (std::uint32_t stripe = 0; stripe < kSegmentStripes; ++stripe) {
-    const std::uint64_t first = (segment * kSegmentStripes + stripe) * kStripeBytes + lane * kVecBytes;
-    Vec16 vec{};
-    if (is_aligned && first + kVecBytes <= num_bytes) {
-      hash.add(secret, stripe, *reinterpret_cast<const Vec16*>(bytes + first));
-      continue;
+/// Reads a lane's bytes of segment number `segment` of the bytes [bytes, bytes + num_bytes) and hashes them. `bytes`
+/// may be unaligned.
+class HashLane {
+ public:
+  KVFERRY_DEVICE HashLane(const std::byte* bytes, std::uint64_t num_bytes, std::uint64_t segment, std::uint32_t lane)
+      : bytes_(bytes),
+        num_bytes_(num_bytes),
+        segment_(segment),
+        lane_(lane),
+        is_aligned_(reinterpret_cast<std::uintptr_t>(bytes) % kVecBytes == 0) {}
+
+  KVFERRY_DEVICE bool is_whole() const { return true; }
+
+  KVFERRY_DEVICE BlockSums copy_block(const SegmentSecret& secret, std::uint32_t block) const {
+    const std::uint32_t quarter = lane_ % kQuarters;
+    BlockSums sums;
+    KVFERRY_UNROLL
+    for (std::uint32_t i = 0; i < kLaneStripes; ++i) {
+      const std::uint32_t stripe = stripe_of(lane_, block, i);
+      sums.add(secret, quarter, stripe,
+               read((segment_ * kSegmentStripes + stripe) * kStripeBytes + quarter * kVecBytes));
     }
-    for (std::uint32_t i = 0; i < kVecBytes && first + i < num_bytes; ++i)
-      vec.word[i / 4] |= static_cast<std::uint32_t>(bytes[first + i]) << i % 4 * 8;
-    hash.add(secret, stripe, vec);
+    return sums;
   }
-  return hash.part(secret);
-}
+
+ private:
+  KVFERRY_DEVICE Vec16 read(std::uint64_t first) const {
+    if (is_aligned_ && first + kVecBytes <= num_bytes_) return *reinterpret_cast<const Vec16*>(bytes_ + first);
+    Vec16 vec{};
+    for (std::uint32_t i = 0; i < kVecBytes && first + i < num_bytes_; ++i)
+      vec.word[i / 4] |= static_cast<std::uint32_t>(bytes_[first + i]) << i % 4 * 8;
+    return vec;
+  }
+
+  const std::byte* bytes_;
+  std::uint64_t num_bytes_, segment_;
+  std::uint32_t lane_;
+  bool is_aligned_;
+};
 
 }  // namespace kvferry::device

@@ -1,7 +1,7 @@
-// Bodies of the copy kernels: four threads, called lanes, copy one segment of a job's run.
+// Bodies of the copy kernels: sixteen threads, called lanes, copy one segment of a job's run.
 //
-// A lane copies 16 bytes of every 64-byte stripe, the bytes that it also hashes (segment_hash.h); four lanes read and
-// write 64 contiguous bytes. Sizes and addresses of rows must be multiples of 16, as in all of vLLM's GPU layouts.
+// A lane moves 16 bytes at a time, those that it also hashes (segment_hash.h), so the lanes of a segment read and write
+// 256 contiguous bytes. Sizes and addresses of rows must be multiples of 16, as in all of vLLM's GPU layouts.
 #pragma once
 
 #include <cstddef>
@@ -14,108 +14,131 @@
 namespace kvferry::device {
 
 constexpr std::uint32_t kSegment = kSegmentStripes * kStripeBytes;
-constexpr std::uint32_t kBatch = 8;  // stripes read at a time: enough to hide the latency of memory
+constexpr std::uint32_t kLaneStep = kSegmentLanes * kVecBytes;  // bytes between two accesses of a lane
+constexpr std::uint32_t kLaneSteps = kSegment / kLaneStep;      // accesses of a lane in a segment
+static_assert(kLaneSteps == kBlocks * kLaneStripes);
 
 KVFERRY_DEVICE Vec16 load(const std::byte* from) { return *reinterpret_cast<const Vec16*>(from); }
 KVFERRY_DEVICE void store(std::byte* to, const Vec16& value) { *reinterpret_cast<Vec16*>(to) = value; }
 
-/// A lane's part of its segment's hash.
-struct LanePart {
-  std::uint64_t part = 0;  // the sum of the four lanes' parts is the argument of SegmentLane::finish()
-  bool is_whole = false;   // true: the segment ends in these layers, so the sum of the parts gives its whole hash
-};
-
-/// Returns how many of a segment's stripes have this lane's 16 bytes before byte `end`; in the first stripe this lane's
-/// bytes begin at byte `first`.
-KVFERRY_DEVICE std::uint32_t stripes_before(std::uint64_t end, std::uint64_t first) {
+/// Returns how many of a lane's accesses begin before byte `end`; the first one begins at byte `first`.
+KVFERRY_DEVICE std::uint32_t steps_before(std::uint64_t end, std::uint64_t first) {
   if (end <= first) return 0;
-  const std::uint64_t count = (end - first + kStripeBytes - 1) / kStripeBytes;
-  return count < kSegmentStripes ? static_cast<std::uint32_t>(count) : kSegmentStripes;
+  const std::uint64_t count = (end - first + kLaneStep - 1) / kLaneStep;
+  return count < kLaneSteps ? static_cast<std::uint32_t>(count) : kLaneSteps;
 }
 
-/// Gathers the bytes of segment `segment` that lie in `layers`. With kHashes, also hashes the whole segment once it
-/// ends in these layers: bytes of earlier layers are read from the chunk, where an earlier launch on the same stream
-/// has written them.
+/// What both directions need: where the lane's bytes of segment `segment` of the run begin, and which of its accesses
+/// are in `layers`.
+class LanePlace {
+ public:
+  KVFERRY_DEVICE LanePlace(const PackPlan& plan, const PackJob& job, const LayerRange& layers, std::uint64_t segment,
+                           std::uint32_t lane)
+      : first_(segment * kSegment + lane * kVecBytes),
+        begin_(steps_before(layers.first * plan.layer_bytes(job.num_tokens), first_)),
+        end_(steps_before(layers.end * plan.layer_bytes(job.num_tokens), first_)),
+        cursor_(plan, job, begin_ < end_ ? first_ + begin_ * kLaneStep : 0),
+        lane_(lane) {}
+
+ protected:
+  KVFERRY_DEVICE std::uint32_t quarter() const { return lane_ % kQuarters; }
+
+  std::uint64_t first_;
+  std::uint32_t begin_, end_;
+  RowCursor cursor_;
+  std::uint32_t lane_;
+};
+
+/// Gathers a lane's bytes of one segment that are in `layers`. With kHashes, it also hashes the whole segment once the
+/// segment ends in these layers: bytes of earlier layers are read from the chunk, where an earlier launch on the same
+/// stream has written them.
 template <class Format, bool kHashes>
-KVFERRY_DEVICE LanePart gather_segment(const PackPlan& plan, const PackJob& job, const LayerRange& layers,
-                                       const SegmentSecret& secret, std::uint64_t segment, std::uint32_t lane) {
-  const std::uint64_t layer_bytes = plan.layer_bytes(job.num_tokens);
-  const std::uint64_t end = layers.end * layer_bytes;
-  const bool is_whole = (segment + 1) * kSegment <= end || layers.end == plan.num_layers;
-  const std::uint64_t first = segment * kSegment + lane * kVecBytes;
-  const std::uint32_t gathers_from = stripes_before(layers.first * layer_bytes, first);
-  const std::uint32_t gathers_to = stripes_before(end, first);
-  RowCursor cursor(plan, job, gathers_from < gathers_to ? first + gathers_from * kStripeBytes : 0);
-  SegmentLane hash(lane);
-  for (std::uint32_t stripe = 0; stripe < kSegmentStripes; stripe += kBatch) {
-    Vec16 batch[kBatch];
-    std::byte* to[kBatch];
+class GatherLane : LanePlace {
+ public:
+  KVFERRY_DEVICE GatherLane(const PackPlan& plan, const PackJob& job, const LayerRange& layers, std::uint64_t segment,
+                            std::uint32_t lane)
+      : LanePlace(plan, job, layers, segment, lane),
+        chunk_(job.chunk + first_),
+        is_whole_((segment + 1) * kSegment <= layers.end * plan.layer_bytes(job.num_tokens) ||
+                  layers.end == plan.num_layers) {}
+
+  /// Returns true if the segment ends in these layers, so that its hash is complete.
+  KVFERRY_DEVICE bool is_whole() const { return is_whole_; }
+
+  /// Copies the lane's bytes of XXH3 block `block` of the segment. Must be called for all blocks in order.
+  KVFERRY_DEVICE BlockSums copy_block(const SegmentSecret& secret, std::uint32_t block) {
+    Vec16 batch[kLaneStripes];
     KVFERRY_UNROLL
-    for (std::uint32_t i = 0; i < kBatch; ++i) {
+    for (std::uint32_t i = 0; i < kLaneStripes; ++i) {
+      const std::uint32_t step = block * kLaneStripes + i;
       batch[i] = {};
-      to[i] = nullptr;
-      if (stripe + i < gathers_from) {
-        if (kHashes && is_whole) batch[i] = load(job.chunk + first + (stripe + i) * kStripeBytes);
-      } else if (stripe + i < gathers_to) {
-        to[i] = cursor.in_chunk();
-        if (const std::byte* const row = cursor.cache_row()) {
+      if (step < begin_) {
+        if (kHashes && is_whole_) batch[i] = load(chunk_ + step * kLaneStep);
+      } else if (step < end_) {
+        if (const std::byte* const row = cursor_.cache_row()) {
           Vec16 cached[Format::kCacheVecs];
           KVFERRY_UNROLL
           for (std::uint32_t v = 0; v < Format::kCacheVecs; ++v)
-            cached[v] = load(row + cursor.column() * Format::kCacheVecs + v * kVecBytes);
-          batch[i] = Format::to_chunk(cached, cursor.view().inverse_scale);
+            cached[v] = load(row + cursor_.column() * Format::kCacheVecs + v * kVecBytes);
+          batch[i] = Format::to_chunk(cached, cursor_.view().inverse_scale);
         }
-        cursor.advance(kStripeBytes);
+        cursor_.advance(kLaneStep);
       }
     }
+    BlockSums sums;
     KVFERRY_UNROLL
-    for (std::uint32_t i = 0; i < kBatch; ++i) {
-      if (to[i] != nullptr) store(to[i], batch[i]);
-      if (kHashes) hash.add(secret, stripe + i, batch[i]);
+    for (std::uint32_t i = 0; i < kLaneStripes; ++i) {
+      const std::uint32_t step = block * kLaneStripes + i;
+      if (step >= begin_ && step < end_) store(chunk_ + step * kLaneStep, batch[i]);
+      if (kHashes) sums.add(secret, quarter(), stripe_of(lane_, block, i), batch[i]);
     }
+    return sums;
   }
-  return {kHashes ? hash.part(secret) : 0, is_whole};
-}
 
-/// Scatters the bytes of segment `segment` of the run that lie in `layers`. With kHashes, also hashes the segment; that
-/// requires that the run is the whole chunk and that `layers` are all layers; the part then belongs to the chunk's
-/// segment.
+ private:
+  std::byte* chunk_;  // where the lane's bytes begin: a gather's run is the whole chunk
+  bool is_whole_;
+};
+
+/// Scatters a lane's bytes of one segment that are in `layers`. With kHashes, it also hashes the segment; that requires
+/// that the run is the whole chunk and that `layers` are all layers; the hash is then that of the chunk's segment.
 template <class Format, bool kHashes>
-KVFERRY_DEVICE LanePart scatter_segment(const PackPlan& plan, const PackJob& job, const LayerRange& layers,
-                                        const SegmentSecret& secret, std::uint64_t segment, std::uint32_t lane) {
-  const std::uint64_t layer_bytes = plan.layer_bytes(job.num_tokens);
-  const std::uint64_t first = segment * kSegment + lane * kVecBytes;
-  const std::uint32_t scatters_from = stripes_before(layers.first * layer_bytes, first);
-  const std::uint32_t scatters_to = stripes_before(layers.end * layer_bytes, first);
-  RowCursor cursor(plan, job, scatters_from < scatters_to ? first + scatters_from * kStripeBytes : 0);
-  SegmentLane hash(lane);
-  for (std::uint32_t stripe = 0; stripe < kSegmentStripes; stripe += kBatch) {
-    Vec16 batch[kBatch];
-    std::byte* to[kBatch];
-    float scale[kBatch];
+class ScatterLane : LanePlace {
+ public:
+  using LanePlace::LanePlace;
+
+  KVFERRY_DEVICE bool is_whole() const { return true; }
+
+  /// Copies the lane's bytes of XXH3 block `block` of the segment. Must be called for all blocks in order.
+  KVFERRY_DEVICE BlockSums copy_block(const SegmentSecret& secret, std::uint32_t block) {
+    Vec16 batch[kLaneStripes];
+    std::byte* to[kLaneStripes];
+    float scale[kLaneStripes];
     KVFERRY_UNROLL
-    for (std::uint32_t i = 0; i < kBatch; ++i) {
+    for (std::uint32_t i = 0; i < kLaneStripes; ++i) {
+      const std::uint32_t step = block * kLaneStripes + i;
       batch[i] = {};
       to[i] = nullptr;
       scale[i] = 1;
-      if (stripe + i < scatters_from || stripe + i >= scatters_to) continue;
-      batch[i] = load(cursor.in_chunk());
-      if (std::byte* const row = cursor.cache_row()) to[i] = row + cursor.column() * Format::kCacheVecs;
-      scale[i] = cursor.view().scale;
-      cursor.advance(kStripeBytes);
+      if (step < begin_ || step >= end_) continue;
+      batch[i] = load(cursor_.in_chunk());
+      if (std::byte* const row = cursor_.cache_row()) to[i] = row + cursor_.column() * Format::kCacheVecs;
+      scale[i] = cursor_.view().scale;
+      cursor_.advance(kLaneStep);
     }
+    BlockSums sums;
     KVFERRY_UNROLL
-    for (std::uint32_t i = 0; i < kBatch; ++i) {
+    for (std::uint32_t i = 0; i < kLaneStripes; ++i) {
       if (to[i] != nullptr) {
         Vec16 cached[Format::kCacheVecs];
         Format::to_cache(batch[i], scale[i], cached);
         KVFERRY_UNROLL
         for (std::uint32_t v = 0; v < Format::kCacheVecs; ++v) store(to[i] + v * kVecBytes, cached[v]);
       }
-      if (kHashes) hash.add(secret, stripe + i, batch[i]);
+      if (kHashes) sums.add(secret, quarter(), stripe_of(lane_, block, i), batch[i]);
     }
+    return sums;
   }
-  return {kHashes ? hash.part(secret) : 0, true};
-}
+};
 
 }  // namespace kvferry::device

@@ -82,7 +82,11 @@ struct Bf16 {
 
 struct Fp32 {
   using Storage = std::uint32_t;
-  KVFERRY_DEVICE static Storage from_float(float value) { return bits_of(value); }
+  /// Processors differ in the NaN that a multiplication by the scale returns; this stores the same one everywhere.
+  KVFERRY_DEVICE static Storage from_float(float value) {
+    const std::uint32_t bits = bits_of(value);
+    return (bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FFFFFFF : bits;
+  }
   KVFERRY_DEVICE static float to_float(Storage stored) { return float_of(stored); }
 };
 

@@ -1,9 +1,11 @@
-// Computes XXH3-64 of one checksum segment (transport/base/checksum.h) with four lanes, each of which hashes 16 bytes
-// of every 64-byte stripe.
+// Computes XXH3-64 of one checksum segment (transport/base/checksum.h) with kSegmentLanes threads, called lanes. A lane
+// hashes 16 bytes of every fourth 64-byte stripe.
 //
-// Lane j holds accumulators 2j and 2j + 1, which XXH3 mixes only with each other; the lanes' results are added at the
-// end. Constants and order are XXH3's (its specification: doc/xxhash_spec.md of xxHash 0.8) for 4096 bytes, no seed and
-// the default secret.
+// XXH3 mixes its eight accumulators only in pairs, which this file calls quarters: quarter j holds accumulators 2j and
+// 2j + 1 and reads bytes 16j to 16j + 15 of each stripe. Between two scrambles a stripe only adds to them, so the four
+// lanes of a quarter sum up different stripes, and their sums are added before the scramble. The results of the four
+// quarters are added at the end. Constants and order are XXH3's (its specification: doc/xxhash_spec.md of xxHash 0.8)
+// for 4096 bytes, no seed and the default secret.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +14,13 @@
 
 namespace kvferry::device {
 
-constexpr std::uint32_t kHashLanes = 4;
+constexpr std::uint32_t kQuarters = 4;
+constexpr std::uint32_t kSegmentLanes = 16;
 constexpr std::uint32_t kStripeBytes = 64;
 constexpr std::uint32_t kSegmentStripes = 64;  // stripes in a segment; the last one has its own key
-constexpr std::uint32_t kBlockStripes = 16;    // stripes between two scrambles of the accumulators
+constexpr std::uint32_t kBlockStripes = 16;    // stripes of an XXH3 block: between two scrambles of the accumulators
+constexpr std::uint32_t kBlocks = kSegmentStripes / kBlockStripes;
+constexpr std::uint32_t kLaneStripes = kQuarters * kBlockStripes / kSegmentLanes;  // stripes of a block for one lane
 
 /// The words of XXH3's default secret that the steps of XXH3 read.
 struct SegmentSecret {
@@ -29,9 +34,34 @@ struct SegmentSecret {
 /// Returns the secret's words, copied from libxxhash's headers.
 SegmentSecret segment_secret();
 
-class SegmentLane {
+/// Returns the stripe of the segment that lane `lane` hashes as its stripe number `index` of block `block`.
+KVFERRY_DEVICE std::uint32_t stripe_of(std::uint32_t lane, std::uint32_t block, std::uint32_t index) {
+  return block * kBlockStripes + index * (kSegmentLanes / kQuarters) + lane / kQuarters;
+}
+
+/// What stripes of one block add to the two accumulators of a quarter.
+struct BlockSums {
+  std::uint64_t even = 0, odd = 0;
+
+  /// Adds 16 bytes of stripe `stripe` of the segment.
+  KVFERRY_DEVICE void add(const SegmentSecret& secret, std::uint32_t quarter, std::uint32_t stripe,
+                          const Vec16& bytes) {
+    const bool is_last = stripe == kSegmentStripes - 1;
+    const std::uint64_t* const key =
+        (is_last ? secret.last_stripe : secret.stripe + stripe % kBlockStripes) + 2 * quarter;
+    const std::uint64_t low = low64(bytes), high = high64(bytes);
+    even += high + product(low ^ key[0]);
+    odd += low + product(high ^ key[1]);
+  }
+
+ private:
+  KVFERRY_DEVICE static std::uint64_t product(std::uint64_t keyed) { return (keyed & 0xFFFFFFFFU) * (keyed >> 32); }
+};
+
+/// The accumulators of one quarter. All lanes of the quarter may hold a copy.
+class SegmentQuarter {
  public:
-  KVFERRY_DEVICE explicit SegmentLane(std::uint32_t lane) : lane_(lane) {
+  KVFERRY_DEVICE explicit SegmentQuarter(std::uint32_t quarter) : quarter_(quarter) {
     constexpr std::uint64_t kPrime32[4] = {0, 0x9E3779B1U, 0x85EBCA77U, 0xC2B2AE3DU};
     constexpr std::uint64_t kPrime64[6] = {0,
                                            0x9E3779B185EBCA87ULL,
@@ -39,27 +69,22 @@ class SegmentLane {
                                            0x165667B19E3779F9ULL,
                                            0x85EBCA77C2B2AE63ULL,
                                            0x27D4EB2F165667C5ULL};
-    even_ = lane == 0 ? kPrime32[3] : lane == 1 ? kPrime64[2] : lane == 2 ? kPrime64[4] : kPrime64[5];
-    odd_ = lane == 0 ? kPrime64[1] : lane == 1 ? kPrime64[3] : lane == 2 ? kPrime32[2] : kPrime32[1];
+    even_ = quarter == 0 ? kPrime32[3] : quarter == 1 ? kPrime64[2] : quarter == 2 ? kPrime64[4] : kPrime64[5];
+    odd_ = quarter == 0 ? kPrime64[1] : quarter == 1 ? kPrime64[3] : quarter == 2 ? kPrime32[2] : kPrime32[1];
   }
 
-  /// Hashes this lane's 16 bytes of stripe `stripe` of the segment. Must be called for all stripes in order.
-  KVFERRY_DEVICE void add(const SegmentSecret& secret, std::uint32_t stripe, const Vec16& bytes) {
-    const bool is_last = stripe == kSegmentStripes - 1;
-    const std::uint64_t* const key =
-        (is_last ? secret.last_stripe : secret.stripe + stripe % kBlockStripes) + 2 * lane_;
-    const std::uint64_t even = low64(bytes), odd = high64(bytes);
-    even_ += odd + product(even ^ key[0]);
-    odd_ += even + product(odd ^ key[1]);
-    if (stripe % kBlockStripes == kBlockStripes - 1 && !is_last) {
-      even_ = scrambled(even_, secret.scramble[2 * lane_]);
-      odd_ = scrambled(odd_, secret.scramble[2 * lane_ + 1]);
-    }
+  /// Adds the sums of all stripes of block `block`. Must be called for all blocks in order.
+  KVFERRY_DEVICE void end_block(const SegmentSecret& secret, std::uint32_t block, const BlockSums& sums) {
+    even_ += sums.even;
+    odd_ += sums.odd;
+    if (block == kBlocks - 1) return;
+    even_ = scrambled(even_, secret.scramble[2 * quarter_]);
+    odd_ = scrambled(odd_, secret.scramble[2 * quarter_ + 1]);
   }
 
-  /// Returns this lane's part; the sum of all four parts is the argument of finish().
+  /// Returns this quarter's part; the sum of all four parts is the argument of finish().
   KVFERRY_DEVICE std::uint64_t part(const SegmentSecret& secret) const {
-    return multiply_fold(even_ ^ secret.merge[2 * lane_], odd_ ^ secret.merge[2 * lane_ + 1]);
+    return multiply_fold(even_ ^ secret.merge[2 * quarter_], odd_ ^ secret.merge[2 * quarter_ + 1]);
   }
   KVFERRY_DEVICE static std::uint64_t finish(std::uint64_t sum_of_parts) {
     std::uint64_t hash = sum_of_parts + std::uint64_t{kSegmentStripes * kStripeBytes} * 0x9E3779B185EBCA87ULL;
@@ -69,11 +94,10 @@ class SegmentLane {
   }
 
  private:
-  KVFERRY_DEVICE static std::uint64_t product(std::uint64_t keyed) { return (keyed & 0xFFFFFFFFU) * (keyed >> 32); }
   KVFERRY_DEVICE static std::uint64_t scrambled(std::uint64_t value, std::uint64_t key) {
     return (value ^ value >> 47 ^ key) * 0x9E3779B1U;
   }
-  std::uint32_t lane_;
+  std::uint32_t quarter_;
   std::uint64_t even_, odd_;
 };
 

@@ -82,6 +82,55 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, CudaPackerRandom, ::testing::Range(0u, 6u));
 
+/// Gathers `num_jobs` runs of `tokens` tokens each and compares the chunks and their checksums with the plain loop's.
+void gather_and_compare(const CacheShape& shape, std::uint32_t num_jobs, std::uint32_t tokens) {
+  Random random(num_jobs);
+  TestCache by_reference(shape);
+  DeviceCache by_device(shape);
+  const std::vector<std::byte> memory = random.bytes(by_reference.memory().size());
+  by_reference.set_memory(memory);
+  by_device.set_memory(memory);
+  const auto tables = random_tables(random, shape);
+  const auto packer = make_cuda_packer(0, by_device.layout()).value();
+  const auto reference = make_reference_packer(by_reference.layout()).value();
+  const std::uint64_t chunk_bytes = tokens * packer->chunk_bytes_per_token();
+  const DeviceBytes chunks(num_jobs * chunk_bytes);
+  std::vector<PackerJob> jobs;
+  for (std::uint32_t i = 0; i < num_jobs; ++i) {
+    const std::uint32_t first = random.number(0, shape.blocks * shape.block_tokens - tokens);
+    jobs.push_back({TokenRun{first, tokens, tables}, chunks.data() + i * chunk_bytes, chunk_bytes, tokens, 0});
+  }
+  const auto checksums = run_all(packer->gather(jobs, nullptr, true), shape.layers, shape.layers);
+  ASSERT_TRUE(checksums) << checksums.error().what;
+  const std::vector<std::byte> gathered = chunks.get();
+  for (std::uint32_t i = 0; i < num_jobs; ++i) {
+    std::vector<std::byte> expected(chunk_bytes);
+    ASSERT_EQ((*checksums)[i], *reference->gather(jobs[i].run, expected)) << "job " << i;
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), gathered.begin() + i * chunk_bytes)) << "job " << i;
+  }
+}
+
+TEST_F(CudaPackerTest, DividesJobsThatDoNotFitIntoTheParametersOfALaunch) {
+  CacheShape shape;
+  shape.layers = 2;
+  shape.blocks = 40;
+  shape.block_tokens = 16;
+  shape.head_dim = 16;
+  shape.element_bytes = 2;
+  gather_and_compare(shape, 500, 64);
+}
+
+TEST_F(CudaPackerTest, ReadsTablesThatDoNotFitIntoTheParametersOfALaunch) {
+  CacheShape shape;
+  shape.layers = 1;
+  shape.heads = 1;
+  shape.blocks = 3000;
+  shape.block_tokens = 1;
+  shape.head_dim = 16;
+  shape.element_bytes = 2;
+  gather_and_compare(shape, 3, 2500);
+}
+
 TEST_F(CudaPackerTest, RefusesWhatTheHostPackerRefuses) {
   const DeviceCache cache(CacheShape{});
   const auto packer = make_cuda_packer(0, cache.layout()).value();

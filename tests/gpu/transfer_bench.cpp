@@ -1,15 +1,16 @@
-// Measures transfers between the memory of two processes on one GPU, in GB/s, paged and contiguous, beside a cudaMemcpy
-// within one process.
+// Measures transfers between the memory of two processes on one GPU, in GB/s, beside a cudaMemcpy within one process.
 //
-// The figures are medians of kRounds pulls each, which take turns. A request is 1024 tokens of Llama-3.1-8B in blocks
-// of 16 tokens: 128 MiB in ranges of 32 KiB (K or V of a layer). A request's overhead is the time from submit() to the
-// completion, including the notification, minus the time of a copy of the same bytes within one process.
+// The figures are medians of kRounds pulls each, which take turns. 128 MiB are 1024 tokens of Llama-3.1-8B, 1 GiB are
+// 8192. Ranges of 16 KiB are paged blocks, and chunks of 32 MiB lie in frames of GPU memory. A pull's time is that from
+// submit() to the completion, including the notification. The first argument, if any, names the only backend to measure.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "tests/gpu/device_cache.h"
@@ -19,8 +20,8 @@
 namespace kvferry {
 namespace {
 
-constexpr std::uint64_t kBytes = std::uint64_t{128} << 20;
-constexpr int kRounds = 31;
+constexpr int kRounds = 15;
+constexpr std::chrono::seconds kTimeLimit{5};  // for the rounds of one backend and size
 
 double seconds(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
@@ -29,51 +30,68 @@ double seconds(const std::function<void()>& work) {
 }
 
 double median(std::vector<double>& values) {
-  std::nth_element(values.begin(), values.begin() + kRounds / 2, values.end());
-  return values[kRounds / 2];
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
 }
 
-void bench(const char* backend) {
-  Result<std::unique_ptr<GpuPair>> started = GpuPair::start(backend, kBytes);
+std::vector<CopyRange> chunks_of(std::uint64_t bytes, std::uint64_t chunk_bytes) {
+  std::vector<CopyRange> chunks;
+  for (std::uint64_t at = 0; at < bytes; at += chunk_bytes) chunks.push_back({at, at, chunk_bytes});
+  return chunks;
+}
+
+void bench(const char* backend, std::uint64_t bytes) {
+  Result<std::unique_ptr<GpuPair>> started = GpuPair::start(backend, bytes);
   if (!started) return fmt::print("{:<8} left out: {}\n", backend, started.error().what);
   GpuPair& pair = **started;
-  const DeviceBytes from(kBytes), to(kBytes);
-  const auto pull = [&](const std::vector<CopyRange>& ranges) {
-    const Completion done = pair.move(Direction::kPull, ranges, {}, "done");
-    KVFERRY_CHECK(done.code == ErrorCode::kOk, "{}", done.what);
-  };
-  const std::vector<CopyRange> contiguous = {{0, 0, kBytes}}, blocks = shuffled_blocks(kBytes, 16 << 10, 1),
-                               request = shuffled_blocks(kBytes, 32 << 10, 2), tiny = {{0, 0, 64}};
-  const std::function<void()> works[] = {[&] {
-                                           cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice);
-                                           cudaStreamSynchronize(nullptr);
-                                         },
-                                         [&] { pull(contiguous); }, [&] { pull(blocks); }, [&] { pull(request); },
-                                         [&] { pull(tiny); }};
-  std::vector<double> times[std::size(works)];
+  const DeviceBytes from(bytes), to(bytes);
+  const std::vector<CopyRange> shapes[] = {{{0, 0, bytes}},
+                                           chunks_of(bytes, 32 << 20),
+                                           shuffled_blocks(bytes, 32 << 10, 2),
+                                           shuffled_blocks(bytes, 16 << 10, 1),
+                                           {{0, 0, 64}}};
+  std::vector<double> copies, pulls[std::size(shapes)];
+  const auto begin = std::chrono::steady_clock::now();
   for (int round = -2; round < kRounds; ++round) {
-    for (std::size_t i = 0; i < std::size(works); ++i) {
-      const double time = seconds(works[i]);
-      if (round >= 0) times[i].push_back(time);
+    if (round > 0 && std::chrono::steady_clock::now() - begin > kTimeLimit) break;
+    const double copy = seconds([&] {
+      cudaMemcpyAsync(to.data(), from.data(), bytes, cudaMemcpyDeviceToDevice);
+      cudaStreamSynchronize(nullptr);
+    });
+    if (round >= 0) copies.push_back(copy);
+    for (std::size_t i = 0; i < std::size(shapes); ++i) {
+      std::vector<CopyRange> ranges = shapes[i];
+      const double pull = seconds([&] {
+        const Completion done = pair.move(Direction::kPull, std::move(ranges), {}, "done");
+        KVFERRY_CHECK(done.code == ErrorCode::kOk, "{}", done.what);
+      });
+      if (round >= 0) pulls[i].push_back(pull);
     }
   }
-  const double copy = median(times[0]), whole = median(times[1]), paged = median(times[2]), one = median(times[3]);
-  fmt::print("{:<8} {:>8.0f} {:>11.0f} {:>11.0f} {:>5.0f} % {:>12.0f} {:>14.0f} {:>11.0f}\n", backend,
-             kBytes / copy / 1e9, kBytes / whole / 1e9, kBytes / paged / 1e9, 100 * whole / paged, one * 1e6,
-             (one - copy) * 1e6, median(times[4]) * 1e6);
+  const double copy = median(copies);
+  fmt::print("{:<8} {:>5} {:>7.0f}", backend, bytes >> 20, static_cast<double>(bytes) / copy / 1e9);
+  for (std::size_t i = 0; i + 1 < std::size(shapes); ++i) {
+    const double pull = median(pulls[i]);
+    fmt::print(" {:>7.0f} {:>3.0f} %", static_cast<double>(bytes) / pull / 1e9, 100 * copy / pull);
+  }
+  fmt::print(" {:>9.0f}\n", median(pulls[4]) * 1e6);
+  std::fflush(stdout);
 }
 
 }  // namespace
 }  // namespace kvferry
 
-int main() {
+int main(int argc, char** argv) {
   using namespace kvferry;
   if (const std::string why = why_no_gpu(); !why.empty()) {
     fmt::print(stderr, "gpu_transfer_bench: needs a GPU: {}\n", why);
     return 77;
   }
-  fmt::print("{:<8} {:>8} {:>11} {:>11} {:>7} {:>12} {:>14} {:>11}\n", "", "memcpy", "contiguous", "16 KiB", "of it",
-             "request us", "overhead us", "64 bytes us");
-  for (const char* const backend : {"gpu_ipc", "ucx"}) bench(backend);
+  fmt::print("{:<8} {:>5} {:>7} {:>13} {:>13} {:>13} {:>13} {:>9}\n", "", "MiB", "memcpy", "one range", "32 MiB",
+             "32 KiB", "16 KiB", "64 B, us");
+  for (const char* const backend : {"gpu_ipc", "ucx"}) {
+    if (argc > 1 && std::string_view(argv[1]) != backend) continue;
+    for (const std::uint64_t mib : {128, 1024}) bench(backend, mib << 20);
+  }
   return 0;
 }

@@ -1,5 +1,8 @@
 #include "tests/kernels/emulated_launch.h"
 
+#include <type_traits>
+#include <vector>
+
 #include "kernels/device/copy_elements.h"
 #include "kernels/device/copy_range.h"
 #include "kernels/device/copy_segment.h"
@@ -24,20 +27,34 @@ void with_format(const EmulatedLaunch& launch, Call call) {
   with_cache(Fp32{});
 }
 
+/// Runs the lanes of a segment and adds what they exchange, as launch.cu does. Returns the segment's hash.
+template <class MakeLane>
+std::uint64_t run_lanes(const SegmentSecret& secret, MakeLane make_lane) {
+  std::vector<decltype(make_lane(0))> lanes;
+  std::vector<SegmentQuarter> quarters;
+  for (std::uint32_t lane = 0; lane < kSegmentLanes; ++lane) lanes.push_back(make_lane(lane));
+  for (std::uint32_t quarter = 0; quarter < kQuarters; ++quarter) quarters.emplace_back(quarter);
+  for (std::uint32_t block = 0; block < kBlocks; ++block) {
+    BlockSums sums[kQuarters];
+    for (std::uint32_t lane = 0; lane < kSegmentLanes; ++lane) {
+      const BlockSums of_lane = lanes[lane].copy_block(secret, block);
+      sums[lane % kQuarters].even += of_lane.even;
+      sums[lane % kQuarters].odd += of_lane.odd;
+    }
+    for (std::uint32_t quarter = 0; quarter < kQuarters; ++quarter)
+      quarters[quarter].end_block(secret, block, sums[quarter]);
+  }
+  std::uint64_t parts = 0;
+  for (const SegmentQuarter& quarter : quarters) parts += quarter.part(secret);
+  return SegmentQuarter::finish(parts);
+}
+
 template <class Format, bool kGathers, bool kHashes>
 void copy_one(const EmulatedLaunch& launch, const PackJob& job, std::uint64_t segment) {
-  std::uint64_t sum = 0;
-  bool is_whole = false;
-  for (std::uint32_t lane = 0; lane < kHashLanes; ++lane) {
-    LanePart part;
-    if constexpr (kGathers)
-      part = gather_segment<Format, kHashes>(launch.plan, job, launch.layers, launch.secret, segment, lane);
-    else
-      part = scatter_segment<Format, kHashes>(launch.plan, job, launch.layers, launch.secret, segment, lane);
-    sum += part.part;
-    is_whole = part.is_whole;
-  }
-  if (kHashes && is_whole) job.segments[segment] = SegmentLane::finish(sum);
+  using Lane = std::conditional_t<kGathers, GatherLane<Format, kHashes>, ScatterLane<Format, kHashes>>;
+  const auto make_lane = [&](std::uint32_t lane) { return Lane(launch.plan, job, launch.layers, segment, lane); };
+  const std::uint64_t hash = run_lanes(launch.secret, make_lane);
+  if (kHashes && make_lane(0).is_whole()) job.segments[segment] = hash;
 }
 
 }  // namespace
@@ -72,10 +89,8 @@ void emulate_elements(const EmulatedLaunch& launch, const PackJob& job, bool gat
 void emulate_hash(const SegmentSecret& secret, const std::byte* bytes, std::uint64_t num_bytes,
                   std::uint64_t* segments) {
   for (std::uint64_t segment = 0; segment * kSegment < num_bytes; ++segment) {
-    std::uint64_t sum = 0;
-    for (std::uint32_t lane = 0; lane < kHashLanes; ++lane)
-      sum += hash_segment(bytes, num_bytes, secret, segment, lane);
-    segments[segment] = SegmentLane::finish(sum);
+    segments[segment] =
+        run_lanes(secret, [&](std::uint32_t lane) { return HashLane(bytes, num_bytes, segment, lane); });
   }
 }
 

@@ -14,7 +14,8 @@ constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this lo
 }  // namespace
 
 std::uint64_t DeviceTransfer::post(std::byte* remote, std::uint64_t bytes_max) {
-  std::vector<DeviceCopy> copies;
+  std::vector<DeviceCopy>& copies = piece_;
+  copies.clear();
   std::uint64_t posted = 0;
   while (!cursor_.is_at_end(accepted_.copies) && posted < bytes_max) {
     const Piece piece = cursor_.take(accepted_.copies, bytes_max - posted);

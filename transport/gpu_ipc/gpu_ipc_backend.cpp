@@ -237,6 +237,7 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
                                               {"piece_bytes", options.piece_bytes},
                                               {"in_flight_bytes", options.in_flight_bytes},
                                               {"spin_ns", options.spin_ns, 0},
+                                              {"device_spin_ns", options.device_spin_ns, 0},
                                               {"silence_ns", options.silence_ns}}));
   ShmOptions link;
   link.spin_ns = options.spin_ns;

@@ -81,6 +81,16 @@ void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics)
   }
 }
 
+/// Turns UCX's cache of registrations off. Each region is registered once, so nothing is looked up in it; and where UCX
+/// does not see CUDA's allocations, as those of a static CUDA runtime, the cache refuses all GPU memory (seen with
+/// UCX 1.22). The user's UCX_RCACHE_ENABLE takes precedence.
+void turn_registration_cache_off(ucp_config_t* config) {
+  if (std::getenv("UCX_RCACHE_ENABLE") != nullptr) return;
+  const ucs_status_t status = api().ucp_config_modify(config, "RCACHE_ENABLE", "n");
+  if (status != UCS_OK && status != UCS_ERR_NO_ELEM)  // earlier versions do not have this option
+    log().warn("transport: cannot set a UCX option: {}", describe_status("RCACHE_ENABLE", status));
+}
+
 Error unavailable(const char* doing, ucs_status_t status) {
   const char* tls = std::getenv("UCX_TLS");
   return Error{ErrorCode::kUnavailable, fmt::format("{} (UCX_TLS is {})", describe_status(doing, status),
@@ -104,6 +114,7 @@ Result<std::unique_ptr<UcpWorker>> UcpWorker::create(const std::vector<std::stri
     return unavailable("cannot read UCX's configuration", status);
   set_tcp_segments(config);
   if (!nics.empty()) set_net_devices(config, nics);
+  turn_registration_cache_off(config);
   ucp_params_t context_params{};
   context_params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   context_params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;

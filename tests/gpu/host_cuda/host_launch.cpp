@@ -6,11 +6,11 @@
 namespace kvferry::cuda {
 namespace {
 
-cudaError_t launch_each(const Launch& launch, ElementType cache_type, ElementType chunk_type, cudaStream_t stream,
-                        void (*run)(const EmulatedLaunch&, const device::PackJob&)) {
-  host_gpu().enqueue(stream, [launch, cache_type, chunk_type, run] {
+cudaError_t launch_each(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                        cudaStream_t stream, void (*run)(const EmulatedLaunch&, const device::PackJob&)) {
+  host_gpu().enqueue(stream, [launch, jobs, cache_type, chunk_type, run] {
     const EmulatedLaunch emulated{launch.plan, launch.layers, cache_type, chunk_type, launch.secret};
-    for (std::uint32_t job = 0; job < launch.num_jobs; ++job) run(emulated, launch.jobs[job]);
+    for (std::uint32_t job = 0; job < jobs.size(); ++job) run(emulated, jobs.at(job));
     return true;
   });
   return cudaSuccess;
@@ -18,35 +18,34 @@ cudaError_t launch_each(const Launch& launch, ElementType cache_type, ElementTyp
 
 }  // namespace
 
-cudaError_t launch_gather(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
-                          cudaStream_t stream) {
+cudaError_t launch_gather(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                          bool hashes, cudaStream_t stream) {
   return launch_each(
-      launch, cache_type, chunk_type, stream,
+      launch, jobs, cache_type, chunk_type, stream,
       hashes ? [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_copy(how, job, true, true); }
              : [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_copy(how, job, true, false); });
 }
 
-cudaError_t launch_scatter(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool hashes,
-                           cudaStream_t stream) {
+cudaError_t launch_scatter(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                           bool hashes, cudaStream_t stream) {
   return launch_each(
-      launch, cache_type, chunk_type, stream,
+      launch, jobs, cache_type, chunk_type, stream,
       hashes ? [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_copy(how, job, false, true); }
              : [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_copy(how, job, false, false); });
 }
 
-cudaError_t launch_elements(const Launch& launch, ElementType cache_type, ElementType chunk_type, bool gathers,
-                            cudaStream_t stream) {
+cudaError_t launch_elements(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
+                            bool gathers, cudaStream_t stream) {
   return launch_each(
-      launch, cache_type, chunk_type, stream,
+      launch, jobs, cache_type, chunk_type, stream,
       gathers ? [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_elements(how, job, true); }
               : [](const EmulatedLaunch& how, const device::PackJob& job) { emulate_elements(how, job, false); });
 }
 
-cudaError_t launch_hash(const HashJob* jobs, std::uint32_t num_jobs, std::uint64_t, const device::SegmentSecret& secret,
-                        cudaStream_t stream) {
-  host_gpu().enqueue(stream, [jobs, num_jobs, secret] {
-    for (std::uint32_t job = 0; job < num_jobs; ++job)
-      emulate_hash(secret, jobs[job].bytes, jobs[job].num_bytes, jobs[job].segments);
+cudaError_t launch_hash(const HashJobs& jobs, const device::SegmentSecret& secret, cudaStream_t stream) {
+  host_gpu().enqueue(stream, [jobs, secret] {
+    for (std::uint32_t job = 0; job < jobs.num_jobs; ++job)
+      emulate_hash(secret, jobs.jobs[job].bytes, jobs.jobs[job].num_bytes, jobs.jobs[job].segments);
     return true;
   });
   return cudaSuccess;

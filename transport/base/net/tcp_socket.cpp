@@ -108,7 +108,7 @@ Result<OwnedFd> connect_tcp(const HostPort& address) {
   std::string why;
   for (const addrinfo* info = resolved.get(); info != nullptr; info = info->ai_next) {
     OwnedFd socket(::socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    set_tcp_options(socket.get());
+    if (socket) set_tcp_options(socket.get());
     if (socket && ::connect(socket.get(), info->ai_addr, info->ai_addrlen) == 0) return socket;
     why = std::strerror(errno);
   }
