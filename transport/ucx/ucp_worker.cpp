@@ -65,16 +65,6 @@ void set_tcp_segments(ucp_config_t* config) {
   }
 }
 
-/// Turns UCX's cache of registrations off. Each region is registered once, so nothing is looked up in it; and where UCX
-/// does not see CUDA's allocations, as those of a static CUDA runtime, the cache refuses all GPU memory (seen with
-/// UCX 1.22). The user's UCX_RCACHE_ENABLE takes precedence.
-void turn_registration_cache_off(ucp_config_t* config) {
-  if (std::getenv("UCX_RCACHE_ENABLE") != nullptr) return;
-  const ucs_status_t status = api().ucp_config_modify(config, "RCACHE_ENABLE", "n");
-  if (status != UCS_OK && status != UCS_ERR_NO_ELEM)  // earlier versions do not have this option
-    log().warn("transport: cannot set a UCX option: {}", describe_status("RCACHE_ENABLE", status));
-}
-
 /// Restricts UCX to these network cards, and lets one operation use all of them. UCX takes up to two for a message by
 /// default, and one for a get or a put; UCX 1.13 has no option for the latter.
 void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics) {
@@ -89,6 +79,16 @@ void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics)
     if (is_known && std::getenv(fmt::format("UCX_{}", name).c_str()) == nullptr)
       set(name, fmt::format("{}", nics.size()));
   }
+}
+
+/// Turns UCX's cache of registrations off. Each region is registered once, so nothing is looked up in it; and where UCX
+/// does not see CUDA's allocations, as those of a static CUDA runtime, the cache refuses all GPU memory (seen with
+/// UCX 1.22). The user's UCX_RCACHE_ENABLE takes precedence.
+void turn_registration_cache_off(ucp_config_t* config) {
+  if (std::getenv("UCX_RCACHE_ENABLE") != nullptr) return;
+  const ucs_status_t status = api().ucp_config_modify(config, "RCACHE_ENABLE", "n");
+  if (status != UCS_OK && status != UCS_ERR_NO_ELEM)  // earlier versions do not have this option
+    log().warn("transport: cannot set a UCX option: {}", describe_status("RCACHE_ENABLE", status));
 }
 
 Error unavailable(const char* doing, ucs_status_t status) {
@@ -113,8 +113,8 @@ Result<std::unique_ptr<UcpWorker>> UcpWorker::create(const std::vector<std::stri
   if (const ucs_status_t status = api().ucp_config_read(nullptr, nullptr, &config); status != UCS_OK)
     return unavailable("cannot read UCX's configuration", status);
   set_tcp_segments(config);
-  turn_registration_cache_off(config);
   if (!nics.empty()) set_net_devices(config, nics);
+  turn_registration_cache_off(config);
   ucp_params_t context_params{};
   context_params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
   context_params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
