@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
 
 namespace kvferry {
@@ -19,6 +20,8 @@ class CudaChecksums final : public Device::Checksums {
     // The device may still access the host's buffer.
     if (host_.data() != nullptr) cudaStreamSynchronize(stream_);
     pinned_.give_back(std::move(host_));
+    device_.free();
+    done_.reset();
   }
 
   /// The host's and the device's buffer have the same layout: jobs, then the hashes of all ranges' segments.
@@ -35,7 +38,7 @@ class CudaChecksums final : public Device::Checksums {
     done_ = KVFERRY_TRY(make_event());
     if (segments > 0) {
       PinnedBuffer host = KVFERRY_TRY(pinned_.take(bytes));
-      KVFERRY_TRY(device_.allocate(bytes, stream));
+      KVFERRY_TRY(device_.allocate(bytes, ordinal_, stream));
       host_ = std::move(host);
       KVFERRY_TRY(launch(ranges, bytes, segments_max));
     }

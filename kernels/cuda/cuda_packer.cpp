@@ -8,7 +8,9 @@
 #include "kernels/cuda/cuda_checksums.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pinned_pool.h"
 #include "kernels/device_plan.h"
 
 namespace kvferry {
@@ -18,6 +20,15 @@ using device::kVecBytes;
 
 /// State that all passes of a packer share.
 struct PackerState {
+  PackerState() = default;
+  PackerState(const PackerState&) = delete;
+  PackerState& operator=(const PackerState&) = delete;
+  ~PackerState() {
+    const CurrentDevice current(ordinal);
+    planes.reset();
+    pinned.clear();
+  }
+
   int ordinal = 0;  // number of the GPU
   KvLayout layout;
   ChunkFormat format;
@@ -46,6 +57,8 @@ class CudaPass final : public StreamPacker::Pass {
     else if (host_.data() != nullptr)
       cudaStreamSynchronize(stream_);
     state_->pinned.give_back(std::move(host_));
+    device_.free();
+    done_.reset();
   }
 
   /// Sends jobs and block tables to the device.
@@ -53,7 +66,7 @@ class CudaPass final : public StreamPacker::Pass {
     const CurrentDevice current(state_->ordinal);
     const PassLayout layout = lay_out(jobs);
     host_ = KVFERRY_TRY(state_->pinned.take(layout.end));
-    KVFERRY_TRY(device_.allocate(layout.end, stream_));
+    KVFERRY_TRY(device_.allocate(layout.end, state_->ordinal, stream_));
     done_ = KVFERRY_TRY(make_event());
     layout_ = layout;
     fill(jobs);

@@ -112,13 +112,14 @@ cudaError_t launch_copy(const Launch& launch, ElementType cache_type, ElementTyp
   const std::uint64_t layers = launch.layers.end - launch.layers.first;
   const std::uint64_t segments = launch.run_segments_max * layers / launch.plan.num_layers + 2;
   const dim3 grid(blocks_for(segments), launch.num_jobs);
-  with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
-    if (hashes)
-      copy_kernel<Format, kGathers, true><<<grid, kThreads, 0, stream>>>(launch);
-    else
-      copy_kernel<Format, kGathers, false><<<grid, kThreads, 0, stream>>>(launch);
+  return launched([&] {
+    with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
+      if (hashes)
+        copy_kernel<Format, kGathers, true><<<grid, kThreads, 0, stream>>>(launch);
+      else
+        copy_kernel<Format, kGathers, false><<<grid, kThreads, 0, stream>>>(launch);
+    });
   });
-  return cudaGetLastError();
 }
 
 }  // namespace
@@ -138,27 +139,27 @@ cudaError_t launch_elements(const Launch& launch, ElementType cache_type, Elemen
   constexpr std::uint64_t kBlocksMax = 1U << 16;
   const std::uint64_t wanted = (launch.run_elements_max + kThreads - 1) / kThreads;
   const dim3 grid(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax)), launch.num_jobs);
-  with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
-    if (gathers)
-      element_kernel<Element, true><<<grid, kThreads, 0, stream>>>(launch);
-    else
-      element_kernel<Element, false><<<grid, kThreads, 0, stream>>>(launch);
+  return launched([&] {
+    with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
+      if (gathers)
+        element_kernel<Element, true><<<grid, kThreads, 0, stream>>>(launch);
+      else
+        element_kernel<Element, false><<<grid, kThreads, 0, stream>>>(launch);
+    });
   });
-  return cudaGetLastError();
 }
 
 cudaError_t launch_hash(const HashJob* jobs, std::uint32_t num_jobs, std::uint64_t segments_max,
                         const SegmentSecret& secret, cudaStream_t stream) {
-  hash_kernel<<<dim3(std::max(1U, blocks_for(segments_max)), num_jobs), kThreads, 0, stream>>>(jobs, secret);
-  return cudaGetLastError();
+  const dim3 grid(std::max(1U, blocks_for(segments_max)), num_jobs);
+  return launched([&] { hash_kernel<<<grid, kThreads, 0, stream>>>(jobs, secret); });
 }
 
 cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream) {
   constexpr std::uint64_t kBlocksMax = 1U << 12;
   const std::uint64_t wanted = (bytes_max + kTileBytes - 1) / kTileBytes;
   const dim3 grid(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax)), num_jobs);
-  range_kernel<<<grid, kThreads, 0, stream>>>(jobs);
-  return cudaGetLastError();
+  return launched([&] { range_kernel<<<grid, kThreads, 0, stream>>>(jobs); });
 }
 
 }  // namespace kvferry::cuda

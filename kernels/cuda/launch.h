@@ -51,6 +51,15 @@ struct RangeJob {
 };
 cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream);
 
+/// Calls `launch`, which launches a kernel, and returns the launch's error. The errors that earlier calls left on this
+/// thread are cleared first, since cudaGetLastError() would return them as the launch's.
+template <class Call>
+cudaError_t launched(Call launch) {
+  cudaGetLastError();
+  launch();
+  return cudaGetLastError();
+}
+
 /// Maximum of jobs in a launch: CUDA's limit for the height of a grid.
 constexpr std::uint32_t kJobsMax = 65535;
 
