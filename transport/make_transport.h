@@ -34,6 +34,7 @@ struct UcxOptions : CommonOptions {
   // that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to revoke them.
   std::uint64_t packed_bytes_max = 64 << 10;
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
+  Device* device = nullptr;   // the GPU of the progress thread; must outlive the transport; nullptr: none
 };
 
 /// Options of the shared memory backend, for transfers within one host: the submitting side copies, through a mapping

@@ -153,12 +153,18 @@ void SimDevice::enqueue_locked(DeviceStream handle, std::function<bool()> work) 
 Result<void> SimDevice::bind_thread() {
   const std::lock_guard lock(mutex_);
   history_.emplace_back("bind_thread");
+  bound_threads_.insert(std::this_thread::get_id());
   return {};
 }
 
 std::vector<std::string> SimDevice::history() const {
   const std::lock_guard lock(mutex_);
   return history_;
+}
+
+std::set<std::thread::id> SimDevice::bound_threads() const {
+  const std::lock_guard lock(mutex_);
+  return bound_threads_;
 }
 
 Result<std::byte*> SimDevice::allocate(MemoryKind, std::uint64_t bytes) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,6 +46,8 @@ class SimDevice final : public Device {
   void refuse_after(int granted, int calls);
   /// Returns the calls of pin(), unpin() and bind_thread() so far, in order.
   std::vector<std::string> history() const;
+  /// Returns the threads that have called bind_thread().
+  std::set<std::thread::id> bound_threads() const;
   /// Declares that `memory` is a SharedMemory with this name, from its beginning on, so that other processes can open
   /// it.
   void share(std::span<std::byte> memory, std::string name);
@@ -103,6 +106,7 @@ class SimDevice final : public Device {
   std::map<const std::byte*, std::pair<std::uint64_t, std::string>> shared_;
   std::map<std::byte*, SharedMemory> opened_;
   std::vector<std::string> history_;
+  std::set<std::thread::id> bound_threads_;
   std::uintptr_t last_handle_ = 0;
   bool is_stopping_ = false;
   std::condition_variable has_work_;

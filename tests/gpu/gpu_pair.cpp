@@ -48,7 +48,11 @@ Result<void> wait_for_copy(Device& device, const DeviceCopy& copy) {
 }  // namespace
 
 Result<std::unique_ptr<Transport>> make_gpu_transport(std::string_view backend, Device& device) {
-  if (backend == "ucx") return make_ucx_transport({});
+  if (backend == "ucx") {
+    UcxOptions options;
+    options.device = &device;
+    return make_ucx_transport(options);
+  }
   KVFERRY_CHECK(backend == "gpu_ipc", "no backend is called {}", backend);
   GpuIpcOptions options;
   options.device = &device;
