@@ -164,6 +164,8 @@ TEST_F(CudaPins, MemoryThatAnotherLibraryPinnedIsPinnedAndStaysItsOwn) {
   ASSERT_TRUE(device_->pin(pages(1, 3)));
   device_->unpin(pages(1, 3));
   device_->unpin(pages(1, 3));
+  ASSERT_TRUE(device_->pin(pages(0, 4)));
+  device_->unpin(pages(0, 4));
   EXPECT_TRUE(is_pinned(1)) << "the other library still needs it";
   EXPECT_FALSE(device_->pin(pages(2, 4))) << "only a part of it is pinned";
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
