@@ -52,12 +52,6 @@ HostCudaCounts& host_cuda_counts() {
   return counts;
 }
 
-void host_cuda_forget_contexts() {
-  current = 0;
-  const std::lock_guard lock(state().mutex);
-  for (bool& is_active : state().is_active) is_active = false;
-}
-
 void host_cuda_set_attribute(cudaDeviceAttr attribute, int value) {
   const std::lock_guard lock(state().mutex);
   state().attributes[attribute] = value;

@@ -29,9 +29,6 @@ struct HostCudaCounts {
 };
 HostCudaCounts& host_cuda_counts();
 
-/// Makes all primary contexts inactive, as they are at the start of a process. The calling thread's current device is
-/// GPU 0 again.
-void host_cuda_forget_contexts();
 /// Sets an attribute of all GPUs. An attribute that was never set is that of an H200.
 void host_cuda_set_attribute(cudaDeviceAttr attribute, int value);
 
