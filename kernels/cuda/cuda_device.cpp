@@ -66,7 +66,7 @@ class CudaDevice final : public Device {
     const cudaError_t code =
         cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped);
     const bool is_foreign = code == cudaErrorHostMemoryAlreadyRegistered && is_pinned_by_others(memory);
-    if (const Result<void> ok = cuda_result(code, "pinning host memory"); !ok && !is_foreign) return ok;
+    if (Result<void> ok = cuda_result(code, "pinning host memory"); !ok && !is_foreign) return ok;
     pins_[memory.data()] = {memory.size(), 1, is_foreign};
     return {};
   }
