@@ -34,6 +34,7 @@ struct UcxOptions : CommonOptions {
   // that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to revoke them.
   std::uint64_t packed_bytes_max = 64 << 10;
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
+  Device* device = nullptr;   // the GPU of the progress thread; must outlive the transport; nullptr: none
   // Number of the GPU on the PCI bus ("0000:1b:00.0"), near which network cards are chosen; empty: all are used.
   std::string gpu_bus_id;
   // Network cards to choose from: names of RDMA devices (with or without ":PORT") or of interfaces. Empty: all RDMA

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
 
 namespace kvferry {
@@ -18,6 +19,7 @@ class CudaChecksums final : public Device::Checksums {
     // The device may still access the host's buffer.
     if (host_.data() != nullptr) cudaStreamSynchronize(stream_);
     pinned_.give_back(std::move(host_));
+    done_.reset();
   }
 
   /// The device writes the hashes of all ranges' segments straight into pinned host memory.

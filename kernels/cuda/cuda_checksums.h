@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/pinned_pool.h"
 #include "transport/base/checksum.h"
 #include "transport/base/device.h"
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -12,8 +13,10 @@
 #include "kernels/cuda/cuda_checksums.h"
 #include "kernels/cuda/cuda_ids.h"
 #include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/current_device.h"
 #include "kernels/cuda/gpu_support.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pinned_pool.h"
 #include "kernels/cuda/shared_allocations.h"
 #include "transport/base/log.h"
 
@@ -33,9 +36,20 @@ class CudaDevice final : public Device {
         uuid_(cuda_uuid(properties)),
         flushes_(flushes) {}
 
+  ~CudaDevice() override {
+    const CurrentDevice current(ordinal_);
+    for (auto& [event, buffer] : unread_) {
+      cudaEventSynchronize(event.get());
+      pinned_.give_back(std::move(buffer));
+    }
+    unread_.clear();
+    pinned_.clear();
+  }
+
   std::string describe() const override { return name_; }
   std::string pci_bus_id() const override { return pci_bus_id_; }
   std::string uuid() const override { return uuid_; }
+  Result<void> bind_thread() override { return cuda_result(cudaSetDevice(ordinal_), "choosing a thread's GPU"); }
 
   Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override {
     const CurrentDevice current(ordinal_);
@@ -57,18 +71,21 @@ class CudaDevice final : public Device {
       ++found->second.count;
       return {};
     }
-    Result<void> ok =
-        cuda_result(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped),
-                    "pinning host memory");
-    if (ok) pins_[memory.data()] = {memory.size(), 1};
-    return ok;
+    const cudaError_t code =
+        cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped);
+    const bool is_foreign = code == cudaErrorHostMemoryAlreadyRegistered && is_pinned_by_others(memory);
+    if (Result<void> ok = cuda_result(code, "pinning host memory"); !ok && !is_foreign) return ok;
+    pins_[memory.data()] = {memory.size(), 1, is_foreign};
+    return {};
   }
   void unpin(std::span<std::byte> memory) override {
     const CurrentDevice current(ordinal_);
     const std::lock_guard lock(mutex_);
     const auto found = pins_.find(memory.data());
     if (found == pins_.end() || --found->second.count > 0) return;
+    const bool is_foreign = found->second.is_foreign;
     pins_.erase(found);
+    if (is_foreign) return;
     complain(cudaHostUnregister(memory.data()), "unpinning host memory");
   }
 
@@ -163,6 +180,20 @@ class CudaDevice final : public Device {
                        "flushing GPUDirect writes");
   }
 
+  /// Returns whether the memory is page-locked, but not by this device: UCX for example registers memory by itself. The
+  /// caller holds mutex_.
+  bool is_pinned_by_others(std::span<std::byte> memory) const {
+    const auto after = pins_.lower_bound(memory.data() + memory.size());
+    if (after != pins_.begin() && std::prev(after)->first + std::prev(after)->second.bytes > memory.data())
+      return false;
+    for (const std::byte* const at : {memory.data(), memory.data() + memory.size() - 1}) {
+      cudaPointerAttributes attributes{};
+      if (cudaPointerGetAttributes(&attributes, at) != cudaSuccess || attributes.type != cudaMemoryTypeHost)
+        return false;
+    }
+    return true;
+  }
+
   static Result<void> copy_large(const DeviceCopy& copy, cudaStream_t stream) {
     if (copy.bytes == 0) return {};
     return cuda_result(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, stream), "copying memory");
@@ -203,6 +234,7 @@ class CudaDevice final : public Device {
   struct Pin {
     std::size_t bytes = 0;
     std::uint32_t count = 0;
+    bool is_foreign = false;  // another library has page-locked the memory, and unlocks it
   };
   std::mutex mutex_;
   std::map<std::byte*, Pin> pins_;
@@ -216,13 +248,19 @@ Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   if (ordinal < 0 || ordinal >= num_devices)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("GPU {} does not exist: CUDA has {} GPUs, numbered from 0", ordinal, num_devices)};
+  constexpr const char* kAsking = "querying the GPU's properties";
   cudaDeviceProp properties{};
-  KVFERRY_TRY(cuda_result(cudaGetDeviceProperties(&properties, ordinal), "querying the GPU's properties"));
-  int is_supported = 0, ordering = cudaGPUDirectRDMAWritesOrderingNone;
-  cudaDeviceGetAttribute(&is_supported, cudaDevAttrGPUDirectRDMASupported, ordinal);
-  cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, ordinal);
-  const bool flushes = is_supported != 0 && ordering == cudaGPUDirectRDMAWritesOrderingNone;
-  return std::shared_ptr<Device>(std::make_shared<CudaDevice>(ordinal, properties, flushes));
+  KVFERRY_TRY(cuda_result(cudaGetDeviceProperties(&properties, ordinal), kAsking));
+  int is_supported = 0, ordering = cudaGPUDirectRDMAWritesOrderingNone, flush_options = 0;
+  KVFERRY_TRY(cuda_result(cudaDeviceGetAttribute(&is_supported, cudaDevAttrGPUDirectRDMASupported, ordinal), kAsking));
+  KVFERRY_TRY(cuda_result(cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, ordinal), kAsking));
+  KVFERRY_TRY(cuda_result(cudaDeviceGetAttribute(&flush_options, cudaDevAttrGPUDirectRDMAFlushWritesOptions, ordinal),
+                          kAsking));
+  const bool can_flush = (flush_options & cudaFlushGPUDirectRDMAWritesOptionHost) != 0;
+  const bool needs_flush = is_supported != 0 && ordering == cudaGPUDirectRDMAWritesOrderingNone;
+  if (needs_flush && !can_flush)
+    log().warn("GPU: {} (cuda:{}) can't make visible what network cards write to its memory", properties.name, ordinal);
+  return std::shared_ptr<Device>(std::make_shared<CudaDevice>(ordinal, properties, needs_flush && can_flush));
 }
 
 Result<Gpu> open_gpu(int ordinal) {

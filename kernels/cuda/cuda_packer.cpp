@@ -9,7 +9,9 @@
 #include "kernels/cuda/cuda_checksums.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/current_device.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pinned_pool.h"
 #include "kernels/device_plan.h"
 
 namespace kvferry {
@@ -19,6 +21,15 @@ using device::kVecBytes;
 
 /// State that all passes of a packer share.
 struct PackerState {
+  PackerState() = default;
+  PackerState(const PackerState&) = delete;
+  PackerState& operator=(const PackerState&) = delete;
+  ~PackerState() {
+    const CurrentDevice current(ordinal);
+    planes.reset();
+    pinned.clear();
+  }
+
   int ordinal = 0;  // number of the GPU
   KvLayout layout;
   ChunkFormat format;
@@ -42,6 +53,7 @@ class CudaPass final : public StreamPacker::Pass {
     else if (host_.data() != nullptr)
       cudaStreamSynchronize(stream_);
     state_->pinned.give_back(std::move(host_));
+    done_.reset();
   }
 
   /// Prepares the launches. Nothing is given to the device yet.

@@ -126,13 +126,14 @@ cudaError_t launch_copy(const Launch& launch, const PackJobs& jobs, ElementType 
   const std::uint64_t layers = launch.layers.end - launch.layers.first;
   const std::uint64_t segments = launch.run_segments_max * layers / launch.plan.num_layers + 2;
   const dim3 grid(blocks_for(segments), jobs.size());
-  with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
-    if (hashes)
-      copy_kernel<Format, kGathers, true><<<grid, kThreads, 0, stream>>>(launch, jobs);
-    else
-      copy_kernel<Format, kGathers, false><<<grid, kThreads, 0, stream>>>(launch, jobs);
+  return launched([&] {
+    with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
+      if (hashes)
+        copy_kernel<Format, kGathers, true><<<grid, kThreads, 0, stream>>>(launch, jobs);
+      else
+        copy_kernel<Format, kGathers, false><<<grid, kThreads, 0, stream>>>(launch, jobs);
+    });
   });
-  return cudaGetLastError();
 }
 
 }  // namespace
@@ -152,29 +153,28 @@ cudaError_t launch_elements(const Launch& launch, const PackJobs& jobs, ElementT
   constexpr std::uint64_t kBlocksMax = 1U << 16;
   const std::uint64_t wanted = (launch.run_elements_max + kThreads - 1) / kThreads;
   const dim3 grid(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax)), jobs.size());
-  with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
-    if (gathers)
-      element_kernel<Element, true><<<grid, kThreads, 0, stream>>>(launch, jobs);
-    else
-      element_kernel<Element, false><<<grid, kThreads, 0, stream>>>(launch, jobs);
+  return launched([&] {
+    with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
+      if (gathers)
+        element_kernel<Element, true><<<grid, kThreads, 0, stream>>>(launch, jobs);
+      else
+        element_kernel<Element, false><<<grid, kThreads, 0, stream>>>(launch, jobs);
+    });
   });
-  return cudaGetLastError();
 }
 
 cudaError_t launch_hash(const HashJobs& jobs, const device::SegmentSecret& secret, cudaStream_t stream) {
   std::uint64_t bytes_max = 1;
   for (std::uint32_t i = 0; i < jobs.num_jobs; ++i) bytes_max = std::max(bytes_max, jobs.jobs[i].num_bytes);
-  const std::uint64_t segments = (bytes_max + kSegment - 1) / kSegment;
-  hash_kernel<<<dim3(blocks_for(segments), jobs.num_jobs), kThreads, 0, stream>>>(jobs, secret);
-  return cudaGetLastError();
+  const dim3 grid(blocks_for((bytes_max + kSegment - 1) / kSegment), jobs.num_jobs);
+  return launched([&] { hash_kernel<<<grid, kThreads, 0, stream>>>(jobs, secret); });
 }
 
 cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream) {
   constexpr std::uint64_t kBlocksMax = 1U << 12;
   const std::uint64_t wanted = (bytes_max + kTileBytes - 1) / kTileBytes;
   const dim3 grid(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax)), num_jobs);
-  range_kernel<<<grid, kThreads, 0, stream>>>(jobs);
-  return cudaGetLastError();
+  return launched([&] { range_kernel<<<grid, kThreads, 0, stream>>>(jobs); });
 }
 
 }  // namespace kvferry::cuda

@@ -45,6 +45,15 @@ struct RangeJob {
 /// `jobs` may be in pinned host memory. `bytes_max`: the largest job's number of bytes.
 cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream);
 
+/// Calls `launch`, which launches a kernel, and returns the launch's error. The errors that earlier calls left on this
+/// thread are cleared first, since cudaGetLastError() would return them as the launch's.
+template <class Call>
+cudaError_t launched(Call launch) {
+  cudaGetLastError();
+  launch();
+  return cudaGetLastError();
+}
+
 /// Maximum of jobs in a launch of ranges: CUDA's limit for the height of a grid.
 constexpr std::uint32_t kJobsMax = 65535;
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/driver_api.h"
 #include "transport/base/log.h"
 #include "transport/base/wire.h"
 
@@ -34,16 +35,6 @@ struct Allocation {
   std::uint64_t base = 0;
   std::uint64_t bytes = 0;
 };
-
-/// Returns a function of the driver. `since`: the version of CUDA in which it got its form.
-Result<void*> driver_function(const char* name, unsigned since) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult state = cudaDriverEntryPointSymbolNotFound;
-  KVFERRY_TRY(cuda_result(cudaGetDriverEntryPointByVersion(name, &found, since, cudaEnableDefault, &state),
-                          fmt::format("loading {}", name).c_str()));
-  if (found == nullptr) return Error{ErrorCode::kUnavailable, fmt::format("the driver has no {}", name)};
-  return found;
-}
 
 /// Returns the allocation that contains `memory`. Asks the driver, since CUDA's runtime has no function for this.
 Result<Allocation> allocation_of(const std::byte* memory) {

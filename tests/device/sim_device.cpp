@@ -101,6 +101,11 @@ void SimDevice::run_all() {
   }
 }
 
+bool SimDevice::is_idle() const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(streams_.begin(), streams_.end(), [](const auto& entry) { return entry.second.work.empty(); });
+}
+
 void SimDevice::enqueue(DeviceStream stream, std::function<bool()> work) {
   const std::lock_guard lock(mutex_);
   enqueue_locked(stream, std::move(work));
@@ -145,6 +150,23 @@ void SimDevice::enqueue_locked(DeviceStream handle, std::function<bool()> work) 
   has_work_.notify_one();
 }
 
+Result<void> SimDevice::bind_thread() {
+  const std::lock_guard lock(mutex_);
+  history_.emplace_back("bind_thread");
+  bound_threads_.insert(std::this_thread::get_id());
+  return {};
+}
+
+std::vector<std::string> SimDevice::history() const {
+  const std::lock_guard lock(mutex_);
+  return history_;
+}
+
+std::set<std::thread::id> SimDevice::bound_threads() const {
+  const std::lock_guard lock(mutex_);
+  return bound_threads_;
+}
+
 Result<std::byte*> SimDevice::allocate(MemoryKind, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (Result<void> ok = check(); !ok) return std::move(ok).error();
@@ -168,6 +190,7 @@ void SimDevice::release_now(std::byte* base) {
 Result<void> SimDevice::pin(std::span<std::byte> memory) {
   const std::lock_guard lock(mutex_);
   if (Result<void> ok = check(); !ok) return ok;
+  history_.emplace_back("pin");
   Pin& pin = pinned_[memory.data()];
   KVFERRY_CHECK(pin.count == 0 || pin.bytes == memory.size(), "memory is pinned twice, with different sizes");
   pin.bytes = memory.size();
@@ -179,6 +202,7 @@ void SimDevice::unpin(std::span<std::byte> memory) {
   const std::lock_guard lock(mutex_);
   const auto found = pinned_.find(memory.data());
   KVFERRY_CHECK(found != pinned_.end(), "memory is unpinned that was not pinned");
+  history_.emplace_back("unpin");
   if (--found->second.count == 0) pinned_.erase(found);
 }
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,6 +33,8 @@ class SimDevice final : public Device {
   /// Runs a piece of work that may run now, from a stream that the seed chooses. Returns false if no work may run.
   bool step();
   void run_all();
+  /// Returns true if no stream has work, also none that is running.
+  bool is_idle() const;
   /// Adds a test's own work to a stream. In the stream's order, `work` is called until it returns true. `work` must not
   /// block.
   void enqueue(DeviceStream stream, std::function<bool()> work);
@@ -41,6 +44,10 @@ class SimDevice final : public Device {
   void refuse_next(int calls);
   /// Lets the next `granted` calls that can fail succeed, and makes the `calls` calls after them fail.
   void refuse_after(int granted, int calls);
+  /// Returns the calls of pin(), unpin() and bind_thread() so far, in order.
+  std::vector<std::string> history() const;
+  /// Returns the threads that have called bind_thread().
+  std::set<std::thread::id> bound_threads() const;
   /// Declares that `memory` is a SharedMemory with this name, from its beginning on, so that other processes can open
   /// it.
   void share(std::span<std::byte> memory, std::string name);
@@ -50,6 +57,7 @@ class SimDevice final : public Device {
 
   std::string describe() const override { return "simulated GPU"; }
   bool is_host() const override { return true; }
+  Result<void> bind_thread() override;
   Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override;
   void release(MemoryKind kind, std::byte* base) override;
   Result<void> pin(std::span<std::byte> memory) override;
@@ -97,6 +105,8 @@ class SimDevice final : public Device {
   // maps the begin of shared memory to its size in bytes and its name
   std::map<const std::byte*, std::pair<std::uint64_t, std::string>> shared_;
   std::map<std::byte*, SharedMemory> opened_;
+  std::vector<std::string> history_;
+  std::set<std::thread::id> bound_threads_;
   std::uintptr_t last_handle_ = 0;
   bool is_stopping_ = false;
   std::condition_variable has_work_;

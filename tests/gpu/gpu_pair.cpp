@@ -30,7 +30,11 @@ Result<void> wait_for_copy(Device& device, const DeviceCopy& copy) {
 }  // namespace
 
 Result<std::unique_ptr<Transport>> make_gpu_transport(std::string_view backend, Device& device) {
-  if (backend == "ucx") return make_ucx_transport({});
+  if (backend == "ucx") {
+    UcxOptions options;
+    options.device = &device;
+    return make_ucx_transport(options);
+  }
   if (backend == "nccl") {
     // NCCL refuses two ranks on one GPU unless it takes their hosts for different ones.
     ::setenv("NCCL_HOSTID", fmt::format("kvferry-{}", ::getpid()).c_str(), 1);

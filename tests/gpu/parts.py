@@ -12,7 +12,8 @@ IS_PACKED = (HERE / "bin").is_dir()
 REPO = HERE if IS_PACKED else HERE.parents[1]
 BIN = HERE / "bin" if IS_PACKED else REPO / "build" / "cuda" / "bin"
 
-TESTS = ("hostgpu_kernels_test", "gpu_kernels_test", "gpu_transfer_test", "gpu_nccl_test")
+TESTS = ("hostgpu_runtime_test", "gpu_runtime_test", "hostgpu_kernels_test", "gpu_kernels_test", "gpu_transfer_test",
+         "gpu_nccl_test")
 PAIRS = ("gpu_nccl_pair",)
 BENCHMARKS = ("gpu_kernels_bench", "gpu_transfer_bench", "gpu_paths_bench")
 SYSTEM_BENCHMARKS = ("gpu_store_bench", "gpu_node_pair")

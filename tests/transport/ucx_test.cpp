@@ -2,6 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <thread>
+
+#include "tests/device/sim_device.h"
 #include "tests/transport/process_fixture.h"
 #include "transport/make_transport.h"
 #include "transport/region_descriptor.h"
@@ -33,6 +37,16 @@ TEST(UcxTransport, OptionsThatMakeNoSenseAreRefused) {
   const auto made = make_ucx_transport(options);
   ASSERT_FALSE(made);
   EXPECT_EQ(made.error().code, ErrorCode::kInvalidArgument);
+}
+
+TEST(UcxTransport, ItsThreadIsTheGpusBeforeUcxStarts) {
+  SimDevice device(1);
+  UcxOptions options;
+  options.device = &device;
+  const auto transport = make_ucx_transport(options);
+  ASSERT_TRUE(transport) << transport.error().what;
+  EXPECT_EQ(device.history(), std::vector<std::string>{"bind_thread"});
+  EXPECT_FALSE(device.bound_threads().contains(std::this_thread::get_id()));
 }
 
 TEST(UcxTransport, AnUnknownPeerAtThePeersAddressIsNotTouched) {

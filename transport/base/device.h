@@ -45,12 +45,16 @@ class Device {
   virtual std::string uuid() const { return ""; }
   /// Returns true if the host can access the device's memory, which only a simulated GPU allows.
   virtual bool is_host() const { return false; }
+  /// Makes this the calling thread's GPU for good, for the thread's own work and for what other libraries do on it.
+  /// Only for threads that kvferry has started; the other functions leave an engine's thread as it was.
+  virtual Result<void> bind_thread() { return {}; }
 
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
   /// Frees memory that allocate() returned. Blocks until the device's work has ended.
   virtual void release(MemoryKind kind, std::byte* base) = 0;
   /// Page-locks existing host memory, so that the GPU can access it. Calls for the same memory are counted, because a
-  /// chunk store and a transport may both pin one pool. Other memory that overlaps pinned memory is refused.
+  /// chunk store and a transport may both pin one pool. Other memory that overlaps pinned memory is refused. Memory
+  /// that another library of the process has page-locked counts as pinned, and stays so until that library unlocks it.
   virtual Result<void> pin(std::span<std::byte> memory) = 0;
   virtual void unpin(std::span<std::byte> memory) = 0;
 
@@ -101,6 +105,30 @@ inline Result<std::string> Device::export_memory(std::span<const std::byte>) {
 inline Result<std::byte*> Device::open_memory(const std::string&, std::uint64_t) {
   return Error{ErrorCode::kUnavailable, describe() + " can't open memory of other processes"};
 }
+
+/// Keeps host memory pinned during its lifetime. An empty object pins nothing.
+class DevicePin {
+ public:
+  DevicePin() = default;
+  static Result<DevicePin> make(Device& device, std::span<std::byte> memory) {
+    KVFERRY_TRY(device.pin(memory));
+    return DevicePin(device, memory);
+  }
+  DevicePin(DevicePin&& other) noexcept : device_(std::exchange(other.device_, nullptr)), memory_(other.memory_) {}
+  DevicePin& operator=(DevicePin&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(memory_, other.memory_);
+    return *this;
+  }
+  ~DevicePin() {
+    if (device_ != nullptr) device_->unpin(memory_);
+  }
+
+ private:
+  DevicePin(Device& device, std::span<std::byte> memory) : device_(&device), memory_(memory) {}
+  Device* device_ = nullptr;
+  std::span<std::byte> memory_;
+};
 
 /// Owns one event of a device. An empty object counts as a reached event.
 class DeviceEvent {

@@ -67,6 +67,8 @@ Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64
 }
 
 void GpuIpcBackend::run() {
+  // If this fails, so do the copies, whose transfers say why.
+  static_cast<void>(device_.bind_thread());
   take_turns("kvferry-gpu-ipc");
   control_->shutdown();  // this completes all transfers of the control link
   drain_control();

@@ -36,7 +36,9 @@ Result<std::unique_ptr<Transport>> make_shm(const TransportOptions& options) {
   return make_shm_transport(shm);
 }
 Result<std::unique_ptr<Transport>> make_ucx(const TransportOptions& options) {
-  return make_ucx_transport(with_common(options.ucx, options));
+  UcxOptions ucx = with_common(options.ucx, options);
+  ucx.device = options.device;
+  return make_ucx_transport(ucx);
 }
 Result<std::unique_ptr<Transport>> make_tcp(const TransportOptions& options) {
   return make_tcp_transport(with_common(options.tcp, options));

@@ -35,7 +35,9 @@ Result<std::uint64_t> UcxBackend::check_address(const std::string& address) {
 }
 
 void UcxBackend::thread_main(std::promise<Result<void>> started) {
-  Result<void> ready = set_up();
+  // UCX asks CUDA for this thread's GPU when it starts and whenever it progresses.
+  Result<void> ready = options_.device != nullptr ? options_.device->bind_thread() : Result<void>();
+  if (ready) ready = set_up();
   const bool is_up = static_cast<bool>(ready);
   started.set_value(std::move(ready));
   if (is_up) take_turns("kvferry-ucx");

@@ -48,6 +48,12 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   const ConnectorConfig& config = node->options_.config;
   TransportOptions transport = KVFERRY_TRY(transport_options(config, pci_bus_id(node->options_)));
   if (node->options_.gpu && config.lands_in_gpu) transport.device = node->options_.gpu->device.get();
+  // The GPU comes before the transport: UCX page-locks memory by itself, unless the GPU knows it already.
+  if (node->options_.gpu) {
+    Result<DevicePin> pin = DevicePin::make(*node->options_.gpu->device, node->pool_.span());
+    if (!pin) return std::move(pin).error().with("pinning the chunk pool");
+    node->pool_pin_ = std::move(*pin);
+  }
   node->transport_ = KVFERRY_TRY(make_transport(transport));
   MemoryRegion pool = node->pool_.region();
   pool.needs_grant_to_write = true;

@@ -82,6 +82,7 @@ class WorkerNode {
   std::uint64_t chunk_bytes_ = 0;
   SteadyClock clock_;
   SharedMemory pool_;
+  DevicePin pool_pin_;
   std::unique_ptr<Transport> transport_;
   RegionId region_;
   std::unique_ptr<ChunkStore> store_;

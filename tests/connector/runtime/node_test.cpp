@@ -332,6 +332,7 @@ TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
     TestNode prefiller(controller.endpoint(), "prefill", "toy", GetParam(), one),
         decoder(controller.endpoint(), "decode", "toy", GetParam(), other);
     EXPECT_NE(prefiller.worker->describe().find("GPU tier: "), std::string::npos);
+    EXPECT_EQ(one->history().front(), "pin") << "the GPU must know the pool before a transport does";
     const auto prompt = tokens(21);
     const FinishedRequest done = prefill(prefiller, "p-1", prompt, 1);
     prefiller.wipe();  // other requests get the blocks at once

@@ -18,6 +18,7 @@ std::string from_elsewhere(std::string exported) {
 }
 
 TEST(SharedAllocations, OneIsOpenedOnceAndClosedWithItsLastRegion) {
+  const ActsAsOtherProcess other;
   // this memory does not come from CUDA
   std::byte* const memory = host_gpu().allocate(MemoryKind::kDevice, 64).value();
   SharedAllocations shared;
