@@ -1,7 +1,7 @@
 // Tests that work that goes on for long asks the driver for no memory and waits for nothing.
 #include <gtest/gtest.h>
 
-#include <deque>
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -29,6 +29,9 @@ TEST(SteadyState, AsksTheDriverForNothingAndFreesNothing) {
   const auto save = [&] {  // more at once than a step does
     std::vector<std::unique_ptr<StreamPacker::Pass>> passes;
     std::vector<std::unique_ptr<Device::Checksums>> checksums;
+    // The GPU begins when all is enqueued, so that each round needs as many buffers at a time.
+    const auto begins = std::make_shared<std::atomic<bool>>(false);
+    host_gpu_enqueue(static_cast<cudaStream_t>(stream), [begins] { return begins->load(); });
     for (int i = 0; i < 40; ++i) {
       passes.push_back(packer->gather(std::span(&job, 1), stream, true).value());
       EXPECT_TRUE(passes.back()->copy_layers(0, static_cast<std::uint32_t>(cache.layout().layers.size())));
@@ -36,6 +39,7 @@ TEST(SteadyState, AsksTheDriverForNothingAndFreesNothing) {
       EXPECT_TRUE(device->copy(copies, stream));
       checksums.push_back(device->checksums(ranges, stream).value());
     }
+    *begins = true;
     EXPECT_TRUE(wait());
   };
   const auto round = [&] {
