@@ -106,7 +106,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.spans.export()
 
     def has_pending_push_work(self) -> bool:
-        return self._scheduler.needs_step_for_saves()
+        return self._scheduler.needs_step_for_reports()
 
     def take_events(self) -> "Iterable[KVCacheEvent]":
         return () if self._scheduler.events is None else self._scheduler.events.take()
@@ -131,7 +131,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Does nothing: loads end before the forward pass starts."""
+        """Does nothing: a load ends before vLLM computes the request that waits for it."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         del kv_layer, attn_metadata, kwargs
