@@ -251,9 +251,8 @@ class SchedulerConnector:
             self._kv_cache_manager.evict_blocks(bad)
 
     def needs_step_for_reports(self) -> bool:
-        """Returns True while a GPU saves or loads chunks, which a later step must report: even a request that was
-        aborted keeps its blocks until its load is reported. A CPU reports all in the same step.
-        """
+        """Returns True while a GPU saves or loads chunks. A later step must report them: until then even a request that
+        was aborted keeps the blocks of its load."""
         return self._is_on_device and (self._node.has_unreported_saves() or self._node.has_unreported_loads())
 
     def _drop_changed(self) -> None:

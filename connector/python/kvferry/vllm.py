@@ -118,6 +118,12 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._worker.register_kv_caches(kv_caches)
 
+    def unregister_kv_caches(self) -> None:
+        self._worker.finish_device_work()
+
+    def restore_kv_caches(self) -> None:
+        """Does nothing: vLLM maps its KV tensors at the addresses that they had before the server slept."""
+
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._worker.handshake()
 
@@ -162,6 +168,12 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler.events is not None:  # vLLM asks for statistics just before it takes its own events
             self._scheduler.events.look_at_vllms_events()
         return self._scheduler.take_stats()
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Returns True: between unregister_kv_caches() and restore_kv_caches() nothing accesses vLLM's KV tensors."""
+        del kv_transfer_config
+        return True
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
