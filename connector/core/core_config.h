@@ -26,6 +26,7 @@ struct CoreConfig {
   /// checkpoints.
   std::uint32_t checkpoint_alignment = 0;
   bool runs_ahead = false;  // true if the engine plans a step before the previous step has a result
+  bool on_device = false;   // true if the blocks are in a device's memory: loads and saves may outlast their step
   std::uint32_t num_slots = 0;
   std::uint32_t num_ranks = 1;
   bool save_decode_cache = true;
@@ -50,8 +51,9 @@ struct CoreConfig {
   std::uint64_t bytes_of(std::uint64_t num_tokens) const { return num_tokens * chunk_bytes / chunk_tokens; }
   /// Returns true if a request is scheduled only after its load has ended. The alternative is a load within a step. If
   /// such a load fails, vLLM must recompute from the first bad block on. vLLM can't do that with several KV groups,
-  /// with sliding windows (earlier blocks are gone), or if it has already planned later steps.
-  bool loads_async() const { return runs_ahead || windows.size() > 1 || windows[0] > 0; }
+  /// with sliding windows (earlier blocks are gone), or if it has already planned later steps. A load into a device's
+  /// memory has no result before the step's end.
+  bool loads_async() const { return runs_ahead || on_device || windows.size() > 1 || windows[0] > 0; }
 };
 
 }  // namespace kvferry

@@ -33,11 +33,11 @@ std::optional<FrameTable::Reserved> FrameTable::reserve(ChunkRef chunk, State pu
   return Reserved{ref, pin(ref, std::move(owner))};
 }
 
-std::optional<FrameTable::FrameRef> FrameTable::find(ChunkRef chunk) const {
+std::optional<FrameTable::FrameRef> FrameTable::find(ChunkRef chunk, State state) const {
   const auto found = by_slot_.find(chunk.slot);
   if (found == by_slot_.end()) return std::nullopt;
   const Frame& frame = frames_[found->second];
-  if (frame.chunk != chunk || frame.state != State::kClean) return std::nullopt;
+  if (frame.chunk != chunk || frame.state != state) return std::nullopt;
   return FrameRef{found->second, frame.use};
 }
 

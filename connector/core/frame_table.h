@@ -57,7 +57,9 @@ class FrameTable {
   /// kFillingFromSlot. The chunk's slot must not have a frame yet.
   std::optional<Reserved> reserve(ChunkRef chunk, State purpose, std::string owner);
   /// Returns the clean frame with the bytes of this slot in exactly this generation, nullopt if there is none.
-  std::optional<FrameRef> find(ChunkRef chunk) const;
+  std::optional<FrameRef> find(ChunkRef chunk) const { return find(chunk, State::kClean); }
+  /// Returns the frame that is being filled from this slot in exactly this generation, nullopt if there is none.
+  std::optional<FrameRef> find_filling(ChunkRef chunk) const { return find(chunk, State::kFillingFromSlot); }
   const Frame& frame(FrameRef ref) const;
 
   /// Prevents the reuse of the frame until unpin().
@@ -88,6 +90,7 @@ class FrameTable {
   const std::map<std::uint64_t, Pin>& pins() const { return pins_; }
 
  private:
+  std::optional<FrameRef> find(ChunkRef chunk, State state) const;
   Frame* current(FrameRef ref);
   bool advance(FrameRef ref, State from, State to);
   void make_clean(std::uint32_t index);

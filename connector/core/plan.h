@@ -2,9 +2,11 @@
 // each step; each worker connector answers with a WorkerReport.
 //
 // Each rank executes a step in this order: saves_before (blocks of preempted and finished requests, before they are
-// overwritten), loads, the forward pass, saves_after. All four end within the step, so kvferry reads and writes an
-// engine block only in the step whose plan names that block. This keeps the promise fenced-reuse for blocks: no block
-// is reused before every copy from or to it has ended.
+// overwritten), loads, the forward pass, saves_after. In host memory all four end within the step, so kvferry reads and
+// writes an engine block only in the step whose plan names that block. In a device's memory the two saves read their
+// blocks before later work of the engine's stream, and an asynchronous load, for which the engine keeps the blocks,
+// ends in the step whose report names it. This keeps the promise fenced-reuse for blocks: no block is reused before
+// every copy from or to it has ended.
 #pragma once
 
 #include <cstdint>

@@ -126,6 +126,16 @@ std::size_t SimDevice::num_alive() const {
   return alive;
 }
 
+std::uint64_t SimDevice::num_host_waits() const {
+  const std::lock_guard lock(mutex_);
+  return num_host_waits_;
+}
+
+std::uint64_t SimDevice::num_allocations() const {
+  const std::lock_guard lock(mutex_);
+  return num_allocations_;
+}
+
 Result<void> SimDevice::check() {
   if (refusals_ == 0) return {};
   if (granted_ > 0) {
@@ -170,6 +180,7 @@ std::set<std::thread::id> SimDevice::bound_threads() const {
 Result<std::byte*> SimDevice::allocate(MemoryKind, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (Result<void> ok = check(); !ok) return std::move(ok).error();
+  ++num_allocations_;
   auto memory = std::make_unique<std::byte[]>(bytes);
   std::memset(memory.get(), 0xa5, bytes);  // memory that was never written must not look like zeros
   std::byte* const base = memory.get();
@@ -178,6 +189,10 @@ Result<std::byte*> SimDevice::allocate(MemoryKind, std::uint64_t bytes) {
 }
 
 void SimDevice::release(MemoryKind, std::byte* base) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++num_host_waits_;
+  }
   run_all();
   release_now(base);
 }
@@ -191,6 +206,7 @@ Result<void> SimDevice::pin(std::span<std::byte> memory) {
   const std::lock_guard lock(mutex_);
   if (Result<void> ok = check(); !ok) return ok;
   history_.emplace_back("pin");
+  ++num_allocations_;
   Pin& pin = pinned_[memory.data()];
   KVFERRY_CHECK(pin.count == 0 || pin.bytes == memory.size(), "memory is pinned twice, with different sizes");
   pin.bytes = memory.size();
@@ -252,6 +268,7 @@ Result<void> SimDevice::wait(EventHandle handle) {
     const std::lock_guard lock(mutex_);
     if (Result<void> ok = check(); !ok) return ok;
     event = event_of(handle);
+    num_host_waits_ += event->is_reached ? 0 : 1;
   }
   while (true) {
     {

@@ -54,6 +54,10 @@ class SimDevice final : public Device {
   /// Returns the number of streams, events and pieces of memory that were not given back, plus the memory of other
   /// processes that is still open.
   std::size_t num_alive() const;
+  /// Returns how often the host waited for an event that was not reached, or released memory, for which it waits too.
+  std::uint64_t num_host_waits() const;
+  /// Returns how often memory was allocated or pinned.
+  std::uint64_t num_allocations() const;
 
   std::string describe() const override { return "simulated GPU"; }
   bool is_host() const override { return true; }
@@ -108,6 +112,7 @@ class SimDevice final : public Device {
   std::vector<std::string> history_;
   std::set<std::thread::id> bound_threads_;
   std::uintptr_t last_handle_ = 0;
+  std::uint64_t num_host_waits_ = 0, num_allocations_ = 0;
   bool is_stopping_ = false;
   std::condition_variable has_work_;
   std::thread thread_;

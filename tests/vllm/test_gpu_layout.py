@@ -6,6 +6,8 @@ import pytest
 import torch
 from kvferry._core import KvFerryError
 from kvferry.gpu_layout import gpu_planes
+from kvferry.vllm import KvFerryConnector
+from kvferry.worker_connector import WorkerConnector
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -64,6 +66,38 @@ def test_a_latent_cache_has_one_plane(layout: KVCacheLayout) -> None:
         assert (len(found.planes), found.num_heads, found.head_dim) == (1, 1, DIM)
         for index in itertools.product(range(BLOCKS), range(1), range(TOKENS), range(DIM)):
             assert read(found.planes[0], tensor, *index) == tensor[index].item()
+
+
+def test_a_kernels_blocks_may_be_smaller_than_the_block_managers() -> None:
+    manager = FullAttentionSpec(block_size=2 * TOKENS, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float32)
+    logical = (LAYERS, 2 * BLOCKS, HEADS, TOKENS, 2 * DIM)
+    memory = torch.arange(torch.Size(logical).numel(), dtype=torch.float32)
+    for tensor in memory.reshape(LAYERS, 2 * BLOCKS, TOKENS, HEADS, 2 * DIM).transpose(2, 3).unbind(0):
+        found = gpu_planes("layer", tensor, manager)
+        assert (found.num_heads, found.head_dim, found.split) == (HEADS, DIM, 2)
+        for plane, view in zip(found.planes, tensor.split(DIM, dim=-1), strict=True):
+            for index in itertools.product(range(BLOCKS), range(HEADS), range(2 * TOKENS), range(DIM)):
+                block, head, token, dim = index
+                expected = view[2 * block + token // TOKENS, head, token % TOKENS, dim].item()
+                assert read(plane, tensor, *index) == expected
+
+
+def test_a_kernels_smaller_blocks_whose_heads_lie_apart_are_refused() -> None:
+    manager = FullAttentionSpec(block_size=2 * TOKENS, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float32)
+    with pytest.raises(KvFerryError, match=r"layer has blocks of 4 tokens where vLLM's block manager has 8.*NHD"):
+        gpu_planes("layer", torch.zeros(2 * BLOCKS, HEADS, TOKENS, 2 * DIM), manager)
+
+
+def test_sleep_waits_for_the_gpu_and_not_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    for device in ("cpu", "cuda:1"):
+        connector = KvFerryConnector.__new__(KvFerryConnector)
+        connector._worker = WorkerConnector.__new__(WorkerConnector)
+        connector._worker._device = torch.device(device)
+        connector.unregister_kv_caches()
+    assert waited == [torch.device("cuda:1")]
+    assert KvFerryConnector.supports_sleep_mode(None)
 
 
 @pytest.mark.parametrize(

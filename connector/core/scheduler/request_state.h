@@ -108,6 +108,13 @@ struct RequestState {
   // True if the request must be recomputed instead of loaded, because nothing runs or loads: no blocks would become
   // free for the load.
   bool skip_external_until_admitted = false;
+  /// Number of the request's tokens when its last load ended; 0: no load, or the request has computed more since.
+  std::uint32_t loaded_end = 0;
+  /// True if the request was preempted since its last load without having computed more than was loaded. It is not
+  /// loaded again before it has: two requests whose blocks don't fit at once would otherwise preempt each other for
+  /// ever, because a request that is being loaded can't be preempted.
+  bool was_loaded_in_vain = false;
+  bool is_recomputed() const { return skip_external_until_admitted || was_loaded_in_vain; }
   std::uint64_t yield_in_step = 0;  // the step in which the lookup stays pending, so that vLLM tries other requests
   std::vector<Admission> admissions;
 

@@ -115,8 +115,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
       pinned += pool_.slot(chunk.slot).ref == chunk ? pool_.slot(chunk.slot).meta.num_tokens : 0;
     if (!open.chunks.empty())
       promise::idempotent_lookup(open.hit, reusable(std::min(pinned, request.chain.size() - 1)), id.value);
-    const std::uint32_t usable =
-        request.skip_external_until_admitted ? 0 : fit_windows(open.chunks, open.hit, num_local);
+    const std::uint32_t usable = request.is_recomputed() ? 0 : fit_windows(open.chunks, open.hit, num_local);
     open.num_local = num_local;
     open.num_external = usable > num_local ? usable - num_local : 0;
     return {false, open.num_external, open.num_external > 0 && loads_async()};
@@ -144,7 +143,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
 Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now) {
   // A load must leave at least one token for the engine to compute.
   const std::uint32_t hit = reusable(std::min(coverage.tokens, request.chain.size() - 1));
-  const std::uint32_t usable = request.skip_external_until_admitted ? 0 : fit_windows(coverage.chunks, hit, num_local);
+  const std::uint32_t usable = request.is_recomputed() ? 0 : fit_windows(coverage.chunks, hit, num_local);
   OpenLookup open;
   open.hit = hit;
   open.num_local = num_local;
@@ -227,6 +226,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   if (is_async) request.async_load = RequestState::AsyncLoad::kInProgress;
   request.running = !is_async;
   request.computed = local + num_external;
+  if (is_async && config_.on_device) request.loaded_end = request.computed;
   request.window_end = request.step_end = request.computed;
   request.checkpoint = 0;
   request.saved = 0;  // chunks that the pool already has are skipped when the saves are planned

@@ -69,6 +69,8 @@ class SchedulerCore {
                            TimeNs now);
   void worker_report(const WorkerReport& report, TimeNs now);
   bool loads_async() const { return config_.loads_async(); }
+  /// Returns true if some rank has not reported a planned load.
+  bool has_unreported_loads() const { return !loads_.empty(); }
   /// vLLM's reset_cache, called between two steps: later lookups find no chunk that is in the pool now or whose save is
   /// planned now.
   void reset_cache();

@@ -81,7 +81,7 @@ Cause SchedulerCore::cause_of_rest(const RequestState& request, std::uint32_t nu
   const std::uint32_t rest = request.chain.size() - 1 - std::min(num_here, request.chain.size() - 1);
   if (rest == 0) return Cause::kNone;
   if (!request.cacheable) return request.cause == Cause::kNone ? Cause::kNotShared : request.cause;
-  if (request.skip_external_until_admitted) return Cause::kNoBlocks;
+  if (request.is_recomputed()) return Cause::kNoBlocks;
   if (!request.open_lookup) return Cause::kNotAsked;
   if (request.open_lookup->hit > num_here) return Cause::kWindow;
   if (request.cause != Cause::kNone && request.cause != Cause::kNoHolder) return request.cause;

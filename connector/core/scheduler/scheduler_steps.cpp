@@ -103,6 +103,8 @@ void SchedulerCore::release_blocks(RequestState& request) {
   // The last plan counted every speculative token as accepted. All tokens known now except the last one have their KV;
   // the last one's place may contain KV of a rejected token.
   request.computed = std::min(request.computed, request.chain.size() - 1);
+  request.was_loaded_in_vain = request.loaded_end > 0 && request.computed <= request.loaded_end;
+  if (!request.was_loaded_in_vain) request.loaded_end = 0;
   plan_leftover_saves(request, config_.save_partial_chunks);
   record_preemption(request);
   request.running = false;

@@ -3,6 +3,9 @@
 A layer's tensor has the shape [block, head, token, content] for every physical order (vLLM's KVCacheLayout: LBHNC,
 LBNHC, BLHNC ...); only the strides differ. K and V of a head are side by side in the content, or all K heads come
 before all V heads. K and V are one plane each; a latent cache (MLA) is one plane.
+
+If the attention kernel takes smaller blocks than vLLM's block manager gives out, the tensor has several of the kernel's
+blocks for each of the manager's.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,19 +24,28 @@ class LayerPlanes(NamedTuple):
     planes: list[Plane]  # K and V, or the latent vector alone
     num_heads: int
     head_dim: int  # number of elements
+    split: int = 1  # number of the tensor's blocks that make one block of vLLM's block manager
 
 
 def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> LayerPlanes:
     """Returns the planes of one layer. Errors: KvFerryError, which names a tensor of another layout and its shape."""
     shape = tuple(tensor.shape)
-    if len(shape) != 4 or shape[2] != spec.block_size:
+    if len(shape) != 4 or spec.block_size % shape[2] != 0:
         refuse_to_start(
             f"the KV tensor of layer {name} has shape {shape}; this version supports "
-            f"[blocks, heads, {spec.block_size} tokens, content]"
+            f"[blocks, heads, {spec.block_size} tokens, content], or a divisor of {spec.block_size} tokens"
         )
-    _, heads, _, content = shape
+    _, heads, tokens, content = shape
     size = tensor.element_size()
     block, head, token, dim = (stride * size for stride in tensor.stride())
+    split = spec.block_size // tokens
+    if split > 1 and block != tokens * token:
+        refuse_to_start(
+            f"the attention kernel of layer {name} has blocks of {tokens} tokens where vLLM's block manager has "
+            f"{spec.block_size}, and the tokens of a head are not evenly spaced across them; this version supports "
+            f"that in the layout NHD (VLLM_KV_CACHE_LAYOUT=NHD), or use --block-size {tokens}"
+        )
+    block *= split
 
     def plane(first_head: int, first_element: int) -> Plane:
         return (tensor.data_ptr() + first_head * head + first_element * dim, block, head, token, dim)
@@ -41,8 +53,8 @@ def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> Laye
     value_dim = spec.head_size if spec.head_size_v is None else spec.head_size_v
     if value_dim == 0 or spec.state_content_bytes is not None:
         # A latent vector, or content in the backend's own format, is copied unchanged.
-        return LayerPlanes([plane(0, 0)], heads, content)
-    per_head = (spec.num_kv_heads, spec.head_size)
+        return LayerPlanes([plane(0, 0)], heads, content, split)
+    per_head = (spec.num_kv_heads, spec.head_size, split)
     if value_dim == spec.head_size and (heads, content) == (spec.num_kv_heads, 2 * spec.head_size):
         return LayerPlanes([plane(0, 0), plane(0, spec.head_size)], *per_head)
     if value_dim == spec.head_size and (heads, content) == (2 * spec.num_kv_heads, spec.head_size):

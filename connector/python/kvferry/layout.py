@@ -60,7 +60,8 @@ def cache_layout(
         found = {name: gpu_planes(name, kv_caches[name], specs[name]) for name in specs}
     shapes = sorted(
         {
-            (len(one.planes), one.num_heads, one.head_dim, kv_caches[name].element_size(), len(kv_caches[name]))
+            (len(one.planes), one.num_heads, one.head_dim, kv_caches[name].element_size(),
+             len(kv_caches[name]) // one.split)
             for name, one in found.items()
         }
         or {(1, 1, one.page_size_bytes // one.block_size, 1, len(kv_caches[name])) for name, one in states.items()}

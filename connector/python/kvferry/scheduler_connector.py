@@ -41,7 +41,7 @@ class SchedulerConnector:
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
         transfer = vllm_config.kv_transfer_config
         parallel = vllm_config.parallel_config
-        self._saves_outlast_steps = vllm_config.device_config.device_type != "cpu"
+        self._is_on_device = vllm_config.device_config.device_type != "cpu"
         specs = served_specs(kv_cache_config, vllm_config)
         extra_json = settings_json(vllm_config, specs)
         try:
@@ -63,6 +63,7 @@ class SchedulerConnector:
                 # With asynchronous scheduling or pipeline stages, vLLM plans a step while an earlier step still runs.
                 runs_ahead=vllm_config.scheduler_config.async_scheduling or parallel.pipeline_parallel_size > 1,
                 start_timeout_ms=START_TIMEOUT_MS,
+                on_device=self._is_on_device,
             )
         except (KvFerryError, KeyFileError) as error:
             refuse_to_start(str(error))
@@ -145,8 +146,8 @@ class SchedulerConnector:
         self._sync_tokens(request)
         if request.skip_reading_prefix_cache:
             return 0, False
-        # The KV is in this node's own pool, so the load is a copy inside the step. The load is asynchronous for vLLM
-        # only if vLLM could not recover from a failed synchronous load.
+        # The KV is in this node's own pool, so on a CPU the load is a copy inside the step. There the load is
+        # asynchronous for vLLM only if vLLM could not recover from a failed synchronous load.
         return self._node.lookup(req_id, num_computed_tokens)
 
     def _sync_tokens(self, request: "Request") -> None:
@@ -249,9 +250,10 @@ class SchedulerConnector:
         if self._kv_cache_manager is not None:
             self._kv_cache_manager.evict_blocks(bad)
 
-    def needs_step_for_saves(self) -> bool:
-        """Returns True while a GPU saves chunks that a later step must report. CPU saves are reported in their step."""
-        return self._saves_outlast_steps and self._node.has_unreported_saves()
+    def needs_step_for_reports(self) -> bool:
+        """Returns True while a GPU saves or loads chunks. A later step must report them: until then even a request that
+        was aborted keeps the blocks of its load."""
+        return self._is_on_device and (self._node.has_unreported_saves() or self._node.has_unreported_loads())
 
     def _drop_changed(self) -> None:
         for req_id, request in list(self._requests.items()):

@@ -106,7 +106,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.spans.export()
 
     def has_pending_push_work(self) -> bool:
-        return self._scheduler.needs_step_for_saves()
+        return self._scheduler.needs_step_for_reports()
 
     def take_events(self) -> "Iterable[KVCacheEvent]":
         return () if self._scheduler.events is None else self._scheduler.events.take()
@@ -117,6 +117,12 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- worker side ----
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._worker.register_kv_caches(kv_caches)
+
+    def unregister_kv_caches(self) -> None:
+        self._worker.finish_device_work()
+
+    def restore_kv_caches(self) -> None:
+        """Does nothing: vLLM maps its KV tensors at the addresses that they had before the server slept."""
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._worker.handshake()
@@ -131,7 +137,7 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.load()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Does nothing: loads end before the forward pass starts."""
+        """Does nothing: a load ends before vLLM computes the request that waits for it."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         del kv_layer, attn_metadata, kwargs
@@ -162,6 +168,12 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler.events is not None:  # vLLM asks for statistics just before it takes its own events
             self._scheduler.events.look_at_vllms_events()
         return self._scheduler.take_stats()
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Returns True: between unregister_kv_caches() and restore_kv_caches() nothing accesses vLLM's KV tensors."""
+        del kv_transfer_config
+        return True
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:

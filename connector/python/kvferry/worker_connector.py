@@ -121,6 +121,11 @@ class WorkerConnector:
         payload = None if self._node is None else self._node.take_report()
         return [] if payload is None else [payload]
 
+    def finish_device_work(self) -> None:
+        """Waits until no load and no save on a GPU accesses the KV tensors. vLLM calls it when no request runs."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def take_failed_blocks(self) -> set[int]:
         return set() if self._node is None else set(self._node.take_failed_blocks())
 

@@ -1,5 +1,7 @@
 // kvferry._core: the scheduler node and the worker node for Python. This file only converts arguments, results and
 // errors.
+//
+// Over 300 lines, because each method of both nodes has its conversion here.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -73,7 +75,7 @@ struct PyScheduler {
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
               std::uint32_t block_tokens, std::vector<std::uint32_t> windows, bool keeps_state,
-              std::uint32_t checkpoint_alignment, bool runs_ahead, std::int64_t start_timeout_ms) {
+              std::uint32_t checkpoint_alignment, bool runs_ahead, std::int64_t start_timeout_ms, bool on_device) {
     SchedulerOptions options{config_from(extra_json),
                              EngineId{std::move(engine_id)},
                              std::move(role),
@@ -83,6 +85,7 @@ struct PyScheduler {
                              keeps_state,
                              checkpoint_alignment,
                              runs_ahead,
+                             on_device,
                              start_timeout_ms};
     const nb::gil_scoped_release unlocked;
     node = unwrap(SchedulerNode::start(std::move(options)));
@@ -174,6 +177,11 @@ struct PyWorker {
     if (shard) options.shard = std::apply([](auto... each) { return Shard{each...}; }, *shard);
     node = unwrap(WorkerNode::start(std::move(options)));
   }
+
+  std::optional<std::string> take_report() {
+    const nb::gil_scoped_release unlocked;
+    return node->take_report();
+  }
 };
 
 }  // namespace
@@ -201,9 +209,9 @@ NB_MODULE(_core, m) {
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,
-                    std::vector<std::uint32_t>, bool, std::uint32_t, bool, std::int64_t>(),
+                    std::vector<std::uint32_t>, bool, std::uint32_t, bool, std::int64_t, bool>(),
            nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "block_tokens"_a, "windows"_a,
-           "keeps_state"_a, "checkpoint_alignment"_a, "runs_ahead"_a, "start_timeout_ms"_a)
+           "keeps_state"_a, "checkpoint_alignment"_a, "runs_ahead"_a, "start_timeout_ms"_a, "on_device"_a = false)
       .def_prop_ro("host", [](const PyScheduler& self) { return self.node->host(); })
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
@@ -239,6 +247,7 @@ NB_MODULE(_core, m) {
           [](PyScheduler& self, const nb::bytes& report) { unwrap(self.node->worker_report(view(report))); },
           "report"_a)
       .def("has_unreported_saves", [](const PyScheduler& self) { return self.node->has_unreported_saves(); })
+      .def("has_unreported_loads", [](const PyScheduler& self) { return self.node->has_unreported_loads(); })
       .def("reset_cache", [](PyScheduler& self) { self.node->reset_cache(); })
       .def("track_pool", [](PyScheduler& self) { self.node->track_pool(); })
       .def("take_pool_changes", [](PyScheduler& self) { return pool_changes(*self.node); })
@@ -287,12 +296,13 @@ NB_MODULE(_core, m) {
           "stream"_a = 0, WithoutLock())
       .def("take_report",
            [](PyWorker& self) -> std::optional<nb::bytes> {
-             const std::optional<std::string> report = self.node->take_report();
+             const std::optional<std::string> report = self.take_report();
              if (!report) return std::nullopt;
              return to_bytes(*report);
            })
       .def("take_failed_blocks", [](PyWorker& self) { return self.node->take_failed_blocks(); })
-      .def("take_finished_loads", [](PyWorker& self) { return self.node->take_finished_loads(); })
+      .def(
+          "take_finished_loads", [](PyWorker& self) { return self.node->take_finished_loads(); }, WithoutLock())
       .def(
           "shutdown", [](PyWorker& self) { self.node->shutdown(); }, WithoutLock());
 }

@@ -135,6 +135,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.keeps_state = options_.keeps_state;
   config.checkpoint_alignment = options_.checkpoint_alignment;
   config.runs_ahead = options_.runs_ahead;
+  config.on_device = options_.on_device;
   // A chunk needs a slot in every rank's pool. Pipeline stages may differ in size, so the smallest pool decides.
   config.num_slots = workers[0].num_slots;
   for (const WorkerHello& worker : workers) {
@@ -225,6 +226,11 @@ Result<void> SchedulerNode::worker_report(std::string_view bytes) {
 bool SchedulerNode::has_unreported_saves() const {
   const std::lock_guard lock(shared_.mutex);
   return !shared_.saves.empty();
+}
+
+bool SchedulerNode::has_unreported_loads() const {
+  const std::lock_guard lock(shared_.mutex);
+  return shared_.core && shared_.core->has_unreported_loads();
 }
 
 void SchedulerNode::reset_cache() {

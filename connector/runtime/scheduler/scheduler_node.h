@@ -24,11 +24,12 @@ struct SchedulerOptions {
   std::string role;         // vLLM's kv_role
   std::string fingerprint;  // the model and its KV format as text, see transport/base/fingerprint.h
   std::uint32_t block_tokens = 16;
-  // The next four fields have the same meaning as in CoreConfig.
+  // The next five fields have the same meaning as in CoreConfig.
   std::vector<std::uint32_t> windows = {0};
   bool keeps_state = false;
   std::uint32_t checkpoint_alignment = 0;
   bool runs_ahead = false;
+  bool on_device = false;
   std::int64_t start_timeout_ms = 10'000;
 };
 
@@ -63,6 +64,8 @@ class SchedulerNode {
   /// Returns true if a worker has not reported a save yet. The engine must then run more steps, even without requests,
   /// because reports come with steps.
   bool has_unreported_saves() const;
+  /// The same for loads. They keep blocks, even of a request that was aborted meanwhile.
+  bool has_unreported_loads() const;
   void reset_cache();
 
   // The same as in SchedulerCore.

@@ -41,11 +41,18 @@ class ChunkStore {
   /// it.
   virtual std::vector<SaveDone> take_saved() = 0;
   using IsReadable = std::function<bool(ChunkRef)>;
-  /// Unpacks chunks into blocks and verifies them before it returns. Returns one outcome for each job. A job ends at
-  /// the first chunk whose load fails or whose generation or checksum is wrong, because the tokens after that chunk
-  /// can't be used without it. The content of the blocks from that chunk on is undefined.
-  virtual std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
-                                        DeviceStream stream) = 0;
+  /// Begins to unpack chunks into blocks, after the work that the stream has so far. The blocks belong to the store
+  /// until take_loaded() reports their job, in this step or a later one.
+  virtual void load(std::vector<LoadJob> jobs, const IsReadable& is_readable, DeviceStream stream) = 0;
+  struct Loaded {
+    LoadJob job;
+    LoadOutcome outcome;
+  };
+  /// Returns the jobs that have ended since the last call, whose chunks are verified and in the blocks. A job counts
+  /// the tokens up to the first chunk whose load failed or whose generation or checksum is wrong, because the tokens
+  /// after that chunk can't be used without it. The content of the blocks from that chunk on is undefined. Whatever the
+  /// outcome, work that a stream gets from now on is not overwritten by the load.
+  virtual std::vector<Loaded> take_loaded() = 0;
 
   // ---- chunks from other nodes ----
   struct Place {
@@ -92,7 +99,7 @@ struct GpuTier {
   Gpu gpu;
   std::uint64_t bytes = 0;  // size of all frames; 0: chunks are packed straight into the slots
   bool is_landing_place = false;
-  TimeNs timeout = 30 * kSecond;  // time after which a save or a landing counts as failed
+  TimeNs timeout = 30 * kSecond;  // time after which a save, a load or a landing counts as failed
   const Clock& clock;
   Transport& transport;  // must be shut down before the store is destroyed
 };

@@ -31,7 +31,7 @@ Result<void> GpuStore::start() {
   if (Result<void> pinned = device().pin(parts_.pool); !pinned)
     return std::move(pinned).error().with("pinning the chunk pool");
   is_pinned_ = true;
-  for (std::optional<DeviceStream>* stream : {&down_, &up_}) {
+  for (std::optional<DeviceStream>* stream : {&down_, &up_, &unpack_}) {
     *stream = KVFERRY_TRY(device().make_stream());
   }
   if (table_.num_frames() == 0) return {};
@@ -66,7 +66,7 @@ GpuStore::~GpuStore() {
   }
   if (frames_ != nullptr) device().release(MemoryKind::kDevice, frames_);
   if (is_pinned_) device().unpin(parts_.pool);
-  for (const std::optional<DeviceStream>& stream : {down_, up_})
+  for (const std::optional<DeviceStream>& stream : {down_, up_, unpack_})
     if (stream) device().drop_stream(*stream);
 }
 
@@ -81,7 +81,7 @@ std::string GpuStore::describe() const {
 std::size_t GpuStore::num_fenced() const {
   const std::lock_guard lock(mutex_);
   std::size_t fenced = 0;
-  for (const Work& work : works_) fenced += work.items.empty() ? work.slots.size() : 0;
+  for (const Work& work : works_) fenced += work.is_reported() ? work.slots.size() : 0;
   return fenced;
 }
 
@@ -108,7 +108,8 @@ void GpuStore::poll() {
       work = works_.erase(work);
       continue;
     }
-    if (!work->items.empty() && work->deadline <= now) give_up(*work, "the GPU did not finish in time");
+    if (!work->is_reported() && work->deadline <= now && leaves_blocks_alone(*work))
+      give_up(*work, "the GPU did not finish in time");
     ++work;
   }
 }
@@ -137,6 +138,10 @@ void GpuStore::end(Work& work) {
     }
     report(work, item, ok, checksum);
   }
+  if (work.loads) {
+    verify(work);
+    report_loads(work);
+  }
   release(work);
 }
 
@@ -150,8 +155,13 @@ void GpuStore::report(const Work& work, const Work::Item& item, bool ok, std::ui
 /// Reports the work as failed. The frames and slots that the device may still touch are not reused until the device has
 /// finished the work.
 void GpuStore::give_up(Work& work, std::string_view why) {
+  const bool is_load = work.loads != nullptr;
   log().error("{} {} chunks failed: {}; {} slots are not reused until the GPU has finished",
-              work.kind == Work::Kind::kLanding ? "receiving" : "saving", work.items.size(), why, work.slots.size());
+              is_load                             ? "loading"
+              : work.kind == Work::Kind::kLanding ? "receiving"
+                                                  : "saving",
+              is_load ? work.loads->parts.size() : work.items.size(), why, work.slots.size());
+  if (is_load) report_loads(work);
   for (const Work::Item& item : work.items) {
     if (item.frame) table_.drop(*item.frame);
     report(work, item, false, 0);

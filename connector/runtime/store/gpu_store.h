@@ -1,8 +1,9 @@
 // The chunk store for blocks in GPU memory, with frames of GPU memory besides the slots. Only make_gpu_store() uses
 // this class.
 //
-// The engine's stream, `down_` (frame to slot) and `up_` (slot to frame) run in parallel. Wherever bytes pass from one
-// stream to another, an event orders the two streams. The host waits for loads only.
+// The engine's stream, `down_` (frame to slot), `up_` (slot to frame) and `unpack_` (frame or slot to block) run in
+// parallel. Wherever bytes pass from one stream to another, an event orders the two streams. The host waits only in the
+// destructor.
 #pragma once
 
 #include <list>
@@ -27,8 +28,8 @@ class GpuStore final : public ChunkStore {
   std::string describe() const override;
   void save(const std::vector<SaveJob>& jobs, DeviceStream stream) override;
   std::vector<SaveDone> take_saved() override;
-  std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
-                                DeviceStream stream) override;
+  void load(std::vector<LoadJob> jobs, const IsReadable& is_readable, DeviceStream stream) override;
+  std::vector<Loaded> take_loaded() override;
   Result<Place> land(ChunkRef chunk, std::uint64_t bytes) override;
   Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) override;
   void landed(std::span<const Landed> chunks) override;
@@ -38,6 +39,27 @@ class GpuStore final : public ChunkStore {
  private:
   using FrameRef = FrameTable::FrameRef;
   using PassPtr = std::unique_ptr<StreamPacker::Pass>;
+
+  struct LoadPart {
+    enum class State : std::uint8_t { kUnderWay, kLoaded, kCorrupt, kFailed };
+    std::size_t job = 0;  // index in Loads::jobs
+    const LoadItem* item = nullptr;
+    State state = State::kUnderWay;
+    std::byte* chunk = nullptr;
+    std::optional<FrameRef> filled;  // the frame that is filled from the slot for this load
+    bool wants_checksum = true;
+  };
+  using LoadParts = std::vector<LoadPart*>;
+  struct LoadPass {
+    LoadParts parts;
+    std::size_t index = 0;  // position in Work::passes
+  };
+  /// The loads of one step. `parts` and `passes` point into this object.
+  struct Loads {
+    std::vector<LoadJob> jobs;
+    std::vector<LoadPart> parts;
+    std::vector<LoadPass> passes;
+  };
 
   /// Work submitted to the device, and the frames and slots that may not be reused until the device has finished it.
   struct Work {
@@ -54,23 +76,16 @@ class GpuStore final : public ChunkStore {
       std::optional<FrameRef> frame;
       std::uint64_t checksum = 0;  // set for a landing only; the checksum of a save comes from its pass
     };
-    std::vector<Item> items;  // chunks to report at the end; empty after the work has been given up
+    std::vector<Item> items;        // chunks to report at the end; empty after the work has been given up
+    std::unique_ptr<Loads> loads;   // loads to report at the end; nullptr after the work has been given up
+    DeviceStream engine = nullptr;  // stream of the engine that uses the loads' blocks
     TimeNs deadline = 0;
+    bool is_reported() const { return items.empty() && !loads; }
   };
   struct SavePart {
     const SaveJob* job;
     const SaveItem* item;
   };
-  struct LoadPart {
-    enum class State : std::uint8_t { kUnderWay, kLoaded, kCorrupt, kFailed };
-    std::size_t job = 0;
-    const LoadItem* item = nullptr;
-    State state = State::kUnderWay;
-    std::byte* chunk = nullptr;
-    std::optional<FrameRef> filled;  // the frame that is filled from the slot for this load
-    bool wants_checksum = true;
-  };
-  using LoadParts = std::vector<LoadPart*>;
   struct Landing {
     ChunkRef chunk;
     FrameTable::Reserved reserved;
@@ -96,14 +111,12 @@ class GpuStore final : public ChunkStore {
   Result<void> enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream);
   Result<void> write_back(Work& work, std::span<const DeviceCopy> down);
 
-  void find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStream stream);
-  struct LoadPass {
-    LoadParts parts;
-    std::size_t index = 0;  // position in Work::passes
-  };
-  void unpack(const std::vector<LoadJob>& jobs, const LoadParts& parts, bool wants_checksums, Work& work,
-              DeviceStream stream, std::vector<LoadPass>& passes);
-  void verify(const std::vector<LoadPass>& passes, Work& work);
+  void start_loads(Work& work);
+  void find_sources(Work& work);
+  void unpack(const LoadParts& parts, bool wants_checksums, Work& work);
+  void verify(Work& work);
+  void report_loads(Work& work);
+  static bool leaves_blocks_alone(const Work& work);
 
   ChunkStoreParts parts_;
   GpuTier tier_;
@@ -111,7 +124,7 @@ class GpuStore final : public ChunkStore {
   std::uint64_t frame_bytes_ = 0;
   std::byte* frames_ = nullptr;
   bool is_pinned_ = false;
-  std::optional<DeviceStream> down_, up_;
+  std::optional<DeviceStream> down_, up_, unpack_;
   std::optional<RegionId> region_;  // region of the frames, if transfers may write to the frames
 
   mutable std::mutex mutex_;
@@ -120,6 +133,7 @@ class GpuStore final : public ChunkStore {
   std::list<Work> works_;
   std::map<std::uint32_t, Landing> landings_;  // [slot] the unfinished transfer into a frame for the slot's chunk
   std::vector<SaveDone> saved_;
+  std::vector<Loaded> loaded_;
   std::vector<Landed> landed_;
 };
 

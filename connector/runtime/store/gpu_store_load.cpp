@@ -1,5 +1,7 @@
 // GpuStore's loads. Each chunk is unpacked from its frame into blocks. A chunk without a frame is first copied from its
-// slot into a free frame, or unpacked straight from its slot if no frame is free.
+// slot into a free frame, or unpacked straight from its slot if no frame is free. Nothing waits on the host: a load is
+// reported when the device has finished it.
+#include <map>
 #include <utility>
 
 #include "connector/runtime/store/gpu_store.h"
@@ -7,75 +9,59 @@
 
 namespace kvferry {
 
-std::vector<LoadOutcome> GpuStore::load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
-                                        DeviceStream stream) {
-  std::vector<LoadPart> parts;
-  for (std::size_t j = 0; j < jobs.size(); ++j) {
-    for (const LoadItem& item : jobs[j].items) {
+void GpuStore::load(std::vector<LoadJob> jobs, const IsReadable& is_readable, DeviceStream stream) {
+  Work work;
+  work.kind = Work::Kind::kLoad;
+  work.stream = *unpack_;
+  work.engine = stream;
+  work.deadline = tier_.clock.now() + tier_.timeout;
+  work.loads = std::make_unique<Loads>();
+  work.loads->jobs = std::move(jobs);
+  for (std::size_t j = 0; j < work.loads->jobs.size(); ++j) {
+    for (const LoadItem& item : work.loads->jobs[j].items) {
       LoadPart part;
       part.job = j;
       part.item = &item;
       const bool is_right = is_readable(item.chunk) && parts_.rank < item.checksums.size();
       if (!is_right) part.state = LoadPart::State::kCorrupt;
-      parts.push_back(part);
+      work.loads->parts.push_back(part);
       if (!is_right) break;
     }
   }
-  Work work;
-  work.kind = Work::Kind::kLoad;
-  work.stream = stream;
-  std::vector<LoadPass> passes;
-  {
-    const std::lock_guard lock(mutex_);
-    poll();
-    find_sources(parts, work, stream);
-    for (const bool wants_checksums : {false, true}) {
-      LoadParts group;
-      for (LoadPart& part : parts)
-        if (part.state == LoadPart::State::kUnderWay && part.wants_checksum == wants_checksums) group.push_back(&part);
-      if (!group.empty()) unpack(jobs, group, wants_checksums, work, stream, passes);
-    }
-    if (!work.passes.empty() || !work.slots.empty()) {
-      Result<DeviceEvent> event = DeviceEvent::record(device(), stream);
-      if (event) work.event = std::move(*event);
-    }
-  }
-  bool is_over = work.passes.empty() && work.slots.empty();
-  if (work.event) {
-    // The wait does not hold the lock, because chunks from other nodes may arrive meanwhile.
-    const Result<void> waited = work.event->wait();
-    if (!waited) log().error("waiting for the GPU to load chunks failed: {}", waited.error().what);
-    is_over = static_cast<bool>(waited);
-  }
   const std::lock_guard lock(mutex_);
-  if (is_over) verify(passes, work);
-  for (LoadPart& part : parts) {
-    if (part.state == LoadPart::State::kUnderWay) part.state = LoadPart::State::kFailed;
-    if (part.filled && part.state != LoadPart::State::kLoaded) table_.drop(*part.filled);
-  }
-  if (is_over)
-    release(work);
-  else
-    works_.push_back(std::move(work));
+  poll();
+  start_loads(work);
+  if (work.passes.empty() && work.slots.empty() && work.pins.empty()) return report_loads(work);
+  if (Result<DeviceEvent> event = DeviceEvent::record(device(), *unpack_)) work.event = std::move(*event);
+  works_.push_back(std::move(work));
+}
 
-  std::vector<LoadOutcome> outcomes(jobs.size());
-  std::vector<bool> has_stopped(jobs.size(), false);
-  for (const LoadPart& part : parts) {
-    if (has_stopped[part.job]) continue;
-    has_stopped[part.job] = part.state != LoadPart::State::kLoaded;
-    if (part.state == LoadPart::State::kLoaded) outcomes[part.job].tokens_loaded += part.item->num_tokens;
-    if (part.state == LoadPart::State::kCorrupt) outcomes[part.job].corrupt.push_back(part.item->chunk);
+void GpuStore::start_loads(Work& work) {
+  const Result<void> ordered = [&]() -> Result<void> {
+    const DeviceEvent free = KVFERRY_TRY(DeviceEvent::record(device(), work.engine));
+    return free.make_wait(*unpack_);
+  }();
+  if (!ordered) return log().error("loading {} chunks failed: {}", work.loads->parts.size(), ordered.error().what);
+  find_sources(work);
+  for (const bool wants_checksums : {false, true}) {
+    LoadParts group;
+    for (LoadPart& part : work.loads->parts)
+      if (part.state == LoadPart::State::kUnderWay && part.wants_checksum == wants_checksums) group.push_back(&part);
+    if (!group.empty()) unpack(group, wants_checksums, work);
   }
-  return outcomes;
 }
 
 /// Chooses where each chunk is read from: its frame, a free frame that is filled from its slot, or the slot itself.
-void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStream stream) {
+void GpuStore::find_sources(Work& work) {
   std::map<ChunkRef, FrameRef> filled;  // loads of one step may share a chunk, whose frame is filled once
   std::vector<DeviceCopy> up;
-  for (LoadPart& part : parts) {
+  for (LoadPart& part : work.loads->parts) {
     if (part.state != LoadPart::State::kUnderWay) continue;
     const ChunkRef chunk = part.item->chunk;
+    if (const auto shared = filled.find(chunk); shared != filled.end()) {
+      part.chunk = frame_base(shared->second);
+      continue;
+    }
     if (const auto frame = table_.find(chunk)) {
       const std::optional<std::uint64_t> known = table_.frame(*frame).checksum;
       if (known && *known != part.item->checksums[parts_.rank]) {
@@ -89,8 +75,10 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
       table_.touch(*frame);
       continue;
     }
-    if (const auto shared = filled.find(chunk); shared != filled.end()) {
-      part.chunk = frame_base(shared->second);
+    // An earlier load fills the frame: `unpack_` already waits for that copy.
+    if (const auto frame = table_.find_filling(chunk)) {
+      part.chunk = frame_base(*frame);
+      work.pins.push_back(table_.pin(*frame, "load of slot " + std::to_string(chunk.slot)));
       continue;
     }
     use_slot(work, chunk.slot);
@@ -108,8 +96,8 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
   if (up.empty()) return;
   const Result<void> given = [&]() -> Result<void> {
     KVFERRY_TRY(device().copy(up, *up_));
-    DeviceEvent is_up = KVFERRY_TRY(DeviceEvent::record(device(), *up_));
-    return is_up.make_wait(stream);
+    const DeviceEvent copied = KVFERRY_TRY(DeviceEvent::record(device(), *up_));
+    return copied.make_wait(*unpack_);
   }();
   if (given) return;
   log().error("copying {} chunks from host to GPU memory failed: {}", up.size(), given.error().what);
@@ -119,15 +107,16 @@ void GpuStore::find_sources(std::vector<LoadPart>& parts, Work& work, DeviceStre
   for (const auto& [chunk, frame] : filled) {
     stray.pins.push_back(table_.pin(frame, "filling from slot " + std::to_string(chunk.slot)));
     use_slot(stray, chunk.slot);
+    table_.drop(frame);
   }
   works_.push_back(std::move(stray));
-  for (LoadPart& part : parts)
+  for (LoadPart& part : work.loads->parts)
     if (part.state == LoadPart::State::kUnderWay && filled.contains(part.item->chunk))
       part.state = LoadPart::State::kFailed;
 }
 
-void GpuStore::unpack(const std::vector<LoadJob>& jobs, const LoadParts& parts, bool wants_checksums, Work& work,
-                      DeviceStream stream, std::vector<LoadPass>& passes) {
+void GpuStore::unpack(const LoadParts& parts, bool wants_checksums, Work& work) {
+  const std::vector<LoadJob>& jobs = work.loads->jobs;
   std::vector<PackerJob> scatters;
   for (const LoadPart* part : parts) {
     const LoadItem& item = *part->item;
@@ -142,9 +131,9 @@ void GpuStore::unpack(const std::vector<LoadJob>& jobs, const LoadParts& parts, 
     log().error("loading {} chunks of request {} and others failed: {}", parts.size(), request, error.what);
     for (LoadPart* part : parts) part->state = LoadPart::State::kFailed;
   };
-  Result<PassPtr> pass = packer_->scatter(scatters, stream, wants_checksums);
+  Result<PassPtr> pass = packer_->scatter(scatters, *unpack_, wants_checksums);
   if (!pass && pass.error().code == ErrorCode::kInvalidArgument && parts.size() > 1) {
-    for (LoadPart* part : parts) unpack(jobs, {part}, wants_checksums, work, stream, passes);
+    for (LoadPart* part : parts) unpack({part}, wants_checksums, work);
     return;
   }
   if (!pass) return fail(pass.error());
@@ -153,12 +142,13 @@ void GpuStore::unpack(const std::vector<LoadJob>& jobs, const LoadParts& parts, 
   if (auto ok = given.copy_layers(0, static_cast<std::uint32_t>(parts_.layout.layers.size())); !ok)
     return fail(ok.error());
   if (auto ok = given.finish(); !ok) return fail(ok.error());
-  passes.push_back({parts, work.passes.size() - 1});
+  work.loads->passes.push_back({parts, work.passes.size() - 1});
 }
 
 /// Compares the checksums of passes that have all ended.
-void GpuStore::verify(const std::vector<LoadPass>& passes, Work& work) {
-  for (const LoadPass& pass : passes) {
+void GpuStore::verify(Work& work) {
+  for (const LoadPass& pass : work.loads->passes) {
+    // wait() returns at once, because the pass has ended.
     const Result<std::vector<std::uint64_t>> checksums = work.passes[pass.index]->wait();
     if (!checksums) log().error("verifying {} chunks failed: {}", pass.parts.size(), checksums.error().what);
     for (std::size_t i = 0; checksums && i < pass.parts.size(); ++i) {
@@ -167,10 +157,37 @@ void GpuStore::verify(const std::vector<LoadPass>& passes, Work& work) {
       const bool is_right = !part.wants_checksum || (i < checksums->size() && (*checksums)[i] == wanted);
       part.state = is_right ? LoadPart::State::kLoaded : LoadPart::State::kCorrupt;
       if (!part.filled || !is_right) continue;
-      table_.filled(*part.filled);
-      table_.hashed(*part.filled, wanted);
+      if (table_.filled(*part.filled)) table_.hashed(*part.filled, wanted);
     }
   }
+}
+
+/// Reports what became of the work's loads: those that are not verified by now have failed.
+void GpuStore::report_loads(Work& work) {
+  std::vector<LoadOutcome> outcomes(work.loads->jobs.size());
+  std::vector<bool> has_stopped(outcomes.size(), false);
+  for (const LoadPart& part : work.loads->parts) {
+    if (part.filled && part.state != LoadPart::State::kLoaded) table_.drop(*part.filled);
+    if (has_stopped[part.job]) continue;
+    has_stopped[part.job] = part.state != LoadPart::State::kLoaded;
+    if (part.state == LoadPart::State::kLoaded) outcomes[part.job].tokens_loaded += part.item->num_tokens;
+    if (part.state == LoadPart::State::kCorrupt) outcomes[part.job].corrupt.push_back(part.item->chunk);
+  }
+  for (std::size_t i = 0; i < outcomes.size(); ++i)
+    loaded_.push_back({std::move(work.loads->jobs[i]), std::move(outcomes[i])});
+  work.loads.reset();
+}
+
+/// Returns true if the engine may use the blocks of work that the device has not finished: the work scatters into no
+/// block, or later work of the engine's stream waits for it.
+bool GpuStore::leaves_blocks_alone(const Work& work) {
+  return work.kind != Work::Kind::kLoad || work.passes.empty() || (work.event && work.event->make_wait(work.engine));
+}
+
+std::vector<ChunkStore::Loaded> GpuStore::take_loaded() {
+  const std::lock_guard lock(mutex_);
+  poll();
+  return std::exchange(loaded_, {});
 }
 
 }  // namespace kvferry

@@ -21,8 +21,11 @@ class HostStore final : public ChunkStore {
     const std::lock_guard lock(mutex_);
     return std::exchange(saved_, {});
   }
-  std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
-                                DeviceStream stream) override;
+  void load(std::vector<LoadJob> jobs, const IsReadable& is_readable, DeviceStream stream) override;
+  std::vector<Loaded> take_loaded() override {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(loaded_, {});
+  }
   Result<Place> land(ChunkRef chunk, std::uint64_t) override {
     return Place{parts_.pool_region, chunk.slot * parts_.chunk_bytes};
   }
@@ -53,6 +56,7 @@ class HostStore final : public ChunkStore {
   std::map<ChunkRef, Layered> layered_;  // saves of which some layers are packed already
   std::mutex mutex_;
   std::vector<SaveDone> saved_;
+  std::vector<Loaded> loaded_;
   std::vector<Landed> landed_;
 };
 
@@ -95,11 +99,12 @@ Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& 
   return checksum;
 }
 
-std::vector<LoadOutcome> HostStore::load(const std::vector<LoadJob>& jobs, const IsReadable& is_readable,
-                                         DeviceStream) {
-  std::vector<LoadOutcome> outcomes;
-  for (const LoadJob& job : jobs) outcomes.push_back(unpack(job, is_readable));
-  return outcomes;
+void HostStore::load(std::vector<LoadJob> jobs, const IsReadable& is_readable, DeviceStream) {
+  for (LoadJob& job : jobs) {
+    LoadOutcome outcome = unpack(job, is_readable);
+    const std::lock_guard lock(mutex_);
+    loaded_.push_back({std::move(job), std::move(outcome)});
+  }
 }
 
 LoadOutcome HostStore::unpack(const LoadJob& job, const IsReadable& is_readable) {

@@ -102,15 +102,33 @@ Result<void> WorkerNode::begin_step(std::string_view bytes, DeviceStream stream)
   wants_layers_ &= std::any_of(plan_.saves_after.begin(), plan_.saves_after.end(), has_push);
   core_.locked([&](WorkerCore& core) { core.begin_step(plan_.step); });
   save_all(std::exchange(plan_.saves_before, {}), stream);
+  if (options_.gpu) begin_loads(stream);
   return {};
 }
 
 void WorkerNode::load(DeviceStream stream) {
-  const std::vector<LoadJob> jobs = std::exchange(plan_.loads, {});
+  if (!options_.gpu) begin_loads(stream);
+}
+
+void WorkerNode::begin_loads(DeviceStream stream) {
+  std::vector<LoadJob> jobs = std::exchange(plan_.loads, {});
+  // The forward pass would read the blocks of a synchronous load before the GPU has verified them.
+  for (const LoadJob& job : jobs)
+    if (options_.gpu && !job.is_async) loaded(job, {});
+  if (options_.gpu) std::erase_if(jobs, [](const LoadJob& job) { return !job.is_async; });
   if (jobs.empty()) return;
-  std::vector<LoadOutcome> outcomes = store_->load(
-      jobs, [&](ChunkRef chunk) { return core_.readable(chunk); }, stream);
-  for (std::size_t i = 0; i < jobs.size(); ++i) loaded(jobs[i], std::move(outcomes[i]));
+  store_->load(
+      std::move(jobs), [&](ChunkRef chunk) { return core_.readable(chunk); }, stream);
+  if (!options_.gpu) take_loaded();
+}
+
+void WorkerNode::take_loaded() {
+  for (ChunkStore::Loaded& load : store_->take_loaded()) loaded(load.job, std::move(load.outcome));
+}
+
+std::vector<WorkerNode::FinishedLoad> WorkerNode::take_finished_loads() {
+  take_loaded();
+  return std::exchange(finished_loads_, {});
 }
 
 void WorkerNode::save_layer(std::uint32_t layer) {

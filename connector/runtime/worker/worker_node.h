@@ -44,10 +44,11 @@ class WorkerNode {
   std::string describe() const;
 
   // `stream` is the stream in which the engine reads and writes the blocks.
-  /// Begins a step: takes the step's plan and packs the blocks that the step may overwrite. Errors: kCorrupt if the
-  /// bytes are not a plan.
+  /// Begins a step: takes the step's plan and packs the blocks that the step may overwrite. With a GPU, also begins the
+  /// step's loads, so that they run beside the forward pass. Errors: kCorrupt if the bytes are not a plan.
   Result<void> begin_step(std::string_view plan, DeviceStream stream = nullptr);
-  /// Called before the forward pass. Unpacks the chunks that the step's requests load.
+  /// Called before the forward pass, or after it if all loads are asynchronous. Unpacks the chunks that the step's
+  /// requests load. Does nothing with a GPU.
   void load(DeviceStream stream = nullptr);
   /// Returns true if the step's plan has saves that are pushed to another node layer by layer by save_layer().
   bool wants_layers() const { return wants_layers_; }
@@ -63,9 +64,10 @@ class WorkerNode {
   /// Returns the blocks whose synchronous load has failed since the last call.
   std::vector<BlockId> take_failed_blocks() { return std::exchange(failed_blocks_, {}); }
   /// Returns the asynchronous loads that have ended since the last call: the request's id, and true if its blocks are
-  /// good. If they are not good, none of the blocks may be used.
+  /// good. If they are not good, none of the blocks may be used. The next report has the same loads: it must reach the
+  /// scheduler together with the result of this call.
   using FinishedLoad = std::pair<std::string, bool>;
-  std::vector<FinishedLoad> take_finished_loads() { return std::exchange(finished_loads_, {}); }
+  std::vector<FinishedLoad> take_finished_loads();
 
   /// Ends the service thread and the transport. A second call does nothing.
   void shutdown();
@@ -76,6 +78,8 @@ class WorkerNode {
   Result<std::unique_ptr<ChunkStore>> make_store();
   void save_all(const std::vector<SaveJob>& jobs, DeviceStream stream);
   void take_saved();
+  void begin_loads(DeviceStream stream);
+  void take_loaded();
   void loaded(const LoadJob& job, LoadOutcome outcome);
 
   WorkerOptions options_;

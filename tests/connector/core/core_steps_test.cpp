@@ -306,5 +306,58 @@ TEST_F(TwoRanks, ARankThatReportsALoadTwiceIsCaughtBeforeTheOthersIsMissing) {
   EXPECT_BREAKS(core_->worker_report(once, now_), "exactly-once");
 }
 
+class OnDevice : public CoreBench {
+ protected:
+  OnDevice() : CoreBench(config()) { cache(24); }
+  static CoreConfig config() {
+    CoreConfig config = sizes(8, 4, 16);
+    config.on_device = true;
+    return config;
+  }
+  Answer lookup() { return core_->lookup(RequestId{"r"}, 0, now_); }
+  void admit(std::uint32_t num_external) { core_->allocated(RequestId{"r"}, num_external, {blocks(1, 8)}, now_); }
+  StepInput computes(std::uint32_t from) const { return {{{RequestId{"r"}, from, 1, BlockTable{blocks(1, 8)}}}, {}}; }
+  void preempt() { build({{}, {RequestId{"r"}}}); }
+};
+
+TEST_F(OnDevice, ALoadIsAsynchronousAndMayEndSomeStepsLater) {
+  add("r", 25);
+  EXPECT_EQ(lookup().num_external, 24u);
+  EXPECT_TRUE(lookup().is_async);
+  admit(24);
+  const StepPlan plan = core_->build_step({}, now_ += kMillisecond);
+  ASSERT_EQ(plan.loads.size(), 1u);
+  EXPECT_TRUE(plan.loads[0].is_async);
+  for (int i = 0; i < 3; ++i) build();
+  EXPECT_TRUE(core_->has_unreported_loads());
+  core_->worker_report(well_done(plan), now_);
+  EXPECT_FALSE(core_->has_unreported_loads());
+  admit(0);
+  build(computes(24));
+  const FinishedRequest done = core_->finished(RequestId{"r"}, 25, {blocks(1, 8)}, false, now_);
+  ASSERT_EQ(done.admissions.size(), 1u);
+  EXPECT_EQ(done.admissions[0].loaded, 24u);
+}
+
+TEST_F(OnDevice, ARequestThatWasLoadedInVainIsNotLoadedAgainBeforeItHasComputedMore) {
+  add("r", 25);
+  EXPECT_EQ(lookup().num_external, 24u);
+  admit(24);
+  build();
+  admit(0);
+  build(computes(24));
+  for (int i = 0; i < 3; ++i) {
+    preempt();
+    EXPECT_EQ(lookup().num_external, 0u);
+    EXPECT_FALSE(lookup().is_async);
+    admit(0);
+    build(computes(24));
+  }
+  core_->update_tokens(RequestId{"r"}, 25, std::span(tokens_).subspan(25, 2));
+  build(computes(26));
+  preempt();
+  EXPECT_EQ(lookup().num_external, 26u);
+}
+
 }  // namespace
 }  // namespace kvferry::sim

@@ -1,11 +1,12 @@
 // Runs thousands of schedules on a GPU whose work runs late. The engine overwrites blocks right after it has saved
-// them, and reads them right after a load. "The network" reads slots as soon as they are reported, and writes where it
-// may land. Every byte is compared. Code that does not order its work by events, or does not fence it, fails for some
-// seed.
+// them, gives blocks that it has just read or written to a load, and reads them as soon as the load is reported. "The
+// network" reads slots as soon as they are reported, and writes where it may land. Every byte is compared. Code that
+// does not order its work by events, or does not fence it, fails for some seed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
+#include <set>
 
 #include "tests/connector/runtime/test_store.h"
 #include "transport/base/checksum.h"
@@ -22,7 +23,7 @@ struct Faults {
 /// Events that must have happened at least once in all walks of a kind, because otherwise the walks prove nothing.
 struct Tally {
   std::uint64_t saved = 0, save_failed = 0, loaded = 0, corrupt = 0, load_failed = 0, landed = 0, land_failed = 0,
-                fenced = 0, refused_slots = 0;
+                fenced = 0, refused_slots = 0, shared_loads = 0;
 };
 
 class Walk {
@@ -34,6 +35,7 @@ class Walk {
   }
 
   void run(int num_actions) {
+    const std::uint64_t num_waits = test_.device->num_host_waits(), num_allocations = test_.device->num_allocations();
     for (int i = 0; i < num_actions; ++i) {
       if (once_in(faults_.refusal_in))
         test_.device->refuse_after(static_cast<int>(below(12)), 1 + static_cast<int>(below(2)));
@@ -43,6 +45,8 @@ class Walk {
       take_news();
     }
     test_.device->refuse_next(0);
+    ASSERT_EQ(test_.device->num_host_waits(), num_waits);
+    ASSERT_EQ(test_.device->num_allocations(), num_allocations);
     finish();
   }
 
@@ -58,17 +62,20 @@ class Walk {
     ChunkStore::Place place;  // where the chunk lands
     std::size_t written = 0;  // number of the chunk's bytes that have arrived
     bool is_told = false;     // true after landed() was called for this landing
+    std::uint32_t loads = 0;  // loads of the chunk that are in flight
   };
 
   std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
   bool once_in(std::uint32_t times) { return times != 0 && below(times) == 0; }
   ChunkRef ref(std::uint32_t slot) const { return {slot, slots_[slot].generation}; }
 
+  /// Returns up to `count` blocks that no load in flight owns.
   std::vector<BlockId> some_blocks(std::size_t count) {
-    std::vector<BlockId> blocks(ToyEngine::kNumBlocks);
-    for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<BlockId>(i);
+    std::vector<BlockId> blocks;
+    for (BlockId block = 0; block < static_cast<BlockId>(ToyEngine::kNumBlocks); ++block)
+      if (!loading_.contains(block)) blocks.push_back(block);
     std::shuffle(blocks.begin(), blocks.end(), random_);
-    blocks.resize(count);
+    blocks.resize(std::min(count, blocks.size()));
     return blocks;
   }
 
@@ -91,7 +98,8 @@ class Walk {
   std::vector<std::uint32_t> slots_to_fill(std::size_t count) {
     std::vector<std::uint32_t> found;
     for (std::uint32_t i = 0; i < slots_.size(); ++i)
-      if (slots_[i].state == State::kFree || slots_[i].state == State::kReady) found.push_back(i);
+      if (slots_[i].loads == 0 && (slots_[i].state == State::kFree || slots_[i].state == State::kReady))
+        found.push_back(i);
     std::shuffle(found.begin(), found.end(), random_);
     found.resize(std::min(found.size(), count));
     for (const std::uint32_t slot : found) {
@@ -104,6 +112,7 @@ class Walk {
 
   void save() {
     std::vector<SaveJob> jobs;
+    if (some_blocks(3).size() < 3) return;
     for (const std::uint32_t slot : slots_to_fill(1 + below(3))) {
       Slot& saved = slots_[slot];
       saved.state = State::kSaving;
@@ -123,30 +132,35 @@ class Walk {
 
   void load() {
     std::vector<LoadJob> jobs;
-    std::vector<std::uint32_t> from;
     std::vector<BlockId> blocks = some_blocks(ToyEngine::kNumBlocks);
     for (std::size_t i = 0; i <= below(3); ++i) {
       const std::uint32_t slot = below(slots_.size());
-      if (slots_[slot].state != State::kReady) continue;
+      if (slots_[slot].state != State::kReady || blocks.size() < 2) continue;
       const std::vector<BlockId> own(blocks.end() - 2, blocks.end());
       blocks.resize(blocks.size() - 2);
       const std::uint32_t skip = below(slots_[slot].tokens);
       const std::uint32_t count = 1 + below(slots_[slot].tokens - skip);
       for (const BlockId block : own) test_.engine.overwrite(block, random_());
       jobs.push_back(load_job("l", ref(slot), slots_[slot].checksum, slots_[slot].tokens, own, count, skip));
-      from.push_back(slot);
+      slots_[slot].loads += 1;
+      loading_.insert(own.begin(), own.end());
     }
     if (jobs.empty()) return;
-    const std::vector<LoadOutcome> outcomes = test_.load(jobs);
-    ASSERT_EQ(outcomes.size(), jobs.size());
-    for (std::size_t i = 0; i < jobs.size(); ++i) judge_load(jobs[i], slots_[from[i]], outcomes[i]);
+    test_.begin_load(jobs);
+    for (const LoadJob& job : jobs) tally_.shared_loads += slots_[job.items[0].chunk.slot].loads > 1 ? 1 : 0;
   }
 
-  void judge_load(const LoadJob& job, Slot& slot, const LoadOutcome& outcome) {
+  void judge_load(const LoadJob& job, const LoadOutcome& outcome) {
     const LoadItem& item = job.items[0];
+    Slot& slot = slots_[item.chunk.slot];
+    ASSERT_EQ(item.chunk, ref(item.chunk.slot)) << "told twice, or late";
+    ASSERT_GT(slot.loads, 0u) << "told twice";
+    slot.loads -= 1;
+    for (const BlockId block : job.block_ids[0]) ASSERT_EQ(loading_.erase(block), 1u) << "told twice";
     if (outcome.tokens_loaded == 0) {
       ASSERT_TRUE(outcome.corrupt.empty() || slot.is_damaged) << "good bytes are called corrupt";
-      ASSERT_TRUE(!outcome.corrupt.empty() || faults_.refusal_in > 0) << "a load failed for nothing";
+      ASSERT_TRUE(!outcome.corrupt.empty() || faults_.refusal_in > 0 || faults_.delay_in > 0)
+          << "a load failed for nothing";
       (outcome.corrupt.empty() ? tally_.load_failed : tally_.corrupt) += 1;
       // the engine computes these blocks again
       for (const BlockId block : job.block_ids[0]) test_.engine.overwrite(block, random_());
@@ -196,6 +210,10 @@ class Walk {
   }
 
   void take_news() {
+    for (const ChunkStore::Loaded& load : test_.store->take_loaded()) {
+      judge_load(load.job, load.outcome);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
     for (const SaveDone& done : test_.store->take_saved()) {
       ended(done.chunk, State::kSaving, done.ok, done.checksum);
       (done.ok ? tally_.saved : tally_.save_failed) += 1;
@@ -240,6 +258,7 @@ class Walk {
       test_.device->run_all();
       take_news();
     }
+    ASSERT_TRUE(loading_.empty()) << "a load was not told";
     for (const Slot& slot : slots_) ASSERT_TRUE(slot.state == State::kReady || slot.state == State::kFree);
     ASSERT_EQ(test_.store->num_fenced(), 0u);
     ASSERT_EQ(test_.engine.num_wrong(), 0u) << "the model read wrong KV";
@@ -254,6 +273,7 @@ class Walk {
   Tally& tally_;
   TestStore test_;
   std::vector<Slot> slots_;
+  std::set<BlockId> loading_;  // blocks of loads in flight
 };
 
 class GpuStoreWalks : public ::testing::TestWithParam<StoreKind> {
@@ -273,6 +293,7 @@ class GpuStoreWalks : public ::testing::TestWithParam<StoreKind> {
     }
     EXPECT_GT(tally.saved, 0u);
     EXPECT_GT(tally.loaded, 0u);
+    EXPECT_GT(tally.shared_loads, 0u);
     EXPECT_GT(tally.landed, 0u);
     return tally;
   }

@@ -120,7 +120,7 @@ TEST_F(LateGpu, RefusalsAtEveryCallOfASaveAndALoadLeaveNothingBehind) {
       test.all_saved();
     }
     test.device->refuse_after(granted, 1);
-    test.load({load_job("l", {0, 1}, sum, 4, {5}, 4), load_job("l", {3, 1}, sum, 4, {6}, 4)});
+    test.begin_load({load_job("l", {0, 1}, sum, 4, {5}, 4), load_job("l", {3, 1}, sum, 4, {6}, 4)});
     test.save({save_job("r", {4, 1}, {3}, 4), save_job("r", {5, 1}, {3}, 4)});
     test.all_saved();
     test.device->refuse_next(0);
@@ -143,9 +143,9 @@ TEST(GpuStore, AFailedLoadCostsNoFrame) {
     const std::uint64_t first = saved({0, 1});
     saved({1, 1});  // pushes the first chunk out of the only frame
     test.device->refuse_after(granted, 1);
-    test.load({load_job("l", {0, 1}, first, 4, {5}, 4)});
+    test.begin_load({load_job("l", {0, 1}, first, 4, {5}, 4)});
     test.device->refuse_next(0);
-    for (int i = 0; i < 2; ++i) test.all_saved();
+    for (int i = 0; i < 2; ++i) test.all_loaded();
     const std::uint64_t second = saved({2, 1});
     const std::uint64_t before = num_passes_hashed();
     EXPECT_EQ(test.load({load_job("l", {2, 1}, second, 4, {5}, 4)})[0].tokens_loaded, 4u);
@@ -187,7 +187,7 @@ TEST_P(RefusedHalfway, ALoadKeepsItsFrameFromOthers) {
     test.save({save_job("r", {1, 1}, {3}, 4)});  // takes the only frame
     test.all_saved();
     test.device->refuse_after(GetParam(), 1);
-    test.load({load_job("l", {0, 1}, sum, 4, {5}, 4)});
+    test.begin_load({load_job("l", {0, 1}, sum, 4, {5}, 4)});
     test.device->refuse_next(0);
     test.engine.overwrite(6, 2);
     const std::vector<std::vector<BlockId>> table = {{6}};
@@ -204,6 +204,9 @@ TEST(GpuStore, GoesWhenTheDeviceIsThroughWithIt) {
   for (const StoreKind kind : {StoreKind::kGpuWithoutFrames, StoreKind::kGpu}) {
     const std::uint64_t early = num_passes_ended_early();
     TestStore test{{kind, 1}};
+    test.save({save_job("r", {2, 1}, {3}, 4)});
+    const std::uint64_t sum = test.all_saved().at(0).checksum;
+    test.begin_load({load_job("l", {2, 1}, sum, 4, {5}, 4)});
     test.save({save_job("r", {0, 1}, {3}, 4), save_job("r", {1, 1}, {3}, 4)});
     test.store.reset();
     EXPECT_EQ(num_passes_ended_early(), early);

@@ -30,7 +30,8 @@ class TwoPlaces final : public ChunkStore {
   std::string describe() const override { return {}; }
   void save(const std::vector<SaveJob>&, DeviceStream) override {}
   std::vector<SaveDone> take_saved() override { return {}; }
-  std::vector<LoadOutcome> load(const std::vector<LoadJob>&, const IsReadable&, DeviceStream) override { return {}; }
+  void load(std::vector<LoadJob>, const IsReadable&, DeviceStream) override {}
+  std::vector<Loaded> take_loaded() override { return {}; }
   Result<Place> land(ChunkRef chunk, std::uint64_t) override {
     if (chunk.slot == 5) return Error{ErrorCode::kFull, "slot 5 is fenced"};
     return Place{chunk.slot % 2 == 0 ? even_ : odd_, chunk.slot * kChunkBytes};

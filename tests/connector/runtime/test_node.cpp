@@ -58,6 +58,7 @@ TestNode::TestNode(const std::string& controller, const std::string& engine_id, 
   options.fingerprint = model;
   options.block_tokens = kBlockTokens;
   options.start_timeout_ms = 2000;
+  options.on_device = device_ != nullptr;
   scheduler = value_or_throw(SchedulerNode::start(options));
   WorkerOptions worker_options{options.config, 0, engine_id, layout};
   if (device_) worker_options.gpu = make_sim_gpu(device_);
@@ -150,6 +151,12 @@ std::uint32_t load(TestNode& node, const NewRequest& made, float seed) {
   node.scheduler->add_request(made);
   const std::uint32_t external = node.lookup(made.id.value);
   node.scheduler->allocated(made.id, external, {kOtherBlocks});
+  if (external > 0 && node.loads_async()) {
+    node.settle();
+    const auto is_loaded = std::pair(made.id.value, true);
+    EXPECT_EQ(std::exchange(node.finished_loads, {}), std::vector<WorkerNode::FinishedLoad>{is_loaded});
+    node.scheduler->allocated(made.id, 0, {kOtherBlocks});
+  }
   node.step({{{made.id, external, 1, BlockTable{kOtherBlocks}}}, {}},
             [&] { EXPECT_EQ(node.wrong_tokens(kOtherBlocks, 0, external, seed), 0u); });
   return external;

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "connector/runtime/scheduler/scheduler_node.h"
@@ -66,6 +67,7 @@ class TestNode {
   /// Returns the number of tokens in [from, to) whose KV differs from what compute() would have written.
   std::uint32_t wrong_tokens(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
   void wipe();
+  bool loads_async() const { return device_ != nullptr; }
 
   /// Runs one engine step: plan, copies, report. `between` replaces the forward pass.
   template <class Forward>
@@ -74,6 +76,7 @@ class TestNode {
     worker->load();
     between();
     worker->save();
+    for (WorkerNode::FinishedLoad& load : worker->take_finished_loads()) finished_loads.push_back(std::move(load));
     if (const auto report = worker->take_report()) ok_or_throw(scheduler->worker_report(*report));
   }
   void step() {
@@ -83,11 +86,12 @@ class TestNode {
   std::uint32_t lookup(const std::string& id, std::uint32_t num_local = 0);
   /// Runs steps without work as long as an engine would do so.
   void settle() {
-    while (scheduler->has_unreported_saves()) step();
+    while (scheduler->has_unreported_saves() || scheduler->has_unreported_loads()) step();
   }
 
   std::unique_ptr<SchedulerNode> scheduler;
   std::unique_ptr<WorkerNode> worker;
+  std::vector<WorkerNode::FinishedLoad> finished_loads;
 
  private:
   float& cell(BlockId block, std::uint32_t row, std::uint32_t layer, std::uint32_t plane, std::uint32_t head,

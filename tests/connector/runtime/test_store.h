@@ -86,9 +86,20 @@ class TestStore {
   std::span<std::byte> slot(std::uint32_t index, std::uint64_t bytes) {
     return std::span(pool).subspan(index * engine.chunk_bytes(), bytes);
   }
-  std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs) {
-    return store->load(
+  void begin_load(const std::vector<LoadJob>& jobs) {
+    store->load(
         jobs, [](ChunkRef) { return true; }, engine.stream());
+  }
+  /// Runs all work of the device, and returns the outcomes of the loads that have ended.
+  std::vector<LoadOutcome> all_loaded() {
+    run();
+    std::vector<LoadOutcome> outcomes;
+    for (ChunkStore::Loaded& load : store->take_loaded()) outcomes.push_back(std::move(load.outcome));
+    return outcomes;
+  }
+  std::vector<LoadOutcome> load(const std::vector<LoadJob>& jobs) {
+    begin_load(jobs);
+    return all_loaded();
   }
   void save(const std::vector<SaveJob>& jobs) { store->save(jobs, engine.stream()); }
   /// Runs all work of the device, and returns what the store then reports.

@@ -70,6 +70,7 @@ class Engine:
         self._hasher = get_request_block_hasher(setup.block_tokens,
                                                 get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo))
         def start_node(**options: Any) -> SchedulerNode:
+            options["on_device"] = setup.late_loads > 0
             return SchedulerNode(**options | ({} if setup.waits_for_loads else {"runs_ahead": False}))
 
         with set_current_vllm_config(self.config), mock.patch.object(scheduler_connector, "SchedulerNode", start_node):
@@ -84,6 +85,9 @@ class Engine:
             self.top_connector.sub_connectors[setup.multi.index(setup.connector)] if setup.multi
             else self.top_connector)
         self.connector.node.patience_s = setup.patience_s
+        if setup.late_loads > 0:
+            self.connector._scheduler._is_on_device = True
+            self.runner.end_loads_late(setup.late_loads)
         hello = self.runner.connector.get_handshake_metadata()
         self.top_connector.set_xfer_handshake_metadata_pp_aware({(0, 0): hello})
         self._num_free = self.num_free_blocks

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -84,6 +85,26 @@ class _Share:
     garbage: bool = False
 
 
+class LateLoads:
+    """Wraps the C++ worker node of a rank. The node gets each load some steps late: until then its blocks have wrong
+    KV, and it is not reported, as if a device had not ended it.
+    """
+
+    def __init__(self, node: Any, num_steps: int) -> None:
+        self._node = node
+        self._num_steps = num_steps
+        self._held: list[list[Any]] = [[] for _ in range(num_steps)]  # the loads of the last steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def begin_step(self, payload: bytes, stream: int) -> None:
+        plan = msgspec.msgpack.decode(payload)
+        self._held.append(plan[2])
+        plan[2] = self._held.pop(0)
+        self._node.begin_step(msgspec.msgpack.encode(plan), stream)
+
+
 class StampRunner:
     """Keeps requests as GPUModelRunner does (v1 and v2 alike), and executes steps with a worker connector.
 
@@ -108,6 +129,9 @@ class StampRunner:
         self.drafts = DraftTokenIds([], [])  # the drafts for the requests of the last step
         self.num_failed_loads = 0
         self.steps = 0
+
+    def end_loads_late(self, num_steps: int) -> None:
+        self.connector._worker._node = LateLoads(self.connector._worker._node, num_steps)
 
     def heard(self) -> None:
         self._unheard.pop(0)

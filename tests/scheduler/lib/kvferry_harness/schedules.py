@@ -4,6 +4,7 @@ run.
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from kvferry_launch.testbed.servers import Controller
@@ -50,6 +51,8 @@ class Schedule:
                   else [draw_setup(dice, dice.choice(("kv_both", "kv_both", "kv_producer")))])
         if pair and setups[0].chunk_tokens != setups[1].chunk_tokens:
             setups[1] = EngineSetup(**{**vars(setups[1]), "chunk_tokens": setups[0].chunk_tokens})
+        late = random.Random(f"late loads {seed}")  # dice of its own, so that the other draws of a seed stay the same
+        setups = [replace(setup, late_loads=late.choice((0, 0, 1, 4))) for setup in setups]
         # Each schedule has a namespace of its own, because a namespace has only one model, and so that no chunks of
         # earlier schedules are found.
         for setup in setups:

@@ -56,6 +56,7 @@ class EngineSetup:
     patience_s: float = 5.0  # see RecordedNode
     kv_events: bool = False  # Engine.event_batches has what vLLM would publish
     traced: bool = False  # spans of transfers are made
+    late_loads: int = 0  # number of steps after which a load ends, as on a device; 0: it ends within its step
     waits_for_loads: bool = True  # False: requests don't wait for loads that may fail, see CoreConfig::runs_ahead
 
 
