@@ -53,7 +53,9 @@ enum class LifeKind : std::uint8_t {
   kComputed,   // every token known at the admission is computed
   kPreempted,  // tokens that were computed
   kFinished,   // tokens; expected: tokens kept for a decode node; cause if aborted
-  kPulled,     // from `peer` over `path`: tokens, chunks, failed, bytes, duration and its parts, cause
+  // from `peer` over `path`: tokens, chunks, failed, in_frames, bytes, duration and its parts, cause; note: of a
+  // failure, or else why chunks came through host memory
+  kPulled,
   kFetchFailed,  // nothing came from `peer`, or from the controller if it is empty: cause
   kPushOffered,  // to `peer`: chunks
   kPushed,       // to `peer` over `path`: tokens, chunks, failed, bytes, duration and `wire`, cause
@@ -120,8 +122,9 @@ struct LifeEvent {
   // until the last byte, from then until all chunks were in their slots. With kPushed `wire` is the time since the last
   // chunk was in this node's pool.
   TimeNs post = 0, wire = 0, unpack = 0;
+  std::uint32_t in_frames = 0;  // with kPulled: the most chunks that a rank pulled from GPU memory to GPU memory
   KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,
-                 limit_mb_per_s, prefix, post, wire, unpack);
+                 limit_mb_per_s, prefix, post, wire, unpack, in_frames);
 
   static LifeEvent because(Cause cause) { return {.cause = static_cast<std::uint8_t>(cause)}; }
   LifeKind what() const { return static_cast<LifeKind>(kind); }

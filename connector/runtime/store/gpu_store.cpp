@@ -102,6 +102,7 @@ bool GpuStore::is_over(Work& work) {
 
 void GpuStore::poll() {
   const TimeNs now = tier_.clock.now();
+  leased_.expire(now);
   for (auto work = works_.begin(); work != works_.end();) {
     if (is_over(*work)) {
       end(*work);

@@ -47,11 +47,13 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   node->service_ = KVFERRY_TRY(
       ServiceLoop::start({*node->transport_, *node->store_, node->core_, node->clock_, node->pool_.span(),
                           node->region_, chunk_bytes, node->options_.layout.bytes_per_token(), num_layers}));
-  node->hello_ =
-      encode(WorkerHello{node->options_.rank,
-                         node->service_->endpoint(),
-                         static_cast<std::uint32_t>(num_slots),
-                         {node->transport_->address(), std::move(exported), chunk_bytes, node->options_.shard}});
+  RankEndpoint endpoint{node->transport_->address(), std::move(exported), chunk_bytes, node->options_.shard};
+  if (const auto frames = node->store_->frames()) {
+    endpoint.frames_region = KVFERRY_TRY(node->transport_->export_region(frames->region));
+    endpoint.frame_bytes = frames->frame_bytes;
+  }
+  node->hello_ = encode(WorkerHello{node->options_.rank, node->service_->endpoint(),
+                                    static_cast<std::uint32_t>(num_slots), std::move(endpoint)});
   log().info("{}", node->describe());
   return node;
 }
