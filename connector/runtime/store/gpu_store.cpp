@@ -49,7 +49,7 @@ void GpuStore::register_frames() {
   if (region)
     region_ = *region;
   else
-    log().warn("chunks from other nodes are written to host memory, not to the GPU: {}", region.error().what);
+    log().info("chunks from other nodes are written to host memory, not to the GPU: {}", region.error().what);
 }
 
 GpuStore::~GpuStore() {

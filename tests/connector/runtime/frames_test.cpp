@@ -2,14 +2,9 @@
 // real transport on simulated GPUs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 
 #include "connector/runtime/links/frame_leases.h"
-#include "connector/runtime/worker/service_loop.h"
-#include "tests/connector/runtime/toy_engine.h"
-#include "transport/base/checksum.h"
-#include "transport/make_transport.h"
-#include "transport/shared_memory.h"
+#include "tests/connector/runtime/frame_side.h"
 
 namespace kvferry {
 namespace {
@@ -18,85 +13,6 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr std::uint32_t kSlots = 8, kTokens = ToyEngine::kChunkTokens;
-
-struct SideOptions {
-  std::uint32_t num_frames = 6;  // 0: no frames
-  Path path = Path::kAuto;
-};
-
-/// A worker: GPU, engine, pool, transport, store and service thread.
-struct Side {
-  explicit Side(std::uint32_t seed, SideOptions options = {})
-      : device(std::make_shared<SimDevice>(seed, SimDevice::Drive::kInBackground)),
-        engine(device.get()),
-        pool(SharedMemory::create("frames_test", kSlots * engine.chunk_bytes()).value()) {
-    TransportOptions wanted;
-    wanted.path = options.path;
-    wanted.device = device.get();
-    transport = make_transport(wanted).value();
-    region = transport->register_region(pool.region()).value();
-    ChunkStoreParts parts{engine.layout(), 0, pool.span(), engine.chunk_bytes(), region};
-    const std::uint64_t bytes = options.num_frames * ((engine.chunk_bytes() + 255) / 256 * 256);
-    store =
-        make_gpu_store(std::move(parts), {make_sim_gpu(device), bytes, true, 30 * kSecond, clock, *transport}).value();
-    loop = ServiceLoop::start({*transport, *store, core, clock, pool.span(), region, engine.chunk_bytes(),
-                               engine.chunk_bytes() / kTokens, 1})
-               .value();
-    link = ClientSocket::connect(loop->endpoint()).value();
-  }
-  ~Side() {
-    device->refuse_next(0);
-    loop->shutdown();
-    transport->shutdown();
-  }
-
-  /// Saves new KV as this chunk. Returns its bytes.
-  std::vector<std::byte> save(ChunkRef chunk, std::uint32_t seed) {
-    const std::vector<std::vector<BlockId>> blocks = {{3, 4}};
-    for (const BlockId block : blocks[0]) engine.overwrite(block, seed);
-    store->save({save_job("r", chunk, blocks[0], kTokens)}, engine.stream());
-    for (int i = 0; i < 2000; ++i) {
-      for (const SaveDone& done : store->take_saved())
-        if (done.chunk == chunk && done.ok) return engine.expected({0, kTokens, blocks});
-      ::poll(nullptr, 0, 5);
-    }
-    throw std::runtime_error("a save does not end");
-  }
-  /// Sends an order, and returns the answer.
-  template <class Outcome, class Order>
-  Outcome ask(const Order& order) {
-    if (!link->send(seal(1, order))) throw std::runtime_error("the order can't be sent");
-    for (int i = 0; i < 2000; ++i) {
-      if (const auto bytes = link->receive())
-        return decode<Outcome>(decode<Envelope>(*bytes, "message")->body, "outcome").value();
-      ::poll(nullptr, 0, 5);
-    }
-    throw std::runtime_error("an order has no outcome");
-  }
-  std::vector<std::uint32_t> lease(std::uint64_t number, std::vector<ChunkRef> chunks, std::int64_t ttl_ms = 60'000) {
-    return ask<FramePinOutcome>(FramePinOrder{number, 0, ttl_ms, std::move(chunks)}).frames;
-  }
-  std::span<std::byte> slot(std::uint32_t index) {
-    return pool.span().subspan(index * engine.chunk_bytes(), engine.chunk_bytes());
-  }
-  std::string frames_region() {
-    return store->frames() ? transport->export_region(store->frames()->region).value() : std::string();
-  }
-  std::uint64_t frame_bytes() { return store->frames() ? store->frames()->frame_bytes : 0; }
-
-  std::shared_ptr<SimDevice> device;
-  ToyEngine engine;
-  SharedMemory pool;
-  SteadyClock clock;
-  std::unique_ptr<Transport> transport;
-  RegionId region;
-  std::unique_ptr<ChunkStore> store;
-  SharedWorkerCore core{0, kSlots};
-  std::unique_ptr<ServiceLoop> loop;
-  std::unique_ptr<ClientSocket> link;
-};
-
 class FramePulls : public ::testing::Test {
  protected:
   void start(SideOptions holder = {}, SideOptions reader = {}) {
@@ -104,16 +20,7 @@ class FramePulls : public ::testing::Test {
     reader_.emplace(2, reader);
     meet();
   }
-  /// Waits until the reader has measured the paths to the holder.
-  void meet() {
-    const PeerId peer = reader_->transport->connect(holder_->transport->address()).value();
-    const auto frames = reader_->store->frames();
-    for (int i = 0; i < 2000 && frames && !holder_->frames_region().empty(); ++i) {
-      const auto path = reader_->transport->path_between(peer, frames->region, holder_->frames_region());
-      if (path || path.error().what.find("not measured") == std::string::npos) break;
-      ::poll(nullptr, 0, 5);
-    }
-  }
+  void meet() { reader_->meet(*holder_); }
   /// Saves `count` chunks at the holder, in slots 0 and up, and leases them.
   void save_and_lease(std::uint32_t count) {
     std::vector<ChunkRef> chunks;
@@ -127,13 +34,7 @@ class FramePulls : public ::testing::Test {
   void spoil_slots() { std::ranges::fill(holder_->pool.span(), std::byte{0x55}); }
   /// Pulls chunk i into slot `into + i` of the reader.
   PullOutcome pull(std::uint32_t into = 0) {
-    PullOrder order{++pulls_,
-                    holder_->transport->address(),
-                    holder_->transport->export_region(holder_->region).value(),
-                    10'000,
-                    {}};
-    order.remote_frames = holder_->frames_region();
-    order.remote_frame_bytes = holder_->frame_bytes();
+    PullOrder order = reader_->order_from(*holder_, ++pulls_);
     for (std::uint32_t i = 0; i < bytes_.size(); ++i)
       order.items.push_back({{i, 1}, {into + i, pulls_}, kTokens, {chunk_checksum(bytes_[i])}, {}, {frames_.at(i)}});
     return reader_->ask<PullOutcome>(order);
@@ -163,10 +64,7 @@ TEST_F(FramePulls, GoFromFrameToFrameWithoutAnyHostSlot) {
   // What was verified on its way is loaded from its frame, and not hashed again.
   std::ranges::fill(reader_->pool.span(), std::byte{0x66});
   const std::uint64_t before = num_passes_hashed();
-  const auto loaded = reader_->store->load(
-      {load_job("l", {1, 1}, chunk_checksum(bytes_[1]), kTokens, {5, 6}, kTokens)}, [](ChunkRef) { return true; },
-      reader_->engine.stream());
-  EXPECT_EQ(loaded.at(0).tokens_loaded, kTokens);
+  EXPECT_EQ(reader_->load({1, 1}, chunk_checksum(bytes_[1]), {5, 6}), kTokens);
   EXPECT_EQ(num_passes_hashed(), before);
   const std::vector<std::vector<BlockId>> blocks = {{5, 6}};
   reader_->engine.note_loaded(bytes_[1], kTokens, 0, {0, kTokens, blocks});
@@ -193,12 +91,7 @@ TEST_F(FramePulls, DropAndTellChunksWhoseFrameHasOtherBytesByNow) {
   EXPECT_THAT(done.ok, ElementsAre(false, false));
   EXPECT_EQ(static_cast<ErrorCode>(done.code), ErrorCode::kCorrupt);
   EXPECT_EQ(reader_->core.readable({0, 1}), false);
-  EXPECT_EQ(reader_->store
-                ->load(
-                    {load_job("l", {0, 1}, 1, kTokens, {5, 6}, kTokens)}, [](ChunkRef) { return true; },
-                    reader_->engine.stream())[0]
-                .tokens_loaded,
-            0u);
+  EXPECT_EQ(reader_->load({0, 1}, 1, {5, 6}), 0u);
 }
 
 TEST_F(FramePulls, OfALeaseWhoseTimeHasPassedHoldNoFrame) {

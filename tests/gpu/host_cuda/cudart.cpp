@@ -105,6 +105,11 @@ const char* cudaGetErrorName(cudaError_t) { return "simulated"; }
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) { return allocate(MemoryKind::kDevice, memory, bytes); }
 cudaError_t cudaMallocHost(void** memory, std::size_t bytes) { return allocate(MemoryKind::kPinned, memory, bytes); }
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) { return cudaMallocHost(memory, bytes); }
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  *free = std::size_t{14} << 30;
+  *total = std::size_t{141} << 30;
+  return cudaSuccess;
+}
 cudaError_t cudaFree(void* memory) {
   if (memory == nullptr) return cudaSuccess;
   drop(memory);
