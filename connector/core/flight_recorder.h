@@ -53,9 +53,7 @@ enum class LifeKind : std::uint8_t {
   kComputed,   // every token known at the admission is computed
   kPreempted,  // tokens that were computed
   kFinished,   // tokens; expected: tokens kept for a decode node; cause if aborted
-  // from `peer` over `path`: tokens, chunks, failed, in_frames, bytes, duration and its parts, cause; note: of a
-  // failure, or else why chunks came through host memory
-  kPulled,
+  kPulled,     // from `peer` over `path`: tokens, chunks, failed, in_frames, bytes, duration and its parts, cause, note
   kFetchFailed,  // nothing came from `peer`, or from the controller if it is empty: cause
   kPushOffered,  // to `peer`: chunks
   kPushed,       // to `peer` over `path`: tokens, chunks, failed, bytes, duration and `wire`, cause
@@ -116,7 +114,7 @@ struct LifeEvent {
   std::uint32_t limit_mb_per_s = 0;
   ShortText<8> path{};
   ShortText<55> peer{};
-  ShortText<103> note{};  // the other node's reason, in its words
+  ShortText<103> note{};  // the other node's reason, in its words; kPulled: why no chunk or not all came into frames
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
   // Parts of the duration of a pull, of the rank that ended last: until its last transfer was submitted, from then
   // until the last byte, from then until all chunks were in their slots. With kPushed `wire` is the time since the last

@@ -110,7 +110,6 @@ struct ChecksumOrder {
   std::uint32_t rank = 0;       // the worker's rank; the outcome repeats it
   KVFERRY_FIELDS(order, num_cells, runs, items, timeout_ms, rank);
 };
-
 /// The outcome of one item of a ChecksumOrder.
 struct ChecksumOutcome {
   std::uint64_t order = 0;
@@ -121,7 +120,7 @@ struct ChecksumOutcome {
   KVFERRY_FIELDS(order, rank, item, ok, checksums);
 };
 
-/// Asks a worker to pin the frames that have leased chunks, until FrameUnpin or for `timeout_ms`.
+/// Asks a worker to pin the frames that have leased chunks, until FrameUnpin (the lease's number) or for `timeout_ms`.
 struct FramePinOrder {
   std::uint64_t lease = 0;
   std::uint32_t rank = 0;  // the worker's rank; the outcome repeats it
@@ -129,18 +128,15 @@ struct FramePinOrder {
   std::vector<ChunkRef> chunks;
   KVFERRY_FIELDS(lease, rank, timeout_ms, chunks);
 };
+struct FrameUnpin : BareNumber {};
 struct FramePinOutcome {
   std::uint64_t lease = 0;
   std::uint32_t rank = 0;
   std::vector<std::uint32_t> frames;  // [chunk] the pinned frame, or kNoFrame
   KVFERRY_FIELDS(lease, rank, frames);
 };
-struct FrameUnpin : BareNumber {};  // `value` is the number of the lease that has ended
-
 struct PushDrop : BareNumber {};  // `value` is the number of the push to drop
-
-/// A worker's answer to a Revocation.
-struct Revoked : Revocation {};
+struct Revoked : Revocation {};   // a worker's answer to a Revocation
 
 /// The message that a worker sends to its scheduler at start, as vLLM's handshake metadata.
 struct WorkerHello {

@@ -169,7 +169,7 @@ TEST_F(FramePulls, GoFromSlotToSlotWhereThePathDidNotWorkWhenItWasMeasured) {
   EXPECT_THAT(done.host_why, HasSubstr("the simulated GPU refuses"));
 }
 
-TEST_F(FramePulls, WhoseGpuRefusesAnyCallEndAndBringNoWrongByte) {
+TEST_F(FramePulls, AreRightOrDroppedWhateverTheGpuRefuses) {
   holder_.emplace(1);
   save_and_lease(2);
   std::uint32_t in_frames = 0, in_slots = 0;
@@ -246,7 +246,7 @@ TEST_F(AnswersWithFrames, DoNotWaitLongForARankThatIsLate) {
   leases_.take({70, 0, {1, 2}});  // comes too late
   EXPECT_TRUE(leases_.take_ready(1000).empty());
   leases_.begin({"x", 10}, answer(71), 31 * kSecond, 30 * kSecond, 100);
-  EXPECT_EQ(leases_.num_leases(), 1u) << "an expired lease is forgotten";
+  EXPECT_EQ(leases_.num_leases(), 1u) << "an expired lease is dropped";
 }
 
 }  // namespace
