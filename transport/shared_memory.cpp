@@ -36,10 +36,6 @@ std::uint64_t available_on_the_machine() {
   return std::numeric_limits<std::uint64_t>::max();
 }
 
-/// Returns how many bytes can be allocated now. More must not be allocated, because the kernel kills a process that
-/// exceeds the limit of its container.
-std::uint64_t available_bytes() { return std::min(available_on_the_machine(), bytes_left_in_cgroups()); }
-
 Error no_memory(std::string_view what, std::uint64_t bytes) {
   return Error{ErrorCode::kUnavailable,
                fmt::format("cannot {} {} bytes of shared memory: {}", what, bytes, std::strerror(errno))};
@@ -73,6 +69,9 @@ int reserve(int fd, std::uint64_t bytes) {
 }
 
 }  // namespace
+
+/// More must not be allocated, because the kernel kills a process that exceeds the limit of its container.
+std::uint64_t SharedMemory::available_bytes() { return std::min(available_on_the_machine(), bytes_left_in_cgroups()); }
 
 Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t bytes) {
   if (!is_valid_label(label))

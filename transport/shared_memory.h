@@ -49,6 +49,8 @@ class SharedMemory {
   /// characters [A-Za-z0-9_.], shown in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not
   /// enough memory; the message names the setting `pool_bytes`, which the user can lower.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
+  /// Returns how many bytes create() could get now.
+  static std::uint64_t available_bytes();
   /// Maps memory that another process of the same user has created, by its name(). kNotFound: no such memory.
   static Result<SharedMemory> open(const std::string& name);
 

@@ -159,6 +159,13 @@ class Transport {
   /// Returns the rate that was measured to the peer over the path of this name (Completion::path), in bytes per second.
   /// 0: not measured, or not yet.
   virtual double measured_rate(PeerId /*peer*/, std::string_view /*path*/) const { return 0; }
+  /// Returns the name of the path by which a transfer between these regions would go; empty: this transport has one
+  /// path only. kUnavailable: no path reaches both regions or, with GPU memory, no path that was measured works; the
+  /// message has the reason. kInvalidArgument: unknown peer or region.
+  virtual Result<std::string_view> path_between(PeerId /*peer*/, RegionId /*local*/,
+                                                const std::string& /*remote_region*/) const {
+    return std::string_view();
+  }
   /// Peers get `address` instead of address() as the sender of this side's notifications. Needed if this transport is
   /// part of another transport, to whose address peers connect. Must be called before the first connect().
   virtual void set_source_address(const std::string& address) = 0;

@@ -53,7 +53,7 @@ enum class LifeKind : std::uint8_t {
   kComputed,   // every token known at the admission is computed
   kPreempted,  // tokens that were computed
   kFinished,   // tokens; expected: tokens kept for a decode node; cause if aborted
-  kPulled,     // from `peer` over `path`: tokens, chunks, failed, bytes, duration and its parts, cause
+  kPulled,     // from `peer` over `path`: tokens, chunks, failed, in_frames, bytes, duration and its parts, cause, note
   kFetchFailed,  // nothing came from `peer`, or from the controller if it is empty: cause
   kPushOffered,  // to `peer`: chunks
   kPushed,       // to `peer` over `path`: tokens, chunks, failed, bytes, duration and `wire`, cause
@@ -114,14 +114,15 @@ struct LifeEvent {
   std::uint32_t limit_mb_per_s = 0;
   ShortText<8> path{};
   ShortText<55> peer{};
-  ShortText<103> note{};  // the other node's reason, in its words
+  ShortText<103> note{};  // the other node's reason, in its words; kPulled: why no chunk or not all came into frames
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
   // Parts of the duration of a pull, of the rank that ended last: until its last transfer was submitted, from then
   // until the last byte, from then until all chunks were in their slots. With kPushed `wire` is the time since the last
   // chunk was in this node's pool.
   TimeNs post = 0, wire = 0, unpack = 0;
+  std::uint32_t in_frames = 0;  // with kPulled: the most chunks that a rank pulled from GPU memory to GPU memory
   KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,
-                 limit_mb_per_s, prefix, post, wire, unpack);
+                 limit_mb_per_s, prefix, post, wire, unpack, in_frames);
 
   static LifeEvent because(Cause cause) { return {.cause = static_cast<std::uint8_t>(cause)}; }
   LifeKind what() const { return static_cast<LifeKind>(kind); }

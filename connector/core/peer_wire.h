@@ -11,6 +11,9 @@
 
 namespace kvferry {
 
+/// Stands for "in no frame" where a chunk's frame of GPU memory is told.
+constexpr std::uint32_t kNoFrame = UINT32_MAX;
+
 struct LeaseRequest {
   /// Fingerprint of the reader's model (fingerprint.h). The holder refuses the request if its own fingerprint differs.
   std::string fingerprint;
@@ -21,7 +24,8 @@ struct LeaseRequest {
   /// [rank] The reader's shards (shard_map.h). Empty if the reader runs an older version, which reads only from nodes
   /// with the same shards.
   std::vector<Shard> shards = {};
-  KVFERRY_FIELDS(fingerprint, keys, handoff, shards);
+  bool wants_frames = false;  // the reader has frames of GPU memory, into which it may pull from the holder's frames
+  KVFERRY_FIELDS(fingerprint, keys, handoff, shards, wants_frames);
 };
 
 struct LeasedChunk {
@@ -33,7 +37,10 @@ struct LeasedChunk {
   /// [rank][run] Checksums of the parts of the chunk that the reader copies. Set instead of `checksums` if the two
   /// nodes' shards differ.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};
-  KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums);
+  /// [rank] The frame of GPU memory that has the chunk too and is pinned until the lease ends, or kNoFrame. Empty: in
+  /// no rank's frame.
+  std::vector<std::uint32_t> frames = {};
+  KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames);
 };
 
 struct LeaseReply {
@@ -43,7 +50,7 @@ struct LeaseReply {
   KVFERRY_FIELDS(lease, refused, chunks);
 };
 
-/// A chunk to copy from a holder's slot to a local slot.
+/// A chunk to copy from a holder's slot, or frame, to a local slot.
 struct PullItem {
   ChunkRef remote;
   ChunkRef local;
@@ -52,7 +59,8 @@ struct PullItem {
   std::vector<std::uint64_t> checksums;
   /// [rank][run] The holder's checksum of each copied run, set instead of `checksums`.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};
-  KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums);
+  std::vector<std::uint32_t> frames = {};  // [rank] see LeasedChunk::frames
+  KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums, frames);
 };
 
 }  // namespace kvferry

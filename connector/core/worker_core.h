@@ -36,7 +36,10 @@ struct PullOrder {
   std::vector<PullSource> sources = {};  // ranks of the other node to read from; empty: only the rank at remote_address
   std::vector<ShardRun> runs = {};       // runs to read for each chunk; ShardRun::holder is an index into `sources`
   std::uint64_t num_cells = 0;           // number of cells (shard_map.h) in a chunk of this rank
-  KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells);
+  std::string remote_frames = {};        // exported region of the frames at remote_address; empty: it has none
+  std::uint64_t remote_frame_bytes = 0;  // size of a frame there
+  KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells, remote_frames,
+                 remote_frame_bytes);
 };
 struct PullOutcome {
   std::uint64_t pull = 0;
@@ -48,7 +51,12 @@ struct PullOutcome {
   std::string path = {};                      // the path that moved the bytes
   std::uint32_t limit_mb_per_s = 0;           // see LifeEvent, for this rank
   TimeNs post = 0, wire = 0, unpack = 0;      // see LifeEvent; all 0 if no transfer ended
-  KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path, limit_mb_per_s, post, wire, unpack);
+  std::uint32_t num_in_frames = 0;            // number of chunks that came from frame to frame
+  // Number of chunks that the holder had in a frame, and that came from its slot into a slot. `host_why` says why.
+  std::uint32_t num_past_frames = 0;
+  std::string host_why = {};
+  KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path, limit_mb_per_s, post, wire, unpack, num_in_frames,
+                 num_past_frames, host_why);
 };
 
 struct LoadOutcome {

@@ -19,9 +19,10 @@ namespace kvferry {
 struct ConnectorConfig {
   std::string controller = "tcp://127.0.0.1:14600";
   std::uint32_t chunk_tokens = 256;
-  std::uint64_t pool_bytes = std::uint64_t{1} << 30;
-  std::uint64_t gpu_pool_bytes = 0;
-  bool lands_in_gpu = false;
+  static constexpr std::uint64_t kShareOfGpu = UINT64_MAX;  // see default_gpu_pool_bytes()
+  std::uint64_t pool_bytes = 0;                             // 0: see default_pool_bytes()
+  std::uint64_t gpu_pool_bytes = kShareOfGpu;
+  bool lands_in_gpu = true;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
   bool save_draft_kv = true;
@@ -67,17 +68,17 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting<C, std::uint32_t>(
           "chunk_tokens", &C::chunk_tokens, "an integer from 1 to 65536, a multiple of the block size",
           "Tokens in a chunk; the same on all nodes", [](std::uint32_t n) { return n >= 1 && n <= 65536; }),
-      setting<C, std::uint64_t>("pool_bytes", &C::pool_bytes, bytes,
-                                "Shared memory for chunks, for each rank; reserved at start",
-                                [](std::uint64_t n) { return n > 0; })
-          .with_shown_default("1GiB"),
+      setting("pool_bytes", &C::pool_bytes, bytes + "; 0: the default",
+              "Shared memory for chunks, for each rank; reserved at start")
+          .with_shown_default("a sixteenth of the free memory, 1GiB to 16GiB"),
       setting("gpu_pool_bytes", &C::gpu_pool_bytes, bytes + "; 0: none",
               "GPU memory for chunks, for each rank, in addition to pool_bytes; used only if the model's KV cache is "
               "in GPU "
-              "memory. If it is 0, chunks are packed straight into pinned host memory"),
+              "memory. If it is 0, chunks are packed straight into pinned host memory")
+          .with_shown_default("half of what the engine leaves free, less 1GiB; at most pool_bytes"),
       setting("lands_in_gpu", &C::lands_in_gpu, boolean,
-              "Whether chunks from other nodes are written to the GPU pool first, if the transport can write GPU "
-              "memory"),
+              "Whether chunks go from GPU pool to GPU pool where a path between the nodes reaches both; all others go "
+              "through the pools of host memory"),
       setting("save_decode_cache", &C::save_decode_cache, boolean,
               "Whether KV of decoded tokens is saved, for preempted requests and the next turn"),
       setting("save_partial_chunks", &C::save_partial_chunks, boolean,

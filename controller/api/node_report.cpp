@@ -27,7 +27,9 @@ std::string_view wrong_part(const NodeReport& report) {
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_number(one.per_minute); });
   if (!has_numbers) return "a number is out of range";
   const bool has_texts =
-      std::ranges::all_of(report.paths, [](const PathReport& one) { return is_text(one.peer) && is_text(one.path); }) &&
+      std::ranges::all_of(
+          report.paths,
+          [](const PathReport& one) { return is_text(one.peer) && is_text(one.path) && is_text(one.memory); }) &&
       std::ranges::all_of(report.failures,
                           [](const FailureReport& one) { return is_text(one.what) && is_text(one.peer); }) &&
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_text(one.chunk); });

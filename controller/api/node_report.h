@@ -25,7 +25,11 @@ struct PathReport {
   // faster; 0: not known.
   double limit_gb_per_s = 0;
   double best_gb_per_s = 0;  // speed of the fastest of the last large pulls; 0: there were too few to judge the path
-  KVFERRY_FIELDS(peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s, limit_gb_per_s, best_gb_per_s);
+  // Between which memory the last transfer was, and why: "GPU to GPU", "host slots: REASON", "host slots" (nodes
+  // without GPUs). Empty: an older node.
+  std::string memory{};
+  KVFERRY_FIELDS(peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s, limit_gb_per_s, best_gb_per_s,
+                 memory);
 };
 
 struct FailureReport {

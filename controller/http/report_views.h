@@ -11,7 +11,7 @@
 namespace kvferry::controller {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PathReport, peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s,
-                                   limit_gb_per_s, best_gb_per_s)
+                                   limit_gb_per_s, best_gb_per_s, memory)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FailureReport, what, peer, ago_ms)
 
 constexpr std::uint64_t kReportStaleMs = 5000;  // an older report no longer says how the node is now

@@ -64,6 +64,12 @@ class CudaDevice final : public Device {
     const CurrentDevice current(ordinal_);
     complain(kind == MemoryKind::kDevice ? cudaFree(base) : cudaFreeHost(base), "freeing memory");
   }
+  Result<std::uint64_t> free_bytes() override {
+    const CurrentDevice current(ordinal_);
+    std::size_t free = 0, total = 0;
+    KVFERRY_TRY(cuda_result(cudaMemGetInfo(&free, &total), "asking how much memory is free"));
+    return std::uint64_t{free};
+  }
   Result<void> pin(std::span<std::byte> memory) override {
     const CurrentDevice current(ordinal_);
     const std::lock_guard lock(mutex_);

@@ -202,6 +202,12 @@ void SimDevice::release_now(std::byte* base) {
   KVFERRY_CHECK(memory_.erase(base) == 1, "memory is released that was not allocated");
 }
 
+Result<std::uint64_t> SimDevice::free_bytes() {
+  const std::lock_guard lock(mutex_);
+  if (Result<void> ok = check(); !ok) return std::move(ok).error();
+  return std::uint64_t{4} << 30;
+}
+
 Result<void> SimDevice::pin(std::span<std::byte> memory) {
   const std::lock_guard lock(mutex_);
   if (Result<void> ok = check(); !ok) return ok;

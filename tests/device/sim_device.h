@@ -64,6 +64,7 @@ class SimDevice final : public Device {
   Result<void> bind_thread() override;
   Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override;
   void release(MemoryKind kind, std::byte* base) override;
+  Result<std::uint64_t> free_bytes() override;
   Result<void> pin(std::span<std::byte> memory) override;
   void unpin(std::span<std::byte> memory) override;
   Result<DeviceStream> make_stream() override;

@@ -14,7 +14,7 @@ constexpr Shard kShard{0, 2, 0, 4};
 const std::vector<std::uint64_t> kSums = {11};
 const std::vector<std::vector<std::uint64_t>> kRunSums = {{12, 13}};
 
-RankEndpoint rank() { return {"address", "region", 256, kShard}; }
+RankEndpoint rank() { return {"address", "region", 256, kShard, "frames", 256}; }
 
 ChunkRef chunk() { return {1, 7}; }
 
@@ -117,12 +117,14 @@ std::vector<AnyMessage> examples_between_nodes() {
   release.value = 1;
   PushDrop drop;
   drop.value = 1;
+  FrameUnpin unpin;
+  unpin.value = 1;
   const Revocation revocation{1, 0, {{0, chunk(), true, kSums}}};
   Revoked revoked;
   static_cast<Revocation&>(revoked) = revocation;
   std::vector<AnyMessage> examples = {
-      LeaseRequest{"fingerprint", keys_of(0, 3), "request", {kShard}},
-      LeaseAnswer{{1, "", {{0, chunk(), 8, kSums, 0, kRunSums}}}, {rank()}},
+      LeaseRequest{"fingerprint", keys_of(0, 3), "request", {kShard}, true},
+      LeaseAnswer{{1, "", {{0, chunk(), 8, kSums, 0, kRunSums, {3, kNoFrame}}}}, {rank()}},
       release,
       PullOrder{2, "address", "region", 100, {item}},
       PullOutcome{2, 0, {true, false}, "why", kSums},
@@ -140,7 +142,10 @@ std::vector<AnyMessage> examples_between_nodes() {
       drop,
       PushOutcome{1, 0, 0, true, ""},
       ChecksumOrder{1, 8, {{0, 0, 0, 4}, {0, 4, 0, 4}}, {{chunk(), 8, 11}}, 100, 0},
-      ChecksumOutcome{1, 0, 0, true, {12, 13}}};
+      ChecksumOutcome{1, 0, 0, true, {12, 13}},
+      FramePinOrder{1, 0, 100, {chunk()}},
+      FramePinOutcome{1, 0, {3}},
+      unpin};
   examples.emplace_back(of_another_shape);
   return examples;
 }

@@ -71,7 +71,11 @@ class Service {
                           [&](const PushStart& push) { pusher_.start(push); },
                           [&](const PushDrop& push) { pusher_.drop(push.value); },
                           [&](const GrantOrder& grants) { slots_.grant(grants); },
-                          [&](const Revocation& grants) { slots_.revoke(grants); }},
+                          [&](const Revocation& grants) { slots_.revoke(grants); },
+                          [&](const FramePinOrder& leased) {
+                            (void)store_.pin_frames(leased.lease, leased.chunks, leased.timeout_ms);
+                          },
+                          [&](const FrameUnpin& lease) { store_.unpin_frames(lease.value); }},
                order);
   }
   /// Runs one turn of the service's loop.

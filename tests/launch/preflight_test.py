@@ -36,7 +36,7 @@ def check(extra: dict[str, Any], **env: str) -> dict[str, Any]:
 
 
 def test_settings_are_checked_by_the_servers_interpreter(tmp_path: Path) -> None:
-    assert check({}) == {"pool_bytes": 1 << 30, "namespace": "default", "cluster_key_file": ""}
+    assert check({}) == {"pool_bytes": 0, "namespace": "default", "cluster_key_file": ""}
     assert check({}, KVFERRY_POOL_BYTES="2MiB")["pool_bytes"] == 2 << 20
     with pytest.raises(NodeError, match=r"^kv_connector_extra_config: unknown key 'pool_byte' "):
         check({"pool_byte": 1})

@@ -52,6 +52,10 @@ class Device {
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
   /// Frees memory that allocate() returned. Blocks until the device's work has ended.
   virtual void release(MemoryKind kind, std::byte* base) = 0;
+  /// Returns how many bytes of device memory are free.
+  virtual Result<std::uint64_t> free_bytes() {
+    return Error{ErrorCode::kUnavailable, describe() + " can't tell how much of its memory is free"};
+  }
   /// Page-locks existing host memory, so that the GPU can access it. Calls for the same memory are counted, because a
   /// chunk store and a transport may both pin one pool. Other memory that overlaps pinned memory is refused. Memory
   /// that another library of the process has page-locked counts as pinned, and stays so until that library unlocks it.

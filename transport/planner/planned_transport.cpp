@@ -1,4 +1,5 @@
 // The planner: a transport that owns one transport for each backend, and submits to the fastest one for each peer.
+// Over 300 lines, because one class implements the whole interface of a transport by its backends.
 #include <poll.h>
 #include <sys/epoll.h>
 
@@ -17,6 +18,7 @@
 #include "transport/base/check.h"
 #include "transport/base/log.h"
 #include "transport/base/owned_fd.h"
+#include "transport/base/printable.h"
 #include "transport/planner/backends.h"
 #include "transport/planner/plan_address.h"
 #include "transport/planner/planned_regions.h"
@@ -155,24 +157,14 @@ class PlannedTransport final : public Transport {
     std::size_t route = 0;
     {
       const std::lock_guard lock(mutex_);
-      const auto peer = peers_.find(transfer.peer);
-      if (peer == peers_.end())
-        return Error{ErrorCode::kInvalidArgument, fmt::format("peer {} is not connected", transfer.peer)};
-      const std::optional<planner::PlannedRegions::Found> region = regions_.find(transfer.local);
-      if (!region) return planner::unknown("region", transfer.local);
-      const MemoryClass kind = region->kind == MemoryClass::kDevice ? region->kind : remote->memory_class();
-      const std::vector<std::size_t>& routes = peer->second.routes[static_cast<std::size_t>(kind)];
-      const auto reaches_both = [&](std::size_t index) {
-        return region->ids[index] && planner::find_part(remote->parts, backends_[index].name) != nullptr;
-      };
-      const auto chosen = std::find_if(routes.begin(), routes.end(), reaches_both);
-      if (chosen == routes.end())
+      const Ends ends = KVFERRY_TRY(ends_of(transfer.peer, transfer.local, *remote));
+      if (ends.routes.empty())
         return Error{ErrorCode::kInvalidArgument,
                      fmt::format("no path to peer {} reaches both region {} on this side and the remote region",
                                  transfer.peer, transfer.local)};
-      route = *chosen;
-      transfer.peer = *peer->second.ids[route];
-      transfer.local = *region->ids[route];
+      route = ends.routes.front();
+      transfer.peer = *ends.peer->ids[route];
+      transfer.local = *ends.region.ids[route];
     }
     transfer.remote_region = *planner::find_part(remote->parts, backends_[route].name);
     busiest_.store(route, std::memory_order_relaxed);
@@ -215,6 +207,35 @@ class PlannedTransport final : public Transport {
     return peer == peers_.end() ? 0 : peer->second.measured.rate_of(path.substr(0, path.find('/')));
   }
 
+  Result<std::string_view> path_between(PeerId id, RegionId local, const std::string& remote_region) const override {
+    const auto remote = decode<planner::RegionParts>(remote_region, "region descriptor");
+    if (!remote) return Error{ErrorCode::kInvalidArgument, remote.error().what};
+    const std::lock_guard lock(mutex_);
+    const Ends ends = KVFERRY_TRY(ends_of(id, local, *remote));
+    if (ends.routes.empty()) {
+      std::string here, there;
+      for (std::size_t index = 0; index < backends_.size(); ++index)
+        if (ends.region.ids[index]) here += fmt::format("{}{}", here.empty() ? "" : ", ", backends_[index].name);
+      for (const planner::Part& part : remote->parts)
+        there += fmt::format("{}{}", there.empty() ? "" : ", ", printable(part.backend));
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("no path reaches the memory of both ends (here: {}; there: {}) and the peer",
+                               here.empty() ? "none" : here, there.empty() ? "none" : there)};
+    }
+    const std::string_view fastest = backends_[ends.routes.front()].name;
+    if (ends.kind != MemoryClass::kDevice) return fastest;
+    // A path that failed its measurement is no path to GPU memory, since there is another way: host memory.
+    if (!ends.peer->is_measured) return Error{ErrorCode::kUnavailable, "the paths to the peer are not measured yet"};
+    std::string problems;
+    for (const planner::Measured& one : ends.peer->measured.of(ends.kind)) {
+      const std::string_view name = planner::info_of(one.path).backend;
+      if (one.gb_per_s > 0 && name == fastest) return fastest;
+      if (one.gb_per_s == 0) problems += fmt::format("{}{}: {}", problems.empty() ? "" : "; ", name, one.problem);
+    }
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("no path to the peer's GPU memory works ({})", problems.empty() ? "none" : problems)};
+  }
+
   int event_fd() const override { return events_.get(); }
 
   bool wait(TimeNs timeout_ns) override {
@@ -240,7 +261,29 @@ class PlannedTransport final : public Transport {
     std::string address;
     std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the fastest first
     Measurements measured;
+    bool is_measured = false;
   };
+  /// The two ends of a transfer.
+  struct Ends {
+    const Peer* peer = nullptr;
+    planner::PlannedRegions::Found region;  // on this side
+    MemoryClass kind = MemoryClass::kOther;
+    std::vector<std::size_t> routes;  // indexes of the backends that reach both ends, the fastest first
+  };
+  /// The caller must hold mutex_.
+  Result<Ends> ends_of(PeerId id, RegionId local, const planner::RegionParts& remote) const {
+    const auto peer = peers_.find(id);
+    if (peer == peers_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("peer {} is not connected", id)};
+    std::optional<planner::PlannedRegions::Found> region = regions_.find(local);
+    if (!region) return planner::unknown("region", local);
+    Ends ends{&peer->second, *std::move(region), remote.memory_class(), {}};
+    if (ends.region.kind == MemoryClass::kDevice) ends.kind = ends.region.kind;
+    for (const std::size_t index : peer->second.routes[static_cast<std::size_t>(ends.kind)]) {
+      if (ends.region.ids[index] && planner::find_part(remote.parts, backends_[index].name) != nullptr)
+        ends.routes.push_back(index);
+    }
+    return ends;
+  }
 
   TransferId outer_id(std::size_t route, TransferId inner) const {
     return TransferId{inner.value * backends_.size() + route};
@@ -258,6 +301,7 @@ class PlannedTransport final : public Transport {
     for (std::size_t kind = 0; kind < kMemoryClasses; ++kind)
       sort_routes(found.by_class[kind], peer->second.routes[kind]);
     peer->second.measured = found;
+    peer->second.is_measured = true;
     log().info("transport: measured the paths to peer {}, uses the fastest: {}", id, found.describe());
   }
   /// Puts the fastest backend first. Backends that failed or were not measured are kept at the end, as a last resort.

@@ -118,10 +118,12 @@ struct FinishedRequest {
 /// How one rank's part of a pull has ended, for the flight recorder.
 struct TransferEnd {
   ErrorCode code = ErrorCode::kOk;
-  std::string_view what{};                // the reason of a failure
-  std::string_view path{};                // the path that moved the bytes
-  std::uint32_t limit_mb_per_s = 0;       // see LifeEvent, for this rank
-  TimeNs post = 0, wire = 0, unpack = 0;  // see LifeEvent
+  std::string_view what{};                               // the reason of a failure
+  std::string_view path{};                               // the path that moved the bytes
+  std::uint32_t limit_mb_per_s = 0;                      // see LifeEvent, for this rank
+  TimeNs post = 0, wire = 0, unpack = 0;                 // see LifeEvent
+  std::uint32_t num_in_frames = 0, num_past_frames = 0;  // see PullOutcome, for this rank
+  std::string_view host_why{};                           // see PullOutcome
 };
 
 /// The controller's order to copy these chunks from the node at `endpoint` into this node's pool, in this order, within

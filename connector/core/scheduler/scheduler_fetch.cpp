@@ -228,7 +228,8 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
       if (RequestState* waiting = find(request)) blame(*waiting, Cause::kPoolFull);
       break;
     }
-    pull.items.push_back({leased.chunk, *slot, leased.num_tokens, leased.checksums, leased.run_checksums});
+    pull.items.push_back(
+        {leased.chunk, *slot, leased.num_tokens, leased.checksums, leased.run_checksums, leased.frames});
   }
   announce_evictions();
   if (pull.items.empty()) return nullptr;

@@ -146,6 +146,10 @@ void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, co
   sum.post = end.post;
   sum.wire = end.wire;
   sum.unpack = end.unpack;
+  counters_.pulled_in_frames += end.num_in_frames;
+  counters_.pulled_past_frames += end.num_past_frames;
+  sum.in_frames = std::max(sum.in_frames, end.num_in_frames);
+  if (sum.failed == 0 && !end.host_why.empty()) sum.note = end.host_why;
   if (num_failed > 0) {
     sum.cause = static_cast<std::uint8_t>(cause_of(end.code));
     sum.note = end.what;

@@ -24,6 +24,9 @@ COUNTERS = {
     "pool_full_total": "Chunks not saved or fetched because every slot was pinned or being written.",
     "pulls_total": "Pulls from other nodes' pools.",
     "pulled_chunks_total": "Chunks pulled and verified.",
+    "pulled_in_frames_total": "Chunks pulled from GPU memory to GPU memory, counted by each rank.",
+    "pulled_past_frames_total": "Chunks pulled through host memory although the other node had them in GPU memory too, "
+                                "counted by each rank.",
     "pull_failures_total": "Chunks whose pull failed, or whose bytes did not match their checksum.",
     "fetch_timeouts_total": "Waits for KV, the controller or another node that ended at their deadline.",
     "leases_granted_total": "Leases given to other nodes.",

@@ -14,6 +14,9 @@ constexpr TimeNs kSavePatience = 200 * kMillisecond;
 // Longest time for hashing runs (parts) of chunks for a reader of other parallelism; shorter than
 // CoreConfig::try_timeout (1 s), for which the reader waits.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
+// Longest time that an answer waits for the workers to pin the frames of the leased chunks. They do so at once, between
+// two turns of their service thread.
+constexpr TimeNs kFramePatience = 100 * kMillisecond;
 // Limit on requests that wait for saves; beyond this limit a request does not wait.
 constexpr std::size_t kDelayedMax = 1000;
 
@@ -21,6 +24,7 @@ constexpr std::size_t kDelayedMax = 1000;
 
 void LeaseLinks::execute(RequestLease& wanted) {
   wanted.request.shards = shards_;
+  wanted.request.wants_frames = FrameLeases::has_frames(parts_.ranks);
   if (parts_.send_node(wanted.endpoint, wanted.fetch, wanted.request)) return;
   // An endpoint that can't be reached counts as a holder without the chunks.
   parts_.with_core(
@@ -50,6 +54,10 @@ void LeaseLinks::requested(Asker asker, LeaseRequest request) {
 }
 
 void LeaseLinks::released(const LeaseRelease& lease) {
+  if (frames_.end(lease.value)) {
+    for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank)
+      parts_.send_worker(rank, lease.value, FrameUnpin{{lease.value}});
+  }
   parts_.with_core([&](SchedulerCore& core, TimeNs) { core.lease_released(lease.value); });
 }
 
@@ -66,7 +74,14 @@ bool LeaseLinks::progress() {
       parts_.with_core([&](SchedulerCore& core, TimeNs) { core.evict_ordered(ready.damaged); });
     send(ready.asker, ready.answer);
   }
-  return !all.empty();
+  const std::vector<FrameLeases::Ready> pinned = frames_.take_ready(parts_.clock.now());
+  for (const FrameLeases::Ready& ready : pinned) send(ready.asker, ready.answer);
+  return !all.empty() || !pinned.empty();
+}
+
+/// Returns true if the reader may pull from this node's frames into its own: both have frames and the same shape.
+bool LeaseLinks::wants_frames(const LeaseRequest& request) const {
+  return request.wants_frames && FrameLeases::has_frames(parts_.ranks) && request.shards == shards_;
 }
 
 bool LeaseLinks::is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const {
@@ -85,7 +100,9 @@ void LeaseLinks::answer(Request request) {
     return send(request.asker, std::move(answer));
   }
   bool is_too_early = false;
+  TimeNs ttl = 0;
   parts_.with_core([&](SchedulerCore& core, TimeNs now) {
+    ttl = core.config().lease_ttl;
     is_too_early = now < request.deadline && is_being_saved(core, request.request);
     if (is_too_early) return;
     answer.reply =
@@ -97,6 +114,11 @@ void LeaseLinks::answer(Request request) {
     for (const auto& [rank, order] : run_checksums_.begin(std::move(request.asker), request.request, std::move(answer),
                                                           parts_.clock.now(), kHashPatience))
       parts_.send_worker(rank, order.order, order);
+  } else if (wants_frames(request.request) && !answer.reply.chunks.empty()) {
+    const TimeNs now = parts_.clock.now();
+    FramePinOrder order = frames_.begin(std::move(request.asker), std::move(answer), now, ttl, now + kFramePatience);
+    for (order.rank = 0; order.rank < parts_.ranks.size(); ++order.rank)
+      parts_.send_worker(order.rank, order.lease, order);
   } else {
     send(request.asker, std::move(answer));
   }
@@ -109,6 +131,7 @@ void LeaseLinks::send(const Asker& asker, LeaseAnswer answer) {
     if (!answer.reply.chunks.empty()) break;
     rank.transport_address.clear();
     rank.pool_region.clear();
+    rank.frames_region.clear();
   }
   parts_.answer(asker, answer);
 }
@@ -126,9 +149,10 @@ void LeaseLinks::answered(const std::string& endpoint, std::uint64_t fetch, Leas
 
 void LeaseLinks::pulled(const PullOutcome& outcome) {
   parts_.with_core([&](SchedulerCore& core, TimeNs now) {
-    core.pull_done(outcome.pull, outcome.rank, outcome.ok, now, outcome.checksums,
-                   {static_cast<ErrorCode>(outcome.code), outcome.what, outcome.path, outcome.limit_mb_per_s,
-                    outcome.post, outcome.wire, outcome.unpack});
+    core.pull_done(
+        outcome.pull, outcome.rank, outcome.ok, now, outcome.checksums,
+        {static_cast<ErrorCode>(outcome.code), outcome.what, outcome.path, outcome.limit_mb_per_s, outcome.post,
+         outcome.wire, outcome.unpack, outcome.num_in_frames, outcome.num_past_frames, outcome.host_why});
   });
 }
 

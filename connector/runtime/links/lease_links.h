@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "connector/runtime/links/frame_leases.h"
 #include "connector/runtime/links/link_parts.h"
 #include "connector/runtime/links/shapes.h"
 
@@ -24,6 +25,7 @@ class LeaseLinks {
   void answered(const std::string& endpoint, std::uint64_t fetch, LeaseAnswer answer);
   void pulled(const PullOutcome& outcome);
   void hashed(const ChecksumOutcome& outcome) { run_checksums_.take(outcome); }
+  void pinned(const FramePinOutcome& outcome) { frames_.take(outcome); }
 
   /// Answers the lease requests that can be answered now. Returns true if one of these answers had waited for the
   /// workers.
@@ -41,11 +43,13 @@ class LeaseLinks {
   /// hold the core's lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);
+  bool wants_frames(const LeaseRequest& request) const;
   void send(const Asker& asker, LeaseAnswer answer);
 
   const LinkParts& parts_;
   std::vector<Shard> shards_ = shards_of(parts_.ranks);  // [rank]
   RunChecksums run_checksums_{shards_};
+  FrameLeases frames_;
   std::vector<Request> waiting_;
 };
 

@@ -21,6 +21,14 @@ bool is_failure(const LifeEvent& event) {
   }
 }
 
+/// Tells between which memory a transfer was.
+std::string memory_of(const LifeEvent& event) {
+  const bool has_why = event.what() == LifeKind::kPulled && event.failed == 0 && !event.note.view().empty();
+  const std::string why = has_why ? ": " + std::string(event.note.view()) : "";
+  if (event.in_frames == 0) return controller::report_text("host slots" + why);
+  return controller::report_text("GPU to GPU" + (has_why ? ", and host slots" + why : ""));
+}
+
 template <class Map, class Order>
 void erase_least(Map& map, std::size_t size_max, Order order) {
   if (map.size() > size_max) map.erase(std::min_element(map.begin(), map.end(), order));
@@ -83,6 +91,7 @@ void NodeActivity::take_transfer(const LifeEvent& event, bool is_push) {
   Path& path = paths_[{peer, is_push}];
   path.sum.peer = peer;
   path.sum.is_push = is_push;
+  path.sum.memory = memory_of(event);
   path.sum.bytes += event.bytes;
   path.sum.num_failed += event.failed;
   path.bytes.add(static_cast<double>(event.bytes), event.at);

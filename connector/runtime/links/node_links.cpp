@@ -199,6 +199,7 @@ bool NodeLinks::take_outcomes() {
                      [&](const PushOutcome& push) { pushes_.ended(push); },
                      [&](const GrantOutcome& grants) { pushes_.granted(grants); },
                      [&](const Revoked& slots) { pushes_.revoked(slots); },
+                     [&](const FramePinOutcome& frames) { leases_->pinned(frames); },
                  },
                  *outcome);
     }

@@ -46,7 +46,9 @@ struct RankEndpoint {
   std::string pool_region;
   std::uint64_t chunk_bytes = 0;  // size of a slot in the pool
   Shard shard = {};               // has no layers if the sender's version is too old to send a shard
-  KVFERRY_FIELDS(transport_address, pool_region, chunk_bytes, shard);
+  std::string frames_region{};    // exported region of the rank's frames of GPU memory; empty: transfers reach none
+  std::uint64_t frame_bytes = 0;  // size of a frame
+  KVFERRY_FIELDS(transport_address, pool_region, chunk_bytes, shard, frames_region, frame_bytes);
 };
 
 /// A message that is a bare number instead of an array of fields.
@@ -108,7 +110,6 @@ struct ChecksumOrder {
   std::uint32_t rank = 0;       // the worker's rank; the outcome repeats it
   KVFERRY_FIELDS(order, num_cells, runs, items, timeout_ms, rank);
 };
-
 /// The outcome of one item of a ChecksumOrder.
 struct ChecksumOutcome {
   std::uint64_t order = 0;
@@ -119,10 +120,23 @@ struct ChecksumOutcome {
   KVFERRY_FIELDS(order, rank, item, ok, checksums);
 };
 
+/// Asks a worker to pin the frames that have leased chunks, until FrameUnpin (the lease's number) or for `timeout_ms`.
+struct FramePinOrder {
+  std::uint64_t lease = 0;
+  std::uint32_t rank = 0;  // the worker's rank; the outcome repeats it
+  std::int64_t timeout_ms = 0;
+  std::vector<ChunkRef> chunks;
+  KVFERRY_FIELDS(lease, rank, timeout_ms, chunks);
+};
+struct FrameUnpin : BareNumber {};
+struct FramePinOutcome {
+  std::uint64_t lease = 0;
+  std::uint32_t rank = 0;
+  std::vector<std::uint32_t> frames;  // [chunk] the pinned frame, or kNoFrame
+  KVFERRY_FIELDS(lease, rank, frames);
+};
 struct PushDrop : BareNumber {};  // `value` is the number of the push to drop
-
-/// A worker's answer to a Revocation.
-struct Revoked : Revocation {};
+struct Revoked : Revocation {};   // a worker's answer to a Revocation
 
 /// The message that a worker sends to its scheduler at start, as vLLM's handshake metadata.
 struct WorkerHello {
@@ -136,13 +150,15 @@ struct WorkerHello {
 // ---- all messages by direction ----
 using PeerRequest = std::variant<LeaseRequest, LeaseRelease, PushOffer, PushSettlement, LivesRequest>;
 using PeerAnswer = std::variant<LeaseAnswer, PushAnswer, LivesAnswer>;
-using WorkerOrder = std::variant<PullOrder, ChecksumOrder, PushOrder, PushStart, PushDrop, GrantOrder, Revocation>;
-using WorkerOutcome = std::variant<PullOutcome, ChecksumOutcome, PushOutcome, GrantOutcome, Revoked>;
+using WorkerOrder = std::variant<PullOrder, ChecksumOrder, PushOrder, PushStart, PushDrop, GrantOrder, Revocation,
+                                 FramePinOrder, FrameUnpin>;
+using WorkerOutcome = std::variant<PullOutcome, ChecksumOutcome, PushOutcome, GrantOutcome, Revoked, FramePinOutcome>;
 
 /// All messages in the order of their numbers on the wire, which start at 1. A new message is added at the end.
-using AnyMessage = std::variant<LeaseRequest, LeaseAnswer, LeaseRelease, PullOrder, PullOutcome, PushOffer, PushAnswer,
-                                PushSettlement, GrantOrder, GrantOutcome, Revocation, Revoked, PushOrder, PushStart,
-                                PushDrop, PushOutcome, ChecksumOrder, ChecksumOutcome, LivesRequest, LivesAnswer>;
+using AnyMessage =
+    std::variant<LeaseRequest, LeaseAnswer, LeaseRelease, PullOrder, PullOutcome, PushOffer, PushAnswer, PushSettlement,
+                 GrantOrder, GrantOutcome, Revocation, Revoked, PushOrder, PushStart, PushDrop, PushOutcome,
+                 ChecksumOrder, ChecksumOutcome, LivesRequest, LivesAnswer, FramePinOrder, FramePinOutcome, FrameUnpin>;
 
 template <class Body, std::uint32_t kNumber = 1>
 constexpr std::uint32_t message_type() {

@@ -125,6 +125,7 @@ void PushLinks::granted(const GrantOutcome& outcome) {
   const bool is_granted = missing.size() < granting.indices.size();
   for (RankEndpoint& rank : answer.ranks) {  // to write its chunks, the asker needs nothing but the grants
     rank.pool_region.clear();
+    rank.frames_region.clear();
     if (!is_granted) rank.transport_address.clear();
   }
   parts_.answer(granting.asker, answer);

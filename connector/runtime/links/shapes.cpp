@@ -49,7 +49,10 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
           "the holder has {} ranks and this node has {}; both need the same number of ranks, and chunks of the same "
           "size{}",
           there.size(), here.size(), says_shape ? "" : "; the holder's version serves only nodes of its own shape"));
-    for (LeasedChunk& chunk : answer.reply.chunks) chunk.run_checksums.clear();
+    for (LeasedChunk& chunk : answer.reply.chunks) {
+      chunk.run_checksums.clear();
+      if (chunk.frames.size() != here.size()) chunk.frames.clear();
+    }
     return ShardMap{};
   }
   Result<ShardMap> map = map_shards(ours, theirs);
@@ -76,6 +79,8 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
   if (map.empty()) {
     order.remote_address = there[rank].transport_address;
     order.remote_region = there[rank].pool_region;
+    order.remote_frames = there[rank].frames_region;
+    order.remote_frame_bytes = there[rank].frame_bytes;
     return order;
   }
   order.num_cells = here[rank].shard.num_cells();
@@ -89,6 +94,7 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
   }
   for (PullItem& item : order.items) {  // leaves out the checksums for other ranks
     const bool is_there = rank < item.run_checksums.size();
+    item.frames.clear();  // frames are read by nodes of the same shape only
     item.run_checksums = {is_there ? std::move(item.run_checksums[rank]) : std::vector<std::uint64_t>{}};
   }
   return order;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,7 +64,8 @@ class ChunkStore {
   /// the GPU still uses the slot.
   virtual Result<Place> land(ChunkRef chunk, std::uint64_t bytes) = 0;
   /// Same as land(), but always returns a place in the slot. Used for a chunk whose checksum is unknown until all its
-  /// parts have arrived.
+  /// parts have arrived, or which no transfer can bring into a frame. May also be called after land() for the same
+  /// chunk, once the transfer into the frame has ended without success; the frame is then given up.
   virtual Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) { return land(chunk, bytes); }
   struct Landed {
     ChunkRef chunk;
@@ -76,6 +78,20 @@ class ChunkStore {
   /// Returns the landings that have ended since the last call. `ok` is true if the slot is whole and other nodes may
   /// read it.
   virtual std::vector<Landed> take_landed() = 0;
+
+  // ---- frames of GPU memory that other nodes read ----
+  struct Frames {
+    RegionId region;
+    std::uint64_t frame_bytes = 0;  // frame f begins at f * frame_bytes
+  };
+  /// Returns the region of the frames; nullopt if there are no frames or no transfer reaches them.
+  virtual std::optional<Frames> frames() const { return std::nullopt; }
+  /// Pins the frames of leased chunks until unpin_frames() or `until`. Returns [chunk] the frame, or kNoFrame.
+  virtual std::vector<std::uint32_t> pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) {
+    (void)lease, (void)until;
+    return std::vector<std::uint32_t>(chunks.size(), kNoFrame);
+  }
+  virtual void unpin_frames(std::uint64_t lease) { (void)lease; }
 
   /// Returns the number of slots that are not reused yet, because the GPU's work on them timed out and may still write
   /// to them.

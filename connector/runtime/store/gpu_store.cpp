@@ -49,7 +49,7 @@ void GpuStore::register_frames() {
   if (region)
     region_ = *region;
   else
-    log().warn("chunks from other nodes are written to host memory, not to the GPU: {}", region.error().what);
+    log().info("chunks from other nodes are written to host memory, not to the GPU: {}", region.error().what);
 }
 
 GpuStore::~GpuStore() {
@@ -102,6 +102,7 @@ bool GpuStore::is_over(Work& work) {
 
 void GpuStore::poll() {
   const TimeNs now = tier_.clock.now();
+  leased_.expire(now);
   for (auto work = works_.begin(); work != works_.end();) {
     if (is_over(*work)) {
       end(*work);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "connector/core/frame_table.h"
+#include "connector/core/leased_frames.h"
 #include "connector/runtime/store/chunk_store.h"
 
 namespace kvferry {
@@ -34,6 +35,9 @@ class GpuStore final : public ChunkStore {
   Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) override;
   void landed(std::span<const Landed> chunks) override;
   std::vector<Landed> take_landed() override;
+  std::optional<Frames> frames() const override;
+  std::vector<std::uint32_t> pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) override;
+  void unpin_frames(std::uint64_t lease) override;
   std::size_t num_fenced() const override;
 
  private:
@@ -129,6 +133,7 @@ class GpuStore final : public ChunkStore {
 
   mutable std::mutex mutex_;
   FrameTable table_;
+  LeasedFrames leased_{table_};
   std::vector<std::uint32_t> slot_uses_;  // [slot] number of Work objects that read or write the slot
   std::list<Work> works_;
   std::map<std::uint32_t, Landing> landings_;  // [slot] the unfinished transfer into a frame for the slot's chunk

@@ -99,6 +99,11 @@ std::vector<SaveDone> GpuStore::take_saved() {
 }
 
 Result<ChunkStore::Place> GpuStore::land(ChunkRef chunk, std::uint64_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (landings_.contains(chunk.slot))
+      return Error{ErrorCode::kFull, fmt::format("a transfer already writes the frame of slot {}", chunk.slot)};
+  }
   Result<Place> slot = land_in_slot(chunk, bytes);
   if (!slot || !region_) return slot;
   const std::lock_guard lock(mutex_);
@@ -112,6 +117,11 @@ Result<ChunkStore::Place> GpuStore::land(ChunkRef chunk, std::uint64_t bytes) {
 Result<ChunkStore::Place> GpuStore::land_in_slot(ChunkRef chunk, std::uint64_t) {
   const std::lock_guard lock(mutex_);
   poll();
+  if (const auto failed = landings_.find(chunk.slot); failed != landings_.end() && failed->second.chunk == chunk) {
+    table_.drop(failed->second.reserved.frame);
+    table_.unpin(failed->second.reserved.pin);
+    landings_.erase(failed);
+  }
   table_.drop_slot(chunk.slot);
   if (slot_uses_[chunk.slot] > 0 || landings_.contains(chunk.slot))
     return Error{ErrorCode::kFull, fmt::format("the GPU still uses slot {}", chunk.slot)};
@@ -149,6 +159,22 @@ void GpuStore::landed(std::span<const Landed> chunks) {
   if (work.items.empty()) return;
   if (Result<void> given = write_back(work, down); !given) give_up(work, given.error().what);
   works_.push_back(std::move(work));
+}
+
+std::optional<ChunkStore::Frames> GpuStore::frames() const {
+  if (!region_) return std::nullopt;
+  return Frames{*region_, frame_bytes_};
+}
+
+std::vector<std::uint32_t> GpuStore::pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) {
+  const std::lock_guard lock(mutex_);
+  poll();
+  return leased_.begin(lease, chunks, until);
+}
+
+void GpuStore::unpin_frames(std::uint64_t lease) {
+  const std::lock_guard lock(mutex_);
+  leased_.end(lease);
 }
 
 std::vector<ChunkStore::Landed> GpuStore::take_landed() {

@@ -45,6 +45,7 @@ void Puller::start(PullOrder order) {
   const auto pull = std::make_shared<Pull>(std::move(order));
   pull->began = parts_.clock.now();
   if (pull->order.items.empty()) return end(*pull);
+  look_for_frames(*pull);
   Pieces pieces;
   for (std::size_t i = 0; i < pull->order.items.size(); ++i) {
     if (const Result<void> planned = plan(pull, i, pieces); !planned) {
@@ -55,23 +56,39 @@ void Puller::start(PullOrder order) {
   for (auto& [place, piece] : pieces) submit(std::move(piece));
 }
 
+/// Finds out whether a path leads from the holder's frames to frames here.
+void Puller::look_for_frames(Pull& pull) {
+  const PullOrder& order = pull.order;
+  const bool are_here = parts_.store.frames().has_value(), are_there = !order.remote_frames.empty();
+  if (!are_here && !are_there) return;  // two nodes without GPUs need no reason
+  if (pull.has_runs())
+    pull.frames_why = "the nodes have different shapes";
+  else if (!are_here)
+    pull.frames_why = "this node has no frames of GPU memory that a transfer reaches";
+  else if (!are_there)
+    pull.frames_why = "that node has no frames of GPU memory that a transfer reaches";
+  else if (const Result<void> path = frame_paths_.check(order.remote_address, order.remote_frames); !path)
+    pull.frames_why = path.error().what;
+  pull.uses_frames = pull.frames_why.empty();
+}
+
 Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces) {
   const PullOrder& order = pull->order;
   const PullItem& item = order.items[index];
   const std::uint32_t rank = parts_.core.rank();
   const std::uint64_t bytes = item.num_tokens * parts_.bytes_per_token;
-  const PullSource only{order.remote_address, order.remote_region, parts_.slot_bytes};
   const ShardRun all{0, 0, 0, 1};
   const std::uint64_t cell_bytes = pull->has_runs() ? bytes / order.num_cells : bytes;
-  const std::span<const PullSource> sources = pull->has_runs() ? std::span(order.sources) : std::span(&only, 1);
   const std::span<const ShardRun> runs = pull->has_runs() ? std::span(order.runs) : std::span(&all, 1);
   std::vector<std::uint64_t> checksums;
   if (!pull->has_runs() && rank < item.checksums.size()) checksums.push_back(item.checksums[rank]);
   if (pull->has_runs() && !item.run_checksums.empty()) checksums = item.run_checksums[0];
   if (checksums.size() != runs.size())
     return Error{ErrorCode::kInvalidArgument, fmt::format("the order has no checksum of a chunk for rank {}", rank)};
-  const ChunkStore::Place place = KVFERRY_TRY(pull->has_runs() ? parts_.store.land_in_slot(item.local, bytes)
-                                                               : parts_.store.land(item.local, bytes));
+  const auto [place, in_frames] = KVFERRY_TRY(place_of(*pull, item));
+  const PullSource only{order.remote_address, in_frames ? order.remote_frames : order.remote_region,
+                        in_frames ? order.remote_frame_bytes : parts_.slot_bytes};
+  const std::span<const PullSource> sources = pull->has_runs() ? std::span(order.sources) : std::span(&only, 1);
   pull->ok[index] = true;
   for (std::size_t r = 0; r < runs.size(); ++r) {
     const ShardRun& run = runs[r];
@@ -82,12 +99,34 @@ Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces
     piece.address = source.address;
     piece.remote_region = source.region;
     piece.region = place.region;
+    piece.is_in_frames = in_frames;
+    const std::uint64_t remote = in_frames ? item.frames[rank] : item.remote.slot;
     piece.ranges.push_back({place.offset + run.target * cell_bytes,
-                            item.remote.slot * source.slot_bytes + run.source * cell_bytes, run.cells * cell_bytes});
+                            remote * source.slot_bytes + run.source * cell_bytes, run.cells * cell_bytes});
     piece.checksums.push_back(checksums[r]);
     piece.items.push_back(index);
   }
   return {};
+}
+
+/// Asks the store where a chunk may be written: a frame, if the holder has the chunk in a frame to which a path leads,
+/// else the chunk's slot.
+Result<Puller::Target> Puller::place_of(Pull& pull, const PullItem& item) {
+  const std::uint32_t rank = parts_.core.rank();
+  const std::uint64_t bytes = item.num_tokens * parts_.bytes_per_token;
+  const bool is_in_frame = !pull.has_runs() && rank < item.frames.size() && item.frames[rank] != kNoFrame;
+  if (is_in_frame && pull.uses_frames) {
+    const ChunkStore::Place place = KVFERRY_TRY(parts_.store.land(item.local, bytes));
+    const bool is_frame = place.region == parts_.store.frames()->region;
+    if (!is_frame) pull.host_why = "no frame of GPU memory was free here";
+    (is_frame ? pull.num_in_frames : pull.num_past_frames) += 1;
+    return Target{place, is_frame};
+  }
+  if (is_in_frame) pull.num_past_frames += 1;
+  pull.host_why = !pull.frames_why.empty() ? pull.frames_why
+                  : pull.uses_frames       ? "that node had it in host memory"
+                                           : "";
+  return Target{KVFERRY_TRY(parts_.store.land_in_slot(item.local, bytes)), false};
 }
 
 void Puller::submit(Piece piece) {
@@ -99,24 +138,55 @@ void Puller::submit(Piece piece) {
     running_.emplace(*id, std::move(piece));
   } else if (id.error().code == ErrorCode::kFull) {
     waiting_.push_back(std::move(piece));
+  } else if (piece.is_in_frames) {
+    submit_from_slots(piece, id.error().what);
   } else {
     fail(piece, id.error().code, id.error().what);
   }
 }
 
+/// Pulls the chunks of a piece, whose transfer from frame to frame has failed, from slot to slot.
+void Puller::submit_from_slots(const Piece& failed, const std::string& why) {
+  Pull& pull = *failed.pull;
+  log().warn("pulling {} chunks from GPU to GPU failed, so they are pulled through host memory: {}",
+             failed.items.size(), why);
+  frame_paths_.failed(failed.address, why);
+  pull.frames_why = pull.host_why = why;
+  pull.uses_frames = false;
+  Pieces pieces;
+  for (const std::size_t index : failed.items) {
+    pull.num_in_frames -= 1;
+    pull.num_pieces[index] = 0;
+    if (const Result<void> planned = plan(failed.pull, index, pieces); !planned) {
+      pull.what = planned.error().what;
+      settle(pull, index, false);
+    }
+  }
+  for (auto& [place, piece] : pieces) submit(std::move(piece));
+}
+
 void Puller::progress() {
   for (Piece& piece : std::exchange(waiting_, {})) submit(std::move(piece));
+  const TimeNs now = parts_.clock.now();
   const std::vector<std::uint64_t> overdue =
-      parts_.core.locked([&](WorkerCore& core) { return core.overdue_pulls(parts_.clock.now()); });
+      parts_.core.locked([&](WorkerCore& core) { return core.overdue_pulls(now); });
   for (const std::uint64_t pull : overdue) {
-    for (const auto& [id, piece] : running_)
-      if (piece.pull->order.pull == pull) parts_.transport.cancel(id);
+    for (auto& [id, piece] : running_) {
+      if (piece.pull->order.pull != pull) continue;
+      piece.pull->is_overdue = true;
+      parts_.transport.cancel(id);
+    }
     for (Piece& piece : std::exchange(waiting_, {})) {
       if (piece.pull->order.pull == pull)
         fail(piece, ErrorCode::kTimeout, "the transport stayed full until the deadline");
       else
         waiting_.push_back(std::move(piece));
     }
+  }
+  for (auto& [id, piece] : running_) {
+    const Pull& pull = *piece.pull;
+    const bool is_late = piece.is_in_frames && now - pull.began >= pull.order.timeout_ms * kMillisecond / 2;
+    if (is_late && !std::exchange(piece.is_given_up, true)) parts_.transport.cancel(id);
   }
 }
 
@@ -125,11 +195,15 @@ bool Puller::completed(const Completion& completion, std::uint32_t limit_mb_per_
   if (found == running_.end()) return false;
   const Piece piece = std::move(found->second);
   running_.erase(found);
+  piece.pull->arrived_at = parts_.clock.now();
   // The transport has compared the checksum of each range, so the other ranges of a corrupt transfer are good.
   const bool is_here = completion.code == ErrorCode::kOk || completion.code == ErrorCode::kCorrupt;
+  if (!is_here && piece.is_in_frames && !piece.pull->is_overdue) {
+    submit_from_slots(piece, piece.is_given_up ? "a transfer from GPU to GPU took too long" : completion.what);
+    return true;
+  }
   std::vector<bool> ok(piece.ranges.size(), is_here);
   for (const std::uint32_t index : completion.corrupt_ranges) ok[index] = false;
-  piece.pull->arrived_at = parts_.clock.now();
   piece.pull->limit_mb_per_s = std::max(piece.pull->limit_mb_per_s, limit_mb_per_s);
   close(piece, ok, completion);
   return true;
@@ -187,6 +261,9 @@ void Puller::end(Pull& pull) {
   outcome.code = static_cast<std::uint8_t>(pull.code);
   outcome.path = pull.path;
   outcome.limit_mb_per_s = pull.limit_mb_per_s;
+  outcome.num_in_frames = pull.num_in_frames;
+  outcome.num_past_frames = pull.num_past_frames;
+  outcome.host_why = std::move(pull.host_why);
   if (pull.arrived_at > 0) {
     // A transfer can end before another one of this pull is submitted, but the last one ends after it.
     outcome.post = pull.posted_at - pull.began;

@@ -1,6 +1,9 @@
 // Puller is the part of the service loop that executes PullOrders: it moves the bytes into this rank's pool, verifies
 // them, and reports one outcome for each order. A chunk has landed when the store reports that the chunk is in its
 // slot, or that its landing failed.
+//
+// A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU.
+// All other chunks are pulled from slot to slot, and so is a chunk whose transfer from frame to frame fails.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "connector/runtime/worker/frame_paths.h"
 #include "connector/runtime/worker/transport_peers.h"
 #include "connector/runtime/worker/worker_parts.h"
 
@@ -52,6 +56,11 @@ class Puller {
     std::string_view path;                  // the path of the last transfer
     std::uint32_t limit_mb_per_s = 0;       // see PullOutcome
     TimeNs began = 0, posted_at = 0, arrived_at = 0;  // the order, the last submission, the last end of a transfer
+    bool is_overdue = false;
+    bool uses_frames = false;                              // a path leads from the holder's frames to frames here
+    std::string frames_why;                                // why not; empty if neither node has frames
+    std::uint32_t num_in_frames = 0, num_past_frames = 0;  // see PullOutcome
+    std::string host_why;
   };
   using PullPtr = std::shared_ptr<Pull>;
   /// One transfer: what a pull reads from one source into one region.
@@ -59,6 +68,8 @@ class Puller {
     PullPtr pull;
     std::string address, remote_region;
     RegionId region;
+    bool is_in_frames = false;  // from the holder's frames into frames
+    bool is_given_up = false;   // the transfer between frames was cancelled, since it took too long
     std::vector<CopyRange> ranges;
     std::vector<std::uint64_t> checksums;  // [range] expected checksum
     std::vector<std::size_t> items;        // [range] index in PullOrder::items
@@ -66,8 +77,15 @@ class Puller {
   using Pieces = std::map<std::pair<RegionId, std::uint32_t>, Piece>;  // keyed by region and source
 
   Result<void> check(const PullOrder& order) const;
+  void look_for_frames(Pull& pull);
   Result<void> plan(const PullPtr& pull, std::size_t item, Pieces& pieces);
+  struct Target {
+    ChunkStore::Place place;
+    bool is_in_frames = false;
+  };
+  Result<Target> place_of(Pull& pull, const PullItem& item);
   void submit(Piece piece);
+  void submit_from_slots(const Piece& failed, const std::string& why);
   void close(const Piece& piece, const std::vector<bool>& ok, const Completion& end);  // `ok` is indexed by range
   void fail(const Piece& piece, ErrorCode code, const std::string& what) {
     close(piece, std::vector<bool>(piece.ranges.size(), false), {{}, code, what});
@@ -79,6 +97,7 @@ class Puller {
   const WorkerParts& parts_;
   TransportPeers& peers_;
   const SendOutcome& send_;
+  FramePaths frame_paths_{parts_, peers_};
   std::map<TransferId, Piece> running_;
   std::vector<Piece> waiting_;  // pieces to submit again, because the transport was full
   std::map<ChunkRef, std::pair<PullPtr, std::size_t>> landing_;

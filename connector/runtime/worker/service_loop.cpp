@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
@@ -55,10 +56,20 @@ bool ServiceLoop::take_orders() {
                    [&](const PushDrop& push) { pusher_.drop(push.value); },
                    [&](const GrantOrder& grants) { slots_.grant(grants); },
                    [&](const Revocation& grants) { slots_.revoke(grants); },
+                   [&](const FramePinOrder& leased) { pin_frames(leased); },
+                   [&](const FrameUnpin& lease) { parts_.store.unpin_frames(lease.value); },
                },
                *order);
   }
   return busy;
+}
+
+void ServiceLoop::pin_frames(const FramePinOrder& order) {
+  constexpr std::int64_t kTimeoutMaxMs = 24 * 3600 * 1000;
+  const TimeNs timeout = std::clamp<std::int64_t>(order.timeout_ms, 0, kTimeoutMaxMs) * kMillisecond;
+  FramePinOutcome outcome{order.lease, order.rank,
+                          parts_.store.pin_frames(order.lease, order.chunks, parts_.clock.now() + timeout)};
+  send_(seal(order.lease, outcome));
 }
 
 bool ServiceLoop::take_completions() {

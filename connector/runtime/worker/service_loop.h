@@ -32,6 +32,7 @@ class ServiceLoop {
       : parts_(parts), socket_(std::move(socket)) {}
   int turn(std::vector<pollfd>& fds);
   bool take_orders();
+  void pin_frames(const FramePinOrder& order);
   bool take_completions();
   bool take_landed();
 

@@ -21,6 +21,14 @@ Result<TransferId> TransportPeers::submit(const std::string& address, PagedTrans
   return submitted;
 }
 
+Result<std::string_view> TransportPeers::path_between(const std::string& address, RegionId local,
+                                                      const std::string& remote_region) {
+  const std::lock_guard lock(mutex_);
+  const PeerId id = KVFERRY_TRY(transport_.connect(address));
+  peers_[id].used_at = clock_.now();
+  return transport_.path_between(id, local, remote_region);
+}
+
 std::uint32_t TransportPeers::completed(const Completion& completion) {
   const std::lock_guard lock(mutex_);
   const auto running = running_.extract(completion.id);

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "transport/base/clock.h"
 #include "transport/transport.h"
@@ -24,6 +25,9 @@ class TransportPeers {
   /// Connects to the transport at `address` if it is not connected yet, sets the transfer's `peer`, and submits the
   /// transfer. Errors: those of Transport::connect() and submit().
   Result<TransferId> submit(const std::string& address, PagedTransfer transfer);
+  /// Returns the path by which a transfer between these regions would go (Transport::path_between()). Connects to the
+  /// transport at `address` if it is not connected yet.
+  Result<std::string_view> path_between(const std::string& address, RegionId local, const std::string& remote_region);
   /// The caller must pass every completion of the transport to this function. Returns the limit of the transfer's path
   /// to its peer, in 10^6 bytes per second: the rate that the transport measured, or that of the fastest transfer if
   /// one was faster. 0: the transport has not measured the path yet.

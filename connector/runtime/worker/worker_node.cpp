@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/worker/pool_sizes.h"
 #include "transport/base/log.h"
 #include "transport/base/memory/large_memory.h"
 #include "transport/base/memory/numa.h"
@@ -34,6 +35,8 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
                     options.rank, options.shard.num_layers, options.shard.num_heads, num_layers,
                     options.layout.num_kv_heads)};
   }
+  const bool has_default_pool = options.config.pool_bytes == 0;
+  if (has_default_pool) options.config.pool_bytes = default_pool_bytes(SharedMemory::available_bytes());
   const std::uint64_t chunk_bytes = options.layout.bytes_per_token() * options.config.chunk_tokens;
   const std::uint64_t num_slots = options.config.pool_bytes / chunk_bytes;
   if (num_slots < 2 || num_slots > UINT32_MAX) {
@@ -45,9 +48,12 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   std::unique_ptr<WorkerNode> node(
       new WorkerNode(std::move(options), std::move(memory), static_cast<std::uint32_t>(num_slots)));
   node->chunk_bytes_ = chunk_bytes;
+  node->has_default_pool_ = has_default_pool;
+  node->choose_gpu_pool();
   const ConnectorConfig& config = node->options_.config;
   TransportOptions transport = KVFERRY_TRY(transport_options(config, pci_bus_id(node->options_)));
-  if (node->options_.gpu && config.lands_in_gpu) transport.device = node->options_.gpu->device.get();
+  if (node->options_.gpu && config.gpu_pool_bytes > 0 && config.lands_in_gpu)
+    transport.device = node->options_.gpu->device.get();
   // The GPU comes before the transport: UCX page-locks memory by itself, unless the GPU knows it already.
   if (node->options_.gpu) {
     Result<DevicePin> pin = DevicePin::make(*node->options_.gpu->device, node->pool_.span());
@@ -65,32 +71,58 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   node->service_ = KVFERRY_TRY(
       ServiceLoop::start({*node->transport_, *node->store_, node->core_, node->clock_, node->pool_.span(),
                           node->region_, chunk_bytes, node->options_.layout.bytes_per_token(), num_layers}));
-  node->hello_ =
-      encode(WorkerHello{node->options_.rank,
-                         node->service_->endpoint(),
-                         static_cast<std::uint32_t>(num_slots),
-                         {node->transport_->address(), std::move(exported), chunk_bytes, node->options_.shard}});
+  RankEndpoint endpoint{node->transport_->address(), std::move(exported), chunk_bytes, node->options_.shard};
+  if (const auto frames = node->store_->frames()) {
+    endpoint.frames_region = KVFERRY_TRY(node->transport_->export_region(frames->region));
+    endpoint.frame_bytes = frames->frame_bytes;
+  }
+  node->hello_ = encode(WorkerHello{node->options_.rank, node->service_->endpoint(),
+                                    static_cast<std::uint32_t>(num_slots), std::move(endpoint)});
   log().info("{}", node->describe());
   return node;
 }
 
+/// Sets the size of the GPU's pool if the settings have none. What the engine needs most, its KV cache, is allocated by
+/// now.
+void WorkerNode::choose_gpu_pool() {
+  std::uint64_t& bytes = options_.config.gpu_pool_bytes;
+  has_default_gpu_pool_ = bytes == ConnectorConfig::kShareOfGpu;
+  if (!has_default_gpu_pool_) return;
+  bytes = 0;
+  if (!options_.gpu) return;
+  if (const auto free = options_.gpu->device->free_bytes())
+    bytes = default_gpu_pool_bytes(*free, pool_.bytes());
+  else
+    log().warn("no chunks are kept in GPU memory: {}", free.error().what);
+  if (bytes < 2 * chunk_bytes_) bytes = 0;  // too little is left
+}
+
 Result<std::unique_ptr<ChunkStore>> WorkerNode::make_store() {
-  ChunkStoreParts parts{options_.layout, options_.rank, pool_.span(), chunk_bytes_, region_};
-  if (!options_.gpu) return make_host_store(std::move(parts));
-  return make_gpu_store(std::move(parts), {*options_.gpu, options_.config.gpu_pool_bytes, options_.config.lands_in_gpu,
-                                           options_.device_timeout, clock_, *transport_});
+  const ChunkStoreParts parts{options_.layout, options_.rank, pool_.span(), chunk_bytes_, region_};
+  if (!options_.gpu) return make_host_store(parts);
+  GpuTier tier{
+      *options_.gpu, options_.config.gpu_pool_bytes, options_.config.lands_in_gpu, options_.device_timeout, clock_,
+      *transport_};
+  auto store = make_gpu_store(parts, tier);
+  if (store || !has_default_gpu_pool_ || tier.bytes == 0) return store;
+  log().warn("no chunks are kept in GPU memory: {}", store.error().what);
+  tier.bytes = 0;
+  return make_gpu_store(parts, tier);
 }
 
 std::string WorkerNode::describe() const {
   const std::string tiers = store_->describe();
   return fmt::format(
-      "rank {}: pool of {:.1f} MiB of shared memory ({:.0f} % in huge pages{}) for {} chunks of {} tokens, {:.1f} KiB "
-      "each; {}{}{}",
+      "rank {}: pool of {:.1f} MiB of shared memory{} ({:.0f} % in huge pages{}) for {} chunks of {} tokens, {:.1f} "
+      "KiB "
+      "each; {}{}{}{}",
       options_.rank, static_cast<double>(pool_.bytes()) / (1 << 20),
+      has_default_pool_ ? " (by default, of pool_bytes)" : "",
       100.0 * static_cast<double>(huge_page_bytes(pool_.span())) / static_cast<double>(pool_.bytes()),
       options_.gpu ? fmt::format(", NUMA node {}", numa_node_at(pool_.data())) : "", pool_.bytes() / chunk_bytes_,
       options_.config.chunk_tokens, static_cast<double>(chunk_bytes_) / 1024, transport_->describe(),
-      tiers.empty() ? "" : "; ", tiers);
+      tiers.empty() ? "" : "; ", tiers,
+      !tiers.empty() && has_default_gpu_pool_ ? " (by default, of gpu_pool_bytes)" : "");
 }
 
 Result<void> WorkerNode::begin_step(std::string_view bytes, DeviceStream stream) {

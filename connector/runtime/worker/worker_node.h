@@ -75,6 +75,7 @@ class WorkerNode {
  private:
   WorkerNode(WorkerOptions options, SharedMemory pool, std::uint32_t num_slots)
       : options_(std::move(options)), pool_(std::move(pool)), core_(options_.rank, num_slots) {}
+  void choose_gpu_pool();
   Result<std::unique_ptr<ChunkStore>> make_store();
   void save_all(const std::vector<SaveJob>& jobs, DeviceStream stream);
   void take_saved();
@@ -84,6 +85,7 @@ class WorkerNode {
 
   WorkerOptions options_;
   std::uint64_t chunk_bytes_ = 0;
+  bool has_default_pool_ = false, has_default_gpu_pool_ = false;  // the settings don't name the size
   SteadyClock clock_;
   SharedMemory pool_;
   DevicePin pool_pin_;

@@ -68,10 +68,10 @@ Table pools_table(const std::vector<NodeRow>& rows) {
   return table;
 }
 
-/// Which way bytes go, over what, how fast. Why a path was chosen is in the log of the node that transfers.
+/// Which way bytes go, over what, how fast, between which memory and why.
 Table paths_table(const Status& status) {
   const NodeNames names = names_of(status);
-  Table table{{"FROM", "TO", "BY", "PATH", "GB/S NOW", "GB/S LAST", "LIMIT", "MOVED", "FAILED CHUNKS"}};
+  Table table{{"FROM", "TO", "BY", "PATH", "GB/S NOW", "GB/S LAST", "LIMIT", "MOVED", "FAILED CHUNKS", "MEMORY"}};
   for (const controller::NodeStatus& node : status.nodes) {
     if (!node.report) continue;
     for (const controller::PathReport& path : node.report->paths) {
@@ -80,7 +80,7 @@ Table paths_table(const Status& status) {
                        controller::is_fresh(node) ? fmt::format("{:.2f}", path.gb_per_s) : "-",
                        fmt::format("{:.2f}", path.last_gb_per_s),
                        path.limit_gb_per_s > 0 ? fmt::format("{:.2f}", path.limit_gb_per_s) : "-",
-                       bytes_text(path.bytes), std::to_string(path.num_failed)});
+                       bytes_text(path.bytes), std::to_string(path.num_failed), text_or_dash(path.memory)});
     }
   }
   return table;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 
+#include "connector/runtime/worker/pool_sizes.h"
 #include "tests/settings_page.h"
 
 namespace kvferry {
@@ -50,10 +51,21 @@ TEST(Config, ExtraConfigBeatsEnvironmentBeatsFile) {
 TEST(Config, BytesMayCarryAUnit) {
   EXPECT_EQ(load(R"({"pool_bytes": "512MiB"})")->pool_bytes, std::uint64_t{512} << 20);
   EXPECT_EQ(load(R"({"pool_bytes": 4096})")->pool_bytes, 4096u);
-  EXPECT_EQ(load("{}")->gpu_pool_bytes, 0u);
+  EXPECT_EQ(load("{}")->gpu_pool_bytes, ConnectorConfig::kShareOfGpu);
   EXPECT_EQ(load(R"({"gpu_pool_bytes": "20GiB"})")->gpu_pool_bytes, std::uint64_t{20} << 30);
   EXPECT_EQ(load(R"({"gpu_pool_bytes": 0})")->gpu_pool_bytes, 0u);
   EXPECT_EQ(load("{}", {{"KVFERRY_POOL_BYTES", "2GiB"}})->pool_bytes, std::uint64_t{2} << 30);
+}
+
+TEST(Config, PoolsAreSharesOfTheMemoryByDefault) {
+  EXPECT_EQ(load("{}")->pool_bytes, 0u);
+  EXPECT_EQ(default_pool_bytes(kGiB), kGiB / 2);
+  EXPECT_EQ(default_pool_bytes(8 * kGiB), kGiB);
+  EXPECT_EQ(default_pool_bytes(64 * kGiB), 4 * kGiB);
+  EXPECT_EQ(default_pool_bytes(2000 * kGiB), 16 * kGiB);
+  EXPECT_EQ(default_gpu_pool_bytes(kGiB, kGiB), 0u);
+  EXPECT_EQ(default_gpu_pool_bytes(15 * kGiB, 16 * kGiB), 7 * kGiB);
+  EXPECT_EQ(default_gpu_pool_bytes(15 * kGiB, 4 * kGiB), 4 * kGiB);
 }
 
 TEST(Config, GivesTheTransportItsOptions) {
@@ -135,8 +147,8 @@ TEST_P(BadValue, IsAnErrorThatNamesKeyValueAndWhatIsAllowed) {
 INSTANTIATE_TEST_SUITE_P(
     All, BadValue,
     ::testing::Values(R"({"chunk_tokens": 0})", R"({"chunk_tokens": "many"})", R"({"chunk_tokens": 1.5})",
-                      R"({"pool_bytes": "5 apples"})", R"({"pool_bytes": -1})", R"({"pool_bytes": 0})",
-                      R"({"gpu_pool_bytes": "some"})", R"({"lands_in_gpu": 7})", R"({"pool_bytes": "99999999999GiB"})",
+                      R"({"pool_bytes": "5 apples"})", R"({"pool_bytes": -1})", R"({"gpu_pool_bytes": "some"})",
+                      R"({"lands_in_gpu": 7})", R"({"pool_bytes": "99999999999GiB"})",
                       R"({"save_decode_cache": "perhaps"})", R"({"path": "carrier pigeon"})",
                       R"({"controller": "localhost:14600"})", R"({"controller": "tcp://h:1,nonsense"})",
                       R"({"controller": "unix://relative"})", R"({"load_timeout_ms": 0})", R"({"config": 7})",

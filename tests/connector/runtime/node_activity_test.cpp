@@ -81,6 +81,22 @@ TEST_F(NodeActivityTest, TheFastestOfTheLastLargePullsIsTold) {
     EXPECT_EQ(pull(10'000'000, 20 * kMillisecond, "ucx", LifeKind::kPushed).best_gb_per_s, 0) << "a push";
 }
 
+TEST_F(NodeActivityTest, TheMemoryAndTheReasonForItAreTold) {
+  const auto pull = [this](std::uint32_t in_frames, std::string_view note, std::uint32_t failed = 0) {
+    LifeEvent& event = recorder_.add(1, LifeKind::kPulled, now_);
+    event.peer = std::string_view("tcp://a:1");
+    event.in_frames = in_frames;
+    event.note = note;
+    event.failed = failed;
+    return report().paths[0].memory;
+  };
+  EXPECT_EQ(pull(0, ""), "host slots");
+  EXPECT_EQ(pull(0, "no path\n"), "host slots: no path?");
+  EXPECT_EQ(pull(3, ""), "GPU to GPU");
+  EXPECT_EQ(pull(3, "no frame was free"), "GPU to GPU, and host slots: no frame was free");
+  EXPECT_EQ(pull(3, "the connection broke", 1), "GPU to GPU") << "the reason of a failure is no reason for a path";
+}
+
 TEST_F(NodeActivityTest, OnlyTheLastPathsAreTold) {
   for (int i = 0; i < 100; ++i) {
     now_ += kMillisecond;

@@ -29,6 +29,7 @@ class Patience {
  public:
   bool left() { return ++tries_ > 0 && clock_.now() < deadline_; }
   std::string name() const { return "try-" + std::to_string(tries_); }
+  int num_tries() const { return tries_; }
 
  private:
   SteadyClock clock_;
@@ -355,8 +356,31 @@ TEST_P(NodesWithGpus, ADecodeNodeLoadsWhatAPrefillNodeHandedOver) {
   EXPECT_EQ(one->num_alive() + other->num_alive(), 0u);
 }
 INSTANTIATE_TEST_SUITE_P(All, NodesWithGpus,
-                         ::testing::Values("", R"(, "gpu_pool_bytes": "4KiB")", R"(, "gpu_pool_bytes": "64KiB")",
-                                           R"(, "gpu_pool_bytes": "64KiB", "lands_in_gpu": true)"));
+                         ::testing::Values("", R"(, "gpu_pool_bytes": 0)", R"(, "gpu_pool_bytes": "4KiB")",
+                                           R"(, "gpu_pool_bytes": "64KiB")",
+                                           R"(, "gpu_pool_bytes": "64KiB", "lands_in_gpu": false)"));
+
+TEST(NodesWithFrames, PullFromGpuToGpuByDefaultAndTellIt) {
+  const auto one = std::make_shared<SimDevice>(1, SimDevice::Drive::kInBackground);
+  const auto other = std::make_shared<SimDevice>(2, SimDevice::Drive::kInBackground);
+  TestController controller;
+  TestNode prefiller(controller.endpoint(), "prefill", "toy", "", one),
+      decoder(controller.endpoint(), "decode", "toy", "", other);
+  EXPECT_NE(decoder.worker->describe().find("frames of"), std::string::npos);
+  EXPECT_NE(decoder.worker->describe().find("by default, of gpu_pool_bytes"), std::string::npos);
+  const auto metric = [&](const std::string& name) { return decoder.scheduler->metrics()[name]; };
+  // The first pulls go through the host pools, until the paths between the nodes are measured.
+  for (Patience patience; metric("pulled_in_frames_total") < 2 && patience.left();) {
+    const auto prompt = tokens(17, 1000 * patience.num_tries());
+    const FinishedRequest done = prefill(prefiller, "p-" + patience.name(), prompt, 1);
+    prefiller.settle();
+    NewRequest made = new_request("d-" + patience.name(), prompt);
+    made.source = HandoffSource{prefiller.endpoint(), done.handoff_name, done.handoff_tokens};
+    EXPECT_EQ(load(decoder, made, 1), 16u);
+    std::this_thread::sleep_for(20ms);
+  }
+  EXPECT_GE(metric("pulled_in_frames_total"), 2);
+}
 
 TEST(Nodes, AnotherModelInTheSameNamespaceIsRefusedAtStart) {
   TestController controller;

@@ -1,0 +1,46 @@
+// Leases on chunks that lie in the holder's GPU memory too: the workers pin the chunks' frames before the lease is
+// answered, so that the reader can pull from frame to frame. Used by the scheduler node's thread alone.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "connector/runtime/links/node_wire.h"
+#include "transport/base/clock.h"
+
+namespace kvferry {
+
+/// Lease answers that wait until the workers have pinned frames, and the leases that have pinned frames.
+class FrameLeases {
+ public:
+  /// Returns true if transfers reach the frames of all ranks of a node.
+  static bool has_frames(const std::vector<RankEndpoint>& ranks);
+
+  /// Stores the answer, which leases chunks. Returns the order for each of the workers (with `rank` to be set). The
+  /// pins end by themselves after `ttl`. After `patience_ends` the answer is sent without the frames of ranks that are
+  /// late.
+  FramePinOrder begin(Asker asker, LeaseAnswer answer, TimeNs now, TimeNs ttl, TimeNs patience_ends);
+  void take(const FramePinOutcome& outcome);
+  /// Returns true if the lease has pinned frames, which the workers must now unpin.
+  bool end(std::uint64_t lease) { return leases_.erase(lease) > 0; }
+
+  struct Ready {
+    Asker asker;
+    LeaseAnswer answer;
+  };
+  /// Returns the answers that are complete, or whose patience has ended.
+  std::vector<Ready> take_ready(TimeNs now);
+  std::size_t num_leases() const { return leases_.size(); }
+
+ private:
+  struct Waiting {
+    Ready ready;
+    std::map<std::uint32_t, std::vector<std::uint32_t>> frames{};  // [rank][chunk]
+    TimeNs deadline = 0;
+  };
+  std::map<std::uint64_t, Waiting> waiting_;  // [lease]
+  std::map<std::uint64_t, TimeNs> leases_;    // [lease] time at which the workers' pins have ended by themselves
+};
+
+}  // namespace kvferry

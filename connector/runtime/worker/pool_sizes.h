@@ -1,0 +1,23 @@
+// The sizes of a rank's pools of host memory and of GPU memory where the settings name none.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace kvferry {
+
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+
+/// Returns the default of `pool_bytes`: a sixteenth of the host memory that is free, since a host may have eight ranks,
+/// and at most 16 GiB, which are reserved within seconds. At least 1 GiB, or half of what is free if that is less.
+constexpr std::uint64_t default_pool_bytes(std::uint64_t free_bytes) {
+  return std::min(std::max(free_bytes / 16, std::min(kGiB, free_bytes / 2)), 16 * kGiB);
+}
+
+/// Returns the default of `gpu_pool_bytes`: half of the GPU memory that the engine has left free, without 1 GiB that
+/// its graphs and libraries may still need, and at most the size of the pool, which has all chunks too.
+constexpr std::uint64_t default_gpu_pool_bytes(std::uint64_t free_on_gpu, std::uint64_t pool_bytes) {
+  return std::min(free_on_gpu > kGiB ? (free_on_gpu - kGiB) / 2 : 0, pool_bytes);
+}
+
+}  // namespace kvferry

@@ -1,0 +1,136 @@
+// A worker on a simulated GPU, with the real transport, store and service thread, and a toy engine's blocks.
+#pragma once
+
+#include <poll.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/links/zmq_link.h"
+#include "connector/runtime/worker/service_loop.h"
+#include "tests/connector/runtime/toy_engine.h"
+#include "transport/base/checksum.h"
+#include "transport/make_transport.h"
+#include "transport/shared_memory.h"
+
+namespace kvferry {
+
+inline constexpr std::uint32_t kSlots = 8, kTokens = ToyEngine::kChunkTokens;
+
+struct SideOptions {
+  std::uint32_t num_frames = 6;  // 0: no frames
+  Path path = Path::kAuto;
+};
+
+/// A worker: GPU, engine, pool, transport, store and service thread.
+struct Side {
+  explicit Side(std::uint32_t seed, SideOptions options = {})
+      : device(std::make_shared<SimDevice>(seed, SimDevice::Drive::kInBackground)),
+        engine(device.get()),
+        pool(SharedMemory::create("frames_test", kSlots * engine.chunk_bytes()).value()) {
+    TransportOptions wanted;
+    wanted.path = options.path;
+    wanted.device = device.get();
+    transport = make_transport(wanted).value();
+    region = transport->register_region(pool.region()).value();
+    ChunkStoreParts parts{engine.layout(), 0, pool.span(), engine.chunk_bytes(), region};
+    const std::uint64_t bytes = options.num_frames * ((engine.chunk_bytes() + 255) / 256 * 256);
+    store =
+        make_gpu_store(std::move(parts), {make_sim_gpu(device), bytes, true, 30 * kSecond, clock, *transport}).value();
+    loop = ServiceLoop::start({*transport, *store, core, clock, pool.span(), region, engine.chunk_bytes(),
+                               engine.chunk_bytes() / kTokens, 1})
+               .value();
+    link = ClientSocket::connect(loop->endpoint()).value();
+  }
+  ~Side() {
+    device->refuse_next(0);
+    loop->shutdown();
+    transport->shutdown();
+  }
+
+  /// Saves new KV as this chunk. Returns its bytes, nullopt if the save failed.
+  std::optional<std::vector<std::byte>> try_save(ChunkRef chunk, std::uint32_t seed) {
+    const std::vector<std::vector<BlockId>> blocks = {{3, 4}};
+    for (const BlockId block : blocks[0]) engine.overwrite(block, seed);
+    store->save({save_job("r", chunk, blocks[0], kTokens)}, engine.stream());
+    for (int i = 0; i < 10'000; ++i) {
+      for (const SaveDone& done : store->take_saved()) {
+        if (done.chunk != chunk) continue;
+        if (!done.ok) return std::nullopt;
+        return engine.expected({0, kTokens, blocks});
+      }
+      ::poll(nullptr, 0, 1);
+    }
+    throw std::runtime_error("a save does not end");
+  }
+  std::vector<std::byte> save(ChunkRef chunk, std::uint32_t seed) {
+    auto bytes = try_save(chunk, seed);
+    if (!bytes) throw std::runtime_error("a save failed");
+    return *std::move(bytes);
+  }
+  /// Loads a chunk into blocks. Returns the number of tokens.
+  std::uint32_t load(ChunkRef chunk, std::uint64_t checksum, const std::vector<BlockId>& blocks) {
+    return store
+        ->load(
+            {load_job("l", chunk, checksum, kTokens, blocks, kTokens)}, [](ChunkRef) { return true; }, engine.stream())
+        .at(0)
+        .tokens_loaded;
+  }
+  /// Sends an order, and returns the answer.
+  template <class Outcome, class Order>
+  Outcome ask(const Order& order) {
+    if (!link->send(seal(1, order))) throw std::runtime_error("the order can't be sent");
+    for (int i = 0; i < 2000; ++i) {
+      if (const auto bytes = link->receive())
+        return decode<Outcome>(decode<Envelope>(*bytes, "message")->body, "outcome").value();
+      ::poll(nullptr, 0, 5);
+    }
+    throw std::runtime_error("an order has no outcome");
+  }
+  std::vector<std::uint32_t> lease(std::uint64_t number, std::vector<ChunkRef> chunks, std::int64_t ttl_ms = 60'000) {
+    return ask<FramePinOutcome>(FramePinOrder{number, 0, ttl_ms, std::move(chunks)}).frames;
+  }
+  std::span<std::byte> slot(std::uint32_t index) {
+    return pool.span().subspan(index * engine.chunk_bytes(), engine.chunk_bytes());
+  }
+  std::string frames_region() {
+    return store->frames() ? transport->export_region(store->frames()->region).value() : std::string();
+  }
+  std::uint64_t frame_bytes() { return store->frames() ? store->frames()->frame_bytes : 0; }
+
+  /// Waits until the paths to the other side are measured.
+  void meet(Side& other) {
+    const PeerId peer = transport->connect(other.transport->address()).value();
+    for (int i = 0; i < 10'000 && store->frames() && other.store->frames(); ++i) {
+      const auto path = transport->path_between(peer, store->frames()->region, other.frames_region());
+      if (path || path.error().what.find("not measured") == std::string::npos) return;
+      ::poll(nullptr, 0, 1);
+    }
+  }
+  /// Returns an order to pull from the other side's slots, and from its frames.
+  PullOrder order_from(Side& other, std::uint64_t number) {
+    PullOrder order{
+        number, other.transport->address(), other.transport->export_region(other.region).value(), 10'000, {}};
+    order.remote_frames = other.frames_region();
+    order.remote_frame_bytes = other.frame_bytes();
+    return order;
+  }
+
+  std::shared_ptr<SimDevice> device;
+  ToyEngine engine;
+  SharedMemory pool;
+  SteadyClock clock;
+  std::unique_ptr<Transport> transport;
+  RegionId region;
+  std::unique_ptr<ChunkStore> store;
+  SharedWorkerCore core{0, kSlots};
+  std::unique_ptr<ServiceLoop> loop;
+  std::unique_ptr<ClientSocket> link;
+};
+
+}  // namespace kvferry

@@ -1,0 +1,253 @@
+// Tests pulls from the GPU memory of one worker to that of another: two workers' stores and service threads, with the
+// real transport on simulated GPUs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "connector/runtime/links/frame_leases.h"
+#include "tests/connector/runtime/frame_side.h"
+
+namespace kvferry {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class FramePulls : public ::testing::Test {
+ protected:
+  void start(SideOptions holder = {}, SideOptions reader = {}) {
+    holder_.emplace(1, holder);
+    reader_.emplace(2, reader);
+    meet();
+  }
+  void meet() { reader_->meet(*holder_); }
+  /// Saves `count` chunks at the holder, in slots 0 and up, and leases them.
+  void save_and_lease(std::uint32_t count) {
+    std::vector<ChunkRef> chunks;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      bytes_.push_back(holder_->save({i, 1}, 100 + i));
+      chunks.push_back({i, 1});
+    }
+    frames_ = holder_->lease(7, chunks);
+  }
+  /// Makes the bytes of all of the holder's slots wrong, so that only frames have the chunks.
+  void spoil_slots() { std::ranges::fill(holder_->pool.span(), std::byte{0x55}); }
+  /// Pulls chunk i into slot `into + i` of the reader.
+  PullOutcome pull(std::uint32_t into = 0) {
+    PullOrder order = reader_->order_from(*holder_, ++pulls_);
+    for (std::uint32_t i = 0; i < bytes_.size(); ++i)
+      order.items.push_back({{i, 1}, {into + i, pulls_}, kTokens, {chunk_checksum(bytes_[i])}, {}, {frames_.at(i)}});
+    return reader_->ask<PullOutcome>(order);
+  }
+  bool is_there(std::uint32_t chunk, std::uint32_t slot) {
+    return std::ranges::equal(reader_->slot(slot), bytes_[chunk]);
+  }
+
+  std::optional<Side> holder_, reader_;
+  std::vector<std::vector<std::byte>> bytes_;  // [chunk]
+  std::vector<std::uint32_t> frames_;
+  std::uint64_t pulls_ = 0;
+};
+
+TEST_F(FramePulls, GoFromFrameToFrameWithoutAnyHostSlot) {
+  start();
+  save_and_lease(3);
+  EXPECT_THAT(frames_, Each(::testing::Lt(6u)));
+  spoil_slots();
+  const PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true, true)) << done.what;
+  EXPECT_EQ(done.num_in_frames, 3u);
+  EXPECT_EQ(done.num_past_frames, 0u);
+  EXPECT_EQ(done.path, "gpu_ipc");
+  EXPECT_EQ(done.host_why, "");
+  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(is_there(i, i)) << "what is pulled is readable for others too";
+  // What was verified on its way is loaded from its frame, and not hashed again.
+  std::ranges::fill(reader_->pool.span(), std::byte{0x66});
+  const std::uint64_t before = num_passes_hashed();
+  EXPECT_EQ(reader_->load({1, 1}, chunk_checksum(bytes_[1]), {5, 6}), kTokens);
+  EXPECT_EQ(num_passes_hashed(), before);
+  const std::vector<std::vector<BlockId>> blocks = {{5, 6}};
+  reader_->engine.note_loaded(bytes_[1], kTokens, 0, {0, kTokens, blocks});
+  reader_->engine.read({0, kTokens, blocks});
+  EXPECT_TRUE(DeviceEvent::record(*reader_->device, reader_->engine.stream()).value().wait());
+  EXPECT_EQ(reader_->engine.num_wrong(), 0u);
+}
+
+TEST_F(FramePulls, OfALeaseSurviveThatTheHolderEvictsAndResets) {
+  start();
+  save_and_lease(3);
+  for (std::uint32_t slot = 0; slot < kSlots; ++slot) holder_->save({slot, 2}, 200 + slot);
+  EXPECT_THAT(pull().ok, ElementsAre(true, true, true));
+  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(is_there(i, i));
+}
+
+TEST_F(FramePulls, DropAndTellChunksWhoseFrameHasOtherBytesByNow) {
+  start();
+  save_and_lease(2);
+  EXPECT_TRUE(holder_->link->send(seal(1, FrameUnpin{{7}})));
+  holder_->lease(8, {});  // the worker has read the message before
+  for (std::uint32_t slot = 2; slot < kSlots; ++slot) holder_->save({slot, 2}, 200 + slot);
+  const PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(false, false));
+  EXPECT_EQ(static_cast<ErrorCode>(done.code), ErrorCode::kCorrupt);
+  EXPECT_EQ(reader_->core.readable({0, 1}), false);
+  EXPECT_EQ(reader_->load({0, 1}, 1, {5, 6}), 0u);
+}
+
+TEST_F(FramePulls, OfALeaseWhoseTimeHasPassedHoldNoFrame) {
+  start({.num_frames = 2});
+  save_and_lease(1);
+  EXPECT_THAT(holder_->lease(8, {{0, 1}}), ElementsAre(kNoFrame)) << "half of the frames are pinned";
+  EXPECT_THAT(holder_->lease(7, {{0, 1}}, 1), ElementsAre(frames_[0]));
+  for (int i = 0; i < 1000 && holder_->lease(8, {{0, 1}}) == std::vector{kNoFrame}; ++i) ::poll(nullptr, 0, 5);
+  EXPECT_THAT(holder_->lease(8, {{0, 1}}), ElementsAre(frames_[0]));
+}
+
+TEST_F(FramePulls, TakeFromSlotsWhatIsInNoFrame) {
+  start({.num_frames = 2});
+  save_and_lease(4);  // the first two are in slots alone by now, and one frame is pinned at most
+  EXPECT_EQ(std::ranges::count(frames_, kNoFrame), 3);
+  const PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true, true, true)) << done.what;
+  EXPECT_EQ(done.num_in_frames, 1u);
+  EXPECT_EQ(done.num_past_frames, 0u);
+  EXPECT_THAT(done.host_why, HasSubstr("that node had it in host memory"));
+  for (std::uint32_t i = 0; i < 4; ++i) EXPECT_TRUE(is_there(i, i));
+}
+
+TEST_F(FramePulls, TakeFromSlotsWhatFindsNoFreeFrameHere) {
+  start({}, {.num_frames = 1});
+  save_and_lease(3);
+  const PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true, true)) << done.what;
+  EXPECT_EQ(done.num_in_frames, 1u);
+  EXPECT_EQ(done.num_past_frames, 2u);
+  EXPECT_THAT(done.host_why, HasSubstr("no frame of GPU memory was free"));
+}
+
+TEST_F(FramePulls, GoFromSlotToSlotWhereOneNodeHasNoFrames) {
+  start({.num_frames = 0});
+  save_and_lease(2);
+  EXPECT_THAT(frames_, ElementsAre(kNoFrame, kNoFrame));
+  PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true)) << done.what;
+  EXPECT_EQ(done.num_in_frames, 0u);
+  EXPECT_THAT(done.host_why, HasSubstr("that node has no frames"));
+
+  bytes_.clear();
+  reader_.reset();
+  holder_.reset();
+  start({}, {.num_frames = 0});
+  save_and_lease(2);
+  done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true)) << done.what;
+  EXPECT_EQ(done.num_past_frames, 2u);
+  EXPECT_THAT(done.host_why, HasSubstr("this node has no frames"));
+}
+
+TEST_F(FramePulls, GoFromSlotToSlotWhereNoPathReachesTheGpus) {
+  start({}, {.path = Path::kTcp});
+  EXPECT_FALSE(reader_->store->frames());
+  save_and_lease(2);
+  const PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true)) << done.what;
+  EXPECT_EQ(done.path, "tcp");
+  EXPECT_EQ(done.num_in_frames, 0u);
+}
+
+TEST_F(FramePulls, GoFromSlotToSlotWhereThePathDidNotWorkWhenItWasMeasured) {
+  holder_.emplace(1);
+  reader_.emplace(2);
+  reader_->device->refuse_next(1'000'000);
+  meet();
+  reader_->device->refuse_next(0);
+  save_and_lease(2);
+  const PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true)) << done.what;
+  EXPECT_EQ(done.num_past_frames, 2u);
+  EXPECT_THAT(done.host_why, HasSubstr("no path to the peer's GPU memory works"));
+  EXPECT_THAT(done.host_why, HasSubstr("the simulated GPU refuses"));
+}
+
+TEST_F(FramePulls, AreRightOrDroppedWhateverTheGpuRefuses) {
+  holder_.emplace(1);
+  save_and_lease(2);
+  std::uint32_t in_frames = 0, in_slots = 0;
+  for (int granted = 0; granted < 24; ++granted) {
+    reader_.emplace(100 + granted);
+    meet();
+    reader_->device->refuse_after(granted, 1);
+    const PullOutcome done = pull();
+    reader_->device->refuse_next(0);
+    in_frames += done.num_in_frames;
+    in_slots += done.num_past_frames;
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      if (done.ok[i]) {
+        EXPECT_TRUE(is_there(i, i)) << granted;
+      }
+    }
+    EXPECT_TRUE(done.num_past_frames == 0 || done.ok == std::vector<bool>(2, true)) << "slots need no GPU " << granted;
+  }
+  EXPECT_GT(in_frames, 0u);
+  EXPECT_GT(in_slots, 0u);
+}
+
+TEST_F(FramePulls, FallBackToSlotsWhenTheTransferFails) {
+  start();
+  save_and_lease(2);
+  frames_[1] = 1000;  // lies outside of the holder's frames, so that the transfer can't be submitted
+  const PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true)) << done.what;
+  EXPECT_EQ(done.num_in_frames, 0u);
+  EXPECT_EQ(done.num_past_frames, 2u);
+  EXPECT_NE(done.host_why, "");
+  EXPECT_EQ(done.what, "") << "the request does not notice";
+  for (std::uint32_t i = 0; i < 2; ++i) EXPECT_TRUE(is_there(i, i));
+}
+
+// ---- the scheduler node's part ----
+class AnswersWithFrames : public ::testing::Test {
+ protected:
+  static LeaseAnswer answer(std::uint64_t lease) {
+    LeaseAnswer made;
+    made.reply = {lease, "", {{0, {4, 1}, 8, {1, 2}}, {1, {5, 1}, 8, {1, 2}}}};
+    made.ranks = {{"a", "r", 64, {}, "f", 64}, {"b", "r", 64, {}, "f", 64}};
+    return made;
+  }
+  FrameLeases leases_;
+};
+
+TEST_F(AnswersWithFrames, WaitForAllRanksAndTellEachRanksFrames) {
+  const FramePinOrder order = leases_.begin({"x", 9}, answer(70), 0, 30 * kSecond, 100);
+  EXPECT_EQ(order.lease, 70u);
+  EXPECT_EQ(order.timeout_ms, 30'000);
+  EXPECT_THAT(order.chunks, ElementsAre(ChunkRef{4, 1}, ChunkRef{5, 1}));
+  leases_.take({70, 0, {3, kNoFrame}});
+  leases_.take({70, 2, {3, 3}});  // there is no such rank
+  leases_.take({70, 1, {3}});     // of another number of chunks
+  leases_.take({71, 1, {3, 3}});  // of another lease
+  EXPECT_TRUE(leases_.take_ready(99).empty());
+  leases_.take({70, 1, {6, kNoFrame}});
+  const auto ready = leases_.take_ready(99);
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].asker.id, 9u);
+  EXPECT_THAT(ready[0].answer.reply.chunks[0].frames, ElementsAre(3u, 6u));
+  EXPECT_THAT(ready[0].answer.reply.chunks[1].frames, ElementsAre());
+  EXPECT_TRUE(leases_.end(70));
+  EXPECT_FALSE(leases_.end(70));
+}
+
+TEST_F(AnswersWithFrames, DoNotWaitLongForARankThatIsLate) {
+  leases_.begin({"x", 9}, answer(70), 0, 30 * kSecond, 100);
+  leases_.take({70, 1, {6, 7}});
+  const auto ready = leases_.take_ready(100);
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_THAT(ready[0].answer.reply.chunks[0].frames, ElementsAre(kNoFrame, 6u));
+  leases_.take({70, 0, {1, 2}});  // comes too late
+  EXPECT_TRUE(leases_.take_ready(1000).empty());
+  leases_.begin({"x", 10}, answer(71), 31 * kSecond, 30 * kSecond, 100);
+  EXPECT_EQ(leases_.num_leases(), 1u) << "an expired lease is dropped";
+}
+
+}  // namespace
+}  // namespace kvferry
