@@ -11,6 +11,7 @@
 namespace kvferry {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -60,7 +61,7 @@ TEST_F(FramePulls, GoFromFrameToFrameWithoutAnyHostSlot) {
   EXPECT_THAT(done.ok, ElementsAre(true, true, true)) << done.what;
   EXPECT_EQ(done.num_in_frames, 3u);
   EXPECT_EQ(done.num_past_frames, 0u);
-  EXPECT_EQ(done.path, "gpu_ipc");
+  EXPECT_THAT(done.path, AnyOf("gpu_ipc", "ucx/tcp")) << "the fastest when they were measured";
   EXPECT_EQ(done.host_why, "");
   for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(is_there(i, i)) << "what is pulled is readable for others too";
   // What was verified on its way is loaded from its frame, and not hashed again.
