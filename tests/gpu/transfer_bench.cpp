@@ -2,7 +2,8 @@
 //
 // The figures are medians of kRounds pulls each, which take turns. 128 MiB are 1024 tokens of Llama-3.1-8B, 1 GiB are
 // 8192. Ranges of 16 KiB are paged blocks, and chunks of 32 MiB lie in frames of GPU memory. A pull's time is that from
-// submit() to the completion, including the notification. The first argument, if any, names the only backend to measure.
+// submit() to the completion, including the notification. The first argument, if any, names the only backend to
+// measure.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 

@@ -32,8 +32,7 @@ TEST(NcclLibrary, TellsItsVersionWithoutAGpu) {
   if (!found) GTEST_SKIP() << found.error().what;
   EXPECT_THAT(*found, HasSubstr("NCCL 2."));
   SimDevice device(1);
-  EXPECT_EQ(nccl::open_nccl(path, device).error().code, ErrorCode::kUnavailable)
-      << "it is no GPU of CUDA's";
+  EXPECT_EQ(nccl::open_nccl(path, device).error().code, ErrorCode::kUnavailable) << "it is no GPU of CUDA's";
   EXPECT_EQ(device.num_alive(), 0U);
 }
 
