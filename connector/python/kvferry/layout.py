@@ -176,6 +176,6 @@ def draft_layers(names: Iterable[str], vllm_config: "VllmConfig") -> set[str]:
 def count_chunk_layers(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig", saves_draft_kv: bool) -> int:
     """Returns the number of layers of all pipeline stages whose KV is in a chunk."""
     if vllm_config.parallel_config.pipeline_parallel_size > 1:  # kv_cache_config has the layers of one stage only
-        return vllm_config.model_config.get_total_num_hidden_layers()
+        return int(vllm_config.model_config.get_total_num_hidden_layers())
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
     return len(names) if saves_draft_kv else len(names) - len(draft_layers(names, vllm_config))
