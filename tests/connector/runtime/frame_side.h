@@ -57,9 +57,11 @@ struct Side {
   std::optional<std::vector<std::byte>> try_save(ChunkRef chunk, std::uint32_t seed) {
     const std::vector<std::vector<BlockId>> blocks = {{3, 4}};
     for (const BlockId block : blocks[0]) engine.overwrite(block, seed);
-    store->save({save_job("r", chunk, blocks[0], kTokens)}, engine.stream());
+    in_step([&] { store->save({save_job("r", chunk, blocks[0], kTokens)}, engine.stream()); });
     for (int i = 0; i < 10'000; ++i) {
-      for (const SaveDone& done : store->take_saved()) {
+      std::vector<SaveDone> saved;
+      in_step([&] { saved = store->take_saved(); });
+      for (const SaveDone& done : saved) {
         if (done.chunk != chunk) continue;
         if (!done.ok) return std::nullopt;
         return engine.expected({0, kTokens, blocks});
@@ -82,6 +84,12 @@ struct Side {
       ::poll(nullptr, 0, 1);
     }
     throw std::runtime_error("a load does not end");
+  }
+  /// Makes a call that the engine makes within a step, and counts how often the host waits for the GPU meanwhile.
+  void in_step(const std::function<void()>& call) {
+    const std::uint64_t before = device->num_host_waits();
+    call();
+    num_waits_in_steps += device->num_host_waits() - before;
   }
   /// Sends an order, and returns the answer.
   template <class Outcome, class Order>
@@ -133,6 +141,7 @@ struct Side {
   SharedWorkerCore core{0, kSlots};
   std::unique_ptr<ServiceLoop> loop;
   std::unique_ptr<ClientSocket> link;
+  std::uint64_t num_waits_in_steps = 0;
 };
 
 }  // namespace kvferry
