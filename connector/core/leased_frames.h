@@ -2,6 +2,7 @@
 // until the lease ends.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -22,9 +23,9 @@ class LeasedFrames {
   /// `table` must outlive this object.
   explicit LeasedFrames(FrameTable& table) : table_(table) {}
 
-  /// Pins the clean frames of these chunks until end() or `until`, and returns [chunk] the frame or kNoFrame. At most
-  /// half of all frames are pinned at a time, so that saves and loads always find others. A lease that has pins already
-  /// ends first.
+  /// Pins the clean frames of these chunks until end() or `until`, and returns [chunk] the frame or kNoFrame. An eighth
+  /// of all frames, and at least one, is never pinned, so that saves and loads find others. A lease that has pins
+  /// already ends first.
   std::vector<std::uint32_t> begin(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until);
   /// Ends a lease's pins. A lease that is not known, or has expired, is ignored.
   void end(std::uint64_t lease);
@@ -50,10 +51,11 @@ inline std::vector<std::uint32_t> LeasedFrames::begin(std::uint64_t lease, std::
                                                       TimeNs until) {
   end(lease);
   std::vector<std::uint32_t> frames(chunks.size(), kNoFrame);
+  const std::size_t kept_free = std::max<std::size_t>(table_.num_frames() / 8, 1);
   Lease made;
   made.until = until;
   for (std::size_t i = 0; i < chunks.size(); ++i) {
-    if (num_pinned_ >= table_.num_frames() / 2) break;
+    if (num_pinned_ + kept_free >= table_.num_frames()) break;
     const auto frame = table_.find(chunks[i]);
     if (!frame) continue;
     made.pins.push_back(table_.pin(*frame, "lease " + std::to_string(lease)));

@@ -100,7 +100,7 @@ TEST_F(FramePulls, DropAndTellChunksWhoseFrameHasOtherBytesByNow) {
 TEST_F(FramePulls, OfALeaseWhoseTimeHasPassedHoldNoFrame) {
   start({.num_frames = 2});
   save_and_lease(1);
-  EXPECT_THAT(holder_->lease(8, {{0, 1}}), ElementsAre(kNoFrame)) << "half of the frames are pinned";
+  EXPECT_THAT(holder_->lease(8, {{0, 1}}), ElementsAre(kNoFrame)) << "one frame is kept for others";
   EXPECT_THAT(holder_->lease(7, {{0, 1}}, 1), ElementsAre(frames_[0]));
   for (int i = 0; i < 1000 && holder_->lease(8, {{0, 1}}) == std::vector{kNoFrame}; ++i) ::poll(nullptr, 0, 5);
   EXPECT_THAT(holder_->lease(8, {{0, 1}}), ElementsAre(frames_[0]));
