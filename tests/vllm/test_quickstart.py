@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from deployment import Deployment
+from deployment import Deployment, eventually
 from documents import fenced_commands
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import REPO
@@ -57,9 +57,12 @@ def test_the_deployment_of_the_page_answers_as_the_page_shows_and_as_the_plain_s
     try:
         deployment.start_ready(READY_WITHIN_S)
         assert f"ready: http://127.0.0.1:{port}\n" in deployment.text()
+        router_log = tmp_path / "run" / "demo" / "logs" / "router.log"
+        # The router looks at the servers' health pages itself, up to a second after they are told to be ready.
+        eventually(lambda: router_log.read_text().count(" takes requests") >= 2, router_log.read_text)
         done = subprocess.run(["bash", "-c", curl.replace(":8000", f":{port}")], capture_output=True, text=True,
                               timeout=60, check=True)
-        log = (tmp_path / "run" / "demo" / "logs" / "router.log").read_text()
+        log = router_log.read_text()
         assert_answers_are_right(deployment, expected(reference))
         end(deployment)
     finally:
