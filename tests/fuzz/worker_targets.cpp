@@ -24,7 +24,8 @@ class PlainStore final : public ChunkStore {
   std::string describe() const override { return {}; }
   void save(const std::vector<SaveJob>&, DeviceStream) override {}
   std::vector<SaveDone> take_saved() override { return {}; }
-  std::vector<LoadOutcome> load(const std::vector<LoadJob>&, const IsReadable&, DeviceStream) override { return {}; }
+  void load(std::vector<LoadJob>, const IsReadable&, DeviceStream) override {}
+  std::vector<Loaded> take_loaded() override { return {}; }
   Result<Place> land(ChunkRef chunk, std::uint64_t bytes) override {
     KVFERRY_CHECK(chunk.slot < kNumSlots && bytes <= kSlotBytes, "{} bytes in slot {}", bytes, chunk.slot);
     return Place{pool_, chunk.slot * kSlotBytes};

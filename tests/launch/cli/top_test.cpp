@@ -50,7 +50,8 @@ TEST_F(Top, ShowsPoolsHitsAndTransfersOfBothSides) {
   const std::string status = run_kvferry("status " + there_).text;
   EXPECT_THAT(status, ContainsRegex("POOL OF +USED +CAPACITY +FILL +PINNED +HIT RATE +FAILURES +LAST FAILURE"));
   EXPECT_THAT(status, ContainsRegex("\ndecode +9.00 KiB +63.0 KiB +14% +0 B +95% +0 +-\n"));
-  EXPECT_THAT(status, ContainsRegex("\nprefill +decode +pull +[a-z]+ +0.00 +[0-9.]+ +[-0-9.]+ +7.88 KiB +0\n"));
+  EXPECT_THAT(status,
+              ContainsRegex("\nprefill +decode +pull +[a-z]+ +0.00 +[0-9.]+ +[-0-9.]+ +7.88 KiB +0 +host slots\n"));
   EXPECT_THAT(status, ::testing::Not(HasSubstr("LOST NODE")));
 }
 
