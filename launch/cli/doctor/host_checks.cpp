@@ -12,11 +12,14 @@
 #include "launch/cli/doctor/gpu_checks.h"
 #include "transport/base/memory/cgroup_memory.h"
 #include "transport/base/net/cluster_key.h"
+#include "transport/base/net/sysfs.h"
 
 namespace kvferry::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using net::entries;
+using net::first_line;
 
 using Findings = std::vector<Finding>;  // findings without the check's name, which examine_host() adds
 
@@ -27,25 +30,10 @@ constexpr std::uint64_t kDescriptorsMin = 4096;
 
 std::string mib(std::uint64_t bytes) { return fmt::format("{} MiB", bytes / kMiB); }
 
-std::string first_line(const fs::path& file) {
-  std::string line;
-  std::ifstream stream(file);
-  std::getline(stream, line);
-  return line;
-}
-
 /// Returns the value of a variable, or nullopt if it is missing or empty.
 std::optional<std::string> variable(const Host& host, const char* name) {
   const char* const value = host.get_env(name);
   return value != nullptr && *value != '\0' ? std::optional<std::string>(value) : std::nullopt;
-}
-
-std::vector<std::string> entries(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) names.push_back(entry.path().filename().string());
-  std::ranges::sort(names);
-  return names;
 }
 
 /// Returns the InfiniBand and RoCE devices.

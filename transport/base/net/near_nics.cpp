@@ -6,11 +6,12 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <fstream>
 #include <optional>
 #include <system_error>
 #include <tuple>
 #include <utility>
+
+#include "transport/base/net/sysfs.h"
 
 namespace kvferry::net {
 namespace {
@@ -20,21 +21,6 @@ namespace fs = std::filesystem;
 constexpr std::string_view kNvidia = "0x10de";
 // The first digits of the PCI classes of GPUs: with and without a connector for a display.
 constexpr std::string_view kGpuClasses[] = {"0x0300", "0x0302"};
-
-std::string first_line(const fs::path& file) {
-  std::string line;
-  std::ifstream stream(file);
-  std::getline(stream, line);
-  return line;
-}
-
-std::vector<std::string> entries(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) names.push_back(entry.path().filename().string());
-  std::ranges::sort(names);
-  return names;
-}
 
 fs::path pci_folder(const fs::path& root, std::string_view pci_bus_id) {
   return root / "sys/bus/pci/devices" / pci_bus_id;
