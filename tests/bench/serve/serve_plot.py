@@ -12,9 +12,9 @@ from matplotlib import pyplot
 
 COLOURS = {"plain": "#888888", "pushed": "#c1121f", "pulled": "#f28482", "nixl": "#457b9d", "nixl-default": "#a8dadc",
            "nixl-third-core": "#1d3557"}
-# Each panel has a title, a unit, a key and whether its axis is logarithmic. Some are, because a model without enough
+# Each panel has a title, a unit, a key and whether its axis is logarithmic. Most are, because a model without enough
 # processor time waits 30 times longer than the rest.
-PANELS = [("hand-over: prefill's end to decode's first token,\nless one decode step", "ms", "handover_ms", False),
+PANELS = [("hand-over: prefill's end to decode's first token,\nless one decode step", "ms", "handover_ms", True),
           ("TTFT of one request", "ms", "ttft_ms", True),
           ("vllm bench serve: throughput", "output tokens/s", "serve_output_tokens_per_s", False),
           ("vllm bench serve: TTFT p50", "ms", "serve_ttft_ms_p50", True),
