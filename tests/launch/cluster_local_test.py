@@ -1,6 +1,7 @@
 """Tests a deployment of stand-in servers, on this host and over ssh: up, status, scale, restarts, and no process left.
 """
 
+import json
 import os
 import resource
 import signal
@@ -49,6 +50,7 @@ def test_a_deployment_comes_up_answers_and_ends_at_ctrl_c(make: Make) -> None:
         ["controller", "prefill-0", "decode-0", "decode-1", "router"], "ready")
     assert served_by(deployment.url(), 4) == {"decode-0", "decode-1"}
     assert "kv_load_failure_policy is recompute" in deployment.text()
+    assert json.loads(deployment.call("status", "--json").stdout)["nodes"] == list(rows.values())
     lines = deployment.call("status").stdout.splitlines()
     assert lines[1].split() == ["name", "host", "role", "state", "url", "pid", "since", "detail"]
     assert len(lines) == 7

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.cluster.control import ask
 from kvferry_launch.node.guard import descendants
 from kvferry_launch.paths import REPO
 
@@ -79,9 +80,9 @@ class Deployment:
         """Records the marked processes and their descendants, because vLLM's processes overwrite their own environment
         and command.
         """
-        for pid in marked(self.mark):
-            for one in (pid, *descendants(pid)):
-                self._seen[one] = started_at(one)
+        found = marked(self.mark)
+        for one in {*found, *descendants(*found)}:
+            self._seen[one] = started_at(one)
 
     def left(self) -> dict[int, str]:
         """Returns the deployment's processes that still run."""
@@ -117,8 +118,10 @@ class Deployment:
         return done
 
     def status(self) -> dict[str, Any]:
+        """Asks as `launch/cluster status --json` does, but without a new process."""
         self.remember()
-        found: dict[str, Any] = json.loads(self.call("status", "--json").stdout)
+        found = ask(self.folder / "run" / str(self.document["name"]), {"do": "status"})
+        assert found is not None, self.text()
         return found
 
     def rows(self) -> dict[str, dict[str, Any]]:

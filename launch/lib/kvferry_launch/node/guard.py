@@ -27,8 +27,8 @@ TICK_S = 0.2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def descendants(of: int) -> list[int]:
-    """Returns the descendants of process `of` that still run. For the guard these include orphans, because the guard
+def descendants(*of: int) -> list[int]:
+    """Returns the descendants of these processes that still run. For the guard these include orphans, because the guard
     is a subreaper: when a descendant's parent ends, the kernel makes the guard its parent.
     """
     children: dict[int, list[int]] = {}
@@ -39,7 +39,7 @@ def descendants(of: int) -> list[int]:
             continue
         if fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found, todo = [], [of]
+    found, todo = [], [*of]
     while todo:
         below = children.get(todo.pop(), [])
         found += below

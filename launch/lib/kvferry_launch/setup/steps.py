@@ -1,7 +1,6 @@
 """launch/setup: every step that a checkout needs, each skipped if its result is already right."""
 
 import argparse
-import contextlib
 import fcntl
 import hashlib
 import sys
@@ -15,7 +14,7 @@ from kvferry_launch.progress import Step
 from kvferry_launch.setup.build import PRODUCT, ensure_build
 from kvferry_launch.setup.commands import SetupError, beside, run_logged
 from kvferry_launch.setup.debian import ensure_debian_packages
-from kvferry_launch.setup.venv import ensure_venv, ensure_vllm
+from kvferry_launch.setup.venv import ensure_test_packages, ensure_venv, ensure_vllm
 
 
 def ensure_toy_model(name: str = "toy") -> Path:
@@ -46,8 +45,15 @@ def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequenc
             print("another set-up of this checkout is running; waiting for it", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         ensure_debian_packages(tests)
-        ensure_venv((3, 11) if vllm else (3, 10), tests)
-        with beside(ensure_vllm) if vllm else contextlib.nullcontext():
+        ensure_venv((3, 11) if vllm else (3, 10))
+
+        def what_the_build_does_not_need() -> None:
+            if tests:
+                ensure_test_packages()
+            if vllm:
+                ensure_vllm()
+
+        with beside(what_the_build_does_not_need):
             if build:
                 ensure_build(tests, only)
         if vllm:

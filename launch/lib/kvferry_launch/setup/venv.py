@@ -16,10 +16,8 @@ SITE_PACKAGES_EXPECTED = 190  # number of packages in a complete .venv with vLLM
 NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
-def ensure_venv(least: tuple[int, int], tests: bool) -> None:
-    """Makes .venv, of this version of Python or a later one, and installs launch/requirements.txt into it. If `tests`
-    is True, also installs launch/requirements-tests.txt.
-    """
+def ensure_venv(least: tuple[int, int]) -> None:
+    """Makes .venv, of this version of Python or a later one, and installs launch/requirements.txt into it."""
     python = os.environ.get("PYTHON", "python3")
     if not VENV_PYTHON.exists():
         _check_python(python, least)
@@ -27,15 +25,22 @@ def ensure_venv(least: tuple[int, int], tests: bool) -> None:
             shutil.rmtree(VENV, ignore_errors=True)
             run_logged(f"{python} -m venv .venv", [python, "-m", "venv", str(VENV)], LOGS / "venv.log",
                        tick=step.update)
-    for name, stamp in [("requirements", "base"), *([("requirements-tests", "tests")] if tests else [])]:
-        listing = LAUNCH / f"{name}.txt"
-        with stamped(VENV / f".kvferry-{stamp}", listing) as stale:
-            if stale:
-                _pip_step(f"Python packages ({stamp})", ["-r", str(listing)], expected=len(requirements(listing)) + 6)
+    _ensure_packages("base", LAUNCH / "requirements.txt")
     link = _site_packages() / "kvferry-build.pth"  # makes `kvferry` and `kvferry_launch` importable in .venv
     target = f"{RELEASE / 'python'}\n{LAUNCH / 'lib'}\n"
     if not link.exists() or link.read_text() != target:
         link.write_text(target)
+
+
+def ensure_test_packages() -> None:
+    """Installs launch/requirements-tests.txt into .venv."""
+    _ensure_packages("tests", LAUNCH / "requirements-tests.txt")
+
+
+def _ensure_packages(name: str, listing: Path) -> None:
+    with stamped(VENV / f".kvferry-{name}", listing) as stale:
+        if stale:
+            _pip_step(f"Python packages ({name})", ["-r", str(listing)], expected=len(requirements(listing)) + 6)
 
 
 def ensure_vllm() -> None:
