@@ -53,6 +53,7 @@ MAY_INCLUDE = {
     "controller/http/": ("transport/base/", "controller/api/", "controller/protocol/", "controller/index/",
                          "controller/directory/", "controller/engines/", "controller/http/"),
     "controller/": (),  # the sources are in the sub-folders
+    "connector/core/pool/": ("transport/base/", "connector/core/"),
     "connector/core/push/": ("transport/base/", "connector/core/"),
     "connector/core/scheduler/": ("transport/base/", "connector/core/"),
     "connector/core/": ("transport/base/", "connector/core/"),

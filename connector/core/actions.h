@@ -7,9 +7,10 @@
 #include <variant>
 #include <vector>
 
-#include "connector/core/chunk_pool.h"
+#include "connector/core/chunk_meta.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/push_wire.h"
+#include "transport/base/clock.h"
 #include "transport/base/ids.h"
 
 namespace kvferry {

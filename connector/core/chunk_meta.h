@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "connector/core/tenant_id.h"
 #include "transport/base/chunk_key.h"
 
 namespace kvferry {
@@ -14,6 +15,7 @@ struct ChunkMeta {
   bool is_tail = false;
   std::optional<ChunkKey> tail_group;  // set for tails of at least kTailGroupTokens tokens (chunk_key.h)
   std::uint32_t window_from = 0;       // the layers with a sliding window have KV only from this token of the chunk on
+  TenantId tenant = 0;                 // whose requests can use the chunk
 
   /// Returns true if num_tokens is possible for a full chunk or a tail. Does not check that `key` was computed from
   /// that many tokens: only a request that has the tokens can check that.

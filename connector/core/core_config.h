@@ -41,7 +41,8 @@ struct CoreConfig {
   TimeNs push_ttl = 60 * kSecond;     // limit on the time from a push offer to its last chunk, on both nodes
   TimeNs push_grace = 30 * kSecond;   // time that workers have to end a dropped push before its slots are unpinned
   TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for every ttl in the controller's orders
-  TimeNs pin_ttl = 60 * kSecond;  // limit on the pins of lookups and loads, which normally end at the next step
+  TimeNs pin_ttl = 60 * kSecond;       // limit on the pins of lookups and loads, which normally end at the next step
+  TimeNs tenant_idle = 600 * kSecond;  // time without a use after which a tenant has no share of the pool
   TimeNs refetch_after = 100 * kMillisecond;  // pause between a failed fetch and the next one of the same request
   std::uint64_t chunk_bytes = 0;              // size of a full chunk in all ranks together, for the recorder
   std::uint32_t num_recorded_events = 128;    // sizes of the flight recorder

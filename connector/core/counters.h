@@ -16,7 +16,8 @@
   COUNTER(evicted_chunks) COUNTER(pins_refused) COUNTER(pushed_chunks) COUNTER(push_failures)               \
   COUNTER(received_chunks) COUNTER(mislabeled_chunks) COUNTER(unasked_answers) COUNTER(leases_refused)      \
   COUNTER(holders_suspected) COUNTER(writes_abandoned) COUNTER(unknown_releases)                            \
-  COUNTER(unknown_handoffs) COUNTER(pulled_in_frames) COUNTER(pulled_past_frames)
+  COUNTER(unknown_handoffs) COUNTER(pulled_in_frames) COUNTER(pulled_past_frames)                           \
+  COUNTER(evicted_for_tenants)
 // clang-format on
 
 namespace kvferry {

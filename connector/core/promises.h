@@ -56,6 +56,14 @@ inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {
                 idle ? "" : " and a writer");
 }
 
+/// The promise fair-eviction: a chunk is evicted for another tenant's only if its tenant is idle or has more slots than
+/// its share.
+inline void fair_eviction(bool is_own_or_idle, std::uint32_t num_slots, std::uint32_t share) {
+  KVFERRY_CHECK(is_own_or_idle || num_slots > share,
+                "fair-eviction: a tenant with {} slots, whose share is {}, loses a chunk to another tenant", num_slots,
+                share);
+}
+
 /// The promise exactly-once: every job, pull and pin that was requested ends exactly once, and nothing ends that was
 /// not requested. `what` and `args` name it. They are formatted only if the promise is broken.
 template <class... Args>

@@ -28,7 +28,8 @@ struct PushOffer {
   /// [rank] Set by the prefill node's runtime. A decode node with other shards declines all chunks.
   std::vector<Shard> shards;
   std::vector<OfferedChunk> chunks;
-  KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks);
+  std::uint64_t tenant = 0;  // ChunkMeta::tenant of all chunks
+  KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks, tenant);
 };
 
 /// The decode node's answer for one offered chunk.

@@ -9,8 +9,9 @@
 
 namespace kvferry {
 
-TokenChain::TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras)
-    : root_(root), chunk_tokens_(chunk_tokens), extras_(std::move(extras)) {
+TokenChain::TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras,
+                       TenantId tenant)
+    : root_(root), chunk_tokens_(chunk_tokens), extras_(std::move(extras)), tenant_(tenant) {
   KVFERRY_CHECK(chunk_tokens_ > 0, "chunk_tokens must be greater than 0");
 }
 
@@ -61,8 +62,8 @@ std::optional<ChunkKey> TokenChain::tail_group(std::uint32_t i) {
 }
 
 ChunkMeta TokenChain::meta(std::uint32_t i, std::uint32_t num_tokens) {
-  if (num_tokens == chunk_tokens_) return {key(i), num_tokens, false, {}};
-  ChunkMeta meta{tail_key(i, num_tokens), num_tokens, true, {}};
+  if (num_tokens == chunk_tokens_) return {key(i), num_tokens, false, {}, 0, tenant_};
+  ChunkMeta meta{tail_key(i, num_tokens), num_tokens, true, {}, 0, tenant_};
   if (num_tokens >= kTailGroupTokens) meta.tail_group = tail_group(i);
   return meta;
 }

@@ -21,7 +21,7 @@ struct TokenExtra {
 
 class TokenChain {
  public:
-  TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras);
+  TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras, TenantId tenant = 0);
 
   void append(std::span<const std::int32_t> tokens);
   /// Drops the tokens from index `num_tokens` on, for example output tokens that the engine has rejected.
@@ -56,6 +56,7 @@ class TokenChain {
   ChunkKey root_;
   std::uint32_t chunk_tokens_;
   std::vector<TokenExtra> extras_;
+  TenantId tenant_;
   std::vector<std::int32_t> tokens_;
   std::vector<ChunkKey> keys_;  // keys of the first full chunks
 };

@@ -34,7 +34,7 @@ def test_each_tenant_has_its_salt_on_both_servers_and_at_the_controller(path: st
                  for asked in (c.prefills[0].got, c.decodes[0].got, c.controller.asked)]
         assert salts[0] == salts[1] == salts[2]
         alice, bob, *again = salts[0]
-        assert re.fullmatch("[0-9a-f]{64}", alice)
+        assert re.fullmatch("kvferry[.][0-9a-f]{32}[.][0-9a-f]{64}", alice)
         assert alice != bob
         assert again == [alice, bob]
         assert {server.headers[1]["Authorization"] for server in (c.prefills[0], c.decodes[0])} == {BOB}
@@ -63,6 +63,9 @@ def test_a_tenant_separates_its_own_users_and_reaches_no_other_tenant(options: d
         of_alice = [body["cache_salt"] for body in c.decodes[0].got[1:]]
         assert len(set(of_alice) | {of_bob}) == 5
         assert of_alice[1] == of_alice[4]
+        shares = {salt.rpartition(".")[0] for salt in of_alice}
+        assert len(shares) == 1, "however many users it has, it is one tenant to the pools"
+        assert not of_bob.startswith(shares.pop())
         await c.post({"prompt": "a", "cache_salt": "u1"}, Authorization=BOB)
         assert c.decodes[0].got[-1]["cache_salt"] not in of_alice
         for bad in ("", 7, ["u1"], "x" * 129, "x" * (300 << 10)):
@@ -177,7 +180,8 @@ def test_neither_credential_nor_salt_is_logged_or_exported(
     run(test, **options)
     assert len(salts) == 2
     everything = "\n".join(told + caplog.messages + [repr(options)])
-    secrets = ["key-of-alice", "key-of-bob", *salts, *(salt[:8] for salt in salts), str(options["tenants"].secret())]
+    digits = [part[:8] for salt in salts for part in salt.split(".")[1:]]
+    secrets = ["key-of-alice", "key-of-bob", *salts, *digits, str(options["tenants"].secret())]
     assert not [secret for secret in secrets if secret in everything]
     tenants = re.findall(r"POST .* trace [0-9a-f]{32}, tenant ([0-9a-f]{8})[:;]", "\n".join(caplog.messages))
     assert len(tenants) == 5

@@ -27,7 +27,7 @@ def test_every_promise_is_broken_and_every_name_is_one_mutants() -> None:
 
 
 def test_a_line_that_is_gone_is_told() -> None:
-    gone = Mutant("gone", "exact-load", "chunk_pool.cpp", "no such line", "")
+    gone = Mutant("gone", "exact-load", "pool/chunk_pool.cpp", "no such line", "")
     with pytest.raises(mutants.MutantError, match="is there 0 times"):
         mutants.broken_source(gone)
     verdict = mutants.judge(gone)

@@ -21,7 +21,8 @@ STEPS, SAVES = "scheduler/scheduler_steps.cpp", "scheduler/scheduler_saves.cpp"
 FETCH, PEERS = "scheduler/scheduler_fetch.cpp", "scheduler/scheduler_peers.cpp"
 ORDERS = "scheduler/scheduler_orders.cpp"
 SUSPECTS = "scheduler/suspect_nodes.cpp"
-POOL, WORKER, CHAIN = "chunk_pool.cpp", "worker_core.cpp", "token_chain.cpp"
+POOL, TENANT_ID = "pool/chunk_pool.cpp", "tenant_id.cpp"
+WORKER, CHAIN = "worker_core.cpp", "token_chain.cpp"
 NUMBERS = "secret_numbers.cpp"
 SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
 
@@ -89,6 +90,14 @@ MUTANTS = [Mutant(*row) for row in (
      "Fetching.ADoubledGrantDoesNotGiveBackTheLeaseThatIsBeingRead"),
     ("a-worker-writes-where-it-writes", "fenced-reuse", WORKER,
      "promise::fenced_reuse(0, !target.writing && chunk.generation > target.generation, chunk.slot);", ""),
+    # fair-eviction
+    ("every-salt-is-a-tenant", "fair-eviction", TENANT_ID,
+     "if (cache_salt.starts_with(kPrefix))", "if (false)", "SharedPool.ManySaltsOfOneTenantHaveOneShare"),
+    ("a-pushed-chunk-is-nobodys", "fair-eviction", RECEIVER, "offer.tenant}", "0}",
+     "SharedPool.ChunksThatOtherNodesPushOrCopyAreTheirTenants"),
+    ("a-copied-chunk-is-nobodys", "fair-eviction", FETCH,
+     "if (request.value.empty()) meta.tenant = leased.tenant;", "",
+     "SharedPool.ChunksThatOtherNodesPushOrCopyAreTheirTenants"),
     # exactly-once
     ("a-load-is-reported-twice", "exactly-once", STEPS,
      "found->second.ranks_done.insert(report.rank).second,", "(found->second.ranks_done.insert(report.rank), true),"),

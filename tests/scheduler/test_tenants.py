@@ -1,4 +1,6 @@
-"""Tests tenants, who are told apart by cache_salt: none can observe which prompts another has sent."""
+"""Tests tenants, who are told apart by cache_salt: none can observe which prompts another has sent, and none evicts
+what another has of the pool as its share.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -88,4 +90,46 @@ def test_without_a_salt_kv_is_shared_where_none_is_required(make_engine: MakeEng
         engine.run()
     match = engine.log.of("vllm_match", "second")[0]
     assert match["local"] + match["answer"][0] == 99
+    engine.check_done()
+
+
+POOL_CHUNKS, CHUNKS_OF_PROMPT = 24, 3
+PROMPT_TOKENS = CHUNKS_OF_PROMPT * 64 + 1
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["computed here", "from another engine"])
+@pytest.mark.parametrize(("busy", "other"), [("busy", "other"), ("", "other"), ("", "")],
+                         ids=["two tenants", "one without a salt", "one tenant"])
+def test_a_tenant_at_ten_times_the_load_evicts_nobody_beyond_its_share(
+        make_engine: MakeEngine, busy: str, other: str, elsewhere: bool) -> None:
+    """The other tenant sends the same four prompts in every round, whose chunks are half of the pool: its share. The
+    engine has no prefix cache of its own, so that all it has of them is in the pool.
+    """
+    engine = make_engine(pool_chunks=POOL_CHUNKS, prefix_caching=False, extra={"save_partial_chunks": False})
+    prefill = make_engine(pool_chunks=8 * POOL_CHUNKS) if elsewhere else None
+    num_prompts = POOL_CHUNKS // 2 // CHUNKS_OF_PROMPT
+    kept = []
+
+    def serve(name: str, seed: int, salt: str) -> int:
+        """Returns how many of the prompt's tokens the engine had in its pool when it came."""
+        tokens, pulled = prompt(seed, PROMPT_TOKENS), engine.metrics()["pulled_chunks_total"]
+        if prefill is not None:
+            prefill.add(name, tokens, salt=salt)
+            prefill.run()
+        engine.add(name, tokens, 2, salt=salt)
+        engine.run()
+        found: int = engine.log.of("vllm_match", name)[-1]["answer"][0]
+        return found - 64 * int(engine.metrics()["pulled_chunks_total"] - pulled)
+
+    for number in range(5):
+        for each in range(10 * num_prompts):
+            assert serve(f"busy {number} {each}", 1000 + 100 * number + each, busy) == 0
+        kept.append([serve(f"other {number} {each}", each, other) for each in range(num_prompts)])
+    metrics = engine.metrics()
+    print(f"kept of the other's prompts: {kept}; {metrics['evicted_chunks_total']:.0f} chunks were evicted, "
+          f"{metrics['evicted_for_tenants_total']:.0f} for another tenant; {metrics['pulled_chunks_total']:.0f} pulled")
+    expected = 0 if busy == other else PROMPT_TOKENS - 1
+    assert kept == [[0] * num_prompts] + 4 * [[expected] * num_prompts]
+    assert metrics["pool_tenants"] == (1 if busy == other else 2)
+    assert metrics["pulled_chunks_total"] > 0 or not elsewhere
     engine.check_done()

@@ -56,6 +56,7 @@ void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
   added.tokens = spec.prompt;
   added.num_prompt_tokens = request.known;
   added.extras = spec.extras;
+  added.cache_salt = spec.salt;
   added.cacheable = spec.cacheable;
   added.handoff = spec.handoff;
   added.source = spec.source;
@@ -65,6 +66,7 @@ void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
   tally_.requests += 1;
   tally_.several_groups += blocks_.windows().size() > 1;
   tally_.uncacheable += !spec.cacheable;
+  tally_.salted += !spec.salt.empty();
   tally_.ids_again += finished_.erase(spec.id);
   outputs_[spec.id].clear();
   first_admitted_.erase(spec.id);

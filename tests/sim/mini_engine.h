@@ -48,6 +48,7 @@ struct RequestSpec {
   bool stops = false;  // ends at a stop token
   bool cacheable = true;
   std::string extras;
+  std::string salt;  // also in `extras`
   bool handoff = false;
   std::optional<HandoffSource> source;
   std::optional<std::string> push_to;

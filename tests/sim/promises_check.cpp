@@ -164,6 +164,24 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
   expect(core.num_reserved_chunks() <= config_.num_slots / 2, "bounded-hold: {} of {} slots are reserved",
          core.num_reserved_chunks(), config_.num_slots);
 
+  std::map<TenantId, std::uint32_t> slots_of;
+  for (std::uint32_t i = 0; i < core.pool().num_slots(); ++i) {
+    const ChunkPool::Slot& slot = core.pool().slot(i);
+    if (slot.state != ChunkPool::State::kFree) slots_of[slot.meta.tenant] += 1;
+  }
+  const TenantSlots& tenants = core.pool().tenants();
+  std::uint32_t num_with_share = 0;
+  tenants.for_each([&](const TenantSlots::Tenant& tenant) { num_with_share += !tenant.is_idle; });
+  expect(tenants.num_tenants() == slots_of.size(), "fair-eviction: {} tenants are counted, {} have chunks",
+         tenants.num_tenants(), slots_of.size());
+  tenants.for_each([&](const TenantSlots::Tenant& tenant) {
+    expect(slots_of[tenant.id] == tenant.num_slots, "fair-eviction: a tenant has {} slots, counted are {}",
+           slots_of[tenant.id], tenant.num_slots);
+    expect(tenant.is_idle || tenants.share(tenant.id) == config_.num_slots / num_with_share,
+           "fair-eviction: the share of each of {} tenants is {} of {} slots", num_with_share, tenants.share(tenant.id),
+           config_.num_slots);
+  });
+
   const CoreCounters& counters = core.counters();
   const auto grows = [](const char* name, std::uint64_t before, std::uint64_t after) {
     expect(after >= before, "sane-counts: counter {} shrank from {} to {}", name, before, after);
@@ -220,9 +238,9 @@ void PromisesCheck::idle(const SchedulerCore& core) {
 }
 
 std::string promise_of(const std::string& message) {
-  constexpr std::array<std::string_view, 10> kNames = {
-      "idempotent-lookup", "exact-load",   "no-stale-spec", "saved-is-computed", "fenced-reuse",
-      "exactly-once",      "bounded-hold", "sane-counts",   "verified-only",     "no-engine-death"};
+  constexpr std::array<std::string_view, 11> kNames = {
+      "idempotent-lookup", "exact-load",  "no-stale-spec", "saved-is-computed", "fenced-reuse", "exactly-once",
+      "bounded-hold",      "sane-counts", "verified-only", "no-engine-death",   "fair-eviction"};
   std::size_t first = std::string::npos;
   std::string promise = "no-engine-death";
   for (const std::string_view name : kNames) {

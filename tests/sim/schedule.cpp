@@ -20,7 +20,7 @@ constexpr int kStepsOfCalm = 10000;    // enough for the lookups of each request
 class Clients {
  public:
   Clients(const SimOptions& options, World& world, Dice& dice)
-      : options_(options), world_(world), dice_(dice), prompts_(dice, options.max_tokens_total) {}
+      : options_(options), world_(world), dice_(dice), prompts_(dice, options.max_tokens_total, options.num_tenants) {}
 
   bool all_served() const {
     return num_asked_ >= options_.num_requests && waiting_.empty() && world_.num_unfinished() == 0;

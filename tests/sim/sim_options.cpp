@@ -86,11 +86,13 @@ SimOptions draw_options(Dice& dice) {
   core.load_timeout = dice.pick({1, 5}) * kSecond;
   core.try_timeout = core.load_timeout / 5;
   core.pull_timeout = core.load_timeout / 2;
+  core.tenant_idle = dice.pick({1, 600}) * kSecond;
   draw_engine(dice, options);
   if (core.keeps_state) options.engine.num_drafts = 0;
   const bool has_trouble = dice.chance(0.75);
   if (has_trouble) draw_trouble(dice, options);
   options.num_requests = dice.between(2, 6);
+  if (dice.chance(0.4)) options.num_tenants = dice.between(1, 3);
   if (dice.chance(0.6)) return options;
   options.num_prefill = dice.pick({1u, 1u, 1u, 2u, 3u});
   options.num_decode = dice.pick({1u, 1u, 1u, 2u});
@@ -115,7 +117,8 @@ std::vector<Shard> draw_shape(Dice& dice, const SimOptions& options) {
   return shards;
 }
 
-Prompts::Prompts(Dice& dice, std::uint32_t max_tokens_total) : dice_(dice), max_tokens_total_(max_tokens_total) {}
+Prompts::Prompts(Dice& dice, std::uint32_t max_tokens_total, std::uint32_t num_tenants)
+    : dice_(dice), max_tokens_total_(max_tokens_total), num_tenants_(num_tenants) {}
 
 RequestSpec Prompts::draw(const std::string& id) {
   RequestSpec spec;
@@ -135,6 +138,10 @@ RequestSpec Prompts::draw(const std::string& id) {
   spec.stops = dice_.chance(0.3);
   spec.cacheable = !dice_.chance(0.03);
   if (dice_.chance(0.1)) spec.extras = "lora";
+  if (num_tenants_ > 0) {
+    spec.salt = "tenant " + std::to_string(dice_.chance(0.75) ? 0 : dice_.between(1, num_tenants_));
+    spec.extras += spec.salt;
+  }
   seen_.push_back(say(spec.prompt, spec.max_tokens, spec.stops, spec.extras).tokens);
   return spec;
 }

@@ -52,6 +52,7 @@ struct SimOptions {
   std::uint32_t num_prefill = 0;  // 0: one node that does everything, without a network
   std::uint32_t num_decode = 0;
   std::uint32_t num_requests = 0;
+  std::uint32_t num_tenants = 0;  // tenants besides the first, which sends most requests; 0: no request has a salt
   // limit on the tokens of one request, so that the request alone fits into the engine
   std::uint32_t max_tokens_total = 0;
   double refuses = 0;           // probability that no allocation follows a lookup
@@ -78,12 +79,13 @@ std::vector<Shard> draw_shape(Dice& dice, const SimOptions& options);
 /// Draws prompts that share prefixes with each other and with earlier answers, as in conversations.
 class Prompts {
  public:
-  Prompts(Dice& dice, std::uint32_t max_tokens_total);
+  Prompts(Dice& dice, std::uint32_t max_tokens_total, std::uint32_t num_tenants);
   RequestSpec draw(const std::string& id);
 
  private:
   Dice& dice_;
   std::uint32_t max_tokens_total_;
+  std::uint32_t num_tenants_;
   std::vector<std::vector<std::int32_t>> seen_;
 };
 

@@ -15,6 +15,7 @@ namespace kvferry::sim {
   X(siblings, "requests with a sibling of the same prompt")                     \
   X(ids_again, "ids used again after their request was gone")                   \
   X(uncacheable, "requests whose KV may not be cached")                         \
+  X(salted, "requests with a cache_salt")                                       \
   X(chunked_prefills, "prefills cut into chunks")                               \
   X(prefix_hits, "hits in the engine's own prefix cache")                       \
   X(lookups_again, "lookups asked again in their attempt")                      \
@@ -70,6 +71,7 @@ namespace kvferry::sim {
   X(saves_failed, "saves that failed")                                          \
   X(published_damaged, "chunks published after they were damaged")              \
   X(evictions, "chunks evicted")                                                \
+  X(evicted_for_tenants, "of these, chunks of a tenant above its share")        \
   X(pool_full, "chunks without a slot")                                         \
   X(pulled_chunks, "chunks pulled from another node")                           \
   X(pull_failures, "chunks not pulled")                                         \

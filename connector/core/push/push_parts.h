@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "connector/core/actions.h"
-#include "connector/core/chunk_pool.h"
 #include "connector/core/core_config.h"
 #include "connector/core/counters.h"
 #include "connector/core/flight_recorder.h"
+#include "connector/core/pool/chunk_pool.h"
 #include "connector/core/secret_numbers.h"
 
 namespace kvferry {

@@ -23,7 +23,8 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   const std::string writer = "push of " + from;
   for (std::uint32_t index = 0; index < offer.chunks.size(); ++index) {
     const OfferedChunk& offered = offer.chunks[index];
-    ChunkMeta meta{offered.key, offered.num_tokens, offered.num_tokens < parts_.config.chunk_tokens, {}};
+    ChunkMeta meta{offered.key, offered.num_tokens, offered.num_tokens < parts_.config.chunk_tokens, {},
+                   0,           offer.tenant};
     if (!meta.has_possible_length(parts_.config.chunk_tokens)) {
       parts_.counters.mislabeled_chunks += 1;
       continue;

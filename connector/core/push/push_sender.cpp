@@ -18,7 +18,7 @@ void PushSender::offer(const RequestId& request, const std::string& endpoint, st
   push.event.peer = endpoint;
   push.deadline = now + parts_.config.push_ttl;
   promise::bounded_hold(now, push.deadline, "push of " + request.value);
-  PushOffer offer{parts_.config.fingerprint, parts_.config.num_ranks, {}, {}};
+  PushOffer offer{parts_.config.fingerprint, parts_.config.num_ranks, {}, {}, chunks[0].tenant};
   for (const ChunkMeta& meta : chunks) {
     waiting_[meta.key].insert({id, static_cast<std::uint32_t>(push.items.size())});
     push.items.push_back({});

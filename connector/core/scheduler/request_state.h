@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "connector/core/chunk_pool.h"
 #include "connector/core/flight_recorder.h"
 #include "connector/core/peer_wire.h"
+#include "connector/core/pool/chunk_pool.h"
 #include "connector/core/scheduler/events.h"
 #include "connector/core/scheduler/progress.h"
 #include "connector/core/token_chain.h"
@@ -57,7 +57,7 @@ struct RequestState {
       : progress(own_progress),
         id(from.id),
         num_prompt_tokens(from.num_prompt_tokens),
-        chain(root, chunk_tokens, from.items),
+        chain(root, chunk_tokens, from.items, tenant_of(from.cache_salt)),
         source(from.source) {
     progress.request = this;
     cacheable = from.cacheable;

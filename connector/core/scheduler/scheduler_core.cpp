@@ -178,6 +178,7 @@ void SchedulerCore::name_chunk(const RequestState& request, ChunkRef chunk, std:
 void SchedulerCore::announce_evictions() {
   std::vector<ChunkKey> keys = pool_.take_evicted();
   counters_.evicted_chunks += keys.size();
+  counters_.evicted_for_tenants = pool_.num_evicted_for_tenants();
   if (!keys.empty()) actions_.push_back(AnnounceEvictions{std::move(keys)});
 }
 
@@ -204,6 +205,7 @@ void SchedulerCore::tick(TimeNs now) {
   has_ended_writes_ |= counters_.writes_abandoned != num_abandoned;
   if (std::exchange(has_ended_writes_, false)) ask_sources_again(now);
   counters_.pins_expired += pool_.expire_pins(now).size();
+  pool_.find_idle_tenants(now, config_.tenant_idle);
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });
   erase_ended_leases();
   suspects_.tick(now);

@@ -26,12 +26,12 @@
 #include <vector>
 
 #include "connector/core/actions.h"
-#include "connector/core/chunk_pool.h"
 #include "connector/core/core_config.h"
 #include "connector/core/counters.h"
 #include "connector/core/flight_recorder.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
+#include "connector/core/pool/chunk_pool.h"
 #include "connector/core/push/push_receiver.h"
 #include "connector/core/push/push_sender.h"
 #include "connector/core/scheduler/events.h"

@@ -217,6 +217,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     if (!has_checksums && !has_runs) continue;
     if (leased.window_from > leased.num_tokens) continue;
     meta.window_from = leased.window_from;
+    if (request.value.empty()) meta.tenant = leased.tenant;  // a replication knows the chunk's key alone
     if (const ChunkPool::Slot* present = pool_.find(meta.key)) {
       // The chunk is in the pool already, or is being fetched for another request.
       if (meta.window_from > 0 || !lacks_state(*present)) continue;

@@ -125,7 +125,7 @@ class SchedulerConnector:
             source=self._router_params.handoff_source(request.request_id, params, len(tokens), self._identity),
             push_to=self._router_params.push_target(request.request_id, params),
             arrived_ms=int(request.arrival_time * 1e3),
-            trace=trace_id(request),
+            trace=trace_id(request), cache_salt=request.cache_salt or "",
         )
         self._known_tokens[request.request_id] = len(tokens)
         self._requests[request.request_id] = request

@@ -32,6 +32,7 @@ COUNTERS = {
     "leases_granted_total": "Leases given to other nodes.",
     "pins_expired_total": "Pins that ended at their deadline.",
     "evicted_chunks_total": "Chunks evicted from the pool.",
+    "evicted_for_tenants_total": "Chunks evicted from a tenant above its share of the pool, for one of another tenant.",
     "pins_refused_total": "Chunks not pinned for the controller because it had already pinned half of the pool.",
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
     "push_failures_total": "Chunks for which a decode node reserved a slot but whose push failed.",
@@ -53,6 +54,7 @@ COUNTERS_BY_REASON = {
 GAUGES = {
     "pool_chunks": "Chunks in the pool.",
     "pool_slots": "Slots of the pool.",
+    "pool_tenants": "Tenants, told apart by cache_salt, that have chunks in the pool.",
     "pool_pinned_chunks": "Chunks pinned by lookups, loads, leases and handoffs.",
     "pool_controller_pinned_chunks": "Chunks pinned by order of the controller.",
     "fetching_requests": "Requests that wait for KV from other nodes.",

@@ -101,7 +101,8 @@ struct PyScheduler {
                    const std::vector<nb::bytes>& digests, std::string extras,
                    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items, bool cacheable,
                    bool handoff, const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
-                   const std::optional<std::string>& push_to, std::int64_t arrived_ms, std::string trace) {
+                   const std::optional<std::string>& push_to, std::int64_t arrived_ms, std::string trace,
+                   const std::string& cache_salt) {
     const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
@@ -109,6 +110,7 @@ struct PyScheduler {
     for (const nb::bytes& digest : digests) request.digests.push_back(engine_digest(view(digest)));
     request.num_prompt_tokens = num_prompt_tokens;
     request.extras = std::move(extras);
+    request.cache_salt = cache_salt;
     for (const auto& [first, count, identifier] : items) request.items.push_back({first, count, identifier});
     request.cacheable = cacheable;
     request.handoff = handoff;
@@ -217,7 +219,7 @@ NB_MODULE(_core, m) {
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
       .def("add_request", &PyScheduler::add_request, nb::kw_only(), "request_id"_a, "tokens"_a, "num_prompt_tokens"_a,
            "digests"_a, "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(),
-           "push_to"_a.none() = nb::none(), "arrived_ms"_a = 0, "trace"_a = "")
+           "push_to"_a.none() = nb::none(), "arrived_ms"_a = 0, "trace"_a = "", "cache_salt"_a = "")
       .def(
           "update_tokens",
           [](PyScheduler& self, const std::string& id, std::uint32_t keep, const Integers& tokens) {

@@ -280,6 +280,7 @@ SchedulerNode::Metrics SchedulerNode::metrics_of(const SchedulerCore& core) {
           {"pool_chunks", number(core.pool().num_ready())},
       {"pool_slots", number(core.pool().num_slots())},
       {"pool_pinned_chunks", number(core.pool().num_pinned())},
+      {"pool_tenants", number(core.pool().tenants().num_tenants())},
       {"pool_controller_pinned_chunks", number(core.num_controller_pinned())},
       {"fetching_requests", number(core.num_fetches())},
       {"open_pushes", number(core.num_pushes())},

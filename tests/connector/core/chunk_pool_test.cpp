@@ -1,4 +1,4 @@
-#include "connector/core/chunk_pool.h"
+#include "connector/core/pool/chunk_pool.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,6 +15,11 @@ using State = ChunkPool::State;
 class Pool : public ::testing::Test {
  protected:
   static ChunkMeta chunk(int name) { return {root_key("chunk", std::to_string(name)), 16, false, {}}; }
+  static ChunkMeta of_tenant(TenantId tenant, int name) {
+    ChunkMeta meta = chunk(name);
+    meta.tenant = tenant;
+    return meta;
+  }
   static ChunkMeta tail(int name, std::uint32_t num_tokens) {
     return {root_key("tail", std::to_string(name)), num_tokens, true, root_key("group", "")};
   }
@@ -103,6 +108,85 @@ TEST_F(Pool, ADemotedChunkGoesFirst) {
   pool.demote(ready(pool, chunk(2)));
   ready(pool, chunk(3));
   EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(2).key));
+}
+
+TEST_F(Pool, ATenantAboveItsShareMakesRoomForOneBelow) {
+  ChunkPool pool(5, 1);
+  for (int name = 1; name <= 5; ++name) ready(pool, of_tenant(7, name));  // alone it may have the whole pool
+  for (int name = 11; name <= 13; ++name) ready(pool, of_tenant(8, name));
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(1).key, chunk(2).key, chunk(3).key));
+  ready(pool, of_tenant(8, 14));  // 8 has three of five slots, and 7 its share of two
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(11).key));
+  ready(pool, of_tenant(7, 6));
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(12).key));
+  EXPECT_EQ(pool.num_evicted_for_tenants(), 4u);
+}
+
+TEST_F(Pool, OneFurthestAboveItsShareGoesFirstAndAmongEqualsTheOneUnusedForLongest) {
+  ChunkPool pool(7, 1);
+  std::vector<ChunkRef> refs;
+  for (const auto& [tenant, name] : {std::pair(1, 11), {1, 12}, {1, 13}, {2, 21}, {2, 22}, {3, 31}, {3, 32}})
+    refs.push_back(ready(pool, of_tenant(static_cast<TenantId>(tenant), name)));
+  pool.touch({&refs[3], 1});  // 2 is used, but not its second chunk
+  ready(pool, of_tenant(4, 41));
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(11).key));
+  pool.touch({&refs[1], 1});
+  ready(pool, of_tenant(4, 42));  // now each of four may have one: 1, 2 and 3 have two each
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(31).key));
+}
+
+TEST_F(Pool, IfTheOneAboveItsShareCanNotMakeRoomNobodyBelowDoesForIt) {
+  ChunkPool pool(4, 1);
+  const PinId held =
+      pin(pool, {ready(pool, of_tenant(1, 11)), ready(pool, of_tenant(1, 12)), ready(pool, of_tenant(1, 13))});
+  ready(pool, of_tenant(2, 21));
+  EXPECT_EQ(pool.reserve(of_tenant(1, 14), "test"), std::nullopt);
+  EXPECT_EQ(pool.reserve(of_tenant(3, 31), "test"), std::nullopt) << "2 has its share of one";
+  ready(pool, of_tenant(2, 22));  // its own chunk goes
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(21).key));
+  pool.unpin(held);
+  ready(pool, of_tenant(3, 31));
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(11).key));
+}
+
+TEST_F(Pool, ATenantWithoutChunksIsDropped) {
+  ChunkPool pool(2, 1);
+  for (int name = 1; name <= 100; ++name) ready(pool, of_tenant(static_cast<TenantId>(name), name));
+  EXPECT_EQ(pool.tenants().num_tenants(), 2u);
+  const PinId held = pin(pool, {pool.find(chunk(100).key)->ref});
+  for (const ChunkPool::Slot* slot : pool.ready()) pool.invalidate(slot->ref);
+  EXPECT_EQ(pool.tenants().num_tenants(), 1u) << "its slot is in use while it is pinned";
+  pool.unpin(held);
+  EXPECT_EQ(pool.tenants().num_tenants(), 0u);
+  EXPECT_EQ(pool.tenants().share(5), 2u);
+}
+
+TEST_F(Pool, ATenantThatUsesNothingForLongHasNoShare) {
+  ChunkPool pool(4, 1);
+  pool.find_idle_tenants(kSecond, 10 * kSecond);
+  const ChunkRef one = ready(pool, of_tenant(1, 11));
+  ready(pool, of_tenant(2, 21));
+  pool.find_idle_tenants(8 * kSecond, 10 * kSecond);
+  pool.touch({&one, 1});
+  ready(pool, of_tenant(3, 31));
+  pool.find_idle_tenants(12 * kSecond, 10 * kSecond);
+  EXPECT_EQ(pool.tenants().share(1), 2u) << "2 is idle";
+  EXPECT_EQ(pool.tenants().share(2), 1u) << "if it comes back";
+  for (int name = 32; name <= 34; ++name) ready(pool, of_tenant(3, name));
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(21).key, chunk(31).key)) << "1 has less than its share";
+  pool.find_idle_tenants(30 * kSecond, 10 * kSecond);
+  ready(pool, of_tenant(2, 21));
+  EXPECT_THAT(pool.take_evicted(), ElementsAre(chunk(11).key)) << "of two that are idle, the one unused for longest";
+}
+
+TEST_F(Pool, SaltsThatBeginAlikeAreOneTenantIfTheProxyMadeThem) {
+  EXPECT_EQ(tenant_of(""), 0u);
+  EXPECT_NE(tenant_of("a"), tenant_of("b"));
+  EXPECT_NE(tenant_of("a.1"), tenant_of("a.2"));
+  EXPECT_EQ(tenant_of("kvferry.a.1"), tenant_of("kvferry.a.2"));
+  EXPECT_NE(tenant_of("kvferry.a.1"), tenant_of("kvferry.b.1"));
+  EXPECT_EQ(tenant_of("kvferry.a"), tenant_of("kvferry.a.1"));
+  EXPECT_NE(tenant_of("kvferry."), 0u);
 }
 
 TEST_F(Pool, NeitherHeldNorUnfinishedChunksAreEvicted) {

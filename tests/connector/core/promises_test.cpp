@@ -75,6 +75,12 @@ TEST_F(Promises, FencedReuse) {
   EXPECT_BREAKS(promise::fenced_reuse(0, false, 3), "fenced-reuse");
 }
 
+TEST_F(Promises, FairEviction) {
+  promise::fair_eviction(true, 1, 2);
+  promise::fair_eviction(false, 3, 2);
+  EXPECT_BREAKS(promise::fair_eviction(false, 2, 2), "fair-eviction");
+}
+
 TEST_F(Promises, ExactlyOnce) {
   promise::exactly_once(true, "pull 1");
   EXPECT_BREAKS(promise::exactly_once(false, "pull 1"), "exactly-once");

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kvferry_launch.proxy.json_bodies import Body, BodyError
 
 _CLIENT_SALT_MAX = 128  # vLLM's limit, in characters
-_NAME_DIGITS = 8
+_NAME_DIGITS, _SHARE_DIGITS = 8, 32
 
 
 class NoTenantError(Exception):
@@ -31,12 +31,15 @@ class Tenant:
 
     def salted(self, body: Body) -> Body:
         """Returns a client's request with the tenant's salt. If the client has set `cache_salt`, to keep its own users
-        apart, the salt follows from that value too. Errors: BodyError.
+        apart, the salt follows from that value too. All salts of a tenant begin alike, so that nodes give them one
+        share of a pool (tenant_of() in connector/core/tenant_id.h). Errors: BodyError.
         """
         of_client = body.get("cache_salt")
         if of_client is not None and not (isinstance(of_client, str) and 0 < len(of_client) <= _CLIENT_SALT_MAX):
             raise BodyError(f"cache_salt is not a string of 1 to {_CLIENT_SALT_MAX} characters")
-        return {**body, "cache_salt": _digest(self._secret, "salt", self._credential, of_client or "")}
+        share = _digest(self._secret, "share", self._credential)[:_SHARE_DIGITS]
+        salt = _digest(self._secret, "salt", self._credential, of_client or "")
+        return {**body, "cache_salt": f"kvferry.{share}.{salt}"}
 
 
 @dataclass(frozen=True)

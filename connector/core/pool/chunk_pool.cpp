@@ -1,4 +1,4 @@
-#include "connector/core/chunk_pool.h"
+#include "connector/core/pool/chunk_pool.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,8 @@
 
 namespace kvferry {
 
-ChunkPool::ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks) : num_ranks_(num_ranks), slots_(num_slots) {
+ChunkPool::ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks)
+    : num_ranks_(num_ranks), slots_(num_slots), tenants_(num_slots) {
   KVFERRY_CHECK(num_slots > 0 && num_ranks > 0, "a pool needs at least one slot and one rank, not {} and {}", num_slots,
                 num_ranks);
   for (std::uint32_t i = num_slots; i-- > 0;) {
@@ -41,9 +42,13 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   KVFERRY_CHECK(!by_key_.contains(meta.key) && !writer.empty(),
                 "chunk {} can't be written: the pool has it already, or the writer's name is empty", meta.key);
   if (free_.empty()) {
-    const auto victim = std::find_if(lru_.begin(), lru_.end(), [&](std::uint32_t i) { return slots_[i].pins == 0; });
-    if (victim == lru_.end()) return std::nullopt;
-    evict(slots_[*victim]);
+    const auto victim = tenants_.victim(meta.tenant, [&](std::uint32_t i) { return slots_[i].pins == 0; });
+    if (!victim) return std::nullopt;
+    const bool is_own = victim->tenant.id == meta.tenant;
+    const std::uint32_t share = tenants_.share(meta.tenant);
+    promise::fair_eviction(is_own || victim->tenant.is_idle, victim->tenant.num_slots, share);
+    evicted_for_tenants_ += is_own ? 0 : 1;
+    evict(slots_[victim->slot]);
   }
   Slot& slot = slots_[free_.back()];
   promise::fenced_reuse(slot.pins, slot.state == State::kFree && slot.writer.empty(), slot.ref.slot);
@@ -57,6 +62,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   slot.write_failed = false;
   slot.is_named = false;
   slot.writer = writer;
+  slot.tenant = &tenants_.take(meta.tenant);
   by_key_[meta.key] = slot.ref.slot;
   writing_ += 1;
   return slot.ref;
@@ -79,7 +85,8 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
     return false;
   }
   slot.state = State::kReady;
-  slot.lru = lru_.insert(lru_.end(), slot.ref.slot);
+  slot.lru = slot.tenant->ready.insert(slot.tenant->ready.end(), slot.ref.slot);
+  ready_ += 1;
   if (slot.meta.is_tail && slot.meta.tail_group) {
     // Limit on the tails in one list of by_group_; older tails are found only by their keys.
     constexpr std::size_t kTailsPerGroup = 16;
@@ -130,7 +137,8 @@ void ChunkPool::evict(Slot& slot) {
       if (group->second.empty()) by_group_.erase(group);
     }
   }
-  lru_.erase(slot.lru);
+  slot.tenant->ready.erase(slot.lru);
+  ready_ -= 1;
   evicted_.push_back(slot.meta.key);
   note_change(slot.meta.key);
   free_or_retire(slot);
@@ -138,7 +146,9 @@ void ChunkPool::evict(Slot& slot) {
 
 void ChunkPool::free_or_retire(Slot& slot) {
   slot.state = slot.pins == 0 ? State::kFree : State::kRetired;
-  if (slot.state == State::kFree) free_.push_back(slot.ref.slot);
+  if (slot.state != State::kFree) return;
+  tenants_.give_back(*std::exchange(slot.tenant, nullptr));
+  free_.push_back(slot.ref.slot);
 }
 
 void ChunkPool::note_change(const ChunkKey& key) {
@@ -170,14 +180,19 @@ bool ChunkPool::name(ChunkRef chunk) { return changed_ && !std::exchange(checked
 void ChunkPool::touch(std::span<const ChunkRef> chunks) {
   for (auto chunk = chunks.rbegin(); chunk != chunks.rend(); ++chunk) {
     Slot& slot = checked(*chunk);
-    if (slot.state == State::kReady) lru_.splice(lru_.end(), lru_, slot.lru);
+    if (slot.state != State::kReady) continue;
+    TenantSlots::Lru& ready = slot.tenant->ready;
+    ready.splice(ready.end(), ready, slot.lru);
+    tenants_.used(*slot.tenant);
   }
 }
 
 void ChunkPool::demote(ChunkRef chunk) {
   if (chunk.slot >= slots_.size()) return;
   Slot& slot = slots_[chunk.slot];
-  if (slot.ref == chunk && slot.state == State::kReady) lru_.splice(lru_.begin(), lru_, slot.lru);
+  if (slot.ref != chunk || slot.state != State::kReady) return;
+  TenantSlots::Lru& ready = slot.tenant->ready;
+  ready.splice(ready.begin(), ready, slot.lru);
 }
 
 PinId ChunkPool::pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now, TimeNs deadline) {
@@ -219,7 +234,9 @@ std::vector<std::string> ChunkPool::expire_pins(TimeNs now) {
 
 std::vector<const ChunkPool::Slot*> ChunkPool::ready() const {
   std::vector<const Slot*> found;
-  for (std::uint32_t index : lru_) found.push_back(&slots_[index]);
+  tenants_.for_each([&](const TenantSlots::Tenant& tenant) {
+    for (const std::uint32_t index : tenant.ready) found.push_back(&slots_[index]);
+  });
   return found;
 }
 

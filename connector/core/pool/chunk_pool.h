@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <map>
 #include <optional>
 #include <span>
@@ -15,6 +14,7 @@
 
 #include "connector/core/chunk_meta.h"
 #include "connector/core/plan.h"
+#include "connector/core/pool/tenant_slots.h"
 #include "connector/core/pool_changes.h"
 #include "transport/base/chunk_key.h"
 #include "transport/base/clock.h"
@@ -40,7 +40,8 @@ class ChunkPool {
     bool is_named = false;  // true if name() was called for the chunk
     std::uint32_t pins = 0;
     std::string writer;  // what writes the slot, such as a request's save; empty unless the state is kWriting
-    std::list<std::uint32_t>::iterator lru;  // place in lru_; valid only in state kReady
+    TenantSlots::Tenant* tenant = nullptr;  // whose chunk it is; nullptr in state kFree
+    TenantSlots::Lru::iterator lru;         // place in Tenant::ready; valid only in state kReady
   };
 
   /// Returns the slot that contains the chunk `key` or into which the chunk is being written, nullptr if there is none.
@@ -49,9 +50,9 @@ class ChunkPool {
   /// Returns the ready tails of a group, newest first.
   std::vector<const Slot*> tails(const ChunkKey& group) const;
 
-  /// Reserves a slot for writing the chunk `meta`, which must not be in the pool. If no slot is free, evicts the least
-  /// recently used chunk that has no pins, and reserves that chunk's slot. Returns nullopt if every slot is pinned or
-  /// being written.
+  /// Reserves a slot for writing the chunk `meta`, which must not be in the pool. If no slot is free, evicts a chunk
+  /// without pins, and reserves that chunk's slot: the least recently used chunk of the tenant that is furthest above
+  /// its share, or else of the tenant of `meta` (tenant_slots.h). Returns nullopt if there is no such chunk.
   std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer);
   /// Records that a rank has ended the write of its share of the chunk. Once all ranks have reported, the slot becomes
   /// ready, or free if any rank failed. Returns true if the slot became ready.
@@ -69,7 +70,7 @@ class ChunkPool {
 
   /// Marks the chunks as just used, the first one as the most recent, so that a prefix is evicted from its end.
   void touch(std::span<const ChunkRef> chunks);
-  /// Makes this chunk the next one to evict, because a newer chunk contains its tokens.
+  /// Makes this chunk the next one of its tenant to evict, because a newer chunk contains its tokens.
   void demote(ChunkRef chunk);
 
   /// Pins the chunks until unpin() or the deadline. `owner` says what the pin is for.
@@ -79,6 +80,8 @@ class ChunkPool {
   bool pinned(PinId id) const { return pins_.contains(id.value); }
   /// Ends the pins whose deadline has passed. Returns their owners.
   std::vector<std::string> expire_pins(TimeNs now);
+  /// Takes their share of the pool from tenants that have not used a chunk for `idle_after`.
+  void find_idle_tenants(TimeNs now, TimeNs idle_after) { tenants_.advance(now, idle_after); }
 
   /// Returns the keys evicted since the last call. The caller must report these keys to the controller before a plan
   /// reuses their slots.
@@ -89,12 +92,12 @@ class ChunkPool {
   PoolChanges take_changes();
   /// Returns true at the first call for a chunk, if changes are tracked. The caller then tells which tokens it has.
   bool name(ChunkRef chunk);
-  /// Returns all ready slots, least recently used first.
+  /// Returns all ready slots; those of a tenant are in one row, least recently used first.
   std::vector<const Slot*> ready() const;
 
   std::uint32_t num_slots() const { return static_cast<std::uint32_t>(slots_.size()); }
   std::uint32_t num_pinned() const { return pinned_; }
-  std::uint32_t num_ready() const { return static_cast<std::uint32_t>(lru_.size()); }
+  std::uint32_t num_ready() const { return ready_; }
   std::size_t num_pins() const { return pins_.size(); }
   struct Pin {
     std::vector<ChunkRef> chunks;
@@ -104,6 +107,9 @@ class ChunkPool {
   /// Returns all pins, keyed by PinId::value.
   const std::map<std::uint64_t, Pin>& pins() const { return pins_; }
   std::uint32_t num_writing() const { return writing_; }
+  const TenantSlots& tenants() const { return tenants_; }
+  /// Returns how many chunks were evicted to make room for a chunk of another tenant.
+  std::uint64_t num_evicted_for_tenants() const { return evicted_for_tenants_; }
 
  private:
   Slot& checked(ChunkRef chunk);
@@ -115,7 +121,9 @@ class ChunkPool {
   std::uint32_t num_ranks_;
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_;
-  std::list<std::uint32_t> lru_;  // ready slots, least recently used first
+  TenantSlots tenants_;
+  std::uint64_t evicted_for_tenants_ = 0;
+  std::uint32_t ready_ = 0;
   std::uint32_t writing_ = 0;
   std::uint32_t pinned_ = 0;
   std::unordered_map<ChunkKey, std::uint32_t> by_key_;
