@@ -40,7 +40,8 @@ struct LeasedChunk {
   /// [rank] The frame of GPU memory that has the chunk too and is pinned until the lease ends, or kNoFrame. Empty: in
   /// no rank's frame.
   std::vector<std::uint32_t> frames = {};
-  KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames);
+  std::vector<std::uint32_t> windows_from = {};  // see ChunkMeta::windows_from
+  KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames, windows_from);
 };
 
 struct LeaseReply {

@@ -28,6 +28,7 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
     if (slot == nullptr || slot->state != ChunkPool::State::kReady) continue;
     chunks.push_back(slot->ref);
     reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums, slot->meta.window_from});
+    reply.chunks.back().windows_from = slot->meta.windows_from;
   }
   if (chunks.empty()) {
     if (num_allowed == 0) {
