@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,9 @@ struct LayerLayout {
   PlaneLayout value;
 };
 
-/// One rank's cache. Canonical chunk bytes are [layer][kv_head][k or v][token][head_dim], tightly packed for the
-/// chunk's own number of tokens, so a chunk of t tokens has t * bytes_per_token() bytes.
+/// The layers of one rank's cache that have one shape. Canonical chunk bytes are [layer][kv_head][k or
+/// v][token][head_dim], tightly packed for the chunk's own number of tokens, so a chunk of t tokens has t *
+/// bytes_per_token() bytes.
 struct KvLayout {
   std::vector<LayerLayout> layers;
   std::uint32_t num_kv_heads = 0;  // heads on this rank
@@ -45,5 +47,13 @@ struct KvLayout {
   /// Returns kInvalidArgument if a size is 0, `planes` is not 1 or 2, or a layer has no address.
   Result<void> validate() const;
 };
+
+/// Returns the bytes of a token in all layers of a rank. A rank whose layers differ in shape has several layouts, and
+/// its chunk has the bytes of each, one after the other.
+inline std::uint64_t bytes_per_token(std::span<const KvLayout> layouts) {
+  std::uint64_t bytes = 0;
+  for (const KvLayout& layout : layouts) bytes += layout.bytes_per_token();
+  return bytes;
+}
 
 }  // namespace kvferry

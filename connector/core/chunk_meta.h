@@ -1,8 +1,11 @@
 // A chunk's metadata: its key, its number of tokens, and for which of these tokens it has KV.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "connector/core/tenant_id.h"
 #include "transport/base/chunk_key.h"
@@ -14,9 +17,21 @@ struct ChunkMeta {
   std::uint32_t num_tokens = 0;
   bool is_tail = false;
   std::optional<ChunkKey> tail_group;  // set for tails of at least kTailGroupTokens tokens (chunk_key.h)
-  std::uint32_t window_from = 0;       // the layers with a sliding window have KV only from this token of the chunk on
+  std::uint32_t window_from = 0;       // the layers with a window have KV only from this token of the chunk on
   TenantId tenant = 0;                 // whose requests can use the chunk
+  /// [KV group] The same as window_from for each group, in models whose groups have unlike windows or blocks:
+  /// `window_from` is then the largest. Otherwise empty.
+  std::vector<std::uint32_t> windows_from = {};
 
+  /// Returns the token from which a KV group with a window has KV.
+  std::uint32_t from(std::size_t group) const { return windows_from.empty() ? window_from : windows_from[group]; }
+  /// Sets what another node tells of the windows. Returns false if no chunk of this length can have that.
+  bool set_windows(std::uint32_t from, const std::vector<std::uint32_t>& by_group, std::size_t num_groups) {
+    window_from = from;
+    windows_from = by_group;
+    return from <= num_tokens && (by_group.empty() || by_group.size() == num_groups) &&
+           std::ranges::all_of(by_group, [&](std::uint32_t each) { return each <= from; });
+  }
   /// Returns true if num_tokens is possible for a full chunk or a tail. Does not check that `key` was computed from
   /// that many tokens: only a request that has the tokens can check that.
   bool has_possible_length(std::uint32_t chunk_tokens) const {

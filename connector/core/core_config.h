@@ -10,13 +10,21 @@
 
 namespace kvferry {
 
+/// A KV group: layers that share a block table.
+struct KvGroup {
+  std::uint32_t block_tokens = 16;
+  /// Number of tokens that the layers attend to, including the current token; 0 means all tokens.
+  std::uint32_t window = 0;
+  /// True if the window does not slide: the layers attend to the tokens since the last multiple of its size (chunked
+  /// local attention).
+  bool window_restarts = false;
+  bool operator==(const KvGroup&) const = default;
+};
+
 struct CoreConfig {
   std::string fingerprint;
   std::uint32_t chunk_tokens = 256;
-  std::uint32_t block_tokens = 16;
-  /// [KV group] Number of tokens that the group's layers attend to, including the current token; 0 means all tokens.
-  /// All sliding windows have the same size.
-  std::vector<std::uint32_t> windows = {0};
+  std::vector<KvGroup> groups = {{}};
   /// True for models with state (Mamba, linear attention, short convolutions). A block of a KV group with a window then
   /// holds the model's state after the block's last token, if the engine kept the state there: at the end of a step, or
   /// at a checkpoint. Chunks and windows must be one block long, and a hit can end only after a block with a state.
@@ -54,7 +62,7 @@ struct CoreConfig {
   /// such a load fails, vLLM must recompute from the first bad block on. vLLM can't do that with several KV groups,
   /// with sliding windows (earlier blocks are gone), or if it has already planned later steps. A load into a device's
   /// memory has no result before the step's end.
-  bool loads_async() const { return runs_ahead || on_device || windows.size() > 1 || windows[0] > 0; }
+  bool loads_async() const { return runs_ahead || on_device || groups.size() > 1 || groups[0].window > 0; }
 };
 
 }  // namespace kvferry

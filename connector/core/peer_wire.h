@@ -40,8 +40,9 @@ struct LeasedChunk {
   /// [rank] The frame of GPU memory that has the chunk too and is pinned until the lease ends, or kNoFrame. Empty: in
   /// no rank's frame.
   std::vector<std::uint32_t> frames = {};
-  std::uint64_t tenant = 0;  // ChunkMeta::tenant, for a reader that has no request for the chunk
-  KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames, tenant);
+  std::uint64_t tenant = 0;                      // ChunkMeta::tenant, for a reader that has no request for the chunk
+  std::vector<std::uint32_t> windows_from = {};  // see ChunkMeta::windows_from
+  KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames, tenant, windows_from);
 };
 
 struct LeaseReply {

@@ -2,7 +2,7 @@
 
 namespace kvferry::promise {
 
-void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens,
+void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::span<const KvGroup> groups,
                 std::span<const std::uint32_t> needed_from) {
   std::uint32_t next = first_token;
   for (const LoadItem& item : job.items) {
@@ -15,11 +15,12 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
   KVFERRY_CHECK(next - first_token == n,
                 "exact-load: request {} was allocated {} external tokens, but the plan loads {}", job.request_id, n,
                 next - first_token);
-  KVFERRY_CHECK(!job.block_ids.empty() && job.block_ids.size() == needed_from.size(),
+  KVFERRY_CHECK(job.block_ids.size() == groups.size() && groups.size() == needed_from.size(),
                 "exact-load: request {} has blocks of {} KV groups, but the engine has {} groups", job.request_id,
-                job.block_ids.size(), needed_from.size());
+                job.block_ids.size(), groups.size());
   for (std::size_t group = 0; group < job.block_ids.size(); ++group) {
     const std::vector<BlockId>& blocks = job.block_ids[group];
+    const std::uint32_t block_tokens = groups[group].block_tokens;
     KVFERRY_CHECK(std::uint64_t{blocks.size()} * block_tokens >= next,
                   "exact-load: request {} has {} blocks, too few for {} tokens", job.request_id, blocks.size(), next);
     for (std::size_t i = needed_from[group] / block_tokens; i < blocks.size(); ++i)
@@ -28,16 +29,17 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
   }
 }
 
-void saved_is_computed(const SaveJob& job, std::uint32_t first_block, std::uint32_t computed, std::uint32_t known,
-                       std::uint32_t block_tokens) {
+void saved_is_computed(const SaveJob& job, std::uint32_t job_start, std::uint32_t computed, std::uint32_t known,
+                       std::span<const KvGroup> groups) {
   for (const SaveItem& item : job.items) {
     const std::uint64_t end_in_job = std::uint64_t{item.first_token} + item.num_tokens;
-    const std::uint64_t end = std::uint64_t{first_block} * block_tokens + end_in_job;
+    const std::uint64_t end = std::uint64_t{job_start} + end_in_job;
     KVFERRY_CHECK(item.num_tokens > 0 && end <= computed && end <= known,
                   "saved-is-computed: request {} saves up to token {}, but only {} are computed and {} known",
                   job.request_id, end, computed, known);
-    for (const std::vector<BlockId>& blocks : job.block_ids) {
-      KVFERRY_CHECK(std::uint64_t{blocks.size()} * block_tokens >= end_in_job,
+    for (std::size_t group = 0; group < job.block_ids.size(); ++group) {
+      const std::vector<BlockId>& blocks = job.block_ids[group];
+      KVFERRY_CHECK(std::uint64_t{blocks.size()} * groups[group].block_tokens >= end_in_job,
                     "saved-is-computed: request {} has {} blocks, too few for {} tokens", job.request_id, blocks.size(),
                     end_in_job);
     }

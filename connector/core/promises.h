@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "connector/core/core_config.h"
 #include "connector/core/plan.h"
 #include "transport/base/check.h"
 #include "transport/base/clock.h"
@@ -34,9 +35,9 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
 
 /// The promise exact-load: after an allocation with n > 0 external tokens, the job's items load exactly n tokens from
 /// first_token on, in order. In each KV group the job has a block for every token from needed_from[group] on; earlier
-/// blocks may be missing, because a sliding window no longer reaches them. Tokens are counted from the start of the
+/// blocks may be missing, because a window no longer reaches them. Tokens are counted from the start of the
 /// job's first block.
-void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::uint32_t block_tokens,
+void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::span<const KvGroup> groups,
                 std::span<const std::uint32_t> needed_from);
 
 /// The promise no-stale-spec: after a step was planned, no lookup whose allocation failed is still open.
@@ -45,10 +46,10 @@ inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
                 step);
 }
 
-/// A save covers only tokens that are computed and known, and the job's blocks contain these tokens. `first_block` is
-/// the index of the job's first block in the request, `known` the number of tokens in the request's chain.
-void saved_is_computed(const SaveJob& job, std::uint32_t first_block, std::uint32_t computed, std::uint32_t known,
-                       std::uint32_t block_tokens);
+/// A save covers only tokens that are computed and known, and the job's blocks contain these tokens. `job_start` is the
+/// request's token at which the job's first blocks begin, `known` the number of tokens in the request's chain.
+void saved_is_computed(const SaveJob& job, std::uint32_t job_start, std::uint32_t computed, std::uint32_t known,
+                       std::span<const KvGroup> groups);
 
 /// The promise fenced-reuse: a slot is written by one writer at a time, and only while it has no readers.
 inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {

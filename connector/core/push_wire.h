@@ -50,8 +50,9 @@ struct SettledChunk {
   std::uint32_t index = 0;  // the chunk's place in PushOffer::chunks
   bool ok = false;          // false: the chunk is incomplete and nothing more will be written
   std::uint32_t window_from = 0;
-  std::vector<std::uint64_t> checksums;  // [rank]
-  KVFERRY_FIELDS(index, ok, window_from, checksums);
+  std::vector<std::uint64_t> checksums;          // [rank]
+  std::vector<std::uint32_t> windows_from = {};  // see ChunkMeta::windows_from
+  KVFERRY_FIELDS(index, ok, window_from, checksums, windows_from);
 };
 
 struct PushSettlement {

@@ -92,7 +92,7 @@ void bench_steps(const Clock& clock, std::uint32_t num_requests) {
     request.num_prompt_tokens = kPrompt;
     core.add_request(request, clock.now());
     core.lookup(request.id, 0, clock.now());
-    BlockTable table(1, std::vector<BlockId>(tokens.size() / config.block_tokens + 1));
+    BlockTable table(1, std::vector<BlockId>(tokens.size() / config.groups[0].block_tokens + 1));
     std::iota(table[0].begin(), table[0].end(), static_cast<BlockId>(1 + i * 100));
     core.allocated(request.id, 0, table, clock.now());
     core.build_step({{{request.id, 0, kPrompt, table}}, {}}, clock.now());

@@ -89,7 +89,7 @@ CoreConfig core_config() {
   CoreConfig config;
   config.fingerprint = "fingerprint";
   config.chunk_tokens = 8;
-  config.block_tokens = 4;
+  config.groups = {{4}};
   config.num_slots = 8;
   return config;
 }

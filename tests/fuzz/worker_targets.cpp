@@ -100,7 +100,9 @@ class Service {
   SharedWorkerCore core_{0, kNumSlots};
   PlainStore store_{region_};
   SteadyClock clock_;
-  WorkerParts parts_{*transport_, store_, core_, clock_, pool_, region_, kSlotBytes, kSlotBytes / 8, 2};
+  WorkerParts parts_{*transport_, store_,         core_,
+                     clock_,      pool_,          region_,
+                     kSlotBytes,  kSlotBytes / 8, {kSlotBytes / 16, kSlotBytes / 16}};
   SendOutcome send_ = [](const std::string& bytes) { KVFERRY_CHECK(decode<Envelope>(bytes, "outcome"), "no outcome"); };
   TransportPeers peers_{*transport_, clock_};
   Puller puller_{parts_, peers_, send_};

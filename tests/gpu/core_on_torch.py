@@ -83,7 +83,7 @@ class Engine:
         config = {"chunk_tokens": CHUNK_TOKENS, "pool_bytes": CHUNKS * CHUNK_BYTES, "path": "shm",
                   "advertise_host": "127.0.0.1", **settings}
         self.node = core.WorkerNode(extra_json=json.dumps(config), rank=0, label=f"core_on_torch_{os.getpid()}",
-                                    layout=layout, gpu=0)
+                                    layouts=[layout], gpu=0)
         self.stream = torch.cuda.Stream()
         self.step_number = self.generation = 0
         where = torch.tensor(self.saved, device="cuda")

@@ -55,7 +55,7 @@ class Engine:
 
         dummy_loader.DummyModelLoader.load_weights = fill_all
         self.family, self._folder = family, folder
-        arguments = {
+        arguments: dict[str, Any] = {
             "dtype": "float32", "enforce_eager": True, "block_size": BLOCK, "max_model_len": 2048,
             "load_format": "dummy", "logprobs_mode": "processed_logprobs", "num_gpu_blocks_override": 192,
         } | family.flags | flags
@@ -64,13 +64,13 @@ class Engine:
         if family.keeps_state:
             arguments["max_num_batched_tokens"] = max(family.flags["block_size"], arguments["block_size"])
         storage = folder.parent / "storage" if arguments.pop("kv_transfer_config", None) else None
-        extra = kvferry and {"chunk_tokens": max(CHUNK, arguments["block_size"]), "pool_bytes": "64MiB"} | kvferry
+        extra = kvferry and {"chunk_tokens": self._chunk(arguments["block_size"]), "pool_bytes": "64MiB"} | kvferry
         if extra or storage:
             arguments["kv_transfer_config"] = transfer_config(extra, engine_id, storage)
         self.llm = LLM(str(folder), **arguments)
         self._core = self.llm.llm_engine.engine_core.engine_core
         block = self._core.vllm_config.cache_config.block_size
-        self.chunk: int = block if family.keeps_state else max(CHUNK, block)
+        self.chunk: int = block if family.keeps_state else self._chunk(block)
         scheduler, self._preemptions, self._counted = self._core.scheduler, 0, Counter[str]()
         self._ferry: Any = None
         if kvferry is not None:
@@ -83,6 +83,9 @@ class Engine:
             return preempt(*arguments, **named)
 
         scheduler._preempt_request = preempted
+
+    def _chunk(self, block: int) -> int:
+        return self.family.blocks_in_one * max(CHUNK, block)
 
     def inputs(self, prompts: list[list[int]], **fields: Any) -> list[Any]:
         from vllm.inputs import TokensPrompt

@@ -24,7 +24,8 @@ class Family:
 
     flags: vLLM's arguments for each of its engines. few_blocks: so few that vLLM must preempt. adapter: the number of
     outputs of each layer that the LoRA adapter changes, and adapter_layers: the names of the modules that have them.
-    keeps_state: True if a chunk is one block of vLLM.
+    keeps_state: True if a chunk is one block of vLLM. blocks_in_one: how many of vLLM's blocks are as long as a block
+    of the KV group with the longest blocks.
     """
 
     config: dict[str, Any]
@@ -33,6 +34,7 @@ class Family:
     adapter: dict[str, int] = field(default_factory=lambda: KEYS_AND_VALUES)
     adapter_layers: str = "model.layers.{}.self_attn"
     keeps_state: bool = False
+    blocks_in_one: int = 1
 
 
 def model(architecture: str, kind: str, shape: dict[str, Any] = ATTENTION, **changes: Any) -> dict[str, Any]:
@@ -107,8 +109,8 @@ FAMILIES: dict[str, Family] = {
               num_experts_per_tok=2, moe_intermediate_size=64, partial_rotary_factor=0.5, n_group=1, topk_group=1,
               norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc", attention_bias=False,
               add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False, swa_rope_theta=1e4,
-              rope_theta=1e4), few_blocks=36),
+              rope_theta=1e4), few_blocks=36, blocks_in_one=2),
     "gemma4": Family(model("Gemma4ForCausalLM", "gemma4_text", global_head_dim=64, num_global_key_value_heads=1,
                            hidden_size_per_layer_input=0, vocab_size_per_layer_input=VOCAB, num_kv_shared_layers=0,
-                           **ALTERNATING), few_blocks=36),
+                           **ALTERNATING), few_blocks=36, blocks_in_one=2),
 }

@@ -12,28 +12,27 @@ namespace kvferry::sim {
 
 namespace {
 
-std::vector<std::uint32_t> windows_of(const CoreConfig& core) {
-  std::vector<std::uint32_t> windows = core.windows;
-  for (std::uint32_t& window : windows) window = core.keeps_state && window != 0 ? kState : window;
-  return windows;
+std::vector<KvGroup> groups_of(const CoreConfig& core) {
+  std::vector<KvGroup> groups = core.groups;
+  for (KvGroup& group : groups) group.window = core.keeps_state && group.window != 0 ? kState : group.window;
+  return groups;
 }
 
 }  // namespace
 
 MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, std::vector<Shard> shards)
     : config_(config),
-      block_tokens_(core.block_tokens),
+      block_tokens_(core.groups.at(0).block_tokens),
       core_(core),
       promises_(core),
       book_(book),
-      blocks_(config.num_blocks, core.block_tokens, config.prefix_caching, config.uncached_first, windows_of(core)),
+      blocks_(config.num_blocks, config.prefix_caching, config.uncached_first, groups_of(core)),
       checkpoint_alignment_(core.checkpoint_alignment),
       rng_(config.seed) {
   core_.set_directory_up(false);
   for (std::uint32_t rank = 0; rank < core.num_ranks; ++rank) {
     const Shard shard = rank < shards.size() ? shards[rank] : Shard{0, 1, rank, 1};
-    workers_.emplace_back(rank, shard, config.num_blocks, core.block_tokens, core.num_slots, config.seed,
-                          blocks_.windows());
+    workers_.emplace_back(rank, shard, config.num_blocks, core.num_slots, config.seed, blocks_.groups());
     workers_.back().set_faults(config.faults);
     workers_.back().set_checkpoints(core.checkpoint_alignment);
   }
@@ -49,7 +48,7 @@ void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
   request.end = request.known + spec.max_tokens;
   for (std::uint32_t p = request.known; spec.stops && p < request.end; ++p)
     if (is_stop(request.text.tokens[p])) request.end = p + 1;
-  request.table.resize(blocks_.windows().size());
+  request.table.resize(blocks_.groups().size());
   book_.learn(request.text, spec.extras);
   NewRequest added;
   added.id = RequestId{spec.id};
@@ -64,7 +63,11 @@ void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
   tell("request {}: {} tokens, says {}", spec.id, request.known, request.end - request.known);
   core_.add_request(added, now);
   tally_.requests += 1;
-  tally_.several_groups += blocks_.windows().size() > 1;
+  const std::vector<KvGroup>& groups = blocks_.groups();
+  tally_.several_groups += groups.size() > 1;
+  tally_.unlike_blocks += groups.front().block_tokens != groups.back().block_tokens;
+  tally_.unlike_windows += groups.size() > 2 && groups[1].window != groups[2].window;
+  tally_.restarting_windows += groups.back().window_restarts;
   tally_.uncacheable += !spec.cacheable;
   tally_.salted += !spec.salt.empty();
   tally_.ids_again += finished_.erase(spec.id);
@@ -98,18 +101,20 @@ bool MiniEngine::grow(Request& request, const BlockTable& hit, std::uint32_t tot
     const std::uint32_t under_way = in_flight(request);
     blocks_.drop_skipped(request.table, request.computed > under_way ? request.computed - under_way : 0);
   }
-  if (!blocks_.take(request.table, hit, (total + block_tokens_ - 1) / block_tokens_, computed)) return false;
+  if (!blocks_.take(request.table, hit, total, computed)) return false;
   if (request.load != Request::Load::kUnderWay) cache_blocks(request, total, computed);
   return true;
 }
 
 void MiniEngine::cache_blocks(Request& request, std::uint32_t total, std::uint32_t computed) {
   const std::uint32_t checkpoint = checkpoint_in(computed, total, block_tokens_, checkpoint_alignment_);
-  const std::uint32_t full = std::min(total, request.known) / block_tokens_;
-  for (std::size_t g = 0; g < request.table.size(); ++g)
-    for (std::uint32_t b = 0; b < full; ++b)
-      if (blocks_.windows()[g] != kState || (b + 1) * block_tokens_ == total || (b + 1) * block_tokens_ == checkpoint)
-        blocks_.cache(g, request.table[g][b], request.text.stamps[(b + 1) * block_tokens_ - 1]);
+  for (std::size_t g = 0; g < request.table.size(); ++g) {
+    const KvGroup& group = blocks_.groups()[g];
+    for (std::uint32_t b = 0, end = group.block_tokens; end <= std::min(total, request.known);
+         ++b, end += group.block_tokens)
+      if (group.window != kState || end == total || end == checkpoint)
+        blocks_.cache(g, request.table[g][b], request.text.stamps[end - 1]);
+  }
 }
 
 void MiniEngine::preempt(std::string id) {  // `id` is a copy, because callers pass an element of running_
@@ -117,7 +122,7 @@ void MiniEngine::preempt(std::string id) {  // `id` is a copy, because callers p
   tell("  preempts {}", id);
   lost_[id] = {request.executed_table, truly_computed(request), request.known};
   blocks_.give_back(request.table);
-  request.table.assign(blocks_.windows().size(), {});
+  request.table.assign(blocks_.groups().size(), {});
   request.computed = 0;
   request.placeholders = 0;
   request.drafts = 0;
@@ -169,7 +174,7 @@ bool MiniEngine::has_output_coming(const Request& request) const {
 /// Returns how many of `num` tokens after `from` a step may compute. In a model with state, the steps of a prefill end
 /// at block boundaries if possible.
 std::uint32_t MiniEngine::split(const Request& request, std::uint32_t from, std::uint32_t num) const {
-  if (blocks_.windows().back() != kState || from + 1 >= request.known) return num;
+  if (blocks_.groups().back().window != kState || from + 1 >= request.known) return num;
   const std::uint32_t last = (request.known - 1) / block_tokens_ * block_tokens_;
   std::uint32_t end = from + num;
   if (end < request.known && end / block_tokens_ * block_tokens_ > from) end -= end % block_tokens_;
@@ -191,13 +196,13 @@ void MiniEngine::schedule_running(StepInput& input, std::uint32_t& budget) {
       ++i;
       continue;
     }
-    bool room = grow(request, BlockTable(blocks_.windows().size()), request.computed + num, request.computed);
+    bool room = grow(request, BlockTable(blocks_.groups().size()), request.computed + num, request.computed);
     while (!room) {
       const std::string victim = running_.back();
       preempt(victim);
       tally_.preemptions += 1;
       if (victim == id) break;
-      room = grow(request, BlockTable(blocks_.windows().size()), request.computed + num, request.computed);
+      room = grow(request, BlockTable(blocks_.groups().size()), request.computed + num, request.computed);
     }
     if (!room) break;
     input.scheduled.push_back({RequestId{id}, request.computed, num, {}});
@@ -212,16 +217,18 @@ void MiniEngine::tell_step(StepInput& input) {
     if (const auto found = requests_.find(id.value); found != requests_.end()) tell_tokens(found->second);
   for (ScheduledRequest& scheduled : input.scheduled) {
     Request& request = requests_.at(scheduled.id.value);
-    const auto size = static_cast<std::uint32_t>(request.table[0].size());
+    std::vector<std::size_t> sizes;
+    for (const std::vector<BlockId>& group : request.table) sizes.push_back(group.size());
     if (!config_.tells_late) tell_tokens(request);
     request.blocks_added.clear();
-    if (std::exchange(request.is_admitted, false) || (!config_.tells_late && size > request.blocks_told)) {
+    if (std::exchange(request.is_admitted, false) || (!config_.tells_late && sizes != request.blocks_told)) {
       scheduled.block_ids = request.table;
-    } else if (size > request.blocks_told) {
-      for (const std::vector<BlockId>& group : request.table)
-        request.blocks_added.emplace_back(group.begin() + request.blocks_told, group.end());
+    } else if (sizes != request.blocks_told) {
+      for (std::size_t g = 0; g < sizes.size(); ++g)
+        request.blocks_added.emplace_back(
+            request.table[g].begin() + static_cast<std::ptrdiff_t>(request.blocks_told[g]), request.table[g].end());
     }
-    request.blocks_told = size;
+    request.blocks_told = std::move(sizes);
   }
 }
 

@@ -136,11 +136,11 @@ class MiniEngine {
     std::uint32_t placeholders = 0;
     std::uint32_t drafts = 0;  // number of drafts that are offered for the next step
     BlockTable table;
-    BlockTable executed_table;      // the table in the last step that had this request
-    bool is_admitted = false;       // admitted in this step, so the core gets its whole table
-    std::uint32_t blocks_told = 0;  // number of blocks of each group that the core knows
-    BlockTable blocks_added;        // blocks that the core gets in this step beside those that it knows
-    std::uint64_t epoch = 0;        // outputs of an earlier epoch are dropped
+    BlockTable executed_table;             // the table in the last step that had this request
+    bool is_admitted = false;              // admitted in this step, so the core gets its whole table
+    std::vector<std::size_t> blocks_told;  // [group] number of blocks that the core knows
+    BlockTable blocks_added;               // blocks that the core gets in this step beside those that it knows
+    std::uint64_t epoch = 0;               // outputs of an earlier epoch are dropped
     // outputs from before the last preemption are processed, but don't reduce `computed`
     std::uint64_t preemptions = 0;
     std::uint32_t loaded_from = 0, loaded_to = 0;
@@ -217,7 +217,7 @@ class MiniEngine {
   void finish(std::string id, End end, TimeNs now);
 
   EngineConfig config_;
-  std::uint32_t block_tokens_;
+  std::uint32_t block_tokens_;  // of the first KV group; of all groups in models with state
   SchedulerCore core_;
   PromisesCheck promises_;
   StampBook& book_;

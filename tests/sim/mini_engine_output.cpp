@@ -226,7 +226,7 @@ void MiniEngine::abort(const std::string& id, TimeNs now) {
   if (found == requests_.end()) {
     const bool was = finished_.contains(id);
     (was ? tally_.abort_again : tally_.abort_unknown) += 1;
-    promises_.ended(id, core_.finished(RequestId{id}, 0, BlockTable(blocks_.windows().size()), true, now), {}, false);
+    promises_.ended(id, core_.finished(RequestId{id}, 0, BlockTable(blocks_.groups().size()), true, now), {}, false);
     return;
   }
   const Request& request = found->second;
@@ -255,8 +255,8 @@ void MiniEngine::finish(std::string id, End end, TimeNs now) {
   const std::uint32_t under_way = in_flight(request);
   blocks_.drop_skipped(request.table, request.computed > under_way ? request.computed - under_way : 0);
   BlockTable table = request.table;
-  const std::uint32_t num_blocks = (request.computed + block_tokens_ - 1) / block_tokens_;
-  for (std::vector<BlockId>& group : table) group.resize(std::min<std::size_t>(group.size(), num_blocks));
+  for (std::size_t g = 0; g < table.size(); ++g)
+    table[g].resize(std::min<std::size_t>(table[g].size(), blocks_for(blocks_.groups()[g], request.computed)));
   if (request.running) lost_[id] = {table, truly_computed(request), request.known};
   finished_[id] = core_.finished(RequestId{id}, request.computed, table, end != End::kDone, now);
   promises_.ended(id, finished_[id], request.reported_loads, true);

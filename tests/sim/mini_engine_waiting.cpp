@@ -81,9 +81,11 @@ std::uint32_t MiniEngine::reserved_blocks() const {
     const bool is_prefilling = request.load != Request::Load::kNone ||
                                (request.running && request.computed < request.known + request.placeholders);
     if (!is_prefilling) continue;
-    const std::uint32_t wanted = (request.known + block_tokens_ - 1) / block_tokens_;
-    for (const std::vector<BlockId>& group : request.table)
-      num += wanted > group.size() ? wanted - static_cast<std::uint32_t>(group.size()) : 0;
+    for (std::size_t g = 0; g < request.table.size(); ++g) {
+      const auto has = static_cast<std::uint32_t>(request.table[g].size());
+      const std::uint32_t wanted = blocks_for(blocks_.groups()[g], request.known);
+      num += wanted > has ? wanted - has : 0;
+    }
   }
   return num;
 }
@@ -92,9 +94,9 @@ std::uint32_t MiniEngine::reserved_blocks() const {
 MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit, std::uint32_t num_local,
                                          std::uint32_t external, TimeNs now) {
   const std::string& id = request.spec.id;
-  const std::uint32_t whole = (request.known + block_tokens_ - 1) / block_tokens_;
-  const auto groups = static_cast<std::uint32_t>(blocks_.windows().size());
-  const bool is_reserved = reserved_blocks() + whole * groups > blocks_.num_free();
+  std::uint32_t wanted = reserved_blocks();
+  for (const KvGroup& group : blocks_.groups()) wanted += blocks_for(group, request.known);
+  const bool is_reserved = wanted > blocks_.num_free();
   request.load = Request::Load::kUnderWay;
   if (is_reserved || !grow(request, hit, num_local + external, num_local + external)) {
     request.load = Request::Load::kNone;
@@ -107,7 +109,7 @@ MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit
   first_admitted_.try_emplace(id, now);
   admitted_.push_back({id, num_local, external, request.table});
   tally_.async_loads += 1;
-  tally_.state_loads += blocks_.windows().back() == kState;
+  tally_.state_loads += blocks_.groups().back().window == kState;
   tally_.resumed_hits += request.preemptions > 0;
   tally_.local_and_external += num_local > 0;
   request.computed = num_local + external;
@@ -125,7 +127,7 @@ void MiniEngine::take_loaded(Request& request) {
   if (request.load == Request::Load::kFailed) {
     tell("  the load of {} failed", request.spec.id);
     blocks_.give_back(request.table);
-    request.table.assign(blocks_.windows().size(), {});
+    request.table.assign(blocks_.groups().size(), {});
     request.computed = request.loaded_from = request.loaded_to = 0;
   } else if (request.load == Request::Load::kDone) {
     cache_blocks(request, request.computed, request.computed);
@@ -140,7 +142,7 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   tell_tokens(request);
   take_loaded(request);
   const bool is_loaded = request.computed > 0;  // vLLM makes no lookup for a loaded request
-  BlockTable hit(blocks_.windows().size());
+  BlockTable hit(blocks_.groups().size());
   std::uint32_t num_local = 0, external = 0;
   bool is_async = false;
   if (!is_loaded) {
@@ -157,8 +159,7 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
   const std::uint32_t have = is_loaded ? request.computed : num_local + external;
   if (have >= request.known) throw Broken(fmt::format("sane-counts: nothing is left to compute for request {}", id));
   const std::uint32_t num = split(request, have, std::min(request.known - have, budget));
-  const std::uint32_t whole = (request.known + block_tokens_ - 1) / block_tokens_;
-  const bool fits = !config_.reserves_whole || blocks_.has_room(request.table, hit, whole, have);
+  const bool fits = !config_.reserves_whole || blocks_.has_room(request.table, hit, request.known, have);
   if (!fits || !grow(request, hit, have + num, have)) {
     tell("  no room for {}: blocks", id);
     tally_.exit_no_blocks += 1;

@@ -6,6 +6,7 @@
 #include <array>
 #include <string_view>
 
+#include "sim_blocks.h"
 #include "sim_text.h"
 
 namespace kvferry::sim {
@@ -47,9 +48,8 @@ void PromisesCheck::asked_again(const std::string& id, const Answer& first, cons
 
 void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& admitted, const LoadJob& job) const {
   const std::uint32_t end = admitted.local + admitted.external;
-  const std::uint32_t first_block = admitted.local / config_.block_tokens;
-  const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
-  std::uint32_t next = admitted.local - first_block * config_.block_tokens, num = 0;
+  const std::uint32_t job_start = admitted.local - admitted.local % alignment_of(config_.groups);
+  std::uint32_t next = admitted.local - job_start, num = 0;
   for (const LoadItem& item : job.items) {
     expect(item.first_token == next && item.skip_tokens + item.num_tokens <= item.chunk_tokens,
            "exact-load: the load of {} goes on at {} of its blocks, expected {}", job.request_id, item.first_token,
@@ -67,10 +67,11 @@ void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& ad
   expect(job.block_ids.size() == admitted.table.size(), "exact-load: the load of {} names {} KV groups of {}",
          admitted.id, job.block_ids.size(), admitted.table.size());
   for (std::size_t g = 0; g < job.block_ids.size(); ++g) {
-    std::vector<BlockId> expected = slice(admitted.table[g], first_block, end_block);
-    const std::uint32_t window = config_.windows[g];
-    const std::uint32_t needed = window == 0 || end < window ? 0 : (end + 1 - window) / config_.block_tokens;
-    for (std::size_t b = 0; window > 0 && b < expected.size(); ++b)
+    const KvGroup& group = config_.groups[g];
+    const std::uint32_t first_block = job_start / group.block_tokens;
+    std::vector<BlockId> expected = slice(admitted.table[g], first_block, blocks_for(group, end));
+    const std::uint32_t needed = first_attended(group, end) / group.block_tokens;
+    for (std::size_t b = 0; group.window > 0 && b < expected.size(); ++b)
       if (first_block + b < needed) expected[b] = kNoBlock;
     expect(job.block_ids[g] == expected, "exact-load: the load of {} names other blocks than it was given",
            admitted.id);
@@ -120,9 +121,10 @@ void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const Admitt
 void PromisesCheck::save_planned(const SaveJob& job, const BlockTable& table, std::uint32_t computed,
                                  std::uint32_t known) const {
   // The core may leave out any block. If a whole table is left out, it matches at its start.
-  const auto is_at = [&](std::uint32_t first_block) {
+  const auto is_at = [&](std::uint32_t job_start) {
     for (std::size_t g = 0; g < table.size(); ++g) {
       const std::vector<BlockId>& blocks = job.block_ids.at(g);
+      const std::uint32_t first_block = job_start / config_.groups[g].block_tokens;
       for (std::size_t b = 0; b < blocks.size(); ++b) {
         if (first_block + b >= table[g].size()) return false;
         const BlockId own = table[g][first_block + b];
@@ -131,12 +133,14 @@ void PromisesCheck::save_planned(const SaveJob& job, const BlockTable& table, st
     }
     return true;
   };
-  std::uint32_t first_block = 0;
-  while (first_block < table.at(0).size() && !is_at(first_block)) ++first_block;
-  expect(first_block < table[0].size(), "saved-is-computed: request {} saves from blocks that are not its own",
+  const std::uint32_t alignment = alignment_of(config_.groups);
+  const std::size_t num_tokens = table.at(0).size() * config_.groups[0].block_tokens;
+  std::uint32_t job_start = 0;
+  while (job_start < num_tokens && !is_at(job_start)) job_start += alignment;
+  expect(job_start < num_tokens, "saved-is-computed: request {} saves from blocks that are not its own",
          job.request_id);
   for (const SaveItem& item : job.items) {
-    const std::uint32_t end = first_block * config_.block_tokens + item.first_token + item.num_tokens;
+    const std::uint32_t end = job_start + item.first_token + item.num_tokens;
     expect(end <= std::min(computed, known),
            "saved-is-computed: request {} saves up to token {}, computed {}, known {}", job.request_id, end, computed,
            known);

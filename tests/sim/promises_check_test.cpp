@@ -21,7 +21,8 @@ void expect_broken(const std::string& promise, Call call) {
 CoreConfig config() {
   CoreConfig config;
   config.fingerprint = "model";
-  config.chunk_tokens = config.block_tokens = 4;
+  config.chunk_tokens = 4;
+  config.groups = {{4}};
   config.num_slots = 2;
   return config;
 }

@@ -174,11 +174,13 @@ Tally run_schedule(std::uint64_t seed) {
   Dice dice(seed);
   const SimOptions options = draw_options(dice);
   tell(
-      "{} prefill and {} decode nodes; chunks of {}, blocks of {}, {} slots, {} ranks; {} blocks, {} tokens a step, "
+      "{} prefill and {} decode nodes; chunks of {}, blocks of {}, {} KV groups, {} slots, {} ranks; {} blocks, {} "
+      "tokens a step, "
       "{}{}",
-      options.num_prefill, options.num_decode, options.core.chunk_tokens, options.core.block_tokens,
-      options.core.num_slots, options.core.num_ranks, options.engine.num_blocks - 1, options.engine.token_budget,
-      options.engine.async ? "async" : "sync", options.engine.num_drafts > 0 ? ", drafts" : "");
+      options.num_prefill, options.num_decode, options.core.chunk_tokens, options.core.groups[0].block_tokens,
+      options.core.groups.size(), options.core.num_slots, options.core.num_ranks, options.engine.num_blocks - 1,
+      options.engine.token_budget, options.engine.async ? "async" : "sync",
+      options.engine.num_drafts > 0 ? ", drafts" : "");
   World world(options, dice);
   Clients clients(options, world, dice);
   for (int steps = 0; !clients.all_served(); ++steps) {

@@ -10,13 +10,30 @@
 #include <unordered_map>
 #include <vector>
 
+#include "connector/core/core_config.h"
 #include "connector/core/scheduler/request_state.h"
 #include "sim_text.h"
 #include "transport/base/ids.h"
 
 namespace kvferry::sim {
 
+/// KvGroup::window of a group whose blocks have the state after their last token.
 constexpr std::uint32_t kState = UINT32_MAX;
+
+/// Returns the first token to which the token at `position` attends, or which holds the state that the token needs.
+constexpr std::uint32_t first_attended(const KvGroup& group, std::uint32_t position) {
+  if (group.window == kState) return position == 0 ? 0 : position - 1;
+  if (group.window == 0) return 0;
+  if (group.window_restarts) return position / group.window * group.window;
+  return position < group.window ? 0 : position + 1 - group.window;
+}
+
+constexpr std::uint32_t blocks_for(const KvGroup& group, std::uint32_t num_tokens) {
+  return (num_tokens + group.block_tokens - 1) / group.block_tokens;
+}
+
+/// Returns the least common multiple of the block sizes: the engine's own hits end at its multiples.
+std::uint32_t alignment_of(const std::vector<KvGroup>& groups);
 
 /// Returns the end of a block at which a step that begins at `start` leaves a state before the step's own end; 0 if
 /// there is none. alignment: see CoreConfig::checkpoint_alignment.
@@ -32,20 +49,18 @@ class Blocks {
   /// Blocks 1 .. num_blocks - 1 can be used; block 0 is the null block.
   ///
   /// uncached_first: blocks without a hash are reused before all others, the last freed block first (vLLM 0.32);
-  /// otherwise blocks are reused in the order in which they were freed. windows: the window of each KV group in tokens;
-  /// 0: attends to everything; kState: a block has the state after its last token.
-  Blocks(std::uint32_t num_blocks, std::uint32_t block_tokens, bool prefix_caching, bool uncached_first,
-         std::vector<std::uint32_t> windows = {0});
+  /// otherwise blocks are reused in the order in which they were freed.
+  Blocks(std::uint32_t num_blocks, bool prefix_caching, bool uncached_first, std::vector<KvGroup> groups);
 
   /// Returns the full cached blocks of the longest prefix that every group has, so that at least one token is left to
   /// compute. Blocks before a window are null blocks. stamps: of all the request's tokens.
   BlockTable hit(std::span<const Stamp> stamps) const;
-  /// Appends the hit's blocks to `table`, then free blocks until each group has num_blocks. Blocks that lie before a
+  /// Appends the hit's blocks to `table`, then free blocks until each group has `num_tokens`. Blocks that lie before a
   /// window when `computed` tokens are computed are null blocks. If there is no room, changes nothing and returns
   /// false.
-  bool take(BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks, std::uint32_t computed);
+  bool take(BlockTable& table, const BlockTable& hit, std::uint32_t num_tokens, std::uint32_t computed);
   /// Returns whether take() would find enough free blocks.
-  bool has_room(const BlockTable& table, const BlockTable& hit, std::uint32_t num_blocks, std::uint32_t computed) const;
+  bool has_room(const BlockTable& table, const BlockTable& hit, std::uint32_t num_tokens, std::uint32_t computed) const;
   /// Frees the blocks to which no token after the first `computed` tokens attends.
   void drop_skipped(BlockTable& table, std::uint32_t computed);
   /// Frees all blocks of a request's table, the last block first.
@@ -62,8 +77,7 @@ class Blocks {
 
   std::uint32_t num_free() const { return static_cast<std::uint32_t>(free_.size()); }
   std::uint32_t num_usable() const { return static_cast<std::uint32_t>(blocks_.size()) - 1; }
-  std::uint32_t block_tokens() const { return block_tokens_; }
-  const std::vector<std::uint32_t>& windows() const { return windows_; }
+  const std::vector<KvGroup>& groups() const { return groups_; }
 
  private:
   struct Block {
@@ -74,10 +88,10 @@ class Blocks {
   const std::vector<BlockId>* cached(std::size_t group, Stamp last) const;
   std::uint32_t first_needed(std::size_t group, std::uint32_t computed) const;
 
-  std::uint32_t block_tokens_;
   bool prefix_caching_;
   bool uncached_first_;
-  std::vector<std::uint32_t> windows_;
+  std::vector<KvGroup> groups_;
+  std::uint32_t alignment_;
   std::vector<Block> blocks_;
   std::deque<BlockId> free_;
   std::unordered_map<Stamp, std::vector<BlockId>> by_hash_;

@@ -54,6 +54,7 @@ LeaseReply World::garbage_reply() {
     chunk.chunk = {some_number(), some_number()};
     chunk.num_tokens = dice_.chance(0.6) ? options_.core.chunk_tokens : some_number();
     if (dice_.chance(0.3)) chunk.window_from = some_number();
+    if (dice_.chance(0.1)) chunk.windows_from.assign(dice_.between(0, 4), some_number());
     chunk.checksums.resize(dice_.chance(0.7) ? options_.core.num_ranks : dice_.between(0, options_.core.num_ranks + 1),
                            7);
     if (dice_.chance(0.7)) continue;

@@ -9,9 +9,10 @@ void draw_engine(Dice& dice, SimOptions& options) {
   CoreConfig& core = options.core;
   EngineConfig& engine = options.engine;
   const std::uint32_t most_blocks = dice.between(3, 12);
-  options.max_tokens_total = most_blocks * core.block_tokens;
-  engine.num_blocks =
-      1 + (most_blocks + dice.between(0, most_blocks)) * static_cast<std::uint32_t>(core.windows.size());
+  options.max_tokens_total = most_blocks * core.groups[0].block_tokens;
+  const std::uint32_t room = options.max_tokens_total + dice.between(0, most_blocks) * core.groups[0].block_tokens;
+  engine.num_blocks = 1;
+  for (const KvGroup& group : core.groups) engine.num_blocks += blocks_for(group, room);
   engine.token_budget = dice.pick({7u, 16u, 64u, 256u});
   engine.max_running = dice.between(1, 6);
   engine.prefix_caching = dice.chance(0.7);
@@ -64,23 +65,26 @@ SimOptions draw_options(Dice& dice) {
   SimOptions options;
   CoreConfig& core = options.core;
   core.fingerprint = "sim";
-  core.block_tokens = dice.pick({4u, 8u, 16u});
-  core.chunk_tokens = dice.chance(0.2) ? core.block_tokens / 2 : core.block_tokens * dice.pick({1u, 2u, 4u});
+  const std::uint32_t blocks = dice.pick({4u, 8u, 16u});
+  core.groups = {{blocks}};
+  core.chunk_tokens = dice.chance(0.2) ? blocks / 2 : blocks * dice.pick({1u, 2u, 4u});
   core.num_ranks = dice.pick({1u, 1u, 1u, 2u});
   core.num_slots = dice.pick({2u, 5u, 16u, 200u});
   core.save_decode_cache = dice.chance(0.8);
   core.save_partial_chunks = dice.chance(0.8);
   if (dice.chance(0.3)) {
     const std::uint32_t window = dice.pick({3u, 8u, 13u, 24u, 40u});
-    const std::uint32_t kind = dice.between(0, 4);
-    core.windows = kind == 0   ? std::vector{window}
-                   : kind == 1 ? std::vector{0u, window, window}
-                               : std::vector{0u, window};
+    const std::uint32_t kind = dice.between(0, 6);
+    if (kind == 0) core.groups.clear();
+    core.groups.push_back({blocks, window});
+    if (kind == 1) core.groups.push_back({blocks, dice.pick({window, 5u, 24u})});
+    if (kind == 2) core.groups.back().window_restarts = true;
     if (kind == 4) {
       core.keeps_state = true;
-      core.chunk_tokens = core.block_tokens;
-      core.windows = {0, core.block_tokens};
-      core.checkpoint_alignment = window % 2 == 0 ? core.block_tokens : 0;
+      core.chunk_tokens = core.groups.back().window = blocks;
+      core.checkpoint_alignment = window % 2 == 0 ? blocks : 0;
+    } else if (dice.chance(0.5)) {
+      core.groups.back().block_tokens = dice.chance(0.5) ? blocks * 2 : blocks / 2;
     }
   }
   core.load_timeout = dice.pick({1, 5}) * kSecond;

@@ -14,16 +14,17 @@ std::uint64_t checksum_of(std::span<const Stamp> stamps) {
   return sum;
 }
 
-Worker::Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t block_tokens,
-               std::uint32_t num_slots, std::uint64_t seed, std::vector<std::uint32_t> windows)
+Worker::Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t num_slots, std::uint64_t seed,
+               std::vector<KvGroup> groups)
     : rank_(rank),
       shard_(shard),
       num_cells_(shard.num_cells()),
-      block_tokens_(block_tokens),
-      windows_(std::move(windows)),
-      memory_(num_cells_, std::vector<Stamp>(std::size_t{num_blocks} * block_tokens, 0xdeadbeef)),
+      groups_(std::move(groups)),
       slots_(num_slots),
-      rng_(seed + rank) {}
+      rng_(seed + rank) {
+  for (const KvGroup& group : groups_) rows_ = std::max(rows_, group.block_tokens);
+  memory_.assign(num_cells_, std::vector<Stamp>(std::size_t{num_blocks} * rows_, 0xdeadbeef));
+}
 
 Stamp Worker::mask(std::size_t cell, std::size_t group) const {
   const std::size_t layer = shard_.first_layer + cell / shard_.num_heads;
@@ -31,33 +32,31 @@ Stamp Worker::mask(std::size_t cell, std::size_t group) const {
   return ((layer * 64 + head) * 0x5555555555555555ULL) ^ (group * 0x3333333333333333ULL);
 }
 
-Stamp* Worker::find(std::size_t cell, std::span<const BlockId> table, std::uint32_t position) {
-  const std::size_t index = position / block_tokens_;
+Stamp* Worker::find(std::size_t cell, std::size_t group, std::span<const BlockId> table, std::uint32_t position) {
+  const std::uint32_t block_tokens = groups_[group].block_tokens;
+  const std::size_t index = position / block_tokens;
   if (index >= table.size()) throw Broken(fmt::format("exact-load: position {} has no block", position));
   if (table[index] == kNullBlock || table[index] == kNoBlock) return nullptr;
-  return &memory_[cell].at(static_cast<std::size_t>(table[index]) * block_tokens_ + position % block_tokens_);
-}
-
-std::uint32_t Worker::first_attended(std::size_t group, std::uint32_t position) const {
-  return windows_[group] == 0 || position < windows_[group] ? 0 : position + 1 - windows_[group];
+  return &memory_[cell].at(static_cast<std::size_t>(table[index]) * rows_ + position % block_tokens);
 }
 
 /// Reads the state after the tokens before the item from the last block of these tokens, and writes the state after the
 /// item's tokens into their last block.
 void Worker::advance_state(const ForwardItem& item, std::size_t group, std::uint64_t step) {
   const std::vector<BlockId>& table = item.table[group];
-  const auto start = [&](std::uint32_t position) { return position - position % block_tokens_; };
+  const std::uint32_t block_tokens = groups_[group].block_tokens;
+  const auto start = [&](std::uint32_t position) { return position - position % block_tokens; };
   for (std::size_t c = 0; c < num_cells_; ++c) {
-    for (std::uint32_t i = 0; item.first > 0 && i < block_tokens_; ++i) {
-      const Stamp* const state = find(c, table, start(item.first - 1) + i);
+    for (std::uint32_t i = 0; item.first > 0 && i < block_tokens; ++i) {
+      const Stamp* const state = find(c, group, table, start(item.first - 1) + i);
       if (state == nullptr || *state != (item.stamp(item.first - 1) ^ mask(c, group)))
         throw Broken(fmt::format("exact-load: step {}: request {} goes on at {} from a wrong state", step,
                                  item.request_id, item.first));
     }
     const std::uint32_t end = item.first + item.num;
-    for (const std::uint32_t at : {end, checkpoint_in(item.first, end, block_tokens_, checkpoint_alignment_)})
-      for (std::uint32_t i = 0; at > 0 && i < block_tokens_; ++i)
-        if (Stamp* const state = find(c, table, start(at - 1) + i)) *state = item.stamp(at - 1) ^ mask(c, group);
+    for (const std::uint32_t at : {end, checkpoint_in(item.first, end, block_tokens, checkpoint_alignment_)})
+      for (std::uint32_t i = 0; at > 0 && i < block_tokens; ++i)
+        if (Stamp* const state = find(c, group, table, start(at - 1) + i)) *state = item.stamp(at - 1) ^ mask(c, group);
   }
 }
 
@@ -73,9 +72,9 @@ void Worker::save(const SaveJob& job, std::vector<SaveDone>& done) {
     Slot& slot = slots_.at(item.chunk.slot);
     start_write(slot, item.chunk, "written");
     for (std::size_t c = 0; c < num_cells_; ++c) {
-      for (std::size_t g = 0; g < windows_.size(); ++g) {
+      for (std::size_t g = 0; g < groups_.size(); ++g) {
         for (std::uint32_t i = 0; i < item.num_tokens; ++i) {
-          const Stamp* from = find(c, job.block_ids.at(g), item.first_token + i);
+          const Stamp* from = find(c, g, job.block_ids.at(g), item.first_token + i);
           slot.stamps.push_back(from == nullptr ? 0 : *from);
         }
       }
@@ -103,15 +102,16 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
       done.corrupt.push_back(item.chunk);
       whole = false;
       const std::uint32_t end = item.first_token + item.num_tokens;
-      for (std::uint32_t b = item.first_token / block_tokens_; !job.is_async && b * block_tokens_ < end; ++b)
+      for (std::uint32_t b = item.first_token / groups_[0].block_tokens;
+           !job.is_async && b * groups_[0].block_tokens < end; ++b)
         outcome.bad_blocks.insert(job.block_ids.at(0).at(b));
       continue;
     }
     for (std::size_t c = 0; c < num_cells_; ++c) {
-      for (std::size_t g = 0; g < windows_.size(); ++g) {
+      for (std::size_t g = 0; g < groups_.size(); ++g) {
         for (std::uint32_t i = 0; i < item.num_tokens; ++i) {
-          if (Stamp* to = find(c, job.block_ids.at(g), item.first_token + i))
-            *to = slot.stamps[(c * windows_.size() + g) * item.chunk_tokens + item.skip_tokens + i];
+          if (Stamp* to = find(c, g, job.block_ids.at(g), item.first_token + i))
+            *to = slot.stamps[(c * groups_.size() + g) * item.chunk_tokens + item.skip_tokens + i];
         }
       }
     }
@@ -123,9 +123,10 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
 
 std::optional<std::uint32_t> Worker::wrong_cell(const ForwardItem& item) {
   for (std::size_t c = 0; c < num_cells_; ++c) {
-    for (std::size_t g = 0; g < windows_.size(); ++g) {
-      for (std::uint32_t p = first_attended(g, item.first); windows_[g] != kState && p < item.first + item.num; ++p) {
-        const Stamp* attended = find(c, item.table[g], p);
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      for (std::uint32_t p = first_attended(groups_[g], item.first);
+           groups_[g].window != kState && p < item.first + item.num; ++p) {
+        const Stamp* attended = find(c, g, item.table[g], p);
         if (attended == nullptr || *attended != (item.stamp(p) ^ mask(c, g))) return p;
       }
     }
@@ -143,14 +144,14 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
   failure_unheard |= !outcome.bad_blocks.empty();
   // In each layer, all requests write before any request attends, so the requests of a step can share a prefix.
   for (const ForwardItem& item : forward) {
-    for (std::size_t g = 0; g < windows_.size(); ++g) {
-      if (windows_[g] == kState) {
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].window == kState) {
         advance_state(item, g, plan.step);
         continue;
       }
       for (std::size_t c = 0; c < num_cells_; ++c)
         for (std::uint32_t p = item.first; p < item.first + item.num; ++p)
-          if (Stamp* computed = find(c, item.table[g], p)) *computed = item.stamp(p) ^ mask(c, g);
+          if (Stamp* computed = find(c, g, item.table[g], p)) *computed = item.stamp(p) ^ mask(c, g);
     }
   }
   for (bool changed = true; changed;) {
@@ -164,13 +165,13 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
         const bool loaded = *wrong >= item.loaded_from && *wrong < item.loaded_to;
         throw Broken(fmt::format("{}: step {}: request {} attends to wrong KV at position {} in block {}",
                                  loaded ? "exact-load" : "fenced-reuse", plan.step, item.request_id, *wrong,
-                                 item.table[0][*wrong / block_tokens_]));
+                                 item.table[0][*wrong / groups_[0].block_tokens]));
       }
       outcome.garbage[i] = changed = true;
       for (std::size_t c = 0; c < num_cells_; ++c)
-        for (std::size_t g = 0; g < windows_.size(); ++g)
+        for (std::size_t g = 0; g < groups_.size(); ++g)
           for (std::uint32_t q = item.first; q < item.first + item.num; ++q)
-            if (Stamp* computed = find(c, item.table[g], q)) *computed = rng_();
+            if (Stamp* computed = find(c, g, item.table[g], q)) *computed = rng_();
     }
   }
   for (const SaveJob& job : plan.saves_after) save(job, outcome.report.saves);
@@ -215,7 +216,7 @@ std::vector<Stamp> Worker::as_written(std::uint32_t slot) const {
 
 std::vector<Stamp> Worker::plain(std::uint32_t slot) const {
   std::vector<Stamp> stamps = as_written(slot);
-  stamps.resize(stamps.size() / windows_.size() / num_cells_);
+  stamps.resize(stamps.size() / groups_.size() / num_cells_);
   for (Stamp& stamp : stamps)
     if (stamp != 0) stamp ^= mask(0, 0);
   return stamps;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "connector/core/core_config.h"
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
 #include "connector/core/scheduler/request_state.h"
@@ -70,8 +71,8 @@ class Worker {
     return !stamps.empty() && std::ranges::count(stamps, forged()[0]) == std::ssize(stamps);
   }
   /// `shard`: this rank's part of the model. The KV's mask makes it different in each layer and head.
-  Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t block_tokens, std::uint32_t num_slots,
-         std::uint64_t seed, std::vector<std::uint32_t> windows = {0});
+  Worker(std::uint32_t rank, Shard shard, std::uint32_t num_blocks, std::uint32_t num_slots, std::uint64_t seed,
+         std::vector<KvGroup> groups);
   void set_faults(WorkerFaults faults) { faults_ = faults; }
   void set_checkpoints(std::uint32_t alignment) { checkpoint_alignment_ = alignment; }
 
@@ -93,7 +94,7 @@ class Worker {
   /// the chunk.
   std::uint64_t write_runs(const PullItem& item, const std::vector<Stamp>& bytes);
   /// Returns the number of stamps that a chunk with this many tokens has in one cell of the shard.
-  std::size_t cell_stamps(std::uint32_t num_tokens) const { return num_tokens * windows_.size(); }
+  std::size_t cell_stamps(std::uint32_t num_tokens) const { return num_tokens * groups_.size(); }
   const Shard& shard() const { return shard_; }
   /// Returns a slot's stamps of the first cell and KV group as they were written, before any damage and without the
   /// mask.
@@ -115,9 +116,8 @@ class Worker {
   std::vector<Stamp> as_written(std::uint32_t slot) const;
   Stamp mask(std::size_t cell, std::size_t group) const;
   /// Returns nullptr if the engine has freed the block, or if the core leaves it out.
-  Stamp* find(std::size_t cell, std::span<const BlockId> table, std::uint32_t position);
+  Stamp* find(std::size_t cell, std::size_t group, std::span<const BlockId> table, std::uint32_t position);
   void start_write(Slot& slot, ChunkRef chunk, const char* how);
-  std::uint32_t first_attended(std::size_t group, std::uint32_t position) const;
   void advance_state(const ForwardItem& item, std::size_t group, std::uint64_t step);
   /// Returns the first wrong cell to which the item attends; nullopt if there is none.
   std::optional<std::uint32_t> wrong_cell(const ForwardItem& item);
@@ -128,8 +128,8 @@ class Worker {
   std::uint32_t rank_;
   Shard shard_;
   std::size_t num_cells_;
-  std::uint32_t block_tokens_;
-  std::vector<std::uint32_t> windows_;
+  std::vector<KvGroup> groups_;
+  std::uint32_t rows_ = 0;                  // number of tokens in the largest block of a group; groups share the blocks
   std::vector<std::vector<Stamp>> memory_;  // [cell][block and row]
   std::vector<Slot> slots_;                 // stamps: [cell][group][token]
   std::vector<PushedSave> pushed_;

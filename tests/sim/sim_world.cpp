@@ -24,10 +24,11 @@ void World::start(std::size_t index) {
   EngineConfig engine = options_.engine;
   if (index > 0) {  // nodes may have different block sizes
     const std::uint32_t own_blocks = dice_.pick({4u, 8u, 16u});
-    if (!core.keeps_state) core.block_tokens = own_blocks;  // except in models with state, where chunks are blocks
-    const auto groups = static_cast<std::uint32_t>(core.windows.size());
-    engine.num_blocks =
-        1 + groups + (engine.num_blocks * options_.core.block_tokens + core.block_tokens - 1) / core.block_tokens;
+    const std::uint32_t blocks = core.groups[0].block_tokens;
+    for (KvGroup& group : core.groups)  // except in models with state, where chunks are blocks
+      if (!core.keeps_state) group.block_tokens = group.block_tokens * own_blocks / blocks;
+    const auto groups = static_cast<std::uint32_t>(core.groups.size());
+    engine.num_blocks = 1 + groups + blocks_for(core.groups[0], engine.num_blocks * blocks);
   }
   engine.seed += index + (node.incarnation << 8);
   node.incarnation += 1;

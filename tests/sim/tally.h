@@ -22,6 +22,9 @@ namespace kvferry::sim {
   X(lookups_pending, "lookups answered `ask again`")                            \
   X(sync_loads, "loads from the pool, synchronous")                             \
   X(several_groups, "requests of models with several KV groups")                \
+  X(unlike_blocks, "requests of models whose KV groups have unlike blocks")     \
+  X(unlike_windows, "requests of models whose windows have unlike sizes")       \
+  X(restarting_windows, "requests of models with chunked local attention")      \
   X(async_loads, "loads from the pool, asynchronous")                           \
   X(async_failed, "asynchronous loads that failed")                             \
   X(state_loads, "loads of models with state")                                  \

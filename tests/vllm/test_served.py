@@ -8,7 +8,7 @@ import pytest
 import torch
 from kvferry._core import KvFerryError
 from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers
-from kvferry.served import served_specs, windows
+from kvferry.served import kv_groups, served_specs, window_format
 from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
@@ -57,8 +57,17 @@ SERVED: dict[str, Callable[[], tuple[KVCacheSpec, ...]]] = {
     "fp8": lambda: (full(dtype=torch.uint8),),
     "state": lambda: (state(page_size_padded=None, shapes=((2, 64, 16),), dtypes=(torch.float32,)),),
     "state beside attention": lambda: (state(), full(), state()),
+    "chunked local": lambda: (full(), kinds.ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=64)),
+    "sizes": lambda: (kinds.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs={
+        "a": full(), "b": full(num_kv_heads=1)}),),
+    "blocks": lambda: (full(), full(block_size=2 * TOKENS, num_kv_heads=1)),
 }
-WINDOWS = {"windows": [0, 64], "state": [TOKENS], "state beside attention": [TOKENS, 0, TOKENS]}
+ALL = (TOKENS, 0, False)
+GROUPS = {
+    "latent": [(16, 0, False)], "windows": [ALL, (TOKENS, 64, False)], "state": [(TOKENS, TOKENS, False)],
+    "state beside attention": [(TOKENS, TOKENS, False), ALL, (TOKENS, TOKENS, False)],
+    "chunked local": [ALL, (TOKENS, 64, True)],
+    "blocks": [ALL, (2 * TOKENS, 0, False)]}
 
 REFUSED: dict[str, tuple[Callable[[], tuple[KVCacheSpec, ...]], str]] = {
     "state without copies": (lambda: (full(), state(mamba_cache_mode="none")),
@@ -75,19 +84,19 @@ REFUSED: dict[str, tuple[Callable[[], tuple[KVCacheSpec, ...]], str]] = {
                             "whose bytes are a multiple of the block size"),
     "cross-attention": (lambda: (full(), kinds.CrossAttentionSpec(**SHAPE)), "has cross-attention to an encoder"),
     "an encoder": (lambda: (kinds.EncoderOnlyAttentionSpec(**SHAPE),), "has attention of an encoder"),
-    "chunked local": (lambda: (full(), kinds.ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=64)),
-                      "has chunked local attention"),
+    "state and chunked local": (lambda: (state(), kinds.ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=64)),
+                                "and layers with sliding windows; this version supports models with either"),
+    "state and unequal heads": (lambda: (state(), full(), full(num_kv_heads=1, head_size=HEADS * DIM)),
+                                r"differ in \(KV heads, head size, element type\)"),
+    "states of two sizes": (lambda: (kinds.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs={
+        "a": state(), "b": state(shapes=((3, 41), (2, 64, 16)))}),), "has layers with states of different sizes"),
     "sinks": (lambda: (kinds.SinkFullAttentionSpec(**SHAPE, sink_len=4),), "has attention with sink tokens"),
     "windows of latents": (lambda: (kinds.SlidingWindowMLASpec(**LATENT, sliding_window=64),),
                            "has latent attention with sliding windows"),
-    "sizes": (lambda: (kinds.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs={"a": full()}),),
-              "has layers with KV of different sizes"),
     "prefix LM": (lambda: (full(non_causal=True),), "has attention that isn't causal"),
     "compressed": (lambda: (kinds.MLAAttentionSpec(**LATENT, tokens_per_state=4),), "kept for 4 tokens at a time"),
-    "unequal heads": (lambda: (full(), full(num_kv_heads=1)), r"differ in \(block size, KV heads, head size, element"),
-    "unequal types": (lambda: (full(), full(dtype=torch.uint8)), "differ in .*torch.uint8"),
-    "unequal windows": (lambda: tuple(kinds.SlidingWindowSpec(**SHAPE, sliding_window=n) for n in (64, 128)),
-                        r"has sliding windows of \[64, 128\] tokens; this version supports one size"),
+    "windows of two sizes": (lambda: tuple(kinds.SlidingWindowSpec(**SHAPE, sliding_window=n) for n in (64, 128)),
+                             r"has windows of \[64, 128\] tokens; this version supports one size"),
     "no KV": (lambda: (), "this model keeps no KV"),
 }
 
@@ -96,7 +105,17 @@ REFUSED: dict[str, tuple[Callable[[], tuple[KVCacheSpec, ...]], str]] = {
 def test_is_served(kind: str) -> None:
     specs = SERVED[kind]()
     assert served_specs(groups(*specs), config()) == list(specs)
-    assert windows(list(specs)) == WINDOWS.get(kind, [0])
+    assert kv_groups(list(specs)) == GROUPS.get(kind, [ALL])
+
+
+def test_groups_with_unlike_windows_are_named_by_their_layers() -> None:
+    """Nodes tell each other by the groups' numbers what a chunk has of their windows."""
+    def name(*windows: int) -> str:
+        made = groups(*(kinds.SlidingWindowSpec(**SHAPE, sliding_window=n) for n in windows))
+        return window_format(made, [group.kv_cache_spec for group in made.kv_cache_groups])
+
+    assert name(64, 64) == ""
+    assert name(64, 128) != name(128, 64) != ""
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -130,7 +149,8 @@ def test_every_kind_has_words() -> None:
     from kvferry import served
 
     assert every_kind_of_vllm() - set(served._WORDS) == {
-        "AttentionSpec", "FullAttentionSpec", "MambaSpec", "MLAAttentionSpec", "SlidingWindowSpec"}
+        "AttentionSpec", "ChunkedLocalAttentionSpec", "FullAttentionSpec", "MambaSpec", "MLAAttentionSpec",
+        "SlidingWindowSpec", "UniformTypeKVCacheSpecs"}
 
 
 def tensors(names: list[str], spec: FullAttentionSpec = full()) -> dict[str, torch.Tensor]:  # noqa: B008
@@ -160,7 +180,7 @@ def test_strides_of_a_cpu_read_what_its_kernel_wrote(dtype: torch.dtype, cache_d
         pytest.skip("AMX kernels interleave K")
     spec = full(dtype=torch.uint8 if cache_dtype in FP8 else dtype)
     of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
-    layout = cache_layout(of, groups(spec), config(dtype, cache_dtype))
+    (layout,) = cache_layout(of, groups(spec), config(dtype, cache_dtype))
     # these values are exact in every data type
     written = torch.randint(-8, 8, (2, BLOCKS * TOKENS, HEADS, DIM)).to(dtype)
     cache = list(of.values())[1].view(BLOCKS, HEADS, 2 * TOKENS, DIM).chunk(2, dim=2)
@@ -185,7 +205,7 @@ def test_strides_of_state_read_each_byte_of_a_page_in_order(kind: str) -> None:
                 of[name] = pages[name][:, : spec.state_content_size_bytes].unflatten(1, (1, 1, -1))
             else:
                 of |= tensors([name])
-    layout = cache_layout(of, made, config())
+    (layout,) = cache_layout(of, made, config())
     for name, _, *planes in layout.layers:
         if name not in pages:
             continue
@@ -229,7 +249,7 @@ def test_layers_that_read_anothers_kv_are_left_out(in_group: bool, is_there: boo
     of |= {name: of[target] for name, target in shared.items()} if is_there else {}
     for (name, _), group in zip(shared.items(), made.kv_cache_groups, strict=True):
         group.layer_names += [name] if in_group else []
-    layout = cache_layout(of, made, config())
+    (layout,) = cache_layout(of, made, config())
     assert [(name, group) for name, group, *_ in layout.layers] == [
         (name, index // 3) for index, name in enumerate(own)]
 
@@ -271,12 +291,32 @@ def test_a_head_size_that_the_cpu_kernel_refuses_is_a_sentence() -> None:
 @pytest.mark.parametrize("width", [TOKENS, 4 * DIM])
 def test_a_cpu_tensor_of_another_shape_is_refused(width: int) -> None:
     of = {name: torch.zeros(BLOCKS, HEADS, TOKENS, width) for name in groups(full()).kv_cache_groups[0].layer_names}
-    with pytest.raises(KvFerryError, match=rf"has shape \(3, 2, 32, {width}\); this version supports \[blocks, 2"):
+    with pytest.raises(KvFerryError, match=rf"has shape \(3, 2, 32, {width}\) .* supports \[blocks, 2"):
         cache_layout(of, groups(full()), config())
 
 
 def test_layers_of_different_element_types_are_refused() -> None:
     of = tensors(groups(full()).kv_cache_groups[0].layer_names)
     of["model.layers.1.self_attn"] = torch.zeros(BLOCKS, HEADS, TOKENS, 2 * DIM, dtype=torch.float16)
-    with pytest.raises(KvFerryError, match="layers differ in"):
+    with pytest.raises(KvFerryError, match=r"type torch.float16; this version supports .* of torch.float32"):
         cache_layout(of, groups(full()), config())
+
+
+def test_layers_of_unlike_shapes_have_a_layout_each() -> None:
+    small = full(num_kv_heads=1, block_size=2 * TOKENS)
+    sizes = kinds.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs={
+        f"model.layers.{layer}.self_attn": full(head_size=DIM // 2) if layer == 1 else full() for layer in range(3)})
+    made = groups(sizes, small)
+    of: dict[str, torch.Tensor] = {}
+    for group in made.kv_cache_groups:
+        for name in group.layer_names:
+            of |= tensors([name], getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, small))
+    layouts = cache_layout(of, made, config())
+    assert [(len(layout.layers), layout.num_kv_heads, layout.head_dim, layout.block_tokens) for layout in layouts] == [
+        (1, HEADS, DIM, TOKENS), (1, HEADS, DIM // 2, TOKENS), (1, HEADS, DIM, TOKENS), (3, 1, DIM, 2 * TOKENS)]
+    for layout in layouts:
+        name = layout.layers[0][0]
+        written = torch.rand(of[name].shape)
+        of[name].copy_(written)
+        values = torch.cat([read(layout, of, 0, plane).flatten() for plane in range(2)])
+        assert torch.equal(values.sort().values, written.flatten().sort().values)  # each element is read once

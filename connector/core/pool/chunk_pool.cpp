@@ -97,12 +97,13 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
   return true;
 }
 
-void ChunkPool::set_window_from(ChunkRef chunk, std::uint32_t window_from) {
+void ChunkPool::set_windows(ChunkRef chunk, const ChunkMeta& meta) {
   Slot& slot = checked(chunk);
-  KVFERRY_CHECK(slot.state == State::kWriting && window_from <= slot.meta.num_tokens,
+  KVFERRY_CHECK(slot.state == State::kWriting && meta.window_from <= slot.meta.num_tokens,
                 "slot {} of {} tokens is not being written, or is too short for a window from token {} on", chunk.slot,
-                slot.meta.num_tokens, window_from);
-  slot.meta.window_from = window_from;
+                slot.meta.num_tokens, meta.window_from);
+  slot.meta.window_from = meta.window_from;
+  slot.meta.windows_from = meta.windows_from;
 }
 
 void ChunkPool::fail_write(ChunkRef chunk) {

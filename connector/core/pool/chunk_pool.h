@@ -57,8 +57,8 @@ class ChunkPool {
   /// Records that a rank has ended the write of its share of the chunk. Once all ranks have reported, the slot becomes
   /// ready, or free if any rank failed. Returns true if the slot became ready.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
-  /// Sets ChunkMeta::window_from of a chunk that is being written.
-  void set_window_from(ChunkRef chunk, std::uint32_t window_from);
+  /// Takes over what `meta` tells of the windows of a chunk that is being written.
+  void set_windows(ChunkRef chunk, const ChunkMeta& meta);
   /// Marks the write in progress as failed, whatever the ranks report later.
   void fail_write(ChunkRef chunk);
   /// Marks the write in progress as failed, and lets another slot be reserved for the chunk's key. This slot stays in

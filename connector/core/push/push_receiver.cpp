@@ -59,10 +59,11 @@ void PushReceiver::revoke(std::uint64_t id, Reservation& reservation, std::span<
     const auto found = reservation.chunks.find(settled.index);
     if (found == reservation.chunks.end() || !found->second.is_granted) continue;
     Chunk& chunk = found->second;
-    const bool ok =
-        settled.ok && settled.checksums.size() == parts_.config.num_ranks && settled.window_from <= chunk.num_tokens;
+    ChunkMeta meta = parts_.pool.slot(chunk.slot.slot).meta;
+    const bool ok = settled.ok && settled.checksums.size() == parts_.config.num_ranks &&
+                    meta.set_windows(settled.window_from, settled.windows_from, parts_.config.groups.size());
     chunk.is_granted = false;
-    if (ok) parts_.pool.set_window_from(chunk.slot, settled.window_from);
+    if (ok) parts_.pool.set_windows(chunk.slot, meta);
     revocation.chunks.push_back({settled.index, chunk.slot, ok, ok ? settled.checksums : std::vector<std::uint64_t>{}});
   }
   if (!revocation.chunks.empty()) parts_.actions.push_back(RevokeSlots{std::move(revocation)});
@@ -72,7 +73,7 @@ void PushReceiver::grant_failed(std::uint64_t id, std::span<const std::uint32_t>
   const auto found = reservations_.find(id);
   if (found == reservations_.end()) return;
   std::vector<SettledChunk> failed;
-  for (const std::uint32_t index : indices) failed.push_back({index, false, 0, {}});
+  for (const std::uint32_t index : indices) failed.push_back({index, false, 0, {}, {}});
   revoke(id, found->second, failed);
 }
 

@@ -96,7 +96,7 @@ void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t inde
   item.chunk = slot.ref;
   item.is_ready = true;
   push.ready_at = now;
-  item.meta.window_from = slot.meta.window_from;
+  item.meta = slot.meta;
   item.pin =
       parts_.pool.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + parts_.config.push_grace);
   parts_.actions.push_back(StartPush{id, index, slot.ref, slot.meta.num_tokens, slot.checksums});
@@ -114,7 +114,7 @@ void PushSender::chunk_ready(const ChunkPool::Slot& slot, TimeNs now) {
     if (item.state == State::kTransferring && item.chunk == slot.ref) {
       item.is_ready = true;
       push.ready_at = now;
-      item.meta.window_from = slot.meta.window_from;
+      item.meta = slot.meta;
       advance(place.push, push, place.index);
     } else if (item.state == State::kAccepted) {
       start_transfer(place.push, push, place.index, slot, now);
@@ -185,7 +185,7 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
     push.event.tokens += item.meta.num_tokens;
     push.event.bytes += parts_.config.bytes_of(item.meta.num_tokens);
   }
-  SettledChunk settled{index, ok, item.meta.window_from, {}};
+  SettledChunk settled{index, ok, item.meta.window_from, {}, item.meta.windows_from};
   if (ok) {
     const ChunkPool::Slot& slot = parts_.pool.slot(item.chunk.slot);
     promise::verified_only(slot.ref == item.chunk && slot.checksums.size() == parts_.config.num_ranks,

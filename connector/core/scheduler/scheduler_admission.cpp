@@ -65,28 +65,42 @@ bool SchedulerCore::could_grow(const RequestState& request, const Coverage& cove
   return std::max(hit, num_local) < most;
 }
 
-/// Returns the first token of the first block that layers with a sliding window still need once `end` tokens are
-/// computed. For models with state: the first token of the block that has the state after `end` tokens.
-std::uint32_t SchedulerCore::window_start(std::uint32_t end) const {
+/// Returns the first token of the first block that a group's layers still need once `end` tokens are computed: 0 for a
+/// group without a window. For models with state: the first token of the block that has the state after `end` tokens.
+std::uint32_t SchedulerCore::window_start(std::size_t group, std::uint32_t end) const {
+  const KvGroup& own = config_.groups[group];
+  if (own.window == 0) return 0;
   if (config_.keeps_state) return end == 0 ? 0 : reusable(end - 1);
-  if (window_ == 0 || end < window_) return 0;
-  const std::uint32_t first_attended = end + 1 - window_;
-  return first_attended - first_attended % config_.block_tokens;
+  const std::uint32_t first_attended = own.window_restarts ? end - end % own.window
+                                       : end < own.window  ? 0
+                                                           : end + 1 - own.window;
+  return first_attended - first_attended % own.block_tokens;
 }
 
-/// Shortens a hit until all tokens that the sliding windows at its end attend to are in the engine's cache or in a
-/// chunk. Returns the number of tokens that are left.
+/// Returns true if a chunk, whose first token is `chunk_start`, has all KV that the windows of a hit of `end` tokens
+/// need and the engine's cache, with the first num_local tokens, lacks.
+bool SchedulerCore::has_windows(const ChunkMeta& chunk, std::uint32_t chunk_start, std::uint32_t num_local,
+                                std::uint32_t end) const {
+  if (chunk.window_from == 0 || chunk_start >= end) return true;
+  for (std::size_t group = 0; group < config_.groups.size(); ++group) {
+    if (config_.groups[group].window == 0 || chunk.from(group) == 0) continue;
+    if (std::max(num_local, window_start(group, end)) < chunk_start + chunk.from(group)) return false;
+  }
+  return true;
+}
+
+/// Shortens a hit until all tokens that the windows at its end attend to are in the engine's cache or in a chunk.
+/// Returns the number of tokens that are left.
 std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
                                          std::uint32_t num_local) const {
   if (num_local != reusable(num_local)) return num_local;  // models with state: loads begin at a block's start
   while (hit > num_local) {
-    const std::uint32_t needed_from = std::max(num_local, window_start(hit));
     std::uint32_t fits = hit;
     std::uint32_t chunk_start = 0;
     for (const ChunkRef chunk : chunks) {
       const ChunkMeta& meta = pool_.slot(chunk.slot).meta;
       // If a chunk lacks KV of needed tokens, no hit can end inside that chunk: the hit must end before the chunk.
-      if (chunk_start < hit && meta.window_from > 0 && needed_from < chunk_start + meta.window_from) fits = chunk_start;
+      if (!has_windows(meta, chunk_start, num_local, hit)) fits = chunk_start;
       chunk_start += meta.num_tokens;
     }
     if (fits == hit) break;
@@ -236,29 +250,28 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
                                  const BlockTable& blocks) const {
   const std::string& id = request.id.value;
   KVFERRY_CHECK(request.open_lookup && num_external <= request.open_lookup->num_external &&
-                    (window_ == 0 || num_external == request.open_lookup->num_external),
+                    (!has_windows_ || num_external == request.open_lookup->num_external),
                 "exact-load: request {} was allocated {} external tokens, but the lookup offered {}", id, num_external,
                 request.open_lookup ? request.open_lookup->num_external : 0);
-  KVFERRY_CHECK(blocks.size() == config_.windows.size(),
+  KVFERRY_CHECK(blocks.size() == config_.groups.size(),
                 "exact-load: request {} has blocks in {} KV groups, but the engine has {} groups", id, blocks.size(),
-                config_.windows.size());
+                config_.groups.size());
   const std::uint32_t local = request.open_lookup->num_local;
   const std::uint32_t end = local + num_external;
-  const std::uint32_t first_block = local / config_.block_tokens;
-  const std::uint32_t job_start = first_block * config_.block_tokens;
-  const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
+  const std::uint32_t job_start = local - local % block_tokens_;
   LoadJob job;
   job.request_id = id;
   job.attempt = request.attempt.value;
   job.is_async = loads_async();
-  for (std::size_t group = 0; group < blocks.size(); ++group)
-    job.block_ids.push_back(blocks_of(blocks, group, first_block, end_block, end));
-  const std::uint32_t needed_from = std::max(local, window_start(end));
+  std::vector<std::uint32_t> needed_in_job;
+  for (std::size_t group = 0; group < blocks.size(); ++group) {
+    job.block_ids.push_back(blocks_of(blocks, group, job_start, end, end));
+    needed_in_job.push_back(std::max(local, window_start(group, end)) - job_start);
+  }
   std::uint32_t chunk_start = 0;
   for (const ChunkRef chunk : request.open_lookup->chunks) {
     const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
-    const bool reaches_back =
-        chunk_start >= end || slot.meta.window_from == 0 || needed_from >= chunk_start + slot.meta.window_from;
+    const bool reaches_back = has_windows(slot.meta, chunk_start, local, end);
     promise::verified_only(slot.ref == chunk && slot.state != ChunkPool::State::kWriting && reaches_back,
                            slot.checksums.size(), config_.num_ranks, chunk.slot);
     const std::uint32_t chunk_end = chunk_start + slot.meta.num_tokens;
@@ -269,10 +282,7 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
     }
     chunk_start = chunk_end;
   }
-  std::vector<std::uint32_t> needed_in_job;
-  for (const std::uint32_t window : config_.windows)
-    needed_in_job.push_back((window == 0 ? local : needed_from) - job_start);
-  promise::exact_load(job, local - job_start, num_external, config_.block_tokens, needed_in_job);
+  promise::exact_load(job, local - job_start, num_external, config_.groups, needed_in_job);
   return job;
 }
 

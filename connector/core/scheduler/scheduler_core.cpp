@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "connector/core/promises.h"
@@ -20,16 +21,20 @@ SchedulerCore::SchedulerCore(CoreConfig config)
                 unpin_handoff(handoffs_.find(id.value));
               }),
       receiver_({config_, pool_, actions_, counters_, numbers_, recorder_, now_}) {
-  KVFERRY_CHECK(!config_.windows.empty(), "the engine must have at least one KV group");
-  for (const std::uint32_t window : config_.windows) {
-    KVFERRY_CHECK(window == 0 || window_ == 0 || window == window_,
-                  "all sliding windows must have the same size, not {} and {} tokens", window_, window);
-    window_ = std::max(window_, window);
+  KVFERRY_CHECK(!config_.groups.empty(), "the engine must have at least one KV group");
+  const KvGroup* windowed = nullptr;  // the last group with a window
+  for (const KvGroup& group : config_.groups) {
+    block_tokens_ = std::lcm(block_tokens_, group.block_tokens);
+    KVFERRY_CHECK(!config_.keeps_state || (config_.chunk_tokens == group.block_tokens &&
+                                           (group.window == 0 || group.window == group.block_tokens)),
+                  "a model with state needs chunks, windows and blocks of one size, not of {}, {} and {} tokens",
+                  config_.chunk_tokens, group.window, group.block_tokens);
+    if (group.window == 0) continue;
+    has_unlike_windows_ |= windowed != nullptr && group != *windowed;
+    windowed = &group;
   }
-  KVFERRY_CHECK(
-      !config_.keeps_state || (config_.chunk_tokens == config_.block_tokens && window_ == config_.block_tokens),
-      "a model with state needs chunks, windows and blocks of one size, not of {}, {} and {} tokens",
-      config_.chunk_tokens, window_, config_.block_tokens);
+  has_windows_ = windowed != nullptr;
+  KVFERRY_CHECK(has_windows_ || !config_.keeps_state, "a model with state needs a KV group with a window");
 }
 
 RequestState* SchedulerCore::find(const RequestId& id) {

@@ -161,7 +161,8 @@ class SchedulerCore {
     return config_.keeps_state && slot.state == ChunkPool::State::kReady && slot.meta.window_from > 0;
   }
   std::uint32_t fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit, std::uint32_t num_local) const;
-  std::uint32_t window_start(std::uint32_t end) const;
+  std::uint32_t window_start(std::size_t group, std::uint32_t end) const;
+  bool has_windows(const ChunkMeta& chunk, std::uint32_t chunk_start, std::uint32_t num_local, std::uint32_t end) const;
   LoadJob plan_load(const RequestState& request, std::uint32_t num_external, const BlockTable& blocks) const;
   Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
   void end_attempt(RequestState& request);
@@ -181,8 +182,8 @@ class SchedulerCore {
   std::optional<SaveItem> plan_chunk(RequestState& request, std::uint32_t chunk, std::uint32_t num_tokens);
   bool has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const;
   std::uint32_t window_end_of_chunk(const RequestState& request, std::uint32_t end) const;
-  std::vector<BlockId> blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
-                                 std::uint32_t end_block, std::uint32_t window_end) const;
+  std::vector<BlockId> blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_token,
+                                 std::uint32_t end_token, std::uint32_t window_end) const;
   void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
   // These functions are defined in scheduler_fetch.cpp.
   void start_fetch(RequestState& request, TimeNs now);
@@ -247,7 +248,9 @@ class SchedulerCore {
   std::set<ChunkRef> saving_;  // slots of planned saves that some rank has not reported
   std::uint64_t step_ = 0;     // number of the last built plan
   std::uint64_t last_id_ = 0;
-  std::uint32_t window_ = 0;  // size of the sliding windows; 0: none
+  bool has_windows_ = false;         // true if a KV group has a window
+  bool has_unlike_windows_ = false;  // true if KV groups with windows differ in window or block size
+  std::uint32_t block_tokens_ = 1;   // the least common multiple of all groups' block sizes
   bool directory_up_ = true;
   bool has_ended_writes_ = false;  // true if writes have ended since the last ask_sources_again()
 };

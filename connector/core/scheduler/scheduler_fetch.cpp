@@ -215,8 +215,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     const bool has_checksums = leased.checksums.size() == config_.num_ranks;
     const bool has_runs = leased.checksums.empty() && leased.run_checksums.size() == config_.num_ranks;
     if (!has_checksums && !has_runs) continue;
-    if (leased.window_from > leased.num_tokens) continue;
-    meta.window_from = leased.window_from;
+    if (!meta.set_windows(leased.window_from, leased.windows_from, config_.groups.size())) continue;
     if (request.value.empty()) meta.tenant = leased.tenant;  // a replication knows the chunk's key alone
     if (const ChunkPool::Slot* present = pool_.find(meta.key)) {
       // The chunk is in the pool already, or is being fetched for another request.

@@ -29,6 +29,7 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
     chunks.push_back(slot->ref);
     reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums, slot->meta.window_from});
     reply.chunks.back().tenant = slot->meta.tenant;
+    reply.chunks.back().windows_from = slot->meta.windows_from;
   }
   if (chunks.empty()) {
     if (num_allowed == 0) {

@@ -86,7 +86,7 @@ Cause SchedulerCore::cause_of_rest(const RequestState& request, std::uint32_t nu
   if (request.open_lookup->hit > num_here) return Cause::kWindow;
   if (request.cause != Cause::kNone && request.cause != Cause::kNoHolder) return request.cause;
   if (request.kept_tokens > num_here)
-    return request.pool_was_full ? Cause::kPoolFull : window_ > 0 ? Cause::kWindow : Cause::kEvicted;
+    return request.pool_was_full ? Cause::kPoolFull : has_windows_ ? Cause::kWindow : Cause::kEvicted;
   return num_here > 0 && rest < config_.chunk_tokens ? Cause::kTooShort : Cause::kNoHolder;
 }
 

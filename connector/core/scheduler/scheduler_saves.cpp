@@ -50,18 +50,19 @@ void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
   }
 }
 
-/// Returns the blocks [first_block, end_block) of a KV group, with kNoBlock for each block that lies before the group's
-/// sliding window once `window_end` tokens are computed. In place of such a block the table has the null block or, if
-/// the table is from an earlier step, a block that another request may use by now.
-std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_block,
-                                              std::uint32_t end_block, std::uint32_t window_end) const {
+/// Returns a KV group's blocks of the tokens [first_token, end_token), with kNoBlock for each block that lies before
+/// the group's window once `window_end` tokens are computed. In place of such a block the table has the null block or,
+/// if the table is from an earlier step, a block that another request may use by now.
+std::vector<BlockId> SchedulerCore::blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_token,
+                                              std::uint32_t end_token, std::uint32_t window_end) const {
   const std::vector<BlockId>& all = table[group];
-  const auto end = std::min<std::size_t>(end_block, all.size());
-  const auto begin = std::min<std::size_t>(first_block, end);
+  const std::uint32_t block_tokens = config_.groups[group].block_tokens;
+  const auto end = std::min<std::size_t>((end_token + block_tokens - 1) / block_tokens, all.size());
+  const auto begin = std::min<std::size_t>(first_token / block_tokens, end);
   std::vector<BlockId> blocks(all.begin() + static_cast<std::ptrdiff_t>(begin),
                               all.begin() + static_cast<std::ptrdiff_t>(end));
-  if (config_.windows[group] == 0) return blocks;
-  const std::uint32_t first_held = window_start(window_end) / config_.block_tokens;
+  if (config_.groups[group].window == 0) return blocks;
+  const std::uint32_t first_held = window_start(group, window_end) / block_tokens;
   for (std::size_t i = 0; i < blocks.size(); ++i)
     if (begin + i < first_held || blocks[i] == kNullBlock) blocks[i] = kNoBlock;
   return blocks;
@@ -78,11 +79,12 @@ std::uint32_t SchedulerCore::window_end_of_chunk(const RequestState& request, st
 
 /// Returns false if the engine has freed a block that a save of these tokens needs.
 bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_token, std::uint32_t end) const {
-  if (request.blocks.size() != config_.windows.size()) return false;
-  const std::uint32_t end_block = (end + config_.block_tokens - 1) / config_.block_tokens;
+  if (request.blocks.size() != config_.groups.size()) return false;
   for (std::size_t group = 0; group < request.blocks.size(); ++group) {
-    const std::uint32_t held_from = config_.windows[group] == 0 ? 0 : window_start(window_end_of_chunk(request, end));
-    const std::uint32_t first_block = std::max(first_token, held_from) / config_.block_tokens;
+    const std::uint32_t block_tokens = config_.groups[group].block_tokens;
+    const std::uint32_t held_from = window_start(group, window_end_of_chunk(request, end));
+    const std::uint32_t first_block = std::max(first_token, held_from) / block_tokens;
+    const std::uint32_t end_block = (end + block_tokens - 1) / block_tokens;
     const std::vector<BlockId>& blocks = request.blocks[group];
     for (std::size_t i = first_block; i < std::min<std::size_t>(end_block, blocks.size()); ++i)
       if (blocks[i] == kNullBlock) return false;
@@ -104,7 +106,11 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
   };
   if (is_tail && config_.keeps_state) return std::nullopt;
   const std::uint32_t start = chunk * config_.chunk_tokens;
-  meta.window_from = std::clamp(window_start(window_end_of_chunk(request, end)), start, end) - start;
+  for (std::size_t group = 0; group < config_.groups.size(); ++group) {
+    const std::uint32_t from = std::clamp(window_start(group, window_end_of_chunk(request, end)), start, end) - start;
+    meta.window_from = std::max(meta.window_from, from);
+    if (has_unlike_windows_) meta.windows_from.push_back(from);
+  }
   const ChunkPool::Slot* present = find_chunk(meta.key, num_tokens);
   if (present != nullptr && (meta.window_from > 0 || !lacks_state(*present))) {
     if (is_tail) remember_tail(present->ref);
@@ -128,17 +134,16 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
 
 /// Adds a job with this one item and the blocks that the item covers.
 void SchedulerCore::append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs) {
-  const std::uint32_t block_tokens = config_.block_tokens;
-  const std::uint32_t first_block = item.first_token / block_tokens;
-  const std::uint32_t end_block = (item.first_token + item.num_tokens + block_tokens - 1) / block_tokens;
+  const std::uint32_t job_start = item.first_token - item.first_token % block_tokens_;
+  const std::uint32_t end = item.first_token + item.num_tokens;
   SaveJob job;
   job.request_id = request.id.value;
-  const std::uint32_t window_end = window_end_of_chunk(request, item.first_token + item.num_tokens);
+  const std::uint32_t window_end = window_end_of_chunk(request, end);
   for (std::size_t group = 0; group < request.blocks.size(); ++group)
-    job.block_ids.push_back(blocks_of(request.blocks, group, first_block, end_block, window_end));
+    job.block_ids.push_back(blocks_of(request.blocks, group, job_start, end, window_end));
   job.items.push_back(item);
-  job.items.back().first_token -= first_block * block_tokens;
-  promise::saved_is_computed(job, first_block, request.computed, request.chain.size(), block_tokens);
+  job.items.back().first_token -= job_start;
+  promise::saved_is_computed(job, job_start, request.computed, request.chain.size(), config_.groups);
   jobs.push_back(std::move(job));
 }
 

@@ -89,9 +89,9 @@ std::uint32_t SchedulerCore::checkpoint_of(const RequestState& request) const {
   if (alignment == 0 || request.step_end == 0 || start != reusable(start)) return 0;
   const std::uint32_t end = reusable(request.step_end - 1);
   if (end <= start || (end - start) % alignment != 0) return 0;
-  const std::uint32_t block = end / config_.block_tokens - 1;
-  for (std::size_t group = 0; group < config_.windows.size(); ++group) {
-    if (config_.windows[group] == 0) continue;
+  for (std::size_t group = 0; group < config_.groups.size(); ++group) {
+    if (config_.groups[group].window == 0) continue;
+    const std::uint32_t block = end / config_.groups[group].block_tokens - 1;
     const std::vector<BlockId>& blocks = request.blocks.at(group);
     if (block >= blocks.size() || blocks[block] == kNullBlock) return 0;  // the engine had no block for the state
   }

@@ -30,7 +30,9 @@ def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStr
     """
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-    model_dtype, cache_dtype = vllm_config.model_config.dtype, vllm_config.cache_config.cache_dtype
+    model_dtype = vllm_config.model_config.dtype
+    # --kv-cache-dtype-skip-layers leaves some layers in the model's type.
+    cache_dtype = vllm_config.cache_config.cache_dtype if spec.dtype == torch.uint8 else "auto"
     if spec.dtype not in (model_dtype, torch.uint8):  # with any other element type the kernel would hang
         refuse_to_start(
             f"vLLM's attention for CPUs can't store KV of element type {spec.dtype} from {model_dtype}; "
@@ -100,10 +102,10 @@ def _written_offsets(
 def cpu_planes(name: str, tensor: torch.Tensor, spec: "AttentionSpec", page: list[PageStrides]) -> LayerPlanes:
     """Returns K and V of one layer, whose tensor is [blocks, KV heads, block size, 2 * head size]."""
     expected = (spec.num_kv_heads, spec.block_size, 2 * spec.head_size)
-    if tuple(tensor.shape[1:]) != expected:
+    if tuple(tensor.shape[1:]) != expected or tensor.dtype.itemsize != spec.dtype.itemsize:
         refuse_to_start(
-            f"the KV tensor of layer {name} has shape {tuple(tensor.shape)}; this version supports "
-            f"[blocks, {', '.join(map(str, expected))}] on CPUs"
+            f"the KV tensor of layer {name} has shape {tuple(tensor.shape)} and type {tensor.dtype}; this version "
+            f"supports [blocks, {', '.join(map(str, expected))}] of {spec.dtype} on CPUs"
         )
     size = tensor.element_size()
     block, head = tensor.stride(0) * size, tensor.stride(1) * size

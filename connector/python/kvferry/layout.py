@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,20 +22,25 @@ _DRAFT = re.compile(r"(^|[._])(draft|mtp|eagle)")
 
 
 class CacheLayout(NamedTuple):
+    """Consecutive layers of one shape."""
+
     layers: list[tuple[str, int, Plane, Plane]]  # in the model's order: name, KV group, K, V (= K if `planes` is 1)
     planes: int  # number of planes: 2, or 1 for a latent cache
     num_kv_heads: int
     head_dim: int  # number of elements
     element_bytes: int
     num_blocks: int
+    block_tokens: int
 
 
 def cache_layout(
     kv_caches: dict[str, torch.Tensor],
     kv_cache_config: "KVCacheConfig",
     vllm_config: "VllmConfig",
-) -> CacheLayout:
-    """Returns the layout of one worker's KV tensors, which are all on its CPU or all on its GPU."""
+) -> list[CacheLayout]:
+    """Returns the layouts of one worker's KV tensors, which are all on its CPU or all on its GPU, in the order of the
+    layers. There is one layout if all layers have one shape.
+    """
     from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
 
     groups = kv_cache_config.kv_cache_groups
@@ -45,34 +51,33 @@ def cache_layout(
             "this version supports one CPU or one CUDA GPU per worker"
         )
     group_of = _owning_layers(kv_caches, kv_cache_config)
-    specs = {name: groups[group].kv_cache_spec for name, group in group_of.items()}
+    specs = {name: getattr(spec := groups[group].kv_cache_spec, "kv_cache_specs", {name: spec})[name]
+             for name, group in group_of.items()}  # fmt: skip
     states = {name: spec for name, spec in specs.items() if isinstance(spec, MambaSpec)}
     specs = {name: spec for name, spec in specs.items() if name not in states}
-    spec = next(iter(specs.values()), None)
-    if spec is None:
-        found = {}
-    elif devices == ["cpu"]:
-        if isinstance(spec, MLAAttentionSpec):
+    if devices == ["cpu"]:
+        if any(isinstance(spec, MLAAttentionSpec) for spec in specs.values()):
             refuse_to_start("this model has latent attention (MLA), which this version serves on GPUs only")
-        page = probe_page(spec, vllm_config)
-        found = {name: cpu_planes(name, kv_caches[name], specs[name], page) for name in specs}
+        kinds = {(spec.block_size, spec.head_size, spec.dtype): spec for spec in specs.values()}
+        pages = {kind: probe_page(spec, vllm_config) for kind, spec in kinds.items()}
+        found = {name: cpu_planes(name, kv_caches[name], spec, pages[spec.block_size, spec.head_size, spec.dtype])
+                 for name, spec in specs.items()}  # fmt: skip
     else:
         found = {name: gpu_planes(name, kv_caches[name], specs[name]) for name in specs}
-    shapes = sorted(
-        {
-            (len(one.planes), one.num_heads, one.head_dim, kv_caches[name].element_size(),
-             len(kv_caches[name]) // one.split)
-            for name, one in found.items()
-        }
-        or {(1, 1, one.page_size_bytes // one.block_size, 1, len(kv_caches[name])) for name, one in states.items()}
-    )
-    if len(shapes) != 1:
-        refuse_to_start("this model's layers differ in (planes, heads, elements per head, bytes per element, blocks): "
-                        f"{shapes}; this version supports only layers that are equal in all of these")
+    shapes = {name: (len(one.planes), one.num_heads, one.head_dim, kv_caches[name].element_size(),
+                     len(kv_caches[name]) // one.split, specs[name].block_size)
+              for name, one in found.items()}  # fmt: skip
+    unlike = sorted(set(shapes.values()))
+    if len(unlike) > 1 and (states or devices != ["cpu"]):
+        refuse_to_start("this model's layers differ in (planes, heads, elements per head, bytes per element, blocks, "
+                        f"block size): {unlike}; on GPUs, and beside layers with state, this version supports only "
+                        "layers that are equal in all of these")
     for name, state in states.items():
-        found[name] = _state_planes(name, kv_caches[name], state, *shapes[0])
+        shapes[name] = unlike[0] if unlike else (
+            1, 1, state.page_size_bytes // state.block_size, 1, len(kv_caches[name]), state.block_size)
+        found[name] = _state_planes(name, kv_caches[name], state, *shapes[name][:5])
     layers = [(name, group, found[name].planes[0], found[name].planes[-1]) for name, group in group_of.items()]
-    return CacheLayout(layers, *shapes[0])
+    return [CacheLayout(list(alike), *shape) for shape, alike in groupby(layers, key=lambda layer: shapes[layer[0]])]
 
 
 def _state_planes(
@@ -122,7 +127,7 @@ def _layer_numbers(name: str) -> tuple[int, ...]:
 
 
 def shard_of(
-    layout: CacheLayout, vllm_config: "VllmConfig", pp_rank: int, tp_rank: int
+    layouts: list[CacheLayout], vllm_config: "VllmConfig", pp_rank: int, tp_rank: int
 ) -> tuple[int, int, int, int]:
     """Returns the worker's part of the model's KV: first layer, number of layers, first KV head, number of KV heads."""
     from vllm.distributed.utils import get_pp_indices
@@ -130,25 +135,30 @@ def shard_of(
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     stages, tp_size = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
     first = 0
+    heads, num_layers = layouts[0].num_kv_heads, sum(len(layout.layers) for layout in layouts)
+    if len(layouts) > 1:
+        if stages > 1 or tp_size > 1:
+            refuse_to_start("this model's layers have KV of different shapes, which this version serves only without "
+                            "tensor and pipeline parallelism")
+        return first, num_layers, 0, 1  # a layer counts as one head: its heads have no number that fits all layers
     if stages > 1:
         first, end = get_pp_indices(model.get_total_num_hidden_layers(), pp_rank, stages)
-        found = [number for name, *_ in layout.layers for number in _layer_numbers(name)]
+        found = [number for name, *_ in layouts[0].layers for number in _layer_numbers(name)]
         if found != list(range(first, end)):
             refuse_to_start(
                 f"pipeline stage {pp_rank} has layers {first} to {end - 1}, but has KV only of layers {found}; "
                 "with pipeline parallelism this version supports only models whose layers all have their own KV"
             )
-    heads = layout.num_kv_heads
     if tp_size == 1:
-        return first, len(layout.layers), 0, heads
+        return first, num_layers, 0, heads
     if model.is_attention_free:
-        return first, len(layout.layers), tp_rank, heads
+        return first, num_layers, tp_rank, heads
     total = 1 if model.use_mla else model.get_total_num_kv_heads()
     if heads != max(1, total // tp_size):
         refuse_to_start(f"this worker has {heads} KV heads, which is not its share of the model's {total} KV heads at "
                         f"tensor parallel size {tp_size}")
     # If there are more ranks than heads, neighbouring ranks have the same head.
-    return first, len(layout.layers), tp_rank * total // tp_size, heads
+    return first, num_layers, tp_rank * total // tp_size, heads
 
 
 def has_draft_kv(vllm_config: "VllmConfig") -> bool:

@@ -43,12 +43,14 @@ class _Chunk:
 class PoolEvents:
     def __init__(self, kv_cache_config: "KVCacheConfig") -> None:
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-        self._block_tokens: int = specs[0].block_size
-        self._hashes_per_block: int = self._block_tokens // (kv_cache_config.hash_block_size or self._block_tokens)
         groups = [{"group_idx": index, "kv_cache_spec_kind": get_kv_cache_spec_kind(spec).value,
                    "kv_cache_spec_sliding_window": get_kv_cache_spec_sliding_window(spec)}
                   for index, spec in enumerate(specs)]  # fmt: skip
-        self._groups = [group for group in groups if group["kv_cache_spec_kind"] in _KEEP_ALL_TOKENS] or groups[:1]
+        keep = [group for group in groups if group["kv_cache_spec_kind"] in _KEEP_ALL_TOKENS] or groups[:1]
+        self._block_tokens: int = specs[keep[0]["group_idx"]].block_size
+        # Blocks of other groups may have another size, and then other hashes: of these groups nothing is told.
+        self._groups = [group for group in keep if specs[group["group_idx"]].block_size == self._block_tokens]
+        self._hashes_per_block: int = self._block_tokens // (kv_cache_config.hash_block_size or self._block_tokens)
         self._chunks: dict[bytes, _Chunk] = {}  # the chunks whose tokens are known, by key
         self._unknown: set[bytes] = set()  # keys of chunks that the pool has and whose tokens are not known
         self._new: list[_Chunk] = []  # chunks of which routers may have to be told

@@ -15,7 +15,7 @@ from kvferry.layout import count_chunk_layers
 from kvferry.lookup_spans import trace_id
 from kvferry.request_extras import RequestExtras
 from kvferry.router_params import RouterParams
-from kvferry.served import checkpoint_alignment, keeps_state, served_specs, settings_json, state_format, windows
+from kvferry.served import checkpoint_alignment, chunk_format, keeps_state, kv_groups, served_specs, settings_json
 from kvferry.stats import KvFerryStats, StatsSource
 from kvferry.tickets import KeyFileError
 from kvferry.transfer_spans import make_transfer_spans
@@ -50,14 +50,13 @@ class SchedulerConnector:
             saves_drafts = config["save_draft_kv"]
             own = fingerprint(vllm_config, count_chunk_layers(kv_cache_config, vllm_config, saves_drafts),
                               config["chunk_tokens"], saves_draft_kv=saves_drafts)
-            self._fingerprint = state_format(specs, vllm_config) + own
+            self._fingerprint = chunk_format(kv_cache_config, specs, vllm_config) + own
             self._node = SchedulerNode(
                 extra_json=extra_json,
                 engine_id=transfer.engine_id,
                 role=transfer.kv_role,
                 fingerprint=self._fingerprint,
-                block_tokens=specs[0].block_size,
-                windows=windows(specs),
+                groups=kv_groups(specs),
                 keeps_state=keeps_state(specs),
                 checkpoint_alignment=checkpoint_alignment(specs),
                 # With asynchronous scheduling or pipeline stages, vLLM plans a step while an earlier step still runs.

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
 
-SERVED = "this version serves full attention, sliding windows, latent attention (MLA) and state of Mamba-2"
+SERVED = ("this version serves full attention, sliding windows, chunked local attention, latent attention (MLA) and "
+          "state of Mamba-2")
 
 _WORDS = {
-    "ChunkedLocalAttentionSpec": "chunked local attention",
     "CircularBufferSpec": "ring buffers of keys",
     "CrossAttentionSpec": "cross-attention to an encoder",
     "EncoderOnlyAttentionSpec": "attention of an encoder",
@@ -23,7 +23,6 @@ _WORDS = {
     "RSWASpec": "reference sliding windows",
     "SinkFullAttentionSpec": "attention with sink tokens",
     "SlidingWindowMLASpec": "latent attention with sliding windows",
-    "UniformTypeKVCacheSpecs": "layers with KV of different sizes",
 }
 
 
@@ -40,31 +39,52 @@ def served_specs(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig") ->
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     if not specs:
         refuse_to_start(f"this model keeps no KV; {SERVED}")
-    unserved = [found for found in (_unserved(spec) for spec in specs) if found]
+    if any(len(layer_specs(group)) > 1 and keeps_state(layer_specs(group)) for group in specs):
+        refuse_to_start(f"this model has layers with states of different sizes in one KV cache group; {SERVED}")
+    unserved = [found for found in (_unserved(spec) for group in specs for spec in layer_specs(group)) if found]
     if unserved:
         refuse_to_start(f"this model has {' and '.join(sorted(set(unserved)))}; {SERVED}")
     states = [spec for spec in specs if isinstance(spec, MambaSpec)]
-    attention = [spec for spec in specs if not isinstance(spec, MambaSpec)]
-    shapes = sorted({(spec.block_size, spec.num_kv_heads, spec.head_size, str(spec.dtype)) for spec in attention})
-    if len(shapes) > 1:
-        refuse_to_start(
-            f"this model's KV cache groups differ in (block size, KV heads, head size, element type): {shapes}; "
-            "this version supports groups of one shape"
-        )
-    sizes = sorted({window for window in windows(attention) if window})
-    if len(sizes) > 1:
-        refuse_to_start(f"this model has sliding windows of {sizes} tokens; this version supports one size")
     if states:
-        _check_states(states, specs, sizes, vllm_config)
+        _check_states(states, specs, vllm_config)
+    sizes = sorted({window for _, window, _ in kv_groups(specs) if window})
+    if len(sizes) > 1:  # the core can, but no vLLM was seen with such a model
+        refuse_to_start(f"this model has windows of {sizes} tokens; this version supports one size")
     return specs
 
 
-def windows(specs: "list[Any]") -> list[int]:
-    """Returns for each group how many tokens its layers attend to: 0 for all, the block size for layers with state."""
-    from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
+def layer_specs(spec: "Any") -> "list[Any]":
+    """Returns the specs of a KV cache group's layers: several if its layers have KV of different sizes. The scheduler's
+    process gets only one of them from vLLM.
+    """
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
-    return [spec.sliding_window if isinstance(spec, SlidingWindowSpec)
-            else spec.block_size if isinstance(spec, MambaSpec) else 0 for spec in specs]  # fmt: skip
+    return list(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+
+
+def kv_groups(specs: "list[Any]") -> list[tuple[int, int, bool]]:
+    """Returns the fields of KvGroup (core_config.h) for each group. The window of layers with state is one block."""
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, SlidingWindowSpec
+
+    return [(spec.block_size,
+             spec.sliding_window if isinstance(spec, SlidingWindowSpec)
+             else spec.attention_chunk_size if isinstance(spec, ChunkedLocalAttentionSpec)
+             else spec.block_size if isinstance(spec, MambaSpec) else 0,
+             isinstance(spec, ChunkedLocalAttentionSpec)) for spec in specs]  # fmt: skip
+
+
+def window_format(kv_cache_config: "KVCacheConfig", specs: "list[Any]") -> str:
+    """Returns a name for the groups with windows, if these differ in window or block size; otherwise an empty text.
+
+    Nodes tell each other from where on a chunk has each group's KV by the groups' numbers, which must mean the same
+    layers on both.
+    """
+    found = kv_groups(specs)
+    if len({group for group in found if group[1]}) < 2:
+        return ""
+    layers = [[window, restarts, group.layer_names] for (_, window, restarts), group
+              in zip(found, kv_cache_config.kv_cache_groups, strict=True)]  # fmt: skip
+    return f"windows={hashlib.sha256(json.dumps(layers).encode()).hexdigest()[:8]} "
 
 
 def keeps_state(specs: "list[Any]") -> bool:
@@ -96,6 +116,11 @@ def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
     return f"state={digest},tensor_parallel:{vllm_config.parallel_config.tensor_parallel_size} "
 
 
+def chunk_format(kv_cache_config: "KVCacheConfig", specs: "list[Any]", vllm_config: "VllmConfig") -> str:
+    """Returns the fields of the fingerprint that most models don't have."""
+    return state_format(specs, vllm_config) + window_format(kv_cache_config, specs)
+
+
 def checkpoint_alignment(specs: "list[Any]") -> int:
     """Returns CoreConfig::checkpoint_alignment: vLLM copies states inside a step only at multiples of this number of
     tokens after the step's start. 0: vLLM makes no such copies.
@@ -106,10 +131,9 @@ def checkpoint_alignment(specs: "list[Any]") -> int:
                  if isinstance(spec, MambaSpec) and spec.num_prefill_checkpoint_blocks), 0)  # fmt: skip
 
 
-def _check_states(
-    states: "list[MambaSpec]", specs: "list[Any]", window_sizes: list[int], vllm_config: "VllmConfig"
-) -> None:
+def _check_states(states: "list[MambaSpec]", specs: "list[Any]", vllm_config: "VllmConfig") -> None:
     what = "this model has layers with state"
+    attention = [spec for spec in specs if spec not in states]
     kinds = sorted({spec.mamba_type.name for spec in states})
     if kinds != ["MAMBA2"]:  # the other kinds are untested, or gave wrong tokens
         refuse_to_start(f"{what} of vLLM's kind {' and '.join(kinds)}; this version supports only MAMBA2")
@@ -125,24 +149,34 @@ def _check_states(
     if len({spec.num_prefill_checkpoint_blocks and spec.prefill_checkpoint_alignment for spec in states}) > 1:
         refuse_to_start(f"{what}; vLLM keeps copies of their states at different places; "
                         "this version supports states of one kind")
-    if window_sizes:
+    if any(window for _, window, _ in kv_groups(attention)):
         refuse_to_start(f"{what} and layers with sliding windows; "
                         "this version supports models with either of the two, not with both")
     pages = sorted({(spec.block_size, spec.page_size_bytes) for spec in specs})
     if len(pages) > 1 or pages[0][1] % pages[0][0]:
         refuse_to_start(f"{what}; its KV cache groups have (block size, bytes of a block) {pages}; this version "
                         "supports groups of one size, whose bytes are a multiple of the block size")
+    shapes = sorted({(spec.num_kv_heads, spec.head_size, str(spec.dtype)) for spec in attention})
+    if len(shapes) > 1:
+        refuse_to_start(f"{what}; its KV cache groups differ in (KV heads, head size, element type): {shapes}; beside "
+                        "layers with state this version supports groups of one shape")
 
 
 def _unserved(spec: "KVCacheSpec") -> str:
     """Returns the name of the KV if it can't be served, otherwise an empty text. A subclass of a served spec can't be
     served.
     """
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        MambaSpec,
+        MLAAttentionSpec,
+        SlidingWindowSpec,
+    )
 
     if type(spec) is MambaSpec:
         return ""
-    if type(spec) not in (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
+    if type(spec) not in (ChunkedLocalAttentionSpec, FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
         name = type(spec).__name__
         return f"{_WORDS.get(name, 'KV of an unknown kind')} ({name})"
     if getattr(spec, "non_causal", False):

@@ -21,7 +21,6 @@ class WorkerConnector:
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
         self._vllm_config = vllm_config
         specs = served_specs(kv_cache_config, vllm_config)
-        self._block_tokens = specs[0].block_size
         # True if vLLM calls save_kv_layer() in all layers, which pushes layer by layer need. False for models that have
         # layers with state.
         self._has_layer_hooks = not keeps_state(specs)
@@ -45,8 +44,9 @@ class WorkerConnector:
         if not self._saves_draft_kv and get_pp_group().is_last_rank:
             drafts = draft_layers(kv_caches, self._vllm_config)
             kv_caches = {name: tensor for name, tensor in kv_caches.items() if name not in drafts}
-        layout = cache_layout(kv_caches, self._kv_cache_config, self._vllm_config)
-        self._layers = {name: place for place, (name, *_) in enumerate(layout.layers)}
+        layouts = cache_layout(kv_caches, self._kv_cache_config, self._vllm_config)
+        names = [name for layout in layouts for name, *_ in layout.layers]
+        self._layers = {name: place for place, name in enumerate(names)}
         engine_id = self._vllm_config.kv_transfer_config.engine_id
         pp_rank, tp_rank = get_pp_group().rank_in_group, get_tp_group().rank_in_group
         tensor = next(iter(kv_caches.values()))
@@ -58,17 +58,9 @@ class WorkerConnector:
                 rank=pp_rank * get_tp_group().world_size + tp_rank,
                 # The last 40 characters, in which the ids of data parallel ranks differ.
                 label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],
-                layout=KvLayout(
-                    layers=layout.layers,
-                    num_kv_heads=layout.num_kv_heads,
-                    head_dim=layout.head_dim,
-                    element_bytes=layout.element_bytes,
-                    planes=layout.planes,
-                    block_tokens=self._block_tokens,
-                    num_blocks=layout.num_blocks,
-                ),
+                layouts=[KvLayout(**layout._asdict()) for layout in layouts],
                 gpu=tensor.device.index or 0 if tensor.is_cuda else -1,
-                shard=shard_of(layout, self._vllm_config, pp_rank, tp_rank),
+                shard=shard_of(layouts, self._vllm_config, pp_rank, tp_rank),
             )
         except KvFerryError as error:
             refuse_to_start(str(error))

@@ -74,19 +74,20 @@ struct PyScheduler {
   RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
-              std::uint32_t block_tokens, std::vector<std::uint32_t> windows, bool keeps_state,
+              const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool>>& groups, bool keeps_state,
               std::uint32_t checkpoint_alignment, bool runs_ahead, std::int64_t start_timeout_ms, bool on_device) {
     SchedulerOptions options{config_from(extra_json),
                              EngineId{std::move(engine_id)},
                              std::move(role),
                              std::move(fingerprint),
-                             block_tokens,
-                             std::move(windows),
+                             {},
                              keeps_state,
                              checkpoint_alignment,
                              runs_ahead,
                              on_device,
                              start_timeout_ms};
+    for (const auto& [block_tokens, window, restarts] : groups)
+      options.groups.push_back({block_tokens, window, restarts});
     const nb::gil_scoped_release unlocked;
     node = unwrap(SchedulerNode::start(std::move(options)));
   }
@@ -171,10 +172,11 @@ using Layers = std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>
 struct PyWorker {
   std::unique_ptr<WorkerNode> node;
 
-  PyWorker(const std::string& extra_json, std::uint32_t rank, std::string label, KvLayout layout, std::int32_t gpu,
+  PyWorker(const std::string& extra_json, std::uint32_t rank, std::string label, std::vector<KvLayout> layouts,
+           std::int32_t gpu,
            const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>& shard) {
     const nb::gil_scoped_release unlocked;
-    WorkerOptions options{config_from(extra_json), rank, std::move(label), std::move(layout)};
+    WorkerOptions options{config_from(extra_json), rank, std::move(label), std::move(layouts)};
     if (gpu >= 0) options.gpu = unwrap(open_gpu(gpu));
     if (shard) options.shard = std::apply([](auto... each) { return Shard{each...}; }, *shard);
     node = unwrap(WorkerNode::start(std::move(options)));
@@ -210,10 +212,11 @@ NB_MODULE(_core, m) {
         "Returns the settings in effect. Raises a KvFerryError that names the wrong key or value.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
-      .def(nb::init<const std::string&, std::string, std::string, std::string, std::uint32_t,
-                    std::vector<std::uint32_t>, bool, std::uint32_t, bool, std::int64_t, bool>(),
-           nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "block_tokens"_a, "windows"_a,
-           "keeps_state"_a, "checkpoint_alignment"_a, "runs_ahead"_a, "start_timeout_ms"_a, "on_device"_a = false)
+      .def(nb::init<const std::string&, std::string, std::string, std::string,
+                    const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool>>&, bool, std::uint32_t, bool,
+                    std::int64_t, bool>(),
+           nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "groups"_a, "keeps_state"_a,
+           "checkpoint_alignment"_a, "runs_ahead"_a, "start_timeout_ms"_a, "on_device"_a = false)
       .def_prop_ro("host", [](const PyScheduler& self) { return self.node->host(); })
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
@@ -273,9 +276,9 @@ NB_MODULE(_core, m) {
           nb::kw_only(), "layers"_a, "num_kv_heads"_a, "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a,
           "num_blocks"_a);
   nb::class_<PyWorker>(m, "WorkerNode")
-      .def(nb::init<const std::string&, std::uint32_t, std::string, KvLayout, std::int32_t,
+      .def(nb::init<const std::string&, std::uint32_t, std::string, std::vector<KvLayout>, std::int32_t,
                     const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>&>(),
-           nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layout"_a, "gpu"_a = -1, "shard"_a = nb::none())
+           nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layouts"_a, "gpu"_a = -1, "shard"_a = nb::none())
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
       // `stream` is torch's cuda_stream: a cudaStream_t as a number, 0 for the default stream.
       .def(

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <chrono>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -65,10 +66,12 @@ auto SchedulerNode::with_core(Call call) {
 
 Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions options) {
   const ConnectorConfig& config = options.config;
-  if (config.chunk_tokens % options.block_tokens != 0) {
+  std::uint32_t block_tokens = 1;
+  for (const KvGroup& group : options.groups) block_tokens = std::lcm(block_tokens, group.block_tokens);
+  if (config.chunk_tokens % block_tokens != 0) {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("chunk_tokens is '{}'; allowed: multiples of the block size ({} tokens)",
-                             config.chunk_tokens, options.block_tokens)};
+                             config.chunk_tokens, block_tokens)};
   }
   net::HostPort address{config.advertise_host, 0};
   if (address.host.empty()) {
@@ -130,8 +133,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   const ConnectorConfig& from = options_.config;
   config.fingerprint = options_.fingerprint;
   config.chunk_tokens = from.chunk_tokens;
-  config.block_tokens = options_.block_tokens;
-  config.windows = options_.windows;
+  config.groups = options_.groups;
   config.keeps_state = options_.keeps_state;
   config.checkpoint_alignment = options_.checkpoint_alignment;
   config.runs_ahead = options_.runs_ahead;

@@ -23,9 +23,8 @@ struct SchedulerOptions {
   EngineId engine_id;
   std::string role;         // vLLM's kv_role
   std::string fingerprint;  // the model and its KV format as text, see transport/base/fingerprint.h
-  std::uint32_t block_tokens = 16;
   // The next five fields have the same meaning as in CoreConfig.
-  std::vector<std::uint32_t> windows = {0};
+  std::vector<KvGroup> groups = {{}};
   bool keeps_state = false;
   std::uint32_t checkpoint_alignment = 0;
   bool runs_ahead = false;
@@ -38,8 +37,9 @@ struct SchedulerOptions {
 class SchedulerNode {
  public:
   /// Starts the node and registers it with the controller. Errors: kInvalidArgument if chunk_tokens is no multiple of
-  /// block_tokens; kUnavailable if no port is free, or the controller was not reachable within start_timeout_ms;
-  /// kRefused if the controller refused this node, for example because the namespace has another model.
+  /// every group's block size; kUnavailable if no port is free, or the controller was not reachable within
+  /// start_timeout_ms; kRefused if the controller refused this node, for example because the namespace has another
+  /// model.
   static Result<std::unique_ptr<SchedulerNode>> start(SchedulerOptions options);
 
   /// Takes the workers' handshakes in rank order. Must be called before the first request. Errors: kInvalidArgument if

@@ -100,7 +100,7 @@ class ChunkStore {
 
 /// The arguments of make_host_store() and make_gpu_store(). The memory `pool` must outlive the store.
 struct ChunkStoreParts {
-  KvLayout layout;
+  std::vector<KvLayout> layouts;
   std::uint32_t rank = 0;
   std::span<std::byte> pool;
   std::uint64_t chunk_bytes = 0;  // size of a slot in the pool
@@ -121,7 +121,7 @@ struct GpuTier {
 };
 
 /// Makes a store for blocks in GPU memory. Errors: those of the packer and of the device; kInvalidArgument if
-/// `tier.bytes` is not 0 but too small for one chunk.
+/// `tier.bytes` is not 0 but too small for one chunk, or if there are several layouts.
 Result<std::unique_ptr<ChunkStore>> make_gpu_store(ChunkStoreParts parts, GpuTier tier);
 
 }  // namespace kvferry

@@ -27,7 +27,10 @@ Result<void> GpuStore::start() {
                  fmt::format("gpu_pool_bytes {} is too small; it must hold at least one chunk of {} bytes", tier_.bytes,
                              frame_bytes_)};
   }
-  packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layout, {}));
+  if (parts_.layouts.size() != 1)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("the layers have {} shapes; a GPU's layers must have one", parts_.layouts.size())};
+  packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layouts[0], {}));
   if (Result<void> pinned = device().pin(parts_.pool); !pinned)
     return std::move(pinned).error().with("pinning the chunk pool");
   is_pinned_ = true;

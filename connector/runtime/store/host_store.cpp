@@ -11,8 +11,8 @@ namespace {
 
 class HostStore final : public ChunkStore {
  public:
-  HostStore(ChunkStoreParts parts, std::unique_ptr<Packer> packer)
-      : parts_(std::move(parts)), packer_(std::move(packer)) {}
+  HostStore(ChunkStoreParts parts, std::vector<std::unique_ptr<Packer>> packers)
+      : parts_(std::move(parts)), packers_(std::move(packers)), bytes_per_token_(bytes_per_token(parts_.layouts)) {}
 
   std::string describe() const override { return {}; }
   void save(const std::vector<SaveJob>& jobs, DeviceStream stream) override;
@@ -41,17 +41,19 @@ class HostStore final : public ChunkStore {
 
  private:
   std::span<std::byte> slot_bytes(ChunkRef chunk, std::uint64_t tokens) {
-    return parts_.pool.subspan(chunk.slot * parts_.chunk_bytes, tokens * packer_->chunk_bytes_per_token());
+    return parts_.pool.subspan(chunk.slot * parts_.chunk_bytes, tokens * bytes_per_token_);
   }
   Result<std::uint64_t> pack(const SaveJob& job, const SaveItem& item);
   LoadOutcome unpack(const LoadJob& job, const IsReadable& is_readable);
 
   ChunkStoreParts parts_;
-  std::unique_ptr<Packer> packer_;
+  std::vector<std::unique_ptr<Packer>> packers_;  // [layout]
+  std::uint64_t bytes_per_token_;
   std::vector<std::unique_ptr<Packer>> layers_;  // [layer] packer of this layer alone; made at the first save_layer()
   struct Layered {
     ChecksumStream checksum;
     std::uint32_t num_layers = 0;
+    std::uint64_t num_bytes = 0;
   };
   std::map<ChunkRef, Layered> layered_;  // saves of which some layers are packed already
   std::mutex mutex_;
@@ -76,15 +78,29 @@ void HostStore::save(const std::vector<SaveJob>& jobs, DeviceStream) {
 Result<std::uint64_t> HostStore::pack(const SaveJob& job, const SaveItem& item) {
   if (auto layered = layered_.extract(item.chunk); layered && layered.mapped().num_layers == layers_.size())
     return layered.mapped().checksum.digest();
-  return packer_->gather({item.first_token, item.num_tokens, job.block_ids}, slot_bytes(item.chunk, item.num_tokens));
+  const TokenRun run{item.first_token, item.num_tokens, job.block_ids};
+  const std::span<std::byte> chunk = slot_bytes(item.chunk, item.num_tokens);
+  if (packers_.size() == 1) return packers_[0]->gather(run, chunk);
+  std::uint64_t done = 0;
+  for (const std::unique_ptr<Packer>& packer : packers_) {
+    const std::uint64_t bytes = item.num_tokens * packer->chunk_bytes_per_token();
+    KVFERRY_TRY(packer->gather(run, chunk.subspan(done, bytes)));
+    done += bytes;
+  }
+  return chunk_checksum(chunk);
 }
 
 Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
-  const KvLayout& whole = packer_->layout();
-  while (layers_.size() < whole.layers.size()) {
-    KvLayout one = whole;
-    one.layers = {whole.layers[layers_.size()]};
-    layers_.push_back(KVFERRY_TRY(make_host_packer(std::move(one))));
+  if (layers_.empty()) {
+    std::vector<std::unique_ptr<Packer>> packers;
+    for (const KvLayout& layout : parts_.layouts) {
+      for (const LayerLayout& own : layout.layers) {
+        KvLayout one = layout;
+        one.layers = {own};
+        packers.push_back(KVFERRY_TRY(make_host_packer(std::move(one))));
+      }
+    }
+    layers_ = std::move(packers);
   }
   Layered& layered = layered_[item.chunk];
   if (layer != layered.num_layers || layer >= layers_.size())
@@ -92,10 +108,11 @@ Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& 
         ErrorCode::kInvalidArgument,
         fmt::format("layer {} of a save came after {} layers; layers must come in order", layer, layered.num_layers)};
   const std::uint64_t bytes = item.num_tokens * layers_[layer]->chunk_bytes_per_token();
-  const std::span<std::byte> run = slot_bytes(item.chunk, item.num_tokens).subspan(layer * bytes, bytes);
+  const std::span<std::byte> run = slot_bytes(item.chunk, item.num_tokens).subspan(layered.num_bytes, bytes);
   std::uint64_t checksum = KVFERRY_TRY(layers_[layer]->gather({item.first_token, item.num_tokens, job.block_ids}, run));
   layered.checksum.update(run);
   layered.num_layers += 1;
+  layered.num_bytes += bytes;
   return checksum;
 }
 
@@ -117,11 +134,16 @@ LoadOutcome HostStore::unpack(const LoadJob& job, const IsReadable& is_readable)
       outcome.corrupt.push_back(item.chunk);
       return outcome;
     }
-    const Result<void> done = packer_->scatter(bytes, item.chunk_tokens, item.skip_tokens,
-                                               {item.first_token, item.num_tokens, job.block_ids});
-    if (!done) {
-      log().error("loading {} tokens of request {} failed: {}", item.num_tokens, job.request_id, done.error().what);
-      return outcome;
+    std::uint64_t first = 0;
+    for (const std::unique_ptr<Packer>& packer : packers_) {
+      const std::uint64_t num_bytes = item.chunk_tokens * packer->chunk_bytes_per_token();
+      const Result<void> done = packer->scatter(bytes.subspan(first, num_bytes), item.chunk_tokens, item.skip_tokens,
+                                                {item.first_token, item.num_tokens, job.block_ids});
+      if (!done) {
+        log().error("loading {} tokens of request {} failed: {}", item.num_tokens, job.request_id, done.error().what);
+        return outcome;
+      }
+      first += num_bytes;
     }
     outcome.tokens_loaded += item.num_tokens;
   }
@@ -131,8 +153,9 @@ LoadOutcome HostStore::unpack(const LoadJob& job, const IsReadable& is_readable)
 }  // namespace
 
 Result<std::unique_ptr<ChunkStore>> make_host_store(ChunkStoreParts parts) {
-  std::unique_ptr<Packer> packer = KVFERRY_TRY(make_host_packer(parts.layout));
-  return std::unique_ptr<ChunkStore>(std::make_unique<HostStore>(std::move(parts), std::move(packer)));
+  std::vector<std::unique_ptr<Packer>> packers;
+  for (const KvLayout& layout : parts.layouts) packers.push_back(KVFERRY_TRY(make_host_packer(layout)));
+  return std::unique_ptr<ChunkStore>(std::make_unique<HostStore>(std::move(parts), std::move(packers)));
 }
 
 }  // namespace kvferry

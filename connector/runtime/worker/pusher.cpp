@@ -1,6 +1,7 @@
 #include "connector/runtime/worker/pusher.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "connector/runtime/links/node_wire.h"
 #include "transport/base/checksum.h"
@@ -82,15 +83,18 @@ Pusher::Item& Pusher::item_of(std::uint64_t push, std::uint32_t index, ChunkRef 
 }
 
 CopyRange Pusher::layers(const Item& item, std::uint32_t first, std::uint32_t end) const {
-  const std::uint64_t layer_bytes = item.num_tokens * parts_.bytes_per_token / parts_.num_layers;
-  return {item.chunk.slot * parts_.slot_bytes + first * layer_bytes, first * layer_bytes, (end - first) * layer_bytes};
+  const auto bytes_of = [&](std::uint32_t from, std::uint32_t to) {
+    const auto begin = parts_.layer_bytes.begin();
+    return item.num_tokens * std::accumulate(begin + from, begin + to, std::uint64_t{0});
+  };
+  return {item.chunk.slot * parts_.slot_bytes + bytes_of(0, first), bytes_of(0, first), bytes_of(first, end)};
 }
 
 /// Returns how many layers may be sent. The last layer is sent after the save has ended, because sending it ends the
 /// transfer.
 std::uint32_t Pusher::layers_ready(const Item& item) const {
-  if (item.is_whole) return parts_.num_layers;
-  return std::min(static_cast<std::uint32_t>(item.layer_sums.size()), parts_.num_layers - 1);
+  const auto num_layers = static_cast<std::uint32_t>(parts_.layer_bytes.size());
+  return item.is_whole ? num_layers : std::min(static_cast<std::uint32_t>(item.layer_sums.size()), num_layers - 1);
 }
 
 /// Starts, feeds, cancels or ends the transfer of one chunk, as far as its state permits.
@@ -127,7 +131,7 @@ void Pusher::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item
   if (num_layers == 0) return;
   PagedTransfer transfer{{}, Direction::kPush, parts_.pool_region, push.order->grants[index], {}, {}};
   if (item.is_whole) {
-    transfer.ranges.push_back(layers(item, 0, parts_.num_layers));
+    transfer.ranges.push_back(layers(item, 0, num_layers));
     transfer.checksums.push_back(item.checksum);
   } else {
     transfer.is_fed = true;

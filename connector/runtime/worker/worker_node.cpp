@@ -25,19 +25,26 @@ Result<SharedMemory> make_pool(const WorkerOptions& options, std::uint64_t bytes
 }  // namespace
 
 Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
-  KVFERRY_TRY(options.layout.validate());
-  const auto num_layers = static_cast<std::uint32_t>(options.layout.layers.size());
-  if (options.shard.num_layers == 0) options.shard = {0, num_layers, 0, options.layout.num_kv_heads};
-  if (options.shard.num_layers != num_layers || options.shard.num_heads != options.layout.num_kv_heads) {
+  std::vector<std::uint64_t> layer_bytes;
+  for (const KvLayout& layout : options.layouts) {
+    KVFERRY_TRY(layout.validate());
+    layer_bytes.insert(layer_bytes.end(), layout.layers.size(), layout.bytes_per_token() / layout.layers.size());
+  }
+  if (layer_bytes.empty()) return Error{ErrorCode::kInvalidArgument, "a rank needs at least one KV layout"};
+  const auto num_layers = static_cast<std::uint32_t>(layer_bytes.size());
+  // Layers of unlike shapes are one cell each: their heads have no number that fits all of them.
+  const std::uint32_t num_heads = options.layouts.size() == 1 ? options.layouts[0].num_kv_heads : 1;
+  if (options.shard.num_layers == 0) options.shard = {0, num_layers, 0, num_heads};
+  if (options.shard.num_layers != num_layers || options.shard.num_heads != num_heads) {
     return Error{
         ErrorCode::kInvalidArgument,
         fmt::format("rank {} should have {} layers of {} KV heads, but its KV layout has {} layers of {} KV heads",
-                    options.rank, options.shard.num_layers, options.shard.num_heads, num_layers,
-                    options.layout.num_kv_heads)};
+                    options.rank, options.shard.num_layers, options.shard.num_heads, num_layers, num_heads)};
   }
   const bool has_default_pool = options.config.pool_bytes == 0;
   if (has_default_pool) options.config.pool_bytes = default_pool_bytes(SharedMemory::available_bytes());
-  const std::uint64_t chunk_bytes = options.layout.bytes_per_token() * options.config.chunk_tokens;
+  const std::uint64_t token_bytes = bytes_per_token(options.layouts);
+  const std::uint64_t chunk_bytes = token_bytes * options.config.chunk_tokens;
   const std::uint64_t num_slots = options.config.pool_bytes / chunk_bytes;
   if (num_slots < 2 || num_slots > UINT32_MAX) {
     return Error{ErrorCode::kInvalidArgument,
@@ -68,9 +75,9 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   node->region_ = *region;
   auto exported = KVFERRY_TRY(node->transport_->export_region(*region));
   node->store_ = KVFERRY_TRY(node->make_store());
-  node->service_ = KVFERRY_TRY(
-      ServiceLoop::start({*node->transport_, *node->store_, node->core_, node->clock_, node->pool_.span(),
-                          node->region_, chunk_bytes, node->options_.layout.bytes_per_token(), num_layers}));
+  node->service_ =
+      KVFERRY_TRY(ServiceLoop::start({*node->transport_, *node->store_, node->core_, node->clock_, node->pool_.span(),
+                                      node->region_, chunk_bytes, token_bytes, std::move(layer_bytes)}));
   RankEndpoint endpoint{node->transport_->address(), std::move(exported), chunk_bytes, node->options_.shard};
   if (const auto frames = node->store_->frames()) {
     endpoint.frames_region = KVFERRY_TRY(node->transport_->export_region(frames->region));
@@ -98,7 +105,7 @@ void WorkerNode::choose_gpu_pool() {
 }
 
 Result<std::unique_ptr<ChunkStore>> WorkerNode::make_store() {
-  const ChunkStoreParts parts{options_.layout, options_.rank, pool_.span(), chunk_bytes_, region_};
+  const ChunkStoreParts parts{options_.layouts, options_.rank, pool_.span(), chunk_bytes_, region_};
   if (!options_.gpu) return make_host_store(parts);
   GpuTier tier{
       *options_.gpu, options_.config.gpu_pool_bytes, options_.config.lands_in_gpu, options_.device_timeout, clock_,
@@ -210,8 +217,8 @@ void WorkerNode::loaded(const LoadJob& job, LoadOutcome outcome) {
     finished_loads_.emplace_back(job.request_id, is_whole);
   } else if (!is_whole) {
     const std::uint32_t first_bad = job.items.front().first_token + outcome.tokens_loaded;
-    const std::vector<BlockId>& blocks = job.block_ids.front();
-    failed_blocks_.insert(failed_blocks_.end(), blocks.begin() + first_bad / options_.layout.block_tokens,
+    const std::vector<BlockId>& blocks = job.block_ids.front();  // with several KV groups, loads are asynchronous
+    failed_blocks_.insert(failed_blocks_.end(), blocks.begin() + first_bad / options_.layouts[0].block_tokens,
                           blocks.end());
   }
   core_.locked([&](WorkerCore& core) { core.loaded(job, std::move(outcome)); });

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "connector/core/worker_core.h"
 #include "connector/runtime/store/chunk_store.h"
@@ -47,7 +48,7 @@ struct WorkerParts {
   RegionId pool_region;
   std::uint64_t slot_bytes = 0;
   std::uint64_t bytes_per_token = 0;
-  std::uint32_t num_layers = 1;
+  std::vector<std::uint64_t> layer_bytes;  // [layer] number of bytes of a token, in the order of the chunk
 
   /// Returns true if the pool has this slot and a chunk of that many tokens fits into the slot.
   bool fits(ChunkRef chunk, std::uint32_t num_tokens) const {

@@ -57,7 +57,7 @@ class CoreDriver {
     CoreConfig config;
     config.fingerprint = "benchmark";
     config.chunk_tokens = kChunkTokens;
-    config.block_tokens = kEngineBlockTokens;
+    config.groups = {{kEngineBlockTokens}};
     config.num_slots = num_slots;
     return config;
   }

@@ -237,7 +237,7 @@ class Causes : public CoreBench {
   }
   LifeEvent the_window_before_the_hits_end_is_missing() {
     CoreConfig config = sizes(8, 4, 16);
-    config.windows = {0, 6};
+    config.groups = {{4}, {4, 6}};
     restart(config);
     core_->set_directory_up(true);
     add("r", 20);

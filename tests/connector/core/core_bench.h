@@ -19,7 +19,7 @@ class CoreBench : public ::testing::Test {
     CoreConfig config;
     config.fingerprint = "model";
     config.chunk_tokens = chunk_tokens;
-    config.block_tokens = block_tokens;
+    config.groups = {{block_tokens}};
     config.num_slots = num_slots;
     return config;
   }

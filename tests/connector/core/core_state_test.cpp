@@ -21,7 +21,7 @@ class Stateful : public CoreBench {
       : CoreBench(with_state(runs_ahead, checkpoint_alignment)) {}
   static CoreConfig with_state(bool runs_ahead, std::uint32_t checkpoint_alignment) {
     CoreConfig config = sizes(kStateBlock, kStateBlock, 32);
-    config.windows = {0, kStateBlock};
+    config.groups = {{kStateBlock}, {kStateBlock, kStateBlock}};
     config.keeps_state = true;
     config.checkpoint_alignment = checkpoint_alignment;
     config.runs_ahead = runs_ahead;

@@ -14,19 +14,19 @@ using ::testing::SizeIs;
 
 constexpr std::uint32_t kChunk = 64, kBlock = 16, kWindow = 24;
 
-CoreConfig with_windows(std::vector<std::uint32_t> windows) {
+CoreConfig with_groups(std::vector<KvGroup> groups) {
   CoreConfig config;
   config.fingerprint = "model";
   config.chunk_tokens = kChunk;
-  config.block_tokens = kBlock;
   config.num_slots = 16;
-  config.windows = std::move(windows);
+  config.groups = std::move(groups);
   return config;
 }
 
 class Windows : public CoreBench {
  protected:
-  explicit Windows(std::vector<std::uint32_t> windows = {0, kWindow}) : CoreBench(with_windows(std::move(windows))) {}
+  explicit Windows(std::vector<KvGroup> groups = {{kBlock}, {kBlock, kWindow}})
+      : CoreBench(with_groups(std::move(groups))) {}
   /// Block i of group g has the id 1 + i + 100 * g. The blocks of group 1 before `gone` are null blocks.
   static BlockTable table(std::size_t num, std::size_t gone = 0) {
     BlockTable table = {blocks(1, num), blocks(101, num)};
@@ -123,6 +123,88 @@ TEST_F(Windows, ALeaseTellsWhatTheChunkLacks) {
   ASSERT_THAT(reply.chunks, SizeIs(2));
   EXPECT_EQ(reply.chunks[0].window_from, 0u);
   EXPECT_EQ(reply.chunks[1].window_from, 32u);
+}
+
+class UnlikeBlocks : public Windows {
+ protected:
+  UnlikeBlocks() : Windows({{kBlock}, {2 * kBlock, kWindow}}) {}
+};
+
+TEST_F(UnlikeBlocks, EveryGroupsBlocksHaveItsOwnSize) {
+  const BlockTable whole = {blocks(1, 5), blocks(101, 3)};
+  add("a", 80);
+  lookup("a");
+  core_->allocated(RequestId{"a"}, 0, whole, now_);
+  const StepPlan saving = build({{{RequestId{"a"}, 0, 80, whole}}, {}});
+  ASSERT_THAT(saving.saves_after, SizeIs(1));
+  EXPECT_THAT(saving.saves_after[0].block_ids, ElementsAre(ElementsAre(1, 2, 3, 4), ElementsAre(101, 102)));
+  add("b", 80);
+  EXPECT_EQ(lookup("b", 32).num_external, 32u);
+  core_->allocated(RequestId{"b"}, 32, {{1, 2, 7, 8}, {0, 108}}, now_);
+  const StepPlan loading = build();
+  ASSERT_THAT(loading.loads, SizeIs(1));
+  EXPECT_THAT(loading.loads[0].block_ids, ElementsAre(ElementsAre(7, 8), ElementsAre(108)));
+  EXPECT_EQ(loading.loads[0].items[0].first_token, 0u);
+}
+
+class UnlikeWindows : public Windows {
+ protected:
+  UnlikeWindows() : Windows({{kBlock}, {kBlock, kWindow}, {kBlock, 2 * kWindow}}) {}
+  /// As prefill_in_two_steps(), for three groups.
+  ChunkMeta second_chunk() {
+    const BlockTable whole = {blocks(1, 9), blocks(101, 9), blocks(201, 9)};
+    add("a", 130);
+    lookup("a");
+    core_->allocated(RequestId{"a"}, 0, whole, now_);
+    build({{{RequestId{"a"}, 0, 120, whole}}, {}});
+    const StepPlan plan = build({{{RequestId{"a"}, 120, 10, std::nullopt}}, {}});
+    return core_->pool().slot(plan.saves_after.at(0).items.at(0).chunk.slot).meta;
+  }
+};
+
+TEST_F(UnlikeWindows, AHitEndsWhereEachGroupsOwnWindowIsThere) {
+  const ChunkMeta chunk = second_chunk();
+  EXPECT_EQ(chunk.window_from, 32u);
+  EXPECT_THAT(chunk.windows_from, ElementsAre(0, 32, 0));
+  add("b", 140);
+  EXPECT_EQ(lookup("b").num_external, 128u);  // group 1 is needed from token 96 on, group 2 from token 80 on
+}
+
+TEST_F(UnlikeWindows, ALeaseTellsWhatEachGroupLacks) {
+  const ChunkMeta chunk = second_chunk();
+  const LeaseReply reply = core_->lease_requested("x", {"model", {chunk.key}, ""}, now_);
+  ASSERT_THAT(reply.chunks, SizeIs(1));
+  EXPECT_THAT(reply.chunks[0].windows_from, ElementsAre(0, 32, 0));
+}
+
+TEST_F(UnlikeWindows, AHoldersWindowsOfAnotherModelAreNotBelieved) {
+  core_->set_directory_up(true);
+  add("a", 140);
+  const auto query = std::get<QueryDirectory>(core_->take_actions().at(0));
+  core_->directory_answered(query.fetch, {{"tcp://e:1", 2, {}}}, now_);
+  const auto wanted = std::get<RequestLease>(core_->take_actions().at(0));
+  const auto with = [](std::uint32_t index, std::vector<std::uint32_t> windows_from) {
+    return LeasedChunk{index, {index, 1}, kChunk, {5}, 32, {}, {}, std::move(windows_from)};
+  };
+  core_->lease_answered(wanted.fetch, wanted.endpoint, {7, "", {with(0, {0, 32}), with(1, {0, 33, 0})}}, now_);
+  for (const Action& action : core_->take_actions()) EXPECT_FALSE(std::holds_alternative<StartPull>(action));
+}
+
+class RestartingWindows : public Windows {
+ protected:
+  RestartingWindows() : Windows({{kBlock}, {kBlock, 2 * kBlock, true}}) {}
+};
+
+TEST_F(RestartingWindows, AttendToTheTokensSinceTheLastMultipleOfTheirSize) {
+  const StepPlan plan = prefill_in_two_steps("a");
+  ASSERT_THAT(plan.saves_after, SizeIs(1));  // in a step that began at token 120, whose window begins at token 96
+  EXPECT_THAT(plan.saves_after[0].block_ids[1], ElementsAre(kNoBlock, kNoBlock, 107, 108));
+  add("b", 140);
+  EXPECT_EQ(lookup("b", 64).num_external, 64u);  // token 128 attends to itself alone
+  core_->allocated(RequestId{"b"}, 64, table(8, 8), now_);
+  const StepPlan loading = build();
+  ASSERT_THAT(loading.loads, SizeIs(1));
+  EXPECT_THAT(loading.loads[0].block_ids[1], ElementsAre(kNoBlock, kNoBlock, kNoBlock, kNoBlock));
 }
 
 class AsyncLoads : public Windows {

@@ -30,29 +30,31 @@ TEST_F(Promises, SaneCounts) {
 
 TEST_F(Promises, ExactLoad) {
   constexpr std::array<std::uint32_t, 1> kNeeded = {4};
+  constexpr std::array<KvGroup, 1> kGroups = {{{16}}};
+  constexpr std::array<KvGroup, 2> kUnlike = {{{16}, {8, 8}}};
   const LoadItem first{{1, 1}, {7}, 16, 4, 4, 12}, second{{2, 1}, {7}, 16, 0, 16, 2};
   const LoadJob job{"r", 1, {{5, 6}}, {first, second}};
-  promise::exact_load(job, 4, 14, 16, kNeeded);
-  EXPECT_BREAKS(promise::exact_load(job, 4, 15, 16, kNeeded), "exact-load");  // one token is missing
-  EXPECT_BREAKS(promise::exact_load(job, 4, 13, 16, kNeeded), "exact-load");  // there is one token too many
-  EXPECT_BREAKS(promise::exact_load(job, 0, 14, 16, kNeeded), "exact-load");  // the load begins at the wrong token
+  promise::exact_load(job, 4, 14, kGroups, kNeeded);
+  EXPECT_BREAKS(promise::exact_load(job, 4, 15, kGroups, kNeeded), "exact-load");  // one token is missing
+  EXPECT_BREAKS(promise::exact_load(job, 4, 13, kGroups, kNeeded), "exact-load");  // there is one token too many
+  EXPECT_BREAKS(promise::exact_load(job, 0, 14, kGroups, kNeeded), "exact-load");  // the load begins at the wrong token
   LoadJob gap = job;
   gap.items[1].first_token = 17;
-  EXPECT_BREAKS(promise::exact_load(gap, 4, 14, 16, kNeeded), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(gap, 4, 14, kGroups, kNeeded), "exact-load");
   LoadJob beyond = job;
   beyond.items[0].skip_tokens = 5;
-  EXPECT_BREAKS(promise::exact_load(beyond, 4, 14, 16, kNeeded), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(beyond, 4, 14, kGroups, kNeeded), "exact-load");
   LoadJob short_of_blocks = job;
   short_of_blocks.block_ids = {{5}};
-  EXPECT_BREAKS(promise::exact_load(short_of_blocks, 4, 14, 16, kNeeded), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(short_of_blocks, 4, 14, kGroups, kNeeded), "exact-load");
   LoadJob no_blocks = job;
   no_blocks.block_ids.clear();
-  EXPECT_BREAKS(promise::exact_load(no_blocks, 4, 14, 16, kNeeded), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(no_blocks, 4, 14, kGroups, kNeeded), "exact-load");
   LoadJob windowed = job;
-  windowed.block_ids.push_back({kNoBlock, 16});
-  promise::exact_load(windowed, 4, 14, 16, std::array<std::uint32_t, 2>{4, 16});
-  EXPECT_BREAKS(promise::exact_load(windowed, 4, 14, 16, std::array<std::uint32_t, 2>{4, 15}), "exact-load");
-  EXPECT_BREAKS(promise::exact_load(windowed, 4, 14, 16, kNeeded), "exact-load");
+  windowed.block_ids.push_back({kNoBlock, 16, 17});
+  promise::exact_load(windowed, 4, 14, kUnlike, std::array<std::uint32_t, 2>{4, 8});
+  EXPECT_BREAKS(promise::exact_load(windowed, 4, 14, kUnlike, std::array<std::uint32_t, 2>{4, 7}), "exact-load");
+  EXPECT_BREAKS(promise::exact_load(windowed, 4, 14, kUnlike, kNeeded), "exact-load");
 }
 
 TEST_F(Promises, NoStaleSpec) {
@@ -61,12 +63,13 @@ TEST_F(Promises, NoStaleSpec) {
 }
 
 TEST_F(Promises, SavedIsComputed) {
+  constexpr std::array<KvGroup, 1> kGroups = {{{16}}};
   const SaveJob job{"r", {{5}}, {{{1, 1}, 0, 16}}};
-  promise::saved_is_computed(job, 2, 48, 48, 16);
-  EXPECT_BREAKS(promise::saved_is_computed(job, 2, 47, 48, 16), "saved-is-computed");
-  EXPECT_BREAKS(promise::saved_is_computed(job, 2, 48, 47, 16), "saved-is-computed");
-  EXPECT_BREAKS(promise::saved_is_computed({"r", {{5}}, {{{1, 1}, 8, 16}}}, 0, 48, 48, 16), "saved-is-computed");
-  EXPECT_BREAKS(promise::saved_is_computed({"r", {{5}}, {{{1, 1}, 0, 0}}}, 0, 48, 48, 16), "saved-is-computed");
+  promise::saved_is_computed(job, 32, 48, 48, kGroups);
+  EXPECT_BREAKS(promise::saved_is_computed(job, 32, 47, 48, kGroups), "saved-is-computed");
+  EXPECT_BREAKS(promise::saved_is_computed(job, 32, 48, 47, kGroups), "saved-is-computed");
+  EXPECT_BREAKS(promise::saved_is_computed({"r", {{5}}, {{{1, 1}, 8, 16}}}, 0, 48, 48, kGroups), "saved-is-computed");
+  EXPECT_BREAKS(promise::saved_is_computed({"r", {{5}}, {{{1, 1}, 0, 0}}}, 0, 48, 48, kGroups), "saved-is-computed");
 }
 
 TEST_F(Promises, FencedReuse) {

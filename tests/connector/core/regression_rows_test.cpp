@@ -61,7 +61,7 @@ class Row000 : public Rows, public ::testing::WithParamInterface<bool> {};
 TEST_P(Row000, AResumedRequestLoadsWhatTheEngineLostIntoTheBlocksItGot) {
   const bool save_decode_cache = GetParam();
   CoreConfig core;
-  core.chunk_tokens = core.block_tokens = 16;
+  core.chunk_tokens = 16;
   core.num_slots = 64;
   core.save_decode_cache = save_decode_cache;
   EngineConfig config;
@@ -212,7 +212,6 @@ using Row001Engine = Rows;
 TEST_F(Row001Engine, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemption) {
   CoreConfig core;
   core.chunk_tokens = 8;
-  core.block_tokens = 16;
   core.num_slots = 64;
   core.save_decode_cache = false;
   core.save_partial_chunks = false;
@@ -307,7 +306,6 @@ class Row004 : public Rows, public ::testing::WithParamInterface<bool> {};
 TEST_P(Row004, EveryGeneratedTokenButTheLastIsSavedInOrderOnceAndASecondRequestLoadsAllOfIt) {
   CoreConfig core;
   core.chunk_tokens = 256;
-  core.block_tokens = 16;
   core.num_slots = 32;
   EngineConfig config;
   config.num_blocks = 300;

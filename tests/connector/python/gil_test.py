@@ -52,7 +52,7 @@ def worker() -> Iterator[object]:
                            block_tokens=BLOCK_TOKENS, num_blocks=NUM_BLOCKS)
     config = {"chunk_tokens": CHUNK_TOKENS, "pool_bytes": 5 * LAYERS * PLANE_BYTES, "path": "shm",
               "advertise_host": "127.0.0.1"}
-    node = core.WorkerNode(extra_json=json.dumps(config), rank=0, label=f"gil_test_{os.getpid()}", layout=layout)
+    node = core.WorkerNode(extra_json=json.dumps(config), rank=0, label=f"gil_test_{os.getpid()}", layouts=[layout])
     yield node
     node.shutdown()
     del memory

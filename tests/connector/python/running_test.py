@@ -36,9 +36,9 @@ class Node:
         extra = json.dumps({"controller": controller.address, "chunk_tokens": CHUNK_TOKENS, "pool_bytes": "2MiB",
                             "namespace": name, "advertise_host": "127.0.0.1"})
         self.core = core.SchedulerNode(
-            extra_json=extra, engine_id=name, role="kv_both", fingerprint="model", block_tokens=BLOCK_TOKENS,
-            windows=[0], keeps_state=False, checkpoint_alignment=0, runs_ahead=True, start_timeout_ms=10_000)
-        self.worker = core.WorkerNode(extra_json=extra, rank=0, label=name, layout=layout)
+            extra_json=extra, engine_id=name, role="kv_both", fingerprint="model", groups=[(BLOCK_TOKENS, 0, False)],
+            keeps_state=False, checkpoint_alignment=0, runs_ahead=True, start_timeout_ms=10_000)
+        self.worker = core.WorkerNode(extra_json=extra, rank=0, label=name, layouts=[layout])
         self.core.attach_workers([self.worker.handshake()])
         self._named = named
 

@@ -38,12 +38,19 @@ struct Side {
     wanted.device = device.get();
     transport = make_transport(wanted).value();
     region = transport->register_region(pool.region()).value();
-    ChunkStoreParts parts{engine.layout(), 0, pool.span(), engine.chunk_bytes(), region};
+    ChunkStoreParts parts{{engine.layout()}, 0, pool.span(), engine.chunk_bytes(), region};
     const std::uint64_t bytes = options.num_frames * ((engine.chunk_bytes() + 255) / 256 * 256);
     store =
         make_gpu_store(std::move(parts), {make_sim_gpu(device), bytes, true, 30 * kSecond, clock, *transport}).value();
-    loop = ServiceLoop::start({*transport, *store, core, clock, pool.span(), region, engine.chunk_bytes(),
-                               engine.chunk_bytes() / kTokens, 1})
+    loop = ServiceLoop::start({*transport,
+                               *store,
+                               core,
+                               clock,
+                               pool.span(),
+                               region,
+                               engine.chunk_bytes(),
+                               engine.chunk_bytes() / kTokens,
+                               {engine.chunk_bytes() / kTokens}})
                .value();
     link = ClientSocket::connect(loop->endpoint()).value();
   }

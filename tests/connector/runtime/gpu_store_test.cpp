@@ -21,7 +21,7 @@ TEST(GpuStore, DescribesItsTiers) {
 class MakingAStore : public ::testing::Test {
  protected:
   Result<std::unique_ptr<ChunkStore>> make(std::uint64_t bytes, bool lands = false) {
-    ChunkStoreParts parts{engine_.layout(), 0, pool_, engine_.chunk_bytes(), RegionId{1}};
+    ChunkStoreParts parts{{engine_.layout()}, 0, pool_, engine_.chunk_bytes(), RegionId{1}};
     return make_gpu_store(std::move(parts), {make_sim_gpu(device_), bytes, lands, TestStore::kTimeout, clock_, book_});
   }
   std::shared_ptr<SimDevice> device_ = std::make_shared<SimDevice>(1);

@@ -72,7 +72,9 @@ class Pulls : public ::testing::Test {
     store_ = std::make_unique<TwoPlaces>(here_->register_region(even_.data(), even_.size()).value(),
                                          here_->register_region(odd_.data(), odd_.size()).value());
     loop_ =
-        ServiceLoop::start({*here_, *store_, core_, clock_, even_, {}, kChunkBytes, kChunkBytes / kTokens, 1}).value();
+        ServiceLoop::start(
+            {*here_, *store_, core_, clock_, even_, {}, kChunkBytes, kChunkBytes / kTokens, {kChunkBytes / kTokens}})
+            .value();
     link_ = ClientSocket::connect(loop_->endpoint()).value();
   }
   ~Pulls() override { loop_->shutdown(); }

@@ -30,7 +30,7 @@ ShapedNode::ShapedNode(const std::string& controller, const std::string& engine_
   options.engine_id = EngineId{engine_id};
   options.role = "kv_both";
   options.fingerprint = "toy";
-  options.block_tokens = shape_.block_tokens;
+  options.groups = {{shape_.block_tokens}};
   options.start_timeout_ms = 2000;
   scheduler = value_or_throw(SchedulerNode::start(options));
   endpoint_ = fmt::format("tcp://{}:{}", scheduler->host(), scheduler->port());
@@ -62,7 +62,7 @@ ShapedNode::ShapedNode(const std::string& controller, const std::string& engine_
       };
       layout.layers.push_back({"layer" + std::to_string(layer), 0, plane(0), plane(shape_.planes - 1)});
     }
-    workers.push_back(value_or_throw(WorkerNode::start({options.config, number, engine_id, layout, rank.shard})));
+    workers.push_back(value_or_throw(WorkerNode::start({options.config, number, engine_id, {layout}, rank.shard})));
     hellos.push_back(workers.back()->handshake());
     segments_.push_back(fmt::format("{}.{}", engine_id, number));
   }

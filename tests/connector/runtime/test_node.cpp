@@ -56,11 +56,11 @@ TestNode::TestNode(const std::string& controller, const std::string& engine_id, 
   options.engine_id = EngineId{engine_id};
   options.role = role;
   options.fingerprint = model;
-  options.block_tokens = kBlockTokens;
+  options.groups = {{kBlockTokens}};
   options.start_timeout_ms = 2000;
   options.on_device = device_ != nullptr;
   scheduler = value_or_throw(SchedulerNode::start(options));
-  WorkerOptions worker_options{options.config, 0, engine_id, layout};
+  WorkerOptions worker_options{options.config, 0, engine_id, {layout}};
   if (device_) worker_options.gpu = make_sim_gpu(device_);
   worker = value_or_throw(WorkerNode::start(std::move(worker_options)));
   const Result<void> attached = scheduler->attach_workers({worker->handshake()});

@@ -71,7 +71,7 @@ class TestStore {
         engine(device.get()),
         pool(options.num_slots * engine.chunk_bytes()) {
     const RegionId region = *book.register_region(MemoryRegion{pool.data(), pool.size()});
-    ChunkStoreParts parts{engine.layout(), 0, pool, engine.chunk_bytes(), region};
+    ChunkStoreParts parts{{engine.layout()}, 0, pool, engine.chunk_bytes(), region};
     if (!device) {
       store = make_host_store(std::move(parts)).value();
       return;

@@ -38,10 +38,10 @@ Result<std::unique_ptr<BenchNode>> BenchNode::start(const std::string& controlle
   options.engine_id = EngineId{engine_id};
   options.role = "kv_both";
   options.fingerprint = "llama-3.1-8b";
-  options.block_tokens = PatternCache::kBlockTokens;
+  options.groups = {{PatternCache::kBlockTokens}};
   options.runs_ahead = true;  // as vLLM does: loads are asynchronous
   node->scheduler_ = KVFERRY_TRY(SchedulerNode::start(options));
-  WorkerOptions worker{options.config, 0, engine_id, node->cache_->layout()};
+  WorkerOptions worker{options.config, 0, engine_id, {node->cache_->layout()}};
   worker.gpu = node->gpu_;
   node->worker_ = KVFERRY_TRY(WorkerNode::start(std::move(worker)));
   KVFERRY_TRY(node->scheduler_->attach_workers({node->worker_->handshake()}));

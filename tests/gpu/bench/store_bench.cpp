@@ -56,7 +56,7 @@ class StoreBench {
         pool_(must(SharedMemory::create("gpu_store_bench", num_slots * kChunkBytes))),
         transport_(transport),
         region_(must(transport.register_region(pool_.region()))) {
-    ChunkStoreParts parts{cache_.layout(), 0, pool_.span(), kChunkBytes, region_};
+    ChunkStoreParts parts{{cache_.layout()}, 0, pool_.span(), kChunkBytes, region_};
     store_ = must(make_gpu_store(std::move(parts), {.gpu = gpu,
                                                     .bytes = num_frames * kChunkBytes,
                                                     .is_landing_place = false,

@@ -44,7 +44,7 @@ class Run {
     CoreConfig config;
     config.fingerprint = "compared";
     config.chunk_tokens = from.at("chunk_tokens");
-    config.block_tokens = from.at("block_tokens");
+    config.groups = {{from.at("block_tokens")}};
     config.num_slots = from.at("num_slots");
     config.save_decode_cache = from.at("save_decode_cache");
     config.save_partial_chunks = from.at("save_partial_chunks");

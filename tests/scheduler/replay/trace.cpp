@@ -50,9 +50,9 @@ CoreConfig core_config(const Json& from) {
   CoreConfig config;
   config.fingerprint = from.at("fingerprint");
   config.chunk_tokens = from.at("chunk_tokens");
-  config.block_tokens = from.at("block_tokens");
   config.num_slots = from.at("num_slots");
-  config.windows = from.at("windows").get<std::vector<std::uint32_t>>();
+  config.groups.clear();
+  for (const Json& window : from.at("windows")) config.groups.push_back({from.at("block_tokens"), window});
   config.runs_ahead = from.at("runs_ahead");
   return config;
 }
