@@ -44,6 +44,8 @@ RUN_ELSEWHERE = (
     ("kvferry keygen --add", "tests/security/rotation_test.py", '"--add", "--switch", "--retire"'),
     ("kvferry keygen --switch", "tests/security/rotation_test.py", '"--add", "--switch", "--retire"'),
     ("kvferry keygen --retire", "tests/security/rotation_test.py", '"--add", "--switch", "--retire"'),
+    ("kvferry keygen --add-node", "tests/security/members_test.py", '"--add-node'),
+    ("kvferry keygen --revoke", "tests/security/members_test.py", '"--revoke'),
     ("kvferry explain", "tests/launch/cli/explain_test.cpp", '"explain "'),
     ("kvferry top", "tests/launch/cli/check_cli.py", '"top", "--once"'),
     ("kvferry bench transfer", "tests/launch/bench_test.py", '"bench", "transfer"'),

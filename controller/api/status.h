@@ -39,10 +39,11 @@ struct Counters {
   std::uint64_t messages_sent = 0;       // replies and orders, without the dropped ones
   std::uint64_t handshakes_refused = 0;  // connections whose peer did not prove that it has the cluster key
   std::uint64_t reports_malformed = 0;   // reports of nodes that were dropped
+  std::uint64_t messages_forbidden = 0;  // messages of members that were revoked or whose role does not allow them
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
                  messages_unregistered, replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
-                 messages_sent, handshakes_refused, reports_malformed);
+                 messages_sent, handshakes_refused, reports_malformed, messages_forbidden);
 };
 
 struct NodeStatus : NodeInfo {

@@ -75,7 +75,8 @@ Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const
 
 std::string_view cluster_key_hint(bool has_key) {
   return has_key
-             ? "; this process has a cluster key: the controller must have the same key (cluster_key_file)"
+             ? "; this process has a cluster key: the controller must have the same key (cluster_key_file) and, "
+               "if it is a member's, list the member"
              : "; this process has no cluster key: if the controller has one, set the same key here (cluster_key_file)";
 }
 

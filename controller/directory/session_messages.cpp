@@ -5,6 +5,7 @@
 #include "controller/directory/sessions.h"
 #include "controller/protocol/wire.h"
 #include "transport/base/log.h"
+#include "transport/base/printable.h"
 
 namespace kvferry::controller {
 namespace {
@@ -141,6 +142,25 @@ struct Sessions::Receiver {
 
   void operator()(const wire::StatusRequest&) { self.reply(turn, wire::StatusReply{.status = self.status(turn.now)}); }
 
+  /// Returns whether the sender's role allows the message. If not, the sender gets the reason.
+  bool is_allowed(const wire::FromNode& message) {
+    const auto* const request = std::get_if<wire::AdminRequest>(&message);
+    const net::Role least = request != nullptr ? wire::least_role_for(request->verb)
+                                               : std::visit([](const auto& body) { return body.kLeastRole; }, message);
+    if (turn.sender.role >= least) return true;
+    const std::string what =
+        request == nullptr ? "a node" : fmt::format("the command '{}'", request->verb.substr(0, 64));
+    const std::string why = fmt::format("{} needs a key of the role {}, and this is that of {}", what,
+                                        net::name_of(least), turn.sender.str());
+    if (std::has_single_bit(++self.counters_.messages_forbidden))
+      log().warn("refused a message ({} so far): {}", self.counters_.messages_forbidden, printable(why));
+    if (request != nullptr)
+      self.reply(turn, wire::AdminReply{.token = request->token, .text = why});
+    else
+      self.reply(turn, wire::Refused{.reason = why});
+    return false;
+  }
+
  private:
   /// Returns the newest known incarnation of this engine id, or 0 if none is known.
   std::uint64_t newest_of(const NodeInfo& info) const {
@@ -159,6 +179,9 @@ struct Sessions::Receiver {
       return fmt::format(
           "{} has incarnation {}, a time too far ahead of this controller's clock; synchronise the clocks", name,
           hello.node.incarnation);
+    if (!turn.sender.owns(hello.node.engine_id.value))
+      return fmt::format("{} has the key of {}; its engine id must be '{}', or begin with '{}_' or '{}.'", name,
+                         turn.sender.str(), turn.sender.name, turn.sender.name, turn.sender.name);
     return self.observer_ == nullptr ? std::nullopt : self.observer_->refusal(hello.node);
   }
 
@@ -188,8 +211,9 @@ struct Sessions::Receiver {
   }
 };
 
-void Sessions::receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies) {
-  Receiver receiver{*this, {from, now, replies, bytes, protocol_.newest}};
+void Sessions::receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies,
+                       const net::Identity& sender) {
+  Receiver receiver{*this, {from, now, replies, bytes, protocol_.newest, sender}};
   ++counters_.messages_taken;
   if (const auto lookup = wire::read_lookup(bytes, protocol_)) {
     receiver.turn.version = lookup->version;
@@ -198,7 +222,7 @@ void Sessions::receive(ConnectionId from, std::string_view bytes, TimeNs now, Re
   Result<wire::FromNode> message = wire::parse<wire::FromNode>(bytes, protocol_);
   if (message) {
     receiver.turn.version = std::visit([](const auto& body) { return body.header.version; }, *message);
-    std::visit(receiver, *message);
+    if (receiver.is_allowed(*message)) std::visit(receiver, *message);
   } else if (message.error().code == ErrorCode::kRefused) {
     count_refused(message.error().what, now);
     reply(receiver.turn, wire::Refused{.reason = message.error().what});

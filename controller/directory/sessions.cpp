@@ -83,6 +83,16 @@ void Sessions::count_refused_handshake() {
                counters_.handshakes_refused);
 }
 
+void Sessions::revoke(ConnectionId from, TimeNs now) {
+  ++counters_.messages_forbidden;
+  const Session* const found = session(from);
+  if (found == nullptr) return;
+  const NodeId node = found->node;
+  log().warn("node {} is removed: the key of its member was revoked", name_of(node));
+  directory_.leave(node);
+  end_session(node, now);
+}
+
 void Sessions::execute(const wire::AdminRequest& request, TimeNs now) { orders_.execute(request, std::nullopt, now); }
 
 void Sessions::fence(NodeId node, TimeNs now) {

@@ -15,6 +15,7 @@
 #include "controller/directory/orders.h"
 #include "transport/base/clock.h"
 #include "transport/base/ids.h"
+#include "transport/base/net/members.h"
 #include "transport/base/versions.h"
 #include "transport/base/wall_clock.h"
 
@@ -70,8 +71,12 @@ class Sessions {
 
   ConnectionId open() { return ConnectionId{++last_connection_}; }
 
-  /// Handles one message; the replies to it are passed to `replies` before receive() returns.
-  void receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies);
+  /// Handles one message; the replies to it are passed to `replies` before receive() returns. `sender` may send only
+  /// what its role allows, and register only nodes whose engine ids it owns.
+  void receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies,
+               const net::Identity& sender = {});
+  /// Counts a message of a member that was revoked, and removes the node of its connection.
+  void revoke(ConnectionId from, TimeNs now);
   /// Adds the nodes that the directory reloaded from the state folder.
   void adopt_nodes();
   /// Removes a closed connection. Its node stays registered, and is removed if its lease expires before it reconnects.
@@ -119,6 +124,7 @@ class Sessions {
     ReplySender& replies;
     std::string_view bytes{};
     std::uint32_t version = 0;  // protocol version of the reply
+    net::Identity sender{};
   };
   struct Receiver;  // visitor with one overload for each message of a node; see session_messages.cpp
 

@@ -45,6 +45,12 @@ HttpRole HttpAccess::role_with(std::string_view token) const {
     return token.size() == own.size() && ::CRYPTO_memcmp(token.data(), own.data(), own.size()) == 0;
   };
   HttpRole role = HttpRole::kNone;
+  if (const auto content = key_->content(); content->members) {
+    const net::Bytes32 hash = net::sha256(token);
+    for (const net::Member& member : *content->members)
+      if (hash == member.token_hash)
+        role = member.identity.role == net::Role::kAdmin ? HttpRole::kAdmin : HttpRole::kReader;
+  }
   for (const net::ClusterKey& key : key_->accepted()) {
     for (const HttpRole one : {HttpRole::kReader, HttpRole::kAdmin})
       if (is(http_token(key, one))) role = one;

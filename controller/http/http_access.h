@@ -26,7 +26,8 @@ struct HttpRefusal {
   std::string why;  // a sentence for the client that says why
 };
 
-/// Decides which requests the clients may send. Threads: any.
+/// Decides which requests the clients may send. A member of the deployment is an admin if its role is that, and else a
+/// reader. Threads: any.
 class HttpAccess {
  public:
   /// Without a key every client is an admin.

@@ -69,6 +69,7 @@ constexpr MetricRow kMetrics[] = {
     {"lookup_hits_total", "counter", "Lookups of nodes with at least one holder"},
     {"lookup_keys_total", "counter", "Keys of full chunks in lookups"},
     {"lookups_total", "counter", "Lookups of nodes: one for each prompt that a node lacks"},
+    {"messages_forbidden_total", "counter", "Messages of members that were revoked or whose role does not allow them"},
     {"messages_malformed_total", "counter", "Messages that can't be read: alert KvferryProtocolBroken"},
     {"messages_sent_total", "counter", "Replies and orders that were sent"},
     {"messages_taken_total", "counter", "Messages of all kinds that were received: the controller's load"},

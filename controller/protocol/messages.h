@@ -1,11 +1,12 @@
 // The messages between nodes and the controller. Each is a msgpack array whose first element is the header. A struct
 // grows only at its end: an old reader ignores new fields, a new reader keeps the defaults of missing ones. Any other
 // change raises kProtocol.newest. Header, Hello and Refused must never change except at their end, so that any two
-// releases can agree on a version or refuse each other. PROTOCOL.md has the table.
+// releases can agree on a version or refuse each other. PROTOCOL.md has the table. Over 200 lines, because it's a list.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "controller/api/status.h"
 #include "controller/protocol/columns.h"
 #include "controller/protocol/values.h"
+#include "transport/base/net/members.h"
 #include "transport/base/versions.h"
 #include "transport/base/wire.h"
 
@@ -27,8 +29,10 @@ struct Header {
   KVFERRY_FIELDS(version, type);
 };
 
-// Messages from a node to the controller.
+// Messages from a node to the controller. kLeastRole: what a member's key must allow at least, so that the controller
+// takes the message. A message without it does not compile.
 struct Hello {
+  static constexpr net::Role kLeastRole = net::Role::kWorker;
   Header header{kProtocolVersion, 1};
   NodeInfo node{};
   std::uint64_t next_sequence = 0;  // number of the next Publish or Evict
@@ -39,6 +43,7 @@ struct Hello {
                  next_sequence, node.serves, node.version, oldest_protocol, newest_protocol, node.secret, node.details);
 };
 struct Heartbeat {
+  static constexpr net::Role kLeastRole = net::Role::kWorker;
   Header header{kProtocolVersion, 4};
   std::uint64_t incarnation = 0;
   std::uint64_t next_sequence = 0;    // number of the next Publish or Evict; shows whether the last one was lost
@@ -51,6 +56,7 @@ struct Heartbeat {
   KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load, wall_ms, report);
 };
 struct Publish {
+  static constexpr net::Role kLeastRole = net::Role::kWorker;
   Header header{kProtocolVersion, 6};
   std::uint64_t incarnation = 0;
   std::uint64_t sequence = 0;  // Publish and Evict are numbered in one series without gaps
@@ -64,6 +70,7 @@ struct Publish {
   KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails, tier, has_end, ends_snapshot);
 };
 struct Evict {
+  static constexpr net::Role kLeastRole = net::Role::kWorker;
   Header header{kProtocolVersion, 7};
   std::uint64_t incarnation = 0;
   std::uint64_t sequence = 0;
@@ -71,6 +78,7 @@ struct Evict {
   KVFERRY_FIELDS(header, incarnation, sequence, keys);
 };
 struct Lookup {
+  static constexpr net::Role kLeastRole = net::Role::kReader;
   Header header{kProtocolVersion, 8};
   std::uint64_t incarnation = 0;
   std::uint64_t token = 0;
@@ -78,6 +86,7 @@ struct Lookup {
   KVFERRY_FIELDS(header, incarnation, token, keys, tail_groups, exact_tails);
 };
 struct Leave {
+  static constexpr net::Role kLeastRole = net::Role::kWorker;
   Header header{kProtocolVersion, 10};
   std::uint64_t incarnation = 0;
   KVFERRY_FIELDS(header, incarnation);
@@ -85,6 +94,7 @@ struct Leave {
 /// A command of an operator or a node; PROTOCOL.md lists the verbs and which fields each reads. No registration is
 /// needed. Pins of a registered node that names no owner are read leases and end with that node.
 struct AdminRequest {
+  static constexpr net::Role kLeastRole = net::Role::kWorker;  // some verbs need more: least_role_for()
   Header header{kProtocolVersion, 15};
   std::uint64_t token = 0;
   std::string verb{}, name_space{}, engine_id{}, other_engine_id{}, owner{};
@@ -93,8 +103,13 @@ struct AdminRequest {
   std::uint64_t number = 0;
   KVFERRY_FIELDS(header, token, verb, name_space, engine_id, other_engine_id, owner, keys, ttl_ms, number);
 };
+/// Returns what a member's key must allow for an AdminRequest with this verb.
+constexpr net::Role least_role_for(std::string_view verb) {
+  return verb == "pin" ? net::Role::kWorker : net::Role::kAdmin;
+}
 /// Requests a StatusReply; no registration is needed.
 struct StatusRequest {
+  static constexpr net::Role kLeastRole = net::Role::kReader;
   Header header{kProtocolVersion, 13};
   KVFERRY_FIELDS(header);
 };

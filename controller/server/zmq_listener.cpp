@@ -84,7 +84,12 @@ class ZmqListener final : public BoundListener, private ReplySender {
       sessions_.count_malformed(fmt::format("the message has {} parts; exactly one is allowed", num_parts - 1));
       return true;
     }
-    sessions_.receive(connections_.id_of(std::string(parts[0].bytes())), parts[1].bytes(), now, *this);
+    const ConnectionId from = connections_.id_of(std::string(parts[0].bytes()));
+    const net::Identity sender = router_->sender_of(parts[1]);
+    if (sender.role == net::Role::kNone)
+      sessions_.revoke(from, now);
+    else
+      sessions_.receive(from, parts[1].bytes(), now, *this, sender);
     return true;
   }
 

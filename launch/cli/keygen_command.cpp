@@ -4,9 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <system_error>
@@ -20,17 +19,20 @@
 namespace kvferry::cli {
 namespace {
 
-constexpr std::size_t kKeyBytes = 32;
-
 Error failed(const std::string& what, int error_number) {
   return Error{ErrorCode::kUnavailable, fmt::format("{}: {}", what, std::generic_category().message(error_number))};
 }
 
-Result<std::string> new_key() {
-  std::array<std::uint8_t, kKeyBytes> key{};
-  if (getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size()))
+Result<net::Bytes32> random_bytes() {
+  net::Bytes32 bytes{};
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     return failed("the system gives no random bytes", errno);
-  return fmt::format("{:02x}\n", fmt::join(key, ""));
+  return bytes;
+}
+
+Result<std::string> new_key() {
+  const net::Bytes32 key = KVFERRY_TRY(random_bytes());
+  return net::hex_of(net::text_of(key)) + "\n";
 }
 
 /// Creates a file that only its owner can read, the owner of `like` if that is given.
@@ -65,21 +67,115 @@ Result<std::vector<std::string>> keys_after(Step step, std::vector<std::string> 
 }
 
 /// Replaces the file at once, so that its readers see the former content or the new one.
-Result<void> rotate(Step step, const std::string& name) {
-  const std::string content = KVFERRY_TRY(net::read_key_file(name));
-  Result<std::vector<std::string>> keys = net::parse_cluster_keys(content);
-  if (!keys) return std::move(keys).error().with(name);
-  const std::vector<std::string> after = KVFERRY_TRY(keys_after(step, *std::move(keys), name));
+Result<void> replace_file(const std::string& name, const std::string& content) {
   std::error_code error;
   const std::string path = std::filesystem::canonical(name, error).string();  // a symbolic link stays one
   struct stat like {};
   if (error || ::stat(path.c_str(), &like) != 0) return failed(fmt::format("can't read {}", name), errno);
   const std::string written = fmt::format("{}.{}", path, ::getpid());
-  KVFERRY_TRY(create(written, net::format_cluster_keys(after), &like));
+  KVFERRY_TRY(create(written, content, &like));
   if (::rename(written.c_str(), path.c_str()) == 0) return {};
   const int error_number = errno;
   ::unlink(written.c_str());
   return failed(fmt::format("can't replace {}", path), error_number);
+}
+
+Result<std::vector<std::string>> read_keys(const std::string& name) {
+  const std::string content = KVFERRY_TRY(net::read_key_file(name));
+  if (net::is_member_key(content))
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{} is the key of a member; this needs the cluster key, of which it was made", name)};
+  Result<std::vector<std::string>> keys = net::parse_cluster_keys(content);
+  if (!keys) return std::move(keys).error().with(name);
+  return keys;
+}
+
+/// Returns the members of a deployment, none if there is no list yet.
+Result<std::vector<net::Member>> members_beside(const std::string& key_file) {
+  std::optional<std::vector<net::Member>> members = KVFERRY_TRY(net::read_members(key_file));
+  return std::move(members).value_or(std::vector<net::Member>{});
+}
+
+/// Returns where a member's key is beside the cluster key.
+std::string key_of_member(const std::string& key_file, const std::string& name) {
+  return key_file.substr(0, key_file.rfind('/') + 1) + name + ".key";
+}
+
+/// Replaces the cluster key, and what the members beside it have of it.
+Result<void> rotate(Step step, const std::string& name) {
+  std::vector<std::string> before = KVFERRY_TRY(read_keys(name));
+  const std::vector<std::string> keys = KVFERRY_TRY(keys_after(step, std::move(before), name));
+  const std::vector<net::Member> members = KVFERRY_TRY(members_beside(name));
+  std::vector<std::pair<std::string, std::string>> files = {{name, net::format_cluster_keys(keys)}};
+  for (const net::Member& member : members) {
+    const std::string file = key_of_member(name, member.identity.name);
+    const std::string content = KVFERRY_TRY(net::read_key_file(file));
+    Result<net::MemberKey> key = net::parse_member_key(content);
+    if (!key) return std::move(key).error().with(file);
+    key->shared = net::shared_with(member.identity.role, keys);
+    files.emplace_back(file, net::format_member_key(*key));
+  }
+  for (const auto& [file, content] : files) KVFERRY_TRY(replace_file(file, content));
+  return {};
+}
+
+Result<void> replace_members(const std::string& key_file, const std::vector<net::Member>& members) {
+  const std::string file = net::members_file_of(key_file);
+  std::error_code error;
+  const std::string content = net::format_members(members);
+  return std::filesystem::exists(file, error) ? replace_file(file, content) : create(file, content, nullptr);
+}
+
+/// Makes the key of a member and adds a line to the list. Returns the path of the key.
+Result<std::string> add_member(const std::string& key_file, const std::string& name, net::Role role) {
+  if (!net::is_member_name(name))
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("'{}' can't be a member's name; allowed: 1 to 63 letters, digits and '-'", name)};
+  const std::vector<std::string> keys = KVFERRY_TRY(read_keys(key_file));
+  std::vector<net::Member> members = KVFERRY_TRY(members_beside(key_file));
+  if (std::ranges::any_of(members, [&](const net::Member& member) { return member.identity.name == name; }))
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("'{}' is a member already; --revoke removes it, so that it can be added anew", name)};
+  const net::Bytes32 secret = KVFERRY_TRY(random_bytes());
+  const net::MemberKey key{{name, role}, secret, net::shared_with(role, keys)};
+  std::string file = key_of_member(key_file, name);
+  KVFERRY_TRY(create(file, net::format_member_key(key), nullptr));
+  members.push_back(net::public_of(key));
+  KVFERRY_TRY(replace_members(key_file, members));
+  return file;
+}
+
+/// Removes a member from the list, and its key if that is beside the cluster key. Returns the path of the list.
+Result<std::string> revoke_member(const std::string& key_file, const std::string& name) {
+  KVFERRY_TRY(read_keys(key_file));
+  std::vector<net::Member> members = KVFERRY_TRY(members_beside(key_file));
+  if (std::erase_if(members, [&](const net::Member& member) { return member.identity.name == name; }) == 0)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("there is no member '{}' in {}", name, net::members_file_of(key_file))};
+  KVFERRY_TRY(replace_members(key_file, members));
+  ::unlink(key_of_member(key_file, name).c_str());
+  return net::members_file_of(key_file);
+}
+
+struct KeygenFlags {
+  std::string path, added, revoked, role = "worker";
+  std::optional<Step> step;
+};
+
+/// Returns the path of the file to print.
+Result<std::string> run_keygen(const KeygenFlags& flags) {
+  if (!flags.added.empty()) {
+    const auto role = std::find(net::kRoleNames.begin(), net::kRoleNames.end(), flags.role);
+    return add_member(flags.path, flags.added, static_cast<net::Role>(role - net::kRoleNames.begin()));
+  }
+  if (!flags.revoked.empty()) return revoke_member(flags.path, flags.revoked);
+  if (flags.step) {
+    KVFERRY_TRY(rotate(*flags.step, flags.path));
+  } else {
+    const std::string key = KVFERRY_TRY(new_key());
+    KVFERRY_TRY(create(flags.path, key, nullptr));
+  }
+  return flags.path;
 }
 
 }  // namespace
@@ -88,28 +184,35 @@ Run add_keygen_command(CLI::App& app) {
   CLI::App* const command = app.add_subcommand(
       "keygen",
       "Write a new cluster key to a file that only its owner can read, for cluster_key_file, or take one of the three "
-      "steps that replace the key in a file. After each step copy the file to all hosts; running processes notice it.");
-  const auto path = std::make_shared<std::string>();
-  const auto step = std::make_shared<std::optional<Step>>();
-  command->add_option("FILE", *path, "File to create, which must not exist, or with a step the file to change")
+      "steps that replace the key in a file, or give members keys of their own. Afterwards copy what has changed to "
+      "all hosts; running processes notice it.");
+  const auto flags = std::make_shared<KeygenFlags>();
+  command->add_option("FILE", flags->path, "File to create, which must not exist, or else the cluster key to change")
       ->required();
   CLI::Option_group* const steps = command->add_option_group("Steps");
   const auto add_step = [&](const char* name, Step value, const char* help) {
     steps->add_flag_callback(
-        name, [step, value] { *step = value; }, help);
+        name, [flags, value] { flags->step = value; }, help);
   };
   add_step("--add", Step::kAdd, "Step 1: add a new key, which members accept and do not use yet");
   add_step("--switch", Step::kSwitch, "Step 2: let members use the other key of the file, and still accept the former");
   add_step("--retire", Step::kRetire, "Step 3: remove the key that is not in use; connections made with it end");
+  CLI::Option* const adds = steps->add_option(
+      "--add-node", flags->added,
+      "Write NAME.key, the key of this one member, and add it to kvferry.members; both are beside FILE");
+  steps->add_option("--revoke", flags->revoked, "Remove this member from kvferry.members; its connections end");
   steps->require_option(0, 1);
-  return [path, step]() -> Result<void> {
-    if (*step) {
-      KVFERRY_TRY(rotate(**step, *path));
-    } else {
-      const std::string key = KVFERRY_TRY(new_key());
-      KVFERRY_TRY(create(*path, key, nullptr));
-    }
-    fmt::print("{}\n", *path);
+  command
+      ->add_option(
+          "--role", flags->role,
+          "reader: routers and dashboards, which ask the controller; worker: nodes; admin: also drains, clears "
+          "and sets quotas")
+      ->check(CLI::IsMember({"reader", "worker", "admin"}))
+      ->needs(adds)
+      ->capture_default_str();
+  return [flags]() -> Result<void> {
+    const std::string path = KVFERRY_TRY(run_keygen(*flags));
+    fmt::print("{}\n", path);
     return {};
   };
 }

@@ -13,7 +13,9 @@ Run add_token_command(CLI::App& app) {
       "'Authorization: Bearer TOKEN'.");
   const auto key_file = std::make_shared<std::string>();
   const auto role = std::make_shared<std::string>("reader");
-  command->add_option("--cluster-key-file", *key_file, "Key of the deployment; also KVFERRY_CLUSTER_KEY_FILE")
+  command
+      ->add_option("--cluster-key-file", *key_file,
+                   "Key of the deployment, or of a member, whose role decides; also KVFERRY_CLUSTER_KEY_FILE")
       ->envname("KVFERRY_CLUSTER_KEY_FILE")
       ->required();
   command
@@ -25,6 +27,10 @@ Run add_token_command(CLI::App& app) {
   return [key_file, role]() -> Result<void> {
     const auto key = KVFERRY_TRY(net::read_cluster_key(*key_file));
     if (!key) return Error{ErrorCode::kInvalidArgument, "--cluster-key-file is empty; allowed: the path of a file"};
+    if (const auto content = key->content(); content->own) {
+      fmt::print("{}\n", content->own->http_token());
+      return {};
+    }
     const auto wanted = *role == "admin" ? controller::HttpRole::kAdmin : controller::HttpRole::kReader;
     fmt::print("{}\n", controller::http_token(*key, wanted));
     return {};

@@ -98,17 +98,29 @@ void run_cluster_key(std::string_view bytes) {
   const MemoryFile file(bytes);
   const auto key = net::read_cluster_key(file.path());
   const bool fits = bytes.size() >= net::ClusterKey::kBytesMin && bytes.size() <= net::ClusterKey::kBytesMax;
-  const bool is_list = bytes.starts_with("kvferry cluster keys 1\n");
-  KVFERRY_CHECK(is_list || static_cast<bool>(key) == fits, "a key of {} bytes", bytes.size());
+  const bool is_list = bytes.starts_with("kvferry cluster keys 1\n"), is_member = net::is_member_key(bytes);
+  KVFERRY_CHECK(is_list || is_member || static_cast<bool>(key) == fits, "a key of {} bytes", bytes.size());
+  if (const auto own = net::parse_member_key(bytes); own && is_member)
+    KVFERRY_CHECK(net::parse_member_key(net::format_member_key(*own)).value() == *own, "the member's key is not kept");
+  if (const auto members = net::parse_members(bytes))
+    KVFERRY_CHECK(net::parse_members(net::format_members(*members)).value() == *members, "the members are not kept");
   if (!key) return;
+  for (const net::ClusterKey& shared : (*key)->accepted_by_nodes()) (void)shared.derived("x");
+  if (is_member) return;
   (void)(*key)->derived(bytes.substr(0, 8));
   std::vector<std::string> keys = net::parse_cluster_keys(bytes).value();
   KVFERRY_CHECK(net::parse_cluster_keys(net::format_cluster_keys(keys)).value() == keys, "the list is not kept");
 }
 
 std::vector<std::string> cluster_key_seeds() {
-  return {std::string(31, 'k'), std::string(32, 'k'),
-          net::format_cluster_keys({std::string(32, 'k'), std::string(33, 'x')})};
+  const net::MemberKey worker{{"p-0", net::Role::kWorker}, {}, net::shared_with(net::Role::kWorker, {"k", "x"})};
+  const net::MemberKey reader{{"r", net::Role::kReader}, {}, net::shared_with(net::Role::kReader, {"k"})};
+  return {std::string(31, 'k'),
+          std::string(32, 'k'),
+          net::format_cluster_keys({std::string(32, 'k'), std::string(33, 'x')}),
+          net::format_member_key(worker),
+          net::format_member_key(reader),
+          net::format_members({net::public_of(worker), net::public_of(reader)})};
 }
 
 // ---- the layouts of two nodes ----

@@ -41,7 +41,7 @@ bool OutboundLink::renew_key(const std::string& key_name) {
     return lane.connection != nullptr && !lane.connection->key_name().empty() &&
            lane.connection->key_name() != key_name;
   };
-  if (is_over_ || std::none_of(lanes_.begin(), lanes_.end(), is_old)) return true;
+  if (is_over_ || key_name.empty() || std::none_of(lanes_.begin(), lanes_.end(), is_old)) return true;
   if (!transfers_.empty()) return false;
   for (const Lane& lane : lanes_) {
     if (lane.connection != nullptr) host_.close(*lane.connection);

@@ -197,7 +197,8 @@ void TcpBackend::follow_key(TimeNs now) {
     if (!name.empty() && std::find(accepted.begin(), accepted.end(), name) == accepted.end()) removed.push_back(id);
   }
   is_renewing_ = false;
-  for (const auto& [peer, link] : outbound_) is_renewing_ |= !link->renew_key(accepted.front());
+  const std::string in_use = tls_->key_in_use();
+  for (const auto& [peer, link] : outbound_) is_renewing_ |= !link->renew_key(in_use);
   for (const std::uint64_t id : removed) {
     if (const auto found = connections_.find(id); found != connections_.end())
       found->second->fail("it was made with a cluster key that is not accepted any more (cluster_key_file)");

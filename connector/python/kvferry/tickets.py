@@ -13,6 +13,8 @@ import re
 import stat
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -33,10 +35,37 @@ HANDOFF = ("remote_engine_id", "remote_host", "remote_port", "remote_request_id"
 PUSH_TARGET = ("engine_id", "endpoint")
 _FORM = re.compile(rf"{VERSION}\.([0-9]{{1,12}})\.[0-9a-f]{{64}}")
 _KEY_LINES = re.compile(rb"(?:(?:[0-9a-f]{2})+\n)*")
+MEMBERS = "kvferry.members"  # the list of members beside the key file
+_MEMBER_KEY = re.compile(rb"kvferry member key 1\n[A-Za-z0-9-]{1,63} (reader|worker|admin) ([0-9a-f]{64})\n"
+                         rb"((?:[0-9a-f]{64} [0-9a-f]{64} [0-9a-f]{64}\n){1,2})")
 
 
 class KeyFileError(Exception):
     """The key file can't be used; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a process has of one accepted cluster key."""
+
+    handoff: bytes  # signs hand-offs; b"": a reader has no such key
+    push: bytes  # signs the targets of pushes
+    whole: bytes = b""  # the cluster key itself; b"": a member does not have it
+    token: str = ""  # a member's own token for the controller's HTTP API
+
+    def of(self, names: tuple[str, ...]) -> bytes:
+        return self.push if names == PUSH_TARGET else self.handoff
+
+    def http_token(self, role: str) -> str:
+        return self.token or _hmac(self.whole, f"kvferry HTTP {role} 1".encode()).hex()
+
+
+def _hmac(key: bytes, purpose: bytes) -> bytes:
+    return hmac.new(key, purpose, hashlib.sha256).digest()
+
+
+def _key_with_members(node_secret: bytes, whole: bytes = b"", token: str = "") -> Key:
+    return Key(node_secret, _hmac(node_secret, b"kvferry routers 1"), whole, token)
 
 
 class Signer:
@@ -49,15 +78,16 @@ class Signer:
 
     def __init__(self, *keys: bytes, clock: Callable[[], float] = time.time, file: str = "") -> None:
         self._file = file
-        self._keys = keys or _keys_of(file)[0]
-        self._seen: tuple[bytes, ...] | str = self._keys  # what the last look has found: the keys, or an error
-        self._done: tuple[bytes, ...] | str = self._keys  # the last keys taken, or the last error logged
+        self._keys = tuple(Key(key, key, key) for key in keys) or _keys_of(file)[0]
+        self._seen: tuple[Key, ...] | str = self._keys  # what the last look has found: the keys, or an error
+        self._done: tuple[Key, ...] | str = self._keys  # the last keys taken, or the last error logged
         self._looked_at = time.monotonic()
         self._clock = clock
 
     def signed(self, names: tuple[str, ...], params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns `params` with a ticket. `params` must have a string or an integer for each of `names`."""
-        return {**params, TICKET: _ticket(self._accepted()[0], names, params, int(self._clock()) + LIFETIME_S)}
+        expiry = int(self._clock()) + LIFETIME_S
+        return {**params, TICKET: _ticket(self._accepted()[0].of(names), names, params, expiry)}
 
     def refusal(self, names: tuple[str, ...], params: Mapping[str, Any]) -> str | None:
         """Returns why the ticket in `params` is refused, in a few words, or None if it is valid."""
@@ -68,33 +98,36 @@ class Signer:
         if found is None or not all(_can_be_signed(params.get(name)) for name in names):
             return "a malformed ticket"
         expiry = int(found[1])
-        if not any(hmac.compare_digest(_ticket(key, names, params, expiry), found[0]) for key in self._accepted()):
+        if not any(key.of(names) and hmac.compare_digest(_ticket(key.of(names), names, params, expiry), found[0])
+                   for key in self._accepted()):
             return "a ticket with a wrong signature"
         return "an expired ticket" if self._clock() > expiry else None
 
     def http_token(self, role: str = "reader") -> str:
-        """Returns the token for the controller's HTTP API that `kvferry token --role ROLE` prints."""
+        """Returns the token for the controller's HTTP API that `kvferry token --role ROLE` prints. That of a member
+        has the member's role.
+        """
         return self.http_tokens(role)[0]
 
     def http_tokens(self, role: str = "reader") -> list[str]:
         """Returns the tokens of all accepted keys, of which http_token() is the first."""
-        purpose = f"kvferry HTTP {role} 1".encode()
-        return [hmac.new(key, purpose, hashlib.sha256).hexdigest() for key in self._accepted()]
+        return [key.http_token(role) for key in self._accepted()]
 
     def tenant_secret(self) -> bytes:
         """Returns the key with which a proxy makes the cache_salt of each tenant."""
-        return hmac.new(self._accepted()[0], b"kvferry tenants 1", hashlib.sha256).digest()
+        return _hmac(self._accepted()[0].push, b"kvferry tenants 1")
 
-    def _accepted(self) -> tuple[bytes, ...]:
+    def _accepted(self) -> tuple[Key, ...]:
         """Returns the accepted keys, the key in use first. A change of the file within the last half second is taken
         only when a second look finds the same, so that a file that is being copied is not.
         """
         if not self._file or time.monotonic() - self._looked_at < LOOK_EVERY_S:
             return self._keys
         self._looked_at = time.monotonic()
-        found: tuple[bytes, ...] | str
+        found: tuple[Key, ...] | str
         try:
-            found, changed_at = _keys_of(self._file)
+            had_members = self._keys[0].handoff not in (b"", self._keys[0].whole)  # routers need no list
+            found, changed_at = _keys_of(self._file, had_members)
             is_settled = found == self._seen or time.time() - changed_at > SETTLED_AFTER_S
         except KeyFileError as error:
             found = str(error)
@@ -124,8 +157,42 @@ def signer_of(key_file: str) -> Signer:
     return Signer(file=key_file)
 
 
-def _keys_of(key_file: str) -> tuple[tuple[bytes, ...], float]:
-    """Returns the keys in a file, the key in use first, and when the file last changed. Errors: KeyFileError."""
+def _keys_of(key_file: str, had_members: bool = False) -> tuple[tuple[Key, ...], float]:
+    """Returns the keys in a file, the key in use first, and when the file or the list of members last changed. Errors:
+    KeyFileError, also if the list is missing although there was one.
+    """
+    content, changed_at = _content_of(key_file)
+    members = Path(key_file).parent / MEMBERS
+    try:
+        changed_at = max(changed_at, members.stat().st_ctime)
+        has_members = True
+    except FileNotFoundError:
+        has_members = False
+    except OSError as error:
+        raise KeyFileError(f"the list of members {members} can't be read: {error.strerror}") from error
+    if had_members and not has_members:
+        raise KeyFileError(f"the list of members {members} is missing")
+    if content.startswith(b"kvferry member key"):
+        return _keys_of_member(key_file, content), changed_at
+    keys = _cluster_keys(key_file, content)
+    if not has_members:
+        return tuple(Key(key, key, key) for key in keys), changed_at
+    return tuple(_key_with_members(_hmac(key, b"kvferry nodes 1"), whole=key) for key in keys), changed_at
+
+
+def _keys_of_member(key_file: str, content: bytes) -> tuple[Key, ...]:
+    found = _MEMBER_KEY.fullmatch(content)
+    if found is None:
+        raise KeyFileError(f"cluster_key_file {key_file} is a damaged key of a member; 'kvferry keygen --add-node' "
+                           "makes them")
+    token = _hmac(bytes.fromhex(found[2].decode()), b"kvferry HTTP member 1").hex()
+    shared = [bytes.fromhex(line.split()[2].decode()) for line in found[3].splitlines()]
+    if found[1] == b"reader":
+        return tuple(Key(b"", secret, token=token) for secret in shared)
+    return tuple(_key_with_members(secret, token=token) for secret in shared)
+
+
+def _content_of(key_file: str) -> tuple[bytes, float]:
     try:
         with open(key_file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             about = os.fstat(file.fileno())
@@ -137,9 +204,12 @@ def _keys_of(key_file: str) -> tuple[tuple[bytes, ...], float]:
                     f"cluster_key_file {key_file} has mode {mode:04o}; allowed: 0600 and 0400, so that only its owner "
                     "reads it"
                 )
-            content = file.read(len(KEYS_HEAD) + KEYS_MAX * (2 * KEY_BYTES_MAX + 1) + 1)
+            return file.read(len(KEYS_HEAD) + KEYS_MAX * (2 * KEY_BYTES_MAX + 1) + 1), about.st_ctime
     except OSError as error:
         raise KeyFileError(f"cluster_key_file {key_file} can't be read: {error.strerror}") from error
+
+
+def _cluster_keys(key_file: str, content: bytes) -> tuple[bytes, ...]:
     keys: tuple[bytes, ...] = (content,)
     if content.startswith(KEYS_HEAD):
         lines = content[len(KEYS_HEAD):]
@@ -154,4 +224,4 @@ def _keys_of(key_file: str) -> tuple[tuple[bytes, ...], float]:
                 f"cluster_key_file {key_file} has {'more than 65536' if len(key) > KEY_BYTES_MAX else len(key)} bytes; "
                 f"allowed: {KEY_BYTES_MIN} to {KEY_BYTES_MAX} (kvferry keygen makes one)"
             )
-    return keys, about.st_ctime
+    return keys

@@ -27,7 +27,7 @@ class ServerSocket {
     std::string sender;
     std::string bytes;
   };
-  /// Returns the next message. Skips malformed messages.
+  /// Returns the next message. Skips malformed messages, and those of a revoked member, whose connection ends.
   std::optional<Message> receive();
   /// Returns false, and drops the message, if the receiver has disconnected or its queue is full.
   bool send(const std::string& to, std::string_view bytes);

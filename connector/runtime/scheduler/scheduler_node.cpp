@@ -85,7 +85,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   if (!key && controller::is_beyond_loopback(listens_at))
     log().warn("insecure: every host that reaches {} can read and replace this node's chunks", address.host);
   ZmqContextRef context;
-  if (key) context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key);
+  if (key) context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key, net::Servers::kNodes);
   const net::PortRange ports = KVFERRY_TRY(net::parse_port_range(config.ports));
   auto peers = net::listen_in_range(ports, [&](std::uint16_t port) {
     return ServerSocket::bind("tcp://" + net::to_text({address.host, port}), context);

@@ -225,10 +225,24 @@ Findings check_cma(const Host& host) {
            .is_hint = true}};
 }
 
+Findings check_member(const std::string& file, const net::ClusterKey& key) {
+  const auto content = key.content();
+  if (!content->own || !content->members) return {};
+  const net::Member own = net::public_of(*content->own);
+  if (std::ranges::find(*content->members, own) == content->members->end())
+    return {{.what = fmt::format("{} is the key of {}, which {} does not have: it was revoked", file,
+                                 own.identity.str(), net::members_file_of(file)),
+             .advice = "copy the list to this host, or make another key with kvferry keygen --add-node"}};
+  return {{.what = fmt::format("{} is the key of {}", file, own.identity.str()),
+           .advice = "do nothing; kvferry keygen --revoke ends what it allows",
+           .is_hint = true}};
+}
+
 Findings check_key(const Host& host) {
   const auto file = variable(host, "KVFERRY_CLUSTER_KEY_FILE");
   if (!file) return {};
   const auto key = net::read_cluster_key(*file);
+  if (key && *key) return check_member(*file, **key);
   if (key) return {};
   return {{.what = key.error().what, .advice = "chmod 600 the file, or make one with kvferry keygen"}};
 }

@@ -55,7 +55,7 @@ std::vector<NodeAnswer> ask_nodes(const std::vector<controller::NodeStatus>& nod
   std::vector<NodeAnswer> answers;
   for (const controller::NodeStatus& node : nodes) answers.push_back({node.engine_id.value, node.role, node.endpoint});
   ZmqContextRef context;
-  if (key) context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key);
+  if (key) context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key, net::Servers::kNodes);
   for (std::size_t first = 0; first < answers.size(); first += kPeersMax)
     ask_some(std::span(answers).subspan(first, std::min(kPeersMax, answers.size() - first)), request, context, timeout);
   return answers;

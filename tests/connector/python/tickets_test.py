@@ -179,3 +179,42 @@ def test_a_list_that_is_none_is_refused_in_one_sentence(tmp_path: Path, lines: l
     file.chmod(0o600)
     with pytest.raises(KeyFileError, match=f"^cluster_key_file {file} .*{words}"):
         signer_of(str(file))
+
+
+def test_members_sign_and_accept_what_their_role_allows(tmp_path: Path) -> None:
+    def keygen(*arguments: str) -> None:
+        subprocess.run([KVFERRY, "keygen", *arguments, "cluster.key"], cwd=tmp_path, check=True, capture_output=True)
+
+    keygen()
+    one_key = signer_of(str(tmp_path / "cluster.key"))
+    for name, role in (("w0", "worker"), ("w1", "worker"), ("r", "reader"), ("a", "admin")):
+        keygen("--add-node", name, "--role", role)
+    whole, w0, w1, reader, admin = (signer_of(str(tmp_path / f"{name}.key")) for name in ("cluster", "w0", "w1", "r",
+                                                                                        "a"))
+    for one, other in itertools.product((whole, w0, w1, admin), repeat=2):
+        assert one.refusal(HANDOFF, other.signed(HANDOFF, PARAMS)) is None
+    for one, other in itertools.product((whole, w0, w1, admin, reader), repeat=2):
+        assert one.refusal(PUSH_TARGET, other.signed(PUSH_TARGET, TARGET)) is None
+        assert one.tenant_secret() == other.tenant_secret()
+    forged = reader.signed(HANDOFF, PARAMS)
+    for one in (whole, w0, admin, reader):
+        assert one.refusal(HANDOFF, forged) == "a ticket with a wrong signature"
+    assert len({one.http_token() for one in (whole, w0, w1, admin, reader)}) == 5
+    for one in (w0, reader, admin):
+        assert one.http_token("admin") == one.http_token(), "the role is that of the member"
+    eventually(lambda: one_key.refusal(HANDOFF, w0.signed(HANDOFF, PARAMS)) is None)  # the list is new for this one
+    (tmp_path / "kvferry.members").unlink()
+    time.sleep(3 * LOOK_EVERY_S)
+    assert whole.refusal(HANDOFF, w0.signed(HANDOFF, PARAMS)) is None, "a removed list revokes nobody"
+
+
+def test_a_damaged_key_of_a_member_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "w.key"
+    good = f"kvferry member key 1\nw worker {'0' * 64}\n{'1' * 64} {'2' * 64} {'3' * 64}\n"
+    for content in (good[:-1], good.replace("worker", "root"), good.replace("w worker", "w_ worker"),
+                    good.replace("3", "g"), good + good[-195:] * 2):
+        file.unlink(missing_ok=True)
+        file.write_text(content)
+        file.chmod(0o600)
+        with pytest.raises(KeyFileError, match="is a damaged key of a member"):
+            signer_of(str(file))

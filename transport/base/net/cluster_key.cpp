@@ -1,8 +1,6 @@
 #include "transport/base/net/cluster_key.h"
 
 #include <fcntl.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include "transport/base/check.h"
 #include "transport/base/log.h"
 #include "transport/base/net/without_signals.h"
 #include "transport/base/owned_fd.h"
@@ -28,9 +25,12 @@ namespace {
 constexpr std::string_view kListHead = "kvferry cluster keys 1\n";
 constexpr std::size_t kFileBytesMax = kListHead.size() + ClusterKey::kKeysMax * (2 * ClusterKey::kBytesMax + 1);
 
-/// Returns the file's bytes, at most one more than a key file may have, or nullopt after an error, which is in errno.
-std::optional<std::string> read_some_of(int file) {
-  std::string bytes(kFileBytesMax + 1, '\0');
+// The longest list of members; each line has a name, a role and three keys.
+constexpr std::size_t kListBytesMax = std::size_t{16} << 20;
+
+/// Returns the file's bytes, at most one more than `bytes_max`, or nullopt after an error, which is in errno.
+std::optional<std::string> read_some_of(int file, std::size_t bytes_max) {
+  std::string bytes(bytes_max + 1, '\0');
   std::size_t num_read = 0;
   while (num_read < bytes.size()) {
     const ssize_t got = ::read(file, bytes.data() + num_read, bytes.size() - num_read);
@@ -45,34 +45,36 @@ std::optional<std::string> read_some_of(int file) {
 
 Error unusable(const std::string& why) { return Error{ErrorCode::kInvalidArgument, why}; }
 
-std::optional<std::string> bytes_of_hex(std::string_view hex) {
-  const auto digit = [](char letter) {
-    return letter >= '0' && letter <= '9' ? letter - '0' : letter >= 'a' && letter <= 'f' ? letter - 'a' + 10 : -1;
+Result<KeyContent> content_of_file(const std::string& file) {
+  const std::string bytes = KVFERRY_TRY(read_key_file(file));
+  const auto refused = [&](const Error& error) {
+    return unusable(fmt::format("cluster_key_file {} {}", file, error.what));
   };
-  std::string bytes;
-  for (std::size_t at = 0; at + 1 < hex.size(); at += 2) {
-    const int high = digit(hex[at]), low = digit(hex[at + 1]);
-    if (high < 0 || low < 0) return std::nullopt;
-    bytes += static_cast<char>(high * 16 + low);
+  KeyContent content;
+  content.members = KVFERRY_TRY(read_members(file));
+  if (is_member_key(bytes)) {
+    Result<MemberKey> own = parse_member_key(bytes);
+    if (!own) return refused(own.error());
+    content.own = *std::move(own);
+    if (!content.members && content.own->identity.role >= Role::kWorker)
+      return unusable(fmt::format("cluster_key_file {} is the key of {}, which needs the list of members, {}", file,
+                                  content.own->identity.str(), members_file_of(file)));
+    return content;
   }
-  if (hex.size() % 2 != 0) return std::nullopt;
-  return bytes;
-}
-
-Result<std::vector<std::string>> keys_of_file(const std::string& file) {
-  const std::string content = KVFERRY_TRY(read_key_file(file));
-  Result<std::vector<std::string>> keys = parse_cluster_keys(content);
-  if (!keys) return unusable(fmt::format("cluster_key_file {} {}", file, keys.error().what));
-  return keys;
+  Result<std::vector<std::string>> keys = parse_cluster_keys(bytes);
+  if (!keys) return refused(keys.error());
+  content.keys = *std::move(keys);
+  return content;
 }
 
 }  // namespace
 
-/// The keys of a file, or one key without a file.
+/// The content of a file, or one key without a file.
 class ClusterKey::Keys {
  public:
-  explicit Keys(std::vector<std::string> keys, std::string file = {})
-      : file_(std::move(file)), keys_(std::move(keys)), done_{keys_, {}}, seen_(done_) {
+  explicit Keys(KeyContent content, std::string file = {})
+      : file_(std::move(file)), done_{std::move(content), {}}, seen_(done_) {
+    take(done_.content);
     if (has_file()) follower_ = start_without_signals([this] { follow(); });
   }
   ~Keys() {
@@ -88,20 +90,22 @@ class ClusterKey::Keys {
   Keys& operator=(const Keys&) = delete;
 
   bool has_file() const { return !file_.empty(); }
-  std::vector<std::string> all() const {
+  std::shared_ptr<const KeyContent> content() const {
     const std::lock_guard lock(mutex_);
-    return keys_;
+    return content_;
   }
-  std::string in_use() const {
+  std::optional<Identity> identity_of(std::string_view curve_key) const {
     const std::lock_guard lock(mutex_);
-    return keys_.front();
+    if (!identities_) identities_ = content_->identities();
+    const auto found = identities_->find(curve_key);
+    return found == identities_->end() ? std::nullopt : std::optional(found->second);
   }
   std::uint64_t version() const { return version_; }
 
  private:
-  /// What one look at the file has found: its keys, or why it can't be used.
+  /// What one look at the files has found: their content, or why they can't be used.
   struct Found {
-    std::vector<std::string> keys;
+    KeyContent content;
     std::string trouble;
     bool operator==(const Found&) const = default;
   };
@@ -117,56 +121,105 @@ class ClusterKey::Keys {
   }
 
   void look() {
-    Result<std::vector<std::string>> keys = keys_of_file(file_);
-    Found found = keys ? Found{*std::move(keys), {}} : Found{{}, keys.error().what};
+    Result<KeyContent> content = content_of_file(file_);
+    Found found = content ? Found{*std::move(content), {}} : Found{{}, content.error().what};
+    if (found.trouble.empty() && !found.content.members && this->content()->members)
+      found = {{}, fmt::format("the list of members {} is missing", members_file_of(file_))};
     const bool is_settled = found == seen_;
     seen_ = found;
     if (!is_settled || found == done_) return;
     done_ = std::move(found);
     if (!done_.trouble.empty()) return log().error("{}; the former keys stay in use", done_.trouble);
-    {
-      const std::lock_guard lock(mutex_);
-      keys_ = done_.keys;
-      ++version_;
-    }
-    log().info("cluster_key_file {}: {} accepted from now on", file_,
-               done_.keys.size() == 1 ? "1 key is" : "2 keys are");
+    take(done_.content);
+    const std::size_t num_keys = done_.content.own ? done_.content.own->shared.size() : done_.content.keys.size();
+    log().info("cluster_key_file {}: {} accepted from now on{}", file_, num_keys == 1 ? "1 key is" : "2 keys are",
+               done_.content.members ? fmt::format("; members: {}", done_.content.members->size()) : "");
+  }
+
+  void take(const KeyContent& content) {
+    const std::lock_guard lock(mutex_);
+    content_ = std::make_shared<const KeyContent>(content);
+    identities_.reset();
+    ++version_;
   }
 
   const std::string file_;
-  mutable std::mutex mutex_;  // guards keys_ and is_over_
+  mutable std::mutex mutex_;  // guards content_, identities_ and is_over_
   std::condition_variable ending_;
   bool is_over_ = false;
-  std::vector<std::string> keys_;
-  std::atomic<std::uint64_t> version_{1};
-  Found done_, seen_;  // what the log and keys_ tell, and what the last look has found; the thread's own
+  std::shared_ptr<const KeyContent> content_;
+  mutable std::optional<std::map<std::string, Identity, std::less<>>> identities_;  // made of content_ when it is asked
+  std::atomic<std::uint64_t> version_{0};
+  Found done_, seen_;  // what the log and content_ tell, and what the last look has found; the thread's own
   std::thread follower_;
 };
 
-ClusterKey::ClusterKey(std::string bytes) : keys_(std::make_shared<Keys>(std::vector<std::string>{std::move(bytes)})) {}
+std::vector<std::string> KeyContent::node_secrets() const {
+  if (!own && !members) return keys;
+  std::vector<std::string> secrets;
+  for (const MemberKey::Shared& one : own ? own->shared : shared_with(Role::kWorker, keys))
+    secrets.emplace_back(text_of(one.secret));
+  return secrets;
+}
+
+Bytes32 KeyContent::own_certificate() const {
+  return own ? own->certificate_secret() : certificate_secret(keys.front());
+}
+
+std::vector<std::string> KeyContent::node_certificates() const {
+  std::vector<std::string> all;
+  for (const Member& member : members.value_or(std::vector<Member>{}))
+    if (member.identity.role >= Role::kWorker) all.emplace_back(text_of(member.certificate));
+  for (const MemberKey::Shared& one : own ? own->shared : shared_with(Role::kNone, keys))
+    all.emplace_back(text_of(one.certificate));
+  return all;
+}
+
+std::map<std::string, Identity, std::less<>> KeyContent::identities() const {
+  std::map<std::string, Identity, std::less<>> all;
+  for (const Member& member : members.value_or(std::vector<Member>{}))
+    all.emplace(hex_of(text_of(member.curve)), member.identity);
+  for (const MemberKey::Shared& one : own ? own->shared : shared_with(Role::kNone, keys))
+    all.emplace(hex_of(text_of(one.controller)), Identity{});
+  return all;
+}
+
+ClusterKey::ClusterKey(std::string bytes) : keys_(std::make_shared<Keys>(KeyContent{.keys = {std::move(bytes)}})) {}
 
 bool operator==(const ClusterKey& a, const ClusterKey& b) {
-  return a.keys_ == b.keys_ || a.keys_->in_use() == b.keys_->in_use();
+  if (a.keys_ == b.keys_) return true;
+  const auto one = a.content(), other = b.content();
+  return one->node_secrets().front() == other->node_secrets().front() && one->own == other->own;
 }
 
 bool ClusterKey::has_file() const { return keys_->has_file(); }
 std::uint64_t ClusterKey::version() const { return keys_->version(); }
+std::shared_ptr<const KeyContent> ClusterKey::content() const { return keys_->content(); }
 
 std::vector<ClusterKey> ClusterKey::accepted() const {
   std::vector<ClusterKey> keys;
-  for (std::string& bytes : keys_->all()) keys.emplace_back(std::move(bytes));
+  for (const std::string& bytes : content()->keys) keys.emplace_back(bytes);
   return keys;
 }
 
+std::vector<ClusterKey> ClusterKey::accepted_by_nodes() const {
+  std::vector<ClusterKey> keys;
+  for (std::string& bytes : content()->node_secrets()) keys.emplace_back(std::move(bytes));
+  return keys;
+}
+
+std::optional<Identity> ClusterKey::identity_of(std::string_view curve_key) const {
+  return keys_->identity_of(curve_key);
+}
+
+Identity ClusterKey::own_identity() const {
+  const auto now = content();
+  return now->own ? now->own->identity : Identity{};
+}
+
 ClusterKey::Derived ClusterKey::derived(std::string_view purpose) const {
-  const std::string bytes = keys_->in_use();
-  Derived key{};
-  unsigned num_bytes = 0;
-  const bool is_made =
-      ::HMAC(::EVP_sha256(), bytes.data(), static_cast<int>(bytes.size()),
-             reinterpret_cast<const unsigned char*>(purpose.data()), purpose.size(), key.data(), &num_bytes) != nullptr;
-  KVFERRY_CHECK(is_made && num_bytes == key.size(), "HMAC-SHA256 failed");
-  return key;
+  const auto now = content();
+  return derive(now->own ? text_of(now->own->shared.front().secret) : std::string_view(now->keys.front()), purpose);
 }
 
 Result<std::vector<std::string>> parse_cluster_keys(std::string_view content) {
@@ -196,10 +249,7 @@ Result<std::vector<std::string>> parse_cluster_keys(std::string_view content) {
 std::string format_cluster_keys(const std::vector<std::string>& keys) {
   if (keys.size() == 1) return keys.front();
   std::string content(kListHead);
-  for (const std::string& key : keys) {
-    for (const char byte : key) content += fmt::format("{:02x}", static_cast<std::uint8_t>(byte));
-    content += '\n';
-  }
+  for (const std::string& key : keys) content += hex_of(key) + '\n';
   return content;
 }
 
@@ -215,16 +265,34 @@ Result<std::string> read_key_file(const std::string& file) {
   const unsigned mode = about.st_mode & 07777U;
   if (mode != 0600 && mode != 0400)
     return refused(fmt::format("has mode {:04o}; allowed: 0600 and 0400, so that only its owner reads it", mode));
-  std::optional<std::string> bytes = read_some_of(opened.get());
+  std::optional<std::string> bytes = read_some_of(opened.get(), kFileBytesMax);
   if (!bytes) return unreadable();
   if (bytes->size() > kFileBytesMax) return refused("has more than 65536 bytes; allowed: 32 to 65536");
   return std::move(*bytes);
 }
 
+Result<std::optional<std::vector<Member>>> read_members(const std::string& key_file) {
+  const std::string file = members_file_of(key_file);
+  const auto refused = [&](const std::string& why) {
+    return unusable(fmt::format("the list of members {} {}", file, why));
+  };
+  const OwnedFd opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!opened && errno == ENOENT) return std::optional<std::vector<Member>>();
+  struct stat about {};
+  std::optional<std::string> bytes;
+  if (opened && ::fstat(opened.get(), &about) == 0) bytes = read_some_of(opened.get(), kListBytesMax);
+  if (!bytes) return refused("can't be read: " + std::generic_category().message(errno));
+  if ((about.st_mode & 022U) != 0)
+    return refused(fmt::format("has mode {:04o}; only its owner may write it", about.st_mode & 07777U));
+  Result<std::vector<Member>> members = parse_members(*bytes);
+  if (!members) return refused(members.error().what);
+  return std::optional(*std::move(members));
+}
+
 Result<std::optional<ClusterKey>> read_cluster_key(const std::string& file) {
   if (file.empty()) return std::optional<ClusterKey>();
-  std::vector<std::string> keys = KVFERRY_TRY(keys_of_file(file));
-  return std::optional(ClusterKey(std::make_shared<ClusterKey::Keys>(std::move(keys), file)));
+  KeyContent content = KVFERRY_TRY(content_of_file(file));
+  return std::optional(ClusterKey(std::make_shared<ClusterKey::Keys>(std::move(content), file)));
 }
 
 }  // namespace kvferry::net

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,7 +30,9 @@ constexpr std::array<std::string_view, 3> kEncryptNames = {"never", "between_hos
 /// Returns the value with this name, nullopt if `name` is none of kEncryptNames.
 std::optional<Encrypt> parse_encrypt(std::string_view name);
 
-/// The cluster key and the settings that TLS sessions share. Threads: any, as long as each session has one owner.
+/// The cluster key and the settings that TLS sessions share. With a list of members the two ends prove who they are by
+/// certificates, and without one by the key that they have in common. Threads: any, as long as each session has one
+/// owner.
 class TlsContext {
  public:
   TlsContext(const ClusterKey& key, Encrypt encrypt);
@@ -38,8 +41,10 @@ class TlsContext {
   TlsContext& operator=(const TlsContext&) = delete;
 
   const ClusterKey& key() const { return key_; }
-  /// Returns the names of the accepted keys, the name of the key in use first.
+  /// Returns the names of the keys of peers whose connections may stay.
   std::vector<std::string> key_names() const;
+  /// Returns the name of the key that new connections use, or "" if they don't all use one.
+  std::string key_in_use() const;
 
  private:
   friend class TlsSession;
@@ -71,7 +76,8 @@ class TlsSession {
   /// Returns whether the connection stays encrypted. If not, the session is no longer needed, and the caller reads and
   /// writes the socket directly.
   bool encrypts() const { return encrypts_; }
-  /// Returns the name of the key that this connection uses, or "" as long as no key was chosen.
+  /// Returns the name of the key that this connection uses, that of the peer's own if it has one, or "" as long as no
+  /// key was chosen.
   const std::string& key_name() const { return key_name_; }
 
   /// Like readv() and writev() of a non-blocking socket, except that receive() goes on until `parts` are full or the
@@ -83,12 +89,19 @@ class TlsSession {
 
  private:
   friend struct TlsCallbacks;
+  /// Called before the first message of a handshake between members with keys of their own.
+  void prepare_certificate();
+  /// Returns whether the peer proved who it is, and whether both ends agree about encryption.
+  bool has_proof();
   bool encrypt(const iovec& part);
   bool flush();
 
   const TlsContext& context_;
   const int fd_;
+  const bool is_server_;
+  const std::shared_ptr<const KeyContent> members_;  // nullptr: there is no list of members
   ssl_st* ssl_;
+  bool is_begun_ = false;
   bool is_done_ = false;
   bool is_at_end_ = false;  // whether the peer has closed the connection
   bool encrypts_ = false;

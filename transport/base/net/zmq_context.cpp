@@ -13,7 +13,6 @@
 namespace kvferry::net {
 namespace {
 
-constexpr std::string_view kCurvePurpose = "kvferry CURVE 1";
 constexpr const char* kZapEndpoint = "inproc://zeromq.zap.01";  // libzmq sends authentication requests here (RFC 27)
 constexpr const char* kZapDomain = "kvferry";
 constexpr std::size_t kTextBytes = 41;  // size of a 32-byte key in Z85, with the final zero
@@ -46,13 +45,20 @@ Error failed(const char* what) {
   return Error{ErrorCode::kUnavailable, fmt::format("cannot {}: {}", what, ::zmq_strerror(::zmq_errno()))};
 }
 
+std::string z85_of(const Bytes32& key) {
+  char text[kTextBytes] = "";
+  ::zmq_z85_encode(text, key.data(), key.size());
+  return text;
+}
+
 bool set_text(void* socket, int option, const std::string& key) {
   return ::zmq_setsockopt(socket, option, key.c_str(), kTextBytes) == 0;
 }
 
 }  // namespace
 
-ZmqContext::ZmqContext(int sockets_max, const std::optional<ClusterKey>& key) : handle_(::zmq_ctx_new()), key_(key) {
+ZmqContext::ZmqContext(int sockets_max, const std::optional<ClusterKey>& key, Servers servers)
+    : handle_(::zmq_ctx_new()), key_(key), servers_(servers) {
   KVFERRY_CHECK(handle_ != nullptr, "cannot create a ZeroMQ context: {}", ::zmq_strerror(::zmq_errno()));
   // While a client accepts two keys, it has a monitor, which takes two more sockets.
   ::zmq_ctx_set(handle_, ZMQ_MAX_SOCKETS, key_ ? 3 * sockets_max : sockets_max);
@@ -69,72 +75,81 @@ ZmqContext::~ZmqContext() {
 bool ZmqContext::has_key(const std::optional<ClusterKey>& key) const { return key_ == key; }
 
 std::vector<ZmqContext::CurveKeys> ZmqContext::curve_keys() const {
-  std::vector<CurveKeys> pairs;
-  if (!key_) return pairs;
-  for (const ClusterKey& key : key_->accepted()) {
-    const ClusterKey::Derived secret = key.derived(kCurvePurpose);
-    char secret_text[kTextBytes] = "", public_text[kTextBytes] = "";
-    ::zmq_z85_encode(secret_text, secret.data(), secret.size());
-    if (::zmq_curve_public(public_text, secret_text) == 0) pairs.push_back({public_text, secret_text});
+  std::vector<CurveKeys> all;
+  if (!key_ || ::zmq_has("curve") == 0) return all;
+  const std::shared_ptr<const KeyContent> content = key_->content();
+  const std::vector<std::string> node_secrets = content->node_secrets();
+  for (std::size_t i = 0; i < node_secrets.size(); ++i) {
+    const std::optional<MemberKey>& own = content->own;
+    const Bytes32 secret = own ? own->curve_secret() : curve_secret(content->keys[i]);
+    CurveKeys& keys = all.emplace_back();
+    keys.own_public = z85_of(curve_public(secret));
+    keys.own_secret = z85_of(secret);
+    if (servers_ == Servers::kControllers && own) {
+      keys.server_public = z85_of(own->shared[i].controller);
+      continue;
+    }
+    const Bytes32 of_server = servers_ == Servers::kControllers ? secret : curve_secret(node_secrets[i]);
+    keys.server_public = z85_of(curve_public(of_server));
+    keys.server_secret = z85_of(of_server);
   }
-  return pairs;
+  return all;
 }
 
 std::vector<std::string> ZmqContext::public_keys() const {
   std::vector<std::string> keys;
-  for (CurveKeys& pair : curve_keys()) keys.push_back(std::move(pair.public_key));
+  for (CurveKeys& one : curve_keys()) keys.push_back(std::move(one.server_public));
   return keys;
+}
+
+std::optional<Identity> ZmqContext::identity_of(std::string_view user_id) const {
+  std::optional<Identity> known = key_ ? key_->identity_of(user_id) : Identity{};
+  return known && servers_ == Servers::kNodes && known->role < Role::kWorker ? std::nullopt : known;
 }
 
 Result<std::string> ZmqContext::secure_server(void* socket, std::string_view endpoint) {
   if (!key_ || !leaves_the_host(endpoint)) return std::string();
-  const std::vector<CurveKeys> pairs = curve_keys();
-  if (pairs.empty()) return no_curve();
+  const std::vector<CurveKeys> keys = curve_keys();
+  if (keys.empty()) return no_curve();
+  if (keys[0].server_secret.empty())
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("a controller needs the cluster key itself, and cluster_key_file has the key of {}",
+                             key_->own_identity().str())};
   KVFERRY_TRY(start_authenticator());
   constexpr int kYes = 1;
   if (::zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &kYes, sizeof kYes) != 0 ||
-      !set_text(socket, ZMQ_CURVE_SECRETKEY, pairs[0].secret_key) ||
+      !set_text(socket, ZMQ_CURVE_SECRETKEY, keys[0].server_secret) ||
       ::zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, kZapDomain, std::char_traits<char>::length(kZapDomain)) != 0)
     return failed("set the keys of a ZeroMQ socket");
-  return pairs[0].public_key;
+  return keys[0].server_public;
 }
 
 Result<std::string> ZmqContext::secure_client(void* socket, std::string_view endpoint, std::string_view former) {
   if (!key_ || !leaves_the_host(endpoint)) return std::string();
-  const std::vector<CurveKeys> pairs = curve_keys();
-  if (pairs.empty()) return no_curve();
-  const auto tried = std::find_if(pairs.begin(), pairs.end(), [&](auto& pair) { return pair.public_key == former; });
-  const CurveKeys& next = tried == pairs.end() || tried + 1 == pairs.end() ? pairs.front() : *(tried + 1);
-  if (!set_text(socket, ZMQ_CURVE_SERVERKEY, next.public_key) ||
-      !set_text(socket, ZMQ_CURVE_PUBLICKEY, next.public_key) ||
-      !set_text(socket, ZMQ_CURVE_SECRETKEY, next.secret_key))
+  const std::vector<CurveKeys> keys = curve_keys();
+  if (keys.empty()) return no_curve();
+  const auto tried = std::find_if(keys.begin(), keys.end(), [&](auto& one) { return one.server_public == former; });
+  const CurveKeys& next = tried == keys.end() || tried + 1 == keys.end() ? keys.front() : *(tried + 1);
+  if (!set_text(socket, ZMQ_CURVE_SERVERKEY, next.server_public) ||
+      !set_text(socket, ZMQ_CURVE_PUBLICKEY, next.own_public) ||
+      !set_text(socket, ZMQ_CURVE_SECRETKEY, next.own_secret))
     return failed("set the keys of a ZeroMQ socket");
-  return next.public_key;
+  return next.server_public;
 }
 
-/// Answers libzmq's authentication requests: accepts clients with the public key of an accepted cluster key. Returns
-/// when the context ends.
+/// Answers libzmq's authentication requests: accepts clients that identity_of() knows. Returns when the context ends.
 void ZmqContext::authenticate(void* socket) const {
   // Parts of a request: version, request id, domain, address, identity, mechanism, credentials.
   constexpr std::size_t kNumParts = 7, kRequestId = 1, kMechanism = 5, kCredentials = 6;
-  std::vector<std::string> members;
-  std::uint64_t members_version = 0;
   for (;;) {
     const std::vector<std::string> asked = wait_parts(socket);
     if (asked.empty()) break;
-    if (const std::uint64_t version = key_->version(); version != members_version) {
-      members_version = version;
-      members = public_keys();
-      for (std::string& member : members) {
-        std::string bytes(ClusterKey::Derived{}.size(), '\0');
-        ::zmq_z85_decode(reinterpret_cast<std::uint8_t*>(bytes.data()), member.c_str());
-        member = std::move(bytes);
-      }
-    }
-    const bool is_member = asked.size() == kNumParts && asked[kMechanism] == "CURVE" &&
-                           std::find(members.begin(), members.end(), asked[kCredentials]) != members.end();
+    const std::string user_id = asked.size() == kNumParts ? hex_of(asked[kCredentials]) : "";
+    const bool is_member = !user_id.empty() && asked[kMechanism] == "CURVE" && identity_of(user_id);
+    // ZeroMQ's client tries again after 300, since this process may get the list with its line later, and not after
+    // 400.
     const std::array<std::string, 6> answer = {
-        "1.0", asked.size() > kRequestId ? asked[kRequestId] : "", is_member ? "200" : "400", "", "", ""};
+        "1.0", asked.size() > kRequestId ? asked[kRequestId] : "", is_member ? "200" : "300", "", user_id, ""};
     for (std::size_t i = 0; i < answer.size(); ++i)
       ::zmq_send(socket, answer[i].data(), answer[i].size(), i + 1 < answer.size() ? ZMQ_SNDMORE : 0);
   }

@@ -15,17 +15,23 @@
 
 namespace kvferry::net {
 
+/// Whose sockets listen: those of controllers, which have the cluster key itself, or those of nodes, to which readers
+/// don't connect.
+enum class Servers : std::uint8_t { kControllers, kNodes };
+
 /// A ZeroMQ context: the I/O thread that the sockets of one process can share. Threads: any.
 ///
-/// With a cluster key, all tcp:// sockets of the context are encrypted and authenticated by CURVE. All members of a
-/// deployment derive the same pair of keys from the cluster key; no other process knows even its public key. A
-/// connection without the key ends before a message passes. A server has the pair of the key in use; a client that
+/// With a cluster key, all tcp:// sockets of the context are encrypted and authenticated by CURVE. All holders of the
+/// key derive the same pair of keys from it; no other process knows even its public key. With a list of members each
+/// member has a pair of its own as client, and nodes a pair that follows from the cluster key as servers. A
+/// connection without such a key ends before a message passes. A server has the pair of the key in use; a client that
 /// accepts two keys tries both in turn. Sockets of other kinds, e.g. ipc://, are neither
 /// encrypted nor authenticated.
 class ZmqContext {
  public:
   static constexpr int kSocketsMaxDefault = 1023;
-  explicit ZmqContext(int sockets_max = kSocketsMaxDefault, const std::optional<ClusterKey>& key = {});
+  explicit ZmqContext(int sockets_max = kSocketsMaxDefault, const std::optional<ClusterKey>& key = {},
+                      Servers servers = Servers::kControllers);
   ~ZmqContext();  // waits until all sockets are closed
   ZmqContext(const ZmqContext&) = delete;
   ZmqContext& operator=(const ZmqContext&) = delete;
@@ -35,27 +41,34 @@ class ZmqContext {
 
   /// secure_server() prepares a socket that will listen at `endpoint`, and secure_client() a socket that will connect
   /// to it. secure_server() uses the key in use; secure_client() the accepted key that follows `former`, the first one
-  /// if `former` is not accepted or empty. Both return the public key that the socket has now, or "" if it needs none.
-  /// kUnavailable: this libzmq was built without CURVE, or no socket is left.
+  /// if `former` is not accepted or empty. Both return the server's public key, or "" if the socket needs no key.
+  /// kUnavailable: this libzmq was built without CURVE, or no socket is left. kInvalidArgument: the process has a
+  /// member's key, which isn't enough to listen here.
   Result<std::string> secure_server(void* socket, std::string_view endpoint);
   Result<std::string> secure_client(void* socket, std::string_view endpoint, std::string_view former = {});
 
-  /// Returns the public keys of the accepted cluster keys, that of the key in use first.
+  /// Returns the servers' public keys, which follow from the accepted cluster keys, that of the key in use first.
   std::vector<std::string> public_keys() const;
+  /// Returns who may connect with the user id that the authentication has given to a connection, or nullopt if
+  /// the key was removed.
+  std::optional<Identity> identity_of(std::string_view user_id) const;
   /// Returns ClusterKey::version(), or 0 if there is no key.
   std::uint64_t key_version() const { return key_ ? key_->version() : 0; }
 
  private:
-  struct CurveKeys {  // both in Z85, the text form that ZeroMQ's options take
-    std::string public_key, secret_key;
+  struct CurveKeys {                           // all in Z85, the text form that ZeroMQ's options take
+    std::string server_public, server_secret;  // no secret if this process can't be such a server
+    std::string own_public, own_secret;
   };
-  /// Returns the pairs of the accepted keys, the pair of the key in use first; empty: this libzmq has no CURVE.
+  /// Returns the keys that follow from each accepted cluster key, those of the key in use first; empty: this libzmq has
+  /// no CURVE.
   std::vector<CurveKeys> curve_keys() const;
   void authenticate(void* socket) const;
   Result<void> start_authenticator();
 
   void* handle_;
   const std::optional<ClusterKey> key_;
+  const Servers servers_;
   std::mutex mutex_;
   std::thread authenticator_;  // guarded by mutex_; runs from the first server until the context ends
 };

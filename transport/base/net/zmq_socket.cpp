@@ -1,6 +1,7 @@
 #include "transport/base/net/zmq_socket.h"
 
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <zmq.h>
 
@@ -195,6 +196,19 @@ std::size_t ZmqSocket::receive(std::span<ZmqPart> parts) {
   watch_connections();
   if (std::exchange(is_pending_, false)) pending_->clear();
   return 0;
+}
+
+Identity ZmqSocket::sender_of(const ZmqPart& part) const {
+  if (key_.empty()) return {};
+  const char* const user_id = ::zmq_msg_gets(message(part.message_), "User-Id");
+  std::optional<Identity> sender = user_id == nullptr ? std::nullopt : context_->identity_of(user_id);
+  if (sender) return *std::move(sender);
+  // The number of the connection's descriptor may belong to another connection by now; one of another host is spared.
+  const int fd = ::zmq_msg_get(message(part.message_), ZMQ_SRCFD);
+  const char* const host = ::zmq_msg_gets(message(part.message_), "Peer-Address");
+  const std::string peer = fd < 0 ? "" : peer_address(fd).host;
+  if (host != nullptr && !peer.empty() && std::string_view(host).ends_with(peer)) ::shutdown(fd, SHUT_RDWR);
+  return {.name = {}, .role = Role::kNone};
 }
 
 void ZmqSocket::set_linger(int ms) { set(handle_, ZMQ_LINGER, ms); }

@@ -9,25 +9,28 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "transport/base/check.h"
 #include "transport/base/net/tcp_socket.h"
+#include "transport/base/net/tls/certificate.h"
 
 namespace kvferry::net {
 namespace {
 
 constexpr std::string_view kPurpose = "kvferry TLS 1", kNamePurpose = "kvferry TLS name 1";
+constexpr std::string_view kRefusedPurpose = "kvferry TLS refused 1";
 constexpr std::size_t kNameBytes = 8;  // length of a key's name
 constexpr const char* kCipher = "TLS_AES_128_GCM_SHA256";
 constexpr std::array<std::uint8_t, 2> kCipherId = {0x13, 0x01};  // the number of kCipher in TLS messages
 constexpr std::uint8_t kContext = 'k';  // session id context, which OpenSSL requires of a server that verifies clients
-constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
-constexpr std::size_t kBatchBytes = 256 << 10;      // send() encrypts up to about this many bytes per call
 constexpr std::size_t kReadAheadBytes = 128 << 10;  // OpenSSL reads up to this many bytes at a time
 // The first byte of the name that the connecting end sends in TLS messages tells whether the connection stays
 // encrypted. The name of the key follows if the connecting end accepts several keys. An end with one key leaves the
 // name out, as releases do that know no key names; the byte alone means the key in use.
 constexpr std::uint8_t kEncrypted = 'e', kClear = 'c';
+constexpr std::size_t kWantedBytes =
+    2;  // members with keys of their own send the byte in another place, after its length
 
 TlsSession& session_of(BIO* bio) { return *static_cast<TlsSession*>(::BIO_get_data(bio)); }
 TlsSession& session_of(SSL* ssl) { return *static_cast<TlsSession*>(SSL_get_app_data(ssl)); }
@@ -104,8 +107,10 @@ struct TlsCallbacks {
   static int name_key(SSL* ssl, const EVP_MD*, const unsigned char** name, std::size_t* name_bytes,
                       SSL_SESSION** made) {
     TlsSession& session = session_of(ssl);
+    *made = nullptr;
+    if (session.members_ != nullptr) return 1;
     session.encrypts_ = session.context_.wants_encryption(session.fd_);
-    const std::vector<ClusterKey> keys = session.context_.key_.accepted();
+    const std::vector<ClusterKey> keys = session.context_.key_.accepted_by_nodes();
     session.key_name_ = name_of(keys.front());
     session.identity_.assign(1, static_cast<char>(session.encrypts_ ? kEncrypted : kClear));
     if (keys.size() > 1) session.identity_ += session.key_name_;
@@ -118,9 +123,14 @@ struct TlsCallbacks {
     TlsSession& session = session_of(ssl);
     *made = nullptr;
     if (name_bytes == 0 || (*name != kEncrypted && *name != kClear)) return 1;
+    if (session.members_ != nullptr) {  // as for a wrong key, so that the peer learns that a key is asked for
+      const Bytes32 unknown = derive(text_of(session.members_->own_certificate()), kRefusedPurpose);
+      *made = make_session(ssl, ClusterKey(std::string(text_of(unknown))));
+      return *made != nullptr ? 1 : 0;
+    }
     if (*name == kClear && session.context_.wants_encryption(session.fd_)) return 1;
     const std::string_view wanted(reinterpret_cast<const char*>(name) + 1, name_bytes - 1);
-    for (const ClusterKey& key : session.context_.key_.accepted()) {
+    for (const ClusterKey& key : session.context_.key_.accepted_by_nodes()) {
       session.key_name_ = name_of(key);
       if (!wanted.empty() && wanted != session.key_name_) continue;
       session.encrypts_ = *name == kEncrypted;
@@ -128,6 +138,30 @@ struct TlsCallbacks {
       return *made != nullptr ? 1 : 0;
     }
     return 1;
+  }
+
+  /// Called with the peer's certificate in place of OpenSSL's search for who has signed it.
+  static int verify(X509_STORE_CTX* asked, void*) {
+    auto* const ssl = static_cast<SSL*>(::X509_STORE_CTX_get_ex_data(asked, ::SSL_get_ex_data_X509_STORE_CTX_idx()));
+    TlsSession& session = session_of(ssl);
+    const std::string key = key_in_certificate(asked);
+    if (session.members_ == nullptr || key.empty()) return 0;
+    const std::vector<std::string> accepted = session.context_.key_names();
+    if (std::find(accepted.begin(), accepted.end(), key) == accepted.end()) return 0;
+    session.key_name_ = key;
+    return 1;
+  }
+  /// Called at the accepting end with the name of what the connecting end wants, in TLS's list of application
+  /// protocols.
+  static int choose(SSL* ssl, const unsigned char** chosen, unsigned char* bytes, const unsigned char* wanted,
+                    unsigned wanted_bytes, void*) {
+    const TlsSession& session = session_of(ssl);
+    if (wanted_bytes != kWantedBytes || wanted[0] != 1 || (wanted[1] != kEncrypted && wanted[1] != kClear) ||
+        (wanted[1] == kClear && session.context_.wants_encryption(session.fd_)))
+      return SSL_TLSEXT_ERR_ALERT_FATAL;
+    *chosen = wanted + 1;
+    *bytes = 1;
+    return SSL_TLSEXT_ERR_OK;
   }
 };
 
@@ -143,21 +177,28 @@ TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
                     ::SSL_CTX_set_ciphersuites(handle_, kCipher) == 1 &&
                     ::SSL_CTX_set1_groups_list(handle_, "X25519") == 1 && ::SSL_CTX_set_num_tickets(handle_, 0) == 1,
                 "cannot set up TLS 1.3: {}", reason());
-  // A peer without the key could offer a certificate instead; no certificate is accepted.
+  // A peer without the key could offer a certificate instead; TlsCallbacks::verify() accepts those of members alone.
   ::SSL_CTX_set_verify(handle_, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   ::SSL_CTX_set_session_id_context(handle_, &kContext, sizeof kContext);
   ::SSL_CTX_set_session_cache_mode(handle_, SSL_SESS_CACHE_OFF);
   ::SSL_CTX_set_options(handle_, SSL_OP_NO_TICKET | SSL_OP_IGNORE_UNEXPECTED_EOF);
   ::SSL_CTX_set_psk_use_session_callback(handle_, TlsCallbacks::name_key);
   ::SSL_CTX_set_psk_find_session_callback(handle_, TlsCallbacks::find_key);
+  ::SSL_CTX_set_cert_verify_callback(handle_, TlsCallbacks::verify, nullptr);
+  ::SSL_CTX_set_alpn_select_cb(handle_, TlsCallbacks::choose, nullptr);
 }
 
 TlsContext::~TlsContext() { ::SSL_CTX_free(handle_); }
 
 std::vector<std::string> TlsContext::key_names() const {
+  if (const auto content = key_.content(); content->members) return content->node_certificates();
   std::vector<std::string> names;
-  for (const ClusterKey& key : key_.accepted()) names.push_back(name_of(key));
+  for (const ClusterKey& key : key_.accepted_by_nodes()) names.push_back(name_of(key));
   return names;
+}
+
+std::string TlsContext::key_in_use() const {
+  return key_.content()->members ? "" : name_of(key_.accepted_by_nodes().front());
 }
 
 bool TlsContext::wants_encryption(int fd) const {
@@ -166,7 +207,11 @@ bool TlsContext::wants_encryption(int fd) const {
 }
 
 TlsSession::TlsSession(const TlsContext& context, int fd, bool is_server)
-    : context_(context), fd_(fd), ssl_(::SSL_new(context.handle_)) {
+    : context_(context),
+      fd_(fd),
+      is_server_(is_server),
+      members_(context.key_.content()->members ? context.key_.content() : nullptr),
+      ssl_(::SSL_new(context.handle_)) {
   BIO* const bio = ::BIO_new(TlsCallbacks::methods());
   KVFERRY_CHECK(ssl_ != nullptr && bio != nullptr, "no memory for a TLS session");
   ::BIO_set_data(bio, this);
@@ -179,88 +224,40 @@ TlsSession::TlsSession(const TlsContext& context, int fd, bool is_server)
 
 TlsSession::~TlsSession() { ::SSL_free(ssl_); }
 
+void TlsSession::prepare_certificate() {
+  use_certificate(ssl_, members_->own_certificate());
+  if (is_server_) return;
+  const std::array<std::uint8_t, kWantedBytes> wanted = {
+      1, context_.wants_encryption(fd_) ? kEncrypted : kClear};  // a list with one name of one byte
+  ::SSL_set_alpn_protos(ssl_, wanted.data(), wanted.size());
+}
+
+bool TlsSession::has_proof() {
+  // OpenSSL counts a handshake with the cluster key as a reused session.
+  if (members_ == nullptr) return ::SSL_session_reused(ssl_) == 1;
+  const unsigned char* chosen = nullptr;
+  unsigned bytes = 0;
+  ::SSL_get0_alpn_selected(ssl_, &chosen, &bytes);
+  if (bytes != 1 || key_name_.empty()) return false;
+  encrypts_ = *chosen == kEncrypted;
+  return encrypts_ || !context_.wants_encryption(fd_);
+}
+
 Result<bool> TlsSession::handshake() {
   ::ERR_clear_error();
+  if (!std::exchange(is_begun_, true) && members_ != nullptr) prepare_certificate();
   const int code = ::SSL_do_handshake(ssl_);
   const bool waits = code != 1 && ::SSL_get_error(ssl_, code) == SSL_ERROR_WANT_READ;
   const bool is_flushed = flush();  // if the handshake failed, this sends OpenSSL's alert to the peer
   if (!is_flushed && (code == 1 || waits)) return Error{ErrorCode::kPeerLost, std::strerror(errno)};
   if (waits) return false;
-  // OpenSSL counts a handshake with the cluster key as a reused session
-  if (code != 1 || ::SSL_session_reused(ssl_) != 1)
-    return Error{
-        ErrorCode::kRefused,
-        fmt::format("the peer has no cluster key or a different one, or encrypt_tcp differs between the two sides: {}",
-                    reason())};
+  if (code != 1 || !has_proof())
+    return Error{ErrorCode::kRefused, fmt::format("the peer {}, or encrypt_tcp differs between the two sides: {}",
+                                                  members_ == nullptr ? "has no cluster key or a different one"
+                                                                      : "is no member of role worker",
+                                                  reason())};
   is_done_ = true;
   if (encrypts_) ::SSL_set_read_ahead(ssl_, 1);
-  return true;
-}
-
-ssize_t TlsSession::receive(std::span<const iovec> parts) {
-  ssize_t total = 0;
-  for (const iovec& part : parts) {
-    for (std::size_t at = 0; at < part.iov_len;) {
-      std::size_t got = 0;
-      ::ERR_clear_error();
-      if (::SSL_read_ex(ssl_, static_cast<std::byte*>(part.iov_base) + at, part.iov_len - at, &got) == 1) {
-        at += got;
-        total += static_cast<ssize_t>(got);
-        continue;
-      }
-      const int why = ::SSL_get_error(ssl_, 0);
-      if (total > 0 && (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_ZERO_RETURN)) return total;
-      if (why == SSL_ERROR_ZERO_RETURN) return 0;
-      if (why != SSL_ERROR_SYSCALL || errno == 0) errno = why == SSL_ERROR_WANT_READ ? EAGAIN : EPROTO;
-      return -1;
-    }
-  }
-  return total;
-}
-
-bool TlsSession::encrypt(const iovec& part) {
-  std::size_t taken = 0;
-  ::ERR_clear_error();
-  return part.iov_len == 0 || ::SSL_write_ex(ssl_, part.iov_base, part.iov_len, &taken) == 1;
-}
-
-ssize_t TlsSession::send(std::span<const iovec> parts) {
-  if (!flush()) return -1;
-  std::size_t total = 0;
-  bool is_sound = true;
-  small_.clear();
-  for (const iovec& part : parts) {
-    for (std::size_t at = 0; at < part.iov_len && total < kBatchBytes && is_sound;) {
-      auto* const first = static_cast<std::byte*>(part.iov_base) + at;
-      const std::size_t bytes = std::min(part.iov_len - at, kRecordBytes - small_.size());
-      at += bytes;
-      total += bytes;
-      if (bytes == kRecordBytes) {
-        is_sound = encrypt({first, bytes});
-        continue;
-      }
-      small_.insert(small_.end(), first, first + bytes);
-      if (small_.size() < kRecordBytes) continue;
-      is_sound = encrypt({small_.data(), small_.size()});
-      small_.clear();
-    }
-  }
-  if (!is_sound || !encrypt({small_.data(), small_.size()})) {
-    errno = EPROTO;
-    return -1;
-  }
-  return flush() || errno == EAGAIN ? static_cast<ssize_t>(total) : -1;
-}
-
-bool TlsSession::flush() {
-  while (has_unsent()) {
-    const ssize_t count = ::send(fd_, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return false;
-    sent_ += static_cast<std::size_t>(count);
-  }
-  out_.clear();
-  sent_ = 0;
   return true;
 }
 

@@ -1,0 +1,127 @@
+// Tests which messages and commands each role of a member allows.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <utility>
+
+#include "controller/directory/sessions.h"
+#include "controller/protocol/wire.h"
+#include "tests/controller/fixtures.h"
+
+namespace kvferry::controller {
+namespace {
+
+using net::Role;
+using ::testing::HasSubstr;
+
+constexpr std::array kRoles = {Role::kReader, Role::kWorker, Role::kAdmin};
+// The least role for each message of wire::FromNode, in its order. An AdminRequest depends on its verb.
+constexpr std::array kLeastRoles = {
+    Role::kWorker,  // Hello
+    Role::kWorker,  // Heartbeat
+    Role::kWorker,  // Publish
+    Role::kWorker,  // Evict
+    Role::kReader,  // Lookup
+    Role::kWorker,  // Leave
+    Role::kAdmin,   // AdminRequest with an unknown verb
+    Role::kReader,  // StatusRequest
+};
+static_assert(kLeastRoles.size() == std::variant_size_v<wire::FromNode>, "a new message needs a row");
+
+class RolesTest : public ::testing::Test, protected ReplySender {
+ protected:
+  bool send(ConnectionId, std::string_view bytes) override {
+    answers_.push_back(wire::parse<wire::FromController>(bytes).value());
+    return true;
+  }
+  template <class T>
+  void say(ConnectionId from, const T& message, const net::Identity& sender) {
+    answers_.clear();
+    sessions_.receive(from, encode(message), now_, *this, sender);
+  }
+  std::uint64_t num_forbidden() const { return sessions_.counters().messages_forbidden; }
+  std::string refusal() const {
+    if (answers_.size() != 1) return "";
+    if (const auto* reply = std::get_if<wire::AdminReply>(&answers_[0])) return reply->is_done ? "" : reply->text;
+    const auto* refused = std::get_if<wire::Refused>(&answers_[0]);
+    return refused == nullptr ? "" : refused->reason;
+  }
+  template <std::size_t kIndex>
+  void check_message() {
+    for (const Role role : kRoles) {
+      const std::uint64_t before = num_forbidden();
+      say(sessions_.open(), std::variant_alternative_t<kIndex, wire::FromNode>{}, {"m", role});
+      const bool is_allowed = role >= kLeastRoles.at(kIndex);
+      EXPECT_EQ(num_forbidden() == before, is_allowed) << "message " << kIndex << ", role " << net::name_of(role);
+      if (is_allowed) continue;
+      EXPECT_THAT(refusal(), HasSubstr(fmt::format("member 'm' (role {})", net::name_of(role))));
+    }
+  }
+  template <std::size_t... kIndices>
+  void check_all(std::index_sequence<kIndices...>) {
+    (check_message<kIndices>(), ...);
+  }
+
+  Sessions sessions_{DirectoryOptions{}, 0};
+  TimeNs now_ = kSecond;
+  std::vector<wire::FromController> answers_;
+};
+
+TEST_F(RolesTest, EachMessageNeedsItsRole) {
+  check_all(std::make_index_sequence<kLeastRoles.size()>());
+  EXPECT_TRUE(sessions_.directory().nodes().empty());
+}
+
+TEST_F(RolesTest, EachCommandNeedsItsRole) {
+  for (const auto& [verb, least] : {std::pair("pin", Role::kWorker),
+                                    {"unpin", Role::kAdmin},
+                                    {"drain", Role::kAdmin},
+                                    {"undrain", Role::kAdmin},
+                                    {"move", Role::kAdmin},
+                                    {"clear", Role::kAdmin},
+                                    {"quota", Role::kAdmin},
+                                    {"", Role::kAdmin},
+                                    {"pin ", Role::kAdmin}}) {
+    for (const Role role : kRoles) {
+      const std::uint64_t before = num_forbidden();
+      say(sessions_.open(), wire::AdminRequest{.verb = verb}, {"m", role});
+      EXPECT_EQ(num_forbidden() == before, role >= least) << verb << ", role " << net::name_of(role);
+      if (role >= least) continue;
+      EXPECT_THAT(refusal(), HasSubstr("needs a key of the role")) << verb;
+    }
+  }
+}
+
+TEST_F(RolesTest, AMemberRegistersOnlyNodesOfItsName) {
+  const net::Identity member{"p-1", Role::kWorker};
+  const auto hello = [](const std::string& name) { return wire::Hello{.node = node_info(name)}; };
+  for (const char* foreign : {"p-10", "p-2", "q"}) {
+    say(sessions_.open(), hello(foreign), member);
+    EXPECT_THAT(refusal(), HasSubstr("its engine id must be 'p-1', or begin with 'p-1_' or 'p-1.'"));
+  }
+  EXPECT_TRUE(sessions_.directory().nodes().empty());
+  for (const char* own : {"p-1", "p-1_dp0"}) {
+    say(sessions_.open(), hello(own), member);
+    EXPECT_EQ(refusal(), "");
+  }
+  EXPECT_EQ(sessions_.directory().nodes().size(), 2U);
+  EXPECT_EQ(sessions_.counters().nodes_refused, 3U);
+}
+
+TEST_F(RolesTest, ARevokedMembersNodeIsRemovedAndNoOther) {
+  const ConnectionId thief = sessions_.open(), honest = sessions_.open(), silent = sessions_.open();
+  say(thief, wire::Hello{.node = node_info("thief")}, {"thief", Role::kWorker});
+  say(honest, wire::Hello{.node = node_info("honest")}, {"honest", Role::kWorker});
+  sessions_.revoke(thief, now_);
+  sessions_.revoke(thief, now_);
+  sessions_.revoke(silent, now_);
+  EXPECT_EQ(num_forbidden(), 3U);
+  EXPECT_EQ(sessions_.session(thief), nullptr);
+  EXPECT_NE(sessions_.session(honest), nullptr);
+  ASSERT_EQ(sessions_.directory().nodes().size(), 1U);
+  EXPECT_EQ(sessions_.directory().nodes().begin()->second->engine_id.value, "honest");
+}
+
+}  // namespace
+}  // namespace kvferry::controller

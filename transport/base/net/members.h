@@ -1,0 +1,88 @@
+// Members with names, roles and keys of their own, in place of one key for all. `kvferry keygen --add-node` makes them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transport/base/net/derived_keys.h"
+#include "transport/base/result.h"
+
+namespace kvferry::net {
+
+/// What a member may do. Each role includes the rights of the roles before it.
+enum class Role : std::uint8_t {
+  kNone,    // nothing: a member that was revoked
+  kReader,  // routers and dashboards: ask the controller for its status and which nodes hold a prompt
+  kWorker,  // nodes: register, publish, read and write KV
+  kAdmin,   // operators: drain, clear, set quotas; the holder of the cluster key itself
+};
+constexpr std::array<std::string_view, 4> kRoleNames = {"none", "reader", "worker", "admin"};
+constexpr std::string_view name_of(Role role) { return kRoleNames[static_cast<std::size_t>(role)]; }
+
+/// Who sent a message. An empty name: the holder of the cluster key, or a process that needs no key.
+struct Identity {
+  std::string name{};
+  Role role = Role::kAdmin;
+  bool operator==(const Identity&) const = default;
+  /// Returns "member 'NAME' (role ROLE)" or "the holder of the cluster key".
+  std::string str() const;
+  /// Returns whether a node of this engine id may be registered: "NAME", or NAME with "_" or "." and any text after it.
+  bool owns(std::string_view engine_id) const;
+};
+
+/// A line of the list of members: what other members know of a member.
+struct Member {
+  Identity identity{};
+  Bytes32 curve{}, certificate{};  // its public keys
+  Bytes32 token_hash{};            // SHA-256 of its token for the controller's HTTP API
+  bool operator==(const Member&) const = default;
+};
+
+/// The content of a member's own key file, which takes the place of the cluster key.
+struct MemberKey {
+  /// What a member has of one accepted cluster key.
+  struct Shared {
+    Bytes32 controller{};   // public CURVE key of the holders of the cluster key, i.e. of controllers
+    Bytes32 certificate{};  // public key of their certificates
+    Bytes32 secret{};       // node_secret() for workers and admins, router_secret() for readers
+    bool operator==(const Shared&) const = default;
+  };
+  Identity identity{};
+  Bytes32 secret{};              // random; no other process has it
+  std::vector<Shared> shared{};  // one or two, that of the key in use first
+  bool operator==(const MemberKey&) const = default;
+
+  Bytes32 curve_secret() const;
+  Bytes32 certificate_secret() const;
+  std::string http_token() const;  // 64 hexadecimal digits
+};
+
+/// Keys of the holder of a cluster key, of which the members' keys follow.
+Bytes32 curve_secret(std::string_view cluster_key);
+Bytes32 certificate_secret(std::string_view cluster_key);
+/// Returns the secret that takes the cluster key's place between nodes as soon as there is a list of members.
+Bytes32 node_secret(std::string_view cluster_key);
+/// Returns the secret by which routers name the target of a push, which follows from node_secret().
+Bytes32 router_secret(const Bytes32& node_secret);
+
+Member public_of(const MemberKey& key);
+/// Returns what a member of this role has of the cluster keys, the key in use first.
+std::vector<MemberKey::Shared> shared_with(Role role, const std::vector<std::string>& cluster_keys);
+
+/// Returns whether `name` can be a member's name: 1 to 63 letters, digits and "-".
+bool is_member_name(std::string_view name);
+/// Returns where the list of members of the deployment is, whose key file is `key_file`.
+std::string members_file_of(const std::string& key_file);
+
+/// The texts of both files. Errors of both parsers: kInvalidArgument, a sentence without a subject.
+std::string format_members(const std::vector<Member>& members);
+Result<std::vector<Member>> parse_members(std::string_view content);
+bool is_member_key(std::string_view content);
+std::string format_member_key(const MemberKey& key);
+Result<MemberKey> parse_member_key(std::string_view content);
+
+}  // namespace kvferry::net
