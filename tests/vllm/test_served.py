@@ -8,9 +8,9 @@ import pytest
 import torch
 from kvferry._core import KvFerryError
 from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers
-from kvferry.served import served_specs, windows
+from kvferry.served import served_specs, state_format, windows
 from vllm.v1 import kv_cache_interface as kinds
-from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 BLOCKS, HEADS, TOKENS, DIM = 3, 2, 32, 64
@@ -57,15 +57,24 @@ SERVED: dict[str, Callable[[], tuple[KVCacheSpec, ...]]] = {
     "fp8": lambda: (full(dtype=torch.uint8),),
     "state": lambda: (state(page_size_padded=None, shapes=((2, 64, 16),), dtypes=(torch.float32,)),),
     "state beside attention": lambda: (state(), full(), state()),
+    "state of short convolutions": lambda: (full(), state(mamba_type=Kind.SHORT_CONV, shapes=((2, 64),),
+                                                          dtypes=(torch.float32,))),
+    "state of gated delta nets": lambda: (state(mamba_type=Kind.GDN_ATTN), state(mamba_type=Kind.GDN_ATTN), full()),
 }
-WINDOWS = {"windows": [0, 64], "state": [TOKENS], "state beside attention": [TOKENS, 0, TOKENS]}
+WINDOWS = {"windows": [0, 64], "state": [TOKENS], "state beside attention": [TOKENS, 0, TOKENS],
+           "state of short convolutions": [0, TOKENS], "state of gated delta nets": [TOKENS, TOKENS, 0]}
 
 REFUSED: dict[str, tuple[Callable[[], tuple[KVCacheSpec, ...]], str]] = {
     "state without copies": (lambda: (full(), state(mamba_cache_mode="none")),
                              "has layers with state; .*; start vLLM with --enable-prefix-caching"),
     "state and drafts": (lambda: (full(), state(num_speculative_blocks=2)), "together with speculative decoding"),
-    "state of another kind": (lambda: (state(mamba_type=MambaAttentionBackendEnum.SHORT_CONV),),
-                              "of vLLM's kind SHORT_CONV; this version supports only MAMBA2"),
+    "state of another kind": (lambda: (state(mamba_type=Kind.LINEAR),),
+                              "of vLLM's kind LINEAR; this version .* GDN_ATTN, MAMBA2 or SHORT_CONV; no others were"),
+    "state of two kinds": (lambda: (state(), state(mamba_type=Kind.SHORT_CONV)), "kind MAMBA2 and SHORT_CONV; this"),
+    "delta nets copied inside steps": (
+        lambda: (full(), state(mamba_type=Kind.GDN_ATTN, num_prefill_checkpoint_blocks=1,
+                               prefill_checkpoint_alignment=64)), "of vLLM's kind GDN_ATTN, copied inside steps"),
+    "state and latents": (lambda: (kinds.MLAAttentionSpec(**LATENT), state()), r"and latent attention \(MLA\), a pair"),
     "states at unlike places": (lambda: (state(), state(num_prefill_checkpoint_blocks=1,
                                                         prefill_checkpoint_alignment=1)), "at different places"),
     "state and windows": (lambda: (state(), kinds.SlidingWindowSpec(**SHAPE, sliding_window=64)),
@@ -105,6 +114,17 @@ def test_is_refused_with_a_sentence(kind: str, capfd: pytest.CaptureFixture[str]
     with pytest.raises(KvFerryError, match=sentence):
         served_specs(groups(*make()), config())
     assert capfd.readouterr().err.count("kvferry: ") == 1
+
+
+def test_states_of_another_kind_or_device_have_another_format() -> None:
+    nodes: list[Any] = [
+        SimpleNamespace(device_config=SimpleNamespace(device_type=device),
+                        parallel_config=SimpleNamespace(tensor_parallel_size=ranks))
+        for device, ranks in (("cpu", 1), ("cuda", 1), ("cpu", 2))]
+    specs = (state(), state(mamba_type=Kind.GDN_ATTN))
+    found = [state_format([full(), spec], node) for node in nodes for spec in specs]
+    assert len(set(found)) == len(found)
+    assert state_format([full()], nodes[0]) == ""
 
 
 def test_context_parallelism_is_refused() -> None:
@@ -173,7 +193,7 @@ def test_strides_of_a_cpu_read_what_its_kernel_wrote(dtype: torch.dtype, cache_d
         assert torch.equal(found.to(torch.float32), expected.to(torch.float32))
 
 
-@pytest.mark.parametrize("kind", ["state", "state beside attention"])
+@pytest.mark.parametrize("kind", [kind for kind in SERVED if "state" in kind])
 def test_strides_of_state_read_each_byte_of_a_page_in_order(kind: str) -> None:
     made = groups(*SERVED[kind]())
     of, pages = {}, {}
