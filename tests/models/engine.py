@@ -12,7 +12,9 @@ from families import BLOCK, HIDDEN, LAYERS, Family
 from kvferry_launch.testbed import toy_model
 
 CHUNK = 64
-EMPTY_TRIES = 3
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32", "enforce_eager": True, "block_size": BLOCK, "max_model_len": 2048, "load_format": "dummy",
+    "logprobs_mode": "processed_logprobs", "num_gpu_blocks_override": 192}
 
 
 def fill(tensor: Any, name: str = "") -> None:
@@ -37,12 +39,30 @@ def fill(tensor: Any, name: str = "") -> None:
 fill.calls = 0  # type: ignore[attr-defined]
 
 
+def flatten_heads() -> None:
+    """Gives Q and K to vLLM's rotary embedding for CPUs without a dimension for their heads. Where they have one, as in
+    LFM2, its kernel reads beyond the positions, and answers change with what else is in the batch.
+    """
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+    kernel = RotaryEmbedding.forward_cpu
+
+    def forward_cpu(self: Any, positions: Any, query: Any, key: Any = None) -> tuple[Any, Any]:
+        found = kernel(self, positions, query.flatten(1), None if key is None else key.flatten(1))
+        return found[0].view_as(query), None if key is None else found[1].view_as(key)
+
+    RotaryEmbedding.forward_cpu = forward_cpu
+
+
 def fill_all(loader: Any, model: Any, config: Any) -> None:
     del loader, config
     for layer in model.modules():
         for name, tensor in {**layer._parameters, **layer._buffers}.items():
             if tensor is not None and name not in layer._non_persistent_buffers_set:
                 fill(tensor, name)
+    for layer in model.modules():
+        if type(layer).__name__ == "ShortConv":  # the output of full weights would hide that of attention
+            layer.conv.weight.data *= 0.1
 
 
 class Engine:
@@ -54,14 +74,12 @@ class Engine:
         from vllm.model_executor.model_loader import dummy_loader
 
         dummy_loader.DummyModelLoader.load_weights = fill_all
+        flatten_heads()
         self.family, self._folder = family, folder
-        arguments: dict[str, Any] = {
-            "dtype": "float32", "enforce_eager": True, "block_size": BLOCK, "max_model_len": 2048,
-            "load_format": "dummy", "logprobs_mode": "processed_logprobs", "num_gpu_blocks_override": 192,
-        } | family.flags | flags
+        arguments = DEFAULTS | family.flags | flags
         if arguments["num_gpu_blocks_override"] == "few":
             arguments["num_gpu_blocks_override"] = family.few_blocks
-        if family.keeps_state:
+        if "max_num_batched_tokens" in family.flags:
             arguments["max_num_batched_tokens"] = max(family.flags["block_size"], arguments["block_size"])
         storage = folder.parent / "storage" if arguments.pop("kv_transfer_config", None) else None
         extra = kvferry and {"chunk_tokens": self._chunk(arguments["block_size"]), "pool_bytes": "64MiB"} | kvferry

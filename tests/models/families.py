@@ -41,10 +41,11 @@ def model(architecture: str, kind: str, shape: dict[str, Any] = ATTENTION, **cha
     return shape | {"architectures": [architecture], "model_type": kind} | changes
 
 
+KEPT_STATES = {"enable_prefix_caching": True, "max_num_seqs": 16}
 # On CPUs, vLLM's Mamba-2 stops if a step computes several blocks of a prompt, so a step has one block of tokens. With
 # --long-prefill-token-threshold it would compute more while there is only one request.
 def one_block_steps(block: int) -> dict[str, Any]:
-    return {"enable_prefix_caching": True, "block_size": block, "max_num_batched_tokens": block, "max_num_seqs": 16}
+    return KEPT_STATES | {"block_size": block, "max_num_batched_tokens": block}
 
 
 FAMILIES: dict[str, Family] = {
@@ -88,15 +89,20 @@ FAMILIES: dict[str, Family] = {
         model("Lfm2ForCausalLM", "lfm2", ATTENTION, norm_eps=1e-5, conv_L_cache=3, conv_bias=False, conv_dim=HIDDEN,
               conv_dim_out=HIDDEN, block_dim=HIDDEN, block_ff_dim=256, block_multiple_of=32,
               block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=False,
-              layer_types=["conv", "full_attention"] * 2), one_block_steps(BLOCK), keeps_state=True),
+              layer_types=["full_attention", "conv", "conv", "full_attention"]), KEPT_STATES, keeps_state=True),
     "llama4": Family(model("Llama4ForCausalLM", "llama4_text", attention_chunk_size=64, num_local_experts=4,
                            num_experts_per_tok=1, interleave_moe_layer_step=1, intermediate_size_mlp=256,
                            no_rope_layers=[1, 0, 1, 0]), few_blocks=36),
+    # heads of 64 elements are the smallest that vLLM's gated delta nets for CPUs have, and bfloat16 is their only type
     "qwen3-next": Family(
-        model("Qwen3NextForCausalLM", "qwen3_next", linear_conv_kernel_dim=4, linear_key_head_dim=32,
-              linear_value_head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, decoder_sparse_step=1,
-              layer_types=["linear_attention", "full_attention"] * 2, mlp_only_layers=[],
-              shared_expert_intermediate_size=64, **EXPERTS), one_block_steps(BLOCK), keeps_state=True),
+        model("Qwen3NextForCausalLM", "qwen3_next", head_dim=64, num_key_value_heads=4, linear_conv_kernel_dim=4,
+              linear_key_head_dim=64, linear_value_head_dim=64, linear_num_key_heads=1, linear_num_value_heads=2,
+              layer_types=["linear_attention"] * 3 + ["full_attention"], decoder_sparse_step=1, mlp_only_layers=[],
+              shared_expert_intermediate_size=64, **EXPERTS), KEPT_STATES | {"dtype": "bfloat16"}, keeps_state=True),
+    "jamba": Family(
+        model("JambaForCausalLM", "jamba", attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2,
+              expert_layer_offset=1, num_experts=4, num_experts_per_tok=2, mamba_d_state=16, mamba_d_conv=4,
+              mamba_expand=2, mamba_dt_rank=8), KEPT_STATES, keeps_state=True),
     "nemotron-h": Family(
         model("NemotronHForCausalLM", "nemotron_h", hybrid_override_pattern="M*M*", mamba_num_heads=4,
               mamba_head_dim=64, ssm_state_size=16, n_groups=2, conv_kernel=4, chunk_size=16, mlp_hidden_act="relu2",

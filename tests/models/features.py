@@ -17,9 +17,9 @@ class Feature:
     """One column of the table.
 
     ask: sends requests to an engine, with kvferry or without, and returns the answers. flags: vLLM's arguments; the
-    features with the same arguments share engines. changes_tokens: True if the arguments may change the tokens of an
-    engine without kvferry, which therefore gets them too. decode_flags: of the second engine, if there is one, which
-    gets the KV of the first one. phases: what an engine with kvferry does.
+    features that change the same arguments of a family share engines. changes_tokens: True if the arguments may change
+    the tokens of an engine without kvferry, which therefore gets them too. decode_flags: of the second engine, if there
+    is one, which gets the KV of the first one. phases: what an engine with kvferry does.
     """
 
     ask: "Callable[[Engine, Any], list[asks.Spoken]]" = asks.greedy
@@ -37,7 +37,7 @@ SMALL_STEPS = {"max_num_batched_tokens": 48, "max_num_seqs": 16}
 HANDED_OVER: dict[str, Any] = {"phases": asks.also_handed_over}
 
 FEATURES: dict[str, Feature] = {
-    "float32": Feature(**HANDED_OVER),
+    "float32": Feature(flags={"dtype": "float32"}, changes_tokens=True, **HANDED_OVER),
     "sampling": Feature(asks.sampled),
     "n=3": Feature(asks.several),
     "logprobs": Feature(asks.with_logprobs),

@@ -16,7 +16,7 @@ import forks
 import markdown_table
 from asks import greedy
 from cells import Cell, Outcome, blind, judged
-from engine import write_model
+from engine import DEFAULTS, write_model
 from families import FAMILIES, LAYERS
 from features import FEATURES
 from forks import DECODE, FERRIED, PLAIN, PREFILL, Job
@@ -46,19 +46,19 @@ class FamilyRun:
     def plan(self) -> None:
         """Adds the first engines: a plain one for each set of arguments that may change tokens, and all with kvferry.
         """
-        same_tokens = [name for name in self.features if not FEATURES[name].changes_tokens]
+        same_tokens = [name for name in self.features if not self._changes_tokens(name)]
         asked = {FEATURES[name].ask: name for name in reversed(same_tokens)}
         if asked:
             self._add(PLAIN, {}, [*reversed(asked.values()), *([CONTROL] if greedy in asked else [])])
-        for names in self._groups(True, lambda name: FEATURES[name].flags):
-            flags = FEATURES[names[0]].flags
+        for names in self._groups(True, self._flags):
+            flags = self._flags(names[0])
             if "runner" not in flags:
                 self._add(PLAIN, flags, names)
             self._add(FERRIED, flags, names)
-        for names in self._groups(False, lambda name: FEATURES[name].flags):
+        for names in self._groups(False, self._flags):
             alone = [name for name in names if FEATURES[name].decode_flags is None]
             if alone:
-                self._add(FERRIED, FEATURES[alone[0]].flags, alone)
+                self._add(FERRIED, self._flags(alone[0]), alone)
         handed = [name for name in same_tokens if FEATURES[name].decode_flags is not None]
         if handed:
             namespace = self._add(PREFILL, {}, handed).namespace
@@ -66,11 +66,19 @@ class FamilyRun:
                 if names[0] in handed:
                     self._add(DECODE, FEATURES[names[0]].decode_flags or {}, names, namespace)
 
+    def _flags(self, name: str) -> dict[str, Any]:
+        """Returns those arguments of the feature that the family's engines don't have anyway."""
+        known = DEFAULTS | FAMILIES[self.family].flags
+        return {key: value for key, value in FEATURES[name].flags.items() if known.get(key) != value}
+
+    def _changes_tokens(self, name: str) -> bool:
+        return FEATURES[name].changes_tokens and bool(self._flags(name))
+
     def _groups(self, changes_tokens: bool, flags_of: Any) -> list[list[str]]:
         """Returns the features with equal arguments together."""
         found: dict[str, list[str]] = {}
         for name in self.features:
-            if FEATURES[name].changes_tokens == changes_tokens:
+            if self._changes_tokens(name) == changes_tokens:
                 found.setdefault(json.dumps(flags_of(name)), []).append(name)
         return list(found.values())
 
@@ -83,11 +91,11 @@ class FamilyRun:
 
     def retry_plain(self) -> list[Job]:
         """Adds plain engines with the arguments of those features that are not right, to tell whose fault it is."""
-        doubtful = [name for name, cell in self.cells().items() if cell.outcome is Outcome.WRONG]
+        doubtful = [name for name, cell in self.cells().items() if cell.outcome in (Outcome.WRONG, Outcome.REFUSED)]
         first = len(self.jobs)
         for name in doubtful:
-            flags = FEATURES[name].decode_flags or FEATURES[name].flags
-            if self._plain_with(flags, name) is None:
+            flags = FEATURES[name].decode_flags or self._flags(name)
+            if flags and "runner" not in flags and self._plain_with(flags, name) is None:
                 self._add(PLAIN, flags, [name])
         return self.jobs[first:]
 
@@ -102,6 +110,11 @@ class FamilyRun:
         feature = FEATURES[name]
         own = next(job for job in self.jobs if job.role in (FERRIED, DECODE) and name in job.features)
         plain = self._plain(name)
+        if plain is not None:
+            asked = next(one for one in plain.features if FEATURES[one].ask is feature.ask)
+            same = plain.found["features"].get(asked, {"error": plain.found["error"]})
+            if "error" in same:
+                return Cell(Outcome.NOT_IN_VLLM, same["error"])
         prefills = [job for job in self.jobs if job.role == PREFILL and name in job.features]
         failed = [job.found for job in (*prefills, own) if name not in job.found["features"]]
         for found in failed:
@@ -109,22 +122,17 @@ class FamilyRun:
                 return Cell(Outcome.REFUSED, found["error"])
         if plain is None:
             return Cell(Outcome.WRONG, failed[0]["error"] if failed else "it was not refused")
-        asked = next(one for one in plain.features if FEATURES[one].ask is feature.ask)
-        said = plain.found["features"]
-        if asked not in said:
-            return Cell(Outcome.NOT_IN_VLLM, plain.found["error"])
         if failed:
             return Cell(Outcome.WRONG, failed[0]["error"])
-        same = said[asked]
-        if feature.ask is greedy and blind(same, said.get(CONTROL, {})):
+        if feature.ask is greedy and blind(same, plain.found["features"].get(CONTROL, {})):
             return Cell(Outcome.WRONG, "another prompt has the same answer, so wrong KV would not be seen")
         return judged(own.found["features"][name], same)
 
     def _plain(self, name: str) -> Job | None:
         """Returns the plain engine to compare with: one with the feature's own arguments if there is one."""
         feature = FEATURES[name]
-        own = self._plain_with(feature.decode_flags or feature.flags, name)
-        if own is not None or feature.changes_tokens:
+        own = self._plain_with(feature.decode_flags or self._flags(name), name)
+        if own is not None or self._changes_tokens(name):
             return own
         return next(job for job in self.jobs if job.role == PLAIN and not job.flags)
 

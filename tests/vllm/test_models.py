@@ -11,10 +11,10 @@ import torch
 from kvferry_launch.node.vllm import KvConnector
 from kvferry_launch.paths import LOGS, REPO
 
-# a model with attention only, one whose layers share KV, one with state only, and a hybrid
-FAMILIES = ("qwen3", "gemma3n", "mamba2", "granite-hybrid")
+# a model with attention only, one whose layers share KV, one with state only, and hybrids with two kinds of state
+FAMILIES = ("qwen3", "gemma3n", "mamba2", "granite-hybrid", "lfm2")
 FEATURES = ("preemption", "bfloat16", "fp8-kv", "drafts-on-decode")
-DEADLINE_S = 400.0
+DEADLINE_S = 500.0
 
 
 @pytest.fixture(scope="module")

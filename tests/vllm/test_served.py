@@ -8,9 +8,9 @@ import pytest
 import torch
 from kvferry._core import KvFerryError
 from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers
-from kvferry.served import kv_groups, served_specs, window_format
+from kvferry.served import kv_groups, served_specs, state_format, window_format
 from vllm.v1 import kv_cache_interface as kinds
-from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 BLOCKS, HEADS, TOKENS, DIM = 3, 2, 32, 64
@@ -61,20 +61,30 @@ SERVED: dict[str, Callable[[], tuple[KVCacheSpec, ...]]] = {
     "sizes": lambda: (kinds.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs={
         "a": full(), "b": full(num_kv_heads=1)}),),
     "blocks": lambda: (full(), full(block_size=2 * TOKENS, num_kv_heads=1)),
+    "state of short convolutions": lambda: (full(), state(mamba_type=Kind.SHORT_CONV, shapes=((2, 64),),
+                                                          dtypes=(torch.float32,))),
+    "state of gated delta nets": lambda: (state(mamba_type=Kind.GDN_ATTN), state(mamba_type=Kind.GDN_ATTN), full()),
 }
 ALL = (TOKENS, 0, False)
 GROUPS = {
     "latent": [(16, 0, False)], "windows": [ALL, (TOKENS, 64, False)], "state": [(TOKENS, TOKENS, False)],
     "state beside attention": [(TOKENS, TOKENS, False), ALL, (TOKENS, TOKENS, False)],
     "chunked local": [ALL, (TOKENS, 64, True)],
-    "blocks": [ALL, (2 * TOKENS, 0, False)]}
+    "blocks": [ALL, (2 * TOKENS, 0, False)],
+    "state of short convolutions": [ALL, (TOKENS, TOKENS, False)],
+    "state of gated delta nets": [(TOKENS, TOKENS, False), (TOKENS, TOKENS, False), ALL]}
 
 REFUSED: dict[str, tuple[Callable[[], tuple[KVCacheSpec, ...]], str]] = {
     "state without copies": (lambda: (full(), state(mamba_cache_mode="none")),
                              "has layers with state; .*; start vLLM with --enable-prefix-caching"),
     "state and drafts": (lambda: (full(), state(num_speculative_blocks=2)), "together with speculative decoding"),
-    "state of another kind": (lambda: (state(mamba_type=MambaAttentionBackendEnum.SHORT_CONV),),
-                              "of vLLM's kind SHORT_CONV; this version supports only MAMBA2"),
+    "state of another kind": (lambda: (state(mamba_type=Kind.LINEAR),),
+                              "of vLLM's kind LINEAR; this version .* GDN_ATTN, MAMBA2 or SHORT_CONV; no others were"),
+    "state of two kinds": (lambda: (state(), state(mamba_type=Kind.SHORT_CONV)), "kind MAMBA2 and SHORT_CONV; this"),
+    "delta nets copied inside steps": (
+        lambda: (full(), state(mamba_type=Kind.GDN_ATTN, num_prefill_checkpoint_blocks=1,
+                               prefill_checkpoint_alignment=64)), "of vLLM's kind GDN_ATTN, copied inside steps"),
+    "state and latents": (lambda: (kinds.MLAAttentionSpec(**LATENT), state()), r"and latent attention \(MLA\), a pair"),
     "states at unlike places": (lambda: (state(), state(num_prefill_checkpoint_blocks=1,
                                                         prefill_checkpoint_alignment=1)), "at different places"),
     "state and windows": (lambda: (state(), kinds.SlidingWindowSpec(**SHAPE, sliding_window=64)),
@@ -124,6 +134,17 @@ def test_is_refused_with_a_sentence(kind: str, capfd: pytest.CaptureFixture[str]
     with pytest.raises(KvFerryError, match=sentence):
         served_specs(groups(*make()), config())
     assert capfd.readouterr().err.count("kvferry: ") == 1
+
+
+def test_states_of_another_kind_or_device_have_another_format() -> None:
+    nodes: list[Any] = [
+        SimpleNamespace(device_config=SimpleNamespace(device_type=device),
+                        parallel_config=SimpleNamespace(tensor_parallel_size=ranks))
+        for device, ranks in (("cpu", 1), ("cuda", 1), ("cpu", 2))]
+    specs = (state(), state(mamba_type=Kind.GDN_ATTN))
+    found = [state_format([full(), spec], node) for node in nodes for spec in specs]
+    assert len(set(found)) == len(found)
+    assert state_format([full()], nodes[0]) == ""
 
 
 def test_context_parallelism_is_refused() -> None:
@@ -193,7 +214,7 @@ def test_strides_of_a_cpu_read_what_its_kernel_wrote(dtype: torch.dtype, cache_d
         assert torch.equal(found.to(torch.float32), expected.to(torch.float32))
 
 
-@pytest.mark.parametrize("kind", ["state", "state beside attention"])
+@pytest.mark.parametrize("kind", [kind for kind in SERVED if "state" in kind])
 def test_strides_of_state_read_each_byte_of_a_page_in_order(kind: str) -> None:
     made = groups(*SERVED[kind]())
     of, pages = {}, {}

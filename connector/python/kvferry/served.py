@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MambaSpec
 
 SERVED = ("this version serves full attention, sliding windows, chunked local attention, latent attention (MLA) and "
-          "state of Mamba-2")
+          "state of Mamba-2, of gated delta nets and of short convolutions")
+# vLLM's kinds of state for which answers with loaded states were compared with those of vLLM alone.
+_STATES = ("GDN_ATTN", "MAMBA2", "SHORT_CONV")
 
 _WORDS = {
     "CircularBufferSpec": "ring buffers of keys",
@@ -108,9 +110,11 @@ def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
     """
     from vllm.v1.kv_cache_interface import MambaSpec
 
-    found = [f"{spec.shapes}:{spec.dtypes}" for spec in specs if isinstance(spec, MambaSpec)]
+    found = [f"{spec.mamba_type.name}:{spec.shapes}:{spec.dtypes}" for spec in specs if isinstance(spec, MambaSpec)]
     if not found:
         return ""
+    # Kernels for CPUs may order the elements of a state in another way than those for GPUs (gated delta nets do).
+    found.append(vllm_config.device_config.device_type)
     digest = hashlib.sha256(";".join(found).encode()).hexdigest()[:8]
     # The shard map doesn't describe how state is split over ranks, so nodes need the same tensor parallel size.
     return f"state={digest},tensor_parallel:{vllm_config.parallel_config.tensor_parallel_size} "
@@ -132,11 +136,18 @@ def checkpoint_alignment(specs: "list[Any]") -> int:
 
 
 def _check_states(states: "list[MambaSpec]", specs: "list[Any]", vllm_config: "VllmConfig") -> None:
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
     what = "this model has layers with state"
     attention = [spec for spec in specs if spec not in states]
     kinds = sorted({spec.mamba_type.name for spec in states})
-    if kinds != ["MAMBA2"]:  # the other kinds are untested, or gave wrong tokens
-        refuse_to_start(f"{what} of vLLM's kind {' and '.join(kinds)}; this version supports only MAMBA2")
+    if len(kinds) > 1 or kinds[0] not in _STATES:
+        refuse_to_start(f"{what} of vLLM's kind {' and '.join(kinds)}; this version supports models with state of one "
+                        f"kind, {', '.join(_STATES[:-1])} or {_STATES[-1]}; no others were compared with vLLM alone, "
+                        "whose CPU build can't run them")
+    if kinds != ["MAMBA2"] and any(spec.num_prefill_checkpoint_blocks for spec in states):
+        refuse_to_start(f"{what} of vLLM's kind {kinds[0]}, copied inside steps as in Kimi's delta attention; this "
+                        "version supports such copies of MAMBA2 only; vLLM's CPU build can't run the others")
     if any(spec.mamba_cache_mode != "align" for spec in states):
         refuse_to_start(f"{what}; vLLM keeps copies of the state only with prefix caching; "
                         "start vLLM with --enable-prefix-caching")
@@ -152,6 +163,9 @@ def _check_states(states: "list[MambaSpec]", specs: "list[Any]", vllm_config: "V
     if any(window for _, window, _ in kv_groups(attention)):
         refuse_to_start(f"{what} and layers with sliding windows; "
                         "this version supports models with either of the two, not with both")
+    if any(isinstance(spec, MLAAttentionSpec) for spec in specs):
+        refuse_to_start(f"{what} and latent attention (MLA), a pair that vLLM's CPU build can't run and that was "
+                        "never compared with vLLM alone; this version supports state beside full attention")
     pages = sorted({(spec.block_size, spec.page_size_bytes) for spec in specs})
     if len(pages) > 1 or pages[0][1] % pages[0][0]:
         refuse_to_start(f"{what}; its KV cache groups have (block size, bytes of a block) {pages}; this version "
