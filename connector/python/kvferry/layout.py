@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from kvferry.cpu_layout import cpu_planes, probe_page
+from kvferry.cpu_layout import check_latents, cpu_planes, probe_page
 from kvferry.errors import refuse_to_start
 from kvferry.gpu_layout import LayerPlanes, Plane, gpu_planes
 
@@ -51,12 +51,12 @@ def cache_layout(
     spec = next(iter(specs.values()), None)
     if spec is None:
         found = {}
-    elif devices == ["cpu"]:
-        if isinstance(spec, MLAAttentionSpec):
-            refuse_to_start("this model has latent attention (MLA), which this version serves on GPUs only")
+    elif devices == ["cpu"] and not isinstance(spec, MLAAttentionSpec):
         page = probe_page(spec, vllm_config)
         found = {name: cpu_planes(name, kv_caches[name], specs[name], page) for name in specs}
     else:
+        if devices == ["cpu"]:
+            check_latents(vllm_config)
         found = {name: gpu_planes(name, kv_caches[name], specs[name]) for name in specs}
     shapes = sorted(
         {
