@@ -88,7 +88,7 @@ class Engine:
         self.llm = LLM(str(folder), **arguments)
         self._core = self.llm.llm_engine.engine_core.engine_core
         block = self._core.vllm_config.cache_config.block_size
-        self.chunk: int = block if family.keeps_state else self._chunk(block)
+        self.chunk: int = block if family.keeps_state else self._chunk(arguments["block_size"])
         scheduler, self._preemptions, self._counted = self._core.scheduler, 0, Counter[str]()
         self._ferry: Any = None
         if kvferry is not None:

@@ -68,10 +68,15 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(model("GPT2LMHeadModel", "gpt2", SHAPE, n_embd=HIDDEN, n_layer=LAYERS, n_head=HEADS,
                          n_positions=4096, activation_function="gelu_new"), adapter_layers="transformer.h.{}.attn",
                    adapter={"c_attn": 3 * HIDDEN}),
+    # Without yarn, as real models have it, vLLM's rotary embedding for CPUs takes 3-d queries by wrong strides, and a
+    # token's KV depends on its place in the step.
     "deepseek-v2": Family(
         model("DeepseekV2ForCausalLM", "deepseek_v2", SHAPE, num_key_value_heads=HEADS, kv_lora_rank=512,
               q_lora_rank=None, qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32, n_routed_experts=4,
-              n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=64, first_k_dense_replace=LAYERS)),
+              n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=64, first_k_dense_replace=LAYERS,
+              rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32, "beta_slow": 1,
+                               "original_max_position_embeddings": 1024, "mscale": 1.0, "mscale_all_dim": 1.0}),
+        few_blocks=44, adapter={"kv_a_proj_with_mqa": 512 + 64}),  # vLLM's blocks are of 16 tokens here
     "mamba2": Family(model("Mamba2ForCausalLM", "mamba2", {key: value for key, value in SHAPE.items()
                                                            if key != "num_attention_heads"},
                            state_size=16, num_heads=4, head_dim=64, expand=2, n_groups=2, chunk_size=16,

@@ -13,7 +13,7 @@ import pytest
 from kvferry import digests
 from kvferry._core import fingerprint_difference
 from kvferry.identity import fingerprint, lora_settings
-from kvferry.request_extras import RequestExtras
+from kvferry.request_extras import RequestExtras, numbers_images
 from kvferry_launch.testbed import toy_model
 from vllm.config import ModelConfig, MultiModalConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -455,3 +455,19 @@ def test_a_reset_changes_the_extras() -> None:
     assert source.of(request) == "salt=s"
     source.weights_epoch += 1
     assert source.of(request) == "epoch=1;salt=s"
+
+
+@pytest.mark.parametrize(("cache_gb", "caches_prefixes", "is_shared"), [(0, False, False), (1, False, True),
+                                                                     (0, True, True)])
+def test_kv_of_images_that_vllm_does_not_hash_is_not_shared(cache_gb: int, caches_prefixes: bool, is_shared: bool
+                                                            ) -> None:
+    config: Any = SimpleNamespace(
+        model_config=SimpleNamespace(multimodal_config=MultiModalConfig(mm_processor_cache_gb=cache_gb)),
+        cache_config=SimpleNamespace(enable_prefix_caching=caches_prefixes))
+    source = RequestExtras(numbers_images=numbers_images(config))
+
+    def of(images: list[str]) -> str | None:
+        return source.of(SimpleNamespace(lora_request=None, cache_salt=None, mm_features=images))  # type: ignore[arg-type]
+
+    assert of([]) == ""
+    assert (of(["renderer0-mm-1-image-0"]) == "") == is_shared

@@ -10,6 +10,7 @@ from kvferry._core import KvFerryError
 from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers
 from kvferry.served import kv_groups, served_specs, state_format, window_format
 from vllm.v1 import kv_cache_interface as kinds
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
@@ -24,6 +25,7 @@ def config(dtype: torch.dtype = torch.float32, cache_dtype: str = "auto", contex
     return SimpleNamespace(
         model_config=SimpleNamespace(dtype=dtype, runner_type=runner),
         cache_config=SimpleNamespace(cache_dtype=cache_dtype, prefix_match_unit=None),
+        attention_config=SimpleNamespace(backend=None),
         parallel_config=SimpleNamespace(prefill_context_parallel_size=1,
                                         decode_context_parallel_size=context_parallel))
 
@@ -244,11 +246,38 @@ def test_states_in_an_unknown_tensor_are_refused() -> None:
         cache_layout(of, made, config())
 
 
-def test_latents_of_a_cpu_are_refused() -> None:
+def test_strides_of_a_cpu_read_the_latents_that_its_kernel_wrote() -> None:
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
+
     spec = kinds.MLAAttentionSpec(**LATENT)
     of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
-    with pytest.raises(KvFerryError, match=r"has latent attention \(MLA\), which this version serves on GPUs only"):
+    layout = cache_layout(of, groups(spec), config())
+    assert (layout.planes, layout.num_kv_heads, layout.head_dim) == (1, 1, 576)
+    written = torch.rand(BLOCKS * spec.block_size, 576)
+    latent, rope = written.split((512, 64), dim=1)
+    impl: Any = SimpleNamespace()
+    CPUMLAImpl.do_kv_cache_update(impl, latent, rope.unsqueeze(1), list(of.values())[1].squeeze(1),
+                                  torch.arange(BLOCKS * spec.block_size), "auto", torch.ones(1))
+    assert torch.equal(read(layout, of, 1, 0), written.view(BLOCKS, 1, spec.block_size, 576))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_latents_of_a_cpu_in_half_precision_are_refused(dtype: torch.dtype) -> None:
+    spec = kinds.MLAAttentionSpec(**LATENT | {"dtype": dtype})
+    of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
+    with pytest.raises(KvFerryError, match="on CPUs in float32 only; start vLLM with --dtype float32"):
+        cache_layout(of, groups(spec), config(dtype))
+
+
+def test_latents_of_an_amx_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    spec = kinds.MLAAttentionSpec(**LATENT)
+    of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
+    with pytest.raises(KvFerryError, match=r"latent attention \(MLA\), .* start vLLM with --attention-backend CPU_MLA"):
         cache_layout(of, groups(spec), config())
+    chosen = config()
+    chosen.attention_config.backend = AttentionBackendEnum.CPU_MLA
+    assert cache_layout(of, groups(spec), chosen).planes == 1
 
 
 @pytest.mark.parametrize("cache_dtype", ["bfloat16", "float16"])

@@ -114,3 +114,19 @@ def cpu_planes(name: str, tensor: torch.Tensor, spec: "AttentionSpec", page: lis
         for strides in page
     ]
     return LayerPlanes(planes, spec.num_kv_heads, spec.head_size)
+
+
+def check_latents(vllm_config: "VllmConfig") -> None:
+    """Refuses what is untested of latent attention (MLA) on CPUs: vLLM's kernel for CPUs with AMX, and types other than
+    float32, whose rounding depends on how a prompt is divided. The kernel CPU_MLA writes a token's latent and then its
+    rope part in one row of the tensor, as kernels for GPUs do.
+    """
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    chosen = vllm_config.attention_config.backend
+    if torch.cpu._is_amx_tile_supported() and chosen != AttentionBackendEnum.CPU_MLA:
+        refuse_to_start("this model has latent attention (MLA), with which vLLM's AMX kernel is untested; start vLLM "
+                        "with --attention-backend CPU_MLA")
+    if vllm_config.model_config.dtype != torch.float32:
+        refuse_to_start("this model has latent attention (MLA), which this version serves on CPUs in float32 only; "
+                        "start vLLM with --dtype float32")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from kvferry.cpu_layout import cpu_planes, probe_page
+from kvferry.cpu_layout import check_latents, cpu_planes, probe_page
 from kvferry.errors import refuse_to_start
 from kvferry.gpu_layout import LayerPlanes, Plane, gpu_planes
 
@@ -56,11 +56,14 @@ def cache_layout(
     states = {name: spec for name, spec in specs.items() if isinstance(spec, MambaSpec)}
     specs = {name: spec for name, spec in specs.items() if name not in states}
     if devices == ["cpu"]:
-        if any(isinstance(spec, MLAAttentionSpec) for spec in specs.values()):
-            refuse_to_start("this model has latent attention (MLA), which this version serves on GPUs only")
-        kinds = {(spec.block_size, spec.head_size, spec.dtype): spec for spec in specs.values()}
+        latents = {name for name, spec in specs.items() if isinstance(spec, MLAAttentionSpec)}
+        if latents:
+            check_latents(vllm_config)
+        kinds = {(spec.block_size, spec.head_size, spec.dtype): spec
+                 for name, spec in specs.items() if name not in latents}  # fmt: skip
         pages = {kind: probe_page(spec, vllm_config) for kind, spec in kinds.items()}
-        found = {name: cpu_planes(name, kv_caches[name], spec, pages[spec.block_size, spec.head_size, spec.dtype])
+        found = {name: gpu_planes(name, kv_caches[name], spec) if name in latents else
+                 cpu_planes(name, kv_caches[name], spec, pages[spec.block_size, spec.head_size, spec.dtype])
                  for name, spec in specs.items()}  # fmt: skip
     else:
         found = {name: gpu_planes(name, kv_caches[name], specs[name]) for name in specs}

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 
 from kvferry.digests import digest_of_files, signature_of
+from kvferry.identity import lora_settings
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
 logger = init_logger(__name__)
@@ -30,16 +32,18 @@ class _Adapter:
 class RequestExtras:
     """Makes the text of the extras: the adapter's digest, the weights epoch and cache_salt.
 
-    `requires_salt`: KV of requests without cache_salt is not shared.
+    `requires_salt`: KV of requests without cache_salt is not shared. `numbers_images`: see numbers_images().
 
     `weights_epoch`: number of completed resets of the cache since the start. `is_reset_due`: True after a reset that
     left blocks in vLLM's prefix cache, until the next reset. `num_reloads`: how often an adapter's content has changed.
     """
 
-    def __init__(self, lora_settings: str = "", update_group: str = "", requires_salt: bool = False) -> None:
+    def __init__(self, lora_settings: str = "", update_group: str = "", requires_salt: bool = False,
+                 numbers_images: bool = False) -> None:
         self._lora_settings = lora_settings  # see identity.lora_settings()
         self._update_group = update_group
         self._requires_salt = requires_salt
+        self._numbers_images = numbers_images
         self.weights_epoch = 0
         self.is_reset_due = False
         self.num_reloads = 0
@@ -48,11 +52,11 @@ class RequestExtras:
     def of(self, request: "Request", num_local_tokens: int = 0) -> str | None:
         """Returns the extras; None if the request's KV must not be shared.
 
-        KV must not be shared while a reset is due, if the content of the request's adapter is unknown, or if the
-        request lacks a salt that is required. It must not be shared either if vLLM's prefix cache has KV for
+        KV must not be shared while a reset is due, if the content of the request's adapter or images is unknown, or if
+        the request lacks a salt that is required. It must not be shared either if vLLM's prefix cache has KV for
         `num_local_tokens` of the request's tokens, and this KV may be computed with the adapter's former content.
         """
-        if self.is_reset_due or self.lacks_salt(request):
+        if self.is_reset_due or self.lacks_salt(request) or (self._numbers_images and request.mm_features):
             return None
         if request.lora_request is None and not self.weights_epoch and not request.cache_salt:
             return ""  # nearly all requests
@@ -105,6 +109,26 @@ class RequestExtras:
                 "load it again with load_inplace, or under another name", lora.lora_name, lora.lora_path,
             )  # fmt: skip
         return known
+
+
+def make_extras(vllm_config: "VllmConfig", config: dict[str, Any]) -> RequestExtras:
+    """`config`: the settings in effect."""
+    return RequestExtras(lora_settings(vllm_config), config["update_group"], config["require_cache_salt"],
+                         numbers_images(vllm_config))  # fmt: skip
+
+
+def numbers_images(vllm_config: "VllmConfig") -> bool:
+    """Returns True if vLLM numbers the images of each process instead of hashing them, since it caches neither them nor
+    KV. Then other images of other processes have the same identifiers.
+    """
+    multimodal = vllm_config.model_config.multimodal_config
+    if not multimodal or multimodal.mm_processor_cache_gb > 0 or vllm_config.cache_config.enable_prefix_caching:
+        return False
+    logger.warning(
+        "kvferry: KV of requests with images or other media is not shared, because vLLM does not hash these without "
+        "prefix caching and with --mm-processor-cache-gb 0; change one of the two"
+    )
+    return True
 
 
 def _digest(lora: Any, files: list[Path]) -> str | None:

@@ -10,10 +10,10 @@ from kvferry.block_hashes import BlockHashes
 from kvferry.compat import hash_block_size, start_line
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
-from kvferry.identity import fingerprint, lora_settings
+from kvferry.identity import fingerprint
 from kvferry.layout import count_chunk_layers
 from kvferry.lookup_spans import trace_id
-from kvferry.request_extras import RequestExtras
+from kvferry.request_extras import make_extras
 from kvferry.router_params import RouterParams
 from kvferry.served import checkpoint_alignment, chunk_format, keeps_state, kv_groups, served_specs, settings_json
 from kvferry.stats import KvFerryStats, StatsSource
@@ -71,7 +71,7 @@ class SchedulerConnector:
         self._tp_size = parallel.tensor_parallel_size
         self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
         self._requests: dict[str, Request] = {}
-        self._extras = RequestExtras(lora_settings(vllm_config), config["update_group"], config["require_cache_salt"])
+        self._extras = make_extras(vllm_config, config)
         # [request id] what besides model and tokens goes into the request's chunk keys (adapter, weights epoch,
         # cache_salt; see RequestExtras); None: the request's KV is not shared.
         self._extras_of: dict[str, str | None] = {}
