@@ -251,7 +251,7 @@ def test_strides_of_a_cpu_read_the_latents_that_its_kernel_wrote() -> None:
 
     spec = kinds.MLAAttentionSpec(**LATENT)
     of = tensors(groups(spec).kv_cache_groups[0].layer_names, spec)
-    layout = cache_layout(of, groups(spec), config())
+    (layout,) = cache_layout(of, groups(spec), config())
     assert (layout.planes, layout.num_kv_heads, layout.head_dim) == (1, 1, 576)
     written = torch.rand(BLOCKS * spec.block_size, 576)
     latent, rope = written.split((512, 64), dim=1)
@@ -277,7 +277,8 @@ def test_latents_of_an_amx_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -
         cache_layout(of, groups(spec), config())
     chosen = config()
     chosen.attention_config.backend = AttentionBackendEnum.CPU_MLA
-    assert cache_layout(of, groups(spec), chosen).planes == 1
+    (layout,) = cache_layout(of, groups(spec), chosen)
+    assert layout.planes == 1
 
 
 @pytest.mark.parametrize("cache_dtype", ["bfloat16", "float16"])

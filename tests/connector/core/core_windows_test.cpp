@@ -184,7 +184,7 @@ TEST_F(UnlikeWindows, AHoldersWindowsOfAnotherModelAreNotBelieved) {
   core_->directory_answered(query.fetch, {{"tcp://e:1", 2, {}}}, now_);
   const auto wanted = std::get<RequestLease>(core_->take_actions().at(0));
   const auto with = [](std::uint32_t index, std::vector<std::uint32_t> windows_from) {
-    return LeasedChunk{index, {index, 1}, kChunk, {5}, 32, {}, {}, std::move(windows_from)};
+    return LeasedChunk{index, {index, 1}, kChunk, {5}, 32, {}, {}, 0, std::move(windows_from)};
   };
   core_->lease_answered(wanted.fetch, wanted.endpoint, {7, "", {with(0, {0, 32}), with(1, {0, 33, 0})}}, now_);
   for (const Action& action : core_->take_actions()) EXPECT_FALSE(std::holds_alternative<StartPull>(action));
