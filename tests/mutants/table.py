@@ -21,7 +21,7 @@ STEPS, SAVES = "scheduler/scheduler_steps.cpp", "scheduler/scheduler_saves.cpp"
 FETCH, PEERS = "scheduler/scheduler_fetch.cpp", "scheduler/scheduler_peers.cpp"
 ORDERS = "scheduler/scheduler_orders.cpp"
 SUSPECTS = "scheduler/suspect_nodes.cpp"
-POOL, TENANT_ID = "pool/chunk_pool.cpp", "tenant_id.cpp"
+POOL, TENANTS, TENANT_ID = "pool/chunk_pool.cpp", "pool/tenant_slots.cpp", "tenant_id.cpp"
 WORKER, CHAIN = "worker_core.cpp", "token_chain.cpp"
 NUMBERS = "secret_numbers.cpp"
 SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
@@ -99,6 +99,12 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-worker-writes-where-it-writes", "fenced-reuse", WORKER,
      "promise::fenced_reuse(0, !target.writing && chunk.generation > target.generation, chunk.slot);", ""),
     # fair-eviction
+    ("the-largest-tenant-makes-room", "fair-eviction", TENANTS,
+     "if (!is_above(*tenant, most)) break;", "if (!is_above(*tenant, 0)) break;"),
+    ("a-tenant-at-its-share-makes-room", "fair-eviction", TENANTS,
+     "if (!is_above(*tenant, most)) break;", "if (!is_above(*tenant, most - 1)) break;"),
+    ("slots-are-never-given-back", "fair-eviction", POOL,
+     "tenants_.give_back(*std::exchange(slot.tenant, nullptr));", "slot.tenant = nullptr;"),
     ("every-salt-is-a-tenant", "fair-eviction", TENANT_ID,
      "if (cache_salt.starts_with(kPrefix))", "if (false)", "SharedPool.ManySaltsOfOneTenantHaveOneShare"),
     ("a-pushed-chunk-is-nobodys", "fair-eviction", RECEIVER, "offer.tenant}", "0}",
