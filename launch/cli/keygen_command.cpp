@@ -200,7 +200,9 @@ Run add_keygen_command(CLI::App& app) {
   CLI::Option* const adds = steps->add_option(
       "--add-node", flags->added,
       "Write NAME.key, the key of this one member, and add it to kvferry.members; both are beside FILE");
-  steps->add_option("--revoke", flags->revoked, "Remove this member from kvferry.members; its connections end");
+  adds->type_name("NAME");
+  steps->add_option("--revoke", flags->revoked, "Remove this member from kvferry.members; its connections end")
+      ->type_name("NAME");
   steps->require_option(0, 1);
   command
       ->add_option(
