@@ -64,7 +64,7 @@ def test_the_load_is_that_of_the_cpp_side() -> None:
     for worker, prefix, position in load.batches(0, 200):
         keys = load.keys_at(prefix, position, load.BATCH_KEYS).tolist()
         digest = load.scramble(digest ^ load.scramble(worker) ^ keys[0] ^ load.scramble(keys[-1]))
-    assert digest == 4149750175108327567  # tests/launch/bench/controller_peers_test.cpp expects the same number
+    assert digest == 4149750175108327567  # expected by bench/controller/controller_peers_test.cpp too
 
 
 def test_a_program_tells_figures_and_what_the_answers_are_worth(tmp_path: Path) -> None:
