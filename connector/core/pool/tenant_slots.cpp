@@ -55,8 +55,10 @@ void TenantSlots::advance(TimeNs now, TimeNs idle_after) {
   now_ = now;
   if (now < next_check_) return;
   next_check_ = now + kSecond;
-  for (auto& [id, tenant] : tenants_)
+  for (auto& entry : tenants_) {
+    Tenant& tenant = entry.second;
     if (!tenant.is_idle && now - tenant.used_at >= idle_after) change(tenant, [&] { tenant.is_idle = true; });
+  }
 }
 
 std::uint32_t TenantSlots::share(TenantId asker) const {
