@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
+#include <utility>
 
 #include "launch/bench/harness/interrupt.h"
+#include "transport/base/net/derived_keys.h"
 
 namespace kvferry::bench {
 namespace {
@@ -60,24 +63,12 @@ Result<nlohmann::json> checked(Result<nlohmann::json> message) {
                what.is_string() ? what.get<std::string>() : "the other process reported an error without a text"};
 }
 
-std::string to_hex(std::string_view bytes) {
-  std::string text;
-  for (const char byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  return text;
-}
+std::string to_hex(std::string_view bytes) { return net::hex_of(bytes); }
 
 Result<std::string> from_hex(std::string_view text) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  const Error bad{ErrorCode::kCorrupt, "the other process sent an address that is not hexadecimal"};
-  if (text.size() % 2 != 0) return bad;
-  std::string bytes;
-  for (std::size_t at = 0; at < text.size(); at += 2) {
-    const std::size_t high = kDigits.find(text[at]);
-    const std::size_t low = kDigits.find(text[at + 1]);
-    if (high == std::string_view::npos || low == std::string_view::npos) return bad;
-    bytes += static_cast<char>(high << 4 | low);
-  }
-  return bytes;
+  std::optional<std::string> bytes = net::bytes_of_hex(text);
+  if (!bytes) return Error{ErrorCode::kCorrupt, "the other process sent an address that is not hexadecimal"};
+  return *std::move(bytes);
 }
 
 }  // namespace kvferry::bench
