@@ -30,11 +30,14 @@ Json explained(const std::string& arguments) {
   return Json::parse(output.text, nullptr, false);
 }
 
+/// Sleeps for longer than the error of times of two nodes on a busy host, which is milliseconds: what one of them did
+/// before is ordered before what the other one did after it.
+void sleep_beyond_clock_error() { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
+
 TEST(Explain, TellsARequestsLifeOnBothNodes) {
   const TestController controller;
   TestNode prefill(controller.endpoint(), "prefill"), decode(controller.endpoint(), "decode");
-  // On a busy host the times of two nodes differ by milliseconds, so the request takes many of them.
-  hand_over(prefill, decode, "6f1a", 20, [] { std::this_thread::sleep_for(std::chrono::milliseconds(200)); });
+  hand_over(prefill, decode, "6f1a", 20, sleep_beyond_clock_error);
   hand_over(prefill, decode, "other", 20);
   const Json told = explained(command(controller, "6f1a"));
   ASSERT_EQ(told["lives"].size(), 2u) << told.dump(2);
@@ -113,10 +116,10 @@ TEST(Explain, ShowsTheRequestsOfATrace) {
   TestNode prefill(controller.endpoint(), "prefill"), decode(controller.endpoint(), "decode");
   const std::string trace = "0af7651916cd43dd8448eb211c80319c";
   const auto nothing = [] {};
-  hand_over(prefill, decode, "6f1a", 20, nothing, 100, trace);
+  hand_over(prefill, decode, "6f1a", 20, sleep_beyond_clock_error, 100, trace);
   hand_over(prefill, decode, "other", 20, nothing, 200, "1" + trace.substr(1));
   hand_over(prefill, decode, "untraced", 20, nothing, 300);
-  hand_over(prefill, decode, "again", 20, nothing, 400, trace);
+  hand_over(prefill, decode, "again", 20, sleep_beyond_clock_error, 400, trace);
   const std::string at = " --controller " + controller.endpoint();
   for (const std::string& asked : {trace, "00-" + trace + "-b7ad6b7169203331-01"}) {
     const Json told = explained("explain --trace " + asked + at);
