@@ -1,7 +1,6 @@
 """One vLLM engine in this process, with generated weights, with or without kvferry, and what it has loaded so far."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,59 +9,12 @@ from typing import Any
 import asks
 from families import BLOCK, HIDDEN, LAYERS, Family
 from kvferry_launch.testbed import toy_model
+from toy_weights import generate_weights
 
 CHUNK = 64
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32", "enforce_eager": True, "block_size": BLOCK, "max_model_len": 2048, "load_format": "dummy",
     "logprobs_mode": "processed_logprobs", "num_gpu_blocks_override": 192}
-
-
-def fill(tensor: Any, name: str = "") -> None:
-    """Fills a weight with values so large that all attention changes the tokens. vLLM's own dummy weights are close to
-    zero.
-    """
-    import torch
-
-    # A (or the logarithm of -A) decides how fast a state decays; these values make it decay slowly
-    if name in ("A", "A_log"):
-        tensor.data.fill_(-0.01 if name == "A" else -4.0)
-        return
-    if not tensor.is_floating_point() or (tensor.dim() < 2 and "bias" not in name):
-        tensor.data.fill_(1)
-        return
-    fill.calls += 1  # type: ignore[attr-defined]
-    dice = torch.Generator().manual_seed(fill.calls)  # type: ignore[attr-defined]
-    scale = 0.1 if tensor.dim() < 2 else 1.4 / math.sqrt(tensor.shape[-1])
-    tensor.data.copy_(torch.randn(tensor.shape, generator=dice) * scale)
-
-
-fill.calls = 0  # type: ignore[attr-defined]
-
-
-def flatten_heads() -> None:
-    """Gives Q and K to vLLM's rotary embedding for CPUs without a dimension for their heads. Where they have one, as in
-    LFM2, its kernel reads beyond the positions, and answers change with what else is in the batch.
-    """
-    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
-
-    kernel = RotaryEmbedding.forward_cpu
-
-    def forward_cpu(self: Any, positions: Any, query: Any, key: Any = None) -> tuple[Any, Any]:
-        found = kernel(self, positions, query.flatten(1), None if key is None else key.flatten(1))
-        return found[0].view_as(query), None if key is None else found[1].view_as(key)
-
-    RotaryEmbedding.forward_cpu = forward_cpu
-
-
-def fill_all(loader: Any, model: Any, config: Any) -> None:
-    del loader, config
-    for layer in model.modules():
-        for name, tensor in {**layer._parameters, **layer._buffers}.items():
-            if tensor is not None and name not in layer._non_persistent_buffers_set:
-                fill(tensor, name)
-    for layer in model.modules():
-        if type(layer).__name__ == "ShortConv":  # the output of full weights would hide that of attention
-            layer.conv.weight.data *= 0.1
 
 
 class Engine:
@@ -71,10 +23,8 @@ class Engine:
     def __init__(self, family: Family, flags: dict[str, Any], folder: Path, kvferry: dict[str, Any] | None,
                  engine_id: str = "") -> None:
         from vllm import LLM
-        from vllm.model_executor.model_loader import dummy_loader
 
-        dummy_loader.DummyModelLoader.load_weights = fill_all
-        flatten_heads()
+        generate_weights()
         self.family, self._folder = family, folder
         arguments = DEFAULTS | family.flags | flags
         if arguments["num_gpu_blocks_override"] == "few":

@@ -21,7 +21,8 @@ class Kill:
 class Configuration:
     """One deployment. Its decode servers have few blocks, so that they preempt.
 
-    num_prefill: 0 means that the decode servers compute the prompts themselves. recovers: the pool keeps the KV that
+    num_prefill: 0 means that the decode servers compute the prompts themselves. model: a kind of toy model, or a family
+    of tests/models whose weights the servers generate. recovers: the pool keeps the KV that
     preempted requests had computed, so nearly all of this KV must be loaded again. evicts: the pool is so small that
     chunks are evicted. pushes: the prefill server knows the decode server before it computes the prompt.
     """
@@ -44,7 +45,7 @@ class Configuration:
 
 CONFIGURATIONS = (
     Configuration("base"),
-    Configuration("chunks of one block", extra={"chunk_tokens": 32}),
+    Configuration("chunks of one block, CMA", extra={"chunk_tokens": 32, "path": "cma"}),
     Configuration("chunked prefill, shared prefixes", flags=("--max-num-batched-tokens", "128"),
                   extra={"chunk_tokens": 64}, shared_prefixes=5),
     Configuration("both sides kv_both, controller killed", prefill_role="kv_both", decode_role="kv_both",
@@ -64,8 +65,12 @@ CONFIGURATIONS = (
     Configuration("sliding windows, chunked prefill, prefill killed", model="windowed", decode_blocks=56,
                   flags=("--max-num-batched-tokens", "128"), extra={"chunk_tokens": 128}, shared_prefixes=5,
                   kills=(Kill("prefill", 0.4),)),
-    Configuration("no prefix cache in the engine", flags=("--no-enable-prefix-caching",),
-                  extra={"chunk_tokens": 64}),
+    Configuration("no prefix cache in the engine, UCX", flags=("--no-enable-prefix-caching",),
+                  extra={"chunk_tokens": 64, "path": "ucx"}),
     Configuration("sliding windows, pushed", model="windowed", decode_blocks=56, extra={"chunk_tokens": 64},
                   shared_prefixes=5, pushes=True),
+    Configuration("state beside attention, prefill killed", model="granite-hybrid", decode_blocks=30,
+                  extra={"chunk_tokens": 64}, kills=(Kill("prefill", 0.4),)),
+    Configuration("latent attention, prefill killed", model="deepseek-v2", decode_blocks=80,
+                  extra={"chunk_tokens": 64}, kills=(Kill("prefill", 0.4),)),
 )

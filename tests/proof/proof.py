@@ -15,13 +15,14 @@ from judge import Outcome
 from kvferry_launch.paths import LOGS
 from kvferry_launch.progress import Step
 from kvferry_launch.testbed import toy_model
-from kvferry_launch.testbed.answers import Generation
+from kvferry_launch.testbed.answers import Answer, Generation
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.preloaded import vllm_is_preloaded
 from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from load import Load
 from proof_deployment import Deployment
+from proof_models import Model, kept, let_servers_generate_weights
 
 PROMPT_SETS = 3  # the configurations share the prompt sets, so that the plain server answers each prompt only once
 
@@ -54,28 +55,35 @@ def prompt_set(configuration: Configuration, index: int, count: int, seed: int) 
                      shared_prefixes=configuration.shared_prefixes)
 
 
-def references(configurations: list[Configuration], models: dict[str, Path], count: int,
+def references(configurations: list[Configuration], models: dict[str, Model], count: int,
                seed: int) -> dict[tuple[str, PromptSet], list[Generation]]:
     """Returns the plain server's answers to all prompts of all configurations."""
     wanted = {(configuration.model, prompt_set(configuration, index, count, seed))
               for index, configuration in enumerate(configurations)}
     found = {}
-    for model, path in models.items():
-        plain = Reference(path, own_cores()[0])
+    for name, model in models.items():
+        plain = Reference(model.folder, own_cores()[0], flags=model.flags)
         try:
-            for case in sorted((case for case in wanted if case[0] == model), key=str):
-                with Step(f"plain server: {count} prompts, model {model}") as step:
-                    found[case] = plain.generations(case[1].prompts(), MAX_TOKENS, tick=lambda s=step: s.update())
+            for case in sorted((case for case in wanted if case[0] == name), key=str):
+                with Step(f"plain server: {count} prompts, model {name}") as step:
+                    found[case] = ask(plain, case[1].prompts(), step)
         finally:
             plain.stop()
     return found
 
 
-def make_models(configurations: list[Configuration]) -> dict[str, Path]:
-    return {kind: toy_model.kept(kind) for kind in sorted({configuration.model for configuration in configurations})}
+def ask(plain: Reference, prompts: list[list[int]], step: Step) -> list[Generation]:
+    ended = 0
+
+    def on_answer(_index: int, _answer: Answer) -> None:
+        nonlocal ended
+        ended += 1
+        step.update(ended / len(prompts), f"{ended} answers")
+
+    return plain.generations(prompts, MAX_TOKENS, on_answer, tick=step.update)
 
 
-async def prove(configuration: Configuration, models: dict[str, Path], prompts: list[list[int]],
+async def prove(configuration: Configuration, models: dict[str, Model], prompts: list[list[int]],
                 expected: list[Generation], seed: int) -> Outcome:
     deployment = Deployment(configuration, models, LOGS / "proof")
     try:
@@ -104,13 +112,14 @@ def main() -> int:
     if flags.requests < len(configurations):
         sys.exit(f"tests/proof/run: --requests is {flags.requests}; allowed: at least {len(configurations)}, "
                  "one for each configuration")
+    let_servers_generate_weights()
     with vllm_is_preloaded():
         return prove_all(flags, configurations)
 
 
 def prove_all(flags: argparse.Namespace, configurations: list[Configuration]) -> int:
     count = -(-flags.requests // len(configurations))
-    models = make_models(configurations)
+    models = {name: kept(name) for name in sorted({configuration.model for configuration in configurations})}
     expected = references(configurations, models, count, flags.seed)
     outcomes: list[Outcome] = []
     try:

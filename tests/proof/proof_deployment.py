@@ -14,6 +14,7 @@ from kvferry_launch.testbed.client import RequestError, VllmClient
 from kvferry_launch.testbed.log_paths import path_lines
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.servers import Controller, VllmServer
+from proof_models import Model
 
 READY_TIMEOUT_S = 300.0
 IDLE_TIMEOUT_S = 80.0  # longer than the 60 s for which a prefill server holds KV that no decode server has pulled
@@ -110,7 +111,7 @@ class Server:
 
 
 class Deployment:
-    def __init__(self, configuration: Configuration, models: dict[str, Path], log_folder: Path) -> None:
+    def __init__(self, configuration: Configuration, models: dict[str, Model], log_folder: Path) -> None:
         self.configuration = configuration
         label = re.sub(r"[^a-z]+", "-", configuration.name)
         self.controller = Controller(f"{label}-controller", log_folder=log_folder)
@@ -118,9 +119,10 @@ class Deployment:
 
         def server(kind: str, index: int, role: str, flags: tuple[str, ...]) -> Server:
             config = KVFERRY_CONNECTOR.config(role, self.controller.address, f"{kind}{index}", configuration.extra)
-            return Server(VllmServer(f"{label}-{kind}{index}", models[configuration.model],
+            model = models[configuration.model]
+            return Server(VllmServer(f"{label}-{kind}{index}", model.folder,
                                      cores[(index + (kind == "decode")) % len(cores)], config,
-                                     ("--max-model-len", "640", *flags, *configuration.flags),
+                                     ("--max-model-len", "640", *model.flags, *flags, *configuration.flags),
                                      log_folder=log_folder))
 
         blocks = ("--num-gpu-blocks-override", str(configuration.decode_blocks))

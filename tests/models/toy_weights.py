@@ -1,0 +1,72 @@
+"""Makes vLLM generate the weights of the models' toys (--load-format dummy), in this process or in servers."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+
+def generate_weights() -> None:
+    """Replaces what --load-format dummy does in this process. Equal models get equal weights, if each is the first one
+    of its process.
+    """
+    from vllm.model_executor.model_loader import dummy_loader
+
+    dummy_loader.DummyModelLoader.load_weights = _fill_all
+    _flatten_heads()
+
+
+def write_plugin(folder: Path) -> list[str]:
+    """Makes generate_weights() a plugin of vLLM. Returns what must be in the servers' PYTHONPATH."""
+    about = folder / "kvferry_toy_weights-1.dist-info"
+    about.mkdir(parents=True, exist_ok=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: kvferry-toy-weights\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(f"[vllm.general_plugins]\ntoy_weights = {__name__}:generate_weights\n")
+    return [str(folder), str(Path(__file__).parent)]
+
+
+def _fill(tensor: Any, name: str = "") -> None:
+    """Fills a weight with values so large that all attention changes the tokens. vLLM's own dummy weights are close to
+    zero.
+    """
+    import torch
+
+    # A (or the logarithm of -A) decides how fast a state decays; these values make it decay slowly
+    if name in ("A", "A_log"):
+        tensor.data.fill_(-0.01 if name == "A" else -4.0)
+        return
+    if not tensor.is_floating_point() or (tensor.dim() < 2 and "bias" not in name):
+        tensor.data.fill_(1)
+        return
+    _fill.calls += 1  # type: ignore[attr-defined]
+    dice = torch.Generator().manual_seed(_fill.calls)  # type: ignore[attr-defined]
+    scale = 0.1 if tensor.dim() < 2 else 1.4 / math.sqrt(tensor.shape[-1])
+    tensor.data.copy_(torch.randn(tensor.shape, generator=dice) * scale)
+
+
+_fill.calls = 0  # type: ignore[attr-defined]
+
+
+def _flatten_heads() -> None:
+    """Gives Q and K to vLLM's rotary embedding for CPUs without a dimension for their heads. Where they have one, as in
+    LFM2, its kernel reads beyond the positions, and answers change with what else is in the batch.
+    """
+    from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
+
+    kernel = RotaryEmbedding.forward_cpu
+
+    def forward_cpu(self: Any, positions: Any, query: Any, key: Any = None) -> tuple[Any, Any]:
+        found = kernel(self, positions, query.flatten(1), None if key is None else key.flatten(1))
+        return found[0].view_as(query), None if key is None else found[1].view_as(key)
+
+    RotaryEmbedding.forward_cpu = forward_cpu
+
+
+def _fill_all(loader: Any, model: Any, config: Any) -> None:
+    del loader, config
+    for layer in model.modules():
+        for name, tensor in {**layer._parameters, **layer._buffers}.items():
+            if tensor is not None and name not in layer._non_persistent_buffers_set:
+                _fill(tensor, name)
+    for layer in model.modules():
+        if type(layer).__name__ == "ShortConv":  # the output of full weights would hide that of attention
+            layer.conv.weight.data *= 0.1

@@ -1,0 +1,50 @@
+"""The models of the proof, and what their servers need: a toy model, or a family of tests/models."""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import toy_weights
+from families import FAMILIES
+from kvferry_launch.paths import MODELS
+from kvferry_launch.testbed import toy_model
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's folder, and the flags of each of its servers."""
+
+    folder: Path
+    flags: tuple[str, ...] = ()
+
+
+def kept(name: str) -> Model:
+    """Returns a model, and makes its folder if it is missing."""
+    if name not in FAMILIES:
+        return Model(toy_model.kept(name))
+    flags = ["--load-format", "dummy"]
+    for flag, value in FAMILIES[name].flags.items():
+        flags += [f"--{flag.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return Model(_family_folder(name), tuple(flags))
+
+
+def _family_folder(name: str) -> Path:
+    """Returns build/models/family-NAME. Its configuration names the code that generates the weights, so that answers
+    of a plain server that are kept are those of these weights.
+    """
+    made_by = hashlib.sha256(Path(toy_weights.__file__).read_bytes()).hexdigest()
+    folder = MODELS / f"family-{name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(FAMILIES[name].config | {"weights_made_by": made_by}))
+    toy_model.write_tokenizer(folder)
+    return folder
+
+
+def let_servers_generate_weights() -> None:
+    """Lets the servers that this process starts from now on generate the weights of families."""
+    paths = toy_weights.write_plugin(MODELS / "toy-weights")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
