@@ -57,6 +57,9 @@ FAMILIES: dict[str, Family] = {
                               few_blocks=36),
     "gemma3-window": Family(model("Gemma3ForCausalLM", "gemma3_text", query_pre_attn_scalar=HEAD_SIZE,
                                     **ALTERNATING), few_blocks=36),
+    "pangu-two-windows": Family(
+        model("PanguEmbeddedForCausalLM", "llama", interleaved_sliding_window=[WINDOW, None, 160, None]),
+        {"num_gpu_blocks_override": 384}, few_blocks=72),
     # the last two layers use the KV of the first two layers
     "gemma3n": Family(
         model("Gemma3nForCausalLM", "gemma3n_text", hidden_size_per_layer_input=32, vocab_size_per_layer_input=VOCAB,

@@ -71,6 +71,8 @@ CONFIGURATIONS = (
                   shared_prefixes=5, pushes=True),
     Configuration("state beside attention, prefill killed", model="granite-hybrid", decode_blocks=30,
                   extra={"chunk_tokens": 64}, kills=(Kill("prefill", 0.4),)),
+    Configuration("windows of two sizes, prefill killed", model="pangu-two-windows", decode_blocks=120,
+                  extra={"chunk_tokens": 64}, kills=(Kill("prefill", 0.4),)),
     Configuration("latent attention, prefill killed", model="deepseek-v2", decode_blocks=80,
                   extra={"chunk_tokens": 64}, kills=(Kill("prefill", 0.4),)),
 )

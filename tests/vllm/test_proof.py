@@ -30,7 +30,8 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("configuration", "kills"), [
     ("one server alone", 0), *(pytest.param(name, 1, marks=pytest.mark.long) for name in (
-        "one prefill killed", "state beside attention", "latent attention"))])
+        "one prefill killed", "state beside attention", "windows of two sizes",
+        "latent attention"))])
 def test_a_configuration_has_no_complaint(
         reference: Reference, tmp_path: Path, configuration: str, kills: int) -> None:
     del reference
@@ -52,7 +53,7 @@ def test_nonsense_is_one_sentence() -> None:
 
     assert nobody.returncode == few.returncode == 1
     assert nobody.stderr == "tests/proof/run: --only no such thing fits no configuration; --list names them\n"
-    assert few.stderr.startswith("tests/proof/run: --requests is 1; allowed: at least 16")
+    assert few.stderr.startswith("tests/proof/run: --requests is 1; allowed: at least 17")
 
 
 def test_the_list_names_at_least_ten_configurations() -> None:

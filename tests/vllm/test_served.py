@@ -60,6 +60,7 @@ SERVED: dict[str, Callable[[], tuple[KVCacheSpec, ...]]] = {
     "state": lambda: (state(page_size_padded=None, shapes=((2, 64, 16),), dtypes=(torch.float32,)),),
     "state beside attention": lambda: (state(), full(), state()),
     "chunked local": lambda: (full(), kinds.ChunkedLocalAttentionSpec(**SHAPE, attention_chunk_size=64)),
+    "windows of two sizes": lambda: tuple(kinds.SlidingWindowSpec(**SHAPE, sliding_window=n) for n in (64, 128)),
     "sizes": lambda: (kinds.UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs={
         "a": full(), "b": full(num_kv_heads=1)}),),
     "blocks": lambda: (full(), full(block_size=2 * TOKENS, num_kv_heads=1)),
@@ -71,7 +72,7 @@ ALL = (TOKENS, 0, False)
 GROUPS = {
     "latent": [(16, 0, False)], "windows": [ALL, (TOKENS, 64, False)], "state": [(TOKENS, TOKENS, False)],
     "state beside attention": [(TOKENS, TOKENS, False), ALL, (TOKENS, TOKENS, False)],
-    "chunked local": [ALL, (TOKENS, 64, True)],
+    "chunked local": [ALL, (TOKENS, 64, True)], "windows of two sizes": [(TOKENS, 64, False), (TOKENS, 128, False)],
     "blocks": [ALL, (2 * TOKENS, 0, False)],
     "state of short convolutions": [ALL, (TOKENS, TOKENS, False)],
     "state of gated delta nets": [(TOKENS, TOKENS, False), (TOKENS, TOKENS, False), ALL]}
@@ -107,8 +108,6 @@ REFUSED: dict[str, tuple[Callable[[], tuple[KVCacheSpec, ...]], str]] = {
                            "has latent attention with sliding windows"),
     "prefix LM": (lambda: (full(non_causal=True),), "has attention that isn't causal"),
     "compressed": (lambda: (kinds.MLAAttentionSpec(**LATENT, tokens_per_state=4),), "kept for 4 tokens at a time"),
-    "windows of two sizes": (lambda: tuple(kinds.SlidingWindowSpec(**SHAPE, sliding_window=n) for n in (64, 128)),
-                             r"has windows of \[64, 128\] tokens; this version supports one size"),
     "no KV": (lambda: (), "this model keeps no KV"),
 }
 

@@ -49,9 +49,6 @@ def served_specs(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig") ->
     states = [spec for spec in specs if isinstance(spec, MambaSpec)]
     if states:
         _check_states(states, specs, vllm_config)
-    sizes = sorted({window for _, window, _ in kv_groups(specs) if window})
-    if len(sizes) > 1:  # the core can, but no vLLM was seen with such a model
-        refuse_to_start(f"this model has windows of {sizes} tokens; this version supports one size")
     return specs
 
 
