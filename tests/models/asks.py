@@ -170,6 +170,14 @@ def embedded(engine: "Engine", _: Params = None) -> list[Spoken]:
     return spoken(engine.llm.generate(inputs, [sampling()] * len(LENGTHS), use_tqdm=False))
 
 
+def pictured(engine: "Engine", _: Params = None) -> list[Spoken]:
+    """Asks twice with the same text, the second time with other images."""
+    lengths = (200, 150)
+    answers = [spoken(engine.generate(prompts_of(lengths, 14), [sampling()] * 2, images=first)) for first in (100, 200)]
+    assert all(one.tokens != other.tokens for one, other in zip(*answers, strict=True)), "images change no tokens"
+    return [one for found in answers for one in found]
+
+
 # ---- the phases of an engine with kvferry, each after vLLM's own prefix cache was emptied ----
 def whole_chunks(engine: "Engine", lengths: Sequence[int]) -> int:
     return sum((length - 1) // engine.chunk * engine.chunk for length in lengths)
@@ -208,6 +216,16 @@ def salted_apart(engine: "Engine", _: "Feature") -> "Phases":
     return {"computed": engine.phase(lambda: salted(engine)),
             "other salt": engine.phase(lambda: salted(engine, None, "other"), 0, at_most=0),
             "loaded": engine.phase(lambda: salted(engine), whole_chunks(engine, LENGTHS))}
+
+
+def pictured_apart(engine: "Engine", _: "Feature") -> "Phases":
+    """The first chunk of a prompt ends in its image, so the text alone would be found again with another image."""
+    return {"computed": engine.phase(lambda: pictured(engine), 0, at_most=0),
+            "loaded": engine.phase(lambda: pictured(engine), 2 * whole_chunks(engine, (200, 150)))}
+
+
+def never_shared(engine: "Engine", _: "Feature") -> "Phases":
+    return {name: engine.phase(lambda: pictured(engine), 0, at_most=0) for name in ("computed", "again")}
 
 
 def slept_and_reset(engine: "Engine", _: "Feature") -> "Phases":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import asks
-from families import BLOCK, HIDDEN, LAYERS, Family
+from families import BLOCK, HIDDEN, IMAGE_SIDE, IMAGE_TOKENS, LAYERS, Family
 from kvferry_launch.testbed import toy_model
 from toy_weights import generate_weights
 
@@ -55,10 +55,18 @@ class Engine:
     def _chunk(self, block: int) -> int:
         return self.family.blocks_in_one * max(CHUNK, block)
 
-    def inputs(self, prompts: list[list[int]], **fields: Any) -> list[Any]:
+    def inputs(self, prompts: list[list[int]], images: int = 0, **fields: Any) -> list[Any]:
+        """Returns the prompts as vLLM takes them. In models with images, a long prompt has an image in place of its
+        first tokens, in which the first chunk ends; other `images` are other pictures.
+        """
         from vllm.inputs import TokensPrompt
 
-        return [TokensPrompt(prompt_token_ids=prompt, **fields) for prompt in prompts]
+        found = [TokensPrompt(prompt_token_ids=prompt, **fields) for prompt in prompts]
+        for number, one in enumerate(found):
+            if self.family.has_images and len(one["prompt_token_ids"]) > IMAGE_TOKENS:
+                one["prompt_token_ids"] = one["prompt_token_ids"][IMAGE_TOKENS:]
+                one["multi_modal_data"] = {"image": picture(images + number)}
+        return found
 
     def generate(self, prompts: list[list[int]], params: list[Any], lora_request: Any = None, **fields: Any
                  ) -> list[Any]:
@@ -142,8 +150,25 @@ def transfer_config(extra: dict[str, Any] | None, engine_id: str, storage: Path 
                             kv_connector_extra_config={"connectors": [ours, other] if extra else [other]})
 
 
+def picture(seed: int) -> Any:
+    import numpy
+    from PIL import Image
+
+    return Image.fromarray(numpy.random.default_rng(seed).integers(0, 256, (IMAGE_SIDE, IMAGE_SIDE, 3), numpy.uint8))
+
+
 def write_model(family: Family, folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(family.config))
     toy_model.write_tokenizer(folder)
+    if family.has_images:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.add_special_tokens(["<image>"])
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "processor_config.json").write_text(json.dumps({
+            "processor_class": "Blip2Processor", "num_query_tokens": IMAGE_TOKENS}))
+        (folder / "preprocessor_config.json").write_text(json.dumps({
+            "image_processor_type": "BlipImageProcessor", "size": {"height": IMAGE_SIDE, "width": IMAGE_SIDE}}))
     return folder

@@ -15,6 +15,8 @@ ATTENTION = SHAPE | {"num_key_value_heads": KV_HEADS, "head_dim": HEAD_SIZE}
 ALTERNATING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_d_state": 16, "mamba_chunk_size": 16, "mamba_n_groups": 1}
+IMAGE_SIDE, IMAGE_TOKENS = 80, 100
+ENCODER = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 KEYS_AND_VALUES = {"k_proj": KV_HEADS * HEAD_SIZE, "v_proj": KV_HEADS * HEAD_SIZE}
 
 
@@ -25,7 +27,7 @@ class Family:
     flags: vLLM's arguments for each of its engines. few_blocks: so few that vLLM must preempt. adapter: the number of
     outputs of each layer that the LoRA adapter changes, and adapter_layers: the names of the modules that have them.
     keeps_state: True if a chunk is one block of vLLM. blocks_in_one: how many of vLLM's blocks are as long as a block
-    of the KV group with the longest blocks.
+    of the KV group with the longest blocks. has_images: True if each long prompt has an image (engine.py).
     """
 
     config: dict[str, Any]
@@ -35,6 +37,7 @@ class Family:
     adapter_layers: str = "model.layers.{}.self_attn"
     keeps_state: bool = False
     blocks_in_one: int = 1
+    has_images: bool = False
 
 
 def model(architecture: str, kind: str, shape: dict[str, Any] = ATTENTION, **changes: Any) -> dict[str, Any]:
@@ -80,6 +83,14 @@ FAMILIES: dict[str, Family] = {
               rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32, "beta_slow": 1,
                                "original_max_position_embeddings": 1024, "mscale": 1.0, "mscale_all_dim": 1.0}),
         few_blocks=44, adapter={"kv_a_proj_with_mqa": 512 + 64}),  # vLLM's blocks are of 16 tokens here
+    # LLaVA, Qwen2-VL and most others need torchvision, of which PyPI has no CPU build
+    "blip2": Family(
+        {"architectures": ["Blip2ForConditionalGeneration"], "model_type": "blip-2", "torch_dtype": "float32",
+         "text_config": model("LlamaForCausalLM", "llama", vocab_size=VOCAB + 64), "num_query_tokens": IMAGE_TOKENS,
+         "image_token_index": VOCAB, "qformer_config": ENCODER | {"encoder_hidden_size": 64, "vocab_size": 64,
+                                                                  "cross_attention_frequency": 1},
+         "vision_config": ENCODER | {"image_size": IMAGE_SIDE, "patch_size": 16}},
+        adapter_layers="language_model.model.layers.{}.self_attn", has_images=True),
     "mamba2": Family(model("Mamba2ForCausalLM", "mamba2", {key: value for key, value in SHAPE.items()
                                                            if key != "num_attention_heads"},
                            state_size=16, num_heads=4, head_dim=64, expand=2, n_groups=2, chunk_size=16,

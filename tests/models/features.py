@@ -19,7 +19,8 @@ class Feature:
     ask: sends requests to an engine, with kvferry or without, and returns the answers. flags: vLLM's arguments; the
     features that change the same arguments of a family share engines. changes_tokens: True if the arguments may change
     the tokens of an engine without kvferry, which therefore gets them too. decode_flags: of the second engine, if there
-    is one, which gets the KV of the first one. phases: what an engine with kvferry does.
+    is one, which gets the KV of the first one. phases: what an engine with kvferry does. of_images: True if only
+    models with images are asked.
     """
 
     ask: "Callable[[Engine, Any], list[asks.Spoken]]" = asks.greedy
@@ -27,12 +28,15 @@ class Feature:
     changes_tokens: bool = False
     decode_flags: dict[str, Any] | None = None
     is_pushed: bool = False
+    of_images: bool = False
     phases: "Callable[[Engine, Feature], Phases]" = asks.computed_and_loaded
 
 
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1,
                                 "prompt_lookup_max": 3}}
 FEW_BLOCKS = {"num_gpu_blocks_override": "few", "max_model_len": 288}
+# vLLM then numbers the images of a process instead of hashing them
+NO_IMAGE_HASHES = {"mm_processor_cache_gb": 0, "enable_prefix_caching": False}
 SMALL_STEPS = {"max_num_batched_tokens": 48, "max_num_seqs": 16}
 HANDED_OVER: dict[str, Any] = {"phases": asks.also_handed_over}
 
@@ -66,6 +70,8 @@ FEATURES: dict[str, Feature] = {
     "pushed": Feature(asks.other_prompts, decode_flags={}, is_pushed=True),
     "blocks-unlike": Feature(decode_flags={"block_size": 64}),
     "drafts-on-decode": Feature(decode_flags=NGRAM),
+    "other-images": Feature(asks.pictured, of_images=True, phases=asks.pictured_apart),
+    "images-without-hash": Feature(asks.pictured, NO_IMAGE_HASHES, of_images=True, phases=asks.never_shared),
 }
 
 # Asked of the plain engine: every answer must change, or wrong KV would not be seen in the tokens.

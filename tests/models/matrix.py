@@ -167,7 +167,8 @@ def run(families: list[str], features: list[str], step: Step) -> Iterator[tuple[
         log = FOLDER / f"{family}.log"
         log.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder, running_controller("controller", FOLDER) as controller:
-            one = FamilyRun(family, features, Path(folder), controller.address)
+            asked = [name for name in features if FAMILIES[family].has_images or not FEATURES[name].of_images]
+            one = FamilyRun(family, asked, Path(folder), controller.address)
             write_model(FAMILIES[family], Path(folder) / "model")
             one.plan()
             run_jobs(one.jobs, cores, log, step, share)

@@ -1,13 +1,13 @@
 """The models of the proof, and what their servers need: a toy model, or a family of tests/models."""
 
 import hashlib
-import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import toy_weights
+from engine import write_model
 from families import FAMILIES
 from kvferry_launch.paths import MODELS
 from kvferry_launch.testbed import toy_model
@@ -40,10 +40,7 @@ def _family_folder(name: str) -> Path:
     made_by = hashlib.sha256(Path(toy_weights.__file__).read_bytes()).hexdigest()
     folder = MODELS / f"family-{name}"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(FAMILIES[name].config | {"weights_made_by": made_by}))
-    toy_model.write_tokenizer(folder)
-    return folder
+    return write_model(replace(FAMILIES[name], config=FAMILIES[name].config | {"weights_made_by": made_by}), folder)
 
 
 def let_servers_generate_weights() -> None:
