@@ -1,8 +1,15 @@
 """Makes vLLM generate the weights of the models' toys (--load-format dummy), in this process or in servers."""
 
 import math
+import os
 from pathlib import Path
 from typing import Any
+
+from kvferry_launch.paths import MODELS
+
+ASK = "KVFERRY_TOY_WEIGHTS"
+ENVIRONMENT = {ASK: "1"}
+FLAGS = ("--load-format", "dummy")
 
 
 def generate_weights() -> None:
@@ -15,13 +22,24 @@ def generate_weights() -> None:
     _flatten_heads()
 
 
-def write_plugin(folder: Path) -> list[str]:
-    """Makes generate_weights() a plugin of vLLM. Returns what must be in the servers' PYTHONPATH."""
+def generate_weights_if_asked() -> None:
+    """A plugin of vLLM, which calls it in each of its processes."""
+    if os.environ.get(ASK):
+        generate_weights()
+
+
+def let_servers_generate() -> None:
+    """Lets the servers that this process starts from now on call generate_weights(), if their environment has
+    `ENVIRONMENT`.
+    """
+    folder = MODELS / "toy-weights"
     about = folder / "kvferry_toy_weights-1.dist-info"
     about.mkdir(parents=True, exist_ok=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: kvferry-toy-weights\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(f"[vllm.general_plugins]\ntoy_weights = {__name__}:generate_weights\n")
-    return [str(folder), str(Path(__file__).parent)]
+    (about / "entry_points.txt").write_text(
+        f"[vllm.general_plugins]\ntoy_weights = {Path(__file__).stem}:generate_weights_if_asked\n")
+    paths = [str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def _fill(tensor: Any, name: str = "") -> None:

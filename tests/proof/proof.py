@@ -22,7 +22,8 @@ from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from load import Load
 from proof_deployment import Deployment
-from proof_models import Model, kept, let_servers_generate_weights
+from proof_models import Model, kept
+from toy_weights import let_servers_generate
 
 PROMPT_SETS = 3  # the configurations share the prompt sets, so that the plain server answers each prompt only once
 
@@ -62,7 +63,7 @@ def references(configurations: list[Configuration], models: dict[str, Model], co
               for index, configuration in enumerate(configurations)}
     found = {}
     for name, model in models.items():
-        plain = Reference(model.folder, own_cores()[0], flags=model.flags)
+        plain = Reference(model.folder, own_cores()[0], flags=model.flags, env=model.env)
         try:
             for case in sorted((case for case in wanted if case[0] == name), key=str):
                 with Step(f"plain server: {count} prompts, model {name}") as step:
@@ -112,7 +113,7 @@ def main() -> int:
     if flags.requests < len(configurations):
         sys.exit(f"tests/proof/run: --requests is {flags.requests}; allowed: at least {len(configurations)}, "
                  "one for each configuration")
-    let_servers_generate_weights()
+    let_servers_generate()
     with vllm_is_preloaded():
         return prove_all(flags, configurations)
 

@@ -1,9 +1,8 @@
 """The models of the proof, and what their servers need: a toy model, or a family of tests/models."""
 
 import hashlib
-import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import toy_weights
@@ -15,22 +14,23 @@ from kvferry_launch.testbed import toy_model
 
 @dataclass(frozen=True)
 class Model:
-    """A model's folder, and the flags of each of its servers."""
+    """A model's folder, and the flags and environment variables of each of its servers."""
 
     folder: Path
     flags: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
 
 
 def kept(name: str) -> Model:
     """Returns a model, and makes its folder if it is missing."""
     if name not in FAMILIES:
         return Model(toy_model.kept(name))
-    flags = ["--load-format", "dummy"]
+    flags = list(toy_weights.FLAGS)
     for flag, value in FAMILIES[name].flags.items():
         if flag == "num_gpu_blocks_override":  # enough for the engines of tests/models
             continue
         flags += [f"--{flag.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return Model(_family_folder(name), tuple(flags))
+    return Model(_family_folder(name), tuple(flags), toy_weights.ENVIRONMENT)
 
 
 def _family_folder(name: str) -> Path:
@@ -41,9 +41,3 @@ def _family_folder(name: str) -> Path:
     folder = MODELS / f"family-{name}"
     shutil.rmtree(folder, ignore_errors=True)
     return write_model(replace(FAMILIES[name], config=FAMILIES[name].config | {"weights_made_by": made_by}), folder)
-
-
-def let_servers_generate_weights() -> None:
-    """Lets the servers that this process starts from now on generate the weights of families."""
-    paths = toy_weights.write_plugin(MODELS / "toy-weights")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -24,6 +24,7 @@ from kvferry_launch.testbed.prompts import PromptSet
 from kvferry_launch.testbed.reference import Reference
 from kvferry_launch.testbed.servers import VllmServer
 from proxy_deployment import PROXIED_CHUNK_TOKENS, ProxyDeployment
+from toy_weights import let_servers_generate
 
 CONNECTORS = {"kvferry": KVFERRY_CONNECTOR, "none": None,
               "nixl": KvConnector("NixlConnector", port_env="VLLM_NIXL_SIDE_CHANNEL_PORT")}
@@ -94,6 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _preloaded() -> Iterator[None]:
     """Makes the servers of these tests forks of one process. Servers that scripts start are not forks of it."""
+    let_servers_generate()
     with vllm_is_preloaded():
         yield
 

