@@ -84,7 +84,7 @@ Result<void> check_run(const KvLayout& layout, const TokenRun& run) {
                              layer.group, run.block_ids.size()));
     const std::vector<BlockId>& table = run.block_ids[layer.group];
     if (table.size() < end_block)
-      return bad(fmt::format("layer '{}': tokens [{}, {}) need {} blocks of {} tokens, but KV group {} has {}",
+      return bad(fmt::format("layer '{}': tokens [{}, {}) need {} blocks of {} tokens, but KV group {} has {} blocks",
                              layer.name, run.first_token, end_token, end_block, layout.block_tokens, layer.group,
                              table.size()));
     for (std::uint64_t i = first_block; i < end_block; ++i) {
@@ -116,10 +116,10 @@ Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format) {
   ChunkShape shape{layout.num_kv_heads, 0, 0, layout.num_kv_heads, layout.element_bytes, 0, false};
   if (heads.chunk_heads != 0) {
     if (heads.count == 0 || heads.count > heads.chunk_heads || heads.first_in_chunk > heads.chunk_heads - heads.count)
-      return bad(fmt::format("heads [{}, {}) are out of range: the chunk has {}", heads.first_in_chunk,
+      return bad(fmt::format("heads [{}, {}) are out of range: the chunk has {} heads", heads.first_in_chunk,
                              std::uint64_t{heads.first_in_chunk} + heads.count, heads.chunk_heads));
     if (heads.count > layout.num_kv_heads || heads.first_in_cache > layout.num_kv_heads - heads.count)
-      return bad(fmt::format("heads [{}, {}) are out of range: the cache has {}", heads.first_in_cache,
+      return bad(fmt::format("heads [{}, {}) are out of range: the cache has {} heads", heads.first_in_cache,
                              std::uint64_t{heads.first_in_cache} + heads.count, layout.num_kv_heads));
     shape.chunk_heads = heads.chunk_heads;
     shape.first_in_chunk = heads.first_in_chunk;

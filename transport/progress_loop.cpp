@@ -23,7 +23,7 @@ constexpr TimeNs kHandBackNs = 300'000;
 
 void add_to(int epoll_fd, int fd, epoll_event event) {
   const int code = ::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
-  KVFERRY_CHECK(code == 0, "cannot watch descriptor {}: {}", fd, std::strerror(errno));
+  KVFERRY_CHECK(code == 0, "cannot watch file descriptor {}: {}", fd, std::strerror(errno));
 }
 
 int milliseconds_until(TimeNs deadline, TimeNs now) {

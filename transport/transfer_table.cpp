@@ -39,7 +39,8 @@ Result<std::string> TransferTable::exported(RegionId region) const {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(region);
   if (found == regions_.end())
-    return Error{ErrorCode::kInvalidArgument, fmt::format("region {} is not registered", region)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("memory region {} is not registered with this transport", region)};
   return found->second.exported;
 }
 
@@ -47,7 +48,8 @@ Result<void> TransferTable::remove_region(RegionId region) {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(region);
   if (found == regions_.end())
-    return Error{ErrorCode::kInvalidArgument, fmt::format("region {} is not registered", region)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("memory region {} is not registered with this transport", region)};
   if (found->second.num_users > 0)
     return Error{ErrorCode::kFull,
                  fmt::format("{} transfers still use region {}; unregister it after their completions",
@@ -64,10 +66,12 @@ Result<GrantId> TransferTable::add_grant(RegionId region, std::uint64_t offset, 
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(region);
   if (found == regions_.end())
-    return Error{ErrorCode::kInvalidArgument, fmt::format("region {} is not registered", region)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("memory region {} is not registered with this transport", region)};
   if (bytes == 0 || !is_inside(offset, bytes, found->second.bytes))
-    return Error{ErrorCode::kInvalidArgument, fmt::format("a grant of [{}, +{}) does not fit region {} of {} bytes",
-                                                          offset, bytes, region, found->second.bytes)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("a grant of bytes [{}, +{}) does not fit into region {} of {} bytes", offset, bytes,
+                             region, found->second.bytes)};
   if (grants_.size() >= kGrantsMax)
     return Error{ErrorCode::kFull, fmt::format("the limit of {} grants is reached; revoke one first", kGrantsMax)};
   RegionDescriptor descriptor = decode<RegionDescriptor>(found->second.exported, "own descriptor").value();
@@ -84,14 +88,17 @@ Result<std::string> TransferTable::exported(GrantId grant) const {
   const std::lock_guard lock(mutex_);
   const auto found = grants_.find(grant);
   if (found == grants_.end() || found->second.is_revoked)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not known", grant)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("grant {} does not exist: it was never given, or is revoked", grant)};
   return found->second.exported;
 }
 
 Result<void> TransferTable::remove_grant(GrantId grant) {
   const std::lock_guard lock(mutex_);
   const auto found = grants_.find(grant);
-  if (found == grants_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not known", grant)};
+  if (found == grants_.end())
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("grant {} does not exist: it was never given, or is revoked", grant)};
   found->second.is_revoked = true;
   if (found->second.num_accesses > 0)
     return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses grant {}; try again", grant)};
@@ -107,10 +114,12 @@ Result<std::byte*> TransferTable::begin_access(RegionId region, GrantId grant, s
     return Error{ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", region)};
   if (grant.value == 0) {
     if (writes && found->second.needs_grant_to_write)
-      return Error{ErrorCode::kRefused, fmt::format("the peer's region {} can be written only with a grant", region)};
+      return Error{
+          ErrorCode::kRefused,
+          fmt::format("the peer's region {} can be written only with a grant, and this transfer has none", region)};
     if (!is_inside(offset, bytes, found->second.bytes))
       return Error{ErrorCode::kRefused,
-                   fmt::format("[{}, +{}) is not inside the peer's region {}", offset, bytes, region)};
+                   fmt::format("bytes [{}, +{}) are not inside the peer's region {}", offset, bytes, region)};
     ++found->second.num_accesses;
     return found->second.base + offset;
   }
@@ -118,7 +127,8 @@ Result<std::byte*> TransferTable::begin_access(RegionId region, GrantId grant, s
   if (granted == grants_.end() || granted->second.region != region || granted->second.is_revoked)
     return Error{ErrorCode::kRefused, fmt::format("the peer has revoked grant {}", grant)};
   if (!is_inside(offset, bytes, granted->second.bytes))
-    return Error{ErrorCode::kRefused, fmt::format("[{}, +{}) is not inside the peer's grant {}", offset, bytes, grant)};
+    return Error{ErrorCode::kRefused,
+                 fmt::format("bytes [{}, +{}) are not inside the peer's grant {}", offset, bytes, grant)};
   ++found->second.num_accesses;
   ++granted->second.num_accesses;
   return found->second.base + granted->second.offset + offset;
@@ -167,7 +177,8 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
     return Error{ErrorCode::kInvalidArgument, fmt::format("peer {} is not connected", transfer.peer)};
   const auto region = regions_.find(transfer.local);
   if (region == regions_.end())
-    return Error{ErrorCode::kInvalidArgument, fmt::format("region {} is not registered", transfer.local)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("memory region {} is not registered with this transport", transfer.local)};
   if (remote->incarnation != peer->second.incarnation)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("the remote region belongs to another incarnation than peer {}", transfer.peer)};

@@ -26,7 +26,7 @@ std::string text_of(Cause cause) {
     case Cause::kNoHolder:
       return "no node held these chunks";
     case Cause::kTooShort:
-      return "they end before a chunk does, and such a rest is not kept or not found";
+      return "the tokens at the end fill no whole chunk, and their partial chunk was not saved or not found";
     case Cause::kEvicted:
       return "this node's pool had evicted the chunks";
     case Cause::kEvictedThere:
@@ -46,11 +46,11 @@ std::string text_of(Cause cause) {
     case Cause::kDamaged:
       return "a chunk was damaged: its bytes did not match its checksum";
     case Cause::kRefused:
-      return "the other node refused";
+      return "the other node refused to lease or to accept the chunks";
     case Cause::kFailed:
       return "the transfer failed";
     case Cause::kHandoffUnusable:
-      return "the hand-off was not used";
+      return "the prefill node's hand-off in kv_transfer_params could not be used";
     case Cause::kSuspect:
       return "the holder was not asked, because its chunks had not arrived for another request";
     case Cause::kPoolFull:
@@ -63,7 +63,7 @@ std::string text_of(Cause cause) {
     case Cause::kWindow:
       return "KV or state at the end of the hit was evicted or never kept (sliding window, model with state)";
     case Cause::kReset:
-      return "the pool was cleared";
+      return "this node's pool was cleared";
     case Cause::kNotAsked:
       return "the engine reads no cached KV for this request (prompt logprobs, for example)";
     case Cause::kAborted:
@@ -105,7 +105,8 @@ std::uint32_t recomputed_tokens(const LifeEvent& event) {
 
 FlightRecorder::FlightRecorder(std::uint32_t num_events, std::uint32_t num_requests)
     : records_(num_events), requests_(num_requests) {
-  KVFERRY_CHECK(num_events > 0 && num_requests > 0, "a flight recorder needs room for an event and a request");
+  KVFERRY_CHECK(num_events > 0 && num_requests > 0,
+                "a flight recorder needs room for at least one event and one request");
 }
 
 std::uint64_t FlightRecorder::begin(std::string_view request, std::string_view trace) {

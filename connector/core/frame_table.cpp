@@ -58,7 +58,7 @@ FramePin FrameTable::pin(FrameRef ref, std::string owner) {
 
 void FrameTable::unpin(FramePin pin) {
   const auto found = pins_.find(pin.value);
-  promise::exactly_once(found != pins_.end(), "the end of frame pin {}", pin.value);
+  promise::exactly_once(found != pins_.end(), "the end of pin {} on a GPU frame", pin.value);
   const std::uint32_t index = found->second.frame.frame;
   Frame& frame = frames_[index];
   KVFERRY_CHECK(frame.use == found->second.frame.use && frame.pins > 0, "frame {} was reused while pinned", index);
@@ -116,8 +116,8 @@ FrameTable::Frame* FrameTable::current(FrameRef ref) {
 bool FrameTable::advance(FrameRef ref, State from, State to) {
   Frame* const frame = current(ref);
   if (frame == nullptr) return false;
-  KVFERRY_CHECK(frame->state == from, "frame {} of slot {} is in state {}, not {}", ref.frame, frame->chunk.slot,
-                static_cast<int>(frame->state), static_cast<int>(from));
+  KVFERRY_CHECK(frame->state == from, "GPU frame {} of pool slot {} is in state {}, but should be in state {}",
+                ref.frame, frame->chunk.slot, static_cast<int>(frame->state), static_cast<int>(from));
   frame->state = to;
   return true;
 }

@@ -42,14 +42,16 @@ std::span<const ChunkKey> TokenChain::keys() {
 }
 
 void TokenChain::adopt_key(const ChunkKey& key) {
-  KVFERRY_CHECK(keys_.size() < num_full_chunks(), "all {} full chunks have keys", num_full_chunks());
+  KVFERRY_CHECK(keys_.size() < num_full_chunks(),
+                "no key can be added, because all {} full chunks of the prompt have keys", num_full_chunks());
   keys_.push_back(key);
 }
 
 ChunkKey TokenChain::tail_key(std::uint32_t i, std::uint32_t num_tokens) {
   const std::uint32_t first = i * chunk_tokens_;
   KVFERRY_CHECK(num_tokens > 0 && num_tokens < chunk_tokens_ && first + num_tokens <= size(),
-                "no tail of {} tokens at token {}: a tail is shorter than a chunk and ends within the {} tokens",
+                "there is no tail of {} tokens at token {}: a tail is shorter than a chunk and ends within the "
+                "prompt's {} tokens",
                 num_tokens, first, size());
   return chunk_key(parent(i), std::span(tokens_).subspan(first, num_tokens), extras_in(first, num_tokens));
 }

@@ -34,7 +34,8 @@ bool WorkerCore::writable(ChunkRef chunk) const {
 
 void WorkerCore::end_write(ChunkRef chunk, bool ok) {
   Slot& target = slot(chunk);
-  promise::exactly_once(target.writing && target.generation == chunk.generation, "the write of slot {}", chunk.slot);
+  promise::exactly_once(target.writing && target.generation == chunk.generation, "the write of pool slot {}",
+                        chunk.slot);
   target.writing = false;
   target.complete = ok;
 }

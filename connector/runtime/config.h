@@ -75,7 +75,7 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
               "GPU memory for chunks, for each rank, in addition to pool_bytes; used only if the model's KV cache is "
               "in GPU "
               "memory. If it is 0, chunks are packed straight into pinned host memory")
-          .with_shown_default("half of what the engine leaves free, less 1GiB; at most pool_bytes"),
+          .with_shown_default("half of the GPU memory that the engine leaves free, less 1GiB; at most pool_bytes"),
       setting("lands_in_gpu", &C::lands_in_gpu, boolean,
               "Whether chunks go from GPU pool to GPU pool where a path between the nodes reaches both; all others go "
               "through the pools of host memory"),
@@ -95,11 +95,11 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting<C, std::string>("path", &C::path, fmt::format("one of {}", fmt::join(path_names(), ", ")),
                               "Backend that carries chunks; auto measures which one is fastest to each peer",
                               [](const std::string& name) { return static_cast<bool>(parse_path(name)); }),
-      setting<C, std::string>(
-          "nics", &C::nics, "auto, all, or names of RDMA devices or interfaces with commas between",
-          "Network cards that UCX uses. With auto each rank uses the RDMA devices nearest to its GPU, and ranks that "
-          "are equally near to several share them out; with names the same among these. UCX_NET_DEVICES has priority",
-          [](const std::string& names) { return !split_nics(names).empty(); }),
+      setting<C, std::string>("nics", &C::nics, "auto, all, or names of RDMA devices or interfaces with commas between",
+                              "Network cards that UCX uses. With auto each rank uses the RDMA devices nearest to its "
+                              "GPU, and ranks that are equally near to several devices share these out; with names, "
+                              "ranks choose among the named cards in the same way. UCX_NET_DEVICES has priority",
+                              [](const std::string& names) { return !split_nics(names).empty(); }),
       setting<C, std::int64_t>("load_timeout_ms", &C::load_timeout_ms, "an integer from 1 to 600000",
                                "Longest time that a request waits for other nodes before its tokens are computed here",
                                [](std::int64_t ms) { return ms >= 1 && ms <= 600'000; }),
@@ -109,7 +109,7 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting<C, std::string>("advertise_host", &C::advertise_host,
                               "a host name or address at which other nodes reach this node",
                               "Where other nodes reach this node", is_given)
-          .with_shown_default("address on the route to the controller"),
+          .with_shown_default("this host's address on the route to the controller"),
       setting<C, std::string>(
           "ports", &C::ports, "FIRST-LAST or PORT, of 1 to 65535; empty: any free port",
           "TCP ports at which other nodes reach this node, for firewalls: a vLLM server needs one port; "

@@ -16,7 +16,7 @@ bool is_text(std::string_view text) { return text == report_text(text); }
 std::string_view wrong_part(const NodeReport& report) {
   if (report.paths.size() > kReportPathsMax || report.failures.size() > kReportFailuresMax ||
       report.prefixes.size() > kReportPrefixesMax)
-    return "a list has too many elements";
+    return "a list in the report has too many elements";
   const bool has_numbers =
       is_number(report.tokens) && is_number(report.local_tokens) && is_number(report.loaded_tokens) &&
       std::ranges::all_of(report.paths,
@@ -25,7 +25,7 @@ std::string_view wrong_part(const NodeReport& report) {
                                    is_number(one.limit_gb_per_s) && is_number(one.best_gb_per_s);
                           }) &&
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_number(one.per_minute); });
-  if (!has_numbers) return "a number is out of range";
+  if (!has_numbers) return "a number in the report is out of range";
   const bool has_texts =
       std::ranges::all_of(
           report.paths,
@@ -33,7 +33,7 @@ std::string_view wrong_part(const NodeReport& report) {
       std::ranges::all_of(report.failures,
                           [](const FailureReport& one) { return is_text(one.what) && is_text(one.peer); }) &&
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_text(one.chunk); });
-  return has_texts ? "" : "a text is too long or not printable";
+  return has_texts ? "" : "a text in the report is too long or not printable";
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ struct Sessions::Receiver {
     if (turn.sender.role >= least) return true;
     const std::string what =
         request == nullptr ? "a node" : fmt::format("the command '{}'", request->verb.substr(0, 64));
-    const std::string why = fmt::format("{} needs a key of the role {}, and this is that of {}", what,
+    const std::string why = fmt::format("{} needs a key of the role {}, but the sender has the key of {}", what,
                                         net::name_of(least), turn.sender.str());
     if (std::has_single_bit(++self.counters_.messages_forbidden))
       log().warn("refused a message ({} so far): {}", self.counters_.messages_forbidden, printable(why));

@@ -88,7 +88,7 @@ void Sessions::revoke(ConnectionId from, TimeNs now) {
   const Session* const found = session(from);
   if (found == nullptr) return;
   const NodeId node = found->node;
-  log().warn("node {} is removed: the key of its member was revoked", name_of(node));
+  log().warn("node {} is removed: its member key was revoked", name_of(node));
   directory_.leave(node);
   end_session(node, now);
 }
@@ -98,7 +98,8 @@ void Sessions::execute(const wire::AdminRequest& request, TimeNs now) { orders_.
 void Sessions::fence(NodeId node, TimeNs now) {
   if (!directory_.leave(node)) return;
   ++counters_.nodes_fenced;
-  log().info("node {} is fenced: a newer incarnation registered with another replica", name_of(node));
+  log().info("node {} is removed from this replica: a newer incarnation of the node registered with another replica",
+             name_of(node));
   end_session(node, now);
 }
 

@@ -97,8 +97,8 @@ HolderSets::Id HolderSets::allocate(std::span<const Placement> members, bool is_
   } else {
     if (home.num_records == 0 && size_class == 0) ++home.num_records;  // skips id 0, which stands for the empty set
     index = home.num_records++;
-    KVFERRY_CHECK(index < 1U << kIndexBits, "more than {} sets of up to {} holders", 1U << kIndexBits,
-                  std::size_t{1} << size_class);
+    KVFERRY_CHECK(index < 1U << kIndexBits, "the index has no room for more than {} sets of up to {} holders",
+                  1U << kIndexBits, std::size_t{1} << size_class);
     if (index >> block_log(size_class) >= home.blocks.size()) {
       const std::size_t block_bytes = record_bytes(size_class) << block_log(size_class);
       home.blocks.push_back(std::make_unique_for_overwrite<std::byte[]>(block_bytes));

@@ -96,7 +96,7 @@ void KeyMap<Key>::remove_from_table(Position position) {
     }
     if (bucket->num_passed == 0) break;
   }
-  KVFERRY_CHECK(overflow_.erase(key) == 1, "a key of the log is missing in the table");
+  KVFERRY_CHECK(overflow_.erase(key) == 1, "a key of the key log is missing in the key map");
 }
 
 template <class Key>

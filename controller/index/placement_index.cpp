@@ -22,13 +22,13 @@ NodeIndex PlacementIndex<Key>::add_node(std::uint32_t num_reached) {
 
 template <class Key>
 void PlacementIndex<Key>::show_node(NodeIndex node) {
-  KVFERRY_CHECK(nodes_[node].num_reached == kHidden, "node {} is not hidden", node);
+  KVFERRY_CHECK(nodes_[node].num_reached == kHidden, "node {} is shown again, but was not hidden from lookups", node);
   nodes_[node].num_reached = 0;
 }
 
 template <class Key>
 void PlacementIndex<Key>::remove_node(NodeIndex node) {
-  KVFERRY_CHECK(is_alive(node), "node {} is removed twice", node);
+  KVFERRY_CHECK(is_alive(node), "node {} is removed from the index twice", node);
   nodes_[node] = Node{.num_reached = kNever};
   (num_placements(node) == 0 ? free_ : removed_).push_back(node);
   digests_[node] = TierDigests{};

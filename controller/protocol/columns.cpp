@@ -50,7 +50,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
   using kvferry::controller::Tier;
   using kvferry::controller::wire::KeyBlob;
   using kvferry::controller::wire::TailColumns;
-  static_assert(alignof(ChunkKey) == 1 && sizeof(ChunkKey) == 16, "keys must lie side by side");
+  static_assert(alignof(ChunkKey) == 1 && sizeof(ChunkKey) == 16, "chunk keys must lie side by side in memory");
 
   const msgpack::object& convert<KeyBlob>::operator()(const msgpack::object& o, KeyBlob& blob) const {
     if (o.type != msgpack::type::BIN || o.via.bin.size % sizeof(ChunkKey) != 0) throw msgpack::type_error();

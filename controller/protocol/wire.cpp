@@ -59,7 +59,7 @@ std::size_t version_at(std::string_view bytes) {
   const std::size_t at = is_long ? 4 : 2;
   KVFERRY_CHECK(bytes.size() > at && static_cast<unsigned char>(bytes[at - 1]) == 0x92 &&
                     static_cast<unsigned char>(bytes[at]) < 0x80,
-                "not an encoded message");
+                "the bytes are not an encoded message");
   return at;
 }
 
@@ -93,7 +93,8 @@ std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange ver
   std::uint32_t num_fields = 0, num_header_fields = 0;
   std::uint64_t version = 0, type = 0;
   const auto read_keys = [&](std::span<const ChunkKey>& keys) {
-    static_assert(alignof(ChunkKey) == 1 && sizeof(ChunkKey) == 16, "keys are read at any address");
+    static_assert(alignof(ChunkKey) == 1 && sizeof(ChunkKey) == 16,
+                  "chunk keys are read at any address, so they must need no alignment");
     std::string_view blob;
     if (!reader.read_bytes(blob) || blob.size() % sizeof(ChunkKey) != 0) return false;
     keys = {reinterpret_cast<const ChunkKey*>(blob.data()), blob.size() / sizeof(ChunkKey)};

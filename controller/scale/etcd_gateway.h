@@ -65,7 +65,7 @@ class EtcdGateway {
     if (url.user.empty() || !token_.empty()) return {};
     const std::string body = KVFERRY_TRY(post(login_of(url.user, url.password), options_.request_ms));
     Result<std::string> token = token_of(body);
-    if (!token) return std::move(token).error().with(fmt::format("logging in to etcd at {}", name()));
+    if (!token) return std::move(token).error().with(fmt::format("cannot log in to etcd at {}", name()));
     token_ = std::move(*token);
     return {};
   }

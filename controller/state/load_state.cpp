@@ -56,7 +56,7 @@ class Loader {
  private:
   void add_damage(const std::string& path, const std::string& how) {
     loaded_.set_aside.push_back(path);
-    if (loaded_.damage.empty()) loaded_.damage = fmt::format("{} {}", path, how);
+    if (loaded_.damage.empty()) loaded_.damage = fmt::format("{}: {}", path, how);
   }
   BatchScan replay(const StateFile& file) {
     return scan_batches(file.bytes(), [&](std::string_view body) { return replayer_.replay(body); });
@@ -67,14 +67,14 @@ class Loader {
     const BatchScan scan = replay(file);
     if (!replayer_.has_end()) state_.end_blocks();
     if (scan.end != BatchScan::End::kWhole || !replayer_.has_end() || !file.head)
-      add_damage(file.path, fmt::format("is damaged at byte {} of {}", scan.good_bytes, file.bytes().size()));
+      add_damage(file.path, fmt::format("the file is damaged at byte {} of {}", scan.good_bytes, file.bytes().size()));
     loaded_.snapshot_bytes = file.bytes().size();
     return {};
   }
 
   Result<void> read_logs(std::uint64_t first) {
     if (!files_.logs.contains(first) && (first > 1 || !files_.logs.empty()))
-      add_damage(folder_.log(first), "is missing");
+      add_damage(folder_.log(first), "the file is missing");
     std::uint64_t number = first;
     for (; files_.logs.contains(number) && loaded_.damage.empty(); ++number) {
       const bool is_read = KVFERRY_TRY(read_log(number, number == first));
@@ -86,7 +86,7 @@ class Loader {
       if (is_needless)  // the log is empty, or the snapshot that this log requires was never finished
         ::unlink(file.path.c_str());
       else
-        add_damage(file.path, "cannot be used: the log before it is missing");
+        add_damage(file.path, "the file cannot be used, because the log before it is missing");
     }
     const std::uint64_t last = files_.logs.empty() ? 0 : *files_.logs.rbegin();
     loaded_.next_number = std::max({first, number, loaded_.damage.empty() ? 0 : last + 1});
@@ -99,7 +99,7 @@ class Loader {
     if (file.head && file.head->begins_anew && !is_first) return false;
     const BatchScan scan = replay(file);
     if (scan.end == BatchScan::End::kCorrupt || (scan.end == BatchScan::End::kTorn && is_continued_by(number + 1))) {
-      add_damage(file.path, fmt::format("is damaged at byte {} of {}", scan.good_bytes, file.bytes().size()));
+      add_damage(file.path, fmt::format("the file is damaged at byte {} of {}", scan.good_bytes, file.bytes().size()));
     } else if (scan.end == BatchScan::End::kTorn) {
       log().info("{}: an interrupted write left an incomplete end of {} bytes, which is dropped", file.path,
                  file.bytes().size() - scan.good_bytes);

@@ -35,17 +35,17 @@ class CudaChecksums final : public Device::Checksums {
       host_ = KVFERRY_TRY(pinned_.take(segments * sizeof(std::uint64_t)));
       KVFERRY_TRY(launch(ranges));
     }
-    return cuda_result(cudaEventRecord(done_.get(), stream), "recording the end of checksums");
+    return cuda_result(cudaEventRecord(done_.get(), stream), "cannot record the end of the checksums");
   }
 
   Result<bool> is_done() override {
     const CurrentDevice current(ordinal_);
-    return is_event_reached(done_.get(), "querying checksums");
+    return is_event_reached(done_.get(), "cannot query whether the checksums are done");
   }
 
   Result<std::vector<std::uint64_t>> take() override {
     const CurrentDevice current(ordinal_);
-    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "waiting for checksums"));
+    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "cannot wait for the checksums"));
     return checksums_of(range_bytes_, host_.data());
   }
 
@@ -57,7 +57,8 @@ class CudaChecksums final : public Device::Checksums {
       batch.jobs[batch.num_jobs++] = {ranges[i].data(), ranges[i].size(), segments};
       segments += num_segments(ranges[i].size());
       if (batch.num_jobs < cuda::HashJobs::kMax && i + 1 < ranges.size()) continue;
-      KVFERRY_TRY(cuda_result(cuda::launch_hash(batch, device::segment_secret(), stream_), "launching checksums"));
+      KVFERRY_TRY(cuda_result(cuda::launch_hash(batch, device::segment_secret(), stream_),
+                              "cannot launch the checksum kernel"));
       batch.num_jobs = 0;
     }
     return {};

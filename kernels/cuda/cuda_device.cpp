@@ -49,7 +49,7 @@ class CudaDevice final : public Device {
   std::string describe() const override { return name_; }
   std::string pci_bus_id() const override { return pci_bus_id_; }
   std::string uuid() const override { return uuid_; }
-  Result<void> bind_thread() override { return cuda_result(cudaSetDevice(ordinal_), "choosing a thread's GPU"); }
+  Result<void> bind_thread() override { return cuda_result(cudaSetDevice(ordinal_), "cannot choose the thread's GPU"); }
 
   Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override {
     const CurrentDevice current(ordinal_);
@@ -57,17 +57,17 @@ class CudaDevice final : public Device {
     const bool is_device = kind == MemoryKind::kDevice;
     const cudaError_t code =
         is_device ? cudaMalloc(&memory, bytes) : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
-    KVFERRY_TRY(cuda_result(code, is_device ? "allocating GPU memory" : "allocating pinned host memory"));
+    KVFERRY_TRY(cuda_result(code, is_device ? "cannot allocate GPU memory" : "cannot allocate pinned host memory"));
     return static_cast<std::byte*>(memory);
   }
   void release(MemoryKind kind, std::byte* base) override {
     const CurrentDevice current(ordinal_);
-    complain(kind == MemoryKind::kDevice ? cudaFree(base) : cudaFreeHost(base), "freeing memory");
+    complain(kind == MemoryKind::kDevice ? cudaFree(base) : cudaFreeHost(base), "cannot free GPU or pinned memory");
   }
   Result<std::uint64_t> free_bytes() override {
     const CurrentDevice current(ordinal_);
     std::size_t free = 0, total = 0;
-    KVFERRY_TRY(cuda_result(cudaMemGetInfo(&free, &total), "asking how much memory is free"));
+    KVFERRY_TRY(cuda_result(cudaMemGetInfo(&free, &total), "cannot ask how much GPU memory is free"));
     return std::uint64_t{free};
   }
   Result<void> pin(std::span<std::byte> memory) override {
@@ -80,7 +80,7 @@ class CudaDevice final : public Device {
     const cudaError_t code =
         cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped);
     const bool is_foreign = code == cudaErrorHostMemoryAlreadyRegistered && is_pinned_by_others(memory);
-    if (Result<void> ok = cuda_result(code, "pinning host memory"); !ok && !is_foreign) return ok;
+    if (Result<void> ok = cuda_result(code, "cannot pin host memory"); !ok && !is_foreign) return ok;
     pins_[memory.data()] = {memory.size(), 1, is_foreign};
     return {};
   }
@@ -92,41 +92,42 @@ class CudaDevice final : public Device {
     const bool is_foreign = found->second.is_foreign;
     pins_.erase(found);
     if (is_foreign) return;
-    complain(cudaHostUnregister(memory.data()), "unpinning host memory");
+    complain(cudaHostUnregister(memory.data()), "cannot unpin host memory");
   }
 
   Result<DeviceStream> make_stream() override {
     const CurrentDevice current(ordinal_);
     cudaStream_t stream = nullptr;
-    KVFERRY_TRY(cuda_result(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream"));
+    KVFERRY_TRY(cuda_result(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cannot create a CUDA stream"));
     return DeviceStream{stream};
   }
   void drop_stream(DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
-    complain(cudaStreamDestroy(stream_of(stream)), "destroying a stream");
+    complain(cudaStreamDestroy(stream_of(stream)), "cannot destroy a CUDA stream");
   }
 
   Result<EventHandle> record(DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
     Event event = KVFERRY_TRY(make_event());
-    KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream_of(stream)), "recording an event"));
+    KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream_of(stream)), "cannot record a CUDA event"));
     return EventHandle{event.release()};
   }
   void drop_event(EventHandle event) override {
     const CurrentDevice current(ordinal_);
-    complain(cudaEventDestroy(event_of(event)), "destroying an event");
+    complain(cudaEventDestroy(event_of(event)), "cannot destroy a CUDA event");
   }
   Result<bool> is_reached(EventHandle event) override {
     const CurrentDevice current(ordinal_);
-    return is_event_reached(event_of(event), "querying an event");
+    return is_event_reached(event_of(event), "cannot query a CUDA event");
   }
   Result<void> wait(EventHandle event) override {
     const CurrentDevice current(ordinal_);
-    return cuda_result(cudaEventSynchronize(event_of(event)), "waiting for an event");
+    return cuda_result(cudaEventSynchronize(event_of(event)), "cannot wait for a CUDA event");
   }
   Result<void> wait_on(DeviceStream stream, EventHandle event) override {
     const CurrentDevice current(ordinal_);
-    return cuda_result(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "ordering a stream after an event");
+    return cuda_result(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0),
+                       "cannot order a CUDA stream after an event");
   }
 
   Result<void> copy(std::span<const DeviceCopy> copies, DeviceStream stream) override {
@@ -183,7 +184,7 @@ class CudaDevice final : public Device {
     if (!flushes_) return {};
     return cuda_result(cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
                                                           cudaFlushGPUDirectRDMAWritesToOwner),
-                       "flushing GPUDirect writes");
+                       "cannot flush GPUDirect writes");
   }
 
   /// Returns whether the memory is page-locked, but not by this device: UCX for example registers memory by itself. The
@@ -202,7 +203,8 @@ class CudaDevice final : public Device {
 
   static Result<void> copy_large(const DeviceCopy& copy, cudaStream_t stream) {
     if (copy.bytes == 0) return {};
-    return cuda_result(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, stream), "copying memory");
+    return cuda_result(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, stream),
+                       "cannot copy memory");
   }
 
   /// The kernel reads the jobs from pinned host memory: each of its blocks reads one, which takes less than to send
@@ -222,7 +224,7 @@ class CudaDevice final : public Device {
   /// Holds the buffer until the device has read it, and returns buffers that it has read to the pool.
   Result<void> keep_until_read(PinnedBuffer buffer, cudaStream_t stream) {
     Event event = KVFERRY_TRY(make_event());
-    KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream), "recording an event"));
+    KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream), "cannot record a CUDA event"));
     const std::lock_guard lock(mutex_);
     unread_.emplace_back(std::move(event), std::move(buffer));
     while (!unread_.empty() && cudaEventQuery(unread_.front().first.get()) == cudaSuccess) {
@@ -254,7 +256,7 @@ Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   if (ordinal < 0 || ordinal >= num_devices)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("GPU {} does not exist: CUDA has {} GPUs, numbered from 0", ordinal, num_devices)};
-  constexpr const char* kAsking = "querying the GPU's properties";
+  constexpr const char* kAsking = "cannot query the GPU's properties";
   cudaDeviceProp properties{};
   KVFERRY_TRY(cuda_result(cudaGetDeviceProperties(&properties, ordinal), kAsking));
   int is_supported = 0, ordering = cudaGPUDirectRDMAWritesOrderingNone, flush_options = 0;

@@ -30,7 +30,7 @@ struct FreeBy {
 using Event = std::unique_ptr<CUevent_st, FreeBy<cudaEventDestroy>>;
 inline Result<Event> make_event() {
   cudaEvent_t event = nullptr;
-  KVFERRY_TRY(cuda_result(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
+  KVFERRY_TRY(cuda_result(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cannot create a CUDA event"));
   return Event(event);
 }
 inline Result<bool> is_event_reached(cudaEvent_t event, const char* what) {

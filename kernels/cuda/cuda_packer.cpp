@@ -74,7 +74,7 @@ class CudaPass final : public StreamPacker::Pass {
                                launch_.plan.num_layers)};
     next_layer_ = end;
     launch_.layers = {first, end};
-    for (const cuda::PackJobs& batch : batches_) KVFERRY_TRY(cuda_result(copy(batch), "launching a copy of KV"));
+    for (const cuda::PackJobs& batch : batches_) KVFERRY_TRY(cuda_result(copy(batch), "cannot launch a copy of KV"));
     if (hashes_while_scattering()) are_hashed_ = true;
     return {};
   }
@@ -87,22 +87,23 @@ class CudaPass final : public StreamPacker::Pass {
                                launch_.plan.num_layers)};
     if (wants_checksums_ && !(gathers_ ? by_segments_ : are_hashed_)) {
       for (const cuda::HashJobs& batch : hashes_)
-        KVFERRY_TRY(cuda_result(cuda::launch_hash(batch, state_->secret, stream_), "launching a checksum"));
+        KVFERRY_TRY(
+            cuda_result(cuda::launch_hash(batch, state_->secret, stream_), "cannot launch the checksum kernel"));
     }
     is_finished_ = true;
-    return cuda_result(cudaEventRecord(done_.get(), stream_), "recording the end of a gather or scatter of KV");
+    return cuda_result(cudaEventRecord(done_.get(), stream_), "cannot record the end of a gather or scatter of KV");
   }
 
   Result<bool> is_done() const override {
     const CurrentDevice current(state_->ordinal);
     if (!is_finished_) return false;
-    return is_event_reached(done_.get(), "checking whether a gather or scatter of KV has ended");
+    return is_event_reached(done_.get(), "cannot check whether a gather or scatter of KV has ended");
   }
 
   Result<std::vector<std::uint64_t>> wait() override {
     const CurrentDevice current(state_->ordinal);
     if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "wait() was called before finish()"};
-    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "waiting for a gather or scatter of KV"));
+    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "cannot wait for a gather or scatter of KV"));
     if (!wants_checksums_) return std::vector<std::uint64_t>{};
     return checksums_of(chunk_bytes_, host_.data());
   }
@@ -263,9 +264,10 @@ Result<std::unique_ptr<StreamPacker>> make_cuda_packer(int ordinal, KvLayout lay
   const std::vector<device::PlaneView>& planes = state->host_plan.planes;
   const std::size_t bytes = planes.size() * sizeof planes[0];
   void* on_device = nullptr;
-  KVFERRY_TRY(cuda_result(cudaMalloc(&on_device, bytes), "allocating GPU memory"));
+  KVFERRY_TRY(cuda_result(cudaMalloc(&on_device, bytes), "cannot allocate GPU memory"));
   state->planes.reset(static_cast<device::PlaneView*>(on_device));
-  KVFERRY_TRY(cuda_result(cudaMemcpy(on_device, planes.data(), bytes, cudaMemcpyHostToDevice), "copying to the GPU"));
+  KVFERRY_TRY(
+      cuda_result(cudaMemcpy(on_device, planes.data(), bytes, cudaMemcpyHostToDevice), "cannot copy to the GPU"));
   return std::unique_ptr<StreamPacker>(std::make_unique<CudaPackerImpl>(std::move(state)));
 }
 

@@ -18,7 +18,7 @@ std::string explain_no_gpus(cudaError_t code, int driver) {
   const std::string needed = fmt::format("a driver for CUDA {}.0 or later", CUDART_VERSION / 1000);
   if (code == cudaErrorNoDevice) return "NVIDIA's driver finds no GPU on this host";
   if (code != cudaErrorInsufficientDriver)
-    return fmt::format("counting GPUs: {} ({})", cudaGetErrorString(code), cudaGetErrorName(code));
+    return fmt::format("cannot count the GPUs: {} ({})", cudaGetErrorString(code), cudaGetErrorName(code));
   if (driver == 0)
     return fmt::format("this host has no NVIDIA driver (the loader finds no libcuda.so.1); GPUs need {}", needed);
   return fmt::format("this host's NVIDIA driver is for CUDA {}, but this build of kvferry needs {}",

@@ -23,7 +23,7 @@ Result<PinnedBuffer> PinnedPool::take(std::size_t bytes) {
   }
   const std::size_t rounded = std::bit_ceil(std::max(bytes, kSmallest));
   void* made = nullptr;
-  KVFERRY_TRY(cuda_result(cudaHostAlloc(&made, rounded, cudaHostAllocPortable), "allocating pinned host memory"));
+  KVFERRY_TRY(cuda_result(cudaHostAlloc(&made, rounded, cudaHostAllocPortable), "cannot allocate pinned host memory"));
   PinnedBuffer buffer;
   buffer.memory.reset(static_cast<std::byte*>(made));
   buffer.bytes = rounded;

@@ -74,8 +74,8 @@ Result<std::string> SharedAllocations::export_memory(std::span<const std::byte> 
                  fmt::format("{} bytes at {} are not within one allocation", memory.size(), fmt::ptr(memory.data()))};
   KVFERRY_TRY(check_has_handle(memory.data()));
   cudaIpcMemHandle_t handle;
-  KVFERRY_TRY(
-      cuda_result(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation.base)), "exporting GPU memory"));
+  KVFERRY_TRY(cuda_result(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation.base)),
+                          "cannot export GPU memory to other processes"));
   const std::lock_guard lock(mutex_);
   std::uint64_t& bytes = exported_[address];
   bytes = std::max<std::uint64_t>(bytes, memory.size());
@@ -87,7 +87,7 @@ Result<std::byte*> SharedAllocations::own_memory(std::uint64_t address, std::uin
   const std::lock_guard lock(mutex_);
   const auto found = exported_.find(address);
   if (found == exported_.end() || found->second < bytes)
-    return Error{ErrorCode::kCorrupt, "the handle names memory of this process that was not exported"};
+    return Error{ErrorCode::kCorrupt, "the handle of GPU memory names memory of this process that was not exported"};
   return reinterpret_cast<std::byte*>(address);
 }
 
@@ -110,7 +110,7 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
   std::memcpy(handle.reserved, parsed.handle.data(), sizeof(handle.reserved));
   void* base = nullptr;
   KVFERRY_TRY(cuda_result(cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess),
-                          "opening another process's GPU memory"));
+                          "cannot open another process's GPU memory"));
   const Result<Allocation> truth = allocation_of(static_cast<std::byte*>(base));
   if (!truth || truth->bytes < parsed.allocation_bytes) {
     cudaIpcCloseMemHandle(base);
@@ -131,7 +131,8 @@ void SharedAllocations::close(std::byte* memory) {
   if (found == opened_.begin()) return;  // the memory belongs to this process, and open() has not mapped it
   found = std::prev(found);
   if (memory >= found->first + found->second.bytes || --found->second.num_users > 0) return;
-  if (const Result<void> ok = cuda_result(cudaIpcCloseMemHandle(found->first), "closing another process's GPU memory");
+  if (const Result<void> ok =
+          cuda_result(cudaIpcCloseMemHandle(found->first), "cannot close another process's GPU memory");
       !ok)
     log().error("GPU: {}", ok.error().what);
   opened_.erase(found);

@@ -26,7 +26,7 @@ Error failed(const std::string& what, int error_number) {
 Result<net::Bytes32> random_bytes() {
   net::Bytes32 bytes{};
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    return failed("the system gives no random bytes", errno);
+    return failed("the operating system gives no random bytes for a key", errno);
   return bytes;
 }
 
@@ -57,9 +57,10 @@ Result<std::vector<std::string>> keys_after(Step step, std::vector<std::string> 
   const bool is_rotating = keys.size() > 1;
   if (step == Step::kAdd && is_rotating)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} has two keys; end that rotation before with --retire", path)};
+                 fmt::format("{} has two keys; end the rotation that has begun with --retire first", path)};
   if (step != Step::kAdd && !is_rotating)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("{} has one key; --add adds the next one", path)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{} has only one key; add the next one with --add first", path)};
   if (step == Step::kAdd) keys.push_back(KVFERRY_TRY(new_key()));
   if (step == Step::kSwitch) std::swap(keys[0], keys[1]);
   if (step == Step::kRetire) keys.pop_back();
@@ -83,8 +84,9 @@ Result<void> replace_file(const std::string& name, const std::string& content) {
 Result<std::vector<std::string>> read_keys(const std::string& name) {
   const std::string content = KVFERRY_TRY(net::read_key_file(name));
   if (net::is_member_key(content))
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} is the key of a member; this needs the cluster key, of which it was made", name)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} is the key of a member; this command needs the cluster key, from which it was made", name)};
   Result<std::vector<std::string>> keys = net::parse_cluster_keys(content);
   if (!keys) return std::move(keys).error().with(name);
   return keys;

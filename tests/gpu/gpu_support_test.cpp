@@ -23,7 +23,7 @@ TEST(GpuSupport, SaysWhatAHostWithoutUsableGpusLacks) {
   const std::string old_driver = explain_no_gpus(cudaErrorInsufficientDriver, 11040);
   EXPECT_TRUE(has(old_driver, "for CUDA 11.4") && has(old_driver, needed)) << old_driver;
   EXPECT_EQ(explain_no_gpus(cudaErrorNoDevice, CUDART_VERSION), "NVIDIA's driver finds no GPU on this host");
-  EXPECT_TRUE(explain_no_gpus(cudaErrorUnknown, CUDART_VERSION).starts_with("counting GPUs: "));
+  EXPECT_TRUE(explain_no_gpus(cudaErrorUnknown, CUDART_VERSION).starts_with("cannot count the GPUs: "));
 }
 
 }  // namespace

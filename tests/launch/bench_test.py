@@ -56,7 +56,7 @@ def test_rows_of_both_memories_hold_what_the_contract_says(tmp_path: Path) -> No
         for op in ("push", "pull"):
             for size in (4096, 65536):
                 assert {(name, memory, op, size) for name in names} <= seen
-    assert "copied by one thread" in result["engines"]["kvferry 1 thread, path auto"]
+    assert "all copies by one thread" in result["engines"]["kvferry 1 thread, path auto"]
     assert {"cores", "cpu", "kernel", "huge_pages", "date"} <= set(result["machine"])
     assert "push, path auto, foreign memory" in done.stdout
     assert "[1/" in done.stderr

@@ -61,7 +61,7 @@ def test_a_key_file_that_others_read_is_named(key_file: Path) -> None:
         key_file.chmod(0o644)
         status, said = examine("--pid", pid)
         assert status == 1
-        assert f"process {pid}: cluster_key_file {key_file} has mode 0644" in said
+        assert f"process {pid}: cluster_key_file {key_file}: the file has mode 0644" in said
 
 
 def test_a_controller_elsewhere_is_examined_by_its_endpoint(key_file: Path) -> None:

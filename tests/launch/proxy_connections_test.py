@@ -75,7 +75,7 @@ def test_a_used_connection_that_breaks_in_a_stream_breaks_the_stream_off() -> No
             assert await answer.content.readany() == b'data: {"n": 0}\n\n'
             used[-1].abort()
             rest = (await answer.content.read()).decode()
-        assert "its stream stopped before the end of the answer" in rest
+        assert "the server's stream stopped before the end of the answer" in rest
         assert (len(used), len(set(used))) == (2, 1)
         assert await c.metric("kvferry_proxy_resent_total") == 0
         assert await c.metric("kvferry_proxy_broken_streams_total") == 1

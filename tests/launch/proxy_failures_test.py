@@ -135,7 +135,7 @@ def test_a_server_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error_even
         events = [line.removeprefix("data: ") for line in rest.splitlines() if line]
         message = json.loads(events[0])["error"]["message"]
         assert "decode server d0" in message
-        assert "its stream stopped before the end of the answer" in message
+        assert "the server's stream stopped before the end of the answer" in message
         assert events[1:] == ["[DONE]"]
         assert c.num_got()["d1"] == 0, "it may answer otherwise, and the client has a part"
         assert await c.metric("kvferry_proxy_broken_streams_total") == 1

@@ -131,7 +131,7 @@ def test_a_connection_that_the_server_closed_while_it_was_idle_fails_no_request(
 
 def test_a_request_is_sent_again_once_and_only_over_a_new_connection() -> None:
     async def test(both: Both) -> None:
-        with pytest.raises(UnansweredError, match="it closed the connection"):
+        with pytest.raises(UnansweredError, match="the server closed the connection"):
             await both.ask()  # a new connection: the server itself has failed
         assert both.server.connections == [0]
         await both.ask()
@@ -249,7 +249,7 @@ def test_a_caller_that_reads_slowly_stops_the_server_and_ends_no_answer(monkeypa
 @pytest.mark.parametrize("url", ["", "tcp://h:1", "http://", "http://[", "http://h:x", "http://u:p@h", "http://h/a b"])
 def test_a_url_that_can_not_be_used_is_named(url: str) -> None:
     async def test(both: Both) -> None:
-        with pytest.raises(ConnectionError, match=r"its URL is '.*', not http://HOST:PORT"):
+        with pytest.raises(ConnectionError, match=r"the server's URL is '.*', not http://HOST:PORT"):
             await both.client.ask("GET", url, "/x", {})
 
     run([], test)

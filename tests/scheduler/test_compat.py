@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "connector/python/kvferry"
 
 
 @pytest.mark.parametrize(("version", "note"), [
-    ("0.32.0", "everything is available"), ("0.32.1.dev7+gabc", "everything is available"),
+    ("0.32.0", "all features of kvferry are available"), ("0.32.1.dev7+gabc", "all features of kvferry are available"),
     ("0.30.2+cpu", compat.PAIR_ONLY), ("0.31.0", compat.PAIR_ONLY), ("0.33.0rc1", compat.INTERFACE_ONLY)])
 def test_a_served_version_is_named_with_what_was_tested(version: str, note: str) -> None:
     compat.check_version(version)

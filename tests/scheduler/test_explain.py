@@ -80,7 +80,7 @@ def test_a_hand_off_that_was_not_used_is_explained(
     told = controller.explain("d")
     again, = told["recomputed"]
     assert again["tokens"] == 199
-    assert again["cause"].startswith("the hand-off was not used (")
+    assert again["cause"].startswith("the prefill node's hand-off in kv_transfer_params could not be used (")
     assert cause in again["cause"]
 
 
@@ -175,11 +175,11 @@ def bed(make_engine: MakeEngine) -> Iterator[Bed]:
 @pytest.mark.parametrize(("inject", "cause"), [
     (Bed.no_holder, "no node held these chunks"),
     (Bed.evicted, "the node that was asked had evicted the chunks"),
-    (Bed.cleared, "the pool was cleared"),
+    (Bed.cleared, "this node's pool was cleared"),
     (Bed.lost_link, "the connection to the holder broke during the transfer"),
     (Bed.frozen_holder, "the holder did not answer in time: it is dead or frozen, or its port is not reached"),
     (Bed.damaged_chunk, "a chunk was damaged: its bytes did not match its checksum"),
-    (Bed.other_fingerprint, "the hand-off was not used"),
+    (Bed.other_fingerprint, "the prefill node's hand-off in kv_transfer_params could not be used"),
     (Bed.frozen_controller, "the controller did not answer in time"),
 ], ids=lambda value: getattr(value, "__name__", ""))
 def test_the_cause_that_was_injected_is_named(bed: Bed, inject: Callable[[Bed], None], cause: str) -> None:

@@ -18,10 +18,12 @@ namespace {
 constexpr std::array<std::byte, kSegmentBytes> kZeros{};
 
 void feed(XXH3_state_t* state, std::span<const std::byte> bytes) {
-  KVFERRY_CHECK(XXH3_64bits_update(state, bytes.data(), bytes.size()) == XXH_OK, "checksum update failed");
+  KVFERRY_CHECK(XXH3_64bits_update(state, bytes.data(), bytes.size()) == XXH_OK, "XXH3 failed to update a checksum");
 }
 
-void reset(XXH3_state_t* state) { KVFERRY_CHECK(XXH3_64bits_reset(state) == XXH_OK, "checksum reset failed"); }
+void reset(XXH3_state_t* state) {
+  KVFERRY_CHECK(XXH3_64bits_reset(state) == XXH_OK, "XXH3 failed to reset a checksum");
+}
 
 }  // namespace
 

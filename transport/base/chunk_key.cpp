@@ -24,7 +24,7 @@ class Sha256 {
     update(&domain, sizeof domain);
   }
   void update(const void* data, std::size_t size) {
-    KVFERRY_CHECK(EVP_DigestUpdate(ctx_, data, size) == 1, "SHA-256 update failed");
+    KVFERRY_CHECK(EVP_DigestUpdate(ctx_, data, size) == 1, "OpenSSL failed to update a SHA-256 digest");
   }
   /// Hashes the length first, so that ("ab", "c") and ("a", "bc") differ.
   void update_string(std::string_view text) {
@@ -34,7 +34,7 @@ class Sha256 {
   }
   ChunkKey finish() {
     std::array<std::uint8_t, 32> digest;
-    KVFERRY_CHECK(EVP_DigestFinal_ex(ctx_, digest.data(), nullptr) == 1, "SHA-256 final failed");
+    KVFERRY_CHECK(EVP_DigestFinal_ex(ctx_, digest.data(), nullptr) == 1, "OpenSSL failed to finish a SHA-256 digest");
     ChunkKey key;
     std::memcpy(key.bytes.data(), digest.data(), key.bytes.size());
     return key;
@@ -72,7 +72,8 @@ ChunkKey chunk_key(const ChunkKey& parent, std::span<const std::int32_t> tokens,
 }
 
 ChunkKey tail_group_key(const ChunkKey& parent, std::span<const std::int32_t> first_tokens, std::string_view extras) {
-  KVFERRY_CHECK(first_tokens.size() >= kTailGroupTokens, "a tail of {} tokens has no group", first_tokens.size());
+  KVFERRY_CHECK(first_tokens.size() >= kTailGroupTokens, "a tail of {} tokens is too short for a key of its tail group",
+                first_tokens.size());
   return key_of(Domain::kTailGroup, parent, first_tokens.first(kTailGroupTokens), extras);
 }
 

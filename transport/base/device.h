@@ -54,7 +54,7 @@ class Device {
   virtual void release(MemoryKind kind, std::byte* base) = 0;
   /// Returns how many bytes of device memory are free.
   virtual Result<std::uint64_t> free_bytes() {
-    return Error{ErrorCode::kUnavailable, describe() + " can't tell how much of its memory is free"};
+    return Error{ErrorCode::kUnavailable, "the device does not tell how much of its memory is free: " + describe()};
   }
   /// Page-locks existing host memory, so that the GPU can access it. Calls for the same memory are counted, because a
   /// chunk store and a transport may both pin one pool. Other memory that overlaps pinned memory is refused. Memory
@@ -104,10 +104,10 @@ class Device {
 };
 
 inline Result<std::string> Device::export_memory(std::span<const std::byte>) {
-  return Error{ErrorCode::kUnavailable, describe() + " can't export memory to other processes"};
+  return Error{ErrorCode::kUnavailable, "the device can't export memory to other processes: " + describe()};
 }
 inline Result<std::byte*> Device::open_memory(const std::string&, std::uint64_t) {
-  return Error{ErrorCode::kUnavailable, describe() + " can't open memory of other processes"};
+  return Error{ErrorCode::kUnavailable, "the device can't open memory of other processes: " + describe()};
 }
 
 /// Keeps host memory pinned during its lifetime. An empty object pins nothing.

@@ -50,10 +50,10 @@ Result<Backend::RegionKey> GpuIpcBackend::open_region(RegionId, const MemoryRegi
   if (memory.device == nullptr)
     return Error{ErrorCode::kUnavailable, "the backend of mapped GPU memory can't reach host memory"};
   if (memory.device != &device_)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("{} can't reach memory of {}", device_.describe(), memory.device->describe())};
+    return Error{ErrorCode::kUnavailable, fmt::format("the gpu_ipc backend of {} can't reach memory of {}",
+                                                      device_.describe(), memory.device->describe())};
   Result<std::string> handle = device_.export_memory({static_cast<const std::byte*>(memory.base), memory.bytes});
-  if (!handle) return std::move(handle).error().with("exporting GPU memory to other processes");
+  if (!handle) return std::move(handle).error().with("cannot export GPU memory to other processes");
   return RegionKey{std::move(*handle), true};
 }
 

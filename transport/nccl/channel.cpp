@@ -36,7 +36,7 @@ Layout lay_out(const PieceTransfer& piece, std::byte* staging) {
     layout.operations.push_back(piece.is_drained ? std::span<std::byte>(end, part.size()) : part);
     end += piece.is_drained ? part.size() : 0;
   }
-  KVFERRY_CHECK(end <= staging + kPieceBytesMax, "a piece is larger than the staging buffer");
+  KVFERRY_CHECK(end <= staging + kPieceBytesMax, "a piece of an NCCL transfer is larger than the staging buffer");
   return layout;
 }
 
@@ -52,7 +52,7 @@ Result<std::unique_ptr<Channel>> Channel::open(Device& device, StagingPool& stag
 }
 
 Channel::~Channel() {
-  KVFERRY_CHECK(communicator_ == nullptr || is_quiet_, "a channel that may still touch memory was destroyed");
+  KVFERRY_CHECK(communicator_ == nullptr || is_quiet_, "an NCCL channel that may still touch memory was destroyed");
   if (stream_ != nullptr) device_.drop_stream(stream_);
   if (staging_ != nullptr) pool_.give_back(staging_);
 }
@@ -169,7 +169,7 @@ void Channel::settle(TimeNs now) {
     }
   }
   if (!is_reached && now >= settle_until_) {
-    log().error("nccl: the device is treated as dead, because its events have failed for too long: {}",
+    log().error("nccl: the GPU is treated as dead, because its events have failed for too long: {}",
                 is_reached.error().what);
     is_quiet_ = true;
   }

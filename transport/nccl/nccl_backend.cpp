@@ -54,11 +54,11 @@ Result<std::uint64_t> NcclBackend::check_address(const std::string& address) {
 Result<Backend::RegionKey> NcclBackend::open_region(RegionId id, const MemoryRegion& memory) {
   Device& device = context_.device;
   if (memory.device != nullptr && memory.device != &device)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("{} can't reach memory of {}", device.describe(), memory.device->describe())};
+    return Error{ErrorCode::kUnavailable, fmt::format("the nccl backend of {} can't reach memory of {}",
+                                                      device.describe(), memory.device->describe())};
   if (memory.device == nullptr) {
     const std::span<std::byte> host(static_cast<std::byte*>(memory.base), memory.bytes);
-    if (Result<void> ok = device.pin(host); !ok) return std::move(ok).error().with("pinning memory for NCCL");
+    if (Result<void> ok = device.pin(host); !ok) return std::move(ok).error().with("cannot pin memory for NCCL");
     pinned_.emplace(id, host);
   }
   return RegionKey{};
@@ -145,7 +145,8 @@ void NcclBackend::welcome(const Message& message, const std::string& from) {
   };
   if (!is_hello) return refuse("the peer no longer has this session");
   if (hello->protocol_version != kProtocolVersion)
-    return refuse(fmt::format("the peer's NCCL protocol is {}, not {}", kProtocolVersion, hello->protocol_version));
+    return refuse(fmt::format("the peer's NCCL protocol has version {}, this side has version {}", kProtocolVersion,
+                              hello->protocol_version));
   if (is_stopping_) return refuse("the transport was shut down");
   if (inbound_.size() >= kInboundMax) return refuse("the peer has too many sessions");
   inbound_.push_back(std::make_unique<InboundLink>(context_, message.session, std::move(peer)));

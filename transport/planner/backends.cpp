@@ -84,7 +84,8 @@ std::span<const PathInfo> all_paths() { return kPaths; }
 const PathInfo& info_of(Path path) {
   const auto info =
       std::find_if(std::begin(kPaths), std::end(kPaths), [&](const auto& one) { return one.path == path; });
-  KVFERRY_CHECK(info != std::end(kPaths), "path {} has no row in the table of paths", static_cast<int>(path));
+  KVFERRY_CHECK(info != std::end(kPaths), "the table of transport paths has no row for path number {}",
+                static_cast<int>(path));
   return *info;
 }
 

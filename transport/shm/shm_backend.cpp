@@ -54,7 +54,7 @@ std::string ShmBackend::describe() const {
   return fmt::format(
       "same host{}{}, {}", options_.use_mappings ? ", mapped shared memory" : "",
       options_.use_cma ? ", CMA for other memory" : "",
-      num_threads == 1 ? "copied by one thread" : fmt::format("large copies by {} threads", num_threads));
+      num_threads == 1 ? "all copies by one thread" : fmt::format("large copies by {} threads", num_threads));
 }
 
 Result<std::uint64_t> ShmBackend::check_address(const std::string& address) {

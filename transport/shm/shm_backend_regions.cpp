@@ -79,7 +79,9 @@ Result<GrantId> ShmBackend::grant(RegionId region, std::uint64_t offset, std::ui
 
 Result<void> ShmBackend::revoke(GrantId grant) {
   const auto granted = grants_.find(grant);
-  if (granted == grants_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("grant {} is not known", grant)};
+  if (granted == grants_.end())
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("grant {} does not exist: it was never given, or is revoked", grant)};
   if (!close_slot(granted->second.slot)) return is_busy(grant);
   free_slots_.push_back(granted->second.slot);
   grants_.erase(granted);

@@ -203,7 +203,9 @@ Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) 
   const RegionDescriptor& remote = transfer.accepted().remote;
   const bool writes = !transfer.accepted().is_pull();
   if (writes && remote.grant == 0 && transfer.key().needs_grant_to_write)
-    return Error{ErrorCode::kRefused, fmt::format("the peer's region {} is written only with a grant", remote.region)};
+    return Error{ErrorCode::kRefused,
+                 fmt::format("the peer's region {} can be written only with a grant, and this transfer has none",
+                             remote.region)};
   if (transfer.key().is_shared && options_.use_mappings) {
     const auto found = regions_.try_emplace({remote.region, writes}).first;
     Region& region = found->second;

@@ -64,7 +64,8 @@ void OutboundLink::on_broken(Connection& connection, const std::string& why) {
   lane.connection = nullptr;
   host_.close(connection);
   if (connection.lane() != 0) {
-    log().info("tcp: one connection to a peer failed, its other connections remain in use: {}", why);
+    log().info("tcp: one connection to the peer at {} failed, the peer's other connections remain in use: {}",
+               net::to_text(address_.endpoints[endpoint_]), why);
     return;
   }
   failures_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, why);

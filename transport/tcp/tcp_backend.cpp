@@ -60,8 +60,8 @@ Result<void> TcpBackend::start() {
 
 std::string TcpBackend::describe() const {
   const std::string secured = tls_ == nullptr
-                                  ? "without a cluster key"
-                                  : fmt::format("with the cluster key, encryption {}",
+                                  ? "connections without a cluster key"
+                                  : fmt::format("connections with the cluster key, encryption {}",
                                                 net::kEncryptNames[static_cast<std::size_t>(options_.encrypt)]);
   return fmt::format(
       "TCP sockets, {}; up to {} connections to a peer on another host; listening on {}; {} connections refused",
@@ -146,7 +146,7 @@ void TcpBackend::welcome(Connection& connection, const Hello& hello) {
   if (link == nullptr)
     link = std::make_unique<InboundLink>(*this, hello.from, [this, id = hello.link] { drop_inbound(id); });
   const bool is_added = link->add(connection);
-  connection.send({.kind = MessageKind::kWelcome}, is_added ? "" : "the link has too many connections");
+  connection.send({.kind = MessageKind::kWelcome}, is_added ? "" : "the peer's link has too many connections");
   if (is_added) return;
   connection.flush(1);
   close(connection);
@@ -201,7 +201,8 @@ void TcpBackend::follow_key(TimeNs now) {
   for (const auto& [peer, link] : outbound_) is_renewing_ |= !link->renew_key(in_use);
   for (const std::uint64_t id : removed) {
     if (const auto found = connections_.find(id); found != connections_.end())
-      found->second->fail("it was made with a cluster key that is not accepted any more (cluster_key_file)");
+      found->second->fail(
+          "the connection was made with a cluster key that is not accepted any more (cluster_key_file)");
   }
 }
 

@@ -161,7 +161,7 @@ void UcxBackend::advance_transfers(TimeNs now) {
   for (const auto& transfer : transfers_) {
     transfer->advance(now, *worker_, source_address_);
     const TimeNs deadline = transfer->stuck_deadline();
-    if (deadline != 0 && now >= deadline) transfer->peer().fail("a cancelled transfer made no progress");
+    if (deadline != 0 && now >= deadline) transfer->peer().fail("a cancelled transfer made no progress for too long");
   }
 }
 

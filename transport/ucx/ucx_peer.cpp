@@ -29,7 +29,7 @@ bool is_over(ucs_status_ptr_t& request) {
 
 }  // namespace
 
-UcxPeer::~UcxPeer() { KVFERRY_CHECK(ep_ == nullptr, "peer {} dropped before its endpoint was closed", id_); }
+UcxPeer::~UcxPeer() { KVFERRY_CHECK(ep_ == nullptr, "UCX peer {} was dropped before its endpoint was closed", id_); }
 
 void UcxPeer::connect() {
   if (state_ != State::kIdle) return;
@@ -40,7 +40,7 @@ void UcxPeer::connect() {
   params.address = reinterpret_cast<const ucp_address_t*>(worker_address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = [](void* arg, ucp_ep_h, ucs_status_t status) {
-    static_cast<UcxPeer*>(arg)->fail(describe_status("the connection broke", status));
+    static_cast<UcxPeer*>(arg)->fail(describe_status("the UCX connection broke", status));
   };
   params.err_handler.arg = this;
   if (const ucs_status_t status = api().ucp_ep_create(worker_.handle(), &params, &ep_); status != UCS_OK) {
@@ -55,7 +55,8 @@ void UcxPeer::connect() {
   request.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   request.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
   hello_request_ = api().ucp_am_send_nbx(ep_, kHelloAm, nullptr, 0, hello_.data(), hello_.size(), &request);
-  if (UCS_PTR_IS_ERR(hello_request_)) fail(describe_status("cannot send the hello", UCS_PTR_STATUS(hello_request_)));
+  if (UCS_PTR_IS_ERR(hello_request_))
+    fail(describe_status("UCX cannot send the hello to the peer", UCS_PTR_STATUS(hello_request_)));
 }
 
 void UcxPeer::on_welcome(const Welcome& welcome) {
@@ -81,7 +82,7 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   pinged_at_ = now;
   if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{token_, address_.secret}), true);
       status != UCS_OK)
-    fail(describe_status("the connection refused a message", status));
+    fail(describe_status("UCX refused to send a message", status));
 }
 
 TimeNs UcxPeer::watch_deadline(TimeNs silence_ns) const {

@@ -34,8 +34,8 @@ UcxTransfer::UcxTransfer(const UcxOptions& options, UcxPeer& peer, PendingMessag
 }
 
 UcxTransfer::~UcxTransfer() {
-  KVFERRY_CHECK(num_posted_ == 0, "transfer {} dropped with {} operations posted", accepted_.id, num_posted_);
-  KVFERRY_CHECK(!verifier_.is_hashing(), "transfer {} dropped while a GPU reads its memory", accepted_.id);
+  KVFERRY_CHECK(num_posted_ == 0, "UCX transfer {} was dropped with {} operations running", accepted_.id, num_posted_);
+  KVFERRY_CHECK(!verifier_.is_hashing(), "UCX transfer {} was dropped while a GPU reads its memory", accepted_.id);
   pending_messages_.remove(this);
   peer_.num_unanswered -= num_unanswered_;
   --peer_.num_transfers;
@@ -199,7 +199,7 @@ void UcxTransfer::post_messages(UcpWorker& worker, const std::string& from) {
     ++num_unanswered_;
     ++peer_.num_unanswered;
     if (const ucs_status_t status = worker.send(peer_.ep(), kBlocksAm, std::move(packed), true); status != UCS_OK)
-      peer_.fail(describe_status("the connection refused a message", status));
+      peer_.fail(describe_status("UCX refused to send a message", status));
   }
 }
 
@@ -261,7 +261,7 @@ void UcxTransfer::post_notification(UcpWorker& worker, const std::string& from) 
   phase_ = Phase::kDone;
   std::string message = encode(NotificationMessage{from, accepted_.notification, peer_.secret()});
   if (const ucs_status_t status = worker.send(peer_.ep(), kNotificationAm, std::move(message), false); status != UCS_OK)
-    peer_.fail(describe_status("the connection refused a message", status));
+    peer_.fail(describe_status("UCX refused to send a message", status));
 }
 
 void UcxTransfer::account(ucs_status_ptr_t posted) {
@@ -269,7 +269,7 @@ void UcxTransfer::account(ucs_status_ptr_t posted) {
     ++num_posted_;
     ++peer_.num_posted;
   } else if (UCS_PTR_IS_ERR(posted)) {
-    peer_.fail(describe_status("the connection refused an operation", UCS_PTR_STATUS(posted)));
+    peer_.fail(describe_status("UCX refused an operation on the connection", UCS_PTR_STATUS(posted)));
   }
 }
 

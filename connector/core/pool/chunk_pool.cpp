@@ -71,7 +71,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
 bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum) {
   Slot& slot = checked(chunk);
   promise::exactly_once(slot.state == State::kWriting && rank < num_ranks_ && !slot.written[rank],
-                        "the write of slot {} by rank {}", chunk.slot, rank);
+                        "the write of pool slot {} by rank {}", chunk.slot, rank);
   slot.written[rank] = true;
   slot.checksums[rank] = checksum;
   slot.write_failed |= !ok;
@@ -213,7 +213,7 @@ bool ChunkPool::unpin(PinId id) {
   if (found == pins_.end()) return false;
   for (ChunkRef chunk : found->second.chunks) {
     Slot& slot = checked(chunk);  // a pinned slot is never reused, so the generation matches
-    KVFERRY_CHECK(slot.pins > 0, "slot {} has no pins left", chunk.slot);
+    KVFERRY_CHECK(slot.pins > 0, "pool slot {} was unpinned more often than it was pinned", chunk.slot);
     pinned_ -= --slot.pins == 0 ? 1 : 0;
     if (slot.state == State::kRetired && slot.pins == 0) free_or_retire(slot);
   }

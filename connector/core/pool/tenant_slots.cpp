@@ -34,7 +34,7 @@ TenantSlots::Tenant& TenantSlots::take(TenantId id) {
 }
 
 void TenantSlots::give_back(Tenant& tenant) {
-  KVFERRY_CHECK(tenant.num_slots > 0, "tenant {} has no slots left", tenant.id);
+  KVFERRY_CHECK(tenant.num_slots > 0, "tenant {} gives back a pool slot, but has none", tenant.id);
   change(tenant, [&] { tenant.num_slots -= 1; });
   if (tenant.num_slots > 0) return;
   num_idle_ -= tenant.is_idle;

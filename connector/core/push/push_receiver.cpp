@@ -90,13 +90,13 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
   std::vector<ChunkRef> ready;
   const auto found = reservations_.find(answer.reservation);
   promise::exactly_once(found != reservations_.end() && answer.rank < parts_.config.num_ranks,
-                        "the end of reservation {}", answer.reservation);
+                        "the revocation of slot reservation {}", answer.reservation);
   Reservation& reservation = found->second;
   for (const RevokedChunk& back : answer.chunks) {
     const auto entry = reservation.chunks.find(back.index);
     promise::exactly_once(
         entry != reservation.chunks.end() && !entry->second.is_granted && entry->second.slot == back.chunk,
-        "the end of reservation {}, chunk {}", answer.reservation, back.index);
+        "the revocation of slot reservation {}, chunk {}", answer.reservation, back.index);
     Chunk& chunk = entry->second;
     const bool ok = back.ok && back.checksums.size() == parts_.config.num_ranks;
     if (parts_.pool.rank_written(back.chunk, answer.rank, ok, ok ? back.checksums[answer.rank] : 0)) {

@@ -52,7 +52,7 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
     item.is_granted = is_granted;
     const bool is_declined = !is_granted && (index >= reply.verdicts.size() ||
                                              reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kPresent));
-    if (is_declined) note(push, Cause::kRefused, "no slot is free, or the nodes' shards differ");
+    if (is_declined) note(push, Cause::kRefused, "the decode node has no free slot, or the two nodes' shards differ");
     push.event.failed += is_declined;
     push.is_incomplete |= is_declined;
     if (item.state == State::kFinished) {  // the request finished before the answer arrived

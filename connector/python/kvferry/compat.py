@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-INTERFACE_ONLY = "its interface was compared with what kvferry needs, but no server of it was tested"
-PAIR_ONLY = "only a prefill and a decode server of it were tested"
+INTERFACE_ONLY = "its interface was compared with what kvferry needs, but no server of this vLLM was tested"
+PAIR_ONLY = "only a prefill and a decode server of this vLLM were tested"
 
 # [version of vLLM] what the start line says about it
 SERVED = {
     (0, 30): PAIR_ONLY,
     (0, 31): PAIR_ONLY,
-    (0, 32): "everything is available",
+    (0, 32): "all features of kvferry are available",
     (0, 33): INTERFACE_ONLY,
 }
 

@@ -106,7 +106,7 @@ def model_identity(model: "ModelConfig", load_config: Any) -> str:
     try:
         if files := [] if load_format in _LOADED_FROM_ELSEWHERE else _files_of(model, load_config):
             return f"{name}#{digest_of_files(files, f'weights of {name}')[:16]}"
-        reason = "they are not local files"
+        reason = "the weights are not local files"
     except OSError as error:
         reason = str(error)
     logger.warning(

@@ -37,7 +37,7 @@ class RouterParams:
             return None
         refusal = self._refusal(request_id, HANDOFF, params)
         if refusal is not None:
-            return "", f"its address came with {refusal}", num_tokens
+            return "", f"the address in kv_transfer_params came with {refusal}", num_tokens
         identity, theirs = identity_of(), params.get("kvferry_fingerprint")
         if theirs is not None and theirs != identity:
             difference = fingerprint_difference(identity, str(theirs))

@@ -16,15 +16,15 @@ SERVED = ("this version serves full attention, sliding windows, chunked local at
 _STATES = ("GDN_ATTN", "MAMBA2", "SHORT_CONV")
 
 _WORDS = {
-    "CircularBufferSpec": "ring buffers of keys",
-    "CrossAttentionSpec": "cross-attention to an encoder",
-    "EncoderOnlyAttentionSpec": "attention of an encoder",
-    "HiSparseHotSpec": "sparse attention with a hot cache",
-    "HiSparseResidentSpec": "sparse attention with a hot cache",
-    "HiddenStateCacheSpec": "cached hidden states",
-    "RSWASpec": "reference sliding windows",
-    "SinkFullAttentionSpec": "attention with sink tokens",
-    "SlidingWindowMLASpec": "latent attention with sliding windows",
+    "CircularBufferSpec": "layers with ring buffers of keys",
+    "CrossAttentionSpec": "layers with cross-attention to an encoder",
+    "EncoderOnlyAttentionSpec": "layers with attention of an encoder",
+    "HiSparseHotSpec": "layers with sparse attention and a hot cache",
+    "HiSparseResidentSpec": "layers with sparse attention and a hot cache",
+    "HiddenStateCacheSpec": "layers with cached hidden states",
+    "RSWASpec": "layers with reference sliding windows",
+    "SinkFullAttentionSpec": "layers with attention sink tokens",
+    "SlidingWindowMLASpec": "layers with latent attention and sliding windows",
 }
 
 
@@ -189,9 +189,9 @@ def _unserved(spec: "KVCacheSpec") -> str:
         return ""
     if type(spec) not in (ChunkedLocalAttentionSpec, FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec):
         name = type(spec).__name__
-        return f"{_WORDS.get(name, 'KV of an unknown kind')} ({name})"
+        return f"{_WORDS.get(name, 'layers with KV of an unknown kind')} ({name})"
     if getattr(spec, "non_causal", False):
-        return "attention that isn't causal, where the KV of a token depends on later tokens"
+        return "layers with attention that isn't causal, where the KV of a token depends on later tokens"
     if spec.tokens_per_state != 1:
-        return f"KV that is kept for {spec.tokens_per_state} tokens at a time"
+        return f"layers whose KV is kept for {spec.tokens_per_state} tokens at a time"
     return ""

@@ -48,7 +48,10 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
       return refuse(fmt::format(
           "the holder has {} ranks and this node has {}; both need the same number of ranks, and chunks of the same "
           "size{}",
-          there.size(), here.size(), says_shape ? "" : "; the holder's version serves only nodes of its own shape"));
+          there.size(), here.size(),
+          says_shape ? ""
+                     : "; the holder's version of kvferry serves only nodes with its own number of ranks and its own "
+                       "chunk size"));
     for (LeasedChunk& chunk : answer.reply.chunks) {
       chunk.run_checksums.clear();
       if (chunk.frames.size() != here.size()) chunk.frames.clear();
@@ -116,7 +119,8 @@ Result<std::shared_ptr<const ShardMap>> RunChecksums::map_for(const std::vector<
 
 Result<void> RunChecksums::check(const LeaseRequest& request) {
   if (request.shards.empty() && !is_one_stage(here_))
-    return Error{ErrorCode::kRefused, "this node has pipeline stages, which the reader's version can't read"};
+    return Error{ErrorCode::kRefused,
+                 "this node has pipeline stages, which the reading node's version of kvferry can't read"};
   if (!is_needed(request)) return {};
   if (waiting_.size() >= kWaitingMax)
     return Error{ErrorCode::kRefused, "too many nodes of other parallelism wait for checksums; try again later"};

@@ -119,9 +119,11 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   for (const std::string& bytes : hellos) {
     WorkerHello hello = KVFERRY_TRY(decode<WorkerHello>(bytes, "worker handshake"));
     if (hello.rank != workers.size()) {
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("worker handshake {} is that of rank {}; they must come in the order of the ranks",
-                               workers.size(), hello.rank)};
+      return Error{
+          ErrorCode::kInvalidArgument,
+          fmt::format(
+              "worker handshake number {} is that of rank {}; the handshakes must come in the order of the ranks",
+              workers.size(), hello.rank)};
     }
     workers.push_back(std::move(hello));
   }

@@ -36,7 +36,7 @@ class ChunkStore {
   /// store packs all layers at once.
   virtual Result<std::uint64_t> save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
     (void)job, (void)item, (void)layer;
-    return Error{ErrorCode::kUnavailable, "this store packs whole chunks"};
+    return Error{ErrorCode::kUnavailable, "this chunk store packs all layers of a chunk at once, not single layers"};
   }
   /// Returns the saves that have ended since the last call. `ok` is true if the slot is whole and other nodes may read
   /// it.

@@ -29,10 +29,11 @@ Result<void> GpuStore::start() {
   }
   if (parts_.layouts.size() != 1)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the layers have {} shapes; a GPU's layers must have one", parts_.layouts.size())};
+                 fmt::format("the KV layout has layers of {} shapes; on a GPU all layers must have one shape",
+                             parts_.layouts.size())};
   packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layouts[0], {}));
   if (Result<void> pinned = device().pin(parts_.pool); !pinned)
-    return std::move(pinned).error().with("pinning the chunk pool");
+    return std::move(pinned).error().with("cannot pin the chunk pool");
   is_pinned_ = true;
   for (std::optional<DeviceStream>* stream : {&down_, &up_, &unpack_}) {
     *stream = KVFERRY_TRY(device().make_stream());
@@ -78,7 +79,7 @@ std::string GpuStore::describe() const {
     return fmt::format("GPU tier: none; {} packs chunks into host memory", device().describe());
   return fmt::format("GPU tier: {} frames of {:.1f} KiB on {}{}", table_.num_frames(),
                      static_cast<double>(frame_bytes_) / 1024, device().describe(),
-                     region_ ? ", to which chunks from other nodes are written" : "");
+                     region_ ? "; chunks from other nodes are written to these frames" : "");
 }
 
 std::size_t GpuStore::num_fenced() const {
@@ -113,7 +114,7 @@ void GpuStore::poll() {
       continue;
     }
     if (!work->is_reported() && work->deadline <= now && leaves_blocks_alone(*work))
-      give_up(*work, "the GPU did not finish in time");
+      give_up(*work, "the GPU did not finish its copies of chunks in time");
     ++work;
   }
 }
@@ -130,7 +131,7 @@ void GpuStore::end(Work& work) {
       checksums = std::move(*taken);
     else
       log().error("saving {} chunks failed: {}", work.items.size(),
-                  taken ? "checksums are missing" : taken.error().what);
+                  taken ? "the checksums of the saved chunks are missing" : taken.error().what);
   }
   for (std::size_t i = 0; i < work.items.size(); ++i) {
     const Work::Item& item = work.items[i];

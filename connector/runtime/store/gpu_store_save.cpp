@@ -102,7 +102,8 @@ Result<ChunkStore::Place> GpuStore::land(ChunkRef chunk, std::uint64_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     if (landings_.contains(chunk.slot))
-      return Error{ErrorCode::kFull, fmt::format("a transfer already writes the frame of slot {}", chunk.slot)};
+      return Error{ErrorCode::kFull,
+                   fmt::format("a transfer already writes the GPU frame of pool slot {}", chunk.slot)};
   }
   Result<Place> slot = land_in_slot(chunk, bytes);
   if (!slot || !region_) return slot;

@@ -18,18 +18,20 @@ Puller::Pull::Pull(PullOrder from) : order(std::move(from)), num_left(order.item
 /// source's region.
 Result<void> Puller::check(const PullOrder& order) const {
   const auto bad = [&](std::string what) {
-    return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} {}", order.pull, what)};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} is not valid: {}", order.pull, what)};
   };
   for (const PullItem& item : order.items)
     if (!parts_.fits(item.local, item.num_tokens))
-      return bad(fmt::format("puts {} tokens into slot {}, where they don't fit", item.num_tokens, item.local.slot));
+      return bad(fmt::format("{} tokens don't fit into slot {}", item.num_tokens, item.local.slot));
   if (order.sources.empty()) return {};
   for (const ShardRun& run : order.runs) {
     if (run.holder >= order.sources.size() || run.cells > order.num_cells || run.target > order.num_cells - run.cells)
-      return bad(fmt::format("has a run of {} cells at {} from source {}; there are {} cells and {} sources", run.cells,
-                             run.target, run.holder, order.num_cells, order.sources.size()));
+      return bad(
+          fmt::format("its run of {} cells at cell {} from source {} is out of range; a chunk has {} cells, and there "
+                      "are {} sources",
+                      run.cells, run.target, run.holder, order.num_cells, order.sources.size()));
   }
-  return order.num_cells > 0 ? Result<void>{} : bad("has chunks without cells");
+  return order.num_cells > 0 ? Result<void>{} : bad("its chunks have no cells");
 }
 
 /// Asks the store where each chunk lands, and starts a transfer for each region and source.
@@ -37,7 +39,7 @@ void Puller::start(PullOrder order) {
   Result<void> ok = check(order);
   if (ok) ok = parts_.core.locked([&](WorkerCore& core) { return core.pull_ordered(order, parts_.clock.now()); });
   if (!ok) {
-    log().error("refused an order: {}", ok.error().what);
+    log().error("refused an order to pull chunks: {}", ok.error().what);
     send_(seal(order.pull, PullOutcome{order.pull, parts_.core.rank(), std::vector<bool>(order.items.size(), false),
                                        std::move(ok.error().what)}));
     return;
@@ -62,11 +64,11 @@ void Puller::look_for_frames(Pull& pull) {
   const bool are_here = parts_.store.frames().has_value(), are_there = !order.remote_frames.empty();
   if (!are_here && !are_there) return;  // two nodes without GPUs need no reason
   if (pull.has_runs())
-    pull.frames_why = "the nodes have different shapes";
+    pull.frames_why = "the ranks of the two nodes hold different layers or heads";
   else if (!are_here)
     pull.frames_why = "this node has no frames of GPU memory that a transfer reaches";
   else if (!are_there)
-    pull.frames_why = "that node has no frames of GPU memory that a transfer reaches";
+    pull.frames_why = "the other node has no frames of GPU memory that a transfer reaches";
   else if (const Result<void> path = frame_paths_.check(order.remote_address, order.remote_frames); !path)
     pull.frames_why = path.error().what;
   pull.uses_frames = pull.frames_why.empty();
@@ -84,7 +86,8 @@ Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces
   if (!pull->has_runs() && rank < item.checksums.size()) checksums.push_back(item.checksums[rank]);
   if (pull->has_runs() && !item.run_checksums.empty()) checksums = item.run_checksums[0];
   if (checksums.size() != runs.size())
-    return Error{ErrorCode::kInvalidArgument, fmt::format("the order has no checksum of a chunk for rank {}", rank)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("the order to pull has no checksum of a chunk for rank {}", rank)};
   const auto [place, in_frames] = KVFERRY_TRY(place_of(*pull, item));
   const PullSource only{order.remote_address, in_frames ? order.remote_frames : order.remote_region,
                         in_frames ? order.remote_frame_bytes : parts_.slot_bytes};
@@ -118,13 +121,13 @@ Result<Puller::Target> Puller::place_of(Pull& pull, const PullItem& item) {
   if (is_in_frame && pull.uses_frames) {
     const ChunkStore::Place place = KVFERRY_TRY(parts_.store.land(item.local, bytes));
     const bool is_frame = place.region == parts_.store.frames()->region;
-    if (!is_frame) pull.host_why = "no frame of GPU memory was free here";
+    if (!is_frame) pull.host_why = "no frame of GPU memory was free on this node";
     (is_frame ? pull.num_in_frames : pull.num_past_frames) += 1;
     return Target{place, is_frame};
   }
   if (is_in_frame) pull.num_past_frames += 1;
   pull.host_why = !pull.frames_why.empty() ? pull.frames_why
-                  : pull.uses_frames       ? "that node had it in host memory"
+                  : pull.uses_frames       ? "the other node had the chunk in host memory"
                                            : "";
   return Target{KVFERRY_TRY(parts_.store.land_in_slot(item.local, bytes)), false};
 }
@@ -178,7 +181,7 @@ void Puller::progress() {
     }
     for (Piece& piece : std::exchange(waiting_, {})) {
       if (piece.pull->order.pull == pull)
-        fail(piece, ErrorCode::kTimeout, "the transport stayed full until the deadline");
+        fail(piece, ErrorCode::kTimeout, "the transport had no room for another transfer until the deadline");
       else
         waiting_.push_back(std::move(piece));
     }

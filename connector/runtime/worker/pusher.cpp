@@ -31,9 +31,9 @@ void Pusher::start(const PushStart& start) {
   item.is_saved = item.is_whole = true;
   std::string refusal;
   if (!parts_.fits(start.chunk, start.num_tokens))
-    refusal = fmt::format("slot {} does not exist or is too small", start.chunk.slot);
+    refusal = fmt::format("pool slot {} does not exist or is too small for the chunk to push", start.chunk.slot);
   else if (rank >= start.checksums.size())
-    refusal = fmt::format("the order has no checksum of rank {}", rank);
+    refusal = fmt::format("the order to push has no checksum of rank {}", rank);
   else
     item.checksum = start.checksums[rank];
   item.failed = !refusal.empty();

@@ -64,14 +64,14 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   // The GPU comes before the transport: UCX page-locks memory by itself, unless the GPU knows it already.
   if (node->options_.gpu) {
     Result<DevicePin> pin = DevicePin::make(*node->options_.gpu->device, node->pool_.span());
-    if (!pin) return std::move(pin).error().with("pinning the chunk pool");
+    if (!pin) return std::move(pin).error().with("cannot pin the chunk pool");
     node->pool_pin_ = std::move(*pin);
   }
   node->transport_ = KVFERRY_TRY(make_transport(transport));
   MemoryRegion pool = node->pool_.region();
   pool.needs_grant_to_write = true;
   auto region = node->transport_->register_region(pool);
-  if (!region) return std::move(region).error().with("registering the chunk pool");
+  if (!region) return std::move(region).error().with("cannot register the chunk pool with the transport");
   node->region_ = *region;
   auto exported = KVFERRY_TRY(node->transport_->export_region(*region));
   node->store_ = KVFERRY_TRY(node->make_store());
@@ -124,12 +124,12 @@ std::string WorkerNode::describe() const {
       "KiB "
       "each; {}{}{}{}",
       options_.rank, static_cast<double>(pool_.bytes()) / (1 << 20),
-      has_default_pool_ ? " (by default, of pool_bytes)" : "",
+      has_default_pool_ ? " (the default of pool_bytes)" : "",
       100.0 * static_cast<double>(huge_page_bytes(pool_.span())) / static_cast<double>(pool_.bytes()),
       options_.gpu ? fmt::format(", NUMA node {}", numa_node_at(pool_.data())) : "", pool_.bytes() / chunk_bytes_,
       options_.config.chunk_tokens, static_cast<double>(chunk_bytes_) / 1024, transport_->describe(),
       tiers.empty() ? "" : "; ", tiers,
-      !tiers.empty() && has_default_gpu_pool_ ? " (by default, of gpu_pool_bytes)" : "");
+      !tiers.empty() && has_default_gpu_pool_ ? " (the default of gpu_pool_bytes)" : "");
 }
 
 Result<void> WorkerNode::begin_step(std::string_view bytes, DeviceStream stream) {

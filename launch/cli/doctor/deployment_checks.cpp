@@ -107,7 +107,7 @@ Findings check_servers(const Status& status, const std::string&) {
       continue;
     }
     const auto address = address_of_url(node.serves);
-    const std::string why = address ? why_unreachable(*address) : "it is not a URL such as http://HOST:PORT";
+    const std::string why = address ? why_unreachable(*address) : "the address is not a URL such as http://HOST:PORT";
     if (!why.empty())
       found.push_back(
           {.what = fmt::format("the server of {} can't be reached at {}: {}", name_of(node), node.serves, why),

@@ -101,7 +101,7 @@ std::string event_text(const LifeEvent& event, const NodeNames& names) {
     case LifeKind::kAdmitted:
       return admission_text(event, names);
     case LifeKind::kLoadBegan:
-      return "is loaded before it runs";
+      return "runs only after its KV is loaded";
     case LifeKind::kLoaded:
       return load_text(event, names);
     case LifeKind::kComputed:

@@ -94,7 +94,7 @@ Error not_found(const LifeReport& report, const ExplainFlags& flags, std::size_t
                   "overwritten{}{}",
                   num_nodes, is_trace ? "of the trace " : "", is_trace ? flags.asked.trace : flags.asked.request,
                   is_trace ? "the servers may have got no traceparent, which launch/proxy sends"
-                           : "its id may be another (--last 16 lists ids; a trace's id is asked for by --trace)",
+                           : "the id may be wrong (--last 16 lists ids; --trace takes the id of a trace)",
                   report.missing.empty() ? "" : "; ", fmt::join(report.missing, "; "))};
 }
 
@@ -141,9 +141,9 @@ Run add_explain_command(CLI::App& app) {
                                                "a traceparent, which has them between '00-' and '-'"
                                              : "";
           }),
-      command->add_option("--last", flags->asked.num_newest, "List this many requests: those that arrived last")
+      command->add_option("--last", flags->asked.num_newest, "Number of requests to list: those that arrived last")
           ->check(number_between(1u, most)),
-      command->add_option("--slowest", flags->asked.num_slowest, "List this many requests: those that took longest")
+      command->add_option("--slowest", flags->asked.num_slowest, "Number of requests to list: those that took longest")
           ->check(number_between(1u, most))};
   command->callback([all, flags] {
     if (std::ranges::count_if(all, [](const CLI::Option* one) { return !one->empty(); }) != 1)

@@ -10,10 +10,10 @@
 namespace kvferry::cli {
 namespace {
 
-constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // ages come from other nodes; sums of them must not overflow
-constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // times of two nodes may be wrong by so much
-constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a smaller difference of hosts' clocks is not told
-constexpr std::string_view kBetween = "until the next node: router, network";
+constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // limit on ages, which other nodes send: sums must not overflow
+constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // two nodes' lives may overlap by this, as times are inexact
+constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a larger difference of hosts' clocks is told
+constexpr std::string_view kBetween = "on the way to the next node (router, network)";
 
 double ms(TimeNs time) { return static_cast<double>(time) / kMillisecond; }
 
@@ -52,8 +52,8 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
   made.is_cut = life.is_cut;
   made.error = node.error;
   made.is_running = !life.events.empty();
-  made.began = made.ended = node.at;  // if all events were overwritten
-  std::string_view phase = "before the first event that is left";
+  made.began = made.ended = node.at;  // these times stay if all events of the life were overwritten
+  std::string_view phase = "before the first event that was not overwritten";
   for (const LifeEvent& event : life.events) {
     TimeNs at = node.at - std::clamp<TimeNs>(event.at, 0, kAgeMax);
     if (!made.lines.empty()) at = std::max(at, made.ended);

@@ -55,7 +55,7 @@ def test_a_host_without_ucx_is_told_what_to_install_and_uses_other_paths() -> No
 
 
 def test_a_library_that_is_not_ucx_is_refused() -> None:
-    assert "it has no function ucp_" in run("ucx", KVFERRY_UCX_LIBRARY="libc.so.6").stderr
+    assert "the UCX library has no function ucp_" in run("ucx", KVFERRY_UCX_LIBRARY="libc.so.6").stderr
 
 
 def test_the_package_beside_the_module_comes_before_the_systems(tmp_path: Path) -> None:

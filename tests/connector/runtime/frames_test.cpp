@@ -114,7 +114,7 @@ TEST_F(FramePulls, TakeFromSlotsWhatIsInNoFrame) {
   EXPECT_THAT(done.ok, ElementsAre(true, true, true, true)) << done.what;
   EXPECT_EQ(done.num_in_frames, 1u);
   EXPECT_EQ(done.num_past_frames, 0u);
-  EXPECT_THAT(done.host_why, HasSubstr("that node had it in host memory"));
+  EXPECT_THAT(done.host_why, HasSubstr("the other node had the chunk in host memory"));
   for (std::uint32_t i = 0; i < 4; ++i) EXPECT_TRUE(is_there(i, i));
 }
 
@@ -135,7 +135,7 @@ TEST_F(FramePulls, GoFromSlotToSlotWhereOneNodeHasNoFrames) {
   PullOutcome done = pull();
   EXPECT_THAT(done.ok, ElementsAre(true, true)) << done.what;
   EXPECT_EQ(done.num_in_frames, 0u);
-  EXPECT_THAT(done.host_why, HasSubstr("that node has no frames"));
+  EXPECT_THAT(done.host_why, HasSubstr("the other node has no frames"));
 
   bytes_.clear();
   reader_.reset();

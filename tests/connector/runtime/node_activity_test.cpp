@@ -127,7 +127,8 @@ TEST_F(NodeActivityTest, FailuresHaveTheirReasonAndANewPromptIsNone) {
   const controller::NodeReport told = report();
   EXPECT_EQ(told.num_failures, 7u);
   ASSERT_THAT(told.failures, SizeIs(controller::kReportFailuresMax));
-  EXPECT_EQ(told.failures[0].what, "the other node refused: words of ?[31manother node");
+  EXPECT_EQ(told.failures[0].what,
+            "the other node refused to lease or to accept the chunks: words of ?[31manother node");
   EXPECT_EQ(told.failures[0].ago_ms, 2000u);
   EXPECT_EQ(told.failures[1].peer, "tcp://a:5");
   EXPECT_THAT(told.failures[1].what, HasSubstr("the transfer did not end in time"));

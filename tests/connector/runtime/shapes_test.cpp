@@ -103,7 +103,9 @@ TEST_F(UnlikeNodes, AModelOfOtherLayersIsRefusedWithBothSidesNumbers) {
       "the holder's chunk of 4 layers and 2 heads has 64 bytes, which does not fit this node's chunk of 4 layers and 4 "
       "heads, which has 256 bytes");
   answer.ranks = {{"", "", 64, {}}, {"", "", 64, {}}};
-  EXPECT_NE(why({{"", "", 128, {0, 4, 0, 4}}}).find("version serves only nodes of its own shape"), std::string::npos);
+  EXPECT_NE(
+      why({{"", "", 128, {0, 4, 0, 4}}}).find("version of kvferry serves only nodes with its own number of ranks"),
+      std::string::npos);
   EXPECT_EQ(why({{"", "", 64, {0, 4, 0, 2}}, {"", "", 64, {0, 4, 2, 2}}}), "");
   // The ranks and bytes are equal, but there are stages, which that version does not have.
   EXPECT_NE(why({{"", "", 64, {0, 2, 0, 4}}, {"", "", 64, {2, 2, 0, 4}}}), "");

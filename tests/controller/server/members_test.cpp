@@ -31,16 +31,18 @@ TEST_F(ControllerMembers, EachRoleDoesWhatItMay) {
   ASSERT_TRUE(node.wait_for<Registered>());
   for (const net::ClusterKey& key : {reader_, worker_, admin_})
     EXPECT_EQ(fetch_status(server_.endpoint(), kDeadlineMs, key).value().nodes.size(), 1U);
-  EXPECT_EQ(clear_with(reader_),
-            "the command 'clear' needs a key of the role admin, and this is that of member 'r' (role reader)");
-  EXPECT_THAT(clear_with(worker_), HasSubstr("this is that of member 'w' (role worker)"));
+  EXPECT_EQ(
+      clear_with(reader_),
+      "the command 'clear' needs a key of the role admin, but the sender has the key of member 'r' (role reader)");
+  EXPECT_THAT(clear_with(worker_), HasSubstr("the sender has the key of member 'w' (role worker)"));
   EXPECT_EQ(clear_with(admin_), "");
   EXPECT_EQ(clear_with(folder_.read("cluster")), "");
   EXPECT_EQ(server_.status().counters.messages_forbidden, 2U);
   const auto as_node = make_client({.controller = server_.endpoint(), .node = node_info("r"), .cluster_key = reader_});
   const Result<void> registered = wait_registered(**as_node, steady_clock(), kDeadlineMs);
-  EXPECT_THAT(registered.error().what,
-              HasSubstr("a node needs a key of the role worker, and this is that of member 'r' (role reader)"));
+  EXPECT_THAT(
+      registered.error().what,
+      HasSubstr("a node needs a key of the role worker, but the sender has the key of member 'r' (role reader)"));
 }
 
 TEST_F(ControllerMembers, ARevokedNodeIsOutWithinASecond) {

@@ -370,7 +370,7 @@ TEST_F(StateJournalTest, AFlippedBitIsSeenWhereverItIs) {
     // damage in the last batch looks like an incomplete write, which is not reported
     ASSERT_EQ(life.status().durable, at >= last) << at;
     if (at >= last || at % 16 != 0) continue;
-    ASSERT_THAT(life.status().why_not, HasSubstr("log-00000001 is damaged at byte")) << at;
+    ASSERT_THAT(life.status().why_not, HasSubstr("log-00000001: the file is damaged at byte")) << at;
     ASSERT_TRUE(life.turn_until([&] { return life.status().durable; }));
     ASSERT_EQ(read(log(1).string() + ".damaged"), bad) << "never thrown away";
   }
@@ -412,7 +412,7 @@ TEST_F(StateJournalTest, AMissingFileIsTold) {
   fs::remove(snapshot(2));
   Life life(options());
   EXPECT_FALSE(life.status().durable);
-  EXPECT_THAT(life.status().why_not, HasSubstr("log-00000001 is missing"));
+  EXPECT_THAT(life.status().why_not, HasSubstr("log-00000001: the file is missing"));
 }
 
 TEST_F(StateJournalTest, OtherUsersReadNothing) {

@@ -48,7 +48,7 @@ Error unusable(const std::string& why) { return Error{ErrorCode::kInvalidArgumen
 Result<KeyContent> content_of_file(const std::string& file) {
   const std::string bytes = KVFERRY_TRY(read_key_file(file));
   const auto refused = [&](const Error& error) {
-    return unusable(fmt::format("cluster_key_file {} {}", file, error.what));
+    return unusable(fmt::format("cluster_key_file {}: {}", file, error.what));
   };
   KeyContent content;
   content.members = KVFERRY_TRY(read_members(file));
@@ -229,19 +229,20 @@ Result<std::vector<std::string>> parse_cluster_keys(std::string_view content) {
       const std::size_t end = content.find('\n');
       std::optional<std::string> key = bytes_of_hex(content.substr(0, end));
       if (!key || end == std::string_view::npos)
-        return unusable(fmt::format("has a list whose line {} is no key in hexadecimal", keys.size() + 2));
+        return unusable(
+            fmt::format("the file is a list of keys, but its line {} is no key in hexadecimal", keys.size() + 2));
       keys.push_back(std::move(*key));
       content.remove_prefix(end + 1);
     }
     if (keys.size() != ClusterKey::kKeysMax || keys[0] == keys[1])
-      return unusable(fmt::format("lists {} keys; allowed: two different ones", keys.size()));
+      return unusable(fmt::format("the file lists {} keys; allowed: two different ones", keys.size()));
   } else {
     keys.emplace_back(content);
   }
   for (const std::string& key : keys) {
     if (key.size() >= ClusterKey::kBytesMin && key.size() <= ClusterKey::kBytesMax) continue;
     const std::string size = key.size() > ClusterKey::kBytesMax ? "more than 65536" : std::to_string(key.size());
-    return unusable(fmt::format("has {} bytes; allowed: 32 to 65536 (kvferry keygen makes one)", size));
+    return unusable(fmt::format("the key has {} bytes; allowed: 32 to 65536 (kvferry keygen makes one)", size));
   }
   return keys;
 }
@@ -255,35 +256,36 @@ std::string format_cluster_keys(const std::vector<std::string>& keys) {
 
 Result<std::string> read_key_file(const std::string& file) {
   const auto refused = [&](const std::string& why) {
-    return unusable(fmt::format("cluster_key_file {} {}", file, why));
+    return unusable(fmt::format("cluster_key_file {}: {}", file, why));
   };
-  const auto unreadable = [&] { return refused("can't be read: " + std::generic_category().message(errno)); };
+  const auto unreadable = [&] { return refused("the file can't be read: " + std::generic_category().message(errno)); };
   const OwnedFd opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
   if (!opened || ::fstat(opened.get(), &about) != 0) return unreadable();
-  if (!S_ISREG(about.st_mode)) return refused("is not a file");
+  if (!S_ISREG(about.st_mode)) return refused("this is not a file");
   const unsigned mode = about.st_mode & 07777U;
   if (mode != 0600 && mode != 0400)
-    return refused(fmt::format("has mode {:04o}; allowed: 0600 and 0400, so that only its owner reads it", mode));
+    return refused(
+        fmt::format("the file has mode {:04o}; allowed: 0600 and 0400, so that only its owner reads it", mode));
   std::optional<std::string> bytes = read_some_of(opened.get(), kFileBytesMax);
   if (!bytes) return unreadable();
-  if (bytes->size() > kFileBytesMax) return refused("has more than 65536 bytes; allowed: 32 to 65536");
+  if (bytes->size() > kFileBytesMax) return refused("the file has more than 65536 bytes; allowed: 32 to 65536");
   return std::move(*bytes);
 }
 
 Result<std::optional<std::vector<Member>>> read_members(const std::string& key_file) {
   const std::string file = members_file_of(key_file);
   const auto refused = [&](const std::string& why) {
-    return unusable(fmt::format("the list of members {} {}", file, why));
+    return unusable(fmt::format("the list of members {}: {}", file, why));
   };
   const OwnedFd opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!opened && errno == ENOENT) return std::optional<std::vector<Member>>();
   struct stat about {};
   std::optional<std::string> bytes;
   if (opened && ::fstat(opened.get(), &about) == 0) bytes = read_some_of(opened.get(), kListBytesMax);
-  if (!bytes) return refused("can't be read: " + std::generic_category().message(errno));
+  if (!bytes) return refused("the file can't be read: " + std::generic_category().message(errno));
   if ((about.st_mode & 022U) != 0)
-    return refused(fmt::format("has mode {:04o}; only its owner may write it", about.st_mode & 07777U));
+    return refused(fmt::format("the file has mode {:04o}; only its owner may write it", about.st_mode & 07777U));
   Result<std::vector<Member>> members = parse_members(*bytes);
   if (!members) return refused(members.error().what);
   return std::optional(*std::move(members));

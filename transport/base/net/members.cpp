@@ -115,17 +115,18 @@ std::string format_members(const std::vector<Member>& members) {
 Result<std::vector<Member>> parse_members(std::string_view content) {
   const auto lines = lines_of(content);
   if (!content.ends_with('\n') || !content.starts_with(fmt::format("{}\n", kMembersHead)))
-    return damaged(fmt::format("is no complete list of members; its first line is '{}'", kMembersHead));
-  if (lines.size() - 1 > kMembersMax) return damaged(fmt::format("has more than {} members", kMembersMax));
+    return damaged(fmt::format("the list is not complete; it must begin with the line '{}' and end with a line break",
+                               kMembersHead));
+  if (lines.size() - 1 > kMembersMax) return damaged(fmt::format("the list has more than {} members", kMembersMax));
   std::vector<Member> members;
   std::set<std::string> names;
   for (std::size_t i = 1; i < lines.size(); ++i) {
     Member member;
     if (lines[i].size() < 2 || !read_identity(lines[i][0], lines[i][1], member.identity) ||
         !read_keys(lines[i], 2, {&member.curve, &member.certificate, &member.token_hash}))
-      return damaged(fmt::format("has a line {} that is no member: a name, a role and three keys", i + 1));
+      return damaged(fmt::format("line {} is no member; allowed: a name, a role and three keys", i + 1));
     if (!names.insert(member.identity.name).second)
-      return damaged(fmt::format("has two members '{}'", member.identity.name));
+      return damaged(fmt::format("the list has two members '{}'", member.identity.name));
     members.push_back(std::move(member));
   }
   return members;
@@ -152,7 +153,7 @@ Result<MemberKey> parse_member_key(std::string_view content) {
     MemberKey::Shared& one = key.shared.emplace_back();
     is_right = read_keys(lines[i], 0, {&one.controller, &one.certificate, &one.secret});
   }
-  if (!is_right) return damaged("is a damaged key of a member; 'kvferry keygen --add-node' makes them");
+  if (!is_right) return damaged("the file is a damaged key of a member; 'kvferry keygen --add-node' makes such keys");
   return key;
 }
 

@@ -42,7 +42,7 @@ Error no_curve() {
 }
 
 Error failed(const char* what) {
-  return Error{ErrorCode::kUnavailable, fmt::format("cannot {}: {}", what, ::zmq_strerror(::zmq_errno()))};
+  return Error{ErrorCode::kUnavailable, fmt::format("{}: {}", what, ::zmq_strerror(::zmq_errno()))};
 }
 
 std::string z85_of(const Bytes32& key) {
@@ -120,7 +120,7 @@ Result<std::string> ZmqContext::secure_server(void* socket, std::string_view end
   if (::zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &kYes, sizeof kYes) != 0 ||
       !set_text(socket, ZMQ_CURVE_SECRETKEY, keys[0].server_secret) ||
       ::zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, kZapDomain, std::char_traits<char>::length(kZapDomain)) != 0)
-    return failed("set the keys of a ZeroMQ socket");
+    return failed("cannot set the keys of a ZeroMQ socket");
   return keys[0].server_public;
 }
 
@@ -133,7 +133,7 @@ Result<std::string> ZmqContext::secure_client(void* socket, std::string_view end
   if (!set_text(socket, ZMQ_CURVE_SERVERKEY, next.server_public) ||
       !set_text(socket, ZMQ_CURVE_PUBLICKEY, next.own_public) ||
       !set_text(socket, ZMQ_CURVE_SECRETKEY, next.own_secret))
-    return failed("set the keys of a ZeroMQ socket");
+    return failed("cannot set the keys of a ZeroMQ socket");
   return next.server_public;
 }
 
@@ -161,7 +161,7 @@ Result<void> ZmqContext::start_authenticator() {
   if (authenticator_.joinable()) return {};
   void* const socket = ::zmq_socket(handle_, ZMQ_REP);
   if (socket == nullptr || ::zmq_bind(socket, kZapEndpoint) != 0) {
-    const Error error = failed("start the authentication of ZeroMQ clients");
+    const Error error = failed("cannot start the authentication of ZeroMQ clients");
     if (socket != nullptr) ::zmq_close(socket);
     return error;
   }

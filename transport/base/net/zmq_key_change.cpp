@@ -50,7 +50,7 @@ void ZmqSocket::listen_again(std::uint64_t version) {
   // Fails until ZeroMQ's thread has closed the former listening socket; the next call tries again.
   is_unbound_ = !key || ::zmq_bind(handle_, endpoint_.c_str()) != 0;
   if (!is_unbound_ || changed_at_ == kNever || now - changed_at_ < kPatienceNs) return;
-  log().error("cannot listen on {} with the new cluster key, and tries again: {}", endpoint_,
+  log().error("cannot listen on {} with the new cluster key and will try again: {}", endpoint_,
               key ? ::zmq_strerror(::zmq_errno()) : key.error().what);
   changed_at_ = kNever;
 }

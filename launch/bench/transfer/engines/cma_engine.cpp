@@ -43,9 +43,9 @@ class CmaEngine final : public Engine {
       const ssize_t moved = job_.is_push ? ::process_vm_writev(pid_, own_ranges_, count, others_ranges_, count, 0)
                                          : ::process_vm_readv(pid_, own_ranges_, count, others_ranges_, count, 0);
       if (moved != static_cast<ssize_t>(count * job_.block_bytes))
-        throw Failure(
-            {ErrorCode::kUnavailable, fmt::format("copying between the processes failed: {}",
-                                                  moved < 0 ? std::strerror(errno) : "the kernel copied only a part")});
+        throw Failure({ErrorCode::kUnavailable,
+                       fmt::format("copying between the processes failed: {}",
+                                   moved < 0 ? std::strerror(errno) : "the kernel copied only a part of the bytes")});
     }
   }
 

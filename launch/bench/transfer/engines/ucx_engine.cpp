@@ -42,17 +42,17 @@ class UcxEngine final : public Engine {
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;
     params.features = UCP_FEATURE_RMA | UCP_FEATURE_AM;
-    check(api().ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, nullptr, &context_), "cannot start");
+    check(api().ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, nullptr, &context_), "UCX cannot start");
     ucp_worker_params_t worker{};
     worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     worker.thread_mode = UCS_THREAD_MODE_SINGLE;
-    check(api().ucp_worker_create(context_, &worker, &worker_), "cannot create a worker");
+    check(api().ucp_worker_create(context_, &worker, &worker_), "UCX cannot create a worker");
     ucp_am_handler_param_t handler{};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     handler.id = kMessage;
     handler.cb = &UcxEngine::on_message;
     handler.arg = this;
-    check(api().ucp_worker_set_am_recv_handler(worker_, &handler), "cannot set the message handler");
+    check(api().ucp_worker_set_am_recv_handler(worker_, &handler), "UCX cannot set the message handler");
     return map_memory();
   }
 
@@ -63,8 +63,8 @@ class UcxEngine final : public Engine {
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    check(api().ucp_ep_create(worker_, &params, &endpoint_), "cannot create an endpoint");
-    check(api().ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_), "cannot unpack the peer's rkey");
+    check(api().ucp_ep_create(worker_, &params, &endpoint_), "UCX cannot create an endpoint");
+    check(api().ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_), "UCX cannot unpack the peer's rkey");
   }
 
   std::string describe() const override { return fmt::format("UCX {}", api().ucp_get_version_string()); }
@@ -97,15 +97,15 @@ class UcxEngine final : public Engine {
     params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
     params.address = memory_.data();
     params.length = memory_.size();
-    check(api().ucp_mem_map(context_, &params, &mapped_), "cannot map the memory");
+    check(api().ucp_mem_map(context_, &params, &mapped_), "UCX cannot map the memory");
     void* rkey = nullptr;
     std::size_t rkey_bytes = 0;
-    check(api().ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes), "cannot pack the rkey");
+    check(api().ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes), "UCX cannot pack the rkey");
     const std::string rkey_hex = to_hex({static_cast<const char*>(rkey), rkey_bytes});
     api().ucp_rkey_buffer_release(rkey);
     ucp_address_t* address = nullptr;
     std::size_t address_bytes = 0;
-    check(api().ucp_worker_get_address(worker_, &address, &address_bytes), "cannot get the worker's address");
+    check(api().ucp_worker_get_address(worker_, &address, &address_bytes), "UCX cannot get the worker's address");
     const std::string address_hex = to_hex({reinterpret_cast<const char*>(address), address_bytes});
     api().ucp_worker_release_address(worker_, address);
     return {{"address", address_hex}, {"rkey", rkey_hex}, {"base", reinterpret_cast<std::uintptr_t>(memory_.data())}};
@@ -114,7 +114,7 @@ class UcxEngine final : public Engine {
   /// Spins until a request has completed, and frees the request.
   void finish(ucs_status_ptr_t request) {
     if (request == nullptr) return;
-    if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), "an operation was refused");
+    if (UCS_PTR_IS_ERR(request)) check(UCS_PTR_STATUS(request), "UCX refused an operation");
     const Deadline deadline(kPatience);
     ucs_status_t status = UCS_INPROGRESS;
     while ((status = api().ucp_request_check_status(request)) == UCS_INPROGRESS) {

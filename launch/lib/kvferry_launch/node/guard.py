@@ -158,7 +158,7 @@ def take_key(file: Path) -> None:
         line += piece
     key = bytes.fromhex(line.decode())
     if not key:
-        raise ValueError("the launcher sent no key")
+        raise ValueError("the launcher sent no cluster key")
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # A unique name, because another guard may write the same key.
     written = file.with_name(f"{file.name}.{os.getpid()}")

@@ -43,7 +43,7 @@ class Answer:
         while not self.status:
             end = data.find(b"\r\n\r\n")
             if end > HEAD_MAX or (end < 0 and len(data) > HEAD_MAX):
-                raise AnswerError(f"the head of its answer has more than {HEAD_MAX} bytes")
+                raise AnswerError(f"the head of the server's answer has more than {HEAD_MAX} bytes")
             if end < 0:
                 self._raw = data
                 return
@@ -71,24 +71,24 @@ class Answer:
         if self.status and self._left is None:
             self.done = True
         if not self.done:
-            raise AnswerError("it closed the connection before the end of its answer")
+            raise AnswerError("the server closed the connection before the end of its answer")
 
     def _read_head(self, head: bytes) -> None:
         first, *lines = head.decode("latin-1").split("\r\n")
         found = _STATUS_LINE.fullmatch(first)
         if found is None:
-            raise AnswerError(f"its answer begins with '{first[:80]!a}', not with HTTP/1.1 and a status")
+            raise AnswerError(f"the server's answer begins with '{first[:80]!a}', not with HTTP/1.1 and a status")
         headers = self.headers = {}
         for line in lines:
             name, colon, value = line.partition(":")
             if not colon or "\n" in value or "\r" in value or "\0" in value:
-                raise AnswerError(f"its answer has the malformed header {line[:80]!a}")
+                raise AnswerError(f"the server's answer has the malformed header {line[:80]!a}")
             name = name.lower()
             value = value.strip(" \t")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         status = int(found[2])
         if status == 101:
-            raise AnswerError("it switched to another protocol, which the proxy has not asked for")
+            raise AnswerError("the server switched to another protocol, which the proxy has not asked for")
         if status < 200:
             return  # the answer follows after this interim one
         self.status = status
@@ -99,12 +99,12 @@ class Answer:
     def _find_end(self, headers: dict[str, str]) -> None:
         length, coding = headers.get("content-length"), headers.get("transfer-encoding")
         if length is not None and not _NUMBER.fullmatch(length):
-            raise AnswerError(f"its answer has the Content-Length {length[:80]!a}, not one number of bytes")
+            raise AnswerError(f"the server's answer has the Content-Length {length[:80]!a}, not one number of bytes")
         if self._method == "HEAD" or self.status in _NO_BODY:
             self.done = True
         elif coding is not None:
             if coding.lower() != "chunked":
-                raise AnswerError(f"its answer has the Transfer-Encoding {coding[:80]!a}; only 'chunked' is read")
+                raise AnswerError(f"the server's answer has the Transfer-Encoding {coding[:80]!a}, not 'chunked'")
             self._in_chunks = True
             self.can_reuse &= length is None  # with both, servers and proxies may disagree about the answer's end
         elif length is not None:
@@ -129,7 +129,7 @@ class Answer:
             end = data.find(b"\r\n", at)
             most = HEAD_MAX if self._line == "trailer" else _CHUNK_LINE_MAX
             if (len(data) if end < 0 else end) - at > most:
-                raise AnswerError(f"a line between the chunks of its answer has more than {most} bytes")
+                raise AnswerError(f"a line between the chunks of the server's answer has more than {most} bytes")
             if end < 0:
                 self._raw = data[at:]
                 return b""
@@ -142,14 +142,14 @@ class Answer:
             self.done = not line
             self._trailer_bytes += len(line)
             if self._trailer_bytes > HEAD_MAX:
-                raise AnswerError(f"the trailers of its answer have more than {HEAD_MAX} bytes")
+                raise AnswerError(f"the trailers of the server's answer have more than {HEAD_MAX} bytes")
         elif self._line == "end":
             if line:
-                raise AnswerError("a chunk of its answer is longer than the size before it")
+                raise AnswerError("a chunk of the server's answer is longer than the size before it")
             self._line = "size"
         else:
             found = _CHUNK_SIZE.fullmatch(line)
             if found is None:
-                raise AnswerError(f"a chunk of its answer has the size {line[:80]!a}, not a hexadecimal number")
+                raise AnswerError(f"a chunk of the server's answer has size {line[:80]!a}, not a hexadecimal number")
             self._left = int(found[1], 16)
             self._line = "end" if self._left else "trailer"

@@ -29,7 +29,7 @@ class _Server:
         except ValueError:
             self._host = ""
         if not self._host or parts.username is not None or not _URL.fullmatch(url):
-            raise ConnectionError(f"its URL is {url[:200]!a}, not http://HOST:PORT")
+            raise ConnectionError(f"the server's URL is {url[:200]!a}, not http://HOST:PORT")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = port or (443 if self._tls else 80)
         self.netloc, self.path = parts.netloc, parts.path.rstrip("/")
@@ -55,11 +55,11 @@ class _Server:
                 connecting.result()[1].abort()
             raise
         if connecting.cancel():
-            raise TimeoutError(f"no connection to it within {limit_s:g} s")
+            raise TimeoutError(f"no connection to the server within {limit_s:g} s")
         try:
             return connecting.result()[1]
         except UnicodeError as error:  # the host name has an empty or a too long part
-            raise ConnectionError(f"its URL names no host: {error}") from None
+            raise ConnectionError(f"the server's URL names no host: {error}") from None
 
     def keep(self, connection: Connection) -> None:
         if not self.is_used or len(self._idle) >= IDLE_MAX:

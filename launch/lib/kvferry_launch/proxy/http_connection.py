@@ -91,8 +91,8 @@ class Exchange(Answer):
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._check_time)
             return
-        self.fail(TimeoutError(f"its answer was not complete after {self._limit_s:g} s" if self._is_total
-                               else f"it sent nothing for {self._limit_s:g} s"))
+        self.fail(TimeoutError(f"the server's answer was not complete after {self._limit_s:g} s" if self._is_total
+                               else f"the server sent nothing for {self._limit_s:g} s"))
         self._connection.abort()
 
     # ---- called by the connection ----
@@ -113,7 +113,7 @@ class Exchange(Answer):
     def end(self, error: Exception | None) -> None:
         """Takes the end of the connection. `error`: why it broke; None if the server closed it."""
         if error is not None or not self._is_heard:
-            reason = f"the connection broke: {error}" if error is not None else "it closed the connection"
+            reason = f"the connection broke: {error}" if error is not None else "the server closed the connection"
             self.fail((ConnectionError if self._is_heard else UnansweredError)(reason))
             return
         try:

@@ -43,7 +43,7 @@ class ServerCalls:
             if first is None:
                 one.log.enter("first_byte")
             if first is None and not (piece := await answer.read_any()):
-                raise ServerError(node, "decode", "its stream ended before the first event")
+                raise ServerError(node, "decode", "the server's stream ended before the first event")
             one.log.enter("rest")
             if one.response is None:
                 one.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8",
@@ -79,7 +79,7 @@ class ServerCalls:
         except OSError as error:
             reason = f"{type(error).__name__}: {error}"
         if not stream.done:
-            raise ServerError(node, "decode", f"its stream stopped before the end of the answer ({reason})")
+            raise ServerError(node, "decode", f"the server's stream stopped before the end of the answer ({reason})")
 
     async def broken_off(self, one: ClientRequest, response: web.StreamResponse, failure: ServerError
                           ) -> web.StreamResponse:

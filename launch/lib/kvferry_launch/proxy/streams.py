@@ -83,7 +83,7 @@ class Stream:
         if content is None:
             return event if self._servers == 1 else None
         if "error" in content:
-            raise BrokenStreamError(f"it sent the error {json.dumps(content['error'])[:200]}")
+            raise BrokenStreamError(f"the server sent the error {json.dumps(content['error'])[:200]}")
         if self._goes_on_after is not None:
             content |= self._names
             if "usage" in content:

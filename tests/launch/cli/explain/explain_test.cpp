@@ -161,7 +161,7 @@ TEST(Explain, AnUnknownRequestIsOneSentence) {
   const TestNode node(controller.endpoint(), "node");
   const Output output = run_kvferry(command(controller, "nothing"));
   EXPECT_EQ(output.status, 1);
-  EXPECT_THAT(output.text, HasSubstr("kvferry: none of 1 nodes has a request 'nothing': its id may be another"));
+  EXPECT_THAT(output.text, HasSubstr("kvferry: none of 1 nodes has a request 'nothing': the id may be wrong"));
 }
 
 }  // namespace

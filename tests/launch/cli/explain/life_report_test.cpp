@@ -62,9 +62,9 @@ TEST(LifeReport, ItsPartsAddUpToTheWholeTime) {
   }
   EXPECT_EQ(sum, report.duration);
   EXPECT_THAT(parts, ElementsAre("p waiting in the engine's queue 5", "p computing 95",
-                                 " until the next node: router, network 10", "d waiting for KV of other nodes 40",
-                                 "d loading within a step, and computing 20", "d decoding 230",
-                                 "d preempted, waiting in the engine's queue 100",
+                                 " on the way to the next node (router, network) 10",
+                                 "d waiting for KV of other nodes 40", "d loading within a step, and computing 20",
+                                 "d decoding 230", "d preempted, waiting in the engine's queue 100",
                                  "d loading within a step, and computing 20", "d decoding 380"));
 }
 

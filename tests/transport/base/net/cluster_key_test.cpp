@@ -73,7 +73,7 @@ TEST_F(ClusterKeyFile, WhatOthersCanReadOrHasAnotherSizeIsRefusedInOneSentence) 
   EXPECT_THAT(refusal(written(std::string(65537, 'k'), 0600)), HasSubstr("has more than 65536 bytes"));
   EXPECT_THAT(refusal(written("", 0600)), HasSubstr("has 0 bytes"));
   EXPECT_THAT(refusal("/nowhere/cluster.key"),
-              HasSubstr("cluster_key_file /nowhere/cluster.key can't be read: No such"));
+              HasSubstr("cluster_key_file /nowhere/cluster.key: the file can't be read: No such"));
   EXPECT_THAT(refusal("/tmp"), HasSubstr("is not a file"));
 }
 
@@ -140,8 +140,9 @@ TEST(ClusterKeys, AFileThatCantBeUsedChangesNothingAndIsLoggedOnce) {
   }
   log().flush();
   const std::string said = ::testing::internal::GetCapturedStderr();
-  for (const char* const why : {"has 5 bytes", "has mode 0644", "can't be read: No such file"})
-    EXPECT_THAT(said, HasSubstr(fmt::format("cluster_key_file {} {}", file.path(), why)));
+  for (const char* const why :
+       {"the key has 5 bytes", "the file has mode 0644", "the file can't be read: No such file"})
+    EXPECT_THAT(said, HasSubstr(fmt::format("cluster_key_file {}: {}", file.path(), why)));
   std::size_t num_said = 0;
   for (std::size_t at = 0; (at = said.find("the former keys stay in use", at)) != std::string::npos; ++at) ++num_said;
   EXPECT_EQ(num_said, damages.size()) << said;

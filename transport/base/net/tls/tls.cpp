@@ -252,9 +252,9 @@ Result<bool> TlsSession::handshake() {
   if (!is_flushed && (code == 1 || waits)) return Error{ErrorCode::kPeerLost, std::strerror(errno)};
   if (waits) return false;
   if (code != 1 || !has_proof())
-    return Error{ErrorCode::kRefused, fmt::format("the peer {}, or encrypt_tcp differs between the two sides: {}",
-                                                  members_ == nullptr ? "has no cluster key or a different one"
-                                                                      : "is no member of role worker",
+    return Error{ErrorCode::kRefused, fmt::format("{}, or encrypt_tcp differs between the two sides: {}",
+                                                  members_ == nullptr ? "the peer has no cluster key or a different one"
+                                                                      : "the peer is no member of role worker",
                                                   reason())};
   is_done_ = true;
   if (encrypts_) ::SSL_set_read_ahead(ssl_, 1);
