@@ -57,7 +57,7 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
   Wide lowest = plane.base;
   Wide end = Wide{plane.base} + layout.element_bytes;
   for (const Axis& axis : axes) (axis.stride_bytes < 0 ? lowest : end) += axis.reach();
-  if (lowest < 0 || end > Wide{INT64_MAX})  // otherwise every offset in the plane fits std::int64_t
+  if (lowest < 0 || end > Wide{INT64_MAX})  // if this is false, every offset in the plane fits std::int64_t
     return bad(fmt::format("{}: the plane's strides reach beyond the 63-bit address space", who));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });

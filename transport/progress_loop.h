@@ -90,7 +90,7 @@ class ProgressLoop {
   const int wakeup_fd_;  // epoll descriptor that waits for epoll_fd_ and the descriptors of add_wakeup_fd()
   std::atomic<bool> has_wakeup_fds_{false};
 
-  std::mutex mutex_;  // the loop's lock
+  std::mutex mutex_;  // the loop's lock, under which the owner is called
   TaskInbox inbox_;   // its descriptor also signals kick(), stop() and a driver that takes over
   std::atomic<bool> is_stopping_{false};
 

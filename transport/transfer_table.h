@@ -34,10 +34,10 @@ struct AcceptedTransfer {
   std::byte* local_base = nullptr;
   RegionDescriptor remote;
   std::vector<CopyRange> copies;         // the submitted ranges, joined where they touch unless they have checksums
-  std::vector<std::uint64_t> checksums;  // one for each copy, or empty
+  std::vector<std::uint64_t> checksums;  // one checksum for each copy, or empty
   std::string notification;
   Priority priority = Priority::kNormal;
-  bool is_complete = true;  // false: more ranges will be fed
+  bool is_complete = true;  // false: feed() will add more ranges
 
   bool is_pull() const { return direction == Direction::kPull; }
   bool has_checksums() const { return !checksums.empty(); }

@@ -18,7 +18,7 @@ namespace kvferry {
 // ---- fetches: queries to the controller, lease requests to other nodes, pull orders to all workers ----
 struct QueryDirectory {
   std::uint64_t fetch = 0;
-  std::vector<ChunkKey> keys;         // full chunks, in prefix order
+  std::vector<ChunkKey> keys;         // keys of the full chunks, in the order of the prefix
   std::vector<ChunkKey> tail_groups;  // [i] group of the tails that follow the first i of `keys`
 };
 struct RequestLease {

@@ -18,14 +18,14 @@ struct ChunkMeta {
   bool is_tail = false;
   std::optional<ChunkKey> tail_group;  // set for tails of at least kTailGroupTokens tokens (chunk_key.h)
   std::uint32_t window_from = 0;       // the layers with a window have KV only from this token of the chunk on
-  TenantId tenant = 0;                 // whose requests can use the chunk
+  TenantId tenant = 0;                 // tenant whose requests can use the chunk
   /// [KV group] The same as window_from for each group, in models whose groups have unlike windows or blocks:
   /// `window_from` is then the largest. Otherwise empty.
   std::vector<std::uint32_t> windows_from = {};
 
   /// Returns the token from which a KV group with a window has KV.
   std::uint32_t from(std::size_t group) const { return windows_from.empty() ? window_from : windows_from[group]; }
-  /// Sets what another node tells of the windows. Returns false if no chunk of this length can have that.
+  /// Sets the windows as another node sent them. Returns false if no chunk of this length can have such windows.
   bool set_windows(std::uint32_t from, const std::vector<std::uint32_t>& by_group, std::size_t num_groups) {
     window_from = from;
     windows_from = by_group;

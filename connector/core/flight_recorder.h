@@ -42,21 +42,21 @@ class ShortText {
 /// What happened. The comment names the fields of LifeEvent that have a meaning. The numbers are sent between nodes, so
 /// new kinds are added at the end.
 enum class LifeKind : std::uint8_t {
-  // Its first lookup; duration: since the server got it. tokens of the prompt; local: in this node's pool; expected:
-  // handed over by `peer`; note: request there
+  // The request's first lookup. Fields: duration (since the server got it), tokens (of the prompt), local (tokens in
+  // this node's pool), expected (tokens handed over by `peer`), note (the request's id at `peer`).
   kArrived,
-  kWaits,      // the first lookup of a wait stays pending
-  kAnswered,   // the first answer of a wait: local: tokens in the engine's cache; loaded: tokens found in the pool
-  kAdmitted,   // tokens; local, loaded as above; expected: tokens that were computed before; cause, if any are computed
+  kWaits,      // a lookup stays pending for the first time since the request began to wait
+  kAnswered,   // the first answer of a wait. Fields: local (tokens in the engine's cache), loaded (tokens in the pool)
+  kAdmitted,   // the engine admitted the request. Fields: tokens, local, loaded, expected (computed before), cause
   kLoadBegan,  // the request runs only after its load
-  kLoaded,     // expected: tokens to load; loaded; chunks; bytes; duration; cause
-  kComputed,   // every token known at the admission is computed
-  kPreempted,  // tokens that were computed
-  kFinished,   // tokens; expected: tokens kept for a decode node; cause if aborted
-  kPulled,     // from `peer` over `path`: tokens, chunks, failed, in_frames, bytes, duration and its parts, cause, note
-  kFetchFailed,  // nothing came from `peer`, or from the controller if it is empty: cause
-  kPushOffered,  // to `peer`: chunks
-  kPushed,       // to `peer` over `path`: tokens, chunks, failed, bytes, duration and `wire`, cause
+  kLoaded,     // a load ended. Fields: expected (tokens to load), loaded, chunks, bytes, duration, cause
+  kComputed,   // the engine has computed every token that was known at the admission
+  kPreempted,  // the engine preempted the request. Field: tokens (computed so far)
+  kFinished,   // the request ended. Fields: tokens, expected (kept for a decode node), cause if aborted
+  kPulled,     // a pull ended. Fields: peer, path, tokens, chunks, failed, in_frames, bytes, times, cause, note
+  kFetchFailed,  // a fetch from `peer` (empty: a lookup) failed. Field: cause
+  kPushOffered,  // chunks were offered to `peer`. Field: chunks
+  kPushed,       // a push ended. Fields: peer, path, tokens, chunks, failed, bytes, duration, wire, cause
 };
 
 /// Why KV was not loaded or not sent. The numbers are sent between nodes, so new causes are added at the end.
@@ -104,7 +104,7 @@ Cause cause_of(ErrorCode code);
 struct LifeEvent {
   std::uint8_t kind = 0;   // LifeKind
   std::uint8_t cause = 0;  // Cause
-  TimeNs at = 0;           // in a RequestLife: how long ago, counted from the answer
+  TimeNs at = 0;           // time of the event; in a RequestLife: how long before the node's answer it was
   TimeNs duration = 0;
   std::uint64_t bytes = 0;
   std::uint32_t tokens = 0, local = 0, loaded = 0, expected = 0;
@@ -140,7 +140,7 @@ std::uint32_t recomputed_tokens(const LifeEvent& event);
 
 /// The recorded events of one request on one node, oldest first.
 struct RequestLife {
-  std::string request;  // vLLM's id on this node
+  std::string request;  // vLLM's id of the request on this node
   bool is_cut = false;  // true if earlier events were overwritten
   std::vector<LifeEvent> events;
   std::string trace{};  // the request's W3C trace id; empty: it has none
@@ -192,7 +192,7 @@ class FlightRecorder {
   std::vector<RequestLife> newest_where(Condition is_asked, TimeNs now) const;
   RequestLife life_of(const Request& request, TimeNs now) const;
 
-  std::vector<Record> records_;  // event n is at n % size
+  std::vector<Record> records_;  // ring of the events: event number n is at index n % size
   std::vector<Request> requests_;
   std::uint64_t num_events_ = 0, num_requests_ = 0;  // events and requests are numbered from 1
 };

@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// Stands for "in no frame" where a chunk's frame of GPU memory is told.
+/// The number of a frame of GPU memory that stands for "in no frame".
 constexpr std::uint32_t kNoFrame = UINT32_MAX;
 
 struct LeaseRequest {
@@ -41,7 +41,7 @@ struct LeasedChunk {
   /// no rank's frame.
   std::vector<std::uint32_t> frames = {};
   std::uint64_t tenant = 0;                      // ChunkMeta::tenant, for a reader that has no request for the chunk
-  std::vector<std::uint32_t> windows_from = {};  // see ChunkMeta::windows_from
+  std::vector<std::uint32_t> windows_from = {};  // [KV group] as ChunkMeta::windows_from
   KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames, tenant, windows_from);
 };
 
@@ -61,7 +61,7 @@ struct PullItem {
   std::vector<std::uint64_t> checksums;
   /// [rank][run] The holder's checksum of each copied run, set instead of `checksums`.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};
-  std::vector<std::uint32_t> frames = {};  // [rank] see LeasedChunk::frames
+  std::vector<std::uint32_t> frames = {};  // [rank] the holder's frame of GPU memory, as in LeasedChunk::frames
   KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums, frames);
 };
 

@@ -51,7 +51,7 @@ struct SettledChunk {
   bool ok = false;          // false: the chunk is incomplete and nothing more will be written
   std::uint32_t window_from = 0;
   std::vector<std::uint64_t> checksums;          // [rank]
-  std::vector<std::uint32_t> windows_from = {};  // see ChunkMeta::windows_from
+  std::vector<std::uint32_t> windows_from = {};  // [KV group] as ChunkMeta::windows_from
   KVFERRY_FIELDS(index, ok, window_from, checksums, windows_from);
 };
 
@@ -129,7 +129,7 @@ struct PushOutcome {
   std::string what;
   std::uint8_t code = 0;             // ErrorCode of the transfer
   std::string path = {};             // the path that moved the bytes
-  std::uint32_t limit_mb_per_s = 0;  // see LifeEvent, for this rank
+  std::uint32_t limit_mb_per_s = 0;  // measured limit of this rank's path, see LifeEvent
   KVFERRY_FIELDS(push, rank, index, ok, what, code, path, limit_mb_per_s);
 };
 

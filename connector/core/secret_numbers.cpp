@@ -8,7 +8,7 @@
 namespace kvferry {
 
 std::uint64_t SecretNumbers::draw() {
-  const ChunkKey digest = root_key(secret_, std::to_string(++num_drawn_));  // 16 bytes of a SHA-256 digest
+  const ChunkKey digest = root_key(secret_, std::to_string(++num_drawn_));  // the key has 16 bytes of a SHA-256 digest
   std::uint64_t number = 0;
   std::memcpy(&number, digest.bytes.data(), sizeof number);
   return std::max<std::uint64_t>(number, 1);

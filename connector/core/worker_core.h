@@ -37,7 +37,7 @@ struct PullOrder {
   std::vector<ShardRun> runs = {};       // runs to read for each chunk; ShardRun::holder is an index into `sources`
   std::uint64_t num_cells = 0;           // number of cells (shard_map.h) in a chunk of this rank
   std::string remote_frames = {};        // exported region of the frames at remote_address; empty: it has none
-  std::uint64_t remote_frame_bytes = 0;  // size of a frame there
+  std::uint64_t remote_frame_bytes = 0;  // size of a frame of GPU memory at remote_address
   KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells, remote_frames,
                  remote_frame_bytes);
 };
@@ -49,8 +49,8 @@ struct PullOutcome {
   std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksums; set if the order had none
   std::uint8_t code = 0;                      // ErrorCode of the last failure
   std::string path = {};                      // the path that moved the bytes
-  std::uint32_t limit_mb_per_s = 0;           // see LifeEvent, for this rank
-  TimeNs post = 0, wire = 0, unpack = 0;      // see LifeEvent; all 0 if no transfer ended
+  std::uint32_t limit_mb_per_s = 0;           // measured limit of this rank's path, see LifeEvent
+  TimeNs post = 0, wire = 0, unpack = 0;      // parts of the time, see LifeEvent; all 0 if no transfer ended
   std::uint32_t num_in_frames = 0;            // number of chunks that came from frame to frame
   // Number of chunks that the holder had in a frame, and that came from its slot into a slot. `host_why` says why.
   std::uint32_t num_past_frames = 0;

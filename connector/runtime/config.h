@@ -19,8 +19,8 @@ namespace kvferry {
 struct ConnectorConfig {
   std::string controller = "tcp://127.0.0.1:14600";
   std::uint32_t chunk_tokens = 256;
-  static constexpr std::uint64_t kShareOfGpu = UINT64_MAX;  // see default_gpu_pool_bytes()
-  std::uint64_t pool_bytes = 0;                             // 0: see default_pool_bytes()
+  static constexpr std::uint64_t kShareOfGpu = UINT64_MAX;  // stands for default_gpu_pool_bytes()
+  std::uint64_t pool_bytes = 0;                             // size of the pool; 0 stands for default_pool_bytes()
   std::uint64_t gpu_pool_bytes = kShareOfGpu;
   bool lands_in_gpu = true;
   bool save_decode_cache = true;

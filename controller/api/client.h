@@ -32,7 +32,7 @@ struct ChunkEntry {
 };
 
 struct LookupQuery {
-  std::vector<ChunkKey> keys;  // full chunks in prefix order
+  std::vector<ChunkKey> keys;  // keys of the full chunks, in the order of the prefix
   // tail_groups[i]: group of the tails that follow the first i of `keys`; groups at the end may be missing
   std::vector<ChunkKey> tail_groups;
   std::vector<ChunkKey> exact_tails;  // keys of tails to find, whatever groups the tails belong to
@@ -62,7 +62,7 @@ struct Holder {
 };
 
 struct LookupReply {
-  std::uint64_t token = 0;  // the token that lookup() returned
+  std::uint64_t token = 0;  // token of the answered lookup, as lookup() returned it
   // At most 64 holders, without the node that asks. Draining nodes come after all others. Within each of these two
   // groups, nodes with more full chunks come first; among nodes with equally many, the node with the newest message
   // comes first.
@@ -128,7 +128,7 @@ struct ClientOptions {
   std::int64_t lookup_timeout_ms = 0;
   VersionRange protocol{};  // protocol versions that this client speaks; empty: those of this release
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; tcp:// connections are encrypted with it
-  WallClock wall_ms = nullptr;                   // heartbeats tell the controller this clock; nullptr: none
+  WallClock wall_ms = nullptr;                   // clock that heartbeats send to the controller; nullptr: none
 };
 
 /// A node's client of the controller. Threads: one owner, which polls fd() for reading and calls process(), at least

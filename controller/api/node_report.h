@@ -17,9 +17,9 @@ struct PathReport {
   std::string peer{};            // the peer's endpoint
   std::string path{};            // name of the last transfer's path ("shm", "tcp", "ucx/tcp"); empty: unknown
   bool is_push = false;          // true: this node sent chunks to the peer; false: it pulled chunks from the peer
-  std::uint64_t bytes = 0;       // since the node's start
+  std::uint64_t bytes = 0;       // bytes moved since the node's start
   std::uint64_t num_failed = 0;  // chunks that did not arrive, since the node's start
-  double gb_per_s = 0;           // mean of the last seconds
+  double gb_per_s = 0;           // speed in GB/s, as a mean of the last seconds
   double last_gb_per_s = 0;      // speed of the last transfer; the time of a push includes waits for the model
   // Limit of the path at the last transfer: the speed that was measured, or that of the fastest transfer if one was
   // faster; 0: not known.
@@ -35,7 +35,7 @@ struct PathReport {
 struct FailureReport {
   std::string what{};        // the reason, as a sentence without a full stop
   std::string peer{};        // the other node's endpoint; empty: no other node took part
-  std::uint64_t ago_ms = 0;  // when the node made the report
+  std::uint64_t ago_ms = 0;  // time from the failure to the report
   KVFERRY_FIELDS(what, peer, ago_ms);
 };
 
@@ -53,8 +53,8 @@ struct NodeReport {
   double tokens = 0;                      // tokens of admitted requests in the last minutes; older ones count less
   double local_tokens = 0;                // those of `tokens` that were in the engine's own cache
   double loaded_tokens = 0;               // those of `tokens` that were loaded from the pool
-  std::uint64_t num_failures = 0;         // since the node's start
-  std::vector<PathReport> paths{};        // the paths used last
+  std::uint64_t num_failures = 0;         // number of failures since the node's start
+  std::vector<PathReport> paths{};        // the paths that were used last
   std::vector<FailureReport> failures{};  // the last failures, the newest first
   std::vector<PrefixReport> prefixes{};   // the most frequent prefixes, the most frequent first
   KVFERRY_FIELDS(num_slots, num_chunks, num_pinned, chunk_bytes, num_pulls, num_pushes, tokens, local_tokens,

@@ -69,8 +69,8 @@ struct NodeStatus : NodeInfo {
 
 /// A node that was removed because it fell silent, and has not come back.
 struct LostNode {
-  NodeStatus node;                // its last status
-  std::uint64_t lost_ago_ms = 0;  // time since its removal
+  NodeStatus node;                // the node's last status
+  std::uint64_t lost_ago_ms = 0;  // time since the node's removal
   KVFERRY_FIELDS(node, lost_ago_ms);
 };
 
@@ -102,7 +102,7 @@ struct ScaleStatus {
   std::string etcd;                     // etcd members, without passwords; empty: none
   bool etcd_ok = false;
   std::uint64_t etcd_gone_ms = 0;  // how long etcd has been unreachable
-  std::string etcd_trouble;        // last failure; cleared by the next success
+  std::string etcd_trouble;        // etcd's last failure; cleared by the next success
   std::uint64_t etcd_owed = 0;     // number of keys whose value in etcd may be out of date
   bool name_taken = false;         // a replica that started later has the same name
   std::string event_log;           // address of the log, without a password; empty: none
@@ -129,7 +129,7 @@ struct Status {
   bool insecure = false;             // processes on other hosts can reach the controller without a cluster key
   std::vector<LostNode> lost{};      // nodes lost in the last ten minutes, the newest first
   std::string refusal{};             // why the last registration was refused; empty: none was
-  std::uint64_t refusal_age_ms = 0;  // time since then
+  std::uint64_t refusal_age_ms = 0;  // time since that refusal
   std::int64_t wall_ms = 0;          // the controller's wall clock, since 1970; 0: not told
   KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure, lost, refusal,
                  refusal_age_ms, wall_ms);

@@ -103,8 +103,8 @@ class Directory {
     bool is_leaving = false;
     std::uint64_t load = 0;  // requests on the node, as it last reported
     TimeNs load_reported_at = 0;
-    std::int64_t clock_ahead_ms = 0;       // see NodeStatus
-    std::shared_ptr<NodeReport> report{};  // the last report; nullptr: none
+    std::int64_t clock_ahead_ms = 0;       // how far the node's clock is ahead, see NodeStatus
+    std::shared_ptr<NodeReport> report{};  // the node's last report; nullptr: none
     TimeNs reported_at = 0;
 
     bool has_gap() const { return heard_below > next_sequence; }
@@ -251,7 +251,7 @@ class Directory {
   std::vector<ChunkTable::Match> matches_;     // matches of the last lookup
   std::vector<HolderView> found_;              // holders found by the last lookup()
   std::optional<TimeNs> expire_called_at_;
-  std::deque<Lost> lost_;  // the newest first
+  std::deque<Lost> lost_;  // lost nodes, the newest first
 };
 
 }  // namespace kvferry::controller

@@ -18,12 +18,12 @@
 
 namespace kvferry::controller {
 
-using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // the value 0 means: no pin
+using ControllerPinId = StrongId<struct ControllerPinIdTag, std::uint64_t>;  // id of a pin; 0 stands for no pin
 
 struct PinOptions {
   TimeNs ttl_max = 24 * 3600 * kSecond;
   std::size_t keys_per_pin_max = 65'536;
-  std::size_t keys_max = std::size_t{1} << 20;  // limit on the sum over all pins
+  std::size_t keys_max = std::size_t{1} << 20;  // limit on the keys of all pins together
   // Limit on the sum over one owner's pins, so that no owner can use up keys_max.
   std::size_t keys_per_owner_max = std::size_t{1} << 18;
 };

@@ -21,7 +21,7 @@ struct EngineInfo {
   std::string tenant = "default";
   std::string salt;                      // engines of one model share blocks only if their salts are equal
   std::string lora_name;                 // LoRA adapter assumed for events that name none
-  std::string kind;                      // vLLM, SGLang ...; only displayed
+  std::string kind;                      // the engine's program, such as vLLM or SGLang; only displayed
   std::string endpoint;                  // address of the engine's event publisher
   std::string replay_endpoint;           // address of the engine's replay socket; may be empty
   std::uint32_t block_size = 0;          // number of tokens in a block

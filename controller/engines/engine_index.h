@@ -43,7 +43,7 @@ struct EngineIndexCounters {
 /// Request fields that change the KV cache besides the tokens.
 struct PromptSalt {
   std::string_view lora_name;
-  std::optional<std::uint64_t> lora_id;  // used if lora_name is empty
+  std::optional<std::uint64_t> lora_id;  // number of the LoRA adapter; used if lora_name is empty
   std::string_view cache_salt;
 };
 
@@ -124,7 +124,7 @@ class EngineIndex {
   std::size_t num_left_behind_ = 0;  // upper bound on the entries of keys_of_ whose block has no holder
   EngineIndexCounters counters_;
 
-  std::vector<ShortKey> chain_;           // scratch: keys of the current blocks
+  std::vector<ShortKey> chain_;           // buffer for the keys of the current blocks
   std::vector<ShortKey> removed_hashes_;  // hashes passed to removed() since the last flush()
   HolderIndex removed_holder_ = 0;
   Tier removed_tier_ = Tier::kGpu;

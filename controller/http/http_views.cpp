@@ -13,7 +13,7 @@ namespace kvferry::controller {
 
 using nlohmann::json;
 
-// The JSON keys are the names of the fields.
+// The keys in the JSON are the names of the structs' fields.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counters, lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted,
                                    chunks_dropped, heartbeats, nodes_registered, nodes_refused, nodes_expired,
                                    nodes_fenced, snapshots_wanted, messages_malformed, messages_unregistered,
@@ -224,7 +224,7 @@ std::string metrics_text(const ControllerView& view) {
     metrics.add("drain_chunks_lost", static_cast<double>(node.num_lost), labels);
   }
   metrics.add("pinned_keys", static_cast<double>(view.status.num_pinned_keys));
-  metrics.add("held_keys", static_cast<double>(view.status.num_pinned_keys));  // old name of pinned_keys
+  metrics.add("held_keys", static_cast<double>(view.status.num_pinned_keys));  // held_keys: old name of pinned_keys
   if (const StateStatus& state = view.status.state; !state.folder.empty()) {
     metrics.add("state_durable", state.durable ? 1 : 0);
     metrics.add("state_log_bytes", static_cast<double>(state.log_bytes));

@@ -19,7 +19,7 @@ constexpr std::size_t kListMax = 20;  // limit on the failures, paths and prefix
 struct Shown {
   const NodeStatus& node;
   Flow flow{};
-  std::optional<std::uint64_t> lost_ago_ms{};  // empty: the node is registered
+  std::optional<std::uint64_t> lost_ago_ms{};  // time since the node was lost; empty: the node is registered
   /// Returns how long ago a failure in the node's report was.
   std::uint64_t ago_ms(const FailureReport& failure) const {
     return failure.ago_ms + node.report_age_ms + lost_ago_ms.value_or(0);
@@ -40,7 +40,7 @@ const FailureReport* last_failure(const Shown& shown) {
 
 struct Column {
   const char* name;
-  json (*value)(const Shown&);  // null: not known
+  json (*value)(const Shown&);  // returns the column's value; null: not known
 };
 constexpr Column kColumns[] = {
     {"engine_id", [](const Shown& shown) -> json { return shown.node.engine_id.value; }},

@@ -35,7 +35,7 @@ ChunkTable::Added ChunkTable::add(HolderIndex holder, Tier tier, std::span<const
       ++added.num_dropped;
       return;
     }
-    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // the key may have been added as a tail's before
+    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // the key may have been added for a tail before
     if (chunks[i].is_tail) set_tail(holder, chunks[i]);
   });
   return added;
@@ -171,7 +171,7 @@ void ChunkTable::lookup(const LookupView& query, std::optional<HolderIndex> aske
 bool ChunkTable::walk(Walk& at, std::size_t budget, TableBlock& block) const {
   struct Known {
     std::uint32_t number = kNoSet;     // index of the set in the block; kNoSet: no member is alive
-    std::vector<HolderIndex> holders;  // members that have tails
+    std::vector<HolderIndex> holders;  // members of the set that have tails
   };
   std::unordered_map<HolderSets::Id, Known> known;  // valid while the table does not change
   const auto note_set = [&](HolderSets::Id set) {

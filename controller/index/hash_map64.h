@@ -49,7 +49,7 @@ class HashMap64 {
 
  private:
   struct Slot {
-    std::uint64_t key, value;  // value 0: the slot is free
+    std::uint64_t key, value;  // a slot whose value is 0 is free
   };
   struct Table {
     PageMemory memory;

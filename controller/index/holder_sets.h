@@ -30,7 +30,7 @@ struct Placement {
 /// Threads: one at a time. Cost: linear in the members of the set.
 class HolderSets {
  public:
-  using Id = std::uint32_t;  // 0: the empty set
+  using Id = std::uint32_t;  // id of a set; 0 is the empty set
 
   explicit HolderSets(std::size_t shared_max) : shared_max_(shared_max) {}
 
@@ -80,7 +80,7 @@ class HolderSets {
     std::uint32_t first_free = kNone;
   };
   struct Change {
-    Id from = 0, to = 0;  // to == 0: no change was recorded
+    Id from = 0, to = 0;  // ids before and after the change; to == 0: no change was recorded
     Placement placement;
   };
   static unsigned block_log(unsigned size_class) {

@@ -105,7 +105,7 @@ class KeyLog {
   struct Segment {
     PageMemory memory;
     Key* keys = nullptr;            // array of kCapacity + 1 keys; the last one stays unused
-    Value* values = nullptr;        // same size as `keys`
+    Value* values = nullptr;        // values of the keys; an array of the same size as `keys`
     Position* followers = nullptr;  // array of kCapacity / kGroup + 1 hints: see follower()
     std::uint32_t num_used = 0;
     std::uint32_t num_live = 0;

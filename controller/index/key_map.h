@@ -115,7 +115,7 @@ class KeyMap {
   using Position = typename Log::Position;
   struct alignas(64) Bucket {
     static constexpr unsigned kSlots = 10;
-    Position positions[kSlots];  // 0: the slot is free
+    Position positions[kSlots];  // position in the key log; 0: the slot is free
     std::uint16_t tags[kSlots];  // low bits of the hash, which tell nearly all keys apart without reading the log
     std::uint32_t num_passed;    // number of keys that found this bucket full and are stored in a later bucket
   };

@@ -101,8 +101,8 @@ class PlacementIndex {
 
  private:
   // Special values of num_reached, which are too high for any lookup to reach.
-  static constexpr std::uint32_t kNever = ~std::uint32_t{0};  // the node is removed
-  static constexpr std::uint32_t kHidden = kNever - 1;        // the node is alive, but hidden
+  static constexpr std::uint32_t kNever = ~std::uint32_t{0};  // value for a node that was removed
+  static constexpr std::uint32_t kHidden = kNever - 1;        // value for a node that is alive, but that lookups skip
   /// How far a node matches the lookup in progress, or whether it is removed or hidden.
   struct Node {
     std::uint32_t num_reached = 0;  // the node has keys[0 .. num_reached), unless this is kNever or kHidden

@@ -94,7 +94,7 @@ struct Leave {
 /// A command of an operator or a node; PROTOCOL.md lists the verbs and which fields each reads. No registration is
 /// needed. Pins of a registered node that names no owner are read leases and end with that node.
 struct AdminRequest {
-  static constexpr net::Role kLeastRole = net::Role::kWorker;  // some verbs need more: least_role_for()
+  static constexpr net::Role kLeastRole = net::Role::kWorker;  // some verbs need a higher role, see least_role_for()
   Header header{kProtocolVersion, 15};
   std::uint64_t token = 0;
   std::string verb{}, name_space{}, engine_id{}, other_engine_id{}, owner{};

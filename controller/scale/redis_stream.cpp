@@ -165,7 +165,7 @@ class HiredisStream final : public RedisStream {
   Result<void> trim() {
     const Reply used = ask({"MEMORY", "USAGE", options_.url.stream});
     KVFERRY_TRY(check(used.get()));
-    if (used->type != REDIS_REPLY_INTEGER || used->integer <= 0) return {};  // nil: the stream does not exist yet
+    if (used->type != REDIS_REPLY_INTEGER || used->integer <= 0) return {};  // nil: there is no such stream yet
     const auto bytes = static_cast<std::size_t>(used->integer);
     if (bytes <= options_.url.bytes_max) return {};
     const Reply length = ask({"XLEN", options_.url.stream});

@@ -127,7 +127,7 @@ class ReplicatedState {
   };
   /// The value that a key should have in etcd.
   struct DesiredValue {
-    std::optional<std::string> value{};  // none: the key should not exist
+    std::optional<std::string> value{};  // the desired value; none: the key should not exist
     std::int64_t lease = 0;
   };
 

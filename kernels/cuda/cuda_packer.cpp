@@ -30,7 +30,7 @@ struct PackerState {
     pinned.clear();
   }
 
-  int ordinal = 0;  // number of the GPU
+  int ordinal = 0;  // CUDA's number of the GPU
   KvLayout layout;
   ChunkFormat format;
   ChunkShape shape;

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint64_t layer_bytes = launch.plan.layer_bytes(job.num_tokens);
   const std::uint64_t first = launch.layers.first * layer_bytes / kSegment;
   const std::uint64_t segment = first + std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
-  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // all lanes of the segment return here
+  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // this is so for all lanes of the segment
   const std::uint32_t number = threadIdx.x % kSegmentLanes;
   using Lane = std::conditional_t<kGathers, GatherLane<Format, kHashes>, ScatterLane<Format, kHashes>>;
   const Lane lane(launch.plan, job, launch.layers, segment, number);

@@ -48,7 +48,7 @@ class PackJobs {
   // About 60 chunks of 256 tokens in blocks of 16. CUDA allows 32 KiB of parameters.
   static constexpr std::uint32_t kBytes = 8 << 10;
 
-  alignas(16) std::byte bytes_[kBytes];  // entries from the start on, tables up to the end
+  alignas(16) std::byte bytes_[kBytes];  // job entries grow from the start, tables from the end
   std::uint32_t num_jobs_ = 0, tables_ = 0;
 };
 

@@ -51,7 +51,7 @@ struct SmallFloat {
     return static_cast<Storage>(magnitude > 0x7F800000 ? kNan : finite);
   }
 
-  /// Converts without rounding.
+  /// Converts the small float to a wider type, without rounding.
   KVFERRY_DEVICE static float to_float(Storage stored) {
     const std::uint32_t magnitude = stored & ((1U << kSignBit) - 1);
     const std::uint32_t sign = static_cast<std::uint32_t>(stored >> kSignBit) << 31;

@@ -20,7 +20,7 @@ constexpr std::uint32_t kStripeBytes = 64;
 constexpr std::uint32_t kSegmentStripes = 64;  // stripes in a segment; the last one has its own key
 constexpr std::uint32_t kBlockStripes = 16;    // stripes of an XXH3 block: between two scrambles of the accumulators
 constexpr std::uint32_t kBlocks = kSegmentStripes / kBlockStripes;
-constexpr std::uint32_t kLaneStripes = kQuarters * kBlockStripes / kSegmentLanes;  // stripes of a block for one lane
+constexpr std::uint32_t kLaneStripes = kQuarters * kBlockStripes / kSegmentLanes;  // a lane's stripes in an XXH3 block
 
 /// The words of XXH3's default secret that the steps of XXH3 read.
 struct SegmentSecret {

@@ -21,8 +21,8 @@ using controller::AdminCommand;
 using controller::NodeStatus;
 using Time = std::chrono::steady_clock;
 
-constexpr double kDrainTimeoutMaxS = 604'800;               // a week
-constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // more chunks than any index has
+constexpr double kDrainTimeoutMaxS = 604'800;               // the limit of --timeout is a week
+constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // no index has as many chunks
 constexpr std::chrono::milliseconds kPollEvery{200};
 // A node must be idle for this time, since proxies may still send it requests.
 constexpr std::chrono::milliseconds kIdleFor{1500};

@@ -86,7 +86,7 @@ using GetEnv = std::function<const char*(const char*)>;  // returns nullptr if t
 struct SettingSources {
   std::optional<std::string> config_file;  // path of a YAML file
   GetEnv get_env;
-  std::vector<SettingEntry> given;  // flags, or vLLM's extra config
+  std::vector<SettingEntry> given;  // entries of the flags, or of vLLM's extra config
 };
 
 /// Names of a row: its key, then its aliases.

@@ -18,7 +18,7 @@ struct VersionRange {
 
 /// One side of a protocol: the versions that it speaks, and its name in a refusal.
 struct Speaker {
-  std::string_view name;     // e.g. "this controller"
+  std::string_view name;     // name of the side in a refusal, e.g. "this controller"
   std::string_view release;  // kvferry version of this side; empty: unknown
   VersionRange versions;
 };

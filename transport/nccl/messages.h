@@ -70,7 +70,7 @@ struct Ask {
   std::uint32_t region = 0;
   std::uint32_t grant = 0;             // 0: no grant; offsets count from the start of the region
   std::uint64_t packed_bytes_max = 0;  // extents of up to this many bytes are sent together
-  std::vector<std::uint64_t> extents;  // offset, bytes, offset, bytes, ...
+  std::vector<std::uint64_t> extents;  // offset and length of each extent, one after the other
   KVFERRY_FIELDS(token, purpose, region, grant, packed_bytes_max, extents);
 };
 

@@ -266,7 +266,7 @@ class PlannedTransport final : public Transport {
   /// The two ends of a transfer.
   struct Ends {
     const Peer* peer = nullptr;
-    planner::PlannedRegions::Found region;  // on this side
+    planner::PlannedRegions::Found region;  // the region on this side
     MemoryClass kind = MemoryClass::kOther;
     std::vector<std::size_t> routes;  // indexes of the backends that reach both ends, the fastest first
   };

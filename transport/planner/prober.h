@@ -19,7 +19,7 @@ namespace kvferry::planner {
 
 struct Measured {
   Path path = Path::kAuto;
-  double gb_per_s = 0;  // 0: the path does not work
+  double gb_per_s = 0;  // measured speed; 0: the path does not work
   std::string problem;  // reason why the path does not work; empty if it works
 };
 

@@ -49,7 +49,7 @@ class OutboundLink final : public MessageHandler {
     Segment segment;
   };
   struct Lane {
-    Connection* connection = nullptr;  // null: not opened yet, or failed
+    Connection* connection = nullptr;  // the connection; null: not opened yet, or failed
     bool is_open = false;              // whether the peer has sent its welcome
     bool is_tried = false;
     std::uint64_t requested_bytes = 0;

@@ -81,7 +81,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   const TcpOptions options_;
   const SteadyClock clock_;
   const std::string secret_;
-  const std::unique_ptr<const net::TlsContext> tls_;  // null: there is no cluster key
+  const std::unique_ptr<const net::TlsContext> tls_;  // TLS of connections; null: there is no cluster key
   std::string address_;
   std::vector<Endpoint> endpoints_;
   OwnedFd listener_;

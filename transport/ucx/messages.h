@@ -68,9 +68,9 @@ struct BlocksMessage {
   bool is_pull = false;
   std::uint32_t region = 0;
   std::uint32_t grant = 0;             // 0: no grant; offsets count from the start of the region
-  std::vector<std::uint64_t> extents;  // offset, bytes, offset, bytes, ...
+  std::vector<std::uint64_t> extents;  // offset and length of each block, one after the other
   std::string from;                    // the notification's source address
-  std::string notification;            // delivered unless the message is refused
+  std::string notification;            // the notification, delivered unless the message is refused
   std::string secret;
   KVFERRY_FIELDS(token, is_pull, region, grant, extents, from, notification, secret);
 };

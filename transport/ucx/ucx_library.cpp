@@ -44,7 +44,7 @@ std::vector<fs::path> places() {
     found.push_back(beside / "libucx" / "lib" / kLibrary);
   std::error_code failure;
   std::erase_if(found, [&](const fs::path& path) { return !fs::exists(path, failure); });
-  found.emplace_back(kLibrary);  // what the loader finds
+  found.emplace_back(kLibrary);  // the library that the loader finds by its name
   return found;
 }
 

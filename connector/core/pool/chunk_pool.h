@@ -21,7 +21,7 @@
 
 namespace kvferry {
 
-using PinId = StrongId<struct PinIdTag, std::uint64_t>;  // the value 0 means: no pin
+using PinId = StrongId<struct PinIdTag, std::uint64_t>;  // id of a pin; 0 stands for no pin
 
 class ChunkPool {
  public:
@@ -33,14 +33,14 @@ class ChunkPool {
     State state = State::kFree;
     ChunkRef ref;
     ChunkMeta meta;
-    std::vector<std::uint64_t> checksums;  // [rank]; valid only in state kReady
+    std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's bytes; valid only in state kReady
     std::vector<bool> written;             // [rank] true if the rank has reported the end of its write
     std::uint32_t ranks_done = 0;
     bool write_failed = false;
     bool is_named = false;  // true if name() was called for the chunk
     std::uint32_t pins = 0;
     std::string writer;  // what writes the slot, such as a request's save; empty unless the state is kWriting
-    TenantSlots::Tenant* tenant = nullptr;  // whose chunk it is; nullptr in state kFree
+    TenantSlots::Tenant* tenant = nullptr;  // tenant of the chunk; nullptr in state kFree
     TenantSlots::Lru::iterator lru;         // place in Tenant::ready; valid only in state kReady
   };
 
@@ -57,7 +57,7 @@ class ChunkPool {
   /// Records that a rank has ended the write of its share of the chunk. Once all ranks have reported, the slot becomes
   /// ready, or free if any rank failed. Returns true if the slot became ready.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
-  /// Takes over what `meta` tells of the windows of a chunk that is being written.
+  /// Sets the windows of a chunk that is being written to those in `meta`.
   void set_windows(ChunkRef chunk, const ChunkMeta& meta);
   /// Marks the write in progress as failed, whatever the ranks report later.
   void fail_write(ChunkRef chunk);
@@ -86,11 +86,11 @@ class ChunkPool {
   /// Returns the keys evicted since the last call. The caller must report these keys to the controller before a plan
   /// reuses their slots.
   std::vector<ChunkKey> take_evicted() { return std::exchange(evicted_, {}); }
-  /// From now on take_changes() tells which chunks came and went.
+  /// Begins to record which chunks the pool gets and loses, for take_changes().
   void track_changes() { changed_.emplace(); }
   /// Returns the state of each chunk that became ready, was evicted or failed to be written since the last call.
   PoolChanges take_changes();
-  /// Returns true at the first call for a chunk, if changes are tracked. The caller then tells which tokens it has.
+  /// Returns true at the first call for a chunk, if changes are tracked. The caller then reports the chunk's tokens.
   bool name(ChunkRef chunk);
   /// Returns all ready slots; those of a tenant are in one row, least recently used first.
   std::vector<const Slot*> ready() const;

@@ -88,7 +88,7 @@ class PushSender {
     std::uint64_t record = 0;  // the request's number in the flight recorder
     TimeNs began = 0;
     TimeNs ready_at = 0;  // time at which the last chunk so far was ready in this node's pool
-    LifeEvent event{};    // for the flight recorder
+    LifeEvent event{};    // what the flight recorder will get about this push
   };
 
   void start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot, TimeNs now);

@@ -49,8 +49,8 @@ struct NewRequest {
   /// (kv_transfer_params.kvferry_push_to).
   std::optional<std::string> push_to;
   // The next fields are for the flight recorder.
-  TimeNs waited = 0;    // since the server got the request, see wait_since(); 0: unknown
-  std::string trace{};  // the request's W3C trace id; what is none counts as empty
+  TimeNs waited = 0;    // time since the server got the request, see wait_since(); 0: unknown
+  std::string trace{};  // the request's W3C trace id; a malformed id counts as empty
 };
 
 /// Returns how long a request waited that the server got at `arrived_ms`, both in milliseconds of the wall clock. 0:
@@ -69,12 +69,12 @@ struct ScheduledRequest {
 /// A scheduled request that SchedulerCore::handle_of() has named, in an earlier step or for this one.
 struct RunningRequest {
   RequestHandle handle;
-  std::uint32_t num_computed = 0;   // the same as in ScheduledRequest
-  std::uint32_t num_scheduled = 0;  // the same as in ScheduledRequest
+  std::uint32_t num_computed = 0;   // number of tokens computed before this step
+  std::uint32_t num_scheduled = 0;  // number of tokens to compute in this step
 };
 struct BlockChange {
   RequestHandle handle;
-  BlockTable blocks;      // [KV group] the added blocks or the whole new table
+  BlockTable blocks;      // [KV group] added blocks, or the whole new block table
   bool is_whole = false;  // true if `blocks` is the whole new table
 };
 struct StepInput {
@@ -121,17 +121,17 @@ struct TransferEnd {
   ErrorCode code = ErrorCode::kOk;
   std::string_view what{};                               // the reason of a failure
   std::string_view path{};                               // the path that moved the bytes
-  std::uint32_t limit_mb_per_s = 0;                      // see LifeEvent, for this rank
-  TimeNs post = 0, wire = 0, unpack = 0;                 // see LifeEvent
-  std::uint32_t num_in_frames = 0, num_past_frames = 0;  // see PullOutcome, for this rank
-  std::string_view host_why{};                           // see PullOutcome
+  std::uint32_t limit_mb_per_s = 0;                      // measured limit of this rank's path, see LifeEvent
+  TimeNs post = 0, wire = 0, unpack = 0;                 // parts of the transfer's time, see LifeEvent
+  std::uint32_t num_in_frames = 0, num_past_frames = 0;  // this rank's chunks by GPU or host memory, see PullOutcome
+  std::string_view host_why{};                           // why chunks went through host memory, see PullOutcome
 };
 
 /// The controller's order to copy these chunks from the node at `endpoint` into this node's pool, in this order, within
 /// `ttl`.
 struct ReplicateOrder {
   std::string endpoint;
-  std::vector<ChunkMeta> chunks;  // num_tokens is ignored for full chunks
+  std::vector<ChunkMeta> chunks;  // chunks to copy; num_tokens is ignored for full chunks
   TimeNs ttl = 0;
 };
 

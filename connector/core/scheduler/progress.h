@@ -11,17 +11,17 @@ namespace kvferry {
 struct RequestState;
 
 struct Progress {
-  RequestState* request = nullptr;  // nullptr: no request has this record
+  RequestState* request = nullptr;  // the request of this record; nullptr: the record is free
   std::uint32_t generation = 0;     // number of requests that had this record before
   std::uint32_t computed = 0;       // number of tokens whose KV exists once the planned steps are done
   std::uint32_t saved = 0;  // full chunks that end at or before this token are in the pool or their save was tried
   /// Number of computed tokens when vLLM last freed blocks that lie before a sliding window.
   std::uint32_t window_end = 0;
   std::uint32_t step_end = 0;        // number of computed tokens after the last step
-  std::uint32_t computes_until = 0;  // the flight recorder's next kComputed is due at so many tokens; 0: none is
+  std::uint32_t computes_until = 0;  // number of tokens at which kComputed is recorded; 0: not due
   bool running = false;              // true if the request has blocks and does not wait for an asynchronous load
-  bool cacheable = false;            // the same as in NewRequest, until loads of the request fail
-  bool handoff = false;              // the same as in NewRequest
+  bool cacheable = false;            // as in NewRequest; false once a load of the request has failed
+  bool handoff = false;              // as in NewRequest: a decode worker will read the prompt
 };
 
 /// Names a request without its id. A handle whose request has ended names no request, even if a later request has the

@@ -23,7 +23,7 @@ namespace kvferry {
 
 /// The longest prefix of a request that is in the pool.
 struct Coverage {
-  std::vector<ChunkRef> chunks;  // chunks of the prefix, in order
+  std::vector<ChunkRef> chunks;  // the prefix's chunks in the pool, in order
   std::uint32_t tokens = 0;
   bool growing = false;  // true if the next chunk is being written, so that a later lookup will find more
 };
@@ -47,7 +47,7 @@ struct Fetch {
   bool asked_source = false;
   bool asked_directory = false;
   std::vector<HolderOffer> offers;  // holders that were not asked yet
-  std::string endpoint;             // the holder that is being asked
+  std::string endpoint;             // endpoint of the holder that is being asked
   std::vector<ChunkMeta> wanted;    // chunks requested from the holder `endpoint`
   std::uint64_t pull = 0;
 };
@@ -85,7 +85,7 @@ struct RequestState {
   std::optional<HandoffSource> source;
 
   // The next fields describe the current attempt at admission.
-  Attempt attempt;  // counts from 1
+  Attempt attempt;  // number of the current attempt at admission, from 1
   bool attempt_open = false;
   TimeNs wait_deadline = 0;
   std::optional<OpenLookup> open_lookup;
@@ -119,8 +119,8 @@ struct RequestState {
   std::vector<Admission> admissions;
 
   // The next fields serve the flight recorder.
-  std::uint64_t record = 0;                                                        // the request's number there
-  enum class Wait : std::uint8_t { kNew, kPending, kAnswered } wait = Wait::kNew;  // what was recorded of this wait
+  std::uint64_t record = 0;                                                        // its number in the flight recorder
+  enum class Wait : std::uint8_t { kNew, kPending, kAnswered } wait = Wait::kNew;  // what the recorder has of this wait
   Cause cause = Cause::kNone;      // why the next admission will lack KV, as far as this is known
   std::uint64_t cause_event = 0;   // number of the event with the cause; 0: none
   bool pool_was_full = false;      // true if a save found no slot
@@ -133,7 +133,7 @@ struct RequestState {
 struct PendingLoad {
   PinId pin;
   std::set<std::uint32_t> ranks_done;
-  Admission admission;  // `loaded` is the minimum over the ranks so far
+  Admission admission;  // the admission; its `loaded` is the minimum over the ranks so far
   bool found_corrupt = false;
   std::uint64_t record = 0;  // the request's number in the flight recorder
   TimeNs began = 0;
@@ -149,7 +149,7 @@ struct FetchPull {
   std::uint32_t ranks_done = 0;
   bool has_failed = false;   // true if some rank received no chunk
   std::uint64_t record = 0;  // the request's number in the flight recorder
-  LifeEvent event{};         // for the flight recorder
+  LifeEvent event{};         // what the flight recorder will get about this pull
 };
 
 /// A lease that this node granted to another node.

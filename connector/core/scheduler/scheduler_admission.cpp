@@ -119,7 +119,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     open_lookups_.insert(id);
     return {};
   }
-  if (request.running) release_blocks(request);  // the request was preempted; vLLM tells build_step() later
+  if (request.running) release_blocks(request);  // the request was preempted, which build_step() learns later
   request.async_load = RequestState::AsyncLoad::kNone;
   if (request.open_lookup) {
     // A second lookup in one step returns the stored hit, minus the tokens that the engine has in its own cache now.

@@ -22,7 +22,7 @@ SchedulerCore::SchedulerCore(CoreConfig config)
               }),
       receiver_({config_, pool_, actions_, counters_, numbers_, recorder_, now_}) {
   KVFERRY_CHECK(!config_.groups.empty(), "the engine must have at least one KV group");
-  const KvGroup* windowed = nullptr;  // the last group with a window
+  const KvGroup* windowed = nullptr;  // the last KV group with a window
   for (const KvGroup& group : config_.groups) {
     block_tokens_ = std::lcm(block_tokens_, group.block_tokens);
     KVFERRY_CHECK(!config_.keeps_state || (config_.chunk_tokens == group.block_tokens &&

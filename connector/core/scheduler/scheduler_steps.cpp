@@ -131,7 +131,7 @@ void SchedulerCore::invalidate_planned_saves() {
   counters_.save_failures += saving_.size();
   for (const ChunkRef chunk : saving_) pool_.fail_write(chunk);
   for (auto& [id, request] : requests_) {
-    request.computed = 0;  // 0 until vLLM schedules the request again
+    request.computed = 0;  // the count stays 0 until vLLM schedules the request again
     request.saved = 0;
   }
 }

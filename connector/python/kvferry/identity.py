@@ -41,7 +41,7 @@ _NEUTRAL_NAMES = """
 _NEUTRAL = frozenset(_NEUTRAL_NAMES.split())
 # Embeddings of n-grams end at these tokens, so here they change KV.
 _TOKENS_OF_NGRAMS = {"bos_token_id", "eos_token_id", "pad_token_id"}
-_KV_DTYPES = {"fp8_e4m3": "fp8"}  # two names of one type
+_KV_DTYPES = {"fp8_e4m3": "fp8"}  # vLLM has two names for this type
 
 
 def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int, *, saves_draft_kv: bool = True) -> str:

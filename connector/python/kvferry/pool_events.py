@@ -28,7 +28,7 @@ _KEEP_ALL_TOKENS = ("full_attention", "mla_attention")
 
 @dataclass(slots=True)
 class _Chunk:
-    """The blocks of vLLM that a chunk has whole."""
+    """Those blocks of vLLM of which a chunk has all tokens."""
 
     hashes: list[Any]
     parent: Any  # the hash of the block before; None: the chunk is the prompt's first
@@ -116,7 +116,7 @@ class PoolEvents:
                 self._drop(key, known)
         events: list[KVCacheEvent] = []
         if gone:
-            gone.reverse()  # the end of a prompt before its start
+            gone.reverse()  # blocks at the end of a prompt are reported before those at its start
             events += [BlockRemoved(block_hashes=gone, medium=MEDIUM_CPU, group_idx=group["group_idx"])
                        for group in self._groups]  # fmt: skip
         for chunk in list(self._chunks.values()) if were_cleared else self._new:

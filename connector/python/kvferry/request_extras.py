@@ -59,7 +59,7 @@ class RequestExtras:
         if self.is_reset_due or self.lacks_salt(request) or (self._numbers_images and request.mm_features):
             return None
         if request.lora_request is None and not self.weights_epoch and not request.cache_salt:
-            return ""  # nearly all requests
+            return ""  # nearly all requests have no adapter and no salt
         parts = []
         if request.lora_request is not None:
             adapter = self._adapter(request.lora_request)
@@ -77,7 +77,7 @@ class RequestExtras:
 
     @property
     def epoch_name(self) -> str:
-        """The weights epoch, with the group in which the number of resets has a meaning."""
+        """The weights epoch: the update group and the number of cache resets, which is compared within the group."""
         # Without a reset, the weights are those of the fingerprint.
         grouped = self._update_group and self.weights_epoch
         return f"{self.weights_epoch}@{self._update_group}" if grouped else str(self.weights_epoch)

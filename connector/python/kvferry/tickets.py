@@ -80,7 +80,7 @@ class Signer:
         self._file = file
         self._keys = tuple(Key(key, key, key) for key in keys) or _keys_of(file)[0]
         self._seen: tuple[Key, ...] | str = self._keys  # what the last look has found: the keys, or an error
-        self._done: tuple[Key, ...] | str = self._keys  # the last keys taken, or the last error logged
+        self._done: tuple[Key, ...] | str = self._keys  # the keys taken last, or the error that was logged last
         self._looked_at = time.monotonic()
         self._clock = clock
 
@@ -126,7 +126,7 @@ class Signer:
         self._looked_at = time.monotonic()
         found: tuple[Key, ...] | str
         try:
-            had_members = self._keys[0].handoff not in (b"", self._keys[0].whole)  # routers need no list
+            had_members = self._keys[0].handoff not in (b"", self._keys[0].whole)  # a router needs no list of members
             found, changed_at = _keys_of(self._file, had_members)
             is_settled = found == self._seen or time.time() - changed_at > SETTLED_AFTER_S
         except KeyFileError as error:

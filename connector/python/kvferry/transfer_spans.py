@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kvferry._core import SchedulerNode
 
-REQUESTS_MAX = 4096  # as many as the flight recorder remembers
+REQUESTS_MAX = 4096  # the flight recorder remembers as many requests
 # A push ends after its request, when the engine may have no further step.
 FLUSH_AFTER_S = 1.0
 
@@ -56,7 +56,7 @@ class TransferSpans:
             self._flusher.start()
 
     def _flush(self) -> None:
-        while (left := self._flush_at - time.monotonic()) > 0:  # later requests postpone it
+        while (left := self._flush_at - time.monotonic()) > 0:  # requests that come later postpone _flush_at
             if self._is_shut_down.wait(left):
                 return
         self.export()

@@ -193,8 +193,8 @@ struct PyWorker {
 /// For calls that move or hash megabytes: they touch no Python object, and the caller keeps the bytes of a plan alive.
 using WithoutLock = nb::call_guard<nb::gil_scoped_release>;
 
-void bind_controller(nb::module_& m);  // defined in controller.cpp
-void bind_transport(nb::module_& m);   // defined in transport.cpp
+void bind_controller(nb::module_& m);  // This function is defined in controller.cpp.
+void bind_transport(nb::module_& m);   // This function is defined in transport.cpp.
 
 NB_MODULE(_core, m) {
   m.doc() = "kvferry's scheduler and worker nodes";

@@ -20,7 +20,7 @@ namespace kvferry {
 /// for all token ids and counts. Returns -1 with a Python error set if the object is not an integer or does not fit.
 inline std::int64_t small_integer(PyObject* object) {
   if (PyLong_CheckExact(object)) {
-#if defined(Py_LIMITED_API)  // the stable ABI hides the digits
+#if defined(Py_LIMITED_API)  // Python's stable ABI hides the digits of integers
 #elif PY_VERSION_HEX >= 0x030C0000
     const auto* const number = reinterpret_cast<PyLongObject*>(object);
     if (PyUnstable_Long_IsCompact(number)) return PyUnstable_Long_CompactValue(number);
@@ -126,7 +126,7 @@ class RunningReader {
     std::size_t next = 0;  // index in `before` after the last request that was found there
     for (std::size_t i = 0; i < ids.size(); ++i) {
       PyObject* const id = NB_LIST_GET_ITEM(running.ids.ptr(), static_cast<Py_ssize_t>(i));
-      // A resumed request may have ended, and come again by the same id.
+      // A resumed request may be another one with the id of a request that has ended.
       const bool is_resumed = running.resumed.size() > 0 && running.resumed.contains(nanobind::handle(id));
       const std::size_t found = is_resumed ? before.size() : find(before, next, id);
       ids[i] = nanobind::borrow(id);

@@ -21,7 +21,7 @@ bool is_failure(const LifeEvent& event) {
   }
 }
 
-/// Tells between which memory a transfer was.
+/// Returns the kinds of memory between which a transfer was, such as "GPU to GPU".
 std::string memory_of(const LifeEvent& event) {
   const bool has_why = event.what() == LifeKind::kPulled && event.failed == 0 && !event.note.view().empty();
   const std::string why = has_why ? ": " + std::string(event.note.view()) : "";

@@ -51,14 +51,14 @@ class NodeActivity {
   struct Path {
     controller::PathReport sum;
     FadingSum<kRateSpan> bytes;
-    std::deque<double> large_pulls;  // speeds of the last ones, in GB/s
+    std::deque<double> large_pulls;  // speeds of the last large pulls, in GB/s
     TimeNs last_at = 0;
   };
   struct Failure {
     controller::FailureReport report;
     TimeNs at = 0;
   };
-  using Prefixes = std::map<std::string, FadingSum<kHitSpan>, std::less<>>;  // [first digits of the key]
+  using Prefixes = std::map<std::string, FadingSum<kHitSpan>, std::less<>>;  // [first digits of the first chunk's key]
 
   void take(const LifeEvent& event);
   void take_transfer(const LifeEvent& event, bool is_push);
@@ -70,7 +70,7 @@ class NodeActivity {
   FadingSum<kHitSpan> tokens_, local_tokens_, loaded_tokens_;
   std::map<std::pair<std::string, bool>, Path> paths_;  // [endpoint of the peer, is_push]
   Prefixes prefixes_;
-  std::deque<Failure> failures_;  // the newest first
+  std::deque<Failure> failures_;  // the last failures, the newest first
   std::uint64_t num_failures_ = 0;
 };
 

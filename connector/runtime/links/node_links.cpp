@@ -175,7 +175,7 @@ bool NodeLinks::take_answers() {
     std::visit(Overloaded{
                    [&](LeaseAnswer& lease) { leases_->answered(endpoint, envelope->id, std::move(lease)); },
                    [&](PushAnswer& push) { pushes_.answered(endpoint, envelope->id, std::move(push)); },
-                   [](LivesAnswer&) {},  // this node asks no node for lives
+                   [](LivesAnswer&) {},  // a LivesAnswer is ignored, because this node asks no other for lives
                },
                *answer);
   }

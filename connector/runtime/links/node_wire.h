@@ -33,7 +33,7 @@ struct Envelope {
   KVFERRY_FIELDS(version, type, id, body, oldest, newest, release);
 };
 
-/// A node that waits for an answer.
+/// The node that sent a request and waits for the answer.
 struct Asker {
   std::string sender;  // the asker's ZeroMQ routing id at this node's server socket
   std::uint64_t id = 0;
@@ -74,7 +74,7 @@ struct LeaseAnswer {
 struct PushAnswer {
   PushReply reply;
   std::vector<RankEndpoint> ranks;               // [rank]
-  std::vector<std::vector<std::string>> grants;  // [rank][offered chunk]; empty: not granted
+  std::vector<std::vector<std::string>> grants;  // [rank][offered chunk] exported grant; empty: not granted
   KVFERRY_FIELDS(reply, ranks, grants);
 };
 

@@ -62,15 +62,15 @@ class RunChecksums {
  private:
   struct Part {  // The runs that one rank hashes.
     std::vector<ShardRun> runs;
-    std::map<std::pair<std::uint64_t, std::uint64_t>, std::size_t> index;  // (source, cells) -> position in `runs`
+    std::map<std::pair<std::uint64_t, std::uint64_t>, std::size_t> index;  // place in `runs` by (source, cells)
   };
   struct Waiting {
     Asker asker;
     LeaseAnswer answer;
     std::vector<ChunkKey> keys;  // [chunk] key of the leased chunk
     std::shared_ptr<const ShardMap> map;
-    std::map<std::uint32_t, Part> parts;                                          // key: rank
-    std::map<std::pair<std::uint32_t, std::uint32_t>, ChecksumOutcome> outcomes;  // key: rank and index of the chunk
+    std::map<std::uint32_t, Part> parts;                                          // keyed by rank
+    std::map<std::pair<std::uint32_t, std::uint32_t>, ChecksumOutcome> outcomes;  // keyed by rank and the chunk's index
     TimeNs deadline = 0;
   };
   Result<std::shared_ptr<const ShardMap>> map_for(const std::vector<Shard>& readers);

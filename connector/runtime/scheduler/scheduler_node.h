@@ -53,7 +53,7 @@ class SchedulerNode {
   void add_request(const NewRequest& request);
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id);
-  /// The same as SchedulerCore::handle_of().
+  /// Returns the same as SchedulerCore::handle_of().
   RequestHandle handle_of(const RequestId& id) const;
   Answer lookup(const RequestId& id, std::uint32_t num_local);
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks);
@@ -64,11 +64,11 @@ class SchedulerNode {
   /// Returns true if a worker has not reported a save yet. The engine must then run more steps, even without requests,
   /// because reports come with steps.
   bool has_unreported_saves() const;
-  /// The same for loads. They keep blocks, even of a request that was aborted meanwhile.
+  /// Returns true if a worker has not reported a load yet. Loads keep the blocks even of an aborted request.
   bool has_unreported_loads() const;
   void reset_cache();
 
-  // The same as in SchedulerCore.
+  // The next methods do the same as those of SchedulerCore, under the lock.
   void track_pool();
   PoolChanges take_pool_changes();
   std::vector<NamedChunk> take_named_chunks();

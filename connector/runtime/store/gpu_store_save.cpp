@@ -8,7 +8,7 @@ namespace kvferry {
 
 void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
   const std::lock_guard lock(mutex_);
-  poll();  // this ends finished work and so frees frames
+  poll();  // poll() ends finished work, which frees frames
   std::vector<SavePart> parts;
   for (const SaveJob& job : jobs) {
     for (const SaveItem& item : job.items) {
@@ -50,7 +50,7 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
                        0});
   }
   Result<PassPtr> pass = packer_->gather(gathers, stream, true);
-  if (!pass) {  // the device got no work
+  if (!pass) {  // no work was given to the GPU
     const bool is_one_bad = pass.error().code == ErrorCode::kInvalidArgument && parts.size() > 1;
     if (!is_one_bad)
       log().error("saving chunks of request {} failed: {}", parts.front().job->request_id, pass.error().what);

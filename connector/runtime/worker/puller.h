@@ -54,12 +54,12 @@ class Puller {
     std::string what;                       // reason of the last failure; empty: none
     ErrorCode code = ErrorCode::kOk;        // code of the last failure
     std::string_view path;                  // the path of the last transfer
-    std::uint32_t limit_mb_per_s = 0;       // see PullOutcome
-    TimeNs began = 0, posted_at = 0, arrived_at = 0;  // the order, the last submission, the last end of a transfer
+    std::uint32_t limit_mb_per_s = 0;       // measured limit of the path, see PullOutcome
+    TimeNs began = 0, posted_at = 0, arrived_at = 0;  // times of the order, the last submit and the last end
     bool is_overdue = false;
     bool uses_frames = false;                              // a path leads from the holder's frames to frames here
-    std::string frames_why;                                // why not; empty if neither node has frames
-    std::uint32_t num_in_frames = 0, num_past_frames = 0;  // see PullOutcome
+    std::string frames_why;                                // why no path leads; empty: neither node has frames
+    std::uint32_t num_in_frames = 0, num_past_frames = 0;  // chunks by GPU and by host memory, see PullOutcome
     std::string host_why;
   };
   using PullPtr = std::shared_ptr<Pull>;
@@ -68,7 +68,7 @@ class Puller {
     PullPtr pull;
     std::string address, remote_region;
     RegionId region;
-    bool is_in_frames = false;  // from the holder's frames into frames
+    bool is_in_frames = false;  // the transfer is from the holder's frames into frames here
     bool is_given_up = false;   // the transfer between frames was cancelled, since it took too long
     std::vector<CopyRange> ranges;
     std::vector<std::uint64_t> checksums;  // [range] expected checksum

@@ -62,7 +62,7 @@ class Pusher {
     bool is_fed_whole = false;
     bool is_over = false;
     Completion ended{};                // how the transfer ended; kOk until then
-    std::uint32_t limit_mb_per_s = 0;  // see PushOutcome
+    std::uint32_t limit_mb_per_s = 0;  // measured limit of the path, see PushOutcome
   };
   struct Push {
     std::optional<PushOrder> order;

@@ -48,7 +48,7 @@ class TransportPeers {
   };
   struct Running {
     PeerId peer;
-    std::uint64_t bytes = 0;  // 0 if the transfer is fed, because its time is that of who feeds it
+    std::uint64_t bytes = 0;  // 0 if the transfer is fed, because its time depends on the feeder
     TimeNs began = 0;
   };
   using Peers = std::map<PeerId, Peer>;

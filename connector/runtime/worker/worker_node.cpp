@@ -101,7 +101,7 @@ void WorkerNode::choose_gpu_pool() {
     bytes = default_gpu_pool_bytes(*free, pool_.bytes());
   else
     log().warn("no chunks are kept in GPU memory: {}", free.error().what);
-  if (bytes < 2 * chunk_bytes_) bytes = 0;  // too little is left
+  if (bytes < 2 * chunk_bytes_) bytes = 0;  // too little GPU memory is left for a pool of chunks
 }
 
 Result<std::unique_ptr<ChunkStore>> WorkerNode::make_store() {

@@ -107,7 +107,7 @@ class Worker {
     const std::span<std::byte> others = engine_->target_memory();
     const std::span<std::byte> destination = job_.is_push && !others.empty() ? others : memory_->span();
     if (std::getenv("KVFERRY_BENCH_DAMAGE") != nullptr)
-      destination[0] ^= std::byte{1};  // a wrong byte, with which tests make the check fail
+      destination[0] ^= std::byte{1};  // tests make the check fail by this wrong byte
     return {{"verified", holds_pattern(destination, job_, seed)}, {"describe", engine_->describe()}};
   }
 

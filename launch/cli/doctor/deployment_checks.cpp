@@ -25,7 +25,7 @@ using Findings = std::vector<Finding>;  // findings without the check's name, wh
 constexpr std::int64_t kStatusMs = 2000;
 constexpr int kConnectMs = 1500;
 constexpr std::uint64_t kSilenceMs = 2000;       // a silence this long is reported; heartbeats come every 500 ms
-constexpr std::uint64_t kRefusalMs = 3'600'000;  // an older refusal is a hint
+constexpr std::uint64_t kRefusalMs = 3'600'000;  // a refusal that is older than this is reported as a hint
 constexpr double kClockSeconds = 1;              // clocks that differ by more are reported
 constexpr double kTicketSeconds = 600;           // if clocks differ by more, nodes refuse each other's tickets
 
@@ -216,7 +216,7 @@ Findings check_controller(const Status& status, const std::string&) {
   return found;
 }
 
-constexpr const char* kClocks = "clocks";  // this check also needs the time of the question
+constexpr const char* kClocks = "clocks";  // name of the check that also needs the time of the question
 struct DeploymentCheck {
   const char* name;
   Findings (*run)(const Status&, const std::string& controller);

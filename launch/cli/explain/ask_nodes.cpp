@@ -12,7 +12,7 @@
 namespace kvferry::cli {
 namespace {
 
-constexpr std::int64_t kUnixMsMax = 4'000'000'000'000;  // in the year 2096; in nanoseconds it fits
+constexpr std::int64_t kUnixMsMax = 4'000'000'000'000;  // a time in the year 2096, which fits 64 bits in nanoseconds
 
 void take(const PeerLinks::Received& received, TimeNs asked_at, TimeNs now, std::span<NodeAnswer> answers) {
   const auto node = std::ranges::find_if(

@@ -20,7 +20,7 @@ struct NodeAnswer {
   /// so that the hosts' clocks need not agree.
   TimeNs at = 0;
   std::vector<RequestLife> lives{};
-  TimeNs error = 0;                     // half of the time between question and answer: `at` may be wrong by so much
+  TimeNs error = 0;                     // limit on the error of `at`: half of the time between question and answer
   std::optional<TimeNs> clock_ahead{};  // how far the host's clock is ahead of this one's; none: the node didn't tell
 };
 

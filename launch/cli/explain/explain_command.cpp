@@ -46,7 +46,7 @@ std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainF
     if (answers[i].has_answered) answering.push_back(status.nodes[i]);
   for (const std::string& source : sources) {
     for (NodeAnswer& more : ask_nodes(answering, {source}, key, flags.timeout())) {
-      more.has_answered = true;  // who does not answer was told after the first question
+      more.has_answered = true;  // nodes that do not answer were reported after the first question
       if (!more.lives.empty()) answers.push_back(std::move(more));
     }
   }

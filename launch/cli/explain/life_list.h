@@ -12,10 +12,10 @@ namespace kvferry::cli {
 /// A request on one node, which may run there still.
 struct ListedLife {
   std::string node, role, request;
-  TimeNs age = 0, duration = 0;  // since the request arrived at the node; on the node
+  TimeNs age = 0, duration = 0;  // time since the request arrived at the node; time that it spent there
   bool is_running = false;
-  std::uint32_t preemptions = 0, recomputed = 0;  // recomputed: tokens that were computed again
-  std::string cause{};                            // why the first of them were
+  std::uint32_t preemptions = 0, recomputed = 0;  // number of preemptions; number of tokens computed again
+  std::string cause{};                            // why the first of these tokens were computed again
 };
 
 /// Returns the first `num` requests of all nodes: those that took longest, or else the newest ones.

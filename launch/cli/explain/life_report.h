@@ -11,7 +11,7 @@
 
 namespace kvferry::cli {
 
-/// What a request spent a part of its time on.
+/// A part of the time of a request, and what the request did in it.
 struct LifePart {
   std::string node;  // engine id; empty: between two nodes
   std::string what;
@@ -19,7 +19,7 @@ struct LifePart {
 };
 
 struct LifeLine {
-  TimeNs at = 0;  // since the first event of all nodes
+  TimeNs at = 0;  // times since the first event of all nodes
   std::string kind, text;
   LifeEvent event;
 };
@@ -28,9 +28,9 @@ struct LifeLine {
 struct NodeLife {
   std::string node, role, request, trace;
   bool is_cut = false, is_running = false;
-  TimeNs began = 0, ended = 0;  // since the first event of all nodes
+  TimeNs began = 0, ended = 0;  // times since the first event of all nodes
   TimeNs age = 0;               // time from the first event to the answer
-  TimeNs error = 0;             // the times may be wrong by so much, compared with those of another node
+  TimeNs error = 0;             // limit on the error of the times, compared with another node's
   std::vector<LifeLine> lines;
   std::vector<LifePart> parts;  // their durations add up to ended - began
 };
@@ -43,7 +43,7 @@ struct Recomputation {
 
 struct LifeReport {
   NodeNames names;
-  std::vector<NodeLife> lives;  // in the order of their begin
+  std::vector<NodeLife> lives;  // the lives on all nodes, in the order in which they began
   /// What the time between the first and the last event was spent on, in order; empty if lives overlap, as those of a
   /// request for several answers do.
   std::vector<LifePart> parts;

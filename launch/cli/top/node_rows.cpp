@@ -18,7 +18,7 @@ using controller::NodeReport;
 using controller::NodeStatus;
 using controller::Status;
 
-constexpr std::uint64_t kSilentMs = 1500;  // three heartbeats
+constexpr std::uint64_t kSilentMs = 1500;  // a node is shown as silent after three missed heartbeats
 constexpr std::size_t kFailuresShown = 5;
 
 std::string role_text(const std::string& role) {

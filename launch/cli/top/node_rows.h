@@ -51,8 +51,8 @@ nlohmann::json rows_json(const std::vector<NodeRow>& rows);
 using Table = std::vector<std::vector<std::string>>;  // [row][column]; the first row has the heads
 std::string table_text(const Table& table);
 
-std::string age_text(std::uint64_t ms);       // "7 s", "12 min", "3 h"
-std::string bytes_text(std::uint64_t bytes);  // "1.50 GiB"
+std::string age_text(std::uint64_t ms);       // Returns a text such as "7 s", "12 min" or "3 h".
+std::string bytes_text(std::uint64_t bytes);  // Returns a text such as "1.50 GiB".
 std::string share_text(double share);         // "45%"
 
 }  // namespace kvferry::cli

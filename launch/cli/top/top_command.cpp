@@ -71,7 +71,7 @@ class Screen {
 
 struct Frame {
   controller::Status status;
-  std::string endpoint, problem;  // problem: why the status is an old one; empty: it is not
+  std::string endpoint, problem;  // `problem` says why the status is an old one; empty: the status is new
   Time::time_point asked_at{};
 };
 

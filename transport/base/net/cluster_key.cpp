@@ -148,9 +148,9 @@ class ClusterKey::Keys {
   std::condition_variable ending_;
   bool is_over_ = false;
   std::shared_ptr<const KeyContent> content_;
-  mutable std::optional<std::map<std::string, Identity, std::less<>>> identities_;  // made of content_ when it is asked
+  mutable std::optional<std::map<std::string, Identity, std::less<>>> identities_;  // made from content_ when needed
   std::atomic<std::uint64_t> version_{0};
-  Found done_, seen_;  // what the log and content_ tell, and what the last look has found; the thread's own
+  Found done_, seen_;  // what was logged last, and what the last look has found; used by the thread alone
   std::thread follower_;
 };
 

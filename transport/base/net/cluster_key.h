@@ -19,7 +19,7 @@ namespace kvferry::net {
 /// What a key file, and the list of members beside it, say at one moment.
 struct KeyContent {
   std::vector<std::string> keys{};  // the accepted keys, the key in use first; empty for a member
-  std::optional<MemberKey> own{};   // the key of a member
+  std::optional<MemberKey> own{};   // the member's key, if this process is a member
   // Without a list the holders of the cluster key are all members.
   std::optional<std::vector<Member>> members{};
   bool operator==(const KeyContent&) const = default;

@@ -15,9 +15,9 @@ namespace kvferry::net {
 
 /// What a member may do. Each role includes the rights of the roles before it.
 enum class Role : std::uint8_t {
-  kNone,    // nothing: a member that was revoked
+  kNone,    // allows nothing: the member was revoked
   kReader,  // routers and dashboards: ask the controller for its status and which nodes hold a prompt
-  kWorker,  // nodes: register, publish, read and write KV
+  kWorker,  // role of nodes: register, publish, read and write KV
   kAdmin,   // operators: drain, clear, set quotas; the holder of the cluster key itself
 };
 constexpr std::array<std::string_view, 4> kRoleNames = {"none", "reader", "worker", "admin"};
@@ -37,7 +37,7 @@ struct Identity {
 /// A line of the list of members: what other members know of a member.
 struct Member {
   Identity identity{};
-  Bytes32 curve{}, certificate{};  // its public keys
+  Bytes32 curve{}, certificate{};  // the member's public keys
   Bytes32 token_hash{};            // SHA-256 of its token for the controller's HTTP API
   bool operator==(const Member&) const = default;
 };
@@ -47,7 +47,7 @@ struct MemberKey {
   /// What a member has of one accepted cluster key.
   struct Shared {
     Bytes32 controller{};   // public CURVE key of the holders of the cluster key, i.e. of controllers
-    Bytes32 certificate{};  // public key of their certificates
+    Bytes32 certificate{};  // public key of controllers' certificates
     Bytes32 secret{};       // node_secret() for workers and admins, router_secret() for readers
     bool operator==(const Shared&) const = default;
   };
@@ -58,7 +58,7 @@ struct MemberKey {
 
   Bytes32 curve_secret() const;
   Bytes32 certificate_secret() const;
-  std::string http_token() const;  // 64 hexadecimal digits
+  std::string http_token() const;  // Returns 64 hexadecimal digits.
 };
 
 /// Keys of the holder of a cluster key, of which the members' keys follow.

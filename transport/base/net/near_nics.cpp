@@ -77,11 +77,11 @@ Separation separation(const Place& a, const Place& b) {
 }
 
 struct Nic {
-  std::string name;  // as UCX writes it
+  std::string name;  // name of the device, as UCX writes it
   Place place;
   double gigabits = 0;
   bool is_infiniband = false;
-  std::string order;  // place on the bus, then the name
+  std::string order;  // sort key: the place on the PCI bus, then the name
 };
 
 bool is_named(std::span<const std::string> names, const std::string& device, const std::string& with_port) {

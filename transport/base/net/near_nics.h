@@ -14,8 +14,8 @@ namespace kvferry::net {
 /// What the path between two PCI devices crosses, the nearest first.
 enum class PciDistance : std::uint8_t {
   kSameSwitch,  // both are below one PCIe switch or root port
-  kSameRoot,    // one root complex
-  kSameNode,    // one NUMA node
+  kSameRoot,    // both are below one PCIe root complex
+  kSameNode,    // both are at one NUMA node
   kFar,         // the connection between NUMA nodes, or it is unknown
 };
 
@@ -23,7 +23,7 @@ enum class PciDistance : std::uint8_t {
 struct NearNics {
   std::vector<std::string> nics;  // as UCX writes them: DEVICE:PORT of an RDMA device, the name of an interface
   PciDistance distance = PciDistance::kFar;
-  int numa_node = -1;  // the GPU's; -1: unknown
+  int numa_node = -1;  // NUMA node of the GPU; -1: unknown
 };
 
 /// Returns the numbers that the PCI bus gives this host's GPUs of NVIDIA, in order, such as "0000:1b:00.0". `root`: the

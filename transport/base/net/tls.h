@@ -106,7 +106,7 @@ class TlsSession {
   bool is_at_end_ = false;  // whether the peer has closed the connection
   bool encrypts_ = false;
   std::string key_name_;
-  std::string identity_;  // what the connecting end sends as the name of the key
+  std::string identity_;  // name of the key, which the connecting end sends
   std::size_t handshake_bytes_ = 0;
   std::vector<std::byte> small_;  // joined parts that are shorter than a record
   std::vector<std::byte> out_;    // encrypted records; the first sent_ bytes have been sent

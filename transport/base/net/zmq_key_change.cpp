@@ -16,7 +16,7 @@ void ZmqSocket::follow_key(bool was_refused) {
     if (is_unbound_ || version != key_version_) listen_again(version);
     return;
   }
-  constexpr TimeNs kTryAfterNs = 100 * kMillisecond;  // so that a server with a third key is not asked all the time
+  constexpr TimeNs kTryAfterNs = 100 * kMillisecond;  // limits how often a server with a third key is asked
   const TimeNs now = was_refused ? SteadyClock().now() : 0;
   const bool tries_other = was_refused && now - changed_at_ >= kTryAfterNs;
   if (version == key_version_ && !tries_other) return;
@@ -42,7 +42,7 @@ void ZmqSocket::listen_again(std::uint64_t version) {
   if (!is_unbound_ && context_->public_keys().front() == key_) return;
   const TimeNs now = SteadyClock().now();
   if (!std::exchange(is_unbound_, true)) {
-    ::zmq_unbind(handle_, endpoint_.c_str());  // ends also the connections that were made with the former key
+    ::zmq_unbind(handle_, endpoint_.c_str());  // this also ends the connections that were made with the former key
     changed_at_ = now;
   }
   Result<std::string> key = context_->secure_server(handle_, endpoint_);

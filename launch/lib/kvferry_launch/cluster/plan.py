@@ -73,7 +73,7 @@ class Tools:
 
 
 OWN_TOOLS = Tools(sys.executable, "" if IS_INSTALLED else str(REPO))
-"""What this process itself runs with."""
+"""The variables of this process's own environment."""
 
 
 def tools_of(spec: Spec) -> Tools:

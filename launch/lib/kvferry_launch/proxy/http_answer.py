@@ -20,9 +20,9 @@ class Answer:
     """
 
     def __init__(self, method: str) -> None:
-        self.status = 0  # 0: the head of the answer has not come whole
-        self.headers: dict[str, str] = {}  # names are in lower case
-        self.done = False  # the whole answer has come
+        self.status = 0  # status of the answer; 0: its head is incomplete
+        self.headers: dict[str, str] = {}  # headers by name, in lower case
+        self.done = False  # True if the whole answer has come
         self.can_reuse = True  # once done: the connection can carry another request
         self.pieces: list[bytes] = []  # bytes of the body that the caller has not taken yet
         self._method = method

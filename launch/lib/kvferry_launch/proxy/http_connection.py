@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvferry_launch.proxy.http_answer import Answer
 
-BUFFERED_MAX = 256 << 10  # no more bytes are read while so many bytes of an answer wait for the caller
+BUFFERED_MAX = 256 << 10  # while this many bytes of an answer wait for the caller, no more are read
 
 
 class UnansweredError(ConnectionError):
@@ -34,11 +34,11 @@ class Exchange(Answer):
         self._loop = connection.loop
         self._limit_s, self._is_total = limit_s, is_total
         self._is_heard = False
-        self._since = self._loop.time()  # begin of the time that `limit_s` limits
+        self._since = self._loop.time()  # time from which `limit_s` counts
         self._timer = self._loop.call_later(limit_s, self._check_time)
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
-        self._buffered = 0  # bytes in `pieces`, or a few more
+        self._buffered = 0  # number of bytes in `pieces`, or a few more
 
     def __enter__(self) -> "Exchange":
         return self
@@ -86,7 +86,7 @@ class Exchange(Answer):
     def _check_time(self) -> None:
         now = self._loop.time()
         if self._connection.is_paused and not self._is_total:
-            self._since = now  # it is not the server that is slow
+            self._since = now  # the caller is slow to take bytes, not the server to send them
         left_s = self._since + self._limit_s - now
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._check_time)

@@ -16,14 +16,14 @@ Body = dict[str, Any]
 NESTED = ("extra_body", "sampling_params", "extra_args", "vllm_xargs")
 _TOKENS = ("prompt", "token_ids")  # fields whose value may be a list of tokens
 
-DECODED_MAX = 256 << 10  # a request is decoded up to so many bytes, the smallest values first
+DECODED_MAX = 256 << 10  # limit on the bytes of a request that are decoded, the smallest values first
 TOKENS_MAX = 1 << 20  # the controller's limit for `POST /pair`; longer lists of tokens stay Raw
 FIELDS_MAX = 1000
 LEVELS_MAX = 4  # levels of NESTED objects in a request; each level of a long request is read again
 
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _token_list = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]])
-_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError)  # TypeError: no bytes
+_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError)  # TypeError: the value is not bytes
 
 
 class Tokens(list[int]):

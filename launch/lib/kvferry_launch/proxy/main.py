@@ -191,7 +191,7 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
 def main() -> None:
     arguments = parse()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a request has a connection on each side
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each request has a connection to client and server
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     spans = spans_to(arguments.otlp_endpoint, arguments.namespace)
     try:

@@ -118,7 +118,7 @@ class Nodes:
             told = {str(entry["engine_id"]): entry for entry in answer["nodes"]
                     if entry.get("namespace") == self.name_space and entry.get("serves")}
         except (OSError, ControllerError, AttributeError, LookupError, TypeError) as error:
-            self._lose_controller(error)  # the last three types: the answer is not a list of nodes
+            self._lose_controller(error)  # the last three types mean that the answer is not a list of nodes
             return
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)

@@ -8,7 +8,7 @@ class RequestTrace:
     """Passes the trace context on. spans.SpannedTrace records spans too."""
 
     def __init__(self, path: str, headers: Headers) -> None:
-        del path  # only a span has use for it
+        del path  # only a span needs the path
         self._context = of_client(headers) or new_context()
 
     @property

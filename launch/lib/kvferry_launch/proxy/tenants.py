@@ -56,7 +56,7 @@ class Tenants:
         Errors: NoTenantError.
         """
         found = [value.strip() for name, value in headers.items() if name.lower() == self.header.lower()]
-        if len(found) != 1 or not found[0]:  # a server might use the other one of two values
+        if len(found) != 1 or not found[0]:  # a server might use another one of several values
             raise NoTenantError(f"the request has {'more than one' if len(found) > 1 else 'no'} header {self.header}, "
                                 "which tells the proxy whose request it is")
         secret = self.secret()

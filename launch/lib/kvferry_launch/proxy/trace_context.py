@@ -14,7 +14,7 @@ NAMES = (TRACEPARENT, TRACESTATE)
 _TRACEPARENT = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-"
                           r"(?P<flags>[0-9a-f]{2})(?P<more>-[!-~]*)?")
 _TRACEPARENT_MAX = 256  # longest header of a later version that is read, in characters
-_KNOWN_FLAGS = 0b11  # sampled, random trace id
+_KNOWN_FLAGS = 0b11  # the flags for "sampled" and "random trace id"
 _SAMPLED = 0b01
 _MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]")  # no comma, no equals sign
 _MEMBERS_MAX = 32

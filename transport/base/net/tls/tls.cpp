@@ -140,7 +140,7 @@ struct TlsCallbacks {
     return 1;
   }
 
-  /// Called with the peer's certificate in place of OpenSSL's search for who has signed it.
+  /// Called with the peer's certificate in place of OpenSSL's search for its signer.
   static int verify(X509_STORE_CTX* asked, void*) {
     auto* const ssl = static_cast<SSL*>(::X509_STORE_CTX_get_ex_data(asked, ::SSL_get_ex_data_X509_STORE_CTX_idx()));
     TlsSession& session = session_of(ssl);
