@@ -23,6 +23,7 @@ struct KvGroup {
 
 struct CoreConfig {
   std::string fingerprint;
+  std::string endpoint = "?";  // where other nodes reach this one
   std::uint32_t chunk_tokens = 256;
   std::vector<KvGroup> groups = {{}};
   /// True for models with state (Mamba, linear attention, short convolutions). A block of a KV group with a window then

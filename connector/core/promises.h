@@ -65,6 +65,11 @@ inline void fair_eviction(bool is_own_or_idle, std::uint32_t num_slots, std::uin
                 share);
 }
 
+/// The promise purged-is-gone: a chunk that a purged node gave, or that was computed from such a chunk, is not offered.
+inline void purged_is_gone(bool is_purged, std::uint32_t slot) {
+  KVFERRY_CHECK(!is_purged, "purged-is-gone: slot {} is offered, but a purged node gave its chunk", slot);
+}
+
 /// The promise exactly-once: every job, pull and pin that was requested ends exactly once, and nothing ends that was
 /// not requested. `what` and `args` name it. They are formatted only if the promise is broken.
 template <class... Args>

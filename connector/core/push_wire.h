@@ -29,7 +29,8 @@ struct PushOffer {
   std::vector<Shard> shards;
   std::vector<OfferedChunk> chunks;
   std::uint64_t tenant = 0;  // ChunkMeta::tenant of all chunks
-  KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks, tenant);
+  std::string from = "?";    // the prefill node's endpoint; an older node does not tell it
+  KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks, tenant, from);
 };
 
 /// The decode node's answer for one offered chunk.
@@ -52,7 +53,8 @@ struct SettledChunk {
   std::uint32_t window_from = 0;
   std::vector<std::uint64_t> checksums;          // [rank]
   std::vector<std::uint32_t> windows_from = {};  // [KV group] as ChunkMeta::windows_from
-  KVFERRY_FIELDS(index, ok, window_from, checksums, windows_from);
+  std::vector<std::string> givers = {"?"};       // the same as in LeasedChunk
+  KVFERRY_FIELDS(index, ok, window_from, checksums, windows_from, givers);
 };
 
 struct PushSettlement {

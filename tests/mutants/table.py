@@ -22,7 +22,7 @@ FETCH, PEERS = "scheduler/scheduler_fetch.cpp", "scheduler/scheduler_peers.cpp"
 ORDERS = "scheduler/scheduler_orders.cpp"
 SUSPECTS = "scheduler/suspect_nodes.cpp"
 POOL, TENANTS, TENANT_ID = "pool/chunk_pool.cpp", "pool/tenant_slots.cpp", "tenant_id.cpp"
-WORKER, CHAIN = "worker_core.cpp", "token_chain.cpp"
+WORKER, CHAIN, PURGE = "worker_core.cpp", "token_chain.cpp", "scheduler/scheduler_purge.cpp"
 NUMBERS = "secret_numbers.cpp"
 SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
 
@@ -112,6 +112,22 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-copied-chunk-is-nobodys", "fair-eviction", FETCH,
      "if (request.value.empty()) meta.tenant = leased.tenant;", "",
      "SharedPool.ChunksThatOtherNodesPushOrCopyAreTheirTenants"),
+    # purged-is-gone
+    ("a-purge-leaves-what-is-ready", "purged-is-gone", PURGE, "pool_.invalidate(slot.ref);", ";"),
+    ("a-purge-leaves-what-is-written", "purged-is-gone", PURGE, "pool_.fail_write(slot.ref);", ";"),
+    ("a-purged-node-is-asked-on", "purged-is-gone", FETCH, "if (provenance_.is_purged(givers)) continue;", ""),
+    ("a-purged-nodes-push-is-settled", "purged-is-gone", RECEIVER,
+     "!parts_.provenance.is_purged(givers) &&", ""),
+    ("requests-save-on-after-a-purge", "purged-is-gone", PURGE,
+     "if (!provenance_.is_purged(request.givers)) return;", "return;"),
+    ("what-is-computed-has-no-givers", "purged-is-gone", SAVES,
+     "\"save of \" + request.id.value, request.givers);", "\"save of \" + request.id.value);",
+     "Purging.ACopyHasThoseThatGaveItAndWhatIsComputedOnItHasThemToo"),
+    ("the-engines-own-blocks-have-no-givers", "purged-is-gone", PURGE,
+     "if (givers != nullptr) add_givers(request.givers, *givers);", "",
+     "Purging.BlocksOfTheEnginesCacheKeepTheGiversOfWhatWasLoadedIntoThem"),
+    ("the-holder-is-no-giver", "purged-is-gone", FETCH, "Givers givers = {endpoint};", "Givers givers;",
+     "Purging.ACopyHasThoseThatGaveItAndWhatIsComputedOnItHasThemToo"),
     # exactly-once
     ("a-load-is-reported-twice", "exactly-once", STEPS,
      "found->second.ranks_done.insert(report.rank).second,", "(found->second.ranks_done.insert(report.rank), true),"),

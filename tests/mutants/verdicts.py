@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 PROMISES = ("idempotent-lookup", "exact-load", "no-stale-spec", "saved-is-computed", "fenced-reuse", "exactly-once",
-            "bounded-hold", "sane-counts", "verified-only", "no-engine-death", "fair-eviction")
+            "bounded-hold", "sane-counts", "verified-only", "no-engine-death", "fair-eviction", "purged-is-gone")
 NAME = "|".join(PROMISES)
 
 

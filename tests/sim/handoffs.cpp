@@ -42,6 +42,8 @@ Mishaps::Kind Mishaps::excuse(const Handoff& handoff, std::size_t chunk, TimeNs 
   const std::size_t from = handoff.from, to = handoff.to;
   until += kNoticed;
   if (handoff.is_pulled[chunk]) return &Tally::excused_pulled;
+  for (const std::size_t node : {from, to})
+    if (has(&Tally::excused_purged, node, node, 0, until)) return &Tally::excused_purged;
   if (!handoff.is_there[chunk]) {
     if (const Kind kind = to_chunk_at(handoff, chunk, from, handoff.asked, handoff.handed + kNoticed)) return kind;
     if (handoff.is_uncached) return &Tally::excused_damaged;

@@ -71,6 +71,7 @@ Tally MiniEngine::tally() const {
   const CoreCounters& counters = core_.counters();
   tally.saves_failed += counters.save_failures;
   tally.evictions += counters.evicted_chunks;
+  tally.purged_chunks += counters.purged_chunks;
   tally.evicted_for_tenants += counters.evicted_for_tenants;
   tally.pool_full += counters.pool_full;
   tally.pulled_chunks += counters.pulled_chunks;

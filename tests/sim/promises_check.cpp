@@ -172,6 +172,8 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
   for (std::uint32_t i = 0; i < core.pool().num_slots(); ++i) {
     const ChunkPool::Slot& slot = core.pool().slot(i);
     if (slot.state != ChunkPool::State::kFree) slots_of[slot.meta.tenant] += 1;
+    expect(slot.state != ChunkPool::State::kReady || !core.provenance().is_purged(slot.givers),
+           "purged-is-gone: slot {} has a chunk that a purged node gave", i);
   }
   const TenantSlots& tenants = core.pool().tenants();
   std::uint32_t num_with_share = 0;
@@ -242,9 +244,9 @@ void PromisesCheck::idle(const SchedulerCore& core) {
 }
 
 std::string promise_of(const std::string& message) {
-  constexpr std::array<std::string_view, 11> kNames = {
-      "idempotent-lookup", "exact-load",  "no-stale-spec", "saved-is-computed", "fenced-reuse", "exactly-once",
-      "bounded-hold",      "sane-counts", "verified-only", "no-engine-death",   "fair-eviction"};
+  constexpr std::array<std::string_view, 12> kNames = {
+      "idempotent-lookup", "exact-load",  "no-stale-spec", "saved-is-computed", "fenced-reuse",  "exactly-once",
+      "bounded-hold",      "sane-counts", "verified-only", "no-engine-death",   "fair-eviction", "purged-is-gone"};
   std::size_t first = std::string::npos;
   std::string promise = "no-engine-death";
   for (const std::string_view name : kNames) {

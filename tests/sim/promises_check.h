@@ -7,6 +7,7 @@
 // no-stale-spec      plan_built()        sane-counts    lookup_answered(), after_step(), ended()
 // saved-is-computed  save_planned()      verified-only  offered()
 // fenced-reuse       plan_built()        no-engine-death  promise_of(): any other exception out of the core
+// purged-is-gone     after_step(), and the core's own check of each chunk that it offers
 // fair-eviction      after_step(), and the core's own check of each eviction for another chunk
 #pragma once
 

@@ -33,6 +33,7 @@ void World::start(std::size_t index) {
   engine.seed += index + (node.incarnation << 8);
   node.incarnation += 1;
   node.is_up = true;
+  core.endpoint = node.endpoint;
   core.secret = fmt::format("{} of {}", node.incarnation, index);
   node.num_load_lines = 0;
   node.pool_full = 0;
@@ -218,6 +219,12 @@ void World::order(std::size_t index) {
   for (const ChunkMeta& chunk : chunks) keys.push_back(chunk.key);
   const TimeNs ttl = dice_.between(0, 10) * kSecond;
   const std::uint64_t pin = dice_.between(1, 3);
+  if (dice_.chance(0.1)) {
+    tally_.purges += 1;
+    for (const std::size_t node : {index, from}) mishaps_.to_link(&Tally::excused_purged, node, node, now());
+    if (dice_.chance(0.3)) return core.admit_ordered(nodes_[from].endpoint);
+    return core.purge_ordered(dice_.between(1, 1000), nodes_[dice_.chance(0.9) ? from : index].endpoint, now());
+  }
   switch (dice_.between(0, 4)) {
     case 0:
       return core.pin_ordered(pin, keys, ttl, now());

@@ -80,6 +80,8 @@ namespace kvferry::sim {
   X(pull_failures, "chunks not pulled")                                         \
   X(unleased_reads, "reads of slots that no lease holds")                       \
   X(other_replica, "chunks that a second holder gave after a first one failed") \
+  X(purges, "orders to purge what a node gave, or to take KV from it again")    \
+  X(purged_chunks, "chunks purged")                                             \
   X(handoffs_whole, "handoffs that left one token to compute")                  \
   X(handoffs_whole_anyway, "of these, ones on whose way something went wrong")  \
   X(handoffs_excused, "handoffs that left more, each for one reason:")          \
@@ -93,6 +95,7 @@ namespace kvferry::sim {
   X(excused_forged, "- another chunk was pushed under its key")                 \
   X(excused_save_failed, "- the save of the chunk failed")                      \
   X(excused_evicted, "- the chunk was evicted")                                 \
+  X(excused_purged, "- one of the nodes had purged what a node gave")           \
   X(excused_no_slot, "- no slot was free for the chunk")                        \
   X(excused_pulled, "- a pull wrote the chunk at the prefill node")             \
   X(excused_suspected, "- the prefill node was left alone as silent")           \

@@ -38,7 +38,7 @@ ChunkPool::Slot& ChunkPool::checked(ChunkRef chunk) {
   return slot;
 }
 
-std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::string& writer) {
+std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::string& writer, Givers givers) {
   KVFERRY_CHECK(!by_key_.contains(meta.key) && !writer.empty(),
                 "chunk {} can't be written: the pool has it already, or the writer's name is empty", meta.key);
   if (free_.empty()) {
@@ -62,6 +62,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   slot.write_failed = false;
   slot.is_named = false;
   slot.writer = writer;
+  slot.givers = std::move(givers);
   slot.tenant = &tenants_.take(meta.tenant);
   by_key_[meta.key] = slot.ref.slot;
   writing_ += 1;
@@ -95,6 +96,13 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
     if (group.size() > kTailsPerGroup) group.erase(group.begin());
   }
   return true;
+}
+
+void ChunkPool::add_givers(ChunkRef chunk, const Givers& givers) {
+  Slot& slot = checked(chunk);
+  KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is not being written, so that its givers are known",
+                chunk.slot);
+  kvferry::add_givers(slot.givers, givers);
 }
 
 void ChunkPool::set_windows(ChunkRef chunk, const ChunkMeta& meta) {

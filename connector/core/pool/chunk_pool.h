@@ -14,6 +14,7 @@
 
 #include "connector/core/chunk_meta.h"
 #include "connector/core/plan.h"
+#include "connector/core/pool/provenance.h"
 #include "connector/core/pool/tenant_slots.h"
 #include "connector/core/pool_changes.h"
 #include "transport/base/chunk_key.h"
@@ -40,6 +41,7 @@ class ChunkPool {
     bool is_named = false;  // true if name() was called for the chunk
     std::uint32_t pins = 0;
     std::string writer;  // what writes the slot, such as a request's save; empty unless the state is kWriting
+    Givers givers;       // through which nodes the KV, or KV that it was computed from, has gone
     TenantSlots::Tenant* tenant = nullptr;  // tenant of the chunk; nullptr in state kFree
     TenantSlots::Lru::iterator lru;         // place in Tenant::ready; valid only in state kReady
   };
@@ -53,10 +55,12 @@ class ChunkPool {
   /// Reserves a slot for writing the chunk `meta`, which must not be in the pool. If no slot is free, evicts a chunk
   /// without pins, and reserves that chunk's slot: the least recently used chunk of the tenant that is furthest above
   /// its share, or else of the tenant of `meta` (tenant_slots.h). Returns nullopt if there is no such chunk.
-  std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer);
+  std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer, Givers givers = {});
   /// Records that a rank has ended the write of its share of the chunk. Once all ranks have reported, the slot becomes
   /// ready, or free if any rank failed. Returns true if the slot became ready.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
+  /// Adds to Slot::givers of a chunk that is being written.
+  void add_givers(ChunkRef chunk, const Givers& givers);
   /// Sets the windows of a chunk that is being written to those in `meta`.
   void set_windows(ChunkRef chunk, const ChunkMeta& meta);
   /// Marks the write in progress as failed, whatever the ranks report later.

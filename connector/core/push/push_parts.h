@@ -8,6 +8,7 @@
 #include "connector/core/counters.h"
 #include "connector/core/flight_recorder.h"
 #include "connector/core/pool/chunk_pool.h"
+#include "connector/core/pool/provenance.h"
 #include "connector/core/secret_numbers.h"
 
 namespace kvferry {
@@ -19,6 +20,7 @@ struct PushParts {
   CoreCounters& counters;
   SecretNumbers& numbers;
   FlightRecorder& recorder;
+  const Provenance& provenance;
   const TimeNs& now;  // time of the event that is being handled
 };
 

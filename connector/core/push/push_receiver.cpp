@@ -15,9 +15,14 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
                     fingerprint_difference(parts_.config.fingerprint, offer.fingerprint);
     return reply;
   }
+  Reservation reservation;
+  add_givers(reservation.givers, {offer.from});
+  if (parts_.provenance.is_purged(reservation.givers)) {
+    reply.refused = fmt::format("KV of node {} was purged and is not taken", reservation.givers[0]);
+    return reply;
+  }
   // Nothing is granted: the shards differ, so this node will pull the chunks.
   if (offer.num_ranks != parts_.config.num_ranks) return reply;
-  Reservation reservation;
   GrantOrder order;
   const std::uint64_t id = parts_.numbers.draw();
   const std::string writer = "push of " + from;
@@ -36,7 +41,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
     }
     if (reservation_of_.size() >= parts_.pool.num_slots() / 2) continue;
     if (meta.is_tail && offered.tail_group != ChunkKey{}) meta.tail_group = offered.tail_group;
-    const auto slot = parts_.pool.reserve(meta, writer);
+    const auto slot = parts_.pool.reserve(meta, writer, reservation.givers);
     if (!slot) continue;
     reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kGranted);
     reservation.chunks.emplace(index, Chunk{offered.key, *slot, offered.num_tokens, true, parts_.config.num_ranks});
@@ -60,10 +65,14 @@ void PushReceiver::revoke(std::uint64_t id, Reservation& reservation, std::span<
     if (found == reservation.chunks.end() || !found->second.is_granted) continue;
     Chunk& chunk = found->second;
     ChunkMeta meta = parts_.pool.slot(chunk.slot.slot).meta;
+    Givers givers = reservation.givers;
+    if (settled.ok) add_givers(givers, settled.givers);
     const bool ok = settled.ok && settled.checksums.size() == parts_.config.num_ranks &&
+                    !parts_.provenance.is_purged(givers) &&
                     meta.set_windows(settled.window_from, settled.windows_from, parts_.config.groups.size());
     chunk.is_granted = false;
     if (ok) parts_.pool.set_windows(chunk.slot, meta);
+    if (ok) parts_.pool.add_givers(chunk.slot, givers);
     revocation.chunks.push_back({settled.index, chunk.slot, ok, ok ? settled.checksums : std::vector<std::uint64_t>{}});
   }
   if (!revocation.chunks.empty()) parts_.actions.push_back(RevokeSlots{std::move(revocation)});

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "connector/core/pool/provenance.h"
 #include "connector/core/push/push_parts.h"
 #include "transport/base/clock.h"
 
@@ -54,6 +55,7 @@ class PushReceiver {
   };
   struct Reservation {
     TimeNs deadline = 0;
+    Givers givers;                          // the prefill node, as its offer names it
     std::map<std::uint32_t, Chunk> chunks;  // [index in the offer] chunks of which some rank has not revoked its grant
   };
   void revoke(std::uint64_t id, Reservation& reservation, std::span<const SettledChunk> chunks);

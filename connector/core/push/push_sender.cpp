@@ -18,7 +18,7 @@ void PushSender::offer(const RequestId& request, const std::string& endpoint, st
   push.event.peer = endpoint;
   push.deadline = now + parts_.config.push_ttl;
   promise::bounded_hold(now, push.deadline, "push of " + request.value);
-  PushOffer offer{parts_.config.fingerprint, parts_.config.num_ranks, {}, {}, chunks[0].tenant};
+  PushOffer offer{parts_.config.fingerprint, parts_.config.num_ranks, {}, {}, chunks[0].tenant, parts_.config.endpoint};
   for (const ChunkMeta& meta : chunks) {
     waiting_[meta.key].insert({id, static_cast<std::uint32_t>(push.items.size())});
     push.items.push_back({});
@@ -191,6 +191,7 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
     promise::verified_only(slot.ref == item.chunk && slot.checksums.size() == parts_.config.num_ranks,
                            slot.checksums.size(), parts_.config.num_ranks, item.chunk.slot);
     settled.checksums = slot.checksums;
+    settled.givers = slot.givers;
   }
   parts_.actions.push_back(SettlePush{push.endpoint, {push.reservation, {std::move(settled)}}});
 }

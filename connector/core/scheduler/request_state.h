@@ -35,6 +35,7 @@ struct OpenLookup {
   std::uint32_t num_external = 0;
   std::vector<ChunkRef> chunks;
   PinId pin;
+  std::uint64_t num_purges = 0;  // purges of KV that the engine had loaded, up to this lookup
 };
 
 /// A fetch copies chunks from other nodes into the pool. It asks the directory, then requests a lease from one holder
@@ -100,6 +101,7 @@ struct RequestState {
   enum class AsyncLoad : std::uint8_t { kNone, kInProgress, kDone } async_load = AsyncLoad::kNone;
   std::uint64_t admitted_in = 0;  // the step of the last admission
 
+  Givers givers;                      // givers of all KV that the request was admitted with so far
   bool is_delivered = false;          // true if the prompt was pushed, so that no handoff pin is needed
   std::optional<ChunkRef> last_tail;  // this request's newest tail in the pool
   std::uint32_t last_tail_end = 0;    // the token at which last_tail ends

@@ -161,6 +161,7 @@ Answer SchedulerCore::answer(RequestState& request, const Coverage& coverage, st
   OpenLookup open;
   open.hit = hit;
   open.num_local = num_local;
+  open.num_purges = purge_.num_of_engine;
   open.num_external = usable > num_local ? usable - num_local : 0;
   promise::sane_counts(num_local, open.num_external, request.chain.size(), request.id.value);
   if (hit > 0) {
@@ -236,6 +237,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   request.admissions.push_back(admission);
   record_admission(request, local, num_external);
   request.skip_external_until_admitted = false;
+  note_givers(request, local);
   end_attempt(request);
   if (is_async) request.async_load = RequestState::AsyncLoad::kInProgress;
   request.running = !is_async;

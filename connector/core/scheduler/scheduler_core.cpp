@@ -15,12 +15,12 @@ namespace kvferry {
 SchedulerCore::SchedulerCore(CoreConfig config)
     : config_(std::move(config)),
       pool_(config_.num_slots, config_.num_ranks),
-      sender_({config_, pool_, actions_, counters_, numbers_, recorder_, now_},
+      sender_({config_, pool_, actions_, counters_, numbers_, recorder_, provenance_, now_},
               [this](const RequestId& id) {
                 if (RequestState* request = find(id)) request->is_delivered = true;
                 unpin_handoff(handoffs_.find(id.value));
               }),
-      receiver_({config_, pool_, actions_, counters_, numbers_, recorder_, now_}) {
+      receiver_({config_, pool_, actions_, counters_, numbers_, recorder_, provenance_, now_}) {
   KVFERRY_CHECK(!config_.groups.empty(), "the engine must have at least one KV group");
   const KvGroup* windowed = nullptr;  // the last KV group with a window
   for (const KvGroup& group : config_.groups) {
@@ -169,6 +169,7 @@ void SchedulerCore::publish(ChunkRef chunk) {
   const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
   promise::verified_only(slot.ref == chunk && slot.state == ChunkPool::State::kReady, slot.checksums.size(),
                          config_.num_ranks, chunk.slot);
+  promise::purged_is_gone(provenance_.is_purged(slot.givers), chunk.slot);
   actions_.push_back(PublishChunks{{slot.meta}});
   sender_.chunk_ready(slot, now_);
 }
@@ -210,6 +211,7 @@ void SchedulerCore::tick(TimeNs now) {
   has_ended_writes_ |= counters_.writes_abandoned != num_abandoned;
   if (std::exchange(has_ended_writes_, false)) ask_sources_again(now);
   counters_.pins_expired += pool_.expire_pins(now).size();
+  provenance_.tick(now);
   pool_.find_idle_tenants(now, config_.tenant_idle);
   std::erase_if(handoffs_, [&](const auto& entry) { return !pool_.pinned(entry.second.pin); });
   erase_ended_leases();

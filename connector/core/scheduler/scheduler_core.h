@@ -32,6 +32,7 @@
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
 #include "connector/core/pool/chunk_pool.h"
+#include "connector/core/pool/provenance.h"
 #include "connector/core/push/push_receiver.h"
 #include "connector/core/push/push_sender.h"
 #include "connector/core/scheduler/events.h"
@@ -111,6 +112,12 @@ class SchedulerCore {
   /// Evicts those of `keys` that are in the pool. The slot of a pinned chunk becomes free when its last pin ends.
   void evict_ordered(std::span<const ChunkKey> keys);
   void replicate_ordered(ReplicateOrder order, TimeNs now);
+  /// Drops all chunks that the node at `endpoint` gave, directly or through others, and those that were computed from
+  /// them. Chunks that are being written are dropped when they are there. For a day, or until admit_ordered(), nothing
+  /// is taken from this node any more. Requests that attend to such KV go on, but nothing more of them is saved.
+  void purge_ordered(std::uint64_t id, const std::string& endpoint, TimeNs now);
+  /// Takes KV of the node at `endpoint` again.
+  void admit_ordered(const std::string& endpoint) { provenance_.admit(endpoint); }
 
   /// While the controller is unreachable, chunks are fetched from handoff sources only.
   void set_directory_up(bool up) { directory_up_ = up; }
@@ -120,6 +127,16 @@ class SchedulerCore {
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
   /// Returns all chunks that other nodes may read, to be published to the controller.
   std::vector<ChunkMeta> snapshot() const;
+
+  struct Purge {
+    std::uint64_t id = 0;             // id of the last order to purge; 0: there was none
+    std::uint64_t num_chunks = 0;     // chunks that were dropped because of it
+    std::uint64_t num_bytes = 0;      // their KV
+    std::uint64_t num_of_engine = 0;  // purges since the start of KV that the engine had loaded
+  };
+  /// When num_of_engine grows, the engine must not use blocks any more that it has cached before.
+  const Purge& last_purge() const { return purge_; }
+  const Provenance& provenance() const { return provenance_; }
 
   const FlightRecorder& recorder() const { return recorder_; }
   const CoreConfig& config() const { return config_; }
@@ -217,12 +234,17 @@ class SchedulerCore {
   void replication_lease_answered(const LeaseReply& reply, TimeNs now);
   void end_replication_piece(TimeNs now);
   void tick_orders(TimeNs now);
+  // These functions are defined in scheduler_purge.cpp.
+  void note_givers(RequestState& request, std::uint32_t num_local);
+  void end_sharing_if_purged(RequestState& request);
 
   CoreConfig config_;
   ChunkPool pool_;
   std::vector<Action> actions_;
   std::vector<NamedChunk> named_;
   CoreCounters counters_;
+  Provenance provenance_;
+  Purge purge_;
   FlightRecorder recorder_{config_.num_recorded_events, config_.num_recorded_requests};
   SecretNumbers numbers_{config_.secret};
   PushSender sender_;

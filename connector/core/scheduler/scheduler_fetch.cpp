@@ -103,7 +103,9 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
       break;
     }
     std::vector<ChunkMeta> wanted;
-    if (suspects_.allows(offer.endpoint, now))
+    if (provenance_.is_purged({offer.endpoint}))
+      blame(request, Cause::kRefused, offer.endpoint, "its KV was purged and is not taken");
+    else if (suspects_.allows(offer.endpoint, now))
       wanted = missing_from(request, offer);
     else
       blame(request, Cause::kSuspect, offer.endpoint);
@@ -217,12 +219,16 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     if (!has_checksums && !has_runs) continue;
     if (!meta.set_windows(leased.window_from, leased.windows_from, config_.groups.size())) continue;
     if (request.value.empty()) meta.tenant = leased.tenant;  // a replication knows the chunk's key alone
+    Givers givers = {endpoint};
+    add_givers(givers, leased.givers);
+    if (provenance_.is_purged(givers)) continue;
     if (const ChunkPool::Slot* present = pool_.find(meta.key)) {
       // The chunk is in the pool already, or is being fetched for another request.
       if (meta.window_from > 0 || !lacks_state(*present)) continue;
       pool_.invalidate(present->ref);
     }
-    const auto slot = pool_.reserve(meta, request.value.empty() ? "a replication" : "fetch for " + request.value);
+    const auto slot =
+        pool_.reserve(meta, request.value.empty() ? "a replication" : "fetch for " + request.value, std::move(givers));
     if (!slot) {
       counters_.pool_full += 1;
       if (RequestState* waiting = find(request)) blame(*waiting, Cause::kPoolFull);

@@ -81,7 +81,8 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
 void SchedulerCore::advance_replications(TimeNs now) {
   while (!replications_.empty() && replications_.front().piece.empty()) {
     Replication& replication = replications_.front();
-    const bool has_ended = now >= replication.deadline || !suspects_.allows(replication.endpoint, now);
+    const bool has_ended = now >= replication.deadline || !suspects_.allows(replication.endpoint, now) ||
+                           provenance_.is_purged({replication.endpoint});
     RequestLease lease{0, replication.endpoint, {config_.fingerprint, {}, {}}};
     while (!has_ended && !replication.remaining.empty() && replication.piece.size() < kChunksPerPiece) {
       const ChunkMeta chunk = replication.remaining.front();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "connector/core/promises.h"
 #include "connector/core/scheduler/scheduler_core.h"
 #include "transport/base/fingerprint.h"
 
@@ -30,6 +31,8 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
     reply.chunks.push_back({i, slot->ref, slot->meta.num_tokens, slot->checksums, slot->meta.window_from});
     reply.chunks.back().tenant = slot->meta.tenant;
     reply.chunks.back().windows_from = slot->meta.windows_from;
+    reply.chunks.back().givers = slot->givers;
+    promise::purged_is_gone(provenance_.is_purged(slot->givers), slot->ref.slot);
   }
   if (chunks.empty()) {
     if (num_allowed == 0) {

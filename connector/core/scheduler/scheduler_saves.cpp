@@ -119,7 +119,7 @@ std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::ui
   if (present != nullptr) pool_.invalidate(present->ref);
   if (pool_.find(meta.key) != nullptr) return std::nullopt;  // a chunk of this key but another length is being written
   if (!has_blocks(request, start, end)) return std::nullopt;
-  const std::optional<ChunkRef> slot = pool_.reserve(meta, "save of " + request.id.value);
+  const std::optional<ChunkRef> slot = pool_.reserve(meta, "save of " + request.id.value, request.givers);
   if (!slot) {
     counters_.pool_full += 1;
     request.pool_was_full = true;

@@ -33,6 +33,8 @@ COUNTERS = {
     "pins_expired_total": "Pins that ended at their deadline.",
     "evicted_chunks_total": "Chunks evicted from the pool.",
     "evicted_for_tenants_total": "Chunks evicted from a tenant above its share of the pool, for one of another tenant.",
+    "purged_chunks_total": "Chunks dropped by order of the controller because a bad node gave them or what they were "
+                           "computed from.",
     "pins_refused_total": "Chunks not pinned for the controller because it had already pinned half of the pool.",
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
     "push_failures_total": "Chunks for which a decode node reserved a slot but whose push failed.",

@@ -134,6 +134,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   CoreConfig config;
   const ConnectorConfig& from = options_.config;
   config.fingerprint = options_.fingerprint;
+  config.endpoint = "tcp://" + net::to_text(address_);
   config.chunk_tokens = from.chunk_tokens;
   config.groups = options_.groups;
   config.keeps_state = options_.keeps_state;

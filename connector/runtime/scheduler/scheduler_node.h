@@ -66,6 +66,11 @@ class SchedulerNode {
   bool has_unreported_saves() const;
   /// Returns true if a worker has not reported a load yet. Loads keep the blocks even of an aborted request.
   bool has_unreported_loads() const;
+  /// See SchedulerCore::Purge::num_of_engine.
+  std::uint64_t num_engine_purges() const {
+    const std::lock_guard lock(shared_.mutex);
+    return shared_.core ? shared_.core->last_purge().num_of_engine : 0;
+  }
   void reset_cache();
 
   // The next methods do the same as those of SchedulerCore, under the lock.

@@ -84,6 +84,11 @@ TEST_F(Promises, FairEviction) {
   EXPECT_BREAKS(promise::fair_eviction(false, 2, 2), "fair-eviction");
 }
 
+TEST_F(Promises, PurgedIsGone) {
+  promise::purged_is_gone(false, 3);
+  EXPECT_BREAKS(promise::purged_is_gone(true, 3), "purged-is-gone");
+}
+
 TEST_F(Promises, ExactlyOnce) {
   promise::exactly_once(true, "pull 1");
   EXPECT_BREAKS(promise::exactly_once(false, "pull 1"), "exactly-once");
