@@ -1,4 +1,4 @@
-// Commands of operators to a controller: pin, move or evict chunks, drain nodes, set quotas.
+// Commands of operators to a controller: pin, move, evict or purge chunks, drain nodes, set quotas.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace kvferry::controller {
 
 /// PROTOCOL.md lists the verbs and the fields that each verb reads.
 struct AdminCommand {
-  std::string verb;  // pin, unpin, drain, undrain, move, clear, quota
+  std::string verb;  // pin, unpin, drain, undrain, move, clear, purge, quota
   std::string name_space{};
   std::string engine_id{};
   std::string other_engine_id{};
@@ -27,7 +27,7 @@ constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
 struct AdminResult {
   std::string text;  // the command's result as a sentence
-  // Depends on the verb. pin: id of the pin; quota: the quota; unpin and clear: number of nodes; move: number of
+  // Depends on the verb. pin and purge: its id; quota: the quota; unpin and clear: number of nodes; move: number of
   // chunks.
   std::uint64_t number = 0;
 };

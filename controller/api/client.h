@@ -112,8 +112,14 @@ struct EvictChunks {
   bool all = false;
   std::vector<ChunkKey> keys;  // ignored if `all` is true
 };
+/// Drop the chunks that the node at `endpoint` gave, and take nothing from it, until an order with purge_id 0 says that
+/// another process is there.
+struct PurgeChunks {
+  std::uint64_t purge_id = 0;
+  std::string endpoint;
+};
 using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted, PinChunks, UnpinChunks,
-                                 ReplicateChunks, EvictChunks, LookupFailed>;
+                                 ReplicateChunks, EvictChunks, PurgeChunks, LookupFailed>;
 
 struct ClientOptions {
   // Endpoint of the controller (tcp://, ipc://, unix:// or stream://), or the endpoints of its replicas, separated by

@@ -57,8 +57,11 @@ struct NodeReport {
   std::vector<PathReport> paths{};        // the paths that were used last
   std::vector<FailureReport> failures{};  // the last failures, the newest first
   std::vector<PrefixReport> prefixes{};   // the most frequent prefixes, the most frequent first
+  std::uint64_t purge_id = 0;             // the last purge that was carried out; 0: none
+  std::uint64_t num_purged = 0;           // chunks that were dropped because of it
+  std::uint64_t purged_bytes = 0;         // their KV
   KVFERRY_FIELDS(num_slots, num_chunks, num_pinned, chunk_bytes, num_pulls, num_pushes, tokens, local_tokens,
-                 loaded_tokens, num_failures, paths, failures, prefixes);
+                 loaded_tokens, num_failures, paths, failures, prefixes, purge_id, num_purged, purged_bytes);
 };
 
 constexpr std::size_t kReportBytesMax = 8192, kReportTextMax = 200;

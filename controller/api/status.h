@@ -34,7 +34,7 @@ struct Counters {
   std::uint64_t replies_dropped = 0;        // replies whose connection was gone or whose peer did not read
   std::uint64_t resends_wanted = 0;
   std::uint64_t digests_differed = 0;    // heartbeats whose digests differed from the index
-  std::uint64_t orders_sent = 0;         // Pin, Unpin, Replicate and EvictOrder messages
+  std::uint64_t orders_sent = 0;         // Pin, Unpin, Replicate, EvictOrder and PurgeOrder messages
   std::uint64_t messages_taken = 0;      // received messages of any kind
   std::uint64_t messages_sent = 0;       // replies and orders, without the dropped ones
   std::uint64_t handshakes_refused = 0;  // connections whose peer did not prove that it has the cluster key

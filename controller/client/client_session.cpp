@@ -76,6 +76,9 @@ struct ClientSession::Receiver {
   void operator()(wire::EvictOrder& message) const {
     if (is_for_us(message.incarnation)) events.emplace_back(EvictChunks{message.all, std::move(message.keys.keys)});
   }
+  void operator()(wire::PurgeOrder& message) const {
+    if (is_for_us(message.incarnation)) events.emplace_back(PurgeChunks{message.purge_id, std::move(message.endpoint)});
+  }
   // These messages are never received here: they answer the requests of ask.cpp, which uses a connection of its own.
   void operator()(const wire::AdminReply&) const {}
   void operator()(const wire::StatusReply&) const {}

@@ -209,6 +209,7 @@ class ReplicaClient final : public Client {
   void on(Replica&, ReplicateChunks& wanted, std::vector<ClientEvent>& events) {
     events.emplace_back(std::move(wanted));
   }
+  void on(Replica&, PurgeChunks& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
   void on(Replica&, EvictChunks& wanted, std::vector<ClientEvent>& events) { events.emplace_back(std::move(wanted)); }
   std::uint64_t unique_pin_id(const Replica& replica, std::uint64_t pin_id) const {
     return pin_id * replicas_.size() + static_cast<std::uint64_t>(&replica - replicas_.data());

@@ -39,9 +39,10 @@ wire::AdminReply Orders::execute(const wire::AdminRequest& request, std::optiona
   if (request.verb == "undrain") return drain(request, false);
   if (request.verb == "move") return move(request, now);
   if (request.verb == "clear") return clear(request);
+  if (request.verb == "purge") return purge(request, now);
   if (request.verb == "quota") return quota(request);
   return refused(request,
-                 fmt::format("there is no command '{}'; allowed: pin, unpin, drain, undrain, move, clear, quota",
+                 fmt::format("there is no command '{}'; allowed: pin, unpin, drain, undrain, move, clear, purge, quota",
                              request.verb.substr(0, 64)));
 }
 
@@ -131,6 +132,18 @@ wire::AdminReply Orders::clear(const wire::AdminRequest& request) {
   return done(request, fmt::format("{} nodes were ordered to evict their chunks", nodes.size()), nodes.size());
 }
 
+wire::AdminReply Orders::purge(const wire::AdminRequest& request, TimeNs now) {
+  const std::vector<NodeId> nodes = directory_.nodes_of(request.name_space);
+  if (nodes.empty()) return refused(request, fmt::format("namespace '{}' has no nodes", request.name_space));
+  const Result<Purges::Purge> purge = purges_.add(directory_, request.name_space, request.engine_id, now);
+  if (!purge) return refused(request, purge.error().what);
+  for (const NodeId node : nodes) order(node, wire::PurgeOrder{.purge_id = purge->id, .endpoint = purge->endpoint});
+  return done(request,
+              fmt::format("{} nodes were ordered to drop what node '{}' at {} gave", nodes.size(), request.engine_id,
+                          purge->endpoint),
+              purge->id);
+}
+
 wire::AdminReply Orders::quota(const wire::AdminRequest& request) {
   constexpr std::size_t kQuotasMax = 4096;
   if (request.name_space.size() > 256)
@@ -168,6 +181,11 @@ void Orders::published(NodeId node, std::span<const ChunkEntry> chunks, Snapshot
   std::vector<ChunkKey> keys;
   for (const ChunkEntry& chunk : chunks) keys.push_back(chunk.key);
   order_pins(node, keys, now);
+}
+
+void Orders::joined(NodeId node, TimeNs now) {
+  for (Purges::Order& told : purges_.joined(directory_, node, now))
+    order(told.to, wire::PurgeOrder{.purge_id = told.purge_id, .endpoint = std::move(told.endpoint)});
 }
 
 void Orders::gone(NodeId node) {

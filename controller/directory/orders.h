@@ -1,4 +1,4 @@
-// Orders to nodes, and what causes them: pins, read leases, drains, moves and clearing of pools.
+// Orders to nodes, and what causes them: pins, read leases, drains, moves, purges and clearing of pools.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "controller/directory/directory.h"
 #include "controller/directory/drains.h"
 #include "controller/directory/pins.h"
+#include "controller/directory/purges.h"
 
 namespace kvferry::controller {
 
@@ -31,10 +32,12 @@ class Orders final : private Drains::Cluster {
     std::string bytes;
   };
 
-  /// Executes an admin command. Verbs: pin, unpin, drain, undrain, move, clear, quota. `asker`: the registered node
-  /// that sent the request, if any.
+  /// Executes an admin command. Verbs: pin, unpin, drain, undrain, move, clear, purge, quota. `asker`: the registered
+  /// node that sent the request, if any.
   wire::AdminReply execute(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now);
   void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark, TimeNs now);
+  /// Tells a node that has registered what was purged.
+  void joined(NodeId node, TimeNs now);
   /// Ends the drain, moves and read leases of a node that was removed from the directory.
   void gone(NodeId node);
   /// Checks deadlines and advances drains and moves. Cheap enough for each turn of the server's loop.
@@ -62,6 +65,7 @@ class Orders final : private Drains::Cluster {
   wire::AdminReply drain(const wire::AdminRequest& request, bool is_to_leave);
   wire::AdminReply move(const wire::AdminRequest& request, TimeNs now);
   wire::AdminReply clear(const wire::AdminRequest& request);
+  wire::AdminReply purge(const wire::AdminRequest& request, TimeNs now);
   wire::AdminReply quota(const wire::AdminRequest& request);
 
   Result<NodeId> node_of(const std::string& name_space, const std::string& engine_id) const;
@@ -75,6 +79,7 @@ class Orders final : private Drains::Cluster {
   Directory& directory_;
   Pins pins_;
   Drains drains_;
+  Purges purges_;
   std::map<NodeId, std::string> readers_;  // [node with read leases] owner's name in these leases
   std::vector<Move> moves_;
   std::vector<Order> orders_;

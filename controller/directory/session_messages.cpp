@@ -47,6 +47,7 @@ struct Sessions::Receiver {
     }
     self.reply(turn, registered);
     if (joined->resend_wanted) self.request_repair(turn, self.sessions_.at(turn.from));
+    self.orders_.joined(joined->id, turn.now);
   }
 
   void operator()(const wire::Heartbeat& heartbeat) {

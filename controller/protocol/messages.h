@@ -164,7 +164,7 @@ struct AdminReply {
   std::uint64_t token = 0;
   bool is_done = false;
   std::string text{};  // outcome or reason of the refusal, as a sentence
-  // Depends on the verb. pin: id of the pin; quota: the quota; unpin and clear: number of nodes; move: number of
+  // Depends on the verb. pin and purge: its id; quota: the quota; unpin and clear: number of nodes; move: number of
   // chunks.
   std::uint64_t number = 0;
   KVFERRY_FIELDS(header, token, is_done, text, number);
@@ -201,6 +201,14 @@ struct EvictOrder {
   KeyBlob keys{};  // ignored if `all` is true
   KVFERRY_FIELDS(header, incarnation, all, keys);
 };
+/// Orders the node to drop what the node at `endpoint` gave. purge_id 0: to take KV from that endpoint again.
+struct PurgeOrder {
+  Header header{kProtocolVersion, 21};
+  std::uint64_t incarnation = 0;
+  std::uint64_t purge_id = 0;
+  std::string endpoint{};
+  KVFERRY_FIELDS(header, incarnation, purge_id, endpoint);
+};
 struct StatusReply {
   Header header{kProtocolVersion, 14};
   Status status{};
@@ -210,6 +218,6 @@ struct StatusReply {
 // Receivers visit these variants with one overload for each message, so that a missing overload is a compile error.
 using FromNode = std::variant<Hello, Heartbeat, Publish, Evict, Lookup, Leave, AdminRequest, StatusRequest>;
 using FromController = std::variant<Registered, Refused, HeartbeatAck, LookupReply, SnapshotWanted, Unregistered,
-                                    AdminReply, Pin, Unpin, Replicate, EvictOrder, StatusReply>;
+                                    AdminReply, Pin, Unpin, Replicate, EvictOrder, PurgeOrder, StatusReply>;
 
 }  // namespace kvferry::controller::wire

@@ -97,10 +97,10 @@ std::vector<std::string> session_seeds() {
   }
   const wire::Hello other{.node = node_info("c")};
   const wire::AdminRequest move{.verb = "move", .engine_id = "b", .other_engine_id = "c", .keys = {keys_of(0, 2)}};
-  const wire::AdminRequest drain{.verb = "drain", .engine_id = "b"};
+  const wire::AdminRequest drain{.verb = "drain", .engine_id = "b"}, purge{.verb = "purge", .engine_id = "b"};
   return {all, two,
           '\1' + as_part(encode(other)) + all.substr(0, all.size() / 2) + '\1' + as_part(encode(move)) + '\1' +
-              as_part(encode(drain)) + '\xff' + std::string("\xfe\0", 2)};
+              as_part(encode(drain)) + '\1' + as_part(encode(purge)) + '\xff' + std::string("\xfe\0", 2)};
 }
 
 // ---- a node's session with a controller ----

@@ -55,6 +55,9 @@ void DirectoryLink::report() {
     report.chunk_bytes = core.config().chunk_bytes;
     report.num_pulls = core.num_pulls();
     report.num_pushes = core.num_pushes();
+    report.purge_id = core.last_purge().id;
+    report.num_purged = core.last_purge().num_chunks;
+    report.purged_bytes = core.last_purge().num_bytes;
   });
   directory_->set_report(encode(report));
 }
@@ -99,6 +102,14 @@ void DirectoryLink::take(controller::ClientEvent& event) {
             ReplicateOrder order{std::move(wanted.endpoint), {}, wanted.ttl};
             for (const controller::ChunkEntry& chunk : wanted.chunks) order.chunks.push_back(meta_of(chunk));
             parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.replicate_ordered(std::move(order), now); });
+          },
+          [&](controller::PurgeChunks& wanted) {
+            parts_.with_core([&](SchedulerCore& core, TimeNs now) {
+              if (wanted.purge_id == 0)
+                core.admit_ordered(wanted.endpoint);
+              else
+                core.purge_ordered(wanted.purge_id, wanted.endpoint, now);
+            });
           },
           [&](controller::EvictChunks& wanted) {
             parts_.with_core([&](SchedulerCore& core, TimeNs) {

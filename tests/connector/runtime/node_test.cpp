@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -320,6 +321,36 @@ TEST(Nodes, APinnedPrefixOutlivesAFloodAndAClearedPoolIsEmpty) {
   ASSERT_TRUE(done) << done.error().what;
   for (Patience patience; metric("pool_chunks") > 0 && patience.left();) std::this_thread::sleep_for(20ms);
   EXPECT_EQ(metric("pool_chunks"), 0);
+}
+
+TEST(Nodes, DropWhatAPurgedNodeGaveAndTakeNothingMoreFromIt) {
+  TestController controller;
+  TestNode prefiller(controller.endpoint(), "prefill"), decoder(controller.endpoint(), "decode");
+  const auto metric = [&](const std::string& name) { return decoder.scheduler->metrics()[name]; };
+  const auto prompt = tokens(21);
+  const auto hand_over = [&](const std::string& name) {
+    const FinishedRequest done = prefill(prefiller, "p-" + name, prompt, 1);
+    NewRequest made = new_request("d-" + name, prompt);
+    made.source = HandoffSource{prefiller.endpoint(), done.handoff_name, done.handoff_tokens};
+    return load(decoder, made, 1);
+  };
+  EXPECT_EQ(hand_over("1"), 20u);
+  const controller::AdminCommand purge{.verb = "purge", .name_space = "default", .engine_id = "prefill"};
+  const auto done = controller::run_admin_command(controller.endpoint(), purge, 2000);
+  ASSERT_TRUE(done) << done.error().what;
+  for (Patience patience; metric("pool_chunks") > 0 && patience.left();) std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(metric("pool_chunks"), 0);
+  EXPECT_EQ(metric("purged_chunks_total"), 3);
+  EXPECT_EQ(decoder.scheduler->num_engine_purges(), 1u);
+  EXPECT_EQ(hand_over("2"), 0u);
+  const auto has_told = [&] {
+    const auto status = controller::fetch_status(controller.endpoint(), 2000);
+    return status && std::ranges::all_of(status->nodes, [&](const controller::NodeStatus& node) {
+             return node.report && node.report->purge_id == done->number && node.report->purged_bytes > 0;
+           });
+  };
+  for (Patience patience; !has_told() && patience.left();) std::this_thread::sleep_for(50ms);
+  EXPECT_TRUE(has_told());
 }
 
 /// Runs with all sizes of the GPU's pool, and requires landings although the transport can't reach the GPU's memory.

@@ -217,6 +217,57 @@ TEST_F(OrdersTest, ClearingAsksANamespacesNodesOrOne) {
   EXPECT_THAT(rule({.verb = "clear", .name_space = "empty"}).text, HasSubstr("namespace 'empty' has no nodes"));
 }
 
+TEST_F(OrdersTest, APurgeTellsAllNodesAndThoseThatComeLater) {
+  const ConnectionId a = join("a"), b = join("b");
+  const wire::AdminReply reply = rule({.verb = "purge", .engine_id = "b"});
+  ASSERT_TRUE(reply.is_done) << reply.text;
+  EXPECT_EQ(reply.text, "2 nodes were ordered to drop what node 'b' at tcp://b:1 gave");
+  for (const ConnectionId node : {a, b}) {
+    const auto told = heard<wire::PurgeOrder>(node);
+    ASSERT_THAT(told, SizeIs(1));
+    EXPECT_EQ(told[0].purge_id, reply.number);
+    EXPECT_EQ(told[0].endpoint, "tcp://b:1");
+  }
+  const ConnectionId later = sessions_.open();
+  NodeInfo info = node_info("c", 1);
+  info.endpoint = "tcp://c:1";
+  say(later, wire::Hello{.node = info});
+  EXPECT_EQ(heard<wire::PurgeOrder>(later).at(0).purge_id, reply.number);
+  EXPECT_GT(rule({.verb = "purge", .engine_id = "b"}).number, reply.number);
+}
+
+TEST_F(OrdersTest, APurgeEndsWhenANewerProcessIsWhereThePurgedOneWas) {
+  const ConnectionId a = join("a");
+  join("b");
+  ASSERT_TRUE(rule({.verb = "purge", .engine_id = "b"}).is_done);
+  EXPECT_THAT(heard<wire::PurgeOrder>(a), SizeIs(1));
+  const ConnectionId again = sessions_.open();
+  NodeInfo info = node_info("b", 1);
+  info.endpoint = "tcp://b:1";
+  say(again, wire::Hello{.node = info});
+  EXPECT_THAT(heard<wire::PurgeOrder>(a), IsEmpty()) << "the same process has registered again";
+  EXPECT_THAT(heard<wire::PurgeOrder>(again), SizeIs(1));
+  info = node_info("b", 2);
+  info.endpoint = "tcp://b:1";
+  say(sessions_.open(), wire::Hello{.node = info});
+  const auto told = heard<wire::PurgeOrder>(a);
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_EQ(told[0].purge_id, 0u);
+  EXPECT_EQ(told[0].endpoint, "tcp://b:1");
+}
+
+TEST_F(OrdersTest, ANodeThatIsGoneIsPurgedByItsEndpoint) {
+  const ConnectionId a = join("a");
+  EXPECT_THAT(rule({.verb = "purge", .engine_id = "b"}).text,
+              HasSubstr("has no node 'b', and lost none in the last ten minutes"));
+  for (const char* name : {"", "tcp://", "tcp://:1", "tcp://b", "tcp://b:"})
+    EXPECT_FALSE(rule({.verb = "purge", .engine_id = name}).is_done) << name;
+  ASSERT_TRUE(rule({.verb = "purge", .engine_id = "tcp://b:1"}).is_done);
+  EXPECT_EQ(heard<wire::PurgeOrder>(a).at(0).endpoint, "tcp://b:1");
+  EXPECT_THAT(rule({.verb = "purge", .name_space = "empty", .engine_id = "a"}).text,
+              HasSubstr("namespace 'empty' has no nodes"));
+}
+
 TEST_F(OrdersTest, AQuotaBoundsANamespace) {
   const ConnectionId a = join("a"), b = join("b");
   ASSERT_TRUE(rule({.verb = "quota", .number = 6}).is_done);
@@ -244,7 +295,7 @@ TEST_F(OrdersTest, NonsenseIsRefusedWithASentence) {
     EXPECT_FALSE(reply.is_done);
     return reply.text;
   };
-  EXPECT_THAT(text({.verb = "explode"}), HasSubstr("allowed: pin, unpin, drain, undrain, move, clear, quota"));
+  EXPECT_THAT(text({.verb = "explode"}), HasSubstr("allowed: pin, unpin, drain, undrain, move, clear, purge, quota"));
   EXPECT_THAT(text({.verb = "drain", .engine_id = "b"}), HasSubstr("has no node 'b'; it has a"));
   EXPECT_THAT(text({.verb = "drain", .name_space = "x", .engine_id = "b"}), HasSubstr("it has none"));
   EXPECT_THAT(text({.verb = "move", .engine_id = "a", .other_engine_id = "a"}),

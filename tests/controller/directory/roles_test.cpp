@@ -80,6 +80,7 @@ TEST_F(RolesTest, EachCommandNeedsItsRole) {
                                     {"undrain", Role::kAdmin},
                                     {"move", Role::kAdmin},
                                     {"clear", Role::kAdmin},
+                                    {"purge", Role::kAdmin},
                                     {"quota", Role::kAdmin},
                                     {"", Role::kAdmin},
                                     {"pin ", Role::kAdmin}}) {

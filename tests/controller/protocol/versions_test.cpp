@@ -103,6 +103,11 @@ TEST(ControllerVersions, OrdersAreInTheVersionOfTheNode) {
   for (const std::uint32_t version : both.versions_answered_) EXPECT_EQ(version, 2u);
 }
 
+TEST(ControllerVersions, APurgeIsAMessageOfATypeThatOlderNodesIgnore) {
+  const std::string order = encode(wire::PurgeOrder{.incarnation = 5, .purge_id = 1, .endpoint = "h"});
+  EXPECT_EQ(order, "\x94\x92\x01\x15\x05\x01\xa1h"s);
+}
+
 TEST(ControllerVersions, AReleaseOutOfReachOfAMessageIsRefusedWithBothVersions) {
   const auto parsed = wire::parse<wire::FromNode>(encode(wire::StatusRequest{.header = {9, 13}}), {2, 4});
   ASSERT_FALSE(parsed);

@@ -1,0 +1,64 @@
+#include "controller/directory/purges.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace kvferry::controller {
+namespace {
+
+constexpr std::size_t kPurgesMax = 128, kEndpointBytesMax = 512;
+constexpr TimeNs kPurgeLasts = 24 * 3600 * kSecond;  // nodes remember it as long
+
+/// Returns true if the text can be tcp://HOST:PORT, as which nodes register.
+bool is_node_endpoint(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  return text.starts_with("tcp://") && colon > 6 && colon + 1 < text.size() && text.size() <= kEndpointBytesMax;
+}
+
+}  // namespace
+
+Result<Purges::Purge> Purges::add(const Directory& directory, const std::string& name_space, const std::string& name,
+                                  TimeNs now) {
+  Purge purge{0, name_space, name, Incarnation{std::numeric_limits<std::uint64_t>::max()}, now + kPurgeLasts};
+  const std::vector<LostNode> lost = directory.lost(now);
+  const auto gone = std::ranges::find_if(
+      lost, [&](const LostNode& one) { return one.node.engine_id.value == name && one.node.name_space == name_space; });
+  const auto node = directory.find_node(name_space, name);
+  if (node || gone != lost.end()) {
+    const NodeInfo& info = node ? directory.node(*node)->info : gone->node;
+    purge.endpoint = info.endpoint;
+    purge.incarnation = info.incarnation;
+  } else if (!is_node_endpoint(name)) {
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("namespace '{}' has no node '{}', and lost none in the last ten minutes; of one that is "
+                             "gone for longer give the endpoint, tcp://HOST:PORT",
+                             name_space, name.substr(0, 256))};
+  }
+  std::erase_if(purges_, [&](const Purge& one) {
+    return one.ends_at <= now || (one.name_space == name_space && one.endpoint == purge.endpoint);
+  });
+  if (purges_.size() >= kPurgesMax) purges_.erase(purges_.begin());
+  // No node's report of a purge by an earlier process of the controller is taken for one of this purge: the clock has
+  // gone on since, or began anew at another time.
+  purge.id = last_id_ = std::max(last_id_ + 1, static_cast<std::uint64_t>(now));
+  purges_.push_back(purge);
+  return purge;
+}
+
+std::vector<Purges::Order> Purges::joined(const Directory& directory, NodeId node, TimeNs now) {
+  std::vector<Order> orders;
+  if (purges_.empty()) return orders;
+  const NodeInfo& info = directory.node(node)->info;
+  std::erase_if(purges_, [&](const Purge& purge) {
+    const bool is_replaced =
+        purge.name_space == info.name_space && purge.endpoint == info.endpoint && info.incarnation > purge.incarnation;
+    if (is_replaced)
+      for (const NodeId each : directory.nodes_of(purge.name_space)) orders.push_back({each, 0, purge.endpoint});
+    return is_replaced || purge.ends_at <= now;
+  });
+  for (const Purge& purge : purges_)
+    if (purge.name_space == info.name_space) orders.push_back({node, purge.id, purge.endpoint});
+  return orders;
+}
+
+}  // namespace kvferry::controller
