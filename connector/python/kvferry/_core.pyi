@@ -202,6 +202,11 @@ class SchedulerNode:
 
     def has_unreported_loads(self) -> bool: ...
 
+    def num_engine_purges(self) -> int:
+        """
+        Returns how often KV was purged that the engine had loaded: its own cached blocks may have it.
+        """
+
     def reset_cache(self) -> None: ...
 
     def track_pool(self) -> None: ...

@@ -6,13 +6,13 @@ from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from kvferry._core import KvFerryError, SchedulerNode, check_config
-from kvferry.block_hashes import BlockHashes
 from kvferry.compat import hash_block_size, start_line
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
 from kvferry.layout import count_chunk_layers
 from kvferry.lookup_spans import trace_id
+from kvferry.prefix_cache import BlockHashes, PrefixCache
 from kvferry.request_extras import make_extras
 from kvferry.router_params import RouterParams
 from kvferry.served import checkpoint_alignment, chunk_format, keeps_state, kv_groups, served_specs, settings_json
@@ -76,9 +76,9 @@ class SchedulerConnector:
         # cache_salt; see RequestExtras); None: the request's KV is not shared.
         self._extras_of: dict[str, str | None] = {}
         self._wants_report: set[str] = set()
-        self._kv_cache_manager: KVCacheManager | None = None
         # [id of a request admitted in this step] the request's blocks in KV group 0.
         self._admitted: dict[str, list[int]] = {}
+        self._prefix_cache = PrefixCache(self._node)
         self._stats = StatsSource(self._node)
         self.spans = make_transfer_spans(vllm_config, self._node)
         init_logger("vllm.kvferry").log(*start_line())  # vLLM shows INFO of loggers below its own only
@@ -99,7 +99,7 @@ class SchedulerConnector:
         self._node.attach_workers([hellos[rank].payload for rank in sorted(hellos)])
 
     def bind_kv_cache_manager(self, manager: "KVCacheManager") -> None:
-        self._kv_cache_manager = manager
+        self._prefix_cache.manager = manager
 
     def on_new_request(self, request: "Request", num_local_tokens: int = 0) -> None:
         params = request.kv_transfer_params if isinstance(request.kv_transfer_params, dict) else {}
@@ -128,6 +128,7 @@ class SchedulerConnector:
         )
         self._known_tokens[request.request_id] = len(tokens)
         self._requests[request.request_id] = request
+        self._prefix_cache.arrived(request)
         self._extras_of[request.request_id] = extras
         if params.get("kvferry_report"):
             self._wants_report.add(request.request_id)
@@ -147,7 +148,9 @@ class SchedulerConnector:
             return 0, False
         # The KV is in this node's own pool, so on a CPU the load is a copy inside the step. There the load is
         # asynchronous for vLLM only if vLLM could not recover from a failed synchronous load.
-        return self._node.lookup(req_id, num_computed_tokens)
+        answer = self._node.lookup(req_id, num_computed_tokens)
+        # After a purge vLLM asks again in the next step: the blocks or chunks that were found may be purged ones.
+        return (None, False) if self._prefix_cache.empty_after_purge(request) else answer
 
     def _sync_tokens(self, request: "Request") -> None:
         known = self._known_tokens[request.request_id]
@@ -164,6 +167,7 @@ class SchedulerConnector:
         self._node.allocated(request.request_id, num_external, table)
 
     def build_connector_meta(self, output: "SchedulerOutput") -> StepPlan:
+        self._prefix_cache.empty_after_purge()
         tables = output.kv_connector_block_state
         scheduled = output.num_scheduled_tokens
         admitted = []
@@ -197,6 +201,7 @@ class SchedulerConnector:
     ) -> tuple[bool, dict[str, Any] | None]:
         """Lets vLLM free the blocks: unsaved KV is packed at the start of the next step, before blocks are reused."""
         req_id = request.request_id
+        self._prefix_cache.ended(req_id)
         if req_id not in self._known_tokens:
             return False, None
         self._sync_tokens(request)
@@ -225,29 +230,12 @@ class SchedulerConnector:
 
     def update_connector_output(self, output: "KVConnectorOutput") -> None:
         if output.invalid_block_ids:
-            self._evict_failed_blocks(output.invalid_block_ids)
+            self._prefix_cache.evict_failed(output.invalid_block_ids, self._admitted.values())
         self._admitted.clear()
         report = output.kv_connector_worker_meta
         if type(report) is StepReport:  # no isinstance(), which takes microseconds for a class derived from an ABC
             for payload in report.payloads:
                 self._node.worker_report(payload)
-
-    def _evict_failed_blocks(self, bad_blocks: set[int]) -> None:
-        """Removes blocks whose load failed, and blocks computed from them, from vLLM's prefix cache.
-
-        With kv_load_failure_policy `recompute` vLLM leaves such blocks in the cache, since the request computes them
-        again. But the request may be aborted or preempted before that. Only requests admitted in this step can have
-        such blocks.
-        """
-        bad = set(bad_blocks)
-        known = 0
-        while known != len(bad):
-            known = len(bad)
-            for table in self._admitted.values():
-                first = next((i for i, block in enumerate(table) if block in bad), len(table))
-                bad.update(table[first:])
-        if self._kv_cache_manager is not None:
-            self._kv_cache_manager.evict_blocks(bad)
 
     def needs_step_for_reports(self) -> bool:
         """Returns True while a GPU saves or loads chunks. A later step must report them: until then even a request that
@@ -273,7 +261,7 @@ class SchedulerConnector:
         stays, and this node shares no KV until the next reset.
         """
         self._node.reset_cache()
-        manager = self._kv_cache_manager
+        manager = self._prefix_cache.manager
         self._extras.is_reset_due = manager is not None and manager.usage > 0
         if self._extras.is_reset_due:
             logger.warning(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("kvferry._core", reason="the Python module is not built")
-from kvferry.block_hashes import BlockHashes
+from kvferry.prefix_cache import BlockHashes
 
 
 def hashes(num_hashes: int, *, algorithm: str = "sha256", hashed_tokens: int | None = 16, images: int = 0) -> list[Any]:
