@@ -276,6 +276,12 @@ def admin(desk: Desk, line: str) -> None:
         assert "drain" not in desk.run("kvferry status")
 
 
+@runs("kvferry purge")
+def purge(desk: Desk, line: str) -> None:
+    """The deployment's nodes are not real, so they don't tell that they have purged."""
+    assert "node 'NODE' has not told that it has purged" in desk.run(f"{line} --timeout 1 || [ $? = 1 ]")
+
+
 @runs("kvferry doctor")
 def doctor(desk: Desk, line: str) -> None:
     """Runs the doctor on the deployment. It must report a fault, because the deployment's nodes are not real; this host

@@ -1,6 +1,4 @@
 // The commands `kvferry drain`, `kvferry clear` and `kvferry quota`.
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -13,6 +11,7 @@
 #include "controller/api/status.h"
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_settings.h"
+#include "launch/cli/progress_line.h"
 
 namespace kvferry::cli {
 namespace {
@@ -47,25 +46,6 @@ Result<void> tell(const Flags& flags, const std::string& text, nlohmann::json ob
   fmt::print("{}\n", flags.as_json ? object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) : text);
   return {};
 }
-
-/// A progress bar on stderr. Prints nothing if stderr is not a terminal.
-class ProgressLine {
- public:
-  void show(std::uint64_t done, std::uint64_t all, std::string_view what) {
-    if (!is_terminal_) return;
-    constexpr std::uint64_t kWidth = 30;
-    const std::uint64_t filled = all == 0 ? kWidth : done * kWidth / all;
-    fmt::print(stderr, "\r[{:#<{}}{:.<{}}] {}/{} {}\x1b[K", "", filled, "", kWidth - filled, done, all, what);
-    has_shown_ = true;
-  }
-  ~ProgressLine() {
-    if (has_shown_) fmt::print(stderr, "\n");
-  }
-
- private:
-  bool is_terminal_ = ::isatty(STDERR_FILENO) != 0;
-  bool has_shown_ = false;
-};
 
 /// Waits until the node can be stopped, and returns the node's last status. Errors: kUnavailable after the timeout or
 /// if the node has left; kRefused if another client has cancelled the drain; those of fetch_status().

@@ -42,6 +42,7 @@ Run add_doctor_command(CLI::App& app);
 Run add_drain_command(CLI::App& app);
 Run add_explain_command(CLI::App& app);
 Run add_keygen_command(CLI::App& app);
+Run add_purge_command(CLI::App& app);
 Run add_quota_command(CLI::App& app);
 Run add_status_command(CLI::App& app);
 Run add_token_command(CLI::App& app);

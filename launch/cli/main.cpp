@@ -20,17 +20,12 @@ int run(int argc, const char* const* argv) {
   CLI::App app("kvferry moves KV cache between the machines of an LLM serving cluster.", "kvferry");
   app.set_version_flag("--version", fmt::format("kvferry {}", kvferry::version()));
   const std::pair<std::string, Run> commands[] = {
-      {"bench", add_bench_command(app)},
-      {"clear", add_clear_command(app)},
-      {"controller", add_controller_command(app)},
-      {"doctor", add_doctor_command(app)},
-      {"drain", add_drain_command(app)},
-      {"explain", add_explain_command(app)},
-      {"keygen", add_keygen_command(app)},
-      {"quota", add_quota_command(app)},
-      {"status", add_status_command(app)},
-      {"token", add_token_command(app)},
-      {"top", add_top_command(app)},
+      {"bench", add_bench_command(app)},           {"clear", add_clear_command(app)},
+      {"controller", add_controller_command(app)}, {"doctor", add_doctor_command(app)},
+      {"drain", add_drain_command(app)},           {"explain", add_explain_command(app)},
+      {"keygen", add_keygen_command(app)},         {"purge", add_purge_command(app)},
+      {"quota", add_quota_command(app)},           {"status", add_status_command(app)},
+      {"token", add_token_command(app)},           {"top", add_top_command(app)},
   };
   std::vector<std::string> names;
   for (const auto& [name, command] : commands) names.push_back(name);

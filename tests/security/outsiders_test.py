@@ -200,7 +200,8 @@ def test_silent_connections_keep_nobody_waiting(deployment: Deployment) -> None:
     deployment.check()
 
 
-@pytest.mark.parametrize("command", [("status",), ("drain", "stand-in", "--force"), ("clear",), ("quota", "0")])
+@pytest.mark.parametrize("command", [("status",), ("drain", "stand-in", "--force"), ("clear",), ("quota", "0"),
+                                     ("purge", "--producer", "stand-in")])
 @pytest.mark.parametrize("has_key", [False, True])
 def test_without_the_key_no_command_is_executed(deployment: Deployment, tmp_path: Path, command: tuple[str, ...],
                                                 has_key: bool) -> None:
