@@ -6,6 +6,7 @@
 #include "kernels/copy_rows.h"
 #include "kernels/host_stream.h"
 #include "kernels/packer.h"
+#include "kernels/segment_hashes.h"
 #include "transport/base/checksum.h"
 
 namespace kvferry {
@@ -44,9 +45,24 @@ class HostPacker final : public Packer {
 
   Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                        const TokenRun& run) const override {
+    return scatter(chunk, chunk_tokens, skip_tokens, run, nullptr);
+  }
+
+  Result<std::uint64_t> scatter_and_hash(std::span<const std::byte> chunk, std::uint32_t chunk_tokens,
+                                         std::uint32_t skip_tokens, const TokenRun& run) const override {
+    const std::uint64_t num_bytes = chunk_tokens * shape_.bytes_per_token;
+    SegmentHashes hashes(chunk.first(std::min<std::uint64_t>(chunk.size(), num_bytes)));
+    KVFERRY_TRY(scatter(chunk, chunk_tokens, skip_tokens, run, &hashes));
+    return hashes.checksum();
+  }
+
+ private:
+  /// Adds the rows to `hashes`, unless it is nullptr, while they are in this core's cache.
+  Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
+                       const TokenRun& run, SegmentHashes* hashes) const {
     KVFERRY_TRY(check_scatter(layout_, shape_, run, chunk.size(), chunk_tokens, skip_tokens));
     if (const HostStream stream = streamed(); stream.suits_scatter(run)) {
-      stream.scatter(chunk.data(), chunk_tokens, skip_tokens, run);
+      stream.scatter(chunk.data(), chunk_tokens, skip_tokens, run, hashes);
       return {};
     }
     // CopyRows has one signature for both directions; functions that scatter only read through this pointer.
@@ -57,13 +73,14 @@ class HostPacker final : public Packer {
       const std::size_t copied_before = row / (std::size_t{shape_.num_heads} * layout_.planes);
       // Number of the chunk's heads before the current one that are not copied.
       const std::size_t skipped = copied_before * (shape_.chunk_heads - shape_.num_heads) + shape_.first_in_chunk;
-      copy_head<CopyDirection::kScatter>(plane, head, run, first + (row + skipped * layout_.planes) * head_bytes);
+      std::byte* const rows = first + (row + skipped * layout_.planes) * head_bytes;
+      if (hashes != nullptr) hashes->add({rows, run.num_tokens * row_bytes()});
+      copy_head<CopyDirection::kScatter>(plane, head, run, rows);
       ++row;
     });
     return {};
   }
 
- private:
   HostStream streamed() const { return {layout_, format_.cache_type, format_.chunk_type, shape_, planes_}; }
   std::size_t row_bytes() const { return std::size_t{layout_.head_dim} * shape_.chunk_element_bytes; }
 

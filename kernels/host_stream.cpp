@@ -137,7 +137,7 @@ void HostStream::put(const Piece& piece, const std::byte* rows, std::byte* stage
 }
 
 void HostStream::scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
-                         const TokenRun& run) const {
+                         const TokenRun& run, SegmentHashes* hashes) const {
   alignas(64) std::byte stage[kStageBytes];
   const std::size_t head_bytes = chunk_tokens * row_bytes();
   const std::size_t rows_of_layer = std::size_t{shape.num_heads} * layout.planes;
@@ -148,6 +148,7 @@ void HostStream::scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std
     const std::size_t row = piece.canonical_row + skipped_heads * layout.planes;
     const std::byte* const rows = chunk + row * head_bytes + (skip_tokens + piece.first) * row_bytes();
     expect(rows + layout.planes * head_bytes, 8 * 64);  // prefetches the first rows of the next head
+    if (hashes != nullptr) hashes->add({rows, piece.tokens * row_bytes()});  // the copy then reads them from the cache
     put(piece, rows, stage);
   });
   finish_streams();

@@ -9,6 +9,7 @@
 #include "kernels/chunk_shape.h"
 #include "kernels/copy_rows.h"
 #include "kernels/packer.h"
+#include "kernels/segment_hashes.h"
 
 namespace kvferry {
 
@@ -25,8 +26,9 @@ struct HostStream {
   bool suits_scatter(const TokenRun& run) const;
   /// Same as the functions of Packer with these names, but the arguments must have passed the checks in chunk_shape.h.
   std::uint64_t gather(const TokenRun& run, std::byte* chunk) const;
-  void scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
-               const TokenRun& run) const;
+  /// Adds the rows that it copies to `hashes`, unless that is nullptr.
+  void scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens, const TokenRun& run,
+               SegmentHashes* hashes) const;
 
  private:
   struct Piece;

@@ -62,6 +62,15 @@ class Packer {
   /// run's blocks.
   virtual Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                                const TokenRun& run) const = 0;
+
+  /// Same as scatter(), and returns the chunk_checksum() of the chunk's chunk_tokens tokens, which include tokens and
+  /// heads that are not copied. A packer may read the chunk only once: then the blocks are written before the checksum
+  /// is known, and the caller must not use them if it is wrong.
+  virtual Result<std::uint64_t> scatter_and_hash(std::span<const std::byte> chunk, std::uint32_t chunk_tokens,
+                                                 std::uint32_t skip_tokens, const TokenRun& run) const {
+    KVFERRY_TRY(scatter(chunk, chunk_tokens, skip_tokens, run));
+    return chunk_checksum(chunk.first(chunk_tokens * chunk_bytes_per_token()));
+  }
 };
 
 /// Makes the packer for host memory: memcpy for contiguous runs, tiles for transposed planes. Its results equal those

@@ -72,12 +72,13 @@ void bench(const std::string& name, const CacheShape& shape, const ChunkFormat& 
       measure(chunk_bytes, num_chunks,
               {[&](std::size_t i) { sink += *packer.gather(run(i), slot(i)); },
                [&](std::size_t i) { sink += packer.scatter(slot(i), kChunkTokens, 0, run(i)) ? 0 : 1; },
+               [&](std::size_t i) { sink += *packer.scatter_and_hash(slot(i), kChunkTokens, 0, run(i)); },
                [&](std::size_t i) { std::memcpy(copies.data() + i * chunk_bytes, slot(i).data(), chunk_bytes); },
                [&](std::size_t i) { sink += chunk_checksum(slot(i)); }});
-  const double copy = rates[2];
-  fmt::print("{:<34} {:>9} {:>6} {:>6.1f} {:>4.0f} % {:>6.1f} {:>4.0f} % {:>8.1f} {:>8.1f}   {:016x}\n", name,
-             chunk_bytes / 1024, num_chunks, rates[0], 100 * rates[0] / copy, rates[1], 100 * rates[1] / copy, copy,
-             rates[3], sink);
+  const double copy = rates[3];
+  fmt::print("{:<34} {:>9} {:>6} {:>6.1f} {:>4.0f} % {:>6.1f} {:>4.0f} % {:>8.1f} {:>8.1f} {:>8.1f}   {:016x}\n", name,
+             chunk_bytes / 1024, num_chunks, rates[0], 100 * rates[0] / copy, rates[1], 100 * rates[1] / copy, rates[2],
+             copy, rates[4], sink);
 }
 
 }  // namespace
@@ -104,8 +105,8 @@ int main() {
     shape.key_transposed = shape.order == kCpuAttention;
     return shape;
   };
-  fmt::print("{:<34} {:>9} {:>6} {:>13} {:>13} {:>8} {:>8}   {}\n", "GB/s, one thread, 256-token chunks", "KiB/chunk",
-             "chunks", "gather", "scatter", "memcpy", "checksum", "(guard)");
+  fmt::print("{:<34} {:>9} {:>6} {:>13} {:>13} {:>8} {:>8} {:>8}   {}\n", "GB/s, one thread, 256-token chunks",
+             "KiB/chunk", "chunks", "gather", "scatter", "and hash", "memcpy", "checksum", "(guard)");
   bench("test model, fp32, K transposed", small);
   bench("test model, as above, in cache", in_cache);
   bench("Llama-3.1-8B, bf16, NHD", with(llama, kNhd));
@@ -114,6 +115,9 @@ int main() {
   bench("Llama-3.1-8B, bf16, HND 2*dim", with(llama, kHndInterleaved));
   bench("Llama-3.1-8B, bf16, CPU K transp.", with(llama, kCpuAttention, 32));
   bench("Llama-3.1-8B, bf16, CPU, block 128", with(llama, kCpuAttention, 128));
+  CacheShape wide = with(llama, kCpuAttention, 32);
+  wide.element_bytes = 4;
+  bench("Llama-3.1-8B, fp32, CPU K transp.", wide);
   ChunkFormat fp8;
   fp8.cache_type = ElementType::kBf16;
   fp8.chunk_type = ElementType::kE4m3;

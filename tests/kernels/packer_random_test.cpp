@@ -68,6 +68,14 @@ TEST_P(PackerRandom, HostEqualsReferenceBitByBitAndTouchesNothingElse) {
     ASSERT_TRUE(to_host->scatter(received, chunk_tokens, skip_tokens, run));
     ASSERT_TRUE(to_reference->scatter(received, chunk_tokens, skip_tokens, run));
     ASSERT_EQ(by_host.memory(), by_reference.memory());
+
+    by_host.set_memory(memory);
+    const Result<std::uint64_t> hashed = to_host->scatter_and_hash(received, chunk_tokens, skip_tokens, run);
+    ASSERT_TRUE(hashed) << hashed.error().what;
+    ASSERT_EQ(*hashed, chunk_checksum(std::span(received).first(chunk_tokens * to_host->chunk_bytes_per_token())));
+    by_reference.set_memory(memory);
+    ASSERT_TRUE(to_reference->scatter(received, chunk_tokens, skip_tokens, run));
+    ASSERT_EQ(by_host.memory(), by_reference.memory());
   });
 }
 

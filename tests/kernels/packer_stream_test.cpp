@@ -2,6 +2,8 @@
 // streaming stores for them.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "tests/kernels/random_cache.h"
 #include "tests/kernels/reference_packer.h"
 
@@ -68,6 +70,27 @@ TEST_P(PackerStream, EqualsThePlainLoopBitByBit) {
     ASSERT_TRUE(unpacker->scatter(received, chunk_tokens, 13, run));
     ASSERT_TRUE(plainly->scatter(received, chunk_tokens, 13, run));
     ASSERT_EQ(streamed.memory(), plain.memory()) << "from token " << first;
+  }
+}
+
+TEST_P(PackerStream, ReturnsTheChecksumOfTheWholeChunk) {
+  Random random(12);
+  TestCache streamed(shape()), plain(shape());
+  std::vector<std::vector<BlockId>> tables = random_tables(random, shape());
+  tables[0][1] = kNoBlock;  // its tokens are hashed, although they are not copied
+  const auto unpacker = make_host_packer(streamed.layout(), format(false)).value();
+  const auto plainly = make_reference_packer(plain.layout(), format(false)).value();
+  for (const auto& [chunk_tokens, skip_tokens, first] :
+       {std::array{kTokens, 0U, 0U}, std::array{kTokens + 1, 0U, 0U}, std::array{kTokens + 20, 13U, 7U}}) {
+    std::vector<std::byte> chunk = random.bytes(chunk_tokens * unpacker->chunk_bytes_per_token());
+    const TokenRun run{first, kTokens, tables};
+    ASSERT_TRUE(plainly->scatter(chunk, chunk_tokens, skip_tokens, run));
+    EXPECT_EQ(unpacker->scatter_and_hash(chunk, chunk_tokens, skip_tokens, run).value(), chunk_checksum(chunk));
+    ASSERT_EQ(streamed.memory(), plain.memory()) << chunk_tokens << " tokens";
+    const std::uint64_t before = chunk_checksum(chunk);
+    chunk[random.number(0, static_cast<std::uint32_t>(chunk.size() - 1))] ^= std::byte{1};
+    EXPECT_NE(unpacker->scatter_and_hash(chunk, chunk_tokens, skip_tokens, run).value(), before);
+    streamed.set_memory(plain.memory());
   }
 }
 
