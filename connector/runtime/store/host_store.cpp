@@ -45,6 +45,7 @@ class HostStore final : public ChunkStore {
   }
   Result<std::uint64_t> pack(const SaveJob& job, const SaveItem& item);
   LoadOutcome unpack(const LoadJob& job, const IsReadable& is_readable);
+  Result<std::uint64_t> unpack(const LoadJob& job, const LoadItem& item);
 
   ChunkStoreParts parts_;
   std::vector<std::unique_ptr<Packer>> packers_;  // [layout]
@@ -127,27 +128,36 @@ void HostStore::load(std::vector<LoadJob> jobs, const IsReadable& is_readable, D
 LoadOutcome HostStore::unpack(const LoadJob& job, const IsReadable& is_readable) {
   LoadOutcome outcome;
   for (const LoadItem& item : job.items) {
-    const std::span<const std::byte> bytes = slot_bytes(item.chunk, item.chunk_tokens);
-    const bool good = is_readable(item.chunk) && parts_.rank < item.checksums.size() &&
-                      chunk_checksum(bytes) == item.checksums[parts_.rank];
-    if (!good) {
+    if (!is_readable(item.chunk) || parts_.rank >= item.checksums.size()) {
       outcome.corrupt.push_back(item.chunk);
       return outcome;
     }
-    std::uint64_t first = 0;
-    for (const std::unique_ptr<Packer>& packer : packers_) {
-      const std::uint64_t num_bytes = item.chunk_tokens * packer->chunk_bytes_per_token();
-      const Result<void> done = packer->scatter(bytes.subspan(first, num_bytes), item.chunk_tokens, item.skip_tokens,
-                                                {item.first_token, item.num_tokens, job.block_ids});
-      if (!done) {
-        log().error("loading {} tokens of request {} failed: {}", item.num_tokens, job.request_id, done.error().what);
-        return outcome;
-      }
-      first += num_bytes;
+    const Result<std::uint64_t> checksum = unpack(job, item);
+    if (!checksum) {
+      log().error("loading {} tokens of request {} failed: {}", item.num_tokens, job.request_id, checksum.error().what);
+      return outcome;
+    }
+    if (*checksum != item.checksums[parts_.rank]) {
+      outcome.corrupt.push_back(item.chunk);
+      return outcome;
     }
     outcome.tokens_loaded += item.num_tokens;
   }
   return outcome;
+}
+
+/// Scatters a chunk's tokens into blocks, and returns the chunk's checksum.
+Result<std::uint64_t> HostStore::unpack(const LoadJob& job, const LoadItem& item) {
+  const std::span<const std::byte> chunk = slot_bytes(item.chunk, item.chunk_tokens);
+  const TokenRun run{item.first_token, item.num_tokens, job.block_ids};
+  if (packers_.size() == 1) return packers_[0]->scatter_and_hash(chunk, item.chunk_tokens, item.skip_tokens, run);
+  std::uint64_t done = 0;
+  for (const std::unique_ptr<Packer>& packer : packers_) {
+    const std::uint64_t bytes = item.chunk_tokens * packer->chunk_bytes_per_token();
+    KVFERRY_TRY(packer->scatter(chunk.subspan(done, bytes), item.chunk_tokens, item.skip_tokens, run));
+    done += bytes;
+  }
+  return chunk_checksum(chunk);
 }
 
 }  // namespace
