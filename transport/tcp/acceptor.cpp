@@ -23,7 +23,7 @@ Acceptor::Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secr
 void Acceptor::accept(OwnedFd socket) {
   if (pending_.size() >= kPendingMax)
     on_broken(*pending_.front().connection,
-              fmt::format("the peer sent no hello, and {} newer connections wait", kPendingMax));
+              fmt::format("no hello arrived, and {} newer connections wait", kPendingMax));
   pending_.push_back({&host_.adopt(std::move(socket), *this, false), host_.now()});
   host_.arm_silence_check();
 }
@@ -31,7 +31,7 @@ void Acceptor::accept(OwnedFd socket) {
 TimeNs Acceptor::check(TimeNs now) {
   const TimeNs patience = std::min(kHelloNs, host_.options().silence_ns);
   while (!pending_.empty() && now - pending_.front().since >= patience)
-    on_broken(*pending_.front().connection, "the peer sent no hello in time");
+    on_broken(*pending_.front().connection, "no hello arrived in time");
   return pending_.empty() ? ProgressLoop::kNever : pending_.front().since + patience;
 }
 
@@ -41,9 +41,9 @@ std::string Acceptor::refusal(const MessageHead& head, Hello& hello) const {
   Result<Hello> said = decode<Hello>(head.text(), "hello");
   if (!said) return said.error().what;
   hello = std::move(*said);
-  if (hello.protocol_version != kProtocolVersion) return "the hello has another protocol version than this process";
-  if (hello.to_incarnation != incarnation_) return "the hello names another incarnation than this process has";
-  if (!is_same_secret(hello.secret, secret_)) return "the hello does not have the secret of this process's address";
+  if (hello.protocol_version != kProtocolVersion) return "wrong protocol version";
+  if (hello.to_incarnation != incarnation_) return "wrong incarnation";
+  if (!is_same_secret(hello.secret, secret_)) return "wrong secret";
   return "";
 }
 

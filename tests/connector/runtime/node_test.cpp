@@ -398,7 +398,7 @@ TEST(NodesWithFrames, PullFromGpuToGpuByDefaultAndTellIt) {
   TestNode prefiller(controller.endpoint(), "prefill", "toy", "", one),
       decoder(controller.endpoint(), "decode", "toy", "", other);
   EXPECT_NE(decoder.worker->describe().find("frames of"), std::string::npos);
-  EXPECT_NE(decoder.worker->describe().find("by default, of gpu_pool_bytes"), std::string::npos);
+  EXPECT_NE(decoder.worker->describe().find("the default of gpu_pool_bytes"), std::string::npos);
   const auto metric = [&](const std::string& name) { return decoder.scheduler->metrics()[name]; };
   // The first pulls go through the host pools, until the paths between the nodes are measured.
   for (Patience patience; metric("pulled_in_frames_total") < 2 && patience.left();) {

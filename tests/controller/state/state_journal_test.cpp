@@ -393,7 +393,7 @@ TEST_F(StateJournalTest, ADamagedSnapshotIsUsedAsFarAsItGoes) {
     {
       Life life(options());
       ASSERT_FALSE(life.status().durable);
-      ASSERT_THAT(life.status().why_not, HasSubstr("snapshot-00000002 is damaged"));
+      ASSERT_THAT(life.status().why_not, HasSubstr("snapshot-00000002: the file is damaged"));
       ASSERT_EQ(life.num_found(10'000) > 0, at > 3) << at;
       ASSERT_TRUE(life.turn_until([&] { return life.status().durable; }));
       ASSERT_TRUE(fs::exists(snapshot(2).string() + ".damaged"));
