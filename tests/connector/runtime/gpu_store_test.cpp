@@ -13,7 +13,7 @@ using ::testing::IsEmpty;
 TEST(GpuStore, DescribesItsTiers) {
   EXPECT_EQ(TestStore({StoreKind::kGpu}).store->describe(), "GPU tier: 3 frames of 2.0 KiB on simulated GPU");
   EXPECT_THAT(TestStore({StoreKind::kGpuWhereChunksLand}).store->describe(),
-              HasSubstr("to which chunks from other nodes"));
+              HasSubstr("chunks from other nodes are written to these frames"));
   EXPECT_THAT(TestStore({StoreKind::kGpuWithoutFrames}).store->describe(), HasSubstr("GPU tier: none"));
   EXPECT_EQ(TestStore({StoreKind::kHost}).store->describe(), "");
 }

@@ -163,7 +163,7 @@ class CliTest(unittest.TestCase):
             link.symlink_to(file)
             old = file.read_bytes()
             for step in ("--switch", "--retire"):
-                self.assert_fails(run("keygen", step, str(file)), 2, str(file), "has one key")
+                self.assert_fails(run("keygen", step, str(file)), 2, str(file), "has only one key")
             self.assertEqual(run("keygen", "--add", str(link)).stdout, f"{link}\n")
             head, *keys = file.read_text().splitlines()
             self.assertEqual((head, keys[0], len(keys)), ("kvferry cluster keys 1", old.hex(), 2))
