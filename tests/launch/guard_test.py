@@ -74,7 +74,8 @@ def test_the_key_on_stdin_is_written_for_its_owner_alone_and_dots_follow_it(tmp_
         assert [one.name for one in file.parent.iterdir()] == ["cluster.key"]
 
 
-@pytest.mark.parametrize(("sent", "reason"), [(b"", "sent no key"), (b"\n", "sent no key"), (b"xyz\n", "hexadecimal")])
+@pytest.mark.parametrize(("sent", "reason"), [
+    (b"", "sent no cluster key"), (b"\n", "sent no cluster key"), (b"xyz\n", "hexadecimal")])
 def test_without_a_key_nothing_is_started(sent: bytes, reason: str, tmp_path: Path) -> None:
     done = subprocess.run([*GUARD, "--key-file", str(tmp_path / "k"), "--", "touch", str(tmp_path / "started")],
                           input=sent, capture_output=True, check=False)

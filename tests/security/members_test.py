@@ -90,7 +90,7 @@ def test_keygen_says_what_is_wrong(tmp_path: Path) -> None:
     for arguments, why in (("--add-node p-0 cluster.key", "'p-0' is a member already; --revoke removes it"),
                            ("--add-node p_0 cluster.key", "'p_0' can't be a member's name; allowed: 1 to 63 letters"),
                            ("--add-node cluster cluster.key", "cluster.key exists; a key is never overwritten"),
-                           ("--add-node p-1 p-0.key", "p-0.key is the key of a member; this needs the cluster key"),
+                           ("--add-node p-1 p-0.key", "p-0.key is the key of a member; this command needs the cluster"),
                            ("--revoke p-1 cluster.key", "there is no member 'p-1' in kvferry.members"),
                            ("--add-node p-1 --role root cluster.key", "--role"),
                            ("--role worker new.key", "--role requires --add-node"),
