@@ -14,7 +14,7 @@ from proof_deployment import Deployment, Server
 
 CONCURRENCY = 6  # requests at a time for each decode server
 ABORTS = 0.15  # share of the requests whose client disconnects early
-ABORT_WITHIN_S = 3.0
+ABORT_WITHIN_S = 2.0
 MAX_TRIES = 3  # A request whose server was killed is sent again, as a router would do, up to this many times in all.
 
 

@@ -133,11 +133,11 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
   asker.last_fetch = wanted.fetch;
   asker.last_endpoint = wanted.endpoint;
   for (const ChunkKey& key : wanted.request.keys) asker.first_asked.try_emplace(key, wanted.endpoint);
-  const std::optional<std::size_t> to = node_at(wanted.endpoint);
-  if (!to) return;  // there is no node at this endpoint
-  tell("node {} wants {} chunks of node {} ({})", node, wanted.request.keys.size(), *to, wanted.fetch);
   asker.asked[wanted.fetch] = wanted.request.keys;
   if (asker.forged_answers.contains(wanted.fetch)) note_forged_answer(node, wanted.fetch);
+  const std::optional<std::size_t> to = node_at(wanted.endpoint);
+  if (!to) return;  // there is no node at this endpoint, but an answer to the request may be forged
+  tell("node {} wants {} chunks of node {} ({})", node, wanted.request.keys.size(), *to, wanted.fetch);
   const auto question = new_question(node, wanted.request.keys);
   RequestLease sent = wanted;
   sent.request.shards = shards_of(node);
