@@ -25,7 +25,7 @@ def test_only_measured_paths_count_and_not_the_setting() -> None:
     ([TCP], []),
     ([TCP, FAILED], []),
     ([TCP, SHM], ["a path other than tcp"]),
-    ([FAILED], []),
+    ([FAILED], ["no log says"]),
     ([], ["no log says"]),
     ([SHM], ["a path other than tcp", "no log says"]),
 ])
