@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from parts import BENCHMARKS, BIN, HELPERS, HERE, PAIRS, SCRIPTS, SYSTEM_BENCHMARKS, TESTS
+from parts import BENCHMARKS, BIN, HELPERS, HERE, PAIRS, SCRIPTS, SYSTEM_BENCHMARKS, TESTS, VLLM_SCRIPT
 
 SYSTEM_LIBRARIES = re.compile(r"(libc|libm|libdl|libpthread|libresolv|librt|ld-linux-x86-64|libcuda|libnvidia-ml)\.so")
 # A Python of the other machine has its own, newer ones.
@@ -25,7 +25,7 @@ def pack(archive: Path, wheels: list[Path]) -> None:
         root = Path(scratch) / "kvferry-gpu"
         (root / "bin").mkdir(parents=True)
         (root / "lib" / "python").mkdir(parents=True)
-        for name in ("run", "parts.py", *SCRIPTS):
+        for name in ("run", "parts.py", VLLM_SCRIPT, *SCRIPTS):
             if (HERE / name).exists():
                 shutil.copy(HERE / name, root / name)
         programs = [BIN / name for name in (*TESTS, *PAIRS, *BENCHMARKS, *SYSTEM_BENCHMARKS, *HELPERS)]
@@ -61,11 +61,12 @@ def _unpack(wheel: Path, root: Path) -> None:
     target = root / ("python" if is_own else f"peers/{'-'.join(wheel.name.split('-')[:2])}")
     with zipfile.ZipFile(wheel) as packed:
         for name in packed.namelist():
-            is_wanted = name.startswith(("kvferry/", "kvferry.libs/")) and not name.startswith("kvferry/bin/")
-            if is_own and is_wanted:
+            if is_own and name.startswith(("kvferry/", "kvferry.libs/")):
                 packed.extract(name, target)
             elif not is_own and re.fullmatch(r"lmcache/c\w*_ops\..*\.so", name):
                 target.mkdir(parents=True)
                 (target / Path(name).name).write_bytes(packed.read(name))
     for module in target.rglob("*.so"):
         subprocess.run(["strip", str(module)], check=True)
+    for built in target.glob("kvferry/bin/*"):
+        built.chmod(0o755)

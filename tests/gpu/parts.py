@@ -19,6 +19,7 @@ BENCHMARKS = ("gpu_kernels_bench", "gpu_transfer_bench", "gpu_paths_bench")
 SYSTEM_BENCHMARKS = ("gpu_store_bench", "gpu_node_pair")
 HELPERS = ("gpu_far_side",)
 SCRIPTS = ("core_on_torch.py", "peers_bench.py")
+VLLM_SCRIPT = "vllm_pair.py"
 SANITIZED = "gpu_kernels_test"
 # The checkers make a kernel a hundred times slower, so only some seeds are tested.
 SANITIZED_FILTER = "*:-*/1:*/2:*/3:*/4:*/5:*CopiesAnyNumber*"
@@ -27,7 +28,7 @@ TITLES = {
     1: "facts of the machine; tests; kernel, transfer and path benchmarks",
     2: "store benchmark, pair of nodes, NCCL pair, memory by process",
     3: "memcheck, racecheck, initcheck; registers and profile of the copy kernel",
-    4: "the Python module with torch, and other systems' copies",
+    4: "the Python module with torch, other systems' copies, and vLLM if KVFERRY_GPU_MODEL names a model",
 }
 FACTS = """
 nvidia-smi --query-gpu=name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current --format=csv
@@ -93,12 +94,12 @@ def tool_step(name: str, command: list[str], kind: str, limit_s: float) -> Step:
                 missing="" if path else f"{command[0]} is not installed")
 
 
-def script(name: str, limit_s: float) -> Step:
+def script(name: str, limit_s: float, *arguments: str) -> Step:
     python = python_with_torch()
-    libraries = {"LD_LIBRARY_PATH": os.pathsep.join([str(HERE / "lib" / "python"),
-                                                     os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(os.pathsep),
-                 "PYTHONPATH": str(HERE / "python")} if IS_PACKED else {}
-    return Step(name, "text", [python or "python3", str(HERE / name)], limit_s, environment=libraries,
+    packed = (("LD_LIBRARY_PATH", HERE / "lib" / "python"), ("PYTHONPATH", HERE / "python")) if IS_PACKED else ()
+    libraries = {name: os.pathsep.join([str(first), os.environ.get(name, "")]).rstrip(os.pathsep)
+                 for name, first in packed}
+    return Step(name, "text", [python or "python3", str(HERE / name), *arguments], limit_s, environment=libraries,
                 missing="" if python else "no Python with torch was found")
 
 
@@ -132,3 +133,7 @@ def steps(part: int) -> Iterator[Step]:
     elif part == 4:
         for name in SCRIPTS:
             yield script(name, 60)
+        if model := os.environ.get("KVFERRY_GPU_MODEL", ""):
+            yield script(VLLM_SCRIPT, 180, model)
+            yield script(VLLM_SCRIPT, 180, model, "--blocks", "170", "--tokens", "120", "--dtype", "float32")
+            yield script(VLLM_SCRIPT, 180, model, "--wide", "--graphs")
