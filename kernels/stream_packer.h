@@ -17,10 +17,12 @@ namespace kvferry {
 /// read the block ids before they return.
 struct PackerJob {
   TokenRun run;
-  std::byte* chunk = nullptr;  // in device memory or pinned host memory
+  std::byte* chunk = nullptr;
   std::size_t chunk_bytes = 0;
   std::uint32_t chunk_tokens = 0;  // equal to run.num_tokens for a gather
   std::uint32_t skip_tokens = 0;   // tokens at the chunk's start that a scatter does not copy; 0 for a gather
+  /// Where the chunk is. A wrong value costs time only.
+  MemoryKind memory = MemoryKind::kDevice;
 };
 
 /// Gathers and scatters the KV of one cache in GPU memory. Threads: one at a time. All work of a pass is enqueued on

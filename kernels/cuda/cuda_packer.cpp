@@ -164,9 +164,13 @@ class CudaPass final : public StreamPacker::Pass {
         std::memcpy(large_table, table.data(), table.size() * sizeof(BlockId));
         large_table += table.size() * sizeof(BlockId);
       }
-      if (batches_.empty() || !batches_.back().add(packed, table)) batches_.emplace_back().add(packed, table);
+      const bool in_host_memory = job.memory == MemoryKind::kPinned;
+      if (batches_.empty() || batches_.back().in_host_memory() != in_host_memory || !batches_.back().add(packed, table))
+        batches_.emplace_back(in_host_memory).add(packed, table);
       if (wants_checksums_) {
-        if (hashes_.empty() || hashes_.back().num_jobs == cuda::HashJobs::kMax) hashes_.emplace_back();
+        if (hashes_.empty() || hashes_.back().in_host_memory != in_host_memory ||
+            hashes_.back().num_jobs == cuda::HashJobs::kMax)
+          hashes_.emplace_back().in_host_memory = in_host_memory;
         hashes_.back().jobs[hashes_.back().num_jobs++] = {job.chunk, chunk_bytes_[i], segments};
         segments += num_segments(chunk_bytes_[i]);
       }

@@ -44,6 +44,12 @@ __device__ void share_secret(SegmentSecret& shared, const SegmentSecret& secret)
   __syncthreads();
 }
 
+/// Returns the thread's first segment, and how many segments the grid's blocks of one job take at once.
+__device__ std::uint64_t first_segment() {
+  return std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
+}
+__device__ std::uint64_t segments_at_once() { return std::uint64_t{gridDim.x} * kSegmentsPerBlock; }
+
 template <class Format, bool kGathers, bool kHashes>
 __global__ void __launch_bounds__(kThreads)
     copy_kernel(const __grid_constant__ Launch launch, const __grid_constant__ PackJobs jobs) {
@@ -53,13 +59,15 @@ __global__ void __launch_bounds__(kThreads)
   if (job.num_tokens == 0) return;
   const std::uint64_t layer_bytes = launch.plan.layer_bytes(job.num_tokens);
   const std::uint64_t first = launch.layers.first * layer_bytes / kSegment;
-  const std::uint64_t segment = first + std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
-  if (segment * kSegment >= launch.layers.end * layer_bytes) return;  // this is so for all lanes of the segment
   const std::uint32_t number = threadIdx.x % kSegmentLanes;
   using Lane = std::conditional_t<kGathers, GatherLane<Format, kHashes>, ScatterLane<Format, kHashes>>;
-  const Lane lane(launch.plan, job, launch.layers, segment, number);
-  const std::uint64_t hash = run_lane<kHashes>(lane, number, secret);
-  if (kHashes && number == 0 && lane.is_whole()) job.segments[segment] = hash;
+  // All lanes of a segment leave the loop together.
+  for (std::uint64_t segment = first + first_segment(); segment * kSegment < launch.layers.end * layer_bytes;
+       segment += segments_at_once()) {
+    const Lane lane(launch.plan, job, launch.layers, segment, number);
+    const std::uint64_t hash = run_lane<kHashes>(lane, number, secret);
+    if (kHashes && number == 0 && lane.is_whole()) job.segments[segment] = hash;
+  }
 }
 
 template <class Element, bool kGathers>
@@ -80,11 +88,11 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ SegmentSecret secret;
   share_secret(secret, from);
   const HashJobs::Job job = jobs.jobs[blockIdx.y];
-  const std::uint64_t segment = std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
-  if (segment * kSegment >= job.num_bytes) return;
   const std::uint32_t number = threadIdx.x % kSegmentLanes;
-  const std::uint64_t hash = run_lane<true>(HashLane(job.bytes, job.num_bytes, segment, number), number, secret);
-  if (number == 0) job.segments[segment] = hash;
+  for (std::uint64_t segment = first_segment(); segment * kSegment < job.num_bytes; segment += segments_at_once()) {
+    const std::uint64_t hash = run_lane<true>(HashLane(job.bytes, job.num_bytes, segment, number), number, secret);
+    if (number == 0) job.segments[segment] = hash;
+  }
 }
 
 constexpr std::uint32_t kTileVecs = 4;  // number of vectors that a thread copies in a tile
@@ -96,8 +104,16 @@ __global__ void __launch_bounds__(kThreads) range_kernel(const RangeJob* jobs) {
     copy_tile(job.to, job.from, job.num_bytes, tile * kTileBytes, kTileVecs, threadIdx.x, kThreads);
 }
 
-constexpr std::uint32_t blocks_for(std::uint64_t segments) {
-  return static_cast<std::uint32_t>((segments + kSegmentsPerBlock - 1) / kSegmentsPerBlock);
+constexpr std::uint64_t blocks_for(std::uint64_t segments) {
+  return (segments + kSegmentsPerBlock - 1) / kSegmentsPerBlock;
+}
+
+/// Returns a grid with `blocks` blocks for each job, or fewer if the chunks are in host memory: kernels of other
+/// streams begin only after the last block of this grid, and so would wait for nearly all that goes over the PCIe link.
+dim3 grid_for(std::uint64_t blocks, std::uint32_t num_jobs, bool in_host_memory) {
+  constexpr std::uint32_t kHostBlocks = 32;  // for all jobs together; they fill about 92 % of a PCIe 5 link
+  if (in_host_memory) blocks = std::min<std::uint64_t>(blocks, std::max(1U, kHostBlocks / num_jobs));
+  return {static_cast<unsigned>(blocks), num_jobs};
 }
 
 /// Calls call(Format{}, Element{}) with the classes that convert the two types.
@@ -125,7 +141,7 @@ cudaError_t launch_copy(const Launch& launch, const PackJobs& jobs, ElementType 
   // The layers may begin and end inside a segment, so up to two segments more than their size are touched.
   const std::uint64_t layers = launch.layers.end - launch.layers.first;
   const std::uint64_t segments = launch.run_segments_max * layers / launch.plan.num_layers + 2;
-  const dim3 grid(blocks_for(segments), jobs.size());
+  const dim3 grid = grid_for(blocks_for(segments), jobs.size(), jobs.in_host_memory());
   return launched([&] {
     with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
       if (hashes)
@@ -152,7 +168,7 @@ cudaError_t launch_elements(const Launch& launch, const PackJobs& jobs, ElementT
                             bool gathers, cudaStream_t stream) {
   constexpr std::uint64_t kBlocksMax = 1U << 16;
   const std::uint64_t wanted = (launch.run_elements_max + kThreads - 1) / kThreads;
-  const dim3 grid(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax)), jobs.size());
+  const dim3 grid = grid_for(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax), jobs.size(), jobs.in_host_memory());
   return launched([&] {
     with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
       if (gathers)
@@ -166,7 +182,7 @@ cudaError_t launch_elements(const Launch& launch, const PackJobs& jobs, ElementT
 cudaError_t launch_hash(const HashJobs& jobs, const device::SegmentSecret& secret, cudaStream_t stream) {
   std::uint64_t bytes_max = 1;
   for (std::uint32_t i = 0; i < jobs.num_jobs; ++i) bytes_max = std::max(bytes_max, jobs.jobs[i].num_bytes);
-  const dim3 grid(blocks_for((bytes_max + kSegment - 1) / kSegment), jobs.num_jobs);
+  const dim3 grid = grid_for(blocks_for((bytes_max + kSegment - 1) / kSegment), jobs.num_jobs, jobs.in_host_memory);
   return launched([&] { hash_kernel<<<grid, kThreads, 0, stream>>>(jobs, secret); });
 }
 

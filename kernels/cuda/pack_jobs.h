@@ -12,9 +12,10 @@
 
 namespace kvferry::cuda {
 
-/// Some jobs of a pass and the entries of block tables that they read.
+/// Some jobs of a pass whose chunks are in one kind of memory, and the entries of block tables that they read.
 class PackJobs {
  public:
+  explicit PackJobs(bool in_host_memory) : in_host_memory_(in_host_memory) {}
   /// Adds a job whose tables have `entries`. If job.tables is null, a copy of the entries travels with the job;
   /// otherwise they are there already, in memory that the device can read. Returns false if there is no room.
   bool add(const device::PackJob& job, std::span<const std::int32_t> entries) {
@@ -32,6 +33,8 @@ class PackJobs {
     return num_entries <= (kBytes - sizeof(Entry)) / sizeof(std::int32_t);
   }
   std::uint32_t size() const { return num_jobs_; }
+  /// Returns true if the chunks are in host memory, false if they are in the GPU's.
+  bool in_host_memory() const { return in_host_memory_; }
 
   KVFERRY_DEVICE device::PackJob at(std::uint32_t index) const {
     const Entry& entry = reinterpret_cast<const Entry*>(bytes_)[index];
@@ -50,9 +53,10 @@ class PackJobs {
 
   alignas(16) std::byte bytes_[kBytes];  // job entries grow from the start, tables from the end
   std::uint32_t num_jobs_ = 0, tables_ = 0;
+  bool in_host_memory_;
 };
 
-/// Bytes that the device can access and whose checksum segments it must hash, in the same form.
+/// Bytes that the device can access and whose checksum segments it must hash, all in one kind of memory.
 struct HashJobs {
   struct Job {
     const std::byte* bytes;
@@ -62,6 +66,7 @@ struct HashJobs {
   static constexpr std::uint32_t kMax = 128;
   Job jobs[kMax];
   std::uint32_t num_jobs = 0;
+  bool in_host_memory = false;
 };
 
 }  // namespace kvferry::cuda

@@ -19,6 +19,8 @@ class CudaPackerTest : public ::testing::Test {
 
 class CudaPackerRandom : public CudaPackerTest, public ::testing::WithParamInterface<std::uint32_t> {};
 
+MemoryKind random_memory(Random& random) { return random.once_in(2) ? MemoryKind::kPinned : MemoryKind::kDevice; }
+
 /// Submits the jobs for all layers, some layers at a time, and waits for the result.
 Result<std::vector<std::uint64_t>> run_all(Result<std::unique_ptr<StreamPacker::Pass>> pass, std::uint32_t num_layers,
                                            std::uint32_t layers_at_once) {
@@ -54,7 +56,8 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
     const DeviceBytes chunks[] = {DeviceBytes(runs[0].num_tokens * token_bytes),
                                   DeviceBytes(runs[1].num_tokens * token_bytes)};
     std::vector<PackerJob> jobs;
-    for (int i = 0; i < 2; ++i) jobs.push_back({runs[i], chunks[i].data(), chunks[i].size(), runs[i].num_tokens, 0});
+    for (int i = 0; i < 2; ++i)
+      jobs.push_back({runs[i], chunks[i].data(), chunks[i].size(), runs[i].num_tokens, 0, random_memory(random)});
     const auto checksums = run_all(packer->gather(jobs, nullptr, true), shape.layers, random.number(1, 3));
     ASSERT_TRUE(checksums) << checksums.error().what;
     for (int i = 0; i < 2; ++i) {
@@ -71,7 +74,8 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
     const std::uint32_t chunk_tokens = skip_tokens + runs[0].num_tokens + (skip_tokens == 0 ? 0 : random.number(0, 9));
     const std::vector<std::byte> received = random.bytes(chunk_tokens * to_device->chunk_bytes_per_token());
     const DeviceBytes chunk(received);
-    const std::vector<PackerJob> job = {{runs[0], chunk.data(), chunk.size(), chunk_tokens, skip_tokens}};
+    const std::vector<PackerJob> job = {
+        {runs[0], chunk.data(), chunk.size(), chunk_tokens, skip_tokens, random_memory(random)}};
     const auto read = run_all(to_device->scatter(job, nullptr, true), shape.layers, random.once_in(2) ? 99 : 1);
     ASSERT_TRUE(read) << read.error().what;
     ASSERT_EQ((*read)[0], chunk_checksum(received));
@@ -83,6 +87,7 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
 INSTANTIATE_TEST_SUITE_P(Seeds, CudaPackerRandom, ::testing::Range(0u, 6u));
 
 /// Gathers `num_jobs` runs of `tokens` tokens each and compares the chunks and their checksums with the plain loop's.
+/// The packer is told that half of the chunks are in host memory.
 void gather_and_compare(const CacheShape& shape, std::uint32_t num_jobs, std::uint32_t tokens) {
   Random random(num_jobs);
   TestCache by_reference(shape);
@@ -98,7 +103,8 @@ void gather_and_compare(const CacheShape& shape, std::uint32_t num_jobs, std::ui
   std::vector<PackerJob> jobs;
   for (std::uint32_t i = 0; i < num_jobs; ++i) {
     const std::uint32_t first = random.number(0, shape.blocks * shape.block_tokens - tokens);
-    jobs.push_back({TokenRun{first, tokens, tables}, chunks.data() + i * chunk_bytes, chunk_bytes, tokens, 0});
+    jobs.push_back({TokenRun{first, tokens, tables}, chunks.data() + i * chunk_bytes, chunk_bytes, tokens, 0,
+                    i < num_jobs / 2 ? MemoryKind::kDevice : MemoryKind::kPinned});
   }
   const auto checksums = run_all(packer->gather(jobs, nullptr, true), shape.layers, shape.layers);
   ASSERT_TRUE(checksums) << checksums.error().what;
@@ -118,6 +124,16 @@ TEST_F(CudaPackerTest, DividesJobsThatDoNotFitIntoTheParametersOfALaunch) {
   shape.head_dim = 16;
   shape.element_bytes = 2;
   gather_and_compare(shape, 500, 64);
+}
+
+TEST_F(CudaPackerTest, CopiesChunksWithFewerThreadsThanTheyHaveSegments) {
+  CacheShape shape;
+  shape.layers = 8;
+  shape.blocks = 40;
+  shape.block_tokens = 16;
+  shape.head_dim = 64;
+  shape.element_bytes = 2;
+  gather_and_compare(shape, 4, 512);
 }
 
 TEST_F(CudaPackerTest, ReadsTablesThatDoNotFitIntoTheParametersOfALaunch) {

@@ -124,7 +124,8 @@ void GpuStore::unpack(const LoadParts& parts, bool wants_checksums, Work& work) 
                         part->chunk,
                         bytes_of(item.chunk_tokens),
                         item.chunk_tokens,
-                        item.skip_tokens});
+                        item.skip_tokens,
+                        part->chunk == slot_base(item.chunk.slot) ? MemoryKind::kPinned : MemoryKind::kDevice});
   }
   const auto fail = [&](const Error& error) {
     const std::string& request = jobs[parts.front()->job].request_id;

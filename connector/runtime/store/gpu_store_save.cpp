@@ -47,7 +47,8 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
                        target,
                        bytes_of(item->num_tokens),
                        item->num_tokens,
-                       0});
+                       0,
+                       work.items.back().frame ? MemoryKind::kDevice : MemoryKind::kPinned});
   }
   Result<PassPtr> pass = packer_->gather(gathers, stream, true);
   if (!pass) {  // no work was given to the GPU

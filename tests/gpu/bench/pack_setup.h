@@ -45,12 +45,12 @@ class PackSetup {
   std::uint64_t bytes() const { return num_tokens_ * packer_->chunk_bytes_per_token(); }
   std::uint64_t chunk_bytes() const { return kChunkTokens * packer_->chunk_bytes_per_token(); }
   /// Returns one job for each chunk; the chunks lie one after another from `chunks` on.
-  std::vector<PackerJob> jobs(std::byte* chunks) const {
+  std::vector<PackerJob> jobs(std::byte* chunks, MemoryKind memory = MemoryKind::kDevice) const {
     std::vector<PackerJob> made;
     for (std::uint32_t first = 0; first < num_tokens_; first += kChunkTokens) {
       const std::uint32_t tokens = std::min(kChunkTokens, num_tokens_ - first);
       made.push_back({TokenRun{first, tokens, tables_}, chunks + first * packer_->chunk_bytes_per_token(),
-                      tokens * packer_->chunk_bytes_per_token(), tokens, 0});
+                      tokens * packer_->chunk_bytes_per_token(), tokens, 0, memory});
     }
     return made;
   }

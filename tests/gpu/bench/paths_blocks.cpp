@@ -64,7 +64,7 @@ void bench_block_copies(const PathsBench& bench) {
   for (std::string& row : rows) row = fmt::format("{:<28}", row);
   for (const MemoryKind kind : {MemoryKind::kDevice, MemoryKind::kPinned}) {
     const BenchMemory chunks(device, kind, bytes);
-    const std::vector<PackerJob> jobs = setup.jobs(chunks.data());
+    const std::vector<PackerJob> jobs = setup.jobs(chunks.data(), kind);
     const Copies copies = copies_of(cache.data(), chunks.data());
     std::vector<double> host[4], whole[4];
     bool has_batch = true;

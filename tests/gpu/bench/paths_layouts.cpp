@@ -50,7 +50,7 @@ void bench_layout(const PathsBench& bench, const Layout& layout) {
     const bool is_device = kind == MemoryKind::kDevice;
     const BenchMemory chunks(*bench.device, kind, bytes);
     const BenchMemory blocks(*bench.device, MemoryKind::kDevice, bytes);  // for the copies that are the limit
-    const std::vector<PackerJob> jobs = setup.jobs(chunks.data());
+    const std::vector<PackerJob> jobs = setup.jobs(chunks.data(), kind);
     std::vector<double> ms[6];
     const int calls = is_device ? 4 : 1;
     for (int round = 0; round <= kRounds; ++round) {

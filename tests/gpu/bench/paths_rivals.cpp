@@ -110,7 +110,8 @@ void bench_rivals(const PathsBench& bench) {
   const std::uint64_t bytes = setup.bytes();
   const BenchMemory frames(device, MemoryKind::kDevice, bytes), slots(device, MemoryKind::kPinned, bytes),
       rivals(device, MemoryKind::kDevice, bytes);
-  const std::vector<PackerJob> in_frames = setup.jobs(frames.data()), in_slots = setup.jobs(slots.data());
+  const std::vector<PackerJob> in_frames = setup.jobs(frames.data());
+  const std::vector<PackerJob> in_slots = setup.jobs(slots.data(), MemoryKind::kPinned);
   const auto stream = static_cast<cudaStream_t>(must(device.make_stream()));
   const auto copy = [&](std::byte* to, const std::byte* from) {
     must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, bench.cuda_stream()));
