@@ -41,6 +41,12 @@ std::optional<FrameTable::FrameRef> FrameTable::find(ChunkRef chunk, State state
   return FrameRef{found->second, frame.use};
 }
 
+std::optional<FrameTable::FrameRef> FrameTable::find_whole(ChunkRef chunk) const {
+  if (const auto clean = find(chunk)) return clean;
+  const auto verified = find(chunk, State::kWritingBack);
+  return verified && frame(*verified).checksum ? verified : std::nullopt;
+}
+
 const FrameTable::Frame& FrameTable::frame(FrameRef ref) const {
   KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} does not exist: the table has {} frames", ref.frame,
                 frames_.size());

@@ -87,11 +87,17 @@ inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) 
 }
 
 /// The promise verified-only: only chunks that every rank has written, verified and reported are offered to lookups and
-/// other nodes.
+/// other nodes, and other nodes are offered only chunks that every rank has in its slot.
 inline void verified_only(bool ready, std::size_t checksums, std::size_t ranks, std::uint32_t slot) {
   KVFERRY_CHECK(ready && checksums == ranks,
                 "verified-only: slot {} is offered, but is not ready or has only {} of {} checksums", slot, checksums,
                 ranks);
+}
+inline void verified_only_in_slots(std::uint32_t ranks_in_frames, std::uint32_t slot) {
+  KVFERRY_CHECK(ranks_in_frames == 0,
+                "verified-only: slot {} is offered to other nodes, but {} ranks have its chunk in a frame of GPU "
+                "memory only",
+                slot, ranks_in_frames);
 }
 
 }  // namespace kvferry::promise

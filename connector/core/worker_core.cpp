@@ -25,7 +25,7 @@ void WorkerCore::begin_step(std::uint64_t step) {
 void WorkerCore::begin_write(ChunkRef chunk) {
   Slot& target = slot(chunk);
   promise::fenced_reuse(0, !target.writing && chunk.generation > target.generation, chunk.slot);
-  target = {chunk.generation, true, false};
+  target = {chunk.generation, true, false, false};
 }
 
 bool WorkerCore::writable(ChunkRef chunk) const {
@@ -34,10 +34,18 @@ bool WorkerCore::writable(ChunkRef chunk) const {
 
 void WorkerCore::end_write(ChunkRef chunk, bool ok) {
   Slot& target = slot(chunk);
-  promise::exactly_once(target.writing && target.generation == chunk.generation, "the write of pool slot {}",
-                        chunk.slot);
+  promise::exactly_once(target.writing && target.generation == chunk.generation && !target.in_frame,
+                        "the write of pool slot {}", chunk.slot);
   target.writing = false;
   target.complete = ok;
+}
+
+void WorkerCore::slot_written(ChunkRef chunk, bool ok) {
+  Slot& target = slot(chunk);
+  promise::exactly_once(target.generation == chunk.generation && target.in_frame, "the copy to pool slot {}",
+                        chunk.slot);
+  target.in_frame = false;
+  end_write(chunk, ok);
 }
 
 void WorkerCore::saved(ChunkRef chunk, bool ok, std::uint64_t checksum) {
@@ -49,6 +57,11 @@ bool WorkerCore::readable(ChunkRef chunk) const {
   if (chunk.slot >= slots_.size()) return false;
   const Slot& source = slots_[chunk.slot];
   return source.complete && !source.writing && source.generation == chunk.generation;
+}
+
+bool WorkerCore::loadable(ChunkRef chunk) const {
+  if (readable(chunk)) return true;
+  return chunk.slot < slots_.size() && slots_[chunk.slot].in_frame && slots_[chunk.slot].generation == chunk.generation;
 }
 
 void WorkerCore::loaded(const LoadJob& job, LoadOutcome outcome) {
@@ -88,12 +101,22 @@ Result<void> WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
   return {};
 }
 
-PullOutcome WorkerCore::pull_ended(std::uint64_t id, std::vector<bool> ok, std::string what) {
+PullOutcome WorkerCore::pull_ended(std::uint64_t id, std::vector<bool> ok, std::string what,
+                                   std::vector<bool> in_frames) {
   const auto found = pulls_.find(id);
   promise::exactly_once(found != pulls_.end() && ok.size() == found->second.chunks.size(), "pull {}", id);
-  for (std::size_t i = 0; i < ok.size(); ++i) end_write(found->second.chunks[i], ok[i]);
+  for (std::size_t i = 0; i < ok.size(); ++i) {
+    const ChunkRef chunk = found->second.chunks[i];
+    const bool is_in_frame = ok[i] && i < in_frames.size() && in_frames[i];
+    if (is_in_frame)
+      slot(chunk).in_frame = true;
+    else
+      end_write(chunk, ok[i]);
+  }
   pulls_.erase(found);
-  return {id, rank_, std::move(ok), std::move(what), {}};
+  PullOutcome outcome{id, rank_, std::move(ok), std::move(what), {}};
+  outcome.in_frames = std::move(in_frames);
+  return outcome;
 }
 
 std::vector<std::uint64_t> WorkerCore::overdue_pulls(TimeNs now) {

@@ -55,8 +55,18 @@ struct PullOutcome {
   // Number of chunks that the holder had in a frame, and that came from its slot into a slot. `host_why` says why.
   std::uint32_t num_past_frames = 0;
   std::string host_why = {};
+  /// [item] true if the chunk is verified in a frame of GPU memory, and a SlotsWritten will tell when it is in its
+  /// slot. Empty: no chunk is.
+  std::vector<bool> in_frames = {};
   KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path, limit_mb_per_s, post, wire, unpack, num_in_frames,
-                 num_past_frames, host_why);
+                 num_past_frames, host_why, in_frames);
+};
+/// The ends of a rank's copies of pulled chunks from frames to slots. A chunk whose copy failed is dropped.
+struct SlotsWritten {
+  std::uint32_t rank = 0;
+  std::vector<ChunkRef> chunks;
+  std::vector<bool> ok;  // [chunk]
+  KVFERRY_FIELDS(rank, chunks, ok);
 };
 
 struct LoadOutcome {
@@ -80,6 +90,9 @@ class WorkerCore {
   void saved(ChunkRef chunk, bool ok, std::uint64_t checksum);
   /// Returns true if the slot has a complete chunk of exactly this generation. The caller still verifies the checksum.
   bool readable(ChunkRef chunk) const;
+  /// Returns true if a load may read the chunk: it is readable(), or whole in a frame from which it is being copied to
+  /// its slot.
+  bool loadable(ChunkRef chunk) const;
   void loaded(const LoadJob& job, LoadOutcome outcome);
   /// Returns the results since the last call, nullopt if there are none.
   std::optional<WorkerReport> take_report();
@@ -89,7 +102,11 @@ class WorkerCore {
   /// nothing, if the pull is in progress already, its timeout is out of range, or a slot is not writable().
   Result<void> pull_ordered(const PullOrder& order, TimeNs now);
   /// Ends a pull. The runtime must call this exactly once for each pull, when the transfer no longer touches memory.
-  PullOutcome pull_ended(std::uint64_t pull, std::vector<bool> ok, std::string what);
+  /// in_frames[i] is true if chunk i is verified in a frame, but still being copied to its slot; an empty vector stands
+  /// for none. The write of such a slot goes on until slot_written().
+  PullOutcome pull_ended(std::uint64_t pull, std::vector<bool> ok, std::string what, std::vector<bool> in_frames = {});
+  /// Ends the copy of a chunk from a frame to its slot.
+  void slot_written(ChunkRef chunk, bool ok);
   /// Returns the pulls whose deadline has passed since the last call. The runtime cancels them and then calls
   /// pull_ended().
   std::vector<std::uint64_t> overdue_pulls(TimeNs now);
@@ -101,6 +118,7 @@ class WorkerCore {
     std::uint64_t generation = 0;
     bool writing = false;
     bool complete = false;
+    bool in_frame = false;  // the chunk is complete in a frame, from which the slot is being written
   };
   struct Pull {
     std::vector<ChunkRef> chunks;

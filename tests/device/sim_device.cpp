@@ -301,7 +301,10 @@ Result<void> SimDevice::copy(std::span<const DeviceCopy> copies, DeviceStream st
   const std::lock_guard lock(mutex_);
   if (Result<void> ok = check(); !ok) return ok;
   for (const DeviceCopy& copy : copies) {
-    enqueue_locked(stream, [copy] {
+    const auto pin = pinned_.upper_bound(copy.to);
+    const bool is_to_host = pin != pinned_.begin() && copy.to < std::prev(pin)->first + std::prev(pin)->second.bytes;
+    enqueue_locked(stream, [this, copy, is_to_host] {
+      if (is_to_host && are_copies_to_host_held_) return false;
       std::memcpy(copy.to, copy.from, copy.bytes);
       return true;
     });

@@ -2,6 +2,7 @@
 // allow. So code that does not order its work by events fails here, while a real GPU would mostly hide the mistake.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -44,6 +45,8 @@ class SimDevice final : public Device {
   void refuse_next(int calls);
   /// Lets the next `granted` calls that can fail succeed, and makes the `calls` calls after them fail.
   void refuse_after(int granted, int calls);
+  /// While `held`, the device runs no copy into pinned memory.
+  void hold_copies_to_host(bool held) { are_copies_to_host_held_ = held; }
   /// Returns the calls of pin(), unpin() and bind_thread() so far, in order.
   std::vector<std::string> history() const;
   /// Returns the threads that have called bind_thread().
@@ -115,6 +118,7 @@ class SimDevice final : public Device {
   std::uintptr_t last_handle_ = 0;
   std::uint64_t num_host_waits_ = 0, num_allocations_ = 0;
   bool is_stopping_ = false;
+  std::atomic<bool> are_copies_to_host_held_ = false;
   std::condition_variable has_work_;
   std::thread thread_;
 };

@@ -146,7 +146,8 @@ std::vector<AnyMessage> examples_between_nodes() {
       ChecksumOutcome{1, 0, 0, true, {12, 13}},
       FramePinOrder{1, 0, 100, {chunk()}},
       FramePinOutcome{1, 0, {3}},
-      unpin};
+      unpin,
+      SlotsWritten{0, {chunk()}, {true}}};
   examples.emplace_back(of_another_shape);
   return examples;
 }

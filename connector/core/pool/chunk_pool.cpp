@@ -42,7 +42,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   KVFERRY_CHECK(!by_key_.contains(meta.key) && !writer.empty(),
                 "chunk {} can't be written: the pool has it already, or the writer's name is empty", meta.key);
   if (free_.empty()) {
-    const auto victim = tenants_.victim(meta.tenant, [&](std::uint32_t i) { return slots_[i].pins == 0; });
+    const auto victim = tenants_.victim(meta.tenant, [&](std::uint32_t i) { return !is_used(slots_[i]); });
     if (!victim) return std::nullopt;
     const bool is_own = victim->tenant.id == meta.tenant;
     const std::uint32_t share = tenants_.share(meta.tenant);
@@ -51,7 +51,8 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
     evict(slots_[victim->slot]);
   }
   Slot& slot = slots_[free_.back()];
-  promise::fenced_reuse(slot.pins, slot.state == State::kFree && slot.writer.empty(), slot.ref.slot);
+  const bool is_idle = slot.state == State::kFree && slot.writer.empty() && slot.ranks_in_frames == 0;
+  promise::fenced_reuse(slot.pins, is_idle, slot.ref.slot);
   free_.pop_back();
   slot.state = State::kWriting;
   slot.ref.generation += 1;
@@ -59,6 +60,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   slot.checksums.assign(num_ranks_, 0);
   slot.written.assign(num_ranks_, false);
   slot.ranks_done = 0;
+  slot.in_frame.assign(num_ranks_, false);
   slot.write_failed = false;
   slot.is_named = false;
   slot.writer = writer;
@@ -69,13 +71,15 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   return slot.ref;
 }
 
-bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum) {
+bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum, bool in_frame) {
   Slot& slot = checked(chunk);
   promise::exactly_once(slot.state == State::kWriting && rank < num_ranks_ && !slot.written[rank],
                         "the write of pool slot {} by rank {}", chunk.slot, rank);
   slot.written[rank] = true;
   slot.checksums[rank] = checksum;
   slot.write_failed |= !ok;
+  slot.in_frame[rank] = in_frame;
+  slot.ranks_in_frames += in_frame ? 1 : 0;
   if (++slot.ranks_done < num_ranks_) return false;
   slot.writer.clear();
   writing_ -= 1;
@@ -96,6 +100,18 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
     if (group.size() > kTailsPerGroup) group.erase(group.begin());
   }
   return true;
+}
+
+bool ChunkPool::slot_written(ChunkRef chunk, std::uint32_t rank, bool ok) {
+  Slot& slot = checked(chunk);
+  promise::exactly_once(rank < num_ranks_ && slot.in_frame[rank], "the copy to pool slot {} by rank {}", chunk.slot,
+                        rank);
+  if (!ok && slot.state == State::kReady) evict(slot);
+  slot.write_failed |= !ok;
+  slot.in_frame[rank] = false;
+  slot.ranks_in_frames -= 1;
+  if (slot.state == State::kRetired && !is_used(slot)) free_or_retire(slot);
+  return slot.state == State::kReady && slot.ranks_in_frames == 0;
 }
 
 void ChunkPool::add_givers(ChunkRef chunk, const Givers& givers) {
@@ -148,13 +164,13 @@ void ChunkPool::evict(Slot& slot) {
   }
   slot.tenant->ready.erase(slot.lru);
   ready_ -= 1;
-  evicted_.push_back(slot.meta.key);
+  if (slot.ranks_in_frames == 0) evicted_.push_back(slot.meta.key);  // the controller knows no other chunks
   note_change(slot.meta.key);
   free_or_retire(slot);
 }
 
 void ChunkPool::free_or_retire(Slot& slot) {
-  slot.state = slot.pins == 0 ? State::kFree : State::kRetired;
+  slot.state = is_used(slot) ? State::kRetired : State::kFree;
   if (slot.state != State::kFree) return;
   tenants_.give_back(*std::exchange(slot.tenant, nullptr));
   free_.push_back(slot.ref.slot);
@@ -223,7 +239,7 @@ bool ChunkPool::unpin(PinId id) {
     Slot& slot = checked(chunk);  // a pinned slot is never reused, so the generation matches
     KVFERRY_CHECK(slot.pins > 0, "pool slot {} was unpinned more often than it was pinned", chunk.slot);
     pinned_ -= --slot.pins == 0 ? 1 : 0;
-    if (slot.state == State::kRetired && slot.pins == 0) free_or_retire(slot);
+    if (slot.state == State::kRetired && !is_used(slot)) free_or_retire(slot);
   }
   pins_.erase(found);
   return true;

@@ -28,7 +28,8 @@ class ChunkPool {
  public:
   ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks);
 
-  /// kRetired: the slot's key was removed, but the slot is still pinned. The slot becomes free when its last pin ends.
+  /// kRetired: the slot's key was removed, but the slot is still pinned or written. The slot becomes free when its last
+  /// pin and its last write have ended.
   enum class State : std::uint8_t { kFree, kWriting, kReady, kRetired };
   struct Slot {
     State state = State::kFree;
@@ -37,6 +38,10 @@ class ChunkPool {
     std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's bytes; valid only in state kReady
     std::vector<bool> written;             // [rank] true if the rank has reported the end of its write
     std::uint32_t ranks_done = 0;
+    /// [rank] true if the rank has verified the chunk in a frame of GPU memory, and is copying it to the slot. The
+    /// chunk can be loaded, but other nodes can't read it, and the slot is not reused.
+    std::vector<bool> in_frame;
+    std::uint32_t ranks_in_frames = 0;  // number of ranks in `in_frame`
     bool write_failed = false;
     bool is_named = false;  // true if name() was called for the chunk
     std::uint32_t pins = 0;
@@ -57,8 +62,12 @@ class ChunkPool {
   /// its share, or else of the tenant of `meta` (tenant_slots.h). Returns nullopt if there is no such chunk.
   std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer, Givers givers = {});
   /// Records that a rank has ended the write of its share of the chunk. Once all ranks have reported, the slot becomes
-  /// ready, or free if any rank failed. Returns true if the slot became ready.
-  bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum);
+  /// ready, or free if any rank failed. Returns true if the slot became ready. `in_frame`: the rank has the chunk in a
+  /// frame, and slot_written() follows.
+  bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum, bool in_frame = false);
+  /// Records that a rank's copy of the chunk from a frame to the slot has ended. If it failed, the chunk is dropped.
+  /// Returns true if the chunk is ready and every rank has it in its slot by this.
+  bool slot_written(ChunkRef chunk, std::uint32_t rank, bool ok);
   /// Adds to Slot::givers of a chunk that is being written.
   void add_givers(ChunkRef chunk, const Givers& givers);
   /// Sets the windows of a chunk that is being written to those in `meta`.
@@ -68,8 +77,8 @@ class ChunkPool {
   /// Marks the write in progress as failed, and lets another slot be reserved for the chunk's key. This slot stays in
   /// use until all ranks have reported, because a peer may still write into it.
   void abandon_write(ChunkRef chunk);
-  /// Evicts a ready chunk, so that no lookup finds the chunk. The slot becomes free when its last pin ends. Does
-  /// nothing if the chunk is not ready or not in the pool.
+  /// Evicts a ready chunk, so that no lookup finds the chunk. The slot becomes free when its last pin and its last
+  /// write have ended. Does nothing if the chunk is not ready or not in the pool.
   void invalidate(ChunkRef chunk);
 
   /// Marks the chunks as just used, the first one as the most recent, so that a prefix is evicted from its end.
@@ -116,6 +125,7 @@ class ChunkPool {
   std::uint64_t num_evicted_for_tenants() const { return evicted_for_tenants_; }
 
  private:
+  static bool is_used(const Slot& slot) { return slot.pins > 0 || slot.ranks_in_frames > 0; }
   Slot& checked(ChunkRef chunk);
   void evict(Slot& slot);
   void erase_key(const Slot& slot);

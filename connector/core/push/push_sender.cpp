@@ -65,7 +65,9 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
     } else {
       item.state = State::kAccepted;
       const ChunkPool::Slot* slot = parts_.pool.find(item.meta.key);
-      if (slot != nullptr && slot->state == ChunkPool::State::kReady) start_transfer(id, push, index, *slot, now);
+      // A chunk that is still being copied to its slot follows with chunk_ready().
+      const bool is_ready = slot != nullptr && slot->state == ChunkPool::State::kReady && slot->ranks_in_frames == 0;
+      if (is_ready) start_transfer(id, push, index, *slot, now);
     }
   }
   erase_if_finished(id);
@@ -90,6 +92,7 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
 void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot,
                                 TimeNs now) {
   Item& item = push.items[index];
+  promise::verified_only_in_slots(slot.ranks_in_frames, slot.ref.slot);
   // The slot has a chunk with a wrong length, which another node has sent.
   if (slot.meta.num_tokens != item.meta.num_tokens) return;
   item.state = State::kTransferring;

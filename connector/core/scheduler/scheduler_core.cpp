@@ -161,7 +161,8 @@ void SchedulerCore::reset_cache() {
 
 std::vector<ChunkMeta> SchedulerCore::snapshot() const {
   std::vector<ChunkMeta> chunks;
-  for (const ChunkPool::Slot* slot : pool_.ready()) chunks.push_back(slot->meta);
+  for (const ChunkPool::Slot* slot : pool_.ready())
+    if (slot->ranks_in_frames == 0) chunks.push_back(slot->meta);
   return chunks;
 }
 
@@ -169,6 +170,7 @@ void SchedulerCore::publish(ChunkRef chunk) {
   const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
   promise::verified_only(slot.ref == chunk && slot.state == ChunkPool::State::kReady, slot.checksums.size(),
                          config_.num_ranks, chunk.slot);
+  promise::verified_only_in_slots(slot.ranks_in_frames, chunk.slot);
   promise::purged_is_gone(provenance_.is_purged(slot.givers), chunk.slot);
   actions_.push_back(PublishChunks{{slot.meta}});
   sender_.chunk_ready(slot, now_);

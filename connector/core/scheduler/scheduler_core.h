@@ -76,13 +76,19 @@ class SchedulerCore {
   /// planned now.
   void reset_cache();
 
-  // ---- events of the network; all but pull_done() ignore late and unknown ids, as a worker ends each pull once ----
+  // ---- events of the network; all but pull_done() and slot_written(), which a worker calls once for each pull and
+  // chunk, ignore late and unknown ids ----
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
   /// One rank's outcome: ok[i] belongs to item i of the pull. checksums[i] is this rank's checksum of item i; it is
-  /// used if the pull was ordered without checksums, because the holder's shards differ.
+  /// used if the pull was ordered without checksums, because the holder's shards differ. in_frames[i] is true if the
+  /// rank still copies item i to its slot; an empty vector stands for none.
   void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
-                 const std::vector<std::uint64_t>& checksums = {}, const TransferEnd& end = {});
+                 const std::vector<std::uint64_t>& checksums = {}, const TransferEnd& end = {},
+                 const std::vector<bool>& in_frames = {});
+  /// One rank's copy of a pulled chunk from a frame to its slot has ended. Follows pull_done() once for each item that
+  /// `in_frames` names. Until then the chunk is loaded from the frame, and is not offered to other nodes.
+  void slot_written(ChunkRef chunk, std::uint32_t rank, bool ok, TimeNs now);
   LeaseReply lease_requested(const std::string& from, const LeaseRequest& request, TimeNs now);
   void lease_released(std::uint64_t lease);
 

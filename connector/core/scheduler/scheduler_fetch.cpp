@@ -248,7 +248,8 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
 }
 
 void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
-                              const std::vector<std::uint64_t>& checksums, const TransferEnd& end) {
+                              const std::vector<std::uint64_t>& checksums, const TransferEnd& end,
+                              const std::vector<bool>& in_frames) {
   now_ = now;
   const auto found = pulls_.find(id);
   promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), "pull {}", id);
@@ -259,9 +260,9 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     const bool is_ok = ok[i] && (has_checksums || i < checksums.size());
     if (!is_ok) counters_.pull_failures += 1;
     const std::uint64_t checksum = has_checksums ? item.checksums.at(rank) : is_ok ? checksums[i] : 0;
-    if (pool_.rank_written(item.local, rank, is_ok, checksum)) {
+    if (pool_.rank_written(item.local, rank, is_ok, checksum, i < in_frames.size() && in_frames[i])) {
       counters_.pulled_chunks += 1;
-      publish(item.local);
+      if (pool_.slot(item.local.slot).ranks_in_frames == 0) publish(item.local);
     }
   }
   pull.has_failed |= std::ranges::find(ok, true) == ok.end();
@@ -285,6 +286,13 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
       request->fetch->pull == id) {
     advance_fetch(*request, now);
   }
+}
+
+void SchedulerCore::slot_written(ChunkRef chunk, std::uint32_t rank, bool ok, TimeNs now) {
+  now_ = now;
+  if (!ok) counters_.slot_copies_failed += 1;
+  if (pool_.slot_written(chunk, rank, ok)) publish(chunk);
+  announce_evictions();
 }
 
 }  // namespace kvferry

@@ -27,6 +27,8 @@ COUNTERS = {
     "pulled_in_frames_total": "Chunks pulled from GPU memory to GPU memory, counted by each rank.",
     "pulled_past_frames_total": "Chunks pulled through host memory although the other node had them in GPU memory too, "
                                 "counted by each rank.",
+    "slot_copies_failed_total": "Copies of pulled chunks from GPU memory to host memory that failed, counted by each "
+                                "rank; such a chunk is dropped.",
     "pull_failures_total": "Chunks whose pull failed, or whose bytes did not match their checksum.",
     "fetch_timeouts_total": "Waits for KV, the controller or another node that ended at their deadline.",
     "leases_granted_total": "Leases given to other nodes.",

@@ -88,7 +88,7 @@ bool LeaseLinks::is_being_saved(const SchedulerCore& core, const LeaseRequest& r
   if (request.handoff.empty()) return false;
   return std::ranges::any_of(request.keys, [&](const ChunkKey& key) {
     const ChunkPool::Slot* const slot = core.pool().find(key);
-    return slot != nullptr && parts_.saves.contains(slot->ref);
+    return slot != nullptr && (slot->ranks_in_frames > 0 || parts_.saves.contains(slot->ref));
   });
 }
 
@@ -152,7 +152,15 @@ void LeaseLinks::pulled(const PullOutcome& outcome) {
     core.pull_done(
         outcome.pull, outcome.rank, outcome.ok, now, outcome.checksums,
         {static_cast<ErrorCode>(outcome.code), outcome.what, outcome.path, outcome.limit_mb_per_s, outcome.post,
-         outcome.wire, outcome.unpack, outcome.num_in_frames, outcome.num_past_frames, outcome.host_why});
+         outcome.wire, outcome.unpack, outcome.num_in_frames, outcome.num_past_frames, outcome.host_why},
+        outcome.in_frames);
+  });
+}
+
+void LeaseLinks::slots_written(const SlotsWritten& slots) {
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) {
+    for (std::size_t i = 0; i < slots.chunks.size(); ++i)
+      core.slot_written(slots.chunks[i], slots.rank, i < slots.ok.size() && slots.ok[i], now);
   });
 }
 

@@ -24,6 +24,7 @@ class LeaseLinks {
   void released(const LeaseRelease& lease);
   void answered(const std::string& endpoint, std::uint64_t fetch, LeaseAnswer answer);
   void pulled(const PullOutcome& outcome);
+  void slots_written(const SlotsWritten& slots);
   void hashed(const ChecksumOutcome& outcome) { run_checksums_.take(outcome); }
   void pinned(const FramePinOutcome& outcome) { frames_.take(outcome); }
 
@@ -39,8 +40,8 @@ class LeaseLinks {
     LeaseRequest request;
     TimeNs deadline = 0;  // time at which the request is answered without the chunks that are still being saved
   };
-  /// Returns true if the request is for a handed-over prompt of which a chunk is still being saved. The caller must
-  /// hold the core's lock.
+  /// Returns true if the request is for a handed-over prompt of which a chunk is still being saved, or copied from GPU
+  /// memory to its slot. The caller must hold the core's lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);
   bool wants_frames(const LeaseRequest& request) const;

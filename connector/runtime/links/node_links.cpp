@@ -200,6 +200,7 @@ bool NodeLinks::take_outcomes() {
                      [&](const GrantOutcome& grants) { pushes_.granted(grants); },
                      [&](const Revoked& slots) { pushes_.revoked(slots); },
                      [&](const FramePinOutcome& frames) { leases_->pinned(frames); },
+                     [&](const SlotsWritten& slots) { leases_->slots_written(slots); },
                  },
                  *outcome);
     }

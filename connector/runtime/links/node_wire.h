@@ -1,6 +1,5 @@
-// Messages between nodes, and between a scheduler node and its workers. Each message is sent in an Envelope, whose
-// version is checked first. New fields are added only at the end of a struct; any other change must raise
-// kNodeWire.newest.
+// Messages between nodes, and between a scheduler node and its workers. Each is sent in an Envelope, whose version is
+// checked first. New fields are added only at the end of a struct; any other change must raise kNodeWire.newest.
 //
 // To add a message, define a struct and add it to AnyMessage and to the variant of its direction; the compiler then
 // reports each place that has to handle the message.
@@ -152,13 +151,14 @@ using PeerRequest = std::variant<LeaseRequest, LeaseRelease, PushOffer, PushSett
 using PeerAnswer = std::variant<LeaseAnswer, PushAnswer, LivesAnswer>;
 using WorkerOrder = std::variant<PullOrder, ChecksumOrder, PushOrder, PushStart, PushDrop, GrantOrder, Revocation,
                                  FramePinOrder, FrameUnpin>;
-using WorkerOutcome = std::variant<PullOutcome, ChecksumOutcome, PushOutcome, GrantOutcome, Revoked, FramePinOutcome>;
+using WorkerOutcome =
+    std::variant<PullOutcome, ChecksumOutcome, PushOutcome, GrantOutcome, Revoked, FramePinOutcome, SlotsWritten>;
 
 /// All messages in the order of their numbers on the wire, which start at 1. A new message is added at the end.
-using AnyMessage =
-    std::variant<LeaseRequest, LeaseAnswer, LeaseRelease, PullOrder, PullOutcome, PushOffer, PushAnswer, PushSettlement,
-                 GrantOrder, GrantOutcome, Revocation, Revoked, PushOrder, PushStart, PushDrop, PushOutcome,
-                 ChecksumOrder, ChecksumOutcome, LivesRequest, LivesAnswer, FramePinOrder, FramePinOutcome, FrameUnpin>;
+using AnyMessage = std::variant<LeaseRequest, LeaseAnswer, LeaseRelease, PullOrder, PullOutcome, PushOffer, PushAnswer,
+                                PushSettlement, GrantOrder, GrantOutcome, Revocation, Revoked, PushOrder, PushStart,
+                                PushDrop, PushOutcome, ChecksumOrder, ChecksumOutcome, LivesRequest, LivesAnswer,
+                                FramePinOrder, FramePinOutcome, FrameUnpin, SlotsWritten>;
 
 template <class Body, std::uint32_t kNumber = 1>
 constexpr std::uint32_t message_type() {

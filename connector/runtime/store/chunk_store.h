@@ -71,12 +71,15 @@ class ChunkStore {
     ChunkRef chunk;
     bool ok = false;
     std::uint64_t checksum = 0;  // chunk_checksum() of this rank's bytes, if ok
+    /// Set by take_landed() alone: the chunk is in a frame and may be loaded, but is still being copied to its slot.
+    /// take_landed() reports it once more when that copy has ended.
+    bool is_in_frame = false;
   };
-  /// Takes chunks whose transfers no longer touch their memory, and copies the chunks to their slots where necessary.
-  /// take_landed() reports each chunk once.
+  /// Takes chunks whose transfers no longer touch their memory and which are verified if they are `ok`, and copies the
+  /// chunks to their slots where necessary. take_landed() reports each chunk.
   virtual void landed(std::span<const Landed> chunks) = 0;
-  /// Returns the landings that have ended since the last call. `ok` is true if the slot is whole and other nodes may
-  /// read it.
+  /// Returns the landings that have ended since the last call, and those whose chunk is in a frame. `ok` is true if the
+  /// slot is whole and other nodes may read it, or if is_in_frame.
   virtual std::vector<Landed> take_landed() = 0;
 
   // ---- frames of GPU memory that other nodes read ----

@@ -115,6 +115,7 @@ class GpuStore final : public ChunkStore {
   Result<void> enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream);
   Result<void> write_back(Work& work, std::span<const DeviceCopy> down);
 
+  bool is_landing_in(std::uint32_t slot) const;
   void start_loads(Work& work);
   void find_sources(Work& work);
   void unpack(const LoadParts& parts, bool wants_checksums, Work& work);

@@ -1,6 +1,7 @@
 // GpuStore's loads. Each chunk is unpacked from its frame into blocks. A chunk without a frame is first copied from its
 // slot into a free frame, or unpacked straight from its slot if no frame is free. Nothing waits on the host: a load is
 // reported when the device has finished it.
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -36,6 +37,13 @@ void GpuStore::load(std::vector<LoadJob> jobs, const IsReadable& is_readable, De
   works_.push_back(std::move(work));
 }
 
+/// Returns true if the device may still copy a landed chunk to the slot.
+bool GpuStore::is_landing_in(std::uint32_t slot) const {
+  return std::ranges::any_of(works_, [&](const Work& work) {
+    return work.kind == Work::Kind::kLanding && std::ranges::find(work.slots, slot) != work.slots.end();
+  });
+}
+
 void GpuStore::start_loads(Work& work) {
   const Result<void> ordered = [&]() -> Result<void> {
     const DeviceEvent free = KVFERRY_TRY(DeviceEvent::record(device(), work.engine));
@@ -62,7 +70,7 @@ void GpuStore::find_sources(Work& work) {
       part.chunk = frame_base(shared->second);
       continue;
     }
-    if (const auto frame = table_.find(chunk)) {
+    if (const auto frame = table_.find_whole(chunk)) {
       const std::optional<std::uint64_t> known = table_.frame(*frame).checksum;
       if (known && *known != part.item->checksums[parts_.rank]) {
         part.state = LoadPart::State::kCorrupt;
@@ -79,6 +87,10 @@ void GpuStore::find_sources(Work& work) {
     if (const auto frame = table_.find_filling(chunk)) {
       part.chunk = frame_base(*frame);
       work.pins.push_back(table_.pin(*frame, "load of slot " + std::to_string(chunk.slot)));
+      continue;
+    }
+    if (is_landing_in(chunk.slot)) {  // the landing has failed since the load was planned, so its frame is gone
+      part.state = LoadPart::State::kFailed;
       continue;
     }
     use_slot(work, chunk.slot);

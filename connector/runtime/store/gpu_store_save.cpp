@@ -159,7 +159,14 @@ void GpuStore::landed(std::span<const Landed> chunks) {
     down.push_back({slot_base(chunk.chunk.slot), frame_base(landing.reserved.frame), landing.bytes});
   }
   if (work.items.empty()) return;
-  if (Result<void> given = write_back(work, down); !given) give_up(work, given.error().what);
+  if (Result<void> given = write_back(work, down); !given) {
+    give_up(work, given.error().what);
+  } else {
+    for (const Work::Item& item : work.items) {
+      table_.hashed(*item.frame, item.checksum);
+      landed_.push_back({item.chunk, true, item.checksum, true});
+    }
+  }
   works_.push_back(std::move(work));
 }
 

@@ -8,12 +8,6 @@
 
 namespace kvferry {
 
-Puller::Pull::Pull(PullOrder from) : order(std::move(from)), num_left(order.items.size()) {
-  ok.resize(num_left, false);
-  checksums.resize(num_left, 0);
-  num_pieces.resize(num_left, 0);
-}
-
 /// Checks the numbers that are used as indexes, sizes and divisors. The transport checks that each run lies within the
 /// source's region.
 Result<void> Puller::check(const PullOrder& order) const {
@@ -169,6 +163,10 @@ void Puller::submit_from_slots(const Piece& failed, const std::string& why) {
 }
 
 void Puller::progress() {
+  if (!written_.chunks.empty()) {
+    written_.rank = parts_.core.rank();
+    send_(seal(0, std::exchange(written_, {})));
+  }
   for (Piece& piece : std::exchange(waiting_, {})) submit(std::move(piece));
   const TimeNs now = parts_.clock.now();
   const std::vector<std::uint64_t> overdue =
@@ -243,10 +241,28 @@ std::uint64_t Puller::checksum_of(const Pull& pull, std::size_t index) const {
 bool Puller::landed(const ChunkStore::Landed& chunk) {
   const auto found = landing_.find(chunk.chunk);
   if (found == landing_.end()) return false;
-  const auto [pull, item] = std::move(found->second);
-  landing_.erase(found);
+  const auto [pull, item] = found->second;
+  if (!chunk.is_in_frame) landing_.erase(found);
+  if (pull->in_frames[item]) {
+    slot_written(*pull, item, chunk.ok);
+    return true;
+  }
+  pull->in_frames[item] = chunk.is_in_frame;
   settle(*pull, item, chunk.ok);
   return true;
+}
+
+/// Ends the copy to its slot of a chunk that the store has reported in a frame before.
+void Puller::slot_written(Pull& pull, std::size_t item, bool ok) {
+  pull.in_frames[item] = false;
+  if (!pull.has_ended) {  // the outcome of the pull, which waits for other chunks, tells it
+    pull.ok[item] = ok;
+    return;
+  }
+  const ChunkRef chunk = pull.order.items[item].local;
+  parts_.core.locked([&](WorkerCore& core) { core.slot_written(chunk, ok); });
+  written_.chunks.push_back(chunk);
+  written_.ok.push_back(ok);
 }
 
 void Puller::settle(Pull& pull, std::size_t item, bool ok) {
@@ -258,8 +274,10 @@ void Puller::end(Pull& pull) {
   if (!pull.what.empty())
     log().warn("{} of {} chunks of a pull failed: {}", std::count(pull.ok.begin(), pull.ok.end(), false),
                pull.ok.size(), pull.what);
-  PullOutcome outcome = parts_.core.locked(
-      [&](WorkerCore& core) { return core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what)); });
+  PullOutcome outcome = parts_.core.locked([&](WorkerCore& core) {
+    return core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what), pull.in_frames);
+  });
+  pull.has_ended = true;
   if (pull.has_runs()) outcome.checksums = std::move(pull.checksums);
   outcome.code = static_cast<std::uint8_t>(pull.code);
   outcome.path = pull.path;

@@ -1,6 +1,7 @@
 // Puller is the part of the service loop that executes PullOrders: it moves the bytes into this rank's pool, verifies
 // them, and reports one outcome for each order. A chunk has landed when the store reports that the chunk is in its
-// slot, or that its landing failed.
+// slot or, verified, in a frame, or that its landing failed. Of a chunk in a frame it also reports, by SlotsWritten,
+// when it is in its slot.
 //
 // A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU.
 // All other chunks are pulled from slot to slot, and so is a chunk whose transfer from frame to frame fails.
@@ -35,13 +36,19 @@ class Puller {
   bool landed(const ChunkStore::Landed& chunk);
   /// Submits again the transfers for which the transport had no room, and cancels pulls whose deadline has passed.
   void progress();
-  /// Returns true if some chunk has been passed to the store and has not landed yet.
+  /// Returns true if some chunk has been passed to the store and is not in its slot yet.
   bool is_landing() const { return !landing_.empty(); }
   bool is_busy() const { return !running_.empty() || !waiting_.empty(); }
 
  private:
   struct Pull {
-    explicit Pull(PullOrder from);
+    explicit Pull(PullOrder from)
+        : order(std::move(from)),
+          num_left(order.items.size()),
+          ok(num_left),
+          checksums(num_left),
+          num_pieces(num_left),
+          in_frames(num_left) {}
     /// Returns true if the holder has other parallelism. Each chunk is then put together from runs (parts) of the
     /// chunks of several of the holder's ranks.
     bool has_runs() const { return !order.sources.empty(); }
@@ -61,6 +68,8 @@ class Puller {
     std::string frames_why;                                // why no path leads; empty: neither node has frames
     std::uint32_t num_in_frames = 0, num_past_frames = 0;  // chunks by GPU and by host memory, see PullOutcome
     std::string host_why;
+    std::vector<bool> in_frames;  // [item] the chunk is in a frame, and still being copied to its slot
+    bool has_ended = false;       // the outcome was sent
   };
   using PullPtr = std::shared_ptr<Pull>;
   /// One transfer: what a pull reads from one source into one region.
@@ -92,6 +101,7 @@ class Puller {
   }
   std::uint64_t checksum_of(const Pull& pull, std::size_t item) const;
   void settle(Pull& pull, std::size_t item, bool ok);
+  void slot_written(Pull& pull, std::size_t item, bool ok);
   void end(Pull& pull);
 
   const WorkerParts& parts_;
@@ -101,6 +111,7 @@ class Puller {
   std::map<TransferId, Piece> running_;
   std::vector<Piece> waiting_;  // pieces to submit again, because the transport was full
   std::map<ChunkRef, std::pair<PullPtr, std::size_t>> landing_;
+  SlotsWritten written_;  // copies to slots that have ended since the last progress()
 };
 
 }  // namespace kvferry

@@ -78,6 +78,7 @@ void SlotGrants::take_back(const Key& key, GrantedSlot& slot) {
 bool SlotGrants::landed(const ChunkStore::Landed& chunk) {
   const auto found = landing_.find(chunk.chunk);
   if (found == landing_.end()) return false;
+  if (chunk.is_in_frame) return true;  // the chunk is reported once more when its slot is written
   const Key key = found->second;
   landing_.erase(found);
   end(key, chunk.ok);

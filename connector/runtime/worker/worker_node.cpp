@@ -157,7 +157,7 @@ void WorkerNode::begin_loads(DeviceStream stream) {
   if (options_.gpu) std::erase_if(jobs, [](const LoadJob& job) { return !job.is_async; });
   if (jobs.empty()) return;
   store_->load(
-      std::move(jobs), [&](ChunkRef chunk) { return core_.readable(chunk); }, stream);
+      std::move(jobs), [&](ChunkRef chunk) { return core_.loadable(chunk); }, stream);
   if (!options_.gpu) take_loaded();
 }
 

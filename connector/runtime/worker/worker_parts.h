@@ -28,6 +28,9 @@ class SharedWorkerCore {
     const std::lock_guard lock(mutex_);
     return call(core_);
   }
+  bool loadable(ChunkRef chunk) {
+    return locked([&](const WorkerCore& core) { return core.loadable(chunk); });
+  }
   bool readable(ChunkRef chunk) {
     return locked([&](const WorkerCore& core) { return core.readable(chunk); });
   }

@@ -51,6 +51,41 @@ TEST_F(Pool, EvictsTheLeastRecentlyUsedAndAnnouncesItOnce) {
   EXPECT_THAT(pool.take_evicted(), ElementsAre());
 }
 
+TEST_F(Pool, AChunkInFramesIsReadyAndItsSlotIsNotReusedUntilEveryRankHasWrittenIt) {
+  ChunkPool pool(1, 2);
+  const ChunkRef ref = pool.reserve(chunk(1), "test").value();
+  EXPECT_FALSE(pool.rank_written(ref, 0, true, 7, true));
+  EXPECT_TRUE(pool.rank_written(ref, 1, true, 7, true));
+  EXPECT_EQ(pool.slot(0).ranks_in_frames, 2u);
+  EXPECT_FALSE(pool.slot_written(ref, 1, true)) << "rank 0 has it in its frame only";
+  EXPECT_BREAKS(pool.slot_written(ref, 1, true), "exactly-once");
+  EXPECT_FALSE(pool.reserve(chunk(2), "test"));
+  pool.unpin(pin(pool, {ref}));
+  pool.invalidate(ref);
+  EXPECT_EQ(pool.slot(0).state, State::kRetired);
+  EXPECT_FALSE(pool.reserve(chunk(2), "test"));
+  EXPECT_FALSE(pool.slot_written(ref, 0, true)) << "it was dropped";
+  EXPECT_EQ(pool.slot(0).state, State::kFree);
+  EXPECT_THAT(pool.take_evicted(), ElementsAre());
+}
+
+TEST_F(Pool, AChunkWhoseSlotWasNotWrittenIsDropped) {
+  ChunkPool pool(2, 2);
+  // The first copy fails before the other rank has told its part of the pull, the second one after.
+  const ChunkRef early = pool.reserve(chunk(1), "test").value();
+  pool.rank_written(early, 0, true, 7, true);
+  EXPECT_FALSE(pool.slot_written(early, 0, false));
+  EXPECT_FALSE(pool.rank_written(early, 1, true, 7, true));
+  EXPECT_EQ(pool.slot(early.slot).state, State::kRetired) << "rank 1 still writes the slot";
+  EXPECT_FALSE(pool.slot_written(early, 1, true));
+  const ChunkRef late = pool.reserve(chunk(2), "test").value();
+  for (const std::uint32_t rank : {0u, 1u}) pool.rank_written(late, rank, true, 7, true);
+  EXPECT_FALSE(pool.slot_written(late, 0, false));
+  EXPECT_EQ(pool.find(chunk(2).key), nullptr);
+  EXPECT_FALSE(pool.slot_written(late, 1, true));
+  for (const std::uint32_t slot : {0u, 1u}) EXPECT_EQ(pool.slot(slot).state, State::kFree);
+}
+
 TEST_F(Pool, AChainLosesItsEndBeforeItsStart) {
   ChunkPool pool(3, 1);
   const std::vector<ChunkRef> chain = {ready(pool, chunk(1)), ready(pool, chunk(2)), ready(pool, chunk(3))};

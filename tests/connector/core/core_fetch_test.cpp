@@ -110,6 +110,43 @@ TEST_F(Fetching, APullOutlivesItsRequestAndStillFillsThePool) {
   EXPECT_BREAKS(core_->pull_done(pulling.pull, 0, {true, true, true, true}, now_), "exactly-once");
 }
 
+TEST_F(Fetching, AChunkInAFrameIsLoadedAtOnceAndOfferedToOthersWhenItIsInItsSlot) {
+  const RequestLease wanted = ask("a", "far");
+  const StartPull pulling = pull(wanted, 9);
+  core_->pull_done(pulling.pull, 0, {true, true, true, true}, now_, {}, {}, {true, true, true, false});
+  EXPECT_THAT(take<PublishChunks>(), SizeIs(1)) << "the last chunk is in its slot";
+  EXPECT_EQ(lookup("a").num_external, 63u);
+  const LeaseRequest request{"model", wanted.request.keys, {}};
+  EXPECT_THAT(core_->lease_requested("reader", request, now_).chunks, SizeIs(1));
+  EXPECT_THAT(core_->snapshot(), SizeIs(1));
+  core_->slot_written(pulling.items[0].local, 0, true, now_);
+  EXPECT_THAT(take<PublishChunks>(), SizeIs(1));
+  EXPECT_THAT(core_->lease_requested("reader", request, now_).chunks, SizeIs(2));
+  EXPECT_THAT(core_->snapshot(), SizeIs(2));
+  EXPECT_BREAKS(core_->slot_written(pulling.items[0].local, 0, true, now_), "exactly-once");
+  core_->slot_written(pulling.items[1].local, 0, false, now_);
+  EXPECT_EQ(core_->counters().slot_copies_failed, 1u);
+  EXPECT_EQ(core_->pool().find(wanted.request.keys[1]), nullptr) << "a chunk without a slot is dropped";
+  EXPECT_THAT(take<PublishChunks>(), SizeIs(0));
+}
+
+TEST_F(Fetching, TheSlotOfAChunkInAFrameIsKeptThoughTheCacheIsReset) {
+  core_.emplace(sizes(16, 16, 4));
+  core_->set_directory_up(true);
+  const StartPull pulling = pull(ask("a", "far"), 9);
+  core_->pull_done(pulling.pull, 0, {true, true, true, true}, now_, {}, {}, {true, true, true, true});
+  core_->reset_cache();
+  EXPECT_THAT(take<AnnounceEvictions>(), SizeIs(0)) << "nobody was told of these chunks";
+  core_->finished(RequestId{"a"}, 0, {{}}, true, now_);
+  const RequestLease wanted = ask("b", "far");
+  core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 10), now_);
+  EXPECT_THAT(take<StartPull>(), SizeIs(0)) << "no slot is free";
+  core_->finished(RequestId{"b"}, 0, {{}}, true, now_);
+  for (const PullItem& item : pulling.items) core_->slot_written(item.local, 0, true, now_);
+  EXPECT_THAT(take<PublishChunks>(), SizeIs(0));
+  EXPECT_THAT(pull(ask("c", "far"), 11).items, SizeIs(4));
+}
+
 TEST_F(Fetching, ADoubledGrantDoesNotGiveBackTheLeaseThatIsBeingRead) {
   const RequestLease wanted = ask("a", "far");
   pull(wanted, 9);

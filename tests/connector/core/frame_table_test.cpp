@@ -39,6 +39,24 @@ TEST_F(Frames, ASavedChunkIsFoundWhenItsSlotHasItToo) {
   EXPECT_FALSE(table.find({7, 2}));
 }
 
+TEST_F(Frames, AVerifiedLandingIsLoadedBeforeItsSlotHasItAndIsNotReused) {
+  FrameTable table(1);
+  const ChunkRef chunk{7, 1};
+  const auto reserved = table.reserve(chunk, FrameState::kLanding, "pull").value();
+  EXPECT_TRUE(table.filled(reserved.frame));
+  EXPECT_TRUE(table.write_back_started(reserved.frame));
+  EXPECT_FALSE(table.find_whole(chunk)) << "its checksum is not known";
+  EXPECT_TRUE(table.hashed(reserved.frame, 3));
+  EXPECT_EQ(table.find_whole(chunk), reserved.frame);
+  EXPECT_FALSE(table.find_whole({7, 2}));
+  EXPECT_FALSE(table.find(chunk)) << "no other node reads it";
+  EXPECT_FALSE(table.reserve({8, 1}, FrameState::kLanding, "pull"));
+  EXPECT_TRUE(table.written_back(reserved.frame));
+  table.unpin(reserved.pin);
+  EXPECT_EQ(table.find_whole(chunk), reserved.frame);
+  EXPECT_TRUE(table.reserve({8, 1}, FrameState::kLanding, "pull"));
+}
+
 TEST_F(Frames, TheLeastRecentlyUsedUnpinnedCleanOneGoes) {
   FrameTable table(3);
   const FrameRef one = clean(table, {1, 1});

@@ -104,6 +104,8 @@ TEST_F(Promises, VerifiedOnly) {
   promise::verified_only(true, 2, 2, 3);
   EXPECT_BREAKS(promise::verified_only(false, 2, 2, 3), "verified-only");
   EXPECT_BREAKS(promise::verified_only(true, 1, 2, 3), "verified-only");
+  promise::verified_only_in_slots(0, 3);
+  EXPECT_BREAKS(promise::verified_only_in_slots(1, 3), "verified-only");
 }
 
 }  // namespace

@@ -88,6 +88,30 @@ TEST_F(Worker, APullHoldsItsSlotsUntilItEndsOnce) {
   EXPECT_BREAKS(core_.pull_ended(11, {true, true}, ""), "exactly-once");
 }
 
+TEST_F(Worker, AChunkInAFrameIsLoadedButNotReadUntilItsSlotIsWritten) {
+  ASSERT_TRUE(core_.pull_ordered(order(11, {{0, 1}, {1, 1}, {2, 1}}), kNow));
+  const PullOutcome outcome = core_.pull_ended(11, {true, true, false}, "", {true, true, true});
+  EXPECT_EQ(outcome.in_frames, (std::vector<bool>{true, true, true}));
+  for (const std::uint32_t slot : {0u, 1u}) {
+    EXPECT_TRUE(core_.loadable({slot, 1}));
+    EXPECT_FALSE(core_.readable({slot, 1}));
+    EXPECT_FALSE(core_.loadable({slot, 2}));
+    EXPECT_FALSE(core_.writable({slot, 2}));
+    EXPECT_BREAKS(core_.begin_write({slot, 2}), "fenced-reuse");
+  }
+  EXPECT_FALSE(core_.loadable({2, 1})) << "its transfer has failed";
+  EXPECT_TRUE(core_.writable({2, 2}));
+  EXPECT_BREAKS(core_.end_write({0, 1}, true), "exactly-once");
+  core_.slot_written({0, 1}, true);
+  core_.slot_written({1, 1}, false);
+  EXPECT_BREAKS(core_.slot_written({0, 1}, true), "exactly-once");
+  EXPECT_TRUE(core_.readable({0, 1}));
+  EXPECT_TRUE(core_.loadable({0, 1}));
+  EXPECT_FALSE(core_.loadable({1, 1}));
+  EXPECT_TRUE(core_.writable({1, 2}));
+  EXPECT_FALSE(core_.loadable({80, 1}));
+}
+
 TEST_F(Worker, AnOverduePullIsNamedOnceAndStillHoldsItsSlots) {
   ASSERT_TRUE(core_.pull_ordered(order(11, {{0, 1}}, 100), kNow));
   ASSERT_TRUE(core_.pull_ordered(order(12, {{1, 1}}, 900), kNow));

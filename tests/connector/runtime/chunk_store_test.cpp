@@ -155,6 +155,7 @@ TEST_P(Stores, WhatLandsIsInItsSlotAndCanBeLoaded) {
   store_.store->landed(landed);
   store_.run();
   auto told = store_.store->take_landed();
+  std::erase_if(told, [](const ChunkStore::Landed& chunk) { return chunk.is_in_frame; });
   std::ranges::sort(told, {}, &ChunkStore::Landed::chunk);
   ASSERT_EQ(told.size(), 2u);
   EXPECT_TRUE(told[0].ok && !told[1].ok);

@@ -98,13 +98,31 @@ struct Side {
     call();
     num_waits_in_steps += device->num_host_waits() - before;
   }
+  /// Receives a message of the worker. What it says of written slots is kept for wait_written().
+  std::optional<Envelope> receive() {
+    const auto bytes = link->receive();
+    if (!bytes) return std::nullopt;
+    Envelope envelope = decode<Envelope>(*bytes, "message").value();
+    if (envelope.type != kMessageType<SlotsWritten>) return envelope;
+    const SlotsWritten told = decode<SlotsWritten>(envelope.body, "written slots").value();
+    for (std::size_t i = 0; i < told.chunks.size(); ++i)
+      if (!written.emplace(told.chunks[i], told.ok.at(i)).second) throw std::runtime_error("a slot is told twice");
+    return std::nullopt;
+  }
+  /// Waits until the worker says that a chunk was copied from its frame to its slot. Returns false if the copy failed.
+  bool wait_written(ChunkRef chunk) {
+    for (int i = 0; i < 10'000 && !written.contains(chunk); ++i) {
+      if (receive()) throw std::runtime_error("a message comes that was not asked for");
+      if (!written.contains(chunk)) ::poll(nullptr, 0, 1);
+    }
+    return written.at(chunk);
+  }
   /// Sends an order, and returns the answer.
   template <class Outcome, class Order>
   Outcome ask(const Order& order) {
     if (!link->send(seal(1, order))) throw std::runtime_error("the order can't be sent");
     for (int i = 0; i < 2000; ++i) {
-      if (const auto bytes = link->receive())
-        return decode<Outcome>(decode<Envelope>(*bytes, "message")->body, "outcome").value();
+      if (const auto envelope = receive()) return decode<Outcome>(envelope->body, "outcome").value();
       ::poll(nullptr, 0, 5);
     }
     throw std::runtime_error("an order has no outcome");
@@ -148,6 +166,7 @@ struct Side {
   SharedWorkerCore core{0, kSlots};
   std::unique_ptr<ServiceLoop> loop;
   std::unique_ptr<ClientSocket> link;
+  std::map<ChunkRef, bool> written;  // chunks whose copy to the slot has ended; true: well
   std::uint64_t num_waits_in_steps = 0;
 };
 

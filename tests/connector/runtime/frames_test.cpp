@@ -35,8 +35,15 @@ class FramePulls : public ::testing::Test {
   }
   /// Makes the bytes of all of the holder's slots wrong, so that only frames have the chunks.
   void spoil_slots() { std::ranges::fill(holder_->pool.span(), std::byte{0x55}); }
-  /// Pulls chunk i into slot `into + i` of the reader.
+  /// Pulls chunk i into slot `into + i` of the reader, and waits until all are in their slots. A chunk whose copy to
+  /// the slot fails is not `ok`.
   PullOutcome pull(std::uint32_t into = 0) {
+    PullOutcome done = pull_into_frames(into);
+    for (std::uint32_t i = 0; i < done.in_frames.size(); ++i)
+      if (done.in_frames[i]) done.ok[i] = reader_->wait_written({into + i, pulls_});
+    return done;
+  }
+  PullOutcome pull_into_frames(std::uint32_t into = 0) {
     PullOrder order = reader_->order_from(*holder_, ++pulls_);
     for (std::uint32_t i = 0; i < bytes_.size(); ++i)
       order.items.push_back({{i, 1}, {into + i, pulls_}, kTokens, {chunk_checksum(bytes_[i])}, {}, {frames_.at(i)}});
@@ -74,6 +81,28 @@ TEST_F(FramePulls, GoFromFrameToFrameWithoutAnyHostSlot) {
   reader_->engine.read({0, kTokens, blocks});
   EXPECT_TRUE(DeviceEvent::record(*reader_->device, reader_->engine.stream()).value().wait());
   EXPECT_EQ(reader_->engine.num_wrong(), 0u);
+}
+
+TEST_F(FramePulls, AreReportedAndLoadedBeforeTheyAreInTheirSlots) {
+  start();
+  save_and_lease(3);
+  reader_->device->hold_copies_to_host(true);
+  const PullOutcome done = pull_into_frames();
+  EXPECT_THAT(done.ok, ElementsAre(true, true, true)) << done.what;
+  EXPECT_THAT(done.in_frames, ElementsAre(true, true, true));
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(reader_->core.loadable({i, 1}));
+    EXPECT_FALSE(reader_->core.readable({i, 1})) << "not for other nodes yet";
+    EXPECT_FALSE(reader_->core.locked([&](WorkerCore& core) { return core.writable({i, 2}); }));
+  }
+  EXPECT_THAT(reader_->lease(9, {{0, 1}}), ElementsAre(kNoFrame));
+  EXPECT_EQ(reader_->load({1, 1}, chunk_checksum(bytes_[1]), {5, 6}), kTokens);
+  reader_->device->hold_copies_to_host(false);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(reader_->wait_written({i, 1}));
+    EXPECT_TRUE(reader_->core.readable({i, 1}));
+    EXPECT_TRUE(is_there(i, i));
+  }
 }
 
 TEST_F(FramePulls, OfALeaseSurviveThatTheHolderEvictsAndResets) {
