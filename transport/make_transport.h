@@ -79,16 +79,13 @@ struct NcclOptions : CommonOptions {
 
 /// Options of the backend that copies between the GPU memory of two processes of one host: the submitting process maps
 /// the peer's memory, and its GPU copies. Both processes must use the same GPU, or GPUs that can access each other's
-/// memory.
+/// memory. `spin_ns` is not used: the progress thread polls a busy device for longer than a piece takes.
 struct GpuIpcOptions : CommonOptions {
   Device* device = nullptr;  // the GPU that copies; must outlive the transport
   // Maximum of bytes copied in one launch. The host takes as long to prepare a launch as the GPU to copy some 20 MiB.
   std::uint64_t piece_bytes = 64 << 20;
   // Limit of enqueued bytes, because cancel() and urgent transfers wait for the enqueued copies.
   std::uint64_t in_flight_bytes = 256 << 20;
-  // How long a busy device is polled after its last progress before the thread sleeps. It is longer than a piece takes,
-  // because a thread that sleeps between pieces leaves the device idle.
-  TimeNs device_spin_ns = 200'000;
 };
 
 /// Each of the functions below starts a progress thread. kInvalidArgument: an option is out of range.

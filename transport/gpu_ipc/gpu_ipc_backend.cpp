@@ -9,7 +9,10 @@ namespace kvferry::gpu_ipc {
 namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
-constexpr TimeNs kPollNs = 50'000;  // time between polls of a busy device that has finished nothing for spin_ns
+// How long a busy device is polled without a pause after its last progress. It is longer than a piece takes, because a
+// thread that sleeps between pieces leaves the device idle.
+constexpr TimeNs kDeviceSpinNs = 200'000;
+constexpr TimeNs kPollNs = 50'000;  // time between polls of a busy device that has finished nothing for kDeviceSpinNs
 constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // time between checks of a completion queue without room
 constexpr TimeNs kIdleNs = 60 * kSecond;
 
@@ -95,7 +98,7 @@ bool GpuIpcBackend::is_over() const {
 }
 
 void GpuIpcBackend::idle(TimeNs busy_at) {
-  if ((is_polling_ && now_ - busy_at < options_.spin_ns) || !inbox_.prepare_to_sleep()) return;
+  if ((is_polling_ && now_ - busy_at < kDeviceSpinNs) || !inbox_.prepare_to_sleep()) return;
   if (!is_polling_ && !has_backlog_)
     control_->wait(kIdleNs);  // returns early when a task is posted
   else
@@ -238,11 +241,9 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
   KVFERRY_TRY(check_options("GpuIpcOptions", {{"transfers_max", options.transfers_max},
                                               {"piece_bytes", options.piece_bytes},
                                               {"in_flight_bytes", options.in_flight_bytes},
-                                              {"spin_ns", options.spin_ns, 0},
-                                              {"device_spin_ns", options.device_spin_ns, 0},
                                               {"silence_ns", options.silence_ns}}));
   ShmOptions link;
-  link.spin_ns = options.device_spin_ns;  // a notification that ends a transfer is answered after its last piece
+  link.spin_ns = gpu_ipc::kDeviceSpinNs;  // a notification that ends a transfer is answered after its last piece
   link.silence_ns = options.silence_ns;
   link.transfers_max = 1 << 20;  // enough for every pending notification, and for a hello and a watch for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
