@@ -117,8 +117,8 @@ struct LifeEvent {
   ShortText<103> note{};  // the other node's reason, in its words; kPulled: why no chunk or not all came into frames
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
   // Parts of the duration of a pull, of the rank that ended last: until its last transfer was submitted, from then
-  // until the last byte, from then until all chunks were in their slots. With kPushed `wire` is the time since the last
-  // chunk was in this node's pool.
+  // until the last byte, from then until all chunks were in their slots, or verified in frames. With kPushed `wire` is
+  // the time since the last chunk was in this node's pool.
   TimeNs post = 0, wire = 0, unpack = 0;
   std::uint32_t in_frames = 0;  // with kPulled: the most chunks that a rank pulled from GPU memory to GPU memory
   KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,

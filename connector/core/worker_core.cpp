@@ -105,10 +105,11 @@ PullOutcome WorkerCore::pull_ended(std::uint64_t id, std::vector<bool> ok, std::
                                    std::vector<bool> in_frames) {
   const auto found = pulls_.find(id);
   promise::exactly_once(found != pulls_.end() && ok.size() == found->second.chunks.size(), "pull {}", id);
+  in_frames.resize(ok.size(), false);
   for (std::size_t i = 0; i < ok.size(); ++i) {
     const ChunkRef chunk = found->second.chunks[i];
-    const bool is_in_frame = ok[i] && i < in_frames.size() && in_frames[i];
-    if (is_in_frame)
+    in_frames[i] = in_frames[i] && ok[i];
+    if (in_frames[i])
       slot(chunk).in_frame = true;
     else
       end_write(chunk, ok[i]);

@@ -91,7 +91,7 @@ TEST_F(Worker, APullHoldsItsSlotsUntilItEndsOnce) {
 TEST_F(Worker, AChunkInAFrameIsLoadedButNotReadUntilItsSlotIsWritten) {
   ASSERT_TRUE(core_.pull_ordered(order(11, {{0, 1}, {1, 1}, {2, 1}}), kNow));
   const PullOutcome outcome = core_.pull_ended(11, {true, true, false}, "", {true, true, true});
-  EXPECT_EQ(outcome.in_frames, (std::vector<bool>{true, true, true}));
+  EXPECT_EQ(outcome.in_frames, (std::vector<bool>{true, true, false}));
   for (const std::uint32_t slot : {0u, 1u}) {
     EXPECT_TRUE(core_.loadable({slot, 1}));
     EXPECT_FALSE(core_.readable({slot, 1}));
