@@ -204,7 +204,7 @@ class SchedulerNode:
 
     def num_engine_purges(self) -> int:
         """
-        Returns how often KV was purged that the engine had loaded: its own cached blocks may have it.
+        Returns how often KV was purged that the engine had loaded, until the last lookup() or build_step(). The engine's own cached blocks may have such KV.
         """
 
     def reset_cache(self) -> None: ...

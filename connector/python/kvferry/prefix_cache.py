@@ -51,7 +51,7 @@ class PrefixCache:
         self.manager: KVCacheManager | None = None  # set when vLLM tells it
 
     def empty_after_purge(self, asking: "Request | None" = None) -> bool:
-        """Empties vLLM's prefix cache if there was a purge since the last call. Returns True if so.
+        """Empties vLLM's prefix cache if the node's last answer or plan tells of a new purge. Returns True if so.
 
         `asking`: the request for which vLLM asks right now. vLLM would take its skip_reading_prefix_cache for the
         answer "none" and keep the blocks that it has found, so that it is set at the step's end.

@@ -167,7 +167,6 @@ class SchedulerConnector:
         self._node.allocated(request.request_id, num_external, table)
 
     def build_connector_meta(self, output: "SchedulerOutput") -> StepPlan:
-        self._prefix_cache.empty_after_purge()
         tables = output.kv_connector_block_state
         scheduled = output.num_scheduled_tokens
         admitted = []
@@ -189,6 +188,7 @@ class SchedulerConnector:
             preempted,
             self._tokens_of,
         )
+        self._prefix_cache.empty_after_purge()
         return StepPlan(plan)
 
     def _tokens_of(self, req_id: str, known: int) -> list[int]:

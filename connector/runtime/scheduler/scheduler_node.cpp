@@ -176,16 +176,12 @@ std::uint32_t SchedulerNode::num_tokens(const RequestId& id) {
   return with_core([&](SchedulerCore& core) { return core.num_tokens(id); });
 }
 
-RequestHandle SchedulerNode::handle_of(const RequestId& id) const {
-  const std::lock_guard lock(shared_.mutex);
-  return shared_.core->handle_of(id);
-}
-
 Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
   std::unique_lock lock(shared_.mutex);
   KVFERRY_CHECK(shared_.core, "a request arrived before the workers were attached");
   while (true) {
     const Answer answer = shared_.core->lookup(id, num_local, clock_.now());
+    num_engine_purges_ = shared_.core->last_purge().num_of_engine;
     if (links_.enqueue(shared_.core->take_actions())) links_.wake();
     if (!answer.pending || patience_left_ <= std::chrono::steady_clock::duration::zero()) return answer;
     // A round trip to another node takes less time than a step. So a short wait saves this request one step, and delays
@@ -204,6 +200,7 @@ std::string SchedulerNode::build_step(const StepInput& input, const TokenSource&
   patience_left_ = kLookupPatience;
   return with_core([&](SchedulerCore& core) {
     const StepPlan plan = core.build_step(input, clock_.now(), tokens);
+    num_engine_purges_ = core.last_purge().num_of_engine;
     for (const std::vector<SaveJob>* jobs : {&plan.saves_before, &plan.saves_after})
       for (const SaveJob& job : *jobs)
         for (const SaveItem& item : job.items) shared_.saves[item.chunk] = num_ranks_;

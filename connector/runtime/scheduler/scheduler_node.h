@@ -54,7 +54,10 @@ class SchedulerNode {
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id);
   /// Returns the same as SchedulerCore::handle_of().
-  RequestHandle handle_of(const RequestId& id) const;
+  RequestHandle handle_of(const RequestId& id) const {
+    const std::lock_guard lock(shared_.mutex);
+    return shared_.core->handle_of(id);
+  }
   Answer lookup(const RequestId& id, std::uint32_t num_local);
   void allocated(const RequestId& id, std::uint32_t num_external, const BlockTable& blocks);
   std::string build_step(const StepInput& input, const TokenSource& tokens = {});
@@ -66,11 +69,8 @@ class SchedulerNode {
   bool has_unreported_saves() const;
   /// Returns true if a worker has not reported a load yet. Loads keep the blocks even of an aborted request.
   bool has_unreported_loads() const;
-  /// See SchedulerCore::Purge::num_of_engine.
-  std::uint64_t num_engine_purges() const {
-    const std::lock_guard lock(shared_.mutex);
-    return shared_.core ? shared_.core->last_purge().num_of_engine : 0;
-  }
+  /// Returns SchedulerCore::Purge::num_of_engine as of the last lookup() or build_step().
+  std::uint64_t num_engine_purges() const { return num_engine_purges_; }
   void reset_cache();
 
   // The next methods do the same as those of SchedulerCore, under the lock.
@@ -111,6 +111,7 @@ class SchedulerNode {
   Metrics reported_;  // values that take_metrics() returned last
   TimeNs reported_at_ = 0;
   std::uint32_t num_ranks_ = 0;
+  std::uint64_t num_engine_purges_ = 0;
 };
 
 }  // namespace kvferry

@@ -341,8 +341,8 @@ TEST(Nodes, DropWhatAPurgedNodeGaveAndTakeNothingMoreFromIt) {
   for (Patience patience; metric("pool_chunks") > 0 && patience.left();) std::this_thread::sleep_for(20ms);
   EXPECT_EQ(metric("pool_chunks"), 0);
   EXPECT_EQ(metric("purged_chunks_total"), 3);
-  EXPECT_EQ(decoder.scheduler->num_engine_purges(), 1u);
   EXPECT_EQ(hand_over("2"), 0u);
+  EXPECT_EQ(decoder.scheduler->num_engine_purges(), 1u);
   const auto has_told = [&] {
     const auto status = controller::fetch_status(controller.endpoint(), 2000);
     return status && std::ranges::all_of(status->nodes, [&](const controller::NodeStatus& node) {
