@@ -37,7 +37,7 @@ std::string password_in(std::string_view base64) {
 
 std::string http_token(const net::ClusterKey& key, HttpRole role) {
   const char* const name = role == HttpRole::kAdmin ? "admin" : "reader";
-  return net::hex_of(net::text_of(key.derived(fmt::format("kvferry HTTP {} 1", name))));
+  return hex_of(net::text_of(key.derived(fmt::format("kvferry HTTP {} 1", name))));
 }
 
 HttpRole HttpAccess::role_with(std::string_view token) const {

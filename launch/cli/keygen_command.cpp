@@ -32,7 +32,7 @@ Result<net::Bytes32> random_bytes() {
 
 Result<std::string> new_key() {
   const net::Bytes32 key = KVFERRY_TRY(random_bytes());
-  return net::hex_of(net::text_of(key)) + "\n";
+  return hex_of(net::text_of(key)) + "\n";
 }
 
 /// Creates a file that only its owner can read, the owner of `like` if that is given.

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "transport/base/check.h"
+#include "transport/base/printable.h"
 
 namespace kvferry {
 namespace {
@@ -54,11 +55,7 @@ ChunkKey key_of(Domain domain, const ChunkKey& parent, std::span<const std::int3
 
 }  // namespace
 
-std::string ChunkKey::hex() const {
-  std::string text;
-  for (std::uint8_t byte : bytes) text += fmt::format("{:02x}", byte);
-  return text;
-}
+std::string ChunkKey::hex() const { return hex_of({reinterpret_cast<const char*>(bytes.data()), bytes.size()}); }
 
 ChunkKey root_key(std::string_view fingerprint, std::string_view extras) {
   Sha256 sha(Domain::kRoot);

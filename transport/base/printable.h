@@ -1,7 +1,8 @@
-// Text of others made safe for terminals and logs.
+// Bytes and text of others as printable text.
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -13,6 +14,19 @@ inline std::string printable(std::string_view text) {
   std::ranges::replace_if(
       safe, [](char c) { return c < ' ' || c > '~'; }, '?');
   return safe;
+}
+
+/// Returns two digits, 0-9 and a-f, for each byte.
+inline std::string hex_of(std::string_view bytes) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string hex;
+  hex.reserve(2 * bytes.size());
+  for (const char byte : bytes) {
+    const auto value = static_cast<std::uint8_t>(byte);
+    hex += kDigits[value / 16];
+    hex += kDigits[value % 16];
+  }
+  return hex;
 }
 
 }  // namespace kvferry

@@ -63,7 +63,7 @@ Result<nlohmann::json> checked(Result<nlohmann::json> message) {
                what.is_string() ? what.get<std::string>() : "the other process reported an error without a text"};
 }
 
-std::string to_hex(std::string_view bytes) { return net::hex_of(bytes); }
+std::string to_hex(std::string_view bytes) { return hex_of(bytes); }
 
 Result<std::string> from_hex(std::string_view text) {
   std::optional<std::string> bytes = net::bytes_of_hex(text);

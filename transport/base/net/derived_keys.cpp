@@ -1,6 +1,5 @@
 #include "transport/base/net/derived_keys.h"
 
-#include <fmt/format.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
@@ -42,12 +41,6 @@ Bytes32 sha256(std::string_view text) {
   const bool is_made = ::EVP_Digest(text.data(), text.size(), hash.data(), &num_bytes, ::EVP_sha256(), nullptr) == 1;
   KVFERRY_CHECK(is_made && num_bytes == hash.size(), "SHA-256 failed");
   return hash;
-}
-
-std::string hex_of(std::string_view bytes) {
-  std::string hex;
-  for (const char byte : bytes) hex += fmt::format("{:02x}", static_cast<std::uint8_t>(byte));
-  return hex;
 }
 
 std::optional<std::string> bytes_of_hex(std::string_view hex) {

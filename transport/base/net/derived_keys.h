@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "transport/base/printable.h"
+
 namespace kvferry::net {
 
 using Bytes32 = std::array<std::uint8_t, 32>;
@@ -22,7 +24,6 @@ Bytes32 sha256(std::string_view text);
 inline std::string_view text_of(const Bytes32& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
-std::string hex_of(std::string_view bytes);
 /// Returns nullopt if `hex` is not a text of pairs of the digits 0-9 and a-f.
 std::optional<std::string> bytes_of_hex(std::string_view hex);
 std::optional<Bytes32> bytes32_of_hex(std::string_view hex);
