@@ -42,10 +42,10 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
   KVFERRY_CHECK(!by_key_.contains(meta.key) && !writer.empty(),
                 "chunk {} can't be written: the pool has it already, or the writer's name is empty", meta.key);
   if (free_.empty()) {
-    const auto victim = tenants_.victim(meta.tenant, [&](std::uint32_t i) { return !is_used(slots_[i]); });
+    const std::uint32_t share = tenants_.share(meta.tenant);
+    const auto victim = tenants_.victim(meta.tenant, share, [&](std::uint32_t i) { return !is_used(slots_[i]); });
     if (!victim) return std::nullopt;
     const bool is_own = victim->tenant.id == meta.tenant;
-    const std::uint32_t share = tenants_.share(meta.tenant);
     promise::fair_eviction(is_own || victim->tenant.is_idle, victim->tenant.num_slots, share);
     evicted_for_tenants_ += is_own ? 0 : 1;
     evict(slots_[victim->slot]);

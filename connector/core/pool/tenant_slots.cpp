@@ -67,15 +67,14 @@ std::uint32_t TenantSlots::share(TenantId asker) const {
   return static_cast<std::uint32_t>(num_slots_ / (tenants_.size() - num_idle_ + (is_counted ? 0 : 1)));
 }
 
-std::optional<TenantSlots::Victim> TenantSlots::victim(TenantId asker,
+std::optional<TenantSlots::Victim> TenantSlots::victim(TenantId asker, std::uint32_t share,
                                                        const std::function<bool(std::uint32_t)>& may_go) const {
   const auto first_of = [&](const Tenant& tenant) -> std::optional<Victim> {
     const auto found = std::ranges::find_if(tenant.ready, may_go);
     return found == tenant.ready.end() ? std::nullopt : std::optional<Victim>({*found, tenant});
   };
-  const std::uint32_t most = share(asker);
   for (const auto& [rank, tenant] : by_rank_) {
-    if (!is_above(*tenant, most)) break;
+    if (!is_above(*tenant, share)) break;
     if (const auto found = first_of(*tenant)) return found;
   }
   const auto own = tenants_.find(asker);
