@@ -1,0 +1,103 @@
+// The worker node of kvferry._core. This file only converts arguments, results and errors.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <utility>
+
+#include "connector/python/src/node_config.h"
+#include "connector/python/src/python_bytes.h"
+#include "connector/python/src/python_error.h"
+#include "connector/runtime/worker/worker_node.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using namespace kvferry;
+
+using Plane = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+PlaneLayout plane_from(const Plane& plane) {
+  const auto& [base, block, head, token, dim] = plane;
+  return {base, block, head, token, dim};
+}
+
+using Layers = std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>;
+
+struct PyWorker {
+  std::unique_ptr<WorkerNode> node;
+
+  PyWorker(const std::string& extra_json, std::uint32_t rank, std::string label, std::vector<KvLayout> layouts,
+           std::int32_t gpu,
+           const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>& shard) {
+    const nb::gil_scoped_release unlocked;
+    WorkerOptions options{config_from(extra_json), rank, std::move(label), std::move(layouts)};
+    if (gpu >= 0) options.gpu = unwrap(open_gpu(gpu));
+    if (shard) options.shard = std::apply([](auto... each) { return Shard{each...}; }, *shard);
+    node = unwrap(WorkerNode::start(std::move(options)));
+  }
+
+  std::optional<std::string> take_report() {
+    const nb::gil_scoped_release unlocked;
+    return node->take_report();
+  }
+};
+
+}  // namespace
+
+/// For calls that move or hash megabytes: they touch no Python object, and the caller keeps the bytes of a plan alive.
+using WithoutLock = nb::call_guard<nb::gil_scoped_release>;
+
+void bind_worker(nb::module_& m) {
+  nb::class_<KvLayout>(m, "KvLayout")
+      .def(
+          "__init__",
+          [](KvLayout* self, const Layers& layers, std::uint32_t num_kv_heads, std::uint32_t head_dim,
+             std::uint32_t element_bytes, std::uint32_t planes, std::uint32_t block_tokens, std::uint32_t num_blocks) {
+            KvLayout layout{{}, num_kv_heads, head_dim, element_bytes, planes, block_tokens, num_blocks};
+            for (const auto& [name, group, key, value] : layers)
+              layout.layers.push_back({name, group, plane_from(key), plane_from(value)});
+            new (self) KvLayout(std::move(layout));
+          },
+          nb::kw_only(), "layers"_a, "num_kv_heads"_a, "head_dim"_a, "element_bytes"_a, "planes"_a, "block_tokens"_a,
+          "num_blocks"_a);
+  nb::class_<PyWorker>(m, "WorkerNode")
+      .def(nb::init<const std::string&, std::uint32_t, std::string, std::vector<KvLayout>, std::int32_t,
+                    const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>&>(),
+           nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layouts"_a, "gpu"_a = -1, "shard"_a = nb::none())
+      .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
+      // `stream` is torch's cuda_stream: a cudaStream_t as a number, 0 for the default stream.
+      .def(
+          "begin_step",
+          [](PyWorker& self, const nb::bytes& plan, std::uintptr_t stream) {
+            unwrap(self.node->begin_step(view(plan), reinterpret_cast<DeviceStream>(stream)));
+          },
+          "plan"_a, "stream"_a = 0, WithoutLock())
+      .def(
+          "load",
+          [](PyWorker& self, std::uintptr_t stream) { self.node->load(reinterpret_cast<DeviceStream>(stream)); },
+          "stream"_a = 0, WithoutLock())
+      .def("wants_layers", [](const PyWorker& self) { return self.node->wants_layers(); })
+      .def(
+          "save_layer", [](PyWorker& self, std::uint32_t layer) { self.node->save_layer(layer); }, "layer"_a,
+          WithoutLock())
+      .def(
+          "save",
+          [](PyWorker& self, std::uintptr_t stream) { self.node->save(reinterpret_cast<DeviceStream>(stream)); },
+          "stream"_a = 0, WithoutLock())
+      .def("take_report",
+           [](PyWorker& self) -> std::optional<nb::bytes> {
+             const std::optional<std::string> report = self.take_report();
+             if (!report) return std::nullopt;
+             return to_bytes(*report);
+           })
+      .def("take_failed_blocks", [](PyWorker& self) { return self.node->take_failed_blocks(); })
+      .def(
+          "take_finished_loads", [](PyWorker& self) { return self.node->take_finished_loads(); }, WithoutLock())
+      .def(
+          "shutdown", [](PyWorker& self) { self.node->shutdown(); }, WithoutLock());
+}
