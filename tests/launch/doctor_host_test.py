@@ -92,10 +92,14 @@ def readable_key(root: Path) -> dict[str, str]:
     return {"KVFERRY_CLUSTER_KEY_FILE": str(root / "key")}
 
 
+def too_little_for(pool: str, name: str, text: str) -> Callable[[Path], dict[str, str]]:
+    return lambda root: file(name, text)(root) | {"KVFERRY_POOL_BYTES": pool}
+
+
 PROBLEMS = {
-    "memory": (file("proc/meminfo", "MemAvailable: 524288 kB\n"),
+    "memory": (too_little_for("1GiB", "proc/meminfo", "MemAvailable: 524288 kB\n"),
                "does not fit into the 512 MiB of free memory of this host"),
-    "container": (file("sys/fs/cgroup/pod/memory.max", "268435456\n"),
+    "container": (too_little_for("1GiB", "sys/fs/cgroup/pod/memory.max", "268435456\n"),
                   "255 MiB of free memory below this container's memory limit"),
     "pool": (variable("KVFERRY_POOL_BYTES", "64GiB"), "a pool of 65536 MiB does not fit"),
     "shared memory": (without_shared_memory, "there is no /dev/shm"),
@@ -141,9 +145,22 @@ def test_shared_memory_that_a_process_has_mapped_is_no_leftover(host: Path) -> N
     assert examine("--root", host)["findings"] == []
 
 
+@pytest.mark.parametrize(("options", "says"), [
+    ([], 4096), (["--pool-bytes", "0"], 4096), (["--pool-bytes", "2GiB"], 2048)])
+def test_the_pool_is_by_default_what_a_server_takes(host: Path, options: list[str], says: int) -> None:
+    put(host, "proc/meminfo", f"MemAvailable: {64 << 20} kB\n")
+    put(host, "sys/fs/cgroup/pod/memory.max", "max\n")
+    limits("Max locked memory", "65536")(host)
+    found = examine("--root", host, *options)["findings"]
+    assert [f"a pool of {says} MiB" in one["what"] for one in found] == [True]
+    put(host, "proc/meminfo", "MemAvailable: 524288 kB\n")
+    assert "memory" not in [one["check"] for one in examine("--root", host)["findings"]], "half of it is taken"
+
+
 def test_lines_for_people_say_what_to_do(host: Path) -> None:
     put(host, "proc/meminfo", "MemAvailable: 524288 kB\n")
-    done = subprocess.run([KVFERRY, "doctor", "--root", host], capture_output=True, text=True, env={}, check=False)
+    done = subprocess.run([KVFERRY, "doctor", "--root", host, "--pool-bytes", "1GiB"], capture_output=True, text=True,
+                          env={}, check=False)
     assert done.returncode == 1
     assert done.stdout.startswith("PROBLEM  memory: a pool of 1024 MiB does not fit into the 512 MiB")
     assert "\n         To do: set a smaller pool_bytes" in done.stdout

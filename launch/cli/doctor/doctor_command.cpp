@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "connector/runtime/worker/pool_sizes.h"
 #include "launch/cli/commands.h"
 #include "launch/cli/controller_settings.h"
 #include "launch/cli/doctor/deployment_checks.h"
@@ -20,16 +21,16 @@ namespace {
 using Json = nlohmann::json;
 
 struct DoctorOptions {
-  std::uint64_t pool_bytes = std::uint64_t{1} << 30;
+  std::uint64_t pool_bytes = 0;  // 0 stands for default_pool_bytes(), as in ConnectorConfig
 };
 
 std::span<const Setting<DoctorOptions>> doctor_settings() {
   static const Setting<DoctorOptions> settings[] = {
       setting<DoctorOptions, std::uint64_t>(
-          "pool-bytes", &DoctorOptions::pool_bytes, "a number of bytes, or a string like \"512MiB\" or \"4GiB\"",
-          "Size of the pool that each rank on this host allocates; also KVFERRY_POOL_BYTES",
-          [](std::uint64_t n) { return n > 0; })
-          .with_shown_default("1GiB")};
+          "pool-bytes", &DoctorOptions::pool_bytes,
+          "a number of bytes, or a string like \"512MiB\" or \"4GiB\"; 0: the default",
+          "Size of the pool that each rank on this host allocates; also KVFERRY_POOL_BYTES")
+          .with_shown_default("what a server takes by itself: a sixteenth of the free memory, 1GiB to 16GiB")};
   return settings;
 }
 
@@ -97,7 +98,8 @@ Result<void> run(const DoctorFlags& flags) {
   if (flags.security) return run_security(flags);
   const DoctorOptions options = KVFERRY_TRY(read_settings(doctor_settings(), {{}, ::getenv, flags.host}));
   std::vector<std::string> checks = host_check_names();
-  const Host host{.root = flags.root, .pool_bytes = options.pool_bytes};
+  Host host{.root = flags.root, .pool_bytes = options.pool_bytes};
+  if (host.pool_bytes == 0) host.pool_bytes = default_pool_bytes(free_memory(host));
   std::vector<Finding> found = examine_host(host);
   std::vector<PathSpeed> speeds;
   if (flags.has_controller()) {

@@ -76,10 +76,14 @@ std::uint64_t hard_limit(const Host& host, const std::string& name) {
   return ~std::uint64_t{0};
 }
 
+std::uint64_t free_on_host(const Host& host) { return memory_figure(host, "MemAvailable"); }
+
+std::uint64_t free_in_cgroups(const Host& host) {
+  return bytes_left_in_cgroups((host.root / "proc/self/cgroup").string(), (host.root / "sys/fs/cgroup").string());
+}
+
 Findings check_memory(const Host& host) {
-  const std::uint64_t on_host = memory_figure(host, "MemAvailable");
-  const std::uint64_t in_cgroups =
-      bytes_left_in_cgroups((host.root / "proc/self/cgroup").string(), (host.root / "sys/fs/cgroup").string());
+  const std::uint64_t on_host = free_on_host(host), in_cgroups = free_in_cgroups(host);
   const std::uint64_t left = std::min(on_host, in_cgroups);
   if (left >= host.pool_bytes) return {};
   return {
@@ -266,6 +270,8 @@ constexpr HostCheck kHostChecks[] = {
 };
 
 }  // namespace
+
+std::uint64_t free_memory(const Host& host) { return std::min(free_on_host(host), free_in_cgroups(host)); }
 
 bool has_active_rdma(const Host& host) { return std::ranges::any_of(rdma_ports(host), &RdmaPort::is_active); }
 

@@ -15,8 +15,11 @@ namespace kvferry::cli {
 struct Host {
   std::filesystem::path root = "/";  // folder that contains /proc, /sys and /dev; tests use folders of their own
   GetEnv get_env = ::getenv;
-  std::uint64_t pool_bytes = std::uint64_t{1} << 30;  // size of the pool that a rank allocates
+  std::uint64_t pool_bytes = 0;  // size of the pool that a rank allocates
 };
+
+/// Returns the bytes of memory that a process of this host or container can still get.
+std::uint64_t free_memory(const Host& host);
 
 /// Returns whether an InfiniBand or RoCE port of the host is active.
 bool has_active_rdma(const Host& host);
