@@ -1,11 +1,16 @@
 """Judges what engines with kvferry said, feature by feature, by what an engine without it said."""
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from kvferry_launch.testbed.answers import Generation, first_mismatch
 
+# Errors with which vLLM says that the engine has too few blocks or a too small length.
+_TOO_LITTLE = re.compile(
+    "KV cache is needed, which is larger than the available KV cache memory|No available memory for the cache blocks"
+    "|Cannot auto-fit max_model_len|No free blocks available|longer than the maximum ")
 VALUES_DIFFER = 0.02  # logprobs of one token that differ by more are no rounding errors
 
 
@@ -22,10 +27,17 @@ class Cell:
     text: str
 
 
+def without_kvferry(error: str) -> Cell:
+    """Judges a feature with which the plain engine has failed: vLLM does not serve it, or had too little for it."""
+    if _TOO_LITTLE.search(error):
+        return Cell(Outcome.WRONG, f"the table gives vLLM alone too little: {error}")
+    return Cell(Outcome.NOT_IN_VLLM, error)
+
+
 def judged(phases: dict[str, Any], plain: dict[str, Any]) -> Cell:
     """Judges one feature by its phases and the plain engine's. Without the error of a feature in either of them."""
     if "error" in plain:
-        return Cell(Outcome.NOT_IN_VLLM, plain["error"])
+        return without_kvferry(plain["error"])
     if "error" in phases:
         return Cell(Outcome.WRONG, phases["error"])
     expected = plain["plain"]["answers"]

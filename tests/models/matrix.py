@@ -15,7 +15,7 @@ from typing import Any
 import forks
 import markdown_table
 from asks import greedy
-from cells import Cell, Outcome, blind, judged
+from cells import Cell, Outcome, blind, judged, without_kvferry
 from engine import DEFAULTS, write_model
 from families import FAMILIES, LAYERS
 from features import FEATURES
@@ -114,7 +114,7 @@ class FamilyRun:
             asked = next(one for one in plain.features if FEATURES[one].ask is feature.ask)
             same = plain.found["features"].get(asked, {"error": plain.found["error"]})
             if "error" in same:
-                return Cell(Outcome.NOT_IN_VLLM, same["error"])
+                return without_kvferry(same["error"])
         prefills = [job for job in self.jobs if job.role == PREFILL and name in job.features]
         failed = [job.found for job in (*prefills, own) if name not in job.found["features"]]
         for found in failed:
