@@ -45,7 +45,7 @@ RequestState* SchedulerCore::find(const RequestId& id) {
 void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   now_ = now;
   if (requests_.contains(request.id) || request.tokens.empty()) return;
-  const ChunkKey root = root_key(config_.fingerprint, request.extras);
+  const ChunkKey root = request.extras.empty() ? plain_root_ : root_key(config_.fingerprint, request.extras);
   RequestState& state =
       requests_.try_emplace(request.id, request, root, config_.chunk_tokens, progress_.add()).first->second;
   if (state.cacheable) known_keys_.recall(request.digests, state.chain);

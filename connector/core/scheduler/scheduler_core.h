@@ -245,6 +245,7 @@ class SchedulerCore {
   void end_sharing_if_purged(RequestState& request);
 
   CoreConfig config_;
+  const ChunkKey plain_root_ = root_key(config_.fingerprint, "");  // root key of requests without extras
   ChunkPool pool_;
   std::vector<Action> actions_;
   std::vector<NamedChunk> named_;

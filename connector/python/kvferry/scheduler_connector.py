@@ -139,7 +139,8 @@ class SchedulerConnector:
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         req_id = request.request_id
-        if req_id in self._requests and self._extras_of[req_id] != self._extras.of(request, num_computed_tokens):
+        if (request.lora_request is not None and req_id in self._requests
+                and self._extras_of[req_id] != self._extras.of(request, num_computed_tokens)):  # fmt: skip
             self._drop(req_id)  # the request's adapter was reloaded after the request came
         if req_id not in self._known_tokens:
             self.on_new_request(request, num_computed_tokens)
@@ -192,9 +193,9 @@ class SchedulerConnector:
         return StepPlan(plan)
 
     def _tokens_of(self, req_id: str, known: int) -> list[int]:
-        tokens: list[int] = self._requests[req_id].all_token_ids
-        self._known_tokens[req_id] = max(known, len(tokens))
-        return tokens[known:]
+        tokens: list[int] = self._requests[req_id].all_token_ids[known:]
+        self._known_tokens[req_id] = known + len(tokens)
+        return tokens
 
     def request_finished(
         self, request: "Request", block_ids: tuple[list[int], ...]

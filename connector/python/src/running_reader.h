@@ -16,27 +16,30 @@
 
 namespace kvferry {
 
-/// Converts a Python integer. The conversion is fast if CPython stores the integer in one digit (30 bits), as it does
-/// for all token ids and counts. Returns -1 with a Python error set if the object is not an integer or does not fit.
-inline std::int64_t small_integer(PyObject* object) {
-  if (PyLong_CheckExact(object)) {
+/// Returns the Python integer if it is not negative and CPython stores it in one digit (30 bits), as it does for all
+/// token ids and counts. Returns -1 for other integers, and for other objects.
+inline std::int32_t one_digit_integer(PyObject* object) {
 #if defined(Py_LIMITED_API)  // Python's stable ABI hides the digits of integers
-#elif PY_VERSION_HEX >= 0x030C0000
-    const auto* const number = reinterpret_cast<PyLongObject*>(object);
-    if (PyUnstable_Long_IsCompact(number)) return PyUnstable_Long_CompactValue(number);
+  (void)object;
 #else
+  if (PyLong_CheckExact(object)) {
     const auto* const number = reinterpret_cast<PyLongObject*>(object);
-    if (Py_SIZE(object) == 1) return number->ob_digit[0];
+#if PY_VERSION_HEX >= 0x030C0000
+    if (PyUnstable_Long_IsCompact(number)) return static_cast<std::int32_t>(PyUnstable_Long_CompactValue(number));
+#else
+    if (Py_SIZE(object) == 1) return static_cast<std::int32_t>(number->ob_digit[0]);
 #endif
   }
-  return PyLong_AsLong(object);
+#endif
+  return -1;
 }
 
 /// Converts an integer. Sets a Python error if the object is not an integer, or, unlike a cast, if `Value` can't hold
 /// it.
 template <class Value>
 Value fitting_integer(PyObject* object) {
-  const std::int64_t number = small_integer(object);
+  if (const std::int32_t number = one_digit_integer(object); number >= 0) return static_cast<Value>(number);
+  const std::int64_t number = PyLong_AsLong(object);
   if (std::in_range<Value>(number)) return static_cast<Value>(number);
   using Limits = std::numeric_limits<Value>;
   if (PyErr_Occurred() == nullptr)
@@ -54,7 +57,7 @@ inline std::vector<std::int32_t> integers(nanobind::handle list) {
   const Py_ssize_t size = NB_LIST_GET_SIZE(list.ptr());
   std::vector<std::int32_t> values(static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i) {
-    if (i + kAhead < size) __builtin_prefetch(NB_LIST_GET_ITEM(list.ptr(), i + kAhead));
+    __builtin_prefetch(NB_LIST_GET_ITEM(list.ptr(), std::min(i + kAhead, size - 1)));
     values[static_cast<std::size_t>(i)] = fitting_integer<std::int32_t>(NB_LIST_GET_ITEM(list.ptr(), i));
   }
   if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
@@ -89,10 +92,10 @@ class RunningReader {
     if (has_resumed || !are_same(ids, running.ids)) ids = name(running, ids, step.running, handle_of);
     InOrder counts(running.scheduled);
     step.block_changes.clear();
+    const Py_ssize_t last = static_cast<Py_ssize_t>(size) - 1;
     for (std::size_t i = 0; i < size; ++i) {
       const auto at = static_cast<Py_ssize_t>(i);
-      if (at + kAhead < NB_LIST_GET_SIZE(running.computed.ptr()))
-        __builtin_prefetch(NB_LIST_GET_ITEM(running.computed.ptr(), at + kAhead));
+      __builtin_prefetch(NB_LIST_GET_ITEM(running.computed.ptr(), std::min(at + kAhead, last)));
       PyObject* const id = NB_LIST_GET_ITEM(running.ids.ptr(), at);
       RunningRequest& request = step.running[i];
       request.num_computed = fitting_integer<std::uint32_t>(NB_LIST_GET_ITEM(running.computed.ptr(), at));
