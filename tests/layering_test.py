@@ -29,6 +29,7 @@ TRANSPORT_PARTS = tuple(sorted(path.name for path in (REPO / "transport").iterdi
 MAY_INCLUDE = {
     "transport/base/memory/": ("transport/base/",),
     "transport/base/net/tls/": ("transport/base/",),
+    "transport/base/secrets/": ("transport/base/",),
     "transport/base/net/": ("transport/base/",),
     "transport/base/": ("transport/base/",),
     **{f"transport/{part}/": (*TRANSPORT, f"transport/{part}/") for part in TRANSPORT_PARTS},

@@ -53,7 +53,7 @@ def compile_command(file: str) -> list[str]:
     compilation.
     """
     for entry in json.loads((RELEASE / "compile_commands.json").read_text()):
-        if Path(entry["file"]) == CORE / file:
+        if Path(entry["file"]) == (CORE / file).resolve():
             words = shlex.split(entry["command"])
             return [*words[:words.index("-o")], "-O0", "-g0", "-w"]
     raise MutantError(f"connector/core/{file} is not part of the build")

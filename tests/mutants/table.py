@@ -23,7 +23,7 @@ ORDERS = "scheduler/scheduler_orders.cpp"
 SUSPECTS = "scheduler/suspect_nodes.cpp"
 POOL, TENANTS, TENANT_ID = "pool/chunk_pool.cpp", "pool/tenant_slots.cpp", "tenant_id.cpp"
 WORKER, CHAIN, PURGE = "worker_core.cpp", "token_chain.cpp", "scheduler/scheduler_purge.cpp"
-NUMBERS = "secret_numbers.cpp"
+NUMBERS = "../../transport/base/secrets/secret_numbers.cpp"
 SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
 
 MUTANTS = [Mutant(*row) for row in (

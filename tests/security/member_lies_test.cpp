@@ -12,7 +12,6 @@
 #include <random>
 #include <thread>
 
-#include "connector/core/secret_numbers.h"
 #include "connector/core/token_chain.h"
 #include "controller/api/status.h"
 #include "controller/client/client_link.h"
@@ -21,6 +20,7 @@
 #include "tests/fuzz/examples.h"
 #include "tests/fuzz/lies.h"
 #include "transport/base/log.h"
+#include "transport/base/secrets/secret_numbers.h"
 
 namespace kvferry {
 namespace {

@@ -9,7 +9,7 @@
 #include "connector/core/flight_recorder.h"
 #include "connector/core/pool/chunk_pool.h"
 #include "connector/core/pool/provenance.h"
-#include "connector/core/secret_numbers.h"
+#include "transport/base/secrets/secret_numbers.h"
 
 namespace kvferry {
 

@@ -1,4 +1,4 @@
-#include "connector/core/secret_numbers.h"
+#include "transport/base/secrets/secret_numbers.h"
 
 #include <algorithm>
 #include <cstring>
