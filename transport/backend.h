@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/base/clock.h"
 #include "transport/base/wire.h"
 #include "transport/transfer_table.h"
 #include "transport/transport.h"
@@ -22,7 +23,7 @@ class Backend {
  public:
   using Task = std::function<void()>;
 
-  explicit Backend(std::uint32_t transfers_max) : table_(transfers_max), incarnation_(random_number()) {}
+  explicit Backend(std::uint32_t transfers_max);
   virtual ~Backend() = default;
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
@@ -61,7 +62,7 @@ class Backend {
   virtual Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) = 0;
   /// Implements Transport::unregister_region(). `is_stopped`: whether the progress thread has ended.
   virtual Result<void> close_region(RegionId id, bool is_stopped);
-  virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes);
+  virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms);
   virtual Result<void> revoke(GrantId grant) { return table_.remove_grant(grant); }
 
   // ---- Called only from tasks passed to post(). ----
@@ -81,6 +82,7 @@ class Backend {
  protected:
   static std::uint64_t random_number();
 
+  const SteadyClock clock_;
   TransferTable table_;
   const std::uint64_t incarnation_;
   std::string source_address_;  // Notification::from of the notifications that this node sends

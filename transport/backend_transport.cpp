@@ -8,6 +8,11 @@
 
 namespace kvferry {
 
+constexpr std::size_t kGrantSecretBytes = 32;
+
+Backend::Backend(std::uint32_t transfers_max)
+    : table_(transfers_max, SecretNumbers(random_bytes(kGrantSecretBytes)), clock_), incarnation_(random_number()) {}
+
 std::uint64_t Backend::random_number() {
   std::random_device random;
   return (std::uint64_t{random()} << 32) | random();
@@ -54,8 +59,8 @@ void Backend::post_and_wait(const Task& task) {
 
 Result<void> Backend::close_region(RegionId id, bool) { return table_.remove_region(id); }
 
-Result<GrantId> Backend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
-  return table_.add_grant(region, offset, bytes, "");
+Result<GrantId> Backend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) {
+  return table_.add_grant(region, offset, bytes, terms, "");
 }
 
 Result<RegionId> BackendTransport::register_region(const MemoryRegion& memory) {
@@ -79,9 +84,10 @@ Result<void> BackendTransport::unregister_region(RegionId region) {
   return backend_->close_region(region, is_stopped_);
 }
 
-Result<GrantId> BackendTransport::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
+Result<GrantId> BackendTransport::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes,
+                                        const GrantTerms& terms) {
   const std::lock_guard lock(memory_mutex_);
-  return backend_->grant(region, offset, bytes);
+  return backend_->grant(region, offset, bytes, terms);
 }
 
 Result<void> BackendTransport::revoke(GrantId grant) {

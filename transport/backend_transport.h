@@ -23,7 +23,8 @@ class BackendTransport final : public Transport {
   Result<RegionId> register_region(const MemoryRegion& memory) override;
   Result<std::string> export_region(RegionId region) const override { return table().exported(region); }
   Result<void> unregister_region(RegionId region) override;
-  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override;
+  using Transport::grant;
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) override;
   Result<std::string> export_grant(GrantId grant) const override { return table().exported(grant); }
   Result<void> revoke(GrantId grant) override;
 
@@ -41,6 +42,7 @@ class BackendTransport final : public Transport {
     return table().completion_queue().has_something() || backend_->wait(timeout_ns);
   }
   void set_wait_interrupt_fd(int fd) override { backend_->set_wait_interrupt_fd(fd); }
+  std::uint64_t num_refused() const override { return table().num_refused(); }
   void set_source_address(const std::string& address) override;
 
   void shutdown() override;

@@ -51,7 +51,6 @@ class InboxBackend : public Backend {
     ::ppoll(fds, std::size(fds), &timeout, nullptr);
   }
 
-  const SteadyClock clock_{};
   TaskInbox inbox_;
   TimeNs now_ = 0;
   bool is_stopping_ = false;

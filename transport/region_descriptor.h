@@ -14,7 +14,7 @@ struct RegionDescriptor {
   std::uint64_t bytes = 0;
   std::string rkey;          // the backend's key to the region; may be empty
   std::uint32_t region = 0;  // the owner's RegionId
-  std::uint32_t grant = 0;   // the owner's GrantId, if base and bytes are a grant's; 0: the whole region
+  std::uint64_t grant = 0;   // the owner's GrantId, if base and bytes are a grant's; 0: the whole region
   bool is_device = false;    // whether the region is GPU memory, which no CPU accesses
   KVFERRY_FIELDS(incarnation, base, bytes, rkey, region, grant, is_device);
 };

@@ -62,7 +62,8 @@ Result<void> TransferTable::remove_region(RegionId region) {
   return {};
 }
 
-Result<GrantId> TransferTable::add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey) {
+Result<GrantId> TransferTable::add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes,
+                                         const GrantTerms& terms, std::string rkey) {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(region);
   if (found == regions_.end())
@@ -72,16 +73,25 @@ Result<GrantId> TransferTable::add_grant(RegionId region, std::uint64_t offset, 
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("a grant of bytes [{}, +{}) does not fit into region {} of {} bytes", offset, bytes,
                              region, found->second.bytes)};
+  if (terms.lasts_ns < 0 || (!terms.reads && !terms.writes))
+    return Error{ErrorCode::kInvalidArgument, "a grant must allow reads or writes, and can't last less than 0 ns"};
   if (grants_.size() >= kGrantsMax)
     return Error{ErrorCode::kFull, fmt::format("the limit of {} grants is reached; revoke one first", kGrantsMax)};
   RegionDescriptor descriptor = decode<RegionDescriptor>(found->second.exported, "own descriptor").value();
-  const GrantId id{++num_grants_made_};
+  GrantId id{grant_ids_.draw()};
+  while (grants_.contains(id)) id.value = grant_ids_.draw();
   descriptor.base += offset;
   descriptor.bytes = bytes;
   descriptor.rkey = std::move(rkey);
   descriptor.grant = id.value;
-  grants_.emplace(id, Grant{region, offset, bytes, encode(descriptor)});
+  grants_.emplace(id, Grant{region, offset, bytes, terms, expires_at(terms), encode(descriptor)});
   return id;
+}
+
+TimeNs TransferTable::expires_at(const GrantTerms& terms) const {
+  const TimeNs now = clock_.now();
+  const bool ends = terms.lasts_ns != 0 && terms.lasts_ns <= std::numeric_limits<TimeNs>::max() - now;
+  return ends ? now + terms.lasts_ns : 0;
 }
 
 Result<std::string> TransferTable::exported(GrantId grant) const {
@@ -107,8 +117,15 @@ Result<void> TransferTable::remove_grant(GrantId grant) {
 }
 
 Result<std::byte*> TransferTable::begin_access(RegionId region, GrantId grant, std::uint64_t offset,
-                                               std::uint64_t bytes, bool writes) {
+                                               std::uint64_t bytes, bool writes, Asking member) {
   const std::lock_guard lock(mutex_);
+  Result<std::byte*> memory = open_access(region, grant, offset, bytes, writes, member);
+  if (!memory) ++num_refused_;
+  return memory;
+}
+
+Result<std::byte*> TransferTable::open_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes,
+                                              bool writes, Asking member) {
   const auto found = regions_.find(region);
   if (found == regions_.end())
     return Error{ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", region)};
@@ -125,7 +142,14 @@ Result<std::byte*> TransferTable::begin_access(RegionId region, GrantId grant, s
   }
   const auto granted = grants_.find(grant);
   if (granted == grants_.end() || granted->second.region != region || granted->second.is_revoked)
-    return Error{ErrorCode::kRefused, fmt::format("the peer has revoked grant {}", grant)};
+    return Error{ErrorCode::kRefused, fmt::format("the peer has revoked grant {}, or never gave it", grant)};
+  if (granted->second.expires_at != 0 && clock_.now() >= granted->second.expires_at)
+    return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired", grant)};
+  if (member && !granted->second.terms.member.empty() && *member != granted->second.terms.member)
+    return Error{ErrorCode::kRefused, fmt::format("the peer gave grant {} to another member", grant)};
+  if (writes ? !granted->second.terms.writes : !granted->second.terms.reads)
+    return Error{ErrorCode::kRefused,
+                 fmt::format("the peer's grant {} does not allow to {}", grant, writes ? "write" : "read")};
   if (!is_inside(offset, bytes, granted->second.bytes))
     return Error{ErrorCode::kRefused,
                  fmt::format("bytes [{}, +{}) are not inside the peer's grant {}", offset, bytes, grant)};

@@ -1,6 +1,7 @@
 // Bookkeeping shared by all backends: regions and grants with the copies that use them, peers, pending transfers.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -8,8 +9,11 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "transport/base/clock.h"
+#include "transport/base/secrets/secret_numbers.h"
 #include "transport/completion_queue.h"
 #include "transport/region_descriptor.h"
 #include "transport/transport.h"
@@ -52,7 +56,9 @@ struct AcceptedTransfer {
 /// calls only the completion queue.
 class TransferTable {
  public:
-  explicit TransferTable(std::uint32_t transfers_max) : transfers_max_(transfers_max) {}
+  /// `grant_ids`: where the ids of grants come from. `clock`: says when they expire; it must outlive the table.
+  TransferTable(std::uint32_t transfers_max, SecretNumbers grant_ids, const Clock& clock)
+      : transfers_max_(transfers_max), clock_(clock), grant_ids_(std::move(grant_ids)) {}
 
   /// Returns the error of calls after a transport's shutdown.
   static Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
@@ -68,18 +74,27 @@ class TransferTable {
   /// Unregisters a region. kFull: own transfers or peers' copies still use the region; the caller must call again.
   Result<void> remove_region(RegionId region);
 
-  /// Makes a grant; `rkey` is put into the grant's RegionDescriptor.
-  Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, std::string rkey);
+  /// Makes a grant; `rkey` is put into the grant's RegionDescriptor. Errors: those of Transport::grant().
+  Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms,
+                            std::string rkey);
+  /// Returns when a grant that is made now would expire; 0: never.
+  TimeNs expires_at(const GrantTerms& terms) const;
   Result<std::string> exported(GrantId grant) const;
   /// Revokes a grant: from the first call on, no access by it begins. kFull: an access has not ended yet; the caller
   /// must call again.
   Result<void> remove_grant(GrantId grant);
+  /// The name of the member whose node asks for an access, which is empty for the holder of the cluster key. Without a
+  /// value: the backend does not know the member.
+  using Asking = std::optional<std::string_view>;
   /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `grant` 0:
-  /// offsets count from the region's start. kRefused: the region was unregistered, the grant was revoked, the region or
-  /// grant does not cover the bytes, or the region can be written only with a grant.
+  /// offsets count from the region's start. kRefused: the region was unregistered, the grant was never given, is
+  /// revoked or has expired, the region or grant does not cover the bytes, the grant does not allow this direction, or
+  /// the region can be written only with a grant. With `member` also: the grant is another member's. Each refusal is
+  /// counted.
   Result<std::byte*> begin_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes,
-                                  bool writes);
+                                  bool writes, Asking member = std::nullopt);
   void end_access(RegionId region, GrantId grant);
+  std::uint64_t num_refused() const { return num_refused_; }
 
   struct Connected {
     PeerId peer;
@@ -124,6 +139,8 @@ class TransferTable {
     RegionId region;
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
+    GrantTerms terms;
+    TimeNs expires_at = 0;  // 0: never
     std::string exported;
     std::uint32_t num_accesses = 0;
     bool is_revoked = false;
@@ -143,13 +160,17 @@ class TransferTable {
     bool has_ranges = false;
   };
 
+  Result<std::byte*> open_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes, bool writes,
+                                 Asking member);
   Result<std::vector<CopyRange>> plan(const Open& open, std::vector<CopyRange> ranges, std::size_t num_checksums) const;
 
   mutable std::mutex mutex_;
   const std::uint32_t transfers_max_;
+  const Clock& clock_;
+  SecretNumbers grant_ids_;
+  std::atomic<std::uint64_t> num_refused_{0};
   std::uint32_t num_regions_made_ = 0;
   std::uint32_t num_peers_made_ = 0;
-  std::uint32_t num_grants_made_ = 0;
   std::uint64_t num_transfers_made_ = 0;
   std::unordered_map<RegionId, Region> regions_;
   std::unordered_map<GrantId, Grant> grants_;

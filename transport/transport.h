@@ -20,7 +20,7 @@ namespace kvferry {
 using RegionId = StrongId<struct RegionIdTag, std::uint32_t>;      // a local registered region
 using PeerId = StrongId<struct PeerIdTag, std::uint32_t>;          // a peer to which this transport is connected
 using TransferId = StrongId<struct TransferIdTag, std::uint64_t>;  // an accepted transfer, unique per transport
-using GrantId = StrongId<struct GrantIdTag, std::uint32_t>;        // a peer's right to access a part of a region
+using GrantId = StrongId<struct GrantIdTag, std::uint64_t>;        // a peer's right to access a part of a region
 
 /// Memory to register. With `fd` it is a shared mapping of that file from `fd_offset` on, as SharedMemory::region()
 /// returns it; peers on the same host map the file too if its seal F_SEAL_SHRINK keeps it from getting shorter. Without
@@ -36,6 +36,16 @@ struct MemoryRegion {
 };
 
 enum class Direction : std::uint8_t { kPull, kPush };
+
+/// What a grant allows, apart from its bytes. The owner's transport checks it at each access.
+struct GrantTerms {
+  bool reads = true;    // peers may pull
+  bool writes = true;   // peers may push
+  TimeNs lasts_ns = 0;  // the grant expires after this time; 0: it does not expire
+  /// Name of the member (net::Identity) that may use the grant, where the backend knows by which member a connection
+  /// was made (TCP with a list of members). Empty: every peer that has the grant may use it.
+  std::string member = {};
+};
 
 /// One run of bytes: [local_offset, +bytes) of the local region and [remote_offset, +bytes) of the remote one.
 struct CopyRange {
@@ -66,7 +76,8 @@ struct PagedTransfer {
 
 /// The outcome of a transfer, whose local memory is no longer touched. `code` is kOk, kCancelled, kPeerLost (the peer
 /// died, was silent for too long or was disconnected), kCorrupt (a checksum differs; no notification was sent),
-/// kRefused (the peer has revoked the grant or unregistered the region) or kInternal (any other failure, see `what`).
+/// kRefused (the peer has no such grant any more, the
+/// grant does not allow the transfer, or the region was unregistered) or kInternal (any other failure, see `what`).
 struct Completion {
   TransferId id;
   ErrorCode code = ErrorCode::kOk;
@@ -112,11 +123,15 @@ class Transport {
   /// memory.
   virtual Result<void> unregister_region(RegionId region) = 0;
 
-  /// Lets peers access [offset, +bytes) of a region until revoke(). A transfer that names export_grant() as its
-  /// remote_region counts remote offsets from the grant's start, and is refused outside of the grant.
-  /// kInvalidArgument: unknown region or bounds; kFull: too many grants; kUnavailable: this backend could not revoke a
-  /// grant of this memory.
-  virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) = 0;
+  /// Lets peers access [offset, +bytes) of a region until revoke(), on `terms`. A transfer that names export_grant() as
+  /// its remote_region counts remote offsets from the grant's start, and is refused outside of the grant. No peer can
+  /// guess a grant: its id is 64 random bits. kInvalidArgument: unknown region, bounds or terms; kFull: too many
+  /// grants; kUnavailable: this backend could not revoke a grant of this memory.
+  virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes,
+                                const GrantTerms& terms) = 0;
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
+    return grant(region, offset, bytes, GrantTerms{});
+  }
   virtual Result<std::string> export_grant(GrantId grant) const = 0;
   /// Revokes a grant. Once this returns ok, no peer accesses the memory by the grant any more, and transfers that name
   /// it end with kRefused. kFull: a peer's copy still uses the grant, so the caller must call again; the copy ends at
@@ -156,6 +171,9 @@ class Transport {
   /// From now on wait() also returns, with false, while `fd` is readable. Further calls add descriptors. Must be called
   /// before the first wait().
   virtual void set_wait_interrupt_fd(int fd) = 0;
+  /// Returns how many accesses of peers to this transport's memory were refused: without a grant that is needed, by an
+  /// unknown, revoked or expired grant, outside of it, or against its terms.
+  virtual std::uint64_t num_refused() const { return 0; }
   /// Returns the rate that was measured to the peer over the path of this name (Completion::path), in bytes per second.
   /// 0: not measured, or not yet.
   virtual double measured_rate(PeerId /*peer*/, std::string_view /*path*/) const { return 0; }

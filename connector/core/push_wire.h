@@ -75,7 +75,9 @@ struct GrantedChunk {
 struct GrantOrder {
   std::uint64_t reservation = 0;
   std::vector<GrantedChunk> chunks;
-  KVFERRY_FIELDS(reservation, chunks);
+  std::int64_t lasts_ns = 0;  // the grants expire after this time, also if the scheduler does not revoke them
+  std::string member{};       // name of the member whose node may use the grants; empty: any node
+  KVFERRY_FIELDS(reservation, chunks, lasts_ns, member);
 };
 
 /// One rank's answer to a GrantOrder: the transport's exported grants. A grant is empty if the rank could not grant

@@ -134,7 +134,7 @@ std::vector<AnyMessage> examples_between_nodes() {
       PushSettlement{1, {{0, true, 0, kSums}}},
       LivesRequest{"request"},
       LivesAnswer{{{"request", false, {{}}}}},
-      GrantOrder{1, {{0, {3, 7}, 8}}},
+      GrantOrder{1, {{0, {3, 7}, 8}}, kSecond, "member"},
       GrantOutcome{1, 0, {"grant"}},
       revocation,
       revoked,

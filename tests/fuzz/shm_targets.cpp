@@ -27,7 +27,7 @@ int some_fd(std::uint8_t which) {
   static const SharedMapping control = [] {
     SharedMapping pages = SharedMapping::create("control", ControlPage::kPageBytes).value();
     ControlPage(SharedMapping::map(OwnedFd(::dup(pages.fd())), 0, ControlPage::kPageBytes).value())
-        .open(0, ControlPage::pass(1, 0));
+        .open(0, ControlPage::pass(1));
     return pages;
   }();
   static const SharedMapping region = SharedMapping::create("region", 8192).value();
@@ -86,13 +86,14 @@ void run_shm_answers(std::string_view bytes) {
   options.use_cma = false;  // the "peer" is this process itself
   options.copy_threads = 1;
   static CopyThreadPool& threads = *new CopyThreadPool(1);
-  TransferTable table(16);
+  static const SteadyClock clock;
+  TransferTable table(16, SecretNumbers("secret"), clock);
   std::vector<std::byte> memory(4096);
   const RegionId local = table.new_region_id();
   table.add_region(local, {.base = memory.data(), .bytes = memory.size()}, "");
   const PeerId peer = table.connect("peer", 1).peer;
   {
-    ShmLink link(peer, {kProtocolVersion, 1, host_identity(), name, "secret"}, options, table, threads);
+    ShmLink link(peer, {kProtocolVersion, 1, host_identity(), name, "secret"}, options, table, threads, clock);
     (void)link.connect("from", kSecond);
     const OwnedFd socket = accept_from(listener);
     const std::string remote =

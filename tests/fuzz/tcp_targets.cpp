@@ -30,15 +30,15 @@ std::string hello_of(std::uint64_t link) {
   return bytes;
 }
 
-/// A backend whose loop is never started. It has an acceptor, and a region whose descriptor and grants the author of an
-/// input knows.
+/// A backend whose loop is never started. It has an acceptor, and a region that the author of an input knows, with a
+/// grant whose id is random.
 class InboundSide {
  public:
   InboundSide() : acceptor_(backend_, kIncarnation, kSecret, [this](auto& one, auto& hello) { welcome(one, hello); }) {
     const RegionId region = backend_.table().new_region_id();
     backend_.table().add_region(region, {.base = memory_.data(), .bytes = memory_.size()},
                                 encode(RegionDescriptor{kIncarnation, 0, kRegionBytes, "", 1, 0, false}));
-    KVFERRY_CHECK(backend_.table().add_grant(region, 1024, 512, ""), "no grant");
+    KVFERRY_CHECK(backend_.table().add_grant(region, 1024, 512, {}, ""), "no grant");
   }
   ~InboundSide() {
     for (OwnedFd& socket : sockets_) socket = OwnedFd();
@@ -80,7 +80,7 @@ class InboundSide {
     if (link == nullptr)
       link = std::make_unique<InboundLink>(backend_, hello.from,
                                            [this, id = hello.link] { over_.push_back(links_.extract(id)); });
-    if (!link->add(connection)) backend_.close(connection);
+    if (!link->add(connection, std::nullopt)) backend_.close(connection);
   }
 
   std::vector<std::byte> memory_ = std::vector<std::byte>(kRegionBytes);
@@ -134,12 +134,12 @@ std::string frame(MessageHeader header, const std::vector<Entry>& entries, std::
 std::vector<std::string> tcp_request_seeds() {
   const std::string push = frame({.kind = MessageKind::kPush, .id = 1, .region = 1}, {{0, 4, kEndsRange}}, {}, "abcd");
   const std::string last =
-      frame({.kind = MessageKind::kPush, .flags = kFinal | kChecksums, .id = 1, .region = 1, .num_segments = 2},
+      frame({.kind = MessageKind::kPush, .flags = kFinal | kChecksums, .id = 1, .region = 1, .number = 2},
             {{8, 4, kEndsRange | 1}}, "note", "abcd");
   const std::string granted =
-      frame({.kind = MessageKind::kPush, .flags = kFinal, .id = 2, .region = 1, .grant = 1, .num_segments = 1},
+      frame({.kind = MessageKind::kPush, .flags = kFinal, .id = 2, .grant = 1, .region = 1, .number = 1},
             {{508, 4, kEndsRange}}, {}, "abcd");
-  const std::string pull = frame({.kind = MessageKind::kPull, .id = 3, .request = 1, .region = 1}, {{0, 4096, 0}});
+  const std::string pull = frame({.kind = MessageKind::kPull, .id = 3, .region = 1, .number = 1}, {{0, 4096, 0}});
   const std::string rest = frame({.kind = MessageKind::kCancel, .id = 3}, {}) +
                            frame({.kind = MessageKind::kPing}, {}) +
                            frame({.kind = MessageKind::kNotify, .id = 4}, {}, "note");
@@ -191,9 +191,9 @@ void run_tcp_answers(std::string_view bytes) {
 
 std::vector<std::string> tcp_answer_seeds() {
   const std::string welcome = frame({.kind = MessageKind::kWelcome}, {});
-  const std::string data = frame({.kind = MessageKind::kData, .id = 1, .request = 1}, {}, {}, std::string(1536, 'd'));
+  const std::string data = frame({.kind = MessageKind::kData, .id = 1, .number = 1}, {}, {}, std::string(1536, 'd'));
   const std::string zero = frame({.kind = MessageKind::kData, .id = 1}, {}, {}, std::string(1536, 'd'));
-  const std::string refused = frame({.kind = MessageKind::kData, .flags = kRefused, .id = 1, .request = 1}, {}, "no");
+  const std::string refused = frame({.kind = MessageKind::kData, .flags = kRefused, .id = 1, .number = 1}, {}, "no");
   const std::string answer = frame({.kind = MessageKind::kAnswer, .id = 2}, {}, encode(AnswerBody{"bad", {0, 1}}));
   const std::string plain = frame({.kind = MessageKind::kAnswer, .id = 2}, {});
   const auto on = [](char connection, std::string_view bytes) { return connection + as_part(bytes); };

@@ -47,11 +47,12 @@ std::vector<std::string> transport_address_seeds() {
 
 void run_ucx_blocks(std::string_view bytes) {
   static std::vector<std::byte> memory(4096);
-  TransferTable table(16);
+  static const SteadyClock clock;
+  TransferTable table(16, SecretNumbers("secret"), clock);
   const RegionId region = table.new_region_id();
   table.add_region(region, {.base = memory.data(), .bytes = memory.size()},
                    encode(RegionDescriptor{1, 0, memory.size(), "", 1, 0, false}));
-  const GrantId grant = table.add_grant(region, 1024, 512, "").value();
+  const GrantId grant = table.add_grant(region, 1024, 512, {}, "").value();
   Cutter cutter(bytes);
   while (!cutter.empty()) {
     const std::string_view packed = cutter.part();
@@ -70,7 +71,7 @@ std::vector<std::string> ucx_block_seeds() {
     return as_part(ucx::begin_packed(message, payload.size()).append(payload));
   };
   return {packed({1, false, 1, 0, {0, 4, 4092, 4}, "from", "note", "secret"}, "12345678") +
-              packed({2, true, 1, 1, {0, 512}, "", "", ""}, ""),
+              packed({2, true, 1, SecretNumbers("secret").draw(), {0, 512}, "", "", ""}, ""),
           as_part(ucx::begin_packed(ucx::BlocksAnswer{1, 0, ""}, 0)),
           as_part(ucx::begin_packed(ucx::NotificationMessage{"from", "body", "secret"}, 0))};
 }

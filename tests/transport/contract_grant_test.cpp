@@ -1,5 +1,11 @@
 // Tests grants: parts of a region that peers may access until the grant is revoked.
+#include <functional>
+#include <random>
+
 #include "tests/transport/contract.h"
+#include "transport/planner/plan_address.h"
+#include "transport/region_descriptor.h"
+#include "transport/shm/messages.h"
 #include "transport/transfer_table.h"
 
 namespace kvferry {
@@ -7,6 +13,17 @@ namespace {
 
 constexpr std::uint64_t kOffset = 10'000;
 constexpr std::uint64_t kGrantedBytes = 50'000;
+
+/// Changes the descriptor of a grant; of a planner's grant, that of each backend.
+std::string forged(const std::string& exported, const std::function<void(RegionDescriptor&)>& change) {
+  if (auto descriptor = decode<RegionDescriptor>(exported, "descriptor")) {
+    change(*descriptor);
+    return encode(*descriptor);
+  }
+  planner::RegionParts parts = decode<planner::RegionParts>(exported, "parts of a descriptor").value();
+  for (planner::Part& part : parts.parts) part.bytes = forged(part.bytes, change);
+  return encode(parts);
+}
 
 template <class Backend>
 class TransportGrants : public TransportContract<Backend> {
@@ -31,17 +48,22 @@ class TransportGrants : public TransportContract<Backend> {
     while (code == ErrorCode::kFull) code = remote_->revoke(grant);
     EXPECT_EQ(code, ErrorCode::kOk);
   }
-  /// Expects that transfers with the revoked descriptor move nothing.
+  /// Expects that transfers with a descriptor that gives no right move nothing.
   void expect_refused(const RemoteGrant& granted) {
-    for (const Direction direction : {Direction::kPull, Direction::kPush}) {
-      const std::vector<std::byte> here = this->memory_;
-      const std::vector<std::byte> there(remote_->memory().begin(), remote_->memory().end());
-      const TransferId id = this->transport_->submit(by(granted, direction, {{7, 0, 100}, {500, 300, 20'000}})).value();
-      this->expect_one(id, ErrorCode::kRefused);
-      this->expect_only_note(*remote_, peer_, "after the refused one");
-      EXPECT_TRUE(here == this->memory_);
-      EXPECT_TRUE(std::equal(there.begin(), there.end(), remote_->memory().begin()));
-    }
+    for (const Direction direction : {Direction::kPull, Direction::kPush}) expect_refused(granted, direction);
+  }
+  void expect_refused(const RemoteGrant& granted, Direction direction) {
+    const std::vector<std::byte> here = this->memory_;
+    const std::vector<std::byte> there(remote_->memory().begin(), remote_->memory().end());
+    const TransferId id = this->transport_->submit(by(granted, direction, {{7, 0, 100}, {500, 300, 20'000}})).value();
+    this->expect_one(id, ErrorCode::kRefused);
+    this->expect_only_note(*remote_, peer_, "after the refused one");
+    EXPECT_TRUE(here == this->memory_);
+    EXPECT_TRUE(std::equal(there.begin(), there.end(), remote_->memory().begin()));
+  }
+  void expect_served(const RemoteGrant& granted, Direction direction) {
+    this->expect_one(this->transport_->submit(by(granted, direction, {{7, 0, 100}})).value(), ErrorCode::kOk);
+    EXPECT_EQ(remote_->wait_notifications(1).size(), 1U);
   }
   std::unique_ptr<Remote> remote_;
   PeerId peer_;
@@ -105,6 +127,83 @@ TYPED_TEST(TransportGrants, TheyDieWithTheirRegion) {
   EXPECT_EQ(this->remote_->revoke(granted.id), ErrorCode::kInvalidArgument);
   this->expect_refused(granted);
   if (this->fixture_.enforces_unregister()) this->expect_refused({GrantId{}, this->remote_->region()});
+  this->expect_nothing_more();
+}
+
+TYPED_TEST(TransportGrants, ForgedOnesAreRefused) {
+  const RemoteGrant granted = this->remote_->grant(kOffset, kGrantedBytes);
+  const RemoteGrant only_read = this->remote_->grant(0, 2 * kGrantedBytes, {.reads = true, .writes = false});
+  this->expect_served(granted, Direction::kPush);
+  const std::vector<std::byte> there(this->remote_->memory().begin(), this->remote_->memory().end());
+  const std::uint64_t refused_before = this->remote_->num_refused();
+  std::mt19937_64 random(7);
+  constexpr std::uint64_t kForged = 1000;
+  for (std::uint64_t count = 1; count <= kForged; ++count) {
+    const RemoteGrant guess{{}, forged(granted.exported, [&](RegionDescriptor& one) {
+                              const std::uint64_t guesses[] = {count, one.grant + count, one.grant - count,
+                                                               one.grant ^ std::uint64_t{1} << count % 64, random()};
+                              one.grant = guesses[count % std::size(guesses)];
+                            })};
+    const Direction direction = count % 2 == 0 ? Direction::kPull : Direction::kPush;
+    const TransferId id = this->transport_->submit(this->by(guess, direction, {{7, 0, 100}})).value();
+    this->expect_one(id, ErrorCode::kRefused);
+  }
+  // Where the initiating side copies, the owner sees requests to map its memory, and no copies.
+  if (this->fixture_.needs_running_remote()) {
+    EXPECT_EQ(this->remote_->num_refused() - refused_before, kForged);
+  }
+  // The descriptor of a grant with another range or region, and of one that only allows to read.
+  const std::vector<std::function<void(RegionDescriptor&)>> changes = {
+      [](RegionDescriptor& one) { one.region += 1; },
+      [&](RegionDescriptor& one) { one.grant = only_read.id.value + 1; },
+      [](RegionDescriptor& one) {
+        one.base -= kOffset;
+        one.bytes += 2 * kOffset;
+      }};
+  for (const auto& change : changes) {
+    PagedTransfer beyond = this->by({{}, forged(granted.exported, change)}, Direction::kPush, {{7, kGrantedBytes, 1}});
+    if (const Result<TransferId> id = this->transport_->submit(beyond)) this->expect_one(*id, ErrorCode::kRefused);
+  }
+  const RemoteGrant rights{{}, forged(only_read.exported, [](RegionDescriptor& one) {
+                             if (auto key = decode<shm::RegionMemoryKey>(one.rkey, "shared memory's key")) {
+                               key->writes = true;
+                               one.rkey = encode(*key);
+                             }
+                           })};
+  this->expect_one(this->transport_->submit(this->by(rights, Direction::kPush, {{7, 0, 100}})).value(),
+                   ErrorCode::kRefused);
+  EXPECT_TRUE(std::equal(there.begin(), there.end(), this->remote_->memory().begin()));
+  this->expect_served(granted, Direction::kPush);
+  this->expect_nothing_more();
+}
+
+TYPED_TEST(TransportGrants, TheyAllowOnlyTheDirectionsOfTheirTerms) {
+  const RemoteGrant to_read = this->remote_->grant(kOffset, kGrantedBytes, {.reads = true, .writes = false});
+  const RemoteGrant to_write = this->remote_->grant(kOffset, kGrantedBytes, {.reads = false, .writes = true});
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    this->expect_refused(to_read, Direction::kPush);
+    this->expect_refused(to_write, Direction::kPull);
+    this->expect_served(to_read, Direction::kPull);
+    this->expect_served(to_write, Direction::kPush);
+  }
+  this->expect_nothing_more();
+}
+
+TYPED_TEST(TransportGrants, ExpiredOnesAreRefused) {
+  const RemoteGrant lasting = this->remote_->grant(kOffset, kGrantedBytes, {.lasts_ns = 3600 * kSecond});
+  const RemoteGrant expired = this->remote_->grant(kOffset, kGrantedBytes, {.lasts_ns = 1});
+  const RemoteGrant prolonged{{}, forged(expired.exported, [](RegionDescriptor& one) {
+                                if (auto key = decode<shm::RegionMemoryKey>(one.rkey, "shared memory's key")) {
+                                  key->expires_at = 0;
+                                  one.rkey = encode(*key);
+                                }
+                              })};
+  this->expect_refused(expired);
+  this->expect_refused(prolonged);
+  for (const Direction direction : {Direction::kPull, Direction::kPush}) this->expect_served(lasting, direction);
+  this->expect_refused(expired);
+  this->take_back(expired.id);
+  this->expect_refused(expired);
   this->expect_nothing_more();
 }
 

@@ -31,8 +31,9 @@ class OnDevice final : public Transport {
   std::string describe() const override { return transport_->describe(); }
   Result<std::string> export_region(RegionId region) const override { return transport_->export_region(region); }
   Result<void> unregister_region(RegionId region) override { return transport_->unregister_region(region); }
-  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
-    return transport_->grant(region, offset, bytes);
+  using Transport::grant;
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) override {
+    return transport_->grant(region, offset, bytes, terms);
   }
   Result<std::string> export_grant(GrantId grant) const override { return transport_->export_grant(grant); }
   Result<void> revoke(GrantId grant) override { return transport_->revoke(grant); }

@@ -66,8 +66,9 @@ class RemoteProcess final : public Remote {
     return taken;
   }
 
-  RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes) override {
-    std::istringstream words(ask(fmt::format("grant {} {}", offset, bytes)));
+  RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) override {
+    std::istringstream words(
+        ask(fmt::format("grant {} {} {:d} {:d} {}", offset, bytes, terms.reads, terms.writes, terms.lasts_ns)));
     RemoteGrant granted;
     std::string exported;
     words >> granted.id.value >> exported;
@@ -75,6 +76,7 @@ class RemoteProcess final : public Remote {
     return granted;
   }
   ErrorCode revoke(GrantId grant) override { return code_from(ask(fmt::format("revoke {}", grant))); }
+  std::uint64_t num_refused() override { return std::stoull(ask("refused")); }
   ErrorCode unregister() override { return code_from(ask("unregister")); }
   void shut_down() override {
     const std::string answer = ask("quit");

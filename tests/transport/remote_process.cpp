@@ -1,7 +1,7 @@
 // The other process of the tests. Maps the shared memory named by argv[1], exports it over backend argv[2], and obeys
-// lines on stdin: "grant <offset> <bytes>" (answer "<id> <descriptor>"), "revoke <id>", "unregister" (answer: the error
-// code) and "quit" (answer "bye"). First prints "ready <address> <region>", and for each notification "note <from>
-// <body>". All bytes are in hex.
+// lines on stdin: "grant <offset> <bytes> <reads> <writes> <lasts_ns>" (answer "<id> <descriptor>"), "revoke <id>",
+// "unregister" (answer: the error code), "refused" (answer: the number of refused accesses) and "quit" (answer "bye").
+// First prints "ready <address> <region>", and for each notification "note <from> <body>". All bytes are in hex.
 #include <poll.h>
 #include <unistd.h>
 
@@ -25,6 +25,7 @@ std::string answer(Transport& transport, RegionId region, const std::string& lin
   std::string verb;
   words >> verb;
   if (verb == "unregister") return code_of(transport.unregister_region(region));
+  if (verb == "refused") return std::to_string(transport.num_refused());
   if (verb == "revoke") {
     GrantId grant;
     words >> grant.value;
@@ -32,8 +33,9 @@ std::string answer(Transport& transport, RegionId region, const std::string& lin
   }
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
-  words >> offset >> bytes;
-  const GrantId grant = transport.grant(region, offset, bytes).value();
+  GrantTerms terms;
+  words >> offset >> bytes >> terms.reads >> terms.writes >> terms.lasts_ns;
+  const GrantId grant = transport.grant(region, offset, bytes, terms).value();
   return std::to_string(grant.value) + ' ' + to_hex(transport.export_grant(grant).value());
 }
 

@@ -4,6 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <random>
+
+#include "tests/manual_clock.h"
+
 namespace kvferry {
 namespace {
 
@@ -32,13 +37,14 @@ class TransferTableTest : public ::testing::Test {
     return id;
   }
   GrantId grant(std::uint64_t offset, std::uint64_t bytes) {
-    return table_.add_grant(region_, offset, bytes, "k").value();
+    return table_.add_grant(region_, offset, bytes, {}, "k").value();
   }
   PagedTransfer transfer() {
     return {peer_, Direction::kPull, region_, table_.exported(region_).value(), {{0, 0, 10}, {10, 10, 10}}, ""};
   }
 
-  TransferTable table_{8};
+  ManualClock clock_;
+  TransferTable table_{8, SecretNumbers("secret"), clock_};
   std::vector<std::byte> memory_ = std::vector<std::byte>(kBytes);
   PeerId peer_;
   RegionId region_;
@@ -73,7 +79,7 @@ TEST_F(TransferTableTest, AProtectedRegionIsWrittenOnlyWithAGrant) {
   table_.add_region(id, memory, encode(RegionDescriptor{kIncarnation, 4096, kBytes, "key", id.value}));
   EXPECT_EQ(code_of(table_.begin_access(id, GrantId{}, 0, 1, true)), ErrorCode::kRefused);
   EXPECT_EQ(code_of(table_.begin_access(id, GrantId{}, 0, 1, false)), ErrorCode::kOk);
-  const GrantId granted = table_.add_grant(id, 10, 1, "").value();
+  const GrantId granted = table_.add_grant(id, 10, 1, {}, "").value();
   EXPECT_EQ(table_.begin_access(id, granted, 0, 1, true).value(), memory_.data() + 10);
 }
 
@@ -92,6 +98,65 @@ TEST_F(TransferTableTest, NobodyBorrowsWhatWasNeverOffered) {
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk) << "a refusal left an access open";
 }
 
+TEST_F(TransferTableTest, NobodyGetsInByAMillionForgedReplayedExpiredOrForeignGrants) {
+  constexpr std::uint64_t kTries = 1'000'000;
+  const GrantId good = grant(100, 50);
+  const GrantId revoked = grant(100, 50);
+  EXPECT_EQ(code_of(table_.remove_grant(revoked)), ErrorCode::kOk);
+  const GrantId expired = table_.add_grant(region_, 100, 50, {.lasts_ns = 1}, "").value();
+  const GrantId to_read = table_.add_grant(region_, 100, 50, {.writes = false}, "").value();
+  const RegionId other = add_region();
+  const GrantId of_other = table_.add_grant(other, 100, 50, {}, "").value();
+  clock_.advance(1);
+  const GrantId of_member = table_.add_grant(region_, 100, 50, {.member = "owner"}, "").value();
+  SecretNumbers without_a_secret{{}};
+  std::mt19937_64 random(1);
+  std::uint64_t num_accepted = 0;
+  for (std::uint64_t count = 1; count <= kTries; ++count) {
+    const std::uint64_t forged[] = {count,          good.value + count,      good.value - count,
+                                    random(),       without_a_secret.draw(), good.value ^ 1ULL << count % 64,
+                                    revoked.value,  expired.value,           to_read.value,
+                                    of_other.value, of_member.value};
+    num_accepted +=
+        table_.begin_access(region_, GrantId{forged[count % std::size(forged)]}, 0, 1, true, "thief") ? 1 : 0;
+  }
+  EXPECT_EQ(num_accepted, 0U);
+  EXPECT_EQ(table_.num_refused(), kTries);
+  EXPECT_EQ(code_of(table_.begin_access(region_, good, 0, 50, true)), ErrorCode::kOk);
+  table_.end_access(region_, good);
+  EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk) << "a refusal left an access open";
+}
+
+TEST_F(TransferTableTest, AGrantExpiresAtItsTimeAndACopyThatHasBegunEnds) {
+  const GrantId id = table_.add_grant(region_, 100, 50, {.lasts_ns = kSecond}, "").value();
+  clock_.advance(kSecond - 1);
+  EXPECT_EQ(code_of(table_.begin_access(region_, id, 0, 1, true)), ErrorCode::kOk);
+  clock_.advance(1);
+  EXPECT_EQ(code_of(table_.begin_access(region_, id, 0, 1, true)), ErrorCode::kRefused);
+  EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kFull);
+  table_.end_access(region_, id);
+  EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kOk);
+}
+
+TEST_F(TransferTableTest, AGrantWithoutARightOrWithATimeInThePastIsNotGiven) {
+  EXPECT_EQ(code_of(table_.add_grant(region_, 0, 1, {.reads = false, .writes = false}, "")),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code_of(table_.add_grant(region_, 0, 1, {.lasts_ns = -1}, "")), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(table_.expires_at({.lasts_ns = std::numeric_limits<TimeNs>::max()}), 0) << "after the end of all time";
+}
+
+TEST_F(TransferTableTest, TheIdsOfGrantsDependOnTheSecret) {
+  TransferTable same(8, SecretNumbers("secret"), clock_), others(8, SecretNumbers("another"), clock_);
+  std::vector<GrantId> ids;
+  for (TransferTable* table : {&table_, &same, &others}) {
+    const RegionId id = table->new_region_id();
+    table->add_region(id, MemoryRegion{memory_.data(), kBytes}, encode(RegionDescriptor{}));
+    ids.push_back(table->add_grant(id, 0, 1, {}, "").value());
+  }
+  EXPECT_EQ(ids[0], ids[1]);
+  EXPECT_NE(ids[0], ids[2]);
+}
+
 TEST_F(TransferTableTest, AGrantThatIsTakenBackInMidCopyTakesNoNewOnesAndEndsWithTheLast) {
   const GrantId id = grant(100, 50);
   EXPECT_EQ(table_.begin_access(region_, id, 10, 40, false).value(), memory_.data() + 110);
@@ -107,7 +172,7 @@ TEST_F(TransferTableTest, AGrantThatIsTakenBackInMidCopyTakesNoNewOnesAndEndsWit
 
 TEST_F(TransferTableTest, ARegionTakesItsGrantsAlongAndNoOthers) {
   const GrantId id = grant(100, 50);
-  const GrantId other = table_.add_grant(add_region(), 0, 1, "").value();
+  const GrantId other = table_.add_grant(add_region(), 0, 1, {}, "").value();
   EXPECT_EQ(code_of(table_.remove_region(region_)), ErrorCode::kOk);
   EXPECT_EQ(code_of(table_.remove_grant(id)), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code_of(table_.exported(id)), ErrorCode::kInvalidArgument);

@@ -32,9 +32,12 @@ class Remote {
   /// Waits until the remote process has polled this many notifications (in all calls together), or until a time limit.
   virtual std::vector<Notification> wait_notifications(std::size_t num_notifications) = 0;
   /// The remote acts as the owner of its region: grants a part of it, revokes the grant, unregisters the region.
-  virtual RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes) = 0;
+  virtual RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) = 0;
+  RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes) { return grant(offset, bytes, GrantTerms{}); }
   virtual ErrorCode revoke(GrantId grant) = 0;
   virtual ErrorCode unregister() = 0;
+  /// Returns Transport::num_refused() of the remote.
+  virtual std::uint64_t num_refused() = 0;
   virtual void shut_down() = 0;
   virtual void kill() = 0;
   /// Stops the remote (SIGSTOP): transfers with it make no progress until go_on().

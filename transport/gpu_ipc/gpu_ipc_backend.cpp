@@ -60,7 +60,7 @@ Result<Backend::RegionKey> GpuIpcBackend::open_region(RegionId, const MemoryRegi
   return RegionKey{std::move(*handle), true};
 }
 
-Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64_t) {
+Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64_t, const GrantTerms&) {
   if (Result<std::string> known = table_.exported(region); !known) return std::move(known).error();
   return Error{
       ErrorCode::kUnavailable,

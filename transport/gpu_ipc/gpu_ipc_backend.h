@@ -66,7 +66,7 @@ class GpuIpcBackend final : public InboxBackend {
   std::string describe() const override;
   Result<std::uint64_t> check_address(const std::string& address) override;
   Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
-  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override;
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) override;
   void add_peer(PeerId peer, const std::string& address) override;
   void drop_peer(PeerId peer) override;
   void submit(AcceptedTransfer accepted) override;

@@ -72,8 +72,9 @@ Result<void> InboundLink::on_ask(const Ask& ask) {
 
   const RegionId region{ask.region};
   const GrantId grant{ask.grant};
+  // A kHash verifies the pushes before it, so it needs their right.
   Result<std::byte*> memory = context_.transfer_table.begin_access(region, grant, span.first, span.second - span.first,
-                                                                   purpose == Purpose::kPush);
+                                                                   purpose != Purpose::kPull);
   Served served;
   served.purpose = purpose;
   PieceTransfer piece{ask.token, {}, ask.packed_bytes_max, !memory};

@@ -12,7 +12,7 @@
 
 namespace kvferry::nccl {
 
-constexpr std::uint32_t kProtocolVersion = 1;
+constexpr std::uint32_t kProtocolVersion = 2;
 
 /// How to reach a transport's control link: its address, and the exported region that messages name as their target.
 struct ControlAddress {
@@ -68,7 +68,7 @@ struct Ask {
   std::uint64_t token = 0;
   std::uint8_t purpose = 0;
   std::uint32_t region = 0;
-  std::uint32_t grant = 0;             // 0: no grant; offsets count from the start of the region
+  std::uint64_t grant = 0;             // 0: no grant; offsets count from the start of the region
   std::uint64_t packed_bytes_max = 0;  // extents of up to this many bytes are sent together
   std::vector<std::uint64_t> extents;  // offset and length of each extent, one after the other
   KVFERRY_FIELDS(token, purpose, region, grant, packed_bytes_max, extents);

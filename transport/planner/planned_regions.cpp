@@ -89,7 +89,7 @@ Result<RegionParts> PlannedRegions::parts_of(GrantId id) const {
                   [](const Transport& transport, GrantId inner) { return transport.export_grant(inner); });
 }
 
-Result<GrantId> PlannedRegions::grant(RegionId id, std::uint64_t offset, std::uint64_t bytes) {
+Result<GrantId> PlannedRegions::grant(RegionId id, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) {
   const std::lock_guard lock(mutex_);
   const auto region = regions_.find(id);
   if (region == regions_.end() || region->second.is_unregistered) return unknown("region", id);
@@ -102,7 +102,7 @@ Result<GrantId> PlannedRegions::grant(RegionId id, std::uint64_t offset, std::ui
       grant.ids.emplace_back();
       continue;
     }
-    Result<GrantId> given = backends_[index].transport->grant(*inner, offset, bytes);
+    Result<GrantId> given = backends_[index].transport->grant(*inner, offset, bytes, terms);
     if (given) {
       grant.ids.emplace_back(*given);
       is_given = true;

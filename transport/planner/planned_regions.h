@@ -27,7 +27,7 @@ class PlannedRegions {
   Result<void> unregister_region(RegionId id);
   Result<RegionParts> parts_of(RegionId id) const;
 
-  Result<GrantId> grant(RegionId id, std::uint64_t offset, std::uint64_t bytes);
+  Result<GrantId> grant(RegionId id, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms);
   Result<RegionParts> parts_of(GrantId id) const;
   Result<void> revoke(GrantId id);
 

@@ -96,8 +96,9 @@ class PlannedTransport final : public Transport {
   Result<RegionId> register_region(const MemoryRegion& memory) override { return regions_.register_region(memory); }
   Result<std::string> export_region(RegionId id) const override { return encode(KVFERRY_TRY(regions_.parts_of(id))); }
   Result<void> unregister_region(RegionId id) override { return regions_.unregister_region(id); }
-  Result<GrantId> grant(RegionId id, std::uint64_t offset, std::uint64_t bytes) override {
-    return regions_.grant(id, offset, bytes);
+  using Transport::grant;
+  Result<GrantId> grant(RegionId id, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) override {
+    return regions_.grant(id, offset, bytes, terms);
   }
   Result<std::string> export_grant(GrantId id) const override { return encode(KVFERRY_TRY(regions_.parts_of(id))); }
   Result<void> revoke(GrantId id) override { return regions_.revoke(id); }
@@ -199,6 +200,12 @@ class PlannedTransport final : public Transport {
       }
     }
     return all;
+  }
+
+  std::uint64_t num_refused() const override {
+    std::uint64_t sum = 0;
+    for (const OpenBackend& backend : backends_) sum += backend.transport->num_refused();
+    return sum;
   }
 
   double measured_rate(PeerId id, std::string_view path) const override {

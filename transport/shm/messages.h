@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <string>
 
+#include "transport/base/clock.h"
 #include "transport/base/wire.h"
 
 namespace kvferry::shm {
 
-constexpr std::uint32_t kProtocolVersion = 2;
+constexpr std::uint32_t kProtocolVersion = 3;
 
 /// The decoded form of Transport::address().
 struct Address {
@@ -49,7 +50,7 @@ struct Welcome {
 struct MapRequest {
   std::uint32_t region = 0;
   bool writes = false;      // true: a writable descriptor is requested; false: one that can only be read
-  std::uint32_t grant = 0;  // with `writes`: the grant that allows writing; 0: no grant
+  std::uint64_t grant = 0;  // the grant that allows the access; 0: no grant
   KVFERRY_FIELDS(region, writes, grant);
 };
 
@@ -68,7 +69,11 @@ struct RegionMemoryKey {
   std::uint64_t region_base = 0;  // start of the whole region; a grant's RegionDescriptor::base is the grant's start
   std::uint32_t slot = 0;         // slot of the grant or region on the owner's control page
   bool needs_grant_to_write = false;
-  KVFERRY_FIELDS(is_shared, region_base, slot, needs_grant_to_write);
+  // What a grant allows and when it expires, by the monotonic clock that all processes of a host share; 0: never.
+  bool reads = true;
+  bool writes = true;
+  TimeNs expires_at = 0;
+  KVFERRY_FIELDS(is_shared, region_base, slot, needs_grant_to_write, reads, writes, expires_at);
 };
 
 }  // namespace kvferry::shm

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "transport/base/chunk_key.h"
+
 namespace kvferry::shm {
 namespace {
 
@@ -69,6 +71,14 @@ std::optional<std::string> NoteRing::pop() {
   head_ += sizeof(length) + length;
   header().head.store(head_, std::memory_order_release);
   return note;
+}
+
+std::uint64_t ControlPage::pass(const RegionDescriptor& descriptor) {
+  if (descriptor.grant == 0) return pass(descriptor.region);
+  const ChunkKey digest = root_key("pass of a grant", encode(descriptor));
+  std::uint64_t number = 0;
+  std::memcpy(&number, digest.bytes.data(), sizeof number);
+  return number;
 }
 
 std::atomic<std::uint64_t>& ControlPage::state(std::uint32_t slot) const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "transport/region_descriptor.h"
 #include "transport/shared_memory.h"
 
 namespace kvferry::shm {
@@ -81,8 +82,10 @@ class ControlPage {
   void set_spinning(bool is_spinning) { header().is_spinning.store(is_spinning ? 1 : 0, std::memory_order_seq_cst); }
   bool is_spinning() const { return header().is_spinning.load(std::memory_order_seq_cst) != 0; }
 
-  /// Returns the content of an open slot, unique to the grant or region. `grant` is 0 for a whole region.
-  static std::uint64_t pass(std::uint32_t region, std::uint32_t grant) { return std::uint64_t{region} << 32 | grant; }
+  /// Returns the content of the open slot of a region or grant: of a grant a hash of its descriptor. A descriptor that
+  /// was changed in any field does not fit the slot, and peers that read the page learn no grant's id.
+  static std::uint64_t pass(const RegionDescriptor& descriptor);
+  static std::uint64_t pass(std::uint32_t region) { return region; }
   /// Opens a slot. Only the owner calls this function and the next two.
   void open(std::uint32_t slot, std::uint64_t pass) { state(slot).store(pass, std::memory_order_release); }
   void close(std::uint32_t slot) { state(slot).store(0, std::memory_order_seq_cst); }

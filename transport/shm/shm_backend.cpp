@@ -78,7 +78,7 @@ void ShmBackend::set_wait_interrupt_fd(int fd) {
 
 void ShmBackend::add_peer(PeerId peer, const std::string& address) {
   auto link = std::make_unique<ShmLink>(peer, decode<Address>(address, "peer address").value(), options_, table_,
-                                        copy_threads_);
+                                        copy_threads_, clock_);
   if (link->connect(source_address_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
   links_.emplace(peer, std::move(link));
   loop_.kick();  // the progress thread must now take the link's deadline into account

@@ -38,7 +38,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   void set_wait_interrupt_fd(int fd) override;
   Result<RegionKey> open_region(RegionId id, const MemoryRegion& memory) override;
   Result<void> close_region(RegionId id, bool is_stopped) override;
-  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override;
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) override;
   Result<void> revoke(GrantId grant) override;
   void add_peer(PeerId peer, const std::string& address) override;
   void drop_peer(PeerId peer) override { links_.erase(peer); }
@@ -94,7 +94,6 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
 
   const ShmOptions options_;
   CopyThreadPool copy_threads_;
-  const SteadyClock clock_;
   Address address_;
   OwnedFd listener_;
   net::SpareFd spare_;

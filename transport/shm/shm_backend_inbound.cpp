@@ -66,8 +66,8 @@ void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
   if (region == shared_regions_.end())
     return refuse(fmt::format("the peer has unregistered region {}", request->region));
   const GrantId grant{request->grant};
-  if (request->writes) {
-    const Result<std::byte*> allowed = table_.begin_access(region->first, grant, 0, 1, true);
+  if (request->writes || grant != GrantId{}) {
+    const Result<std::byte*> allowed = table_.begin_access(region->first, grant, 0, 1, request->writes);
     if (!allowed) return refuse(allowed.error().what);
     table_.end_access(region->first, grant);
   }

@@ -35,7 +35,7 @@ Result<Backend::RegionKey> ShmBackend::open_region(RegionId id, const MemoryRegi
   const RegionMemoryKey key{bool{fd}, reinterpret_cast<std::uintptr_t>(memory.base), slot, memory.needs_grant_to_write};
   post_and_wait([&] {
     if (fd) shared_regions_.insert_or_assign(id, SharedRegion{std::move(fd), memory.fd_offset, memory.bytes});
-    control_->open(slot, ControlPage::pass(id.value, 0));
+    control_->open(slot, ControlPage::pass(id.value));
   });
   return RegionKey{encode(key)};
 }
@@ -62,14 +62,18 @@ Result<void> ShmBackend::close_region(RegionId id, bool) {
   return {};
 }
 
-Result<GrantId> ShmBackend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
+Result<GrantId> ShmBackend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) {
   const std::string exported = KVFERRY_TRY(table_.exported(region));
   const std::uint32_t slot = KVFERRY_TRY(reserve_slot());
   RegionMemoryKey key = key_of(exported);
   key.slot = slot;
-  Result<GrantId> id = table_.add_grant(region, offset, bytes, encode(key));
+  key.reads = terms.reads;
+  key.writes = terms.writes;
+  key.expires_at = table_.expires_at(terms);
+  Result<GrantId> id = table_.add_grant(region, offset, bytes, terms, encode(key));
   if (id) {
-    control_->open(slot, ControlPage::pass(region.value, id->value));
+    const std::string granted = table_.exported(*id).value();
+    control_->open(slot, ControlPage::pass(decode<RegionDescriptor>(granted, "own descriptor").value()));
     grants_.emplace(*id, Granted{region, slot});
   } else {
     free_slots_.push_back(slot);

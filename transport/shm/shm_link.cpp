@@ -199,6 +199,21 @@ TimeNs ShmLink::next_deadline() const {
   return owed_since_ == 0 ? ProgressLoop::kNever : advanced_at_ + options_.silence_ns / 4;
 }
 
+/// Returns kRefused if the transfer's grant has expired or does not allow its direction. The peer can't check this at
+/// each copy; it refuses to send its descriptor by such a grant.
+Result<void> ShmLink::check_terms(const ShmTransfer& transfer) const {
+  const RegionDescriptor& remote = transfer.accepted().remote;
+  if (remote.grant == 0) return {};
+  const RegionMemoryKey& key = transfer.key();
+  if (key.expires_at != 0 && clock_.now() >= key.expires_at)
+    return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired", remote.grant)};
+  const bool is_pull = transfer.accepted().is_pull();
+  if (is_pull ? !key.reads : !key.writes)
+    return Error{ErrorCode::kRefused,
+                 fmt::format("the peer's grant {} does not allow to {}", remote.grant, is_pull ? "read" : "write")};
+  return {};
+}
+
 Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) {
   const RegionDescriptor& remote = transfer.accepted().remote;
   const bool writes = !transfer.accepted().is_pull();
@@ -206,6 +221,7 @@ Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) 
     return Error{ErrorCode::kRefused,
                  fmt::format("the peer's region {} can be written only with a grant, and this transfer has none",
                              remote.region)};
+  KVFERRY_TRY(check_terms(transfer));
   if (transfer.key().is_shared && options_.use_mappings) {
     const auto found = regions_.try_emplace({remote.region, writes}).first;
     Region& region = found->second;
@@ -232,14 +248,15 @@ bool ShmLink::advance(Transfers::iterator transfer) {
   const RegionDescriptor& descriptor = moving.accepted().remote;
   const std::uint32_t slot = moving.key().slot;
   ring_->enter(slot);
-  const bool is_open = control_->is_open(slot, ControlPage::pass(descriptor.region, descriptor.grant));
+  const bool is_open = control_->is_open(slot, moving.pass());
   const Result<void> copied = is_open ? moving.copy_piece(**remote, threads_) : Result<void>();
   ring_->exit();
   if (!is_open) {
     if (control_->is_closed()) {
       fail("the peer is shutting down");
     } else if (descriptor.grant != 0) {
-      finish(transfer, ErrorCode::kRefused, fmt::format("the peer has revoked grant {}", descriptor.grant));
+      finish(transfer, ErrorCode::kRefused,
+             fmt::format("the peer has revoked grant {}, or never gave it", descriptor.grant));
     } else {
       finish(transfer, ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", descriptor.region));
     }

@@ -23,8 +23,13 @@ namespace kvferry::shm {
 class ShmLink {
  public:
   ShmLink(PeerId peer, Address address, const ShmOptions& options, TransferTable& transfer_table,
-          CopyThreadPool& threads)
-      : peer_(peer), address_(std::move(address)), options_(options), table_(transfer_table), threads_(threads) {}
+          CopyThreadPool& threads, const Clock& clock)
+      : peer_(peer),
+        address_(std::move(address)),
+        options_(options),
+        table_(transfer_table),
+        threads_(threads),
+        clock_(clock) {}
   ~ShmLink() { fail("disconnected"); }
   ShmLink(const ShmLink&) = delete;
   ShmLink& operator=(const ShmLink&) = delete;
@@ -70,6 +75,7 @@ class ShmLink {
   bool notify_and_finish(Transfers::iterator transfer);
   /// Returns how to reach the peer's memory, or nullopt while a map request is unanswered. An error ends the transfer.
   Result<std::optional<RemoteMemory>> reach(const ShmTransfer& transfer);
+  Result<void> check_terms(const ShmTransfer& transfer) const;
   void finish(Transfers::iterator transfer, ErrorCode code, std::string what);
   void expect_answer(TimeNs now);
 
@@ -78,6 +84,7 @@ class ShmLink {
   const ShmOptions& options_;
   TransferTable& table_;
   CopyThreadPool& threads_;
+  const Clock& clock_;
   OwnedFd socket_;
   std::optional<NoteRing> ring_;
   std::optional<ControlPage> control_;

@@ -24,10 +24,13 @@ struct RemoteMemory {
 
 class ShmTransfer {
  public:
-  ShmTransfer(AcceptedTransfer accepted, RegionMemoryKey key) : accepted_(std::move(accepted)), key_(key) {}
+  ShmTransfer(AcceptedTransfer accepted, RegionMemoryKey key)
+      : accepted_(std::move(accepted)), key_(key), pass_(ControlPage::pass(accepted_.remote)) {}
 
   const AcceptedTransfer& accepted() const { return accepted_; }
   const RegionMemoryKey& key() const { return key_; }
+  /// Returns what the owner's control page must show in the slot of the region or grant.
+  std::uint64_t pass() const { return pass_; }
   TransferId id() const { return accepted_.id; }
   void feed(const FedCopies& more) { accepted_.append(more); }
   /// Returns whether bytes are left to copy.
@@ -62,6 +65,7 @@ class ShmTransfer {
 
   AcceptedTransfer accepted_;
   RegionMemoryKey key_;
+  std::uint64_t pass_;
   RangeVerifier verifier_{accepted_};
   PieceCursor cursor_;
   std::vector<CopyRange> slices_;  // the current piece, cut into slices that each lie in one copy

@@ -11,12 +11,13 @@ namespace kvferry::tcp {
 InboundLink::InboundLink(TcpBackend& host, std::string from, std::function<void()> over)
     : host_(host), from_(std::move(from)), over_(std::move(over)) {}
 
-bool InboundLink::add(Connection& connection) {
+bool InboundLink::add(Connection& connection, std::optional<std::string> member) {
   if (lanes_.size() >= kLanesMax) return false;
   connection.set_lane(lanes_.size());
   connection.set_handler(*this);
   lanes_.push_back(std::make_unique<Lane>());
   lanes_.back()->connection = &connection;
+  lanes_.back()->member = std::move(member);
   return true;
 }
 
@@ -89,7 +90,7 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
     if (std::exchange(push.is_final, true)) return protocol_error("the peer ended a push twice");
     push.is_aborted = (header.flags & kAborted) != 0;
     push.is_unsound = (header.flags & kUnsound) != 0;
-    push.num_segments = header.num_segments;
+    push.num_segments = header.number;
     push.notification = head.text();
     pending_text_bytes_ += push.notification.size();
     if (pending_text_bytes_ > kPendingTextBytesMax)
@@ -111,7 +112,8 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   TransferTable& transfer_table = host_.transfer_table();
   const RegionId region{header.region};
   const GrantId grant{header.grant};
-  Result<std::byte*> memory = transfer_table.begin_access(region, grant, span.first, span.second - span.first, true);
+  Result<std::byte*> memory = transfer_table.begin_access(region, grant, span.first, span.second - span.first, true,
+                                                          lanes_[connection.lane()]->member);
   if (!memory) {
     // The initiator ends its push when this answer arrives. Bytes of the push that are still on their way are dropped.
     push.code = ErrorCode::kRefused;
@@ -196,7 +198,7 @@ Result<void> InboundLink::queue_pull(Lane& lane, const MessageHead& head) {
 
 void InboundLink::refuse_pull(Connection& connection, const MessageHeader& pull, const std::string& why) {
   --lanes_[connection.lane()]->num_pulls;
-  connection.send({.kind = MessageKind::kData, .flags = kRefused, .id = pull.id, .request = pull.request}, why);
+  connection.send({.kind = MessageKind::kData, .flags = kRefused, .id = pull.id, .number = pull.number}, why);
 }
 
 void InboundLink::cancel_pull(Lane& lane, std::uint64_t transfer) {
@@ -223,7 +225,7 @@ bool InboundLink::next_message(Connection& connection, OutMessage& out) {
   const RegionId region{asked.region};
   const GrantId grant{asked.grant};
   Result<std::byte*> memory =
-      span ? transfer_table.begin_access(region, grant, span->first, span->second - span->first, false)
+      span ? transfer_table.begin_access(region, grant, span->first, span->second - span->first, false, lane.member)
            : Result<std::byte*>(span.error());
   if (!memory) {
     refuse_pull(connection, asked, memory.error().what);
@@ -233,7 +235,7 @@ bool InboundLink::next_message(Connection& connection, OutMessage& out) {
   out.access = MemoryAccess(transfer_table, region, grant);
   const MessageHeader header{.kind = MessageKind::kData,
                              .id = asked.id,
-                             .request = asked.request,
+                             .number = asked.number,
                              .payload_bytes = static_cast<std::uint32_t>(bytes)};
   append_message(out.head, header);
   for (const Entry& entry : pull.entries) out.parts.push_back({*memory + (entry.offset - span->first), entry.bytes});

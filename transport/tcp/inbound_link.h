@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -24,7 +25,8 @@ class InboundLink final : public MessageHandler {
   InboundLink(TcpBackend& host, std::string from, std::function<void()> over);
 
   /// Returns false if the link has kLanesMax connections already.
-  bool add(Connection& connection);
+  /// `member`: who has made the connection, see TransferTable::Asking.
+  bool add(Connection& connection, std::optional<std::string> member);
   /// Closes the link if a connection is silent in the middle of a message. Returns whether any message is incomplete.
   bool check(TimeNs now);
   void close();
@@ -61,6 +63,7 @@ class InboundLink final : public MessageHandler {
   };
   struct Lane {
     Connection* connection = nullptr;
+    std::optional<std::string> member;      // who has made the connection
     std::array<std::deque<Pull>, 3> pulls;  // [priority] queued pulls
     std::size_t num_pulls = 0;
     MessageHeader current;        // header of the incoming message

@@ -20,7 +20,7 @@ namespace kvferry::tcp {
 static_assert(std::endian::native == std::endian::little,
               "headers are sent as they are in memory, so this machine must be little-endian");
 
-constexpr std::uint32_t kProtocolVersion = 1;
+constexpr std::uint32_t kProtocolVersion = 2;
 constexpr std::uint64_t kMagic = 0x31'59'52'52'45'46'56'4b;  // "KVFERRY1", MessageHeader::id of a hello
 
 enum class MessageKind : std::uint8_t {
@@ -37,7 +37,7 @@ enum class MessageKind : std::uint8_t {
 };
 
 enum Flags : std::uint8_t {
-  kFinal = 1,      // the last message of a push; its num_segments counts the segments of the whole push
+  kFinal = 1,      // the last message of a push; its number counts the segments of the whole push
   kAborted = 2,    // with kFinal: the initiator has given up the push; the target sends no answer and no notification
   kChecksums = 4,  // the message has a checksum for each entry, compared when its range ends
   kRefused = 8,    // in a kData message: the pull is refused, and there is no payload
@@ -51,10 +51,9 @@ struct MessageHeader {
   std::uint8_t code = 0;          // an ErrorCode, in an answer
   std::uint32_t num_entries = 0;  // a push's messages without entries do not count as segments
   std::uint64_t id = 0;           // id of the transfer, from the initiator
-  std::uint32_t request = 0;      // number of a pull on its connection
+  std::uint64_t grant = 0;        // 0: no grant; offsets count from the start of the region
   std::uint32_t region = 0;
-  std::uint32_t grant = 0;
-  std::uint32_t num_segments = 0;
+  std::uint32_t number = 0;  // kPull, kData: number of the pull on its connection; kFinal: number of segments
   std::uint32_t text_bytes = 0;
   std::uint32_t payload_bytes = 0;
 };

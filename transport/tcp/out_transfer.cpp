@@ -54,14 +54,14 @@ void OutTransfer::append_push(const Segment& segment, OutMessage& out) {
   MessageHeader header{.kind = MessageKind::kPush,
                        .num_entries = segment.num_pieces,
                        .id = what_.id.value,
-                       .region = what_.remote.region,
                        .grant = what_.remote.grant,
+                       .region = what_.remote.region,
                        .payload_bytes = static_cast<std::uint32_t>(segment.bytes)};
   if (segment.num_pieces > 0) ++num_segments;
   if (is_final) {
     is_final_sent = true;
     header.flags |= !verifier.has_corrupt() ? kFinal : kFinal | kUnsound;
-    header.num_segments = num_segments;
+    header.number = num_segments;
     header.text_bytes = static_cast<std::uint32_t>(what_.notification.size());
   }
   if (has_checksums()) header.flags |= kChecksums;
@@ -87,9 +87,9 @@ void OutTransfer::append_pull(const Segment& segment, std::uint32_t request, Out
                              .priority = static_cast<std::uint8_t>(what_.priority),
                              .num_entries = segment.num_pieces,
                              .id = what_.id.value,
-                             .request = request,
+                             .grant = what_.remote.grant,
                              .region = what_.remote.region,
-                             .grant = what_.remote.grant};
+                             .number = request};
   append_bytes(out.head, &header, sizeof(header));
   for_each_piece(segment, [&](const Piece& piece) {
     const Entry entry{what_.copies[piece.copy].remote_offset + piece.at, static_cast<std::uint32_t>(piece.bytes), 0};

@@ -143,7 +143,7 @@ Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& he
 Result<void> OutboundLink::on_data(Connection& connection, const MessageHead& head) {
   Lane& lane = lanes_[connection.lane()];
   const auto found = std::find_if(lane.requests.begin(), lane.requests.end(),
-                                  [&](const Request& one) { return one.number == head.header.request; });
+                                  [&](const Request& one) { return one.number == head.header.number; });
   if (found == lane.requests.end()) return protocol_error("the peer answered a request that was not made");
   lane.current = *found;
   lane.requests.erase(found);
@@ -228,10 +228,8 @@ void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string wha
     if (!lane.is_open || code == ErrorCode::kOk) continue;
     lane.connection->send_zeros_for(id.value);
     if (std::exchange(is_aborted, false)) {
-      lane.connection->send({.kind = MessageKind::kPush,
-                             .flags = kFinal | kAborted,
-                             .id = id.value,
-                             .num_segments = transfer.num_segments});
+      lane.connection->send(
+          {.kind = MessageKind::kPush, .flags = kFinal | kAborted, .id = id.value, .number = transfer.num_segments});
       host_.wake(*lane.connection);
     }
     if (lane.current.transfer == &transfer) {

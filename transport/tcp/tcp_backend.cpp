@@ -145,7 +145,7 @@ void TcpBackend::welcome(Connection& connection, const Hello& hello) {
   auto& link = inbound_[hello.link];
   if (link == nullptr)
     link = std::make_unique<InboundLink>(*this, hello.from, [this, id = hello.link] { drop_inbound(id); });
-  const bool is_added = link->add(connection);
+  const bool is_added = link->add(connection, tls_ ? tls_->member_of(connection.key_name()) : std::nullopt);
   connection.send({.kind = MessageKind::kWelcome}, is_added ? "" : "the peer's link has too many connections");
   if (is_added) return;
   connection.flush(1);

@@ -79,7 +79,6 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   void check(TimeNs now);
 
   const TcpOptions options_;
-  const SteadyClock clock_;
   const std::string secret_;
   const std::unique_ptr<const net::TlsContext> tls_;  // TLS of connections; null: there is no cluster key
   std::string address_;

@@ -9,7 +9,7 @@
 
 namespace kvferry::ucx {
 
-constexpr std::uint32_t kProtocolVersion = 3;
+constexpr std::uint32_t kProtocolVersion = 4;
 
 /// The decoded form of Transport::address().
 struct Address {
@@ -67,7 +67,7 @@ struct BlocksMessage {
   std::uint64_t token = 0;  // random; the answer repeats it
   bool is_pull = false;
   std::uint32_t region = 0;
-  std::uint32_t grant = 0;             // 0: no grant; offsets count from the start of the region
+  std::uint64_t grant = 0;             // 0: no grant; offsets count from the start of the region
   std::vector<std::uint64_t> extents;  // offset and length of each block, one after the other
   std::string from;                    // the notification's source address
   std::string notification;            // the notification, delivered unless the message is refused

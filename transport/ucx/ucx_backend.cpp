@@ -140,14 +140,14 @@ Result<void> UcxBackend::close_region(RegionId id, bool is_stopped) {
   return {};
 }
 
-Result<GrantId> UcxBackend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
+Result<GrantId> UcxBackend::grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) {
   if (const Result<std::string> known = table_.exported(region);
       known && decode<RegionDescriptor>(*known, "own descriptor").value().is_device)
     return Error{
         ErrorCode::kUnavailable,
         fmt::format("UCX can't grant a part of region {}, since a grant of GPU memory could not be revoked", region)};
   // The grant has no rkey, because this node itself copies every byte of a grant.
-  return Backend::grant(region, offset, bytes);
+  return Backend::grant(region, offset, bytes, terms);
 }
 
 void UcxBackend::stop() {

@@ -51,6 +51,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   if (reservation.chunks.empty()) return reply;
   reply.reservation = order.reservation = id;
   reservation.deadline = now + parts_.config.push_ttl;
+  order.lasts_ns = parts_.config.push_ttl;
   promise::bounded_hold(now, reservation.deadline, writer);
   reservations_.emplace(reply.reservation, std::move(reservation));
   parts_.actions.push_back(GrantSlots{std::move(order)});

@@ -121,7 +121,7 @@ bool NodeLinks::take_requests() {
     busy = true;
     const Result<Envelope> envelope = decode<Envelope>(message->bytes, "peer message");
     if (!envelope) continue;
-    Asker asker{std::move(message->sender), envelope->id, envelope->version};
+    Asker asker{std::move(message->sender), envelope->id, envelope->version, std::move(message->member)};
     const Result<void> is_readable = peers_.versions().check("the node that asks", *envelope);
     Result<PeerRequest> request = is_readable ? unseal<PeerRequest>(*envelope) : is_readable.error();
     if (!request) {

@@ -37,6 +37,7 @@ struct Asker {
   std::string sender;  // the asker's ZeroMQ routing id at this node's server socket
   std::uint64_t id = 0;
   std::uint32_t version = 0;  // node protocol version of the request and its answer
+  std::string member{};       // net::Identity::name of the asker
 };
 
 /// Where the pool of one rank can be reached.

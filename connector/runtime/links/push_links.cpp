@@ -38,6 +38,8 @@ void PushLinks::execute(DropPush& wanted) {
 }
 
 void PushLinks::execute(GrantSlots& wanted) {
+  const auto granting = granting_.find(wanted.reservation);
+  if (granting != granting_.end()) wanted.member = granting->second.asker.member;
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     if (!parts_.send_worker(rank, wanted.reservation, wanted))
       granted({wanted.reservation, rank, std::vector<std::string>(wanted.chunks.size())});

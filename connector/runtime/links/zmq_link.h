@@ -26,6 +26,7 @@ class ServerSocket {
   struct Message {
     std::string sender;
     std::string bytes;
+    std::string member;  // net::Identity::name of the sender
   };
   /// Returns the next message. Skips malformed messages, and those of a revoked member, whose connection ends.
   std::optional<Message> receive();

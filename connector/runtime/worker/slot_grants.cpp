@@ -8,17 +8,18 @@
 namespace kvferry {
 
 void SlotGrants::grant(const GrantOrder& order) {
+  const GrantTerms terms{.reads = false, .writes = true, .lasts_ns = order.lasts_ns, .member = order.member};
   GrantOutcome outcome{order.reservation, parts_.core.rank(), {}};
   for (const GrantedChunk& wanted : order.chunks) {
     const auto [slot, is_new] =
         slots_.try_emplace(Key{order.reservation, wanted.index}, GrantedSlot{wanted.chunk, {}, false, false, {}});
-    outcome.grants.push_back(is_new ? grant(wanted, slot->second) : std::string());
+    outcome.grants.push_back(is_new ? grant(wanted, terms, slot->second) : std::string());
   }
   send_(seal(0, outcome));
 }
 
 /// Returns the exported grant, or an empty text if the memory can't be granted.
-std::string SlotGrants::grant(const GrantedChunk& wanted, GrantedSlot& slot) {
+std::string SlotGrants::grant(const GrantedChunk& wanted, const GrantTerms& terms, GrantedSlot& slot) {
   slot.has_begun = parts_.fits(wanted.chunk, wanted.num_tokens) && parts_.core.locked([&](WorkerCore& core) {
     const bool is_writable = core.writable(wanted.chunk);
     if (is_writable) core.begin_write(wanted.chunk);
@@ -36,7 +37,7 @@ std::string SlotGrants::grant(const GrantedChunk& wanted, GrantedSlot& slot) {
   slot.has_place = static_cast<bool>(place);
   // A place in GPU memory is not granted, because the grant could not be revoked.
   if (!place || place->region != parts_.pool_region) return {};
-  const auto granted = parts_.transport.grant(place->region, place->offset, bytes);
+  const auto granted = parts_.transport.grant(place->region, place->offset, bytes, terms);
   if (!granted) return {};
   slot.grant = *granted;
   auto exported = parts_.transport.export_grant(*granted);

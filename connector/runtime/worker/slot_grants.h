@@ -44,7 +44,7 @@ class SlotGrants {
   /// A pair: the id of the slot reservation (PushReply::reservation), and the chunk's index in the offer.
   using Key = std::pair<std::uint64_t, std::uint32_t>;
 
-  std::string grant(const GrantedChunk& wanted, GrantedSlot& slot);
+  std::string grant(const GrantedChunk& wanted, const GrantTerms& terms, GrantedSlot& slot);
   void take_back(const Key& key, GrantedSlot& slot);
   void end(const Key& key, bool ok);
 

@@ -33,7 +33,7 @@ class StillTransport final : public Transport {
   std::string address() const override { return {}; }
   std::string describe() const override { return "nothing"; }
   Result<std::string> export_region(RegionId) const override { return none(); }
-  Result<GrantId> grant(RegionId, std::uint64_t, std::uint64_t) override { return none(); }
+  Result<GrantId> grant(RegionId, std::uint64_t, std::uint64_t, const GrantTerms&) override { return none(); }
   Result<std::string> export_grant(GrantId) const override { return none(); }
   Result<void> revoke(GrantId) override { return none(); }
   Result<PeerId> connect(const std::string&) override { return none(); }

@@ -15,9 +15,10 @@ std::uint64_t LoopbackCore::random_below(std::uint64_t bound) { return random_()
 
 std::shared_ptr<LoopbackNode> LoopbackCore::add_node(std::uint32_t transfers_max) {
   const std::lock_guard lock(mutex_);
-  auto node = std::make_shared<LoopbackNode>(transfers_max);
-  node->incarnation = ++num_nodes_made_;
-  node->address = node->source_address = fmt::format("loopback:{}", node->incarnation);
+  const std::string address = fmt::format("loopback:{}", ++num_nodes_made_);
+  auto node = std::make_shared<LoopbackNode>(transfers_max, address);
+  node->incarnation = num_nodes_made_;
+  node->address = node->source_address = address;
   nodes_.emplace(node->address, node);
   return node;
 }

@@ -23,11 +23,13 @@ struct LoopbackPeer {
 
 /// The state of one transport. The core's lock guards all of it but the transfer table, which has its own lock.
 struct LoopbackNode {
-  explicit LoopbackNode(std::uint32_t transfers_max) : transfer_table(transfers_max) {}
+  LoopbackNode(std::uint32_t transfers_max, const std::string& grant_secret)
+      : transfer_table(transfers_max, SecretNumbers(grant_secret), clock) {}
   std::uint64_t incarnation = 0;
   std::string address;
   std::string source_address;
   bool alive = true;
+  const SteadyClock clock;
   TransferTable transfer_table;
   std::unordered_map<PeerId, LoopbackPeer> peers;
 };

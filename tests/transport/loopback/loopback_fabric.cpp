@@ -28,8 +28,9 @@ class LoopbackTransport final : public Transport {
   }
   Result<std::string> export_region(RegionId region) const override { return node_->transfer_table.exported(region); }
   Result<void> unregister_region(RegionId region) override { return node_->transfer_table.remove_region(region); }
-  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) override {
-    return node_->transfer_table.add_grant(region, offset, bytes, "");
+  using Transport::grant;
+  Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) override {
+    return node_->transfer_table.add_grant(region, offset, bytes, terms, "");
   }
   Result<std::string> export_grant(GrantId grant) const override { return node_->transfer_table.exported(grant); }
   Result<void> revoke(GrantId grant) override { return node_->transfer_table.remove_grant(grant); }
@@ -52,6 +53,7 @@ class LoopbackTransport final : public Transport {
     return node_->transfer_table.completion_queue().wait(timeout_ns, interrupt_fds_);
   }
   void set_wait_interrupt_fd(int fd) override { interrupt_fds_.push_back(fd); }
+  std::uint64_t num_refused() const override { return node_->transfer_table.num_refused(); }
   void set_source_address(const std::string& address) override { core_->set_source_address(*node_, address); }
   double measured_rate(PeerId /*peer*/, std::string_view /*path*/) const override { return core_->measured_rate(); }
   void shutdown() override { core_->end(*node_); }

@@ -16,12 +16,13 @@ class LoopbackRemote final : public Remote {
   std::vector<Notification> wait_notifications(std::size_t num_notifications) override {
     return kvferry::wait_notifications(*transport_, num_notifications);
   }
-  RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes) override {
-    const GrantId id = transport_->grant(registered_, offset, bytes).value();
+  RemoteGrant grant(std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms) override {
+    const GrantId id = transport_->grant(registered_, offset, bytes, terms).value();
     return {id, transport_->export_grant(id).value()};
   }
   ErrorCode revoke(GrantId grant) override { return code_of(transport_->revoke(grant)); }
   ErrorCode unregister() override { return code_of(transport_->unregister_region(registered_)); }
+  std::uint64_t num_refused() override { return transport_->num_refused(); }
   void shut_down() override { transport_->shutdown(); }
   void kill() override {
     fabric_.kill(transport_->address());

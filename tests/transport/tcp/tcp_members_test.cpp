@@ -45,6 +45,18 @@ class TcpMember {
     return done[0];
   }
 
+  /// Grants the first half of the memory. Returns the exported grant.
+  std::string grant(const GrantTerms& terms) {
+    return transport_->export_grant(transport_->grant(own_, 0, kPulledBytes / 2, terms).value()).value();
+  }
+  /// Moves one byte from or to the memory of the other by a grant.
+  ErrorCode move(Direction direction, TcpMember& other, const std::string& grant) {
+    const PeerId peer = transport_->connect(other.transport_->address()).value();
+    EXPECT_TRUE(transport_->submit({peer, direction, own_, grant, {{0, 0, 1}}, "moved"}));
+    const std::vector<Completion> done = wait_completions(*transport_, 1);
+    return done.size() == 1 ? done[0].code : ErrorCode::kInternal;
+  }
+
  private:
   std::vector<std::byte> memory_ = std::vector<std::byte>(kPulledBytes, std::byte{'m'});
   std::unique_ptr<Transport> transport_;
@@ -80,6 +92,30 @@ TEST(TcpMembers, OnlyWorkersAdminsAndTheHolderOfTheClusterKeyOpenConnections) {
       EXPECT_EQ(done.code == ErrorCode::kOk, row.is_served) << row.who << " at " << serves << ": " << done.what;
     }
   }
+}
+
+TEST(TcpMembers, AGrantServesOnlyTheMemberToWhomItWasGiven) {
+  net::MembersFolder folder;
+  const net::ClusterKey given = folder.add("given", Role::kWorker), thief = folder.add("thief", Role::kWorker);
+  for (const net::Encrypt encrypt : {net::Encrypt::kAlways, net::Encrypt::kNever}) {
+    TcpMember server(folder.read("cluster"), encrypt);
+    TcpMember callers[] = {TcpMember(given, encrypt), TcpMember(thief, encrypt),
+                           TcpMember(folder.read("cluster"), encrypt)};
+    const std::string bound = server.grant({.member = "given"}), open = server.grant({});
+    for (const Direction direction : {Direction::kPush, Direction::kPull}) {
+      for (TcpMember& caller : callers) {
+        EXPECT_EQ(caller.move(direction, server, open), ErrorCode::kOk);
+        EXPECT_EQ(caller.move(direction, server, bound), &caller == callers ? ErrorCode::kOk : ErrorCode::kRefused);
+      }
+    }
+    EXPECT_EQ(server.transport().num_refused(), 4U);
+  }
+}
+
+TEST(TcpMembers, WithoutAListOfMembersAGrantServesEveryPeerThatHasIt) {
+  const net::ClusterKey key(std::string(64, 'c'));
+  TcpMember server(key), caller(key);
+  EXPECT_EQ(caller.move(Direction::kPush, server, server.grant({.member = "given"})), ErrorCode::kOk);
 }
 
 TEST(TcpMembers, AWorkerLeavesAServerThatIsNoMember) {

@@ -139,8 +139,8 @@ TEST_F(TcpTarget, EndsLinksThatBreakTheRules) {
       with_entry(push, {0, 8, 0}),
       with_entry(push, {~std::uint64_t{0}, 8, 0}),
       with_entry({.kind = tcp::MessageKind::kPull, .id = 1}, {0, ~0U, 0}),
-      frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 1, .num_segments = 1}) +
-          frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 1, .num_segments = 1}),
+      frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 1, .number = 1}) +
+          frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 1, .number = 1}),
   };
   for (std::size_t index = 0; index < bad.size(); ++index) {
     RawSocket peer(RawSocket::connected_to(port()));
@@ -193,7 +193,7 @@ TEST_F(TcpTarget, EndsALinkWhosePushEndsUnderAnotherConnection) {
       EXPECT_EQ(first.receive_frame().header.kind, tcp::MessageKind::kPong);
       second.send(frame({.kind = tcp::MessageKind::kPing}) + segment(64) + std::string(10, 'b'));
       EXPECT_EQ(second.receive_frame().header.kind, tcp::MessageKind::kPong);
-      first.send(frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 5, .num_segments = num_segments}));
+      first.send(frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 5, .number = num_segments}));
       EXPECT_EQ(first.receive(1), "") << "the link goes on with " << num_segments << " segments";
       ::send(second.fd(), std::string(54, 'b').data(), 54, MSG_NOSIGNAL);
       EXPECT_EQ(second.receive(1), "");
@@ -213,7 +213,7 @@ TEST_F(TcpTarget, NamesTheRangeThatChangedOnTheWayAndAnnouncesNothing) {
                             .num_entries = 1,
                             .id = 9,
                             .region = region_.value,
-                            .num_segments = 1,
+                            .number = 1,
                             .text_bytes = 4,
                             .payload_bytes = 64};
   const tcp::Entry entry{128, 64, 5 | tcp::kEndsRange};
@@ -298,7 +298,7 @@ TEST_F(TcpInitiator, KeepsAPeerThatIsSlowButAlive) {
     EXPECT_EQ(target_->receive_frame().header.kind, tcp::MessageKind::kPing);
     target_->send(frame({.kind = tcp::MessageKind::kPong}));
   }
-  target_->send(frame({.kind = tcp::MessageKind::kData, .request = 1, .payload_bytes = 100}) + std::string(100, 'd'));
+  target_->send(frame({.kind = tcp::MessageKind::kData, .number = 1, .payload_bytes = 100}) + std::string(100, 'd'));
   EXPECT_THAT(wait_completions(*transport_, 1), ElementsAre(Completion{id, ErrorCode::kOk, ""}));
   EXPECT_EQ(memory_[99], std::byte{'d'});
 }
@@ -309,8 +309,8 @@ TEST_F(TcpInitiator, NamesTheRangeThatChangedOnTheWay) {
   const std::string right(100, 'd');
   pull.checksums = {chunk_checksum(std::as_bytes(std::span(right)))};
   const TransferId id = transport_->submit(pull).value();
-  EXPECT_EQ(target_->receive_frame().header.request, 1U);
-  target_->send(frame({.kind = tcp::MessageKind::kData, .request = 1, .payload_bytes = 100}) + std::string(99, 'd') +
+  EXPECT_EQ(target_->receive_frame().header.number, 1U);
+  target_->send(frame({.kind = tcp::MessageKind::kData, .number = 1, .payload_bytes = 100}) + std::string(99, 'd') +
                 'e');
   const std::vector<Completion> completions = wait_completions(*transport_, 1);
   ASSERT_EQ(completions.size(), 1U);
@@ -322,8 +322,8 @@ TEST_F(TcpInitiator, NamesTheRangeThatChangedOnTheWay) {
 TEST_F(TcpInitiator, LosesAPeerThatSendsWhatNobodyAskedFor) {
   target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
   const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
-  EXPECT_EQ(target_->receive_frame().header.request, 1U);
-  target_->send(frame({.kind = tcp::MessageKind::kData, .request = 1, .payload_bytes = 101}));
+  EXPECT_EQ(target_->receive_frame().header.number, 1U);
+  target_->send(frame({.kind = tcp::MessageKind::kData, .number = 1, .payload_bytes = 101}));
   expect_end(id, ErrorCode::kPeerLost, "101 bytes");
 }
 

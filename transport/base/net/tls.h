@@ -43,6 +43,9 @@ class TlsContext {
   const ClusterKey& key() const { return key_; }
   /// Returns the names of the keys of peers whose connections may stay.
   std::vector<std::string> key_names() const;
+  /// Returns the name of the member with this key (TlsSession::key_name()), or "" for a holder of the cluster key.
+  /// Without a list of members nullopt, because all peers have the same key.
+  std::optional<std::string> member_of(std::string_view key_name) const;
   /// Returns the name of the key that new connections use, or "" if they don't all use one.
   std::string key_in_use() const;
 

@@ -197,6 +197,14 @@ std::vector<std::string> TlsContext::key_names() const {
   return names;
 }
 
+std::optional<std::string> TlsContext::member_of(std::string_view key_name) const {
+  const auto content = key_.content();
+  if (!content->members) return std::nullopt;
+  for (const Member& member : *content->members)
+    if (text_of(member.certificate) == key_name) return member.identity.name;
+  return "";
+}
+
 std::string TlsContext::key_in_use() const {
   return key_.content()->members ? "" : name_of(key_.accepted_by_nodes().front());
 }
