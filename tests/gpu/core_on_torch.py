@@ -162,7 +162,7 @@ def longest_silence(call: Callable[[], Any]) -> tuple[Any, float]:
             stamps.append(time.perf_counter())
             time.sleep(0.0001)
 
-    thread = threading.Thread(target=tick)
+    thread = threading.Thread(target=tick, daemon=True)  # does not outlive a call that fails
     thread.start()
     time.sleep(0.01)
     result = call()
