@@ -28,8 +28,7 @@ class Engine:
         self.family, self._folder = family, folder
         arguments = DEFAULTS | family.flags | flags
         if arguments["num_gpu_blocks_override"] == "few":
-            drafts = family.few_blocks_with_drafts if "speculative_config" in arguments else 0
-            arguments["num_gpu_blocks_override"] = drafts or family.few_blocks
+            arguments["num_gpu_blocks_override"] = family.few_blocks
         if "max_num_batched_tokens" in family.flags:
             arguments["max_num_batched_tokens"] = max(family.flags["block_size"], arguments["block_size"])
         storage = folder.parent / "storage" if arguments.pop("kv_transfer_config", None) else None

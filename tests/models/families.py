@@ -24,11 +24,10 @@ KEYS_AND_VALUES = {"k_proj": KV_HEADS * HEAD_SIZE, "v_proj": KV_HEADS * HEAD_SIZ
 class Family:
     """A model's config.json and what its features need.
 
-    flags: vLLM's arguments for each of its engines. few_blocks: so few that vLLM must preempt; few_blocks_with_drafts:
-    the same where drafts take blocks too, 0: as many. adapter: the number of outputs of each layer that the LoRA
-    adapter changes, and adapter_layers: the names of the modules that have them. keeps_state: True if a chunk is one
-    block of vLLM. blocks_in_one: how many of vLLM's blocks are as long as a block of the KV group with the longest
-    blocks. has_images: True if each long prompt has an image (engine.py).
+    flags: vLLM's arguments for each of its engines. few_blocks: so few that vLLM must preempt. adapter: the number of
+    outputs of each layer that the LoRA adapter changes, and adapter_layers: the names of the modules that have them.
+    keeps_state: True if a chunk is one block of vLLM. blocks_in_one: how many of vLLM's blocks are as long as a block
+    of the KV group with the longest blocks. has_images: True if each long prompt has an image (engine.py).
     """
 
     config: dict[str, Any]
@@ -120,7 +119,7 @@ FAMILIES: dict[str, Family] = {
               linear_key_head_dim=64, linear_value_head_dim=64, linear_num_key_heads=1, linear_num_value_heads=2,
               layer_types=["linear_attention"] * 3 + ["full_attention"], decoder_sparse_step=1, mlp_only_layers=[],
               shared_expert_intermediate_size=64, **EXPERTS), KEPT_STATES | {"dtype": "bfloat16"},
-        few_blocks_with_drafts=26, keeps_state=True),
+        few_blocks=26, keeps_state=True),
     "jamba": Family(
         model("JambaForCausalLM", "jamba", attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2,
               expert_layer_offset=1, num_experts=4, num_experts_per_tok=2, mamba_d_state=16, mamba_d_conv=4,

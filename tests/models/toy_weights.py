@@ -3,6 +3,7 @@
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from kvferry_launch.paths import MODELS
@@ -20,6 +21,7 @@ def generate_weights() -> None:
 
     dummy_loader.DummyModelLoader.load_weights = _fill_all
     _flatten_heads()
+    _compute_states_by_token()
 
 
 def generate_weights_if_asked() -> None:
@@ -77,6 +79,33 @@ def _flatten_heads() -> None:
         return found[0].view_as(query), None if key is None else found[1].view_as(key)
 
     RotaryEmbedding.forward_cpu = forward_cpu
+
+
+def _compute_states_by_token() -> None:
+    """Computes the states of gated delta nets on CPUs token by token, with the kernel for decoding, in prompts too. The
+    kernel for prompts rounds otherwise in bfloat16: vLLM, which computes the last tokens of a preempted request like a
+    prompt, then gives other tokens than without the preemption, with kvferry and without it.
+    """
+    import torch
+    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
+
+    kernel = gdn_attention._cpu_gdn_attention_nonspec
+
+    def by_token(layer: Any, step: Any, mixed_qkv: Any, b: Any, a: Any, out: Any) -> None:
+        starts, slots = step.non_spec_query_start_loc, step.non_spec_state_indices_tensor
+        for number in range(step.num_decodes + step.num_prefills):
+            slot = slots[number:number + 1].contiguous()
+            if number >= step.num_decodes and not step.has_initial_state[number]:
+                for state in layer.kv_cache:
+                    state[slot.long()] = 0
+            one = SimpleNamespace(
+                num_decodes=1, num_decode_tokens=1, num_prefills=0, num_prefill_tokens=0, spec_sequence_masks=None,
+                num_accepted_tokens=None, non_spec_state_indices_tensor=slot,
+                non_spec_query_start_loc=torch.tensor([0, 1], dtype=starts.dtype))
+            for token in range(int(starts[number]), int(starts[number + 1])):
+                kernel(layer, one, *(tensor[token:token + 1] for tensor in (mixed_qkv, b, a, out)))
+
+    gdn_attention._cpu_gdn_attention_nonspec = by_token
 
 
 def _fill_all(loader: Any, model: Any, config: Any) -> None:
