@@ -1,6 +1,5 @@
 // Unguessable ids for leases, slot reservations and grants, because a peer that knows the id can end or use what the id
-// names.
-// The class has no I/O: it derives the ids from a random secret that the runtime passes.
+// names. The class has no I/O: it derives the ids from a random secret that the runtime passes.
 #pragma once
 
 #include <cstdint>
