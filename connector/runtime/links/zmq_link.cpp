@@ -30,10 +30,10 @@ Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(const std::string& endp
 std::optional<ServerSocket::Message> ServerSocket::receive() {
   std::array<net::ZmqPart, 2> parts;  // the sender's identity and the message's bytes
   while (const std::size_t num_parts = socket_->receive(parts)) {
-    net::Identity sender = socket_->sender_of(parts[0]);
+    if (num_parts != parts.size()) continue;
+    net::Identity sender = socket_->sender_of(parts[1]);
     if (sender.role < net::Role::kWorker) continue;
-    if (num_parts == parts.size())
-      return Message{std::string(parts[0].bytes()), std::string(parts[1].bytes()), std::move(sender.name)};
+    return Message{std::string(parts[0].bytes()), std::string(parts[1].bytes()), std::move(sender.name)};
   }
   return std::nullopt;
 }

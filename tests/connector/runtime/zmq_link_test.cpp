@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include "tests/transport/base/net/ipv6.h"
+#include "tests/transport/base/net/key_file.h"
 #include "transport/base/clock.h"
+#include "transport/base/net/zmq_context.h"
 
 namespace kvferry {
 namespace {
@@ -56,6 +58,28 @@ TEST(ZmqLink, SendingToAnUnknownPeerFailsInsteadOfThrowing) {
   auto server = ServerSocket::bind("tcp://127.0.0.1:*");
   ASSERT_TRUE(server);
   EXPECT_FALSE((*server)->send("nobody", "hello"));
+}
+
+TEST(ZmqLink, WhatComesWhileAnAnswerIsSentIsNotLost) {
+  const net::KeyFile file(::testing::TempDir(), {net::kOldKey});
+  const auto context =
+      std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, file.read(), net::Servers::kNodes);
+  auto server = ServerSocket::bind("tcp://127.0.0.1:*", context).value();
+  auto client = ClientSocket::connect(server->endpoint(), context).value();
+  for (int round = 0; round < 20; ++round) {
+    ASSERT_TRUE(client->send("first"));
+    const auto first = wait_for(*server);
+    ASSERT_TRUE(first);
+    ASSERT_FALSE(server->receive());
+    ASSERT_TRUE(client->send("second"));
+    pollfd fd{server->fd(), POLLIN, 0};
+    ASSERT_EQ(::poll(&fd, 1, 10'000), 1);
+    ASSERT_TRUE(server->send(first->sender, "answer"));  // fetches the second message ahead
+    const auto second = wait_for(*server);
+    ASSERT_TRUE(second);
+    EXPECT_EQ(second->bytes, "second");
+    EXPECT_EQ(wait_for(*client), "answer");
+  }
 }
 
 TEST(ZmqLink, WhoSendsMoreThanAnyNodeDoesIsDisconnected) {
