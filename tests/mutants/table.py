@@ -100,9 +100,9 @@ MUTANTS = [Mutant(*row) for row in (
      "promise::fenced_reuse(0, !target.writing && chunk.generation > target.generation, chunk.slot);", ""),
     # fair-eviction
     ("the-largest-tenant-makes-room", "fair-eviction", TENANTS,
-     "if (!is_above(*tenant, most)) break;", "if (!is_above(*tenant, 0)) break;"),
+     "if (!is_above(*tenant, share)) break;", "if (!is_above(*tenant, 0)) break;"),
     ("a-tenant-at-its-share-makes-room", "fair-eviction", TENANTS,
-     "if (!is_above(*tenant, most)) break;", "if (!is_above(*tenant, most - 1)) break;"),
+     "if (!is_above(*tenant, share)) break;", "if (!is_above(*tenant, share - 1)) break;"),
     ("slots-are-never-given-back", "fair-eviction", POOL,
      "tenants_.give_back(*std::exchange(slot.tenant, nullptr));", "slot.tenant = nullptr;"),
     ("every-salt-is-a-tenant", "fair-eviction", TENANT_ID,

@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <sstream>
 #include <vector>
@@ -15,9 +14,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Returns what the file has; of a process that ends meanwhile, what could be read.
 std::string read(const fs::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
 }
 
 /// Returns the number after "<key>:" in /proc/<pid>/status.

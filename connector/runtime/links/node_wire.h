@@ -1,8 +1,7 @@
 // Messages between nodes, and between a scheduler node and its workers. Each is sent in an Envelope, whose version is
 // checked first. New fields are added only at the end of a struct; any other change must raise kNodeWire.newest.
 //
-// To add a message, define a struct and add it to AnyMessage and to the variant of its direction; the compiler then
-// reports each place that has to handle the message.
+// A message is a struct in AnyMessage and in the variant of its direction; the compiler names what must handle it.
 #pragma once
 
 #include <cstdint>
@@ -196,6 +195,6 @@ struct Overloaded : Handlers... {
   using Handlers::operator()...;
 };
 template <class... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang 14 doesn't deduce the template arguments of aggregates
+Overloaded(Handlers...) -> Overloaded<Handlers...>;  // clang 14 needs this for aggregates
 
 }  // namespace kvferry
