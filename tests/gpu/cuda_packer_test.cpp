@@ -116,24 +116,22 @@ void gather_and_compare(const CacheShape& shape, std::uint32_t num_jobs, std::ui
   }
 }
 
-TEST_F(CudaPackerTest, DividesJobsThatDoNotFitIntoTheParametersOfALaunch) {
+CacheShape shape_of_40_blocks(std::uint32_t layers, std::uint32_t head_dim) {
   CacheShape shape;
-  shape.layers = 2;
+  shape.layers = layers;
   shape.blocks = 40;
   shape.block_tokens = 16;
-  shape.head_dim = 16;
+  shape.head_dim = head_dim;
   shape.element_bytes = 2;
-  gather_and_compare(shape, 500, 64);
+  return shape;
+}
+
+TEST_F(CudaPackerTest, DividesJobsThatDoNotFitIntoTheParametersOfALaunch) {
+  gather_and_compare(shape_of_40_blocks(2, 16), 500, 64);
 }
 
 TEST_F(CudaPackerTest, CopiesChunksWithFewerThreadsThanTheyHaveSegments) {
-  CacheShape shape;
-  shape.layers = 8;
-  shape.blocks = 40;
-  shape.block_tokens = 16;
-  shape.head_dim = 64;
-  shape.element_bytes = 2;
-  gather_and_compare(shape, 4, 512);
+  gather_and_compare(shape_of_40_blocks(8, 64), 4, 512);
 }
 
 TEST_F(CudaPackerTest, ReadsTablesThatDoNotFitIntoTheParametersOfALaunch) {
