@@ -111,7 +111,7 @@ bool ChunkPool::slot_written(ChunkRef chunk, std::uint32_t rank, bool ok) {
   slot.in_frame[rank] = false;
   slot.ranks_in_frames -= 1;
   if (slot.state == State::kRetired && !is_used(slot)) free_or_retire(slot);
-  return slot.state == State::kReady && slot.ranks_in_frames == 0;
+  return slot.is_complete();
 }
 
 void ChunkPool::add_givers(ChunkRef chunk, const Givers& givers) {

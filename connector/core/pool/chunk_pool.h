@@ -49,6 +49,9 @@ class ChunkPool {
     Givers givers;       // through which nodes the KV, or KV that it was computed from, has gone
     TenantSlots::Tenant* tenant = nullptr;  // tenant of the chunk; nullptr in state kFree
     TenantSlots::Lru::iterator lru;         // place in Tenant::ready; valid only in state kReady
+
+    /// True if all bytes of the chunk are in the slot, where other nodes can read them.
+    bool is_complete() const { return state == State::kReady && ranks_in_frames == 0; }
   };
 
   /// Returns the slot that contains the chunk `key` or into which the chunk is being written, nullptr if there is none.

@@ -66,8 +66,7 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
       item.state = State::kAccepted;
       const ChunkPool::Slot* slot = parts_.pool.find(item.meta.key);
       // A chunk that is still being copied to its slot follows with chunk_ready().
-      const bool is_ready = slot != nullptr && slot->state == ChunkPool::State::kReady && slot->ranks_in_frames == 0;
-      if (is_ready) start_transfer(id, push, index, *slot, now);
+      if (slot != nullptr && slot->is_complete()) start_transfer(id, push, index, *slot, now);
     }
   }
   erase_if_finished(id);

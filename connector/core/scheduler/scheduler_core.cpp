@@ -162,7 +162,7 @@ void SchedulerCore::reset_cache() {
 std::vector<ChunkMeta> SchedulerCore::snapshot() const {
   std::vector<ChunkMeta> chunks;
   for (const ChunkPool::Slot* slot : pool_.ready())
-    if (slot->ranks_in_frames == 0) chunks.push_back(slot->meta);
+    if (slot->is_complete()) chunks.push_back(slot->meta);
   return chunks;
 }
 

@@ -262,7 +262,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     const std::uint64_t checksum = has_checksums ? item.checksums.at(rank) : is_ok ? checksums[i] : 0;
     if (pool_.rank_written(item.local, rank, is_ok, checksum, i < in_frames.size() && in_frames[i])) {
       counters_.pulled_chunks += 1;
-      if (pool_.slot(item.local.slot).ranks_in_frames == 0) publish(item.local);
+      if (pool_.slot(item.local.slot).is_complete()) publish(item.local);
     }
   }
   pull.has_failed |= std::ranges::find(ok, true) == ok.end();
