@@ -22,6 +22,12 @@ struct ChunkKey {
   std::array<std::uint8_t, 16> bytes{};
   auto operator<=>(const ChunkKey&) const = default;
   std::string hex() const;
+  /// Returns the first 8 bytes. The key is a cryptographic digest, so every value is as likely as any other.
+  std::uint64_t first_word() const {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data(), sizeof word);
+    return word;
+  }
 };
 
 /// Returns the first chunk's parent key. `extras`: what else changes KV (a LoRA's digest, cache_salt), or empty.
@@ -42,11 +48,7 @@ ChunkKey tail_group_key(const ChunkKey& parent, std::span<const std::int32_t> fi
 
 template <>
 struct std::hash<kvferry::ChunkKey> {
-  std::size_t operator()(const kvferry::ChunkKey& key) const noexcept {
-    std::size_t h;  // the key is a cryptographic digest: any eight of its bytes are a good hash
-    std::memcpy(&h, key.bytes.data(), sizeof h);
-    return h;
-  }
+  std::size_t operator()(const kvferry::ChunkKey& key) const noexcept { return key.first_word(); }
 };
 
 template <>

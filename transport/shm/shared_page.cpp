@@ -75,10 +75,7 @@ std::optional<std::string> NoteRing::pop() {
 
 std::uint64_t ControlPage::pass(const RegionDescriptor& descriptor) {
   if (descriptor.grant == 0) return pass(descriptor.region);
-  const ChunkKey digest = root_key("pass of a grant", encode(descriptor));
-  std::uint64_t number = 0;
-  std::memcpy(&number, digest.bytes.data(), sizeof number);
-  return number;
+  return root_key("pass of a grant", encode(descriptor)).first_word();
 }
 
 std::atomic<std::uint64_t>& ControlPage::state(std::uint32_t slot) const {

@@ -1,7 +1,6 @@
 #include "transport/base/secrets/secret_numbers.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "transport/base/chunk_key.h"
 
@@ -9,9 +8,7 @@ namespace kvferry {
 
 std::uint64_t SecretNumbers::draw() {
   const ChunkKey digest = root_key(secret_, std::to_string(++num_drawn_));  // the key has 16 bytes of a SHA-256 digest
-  std::uint64_t number = 0;
-  std::memcpy(&number, digest.bytes.data(), sizeof number);
-  return std::max<std::uint64_t>(number, 1);
+  return std::max<std::uint64_t>(digest.first_word(), 1);
 }
 
 }  // namespace kvferry
