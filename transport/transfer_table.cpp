@@ -8,6 +8,15 @@
 
 namespace kvferry {
 
+Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_at, bool writes, TimeNs now) {
+  if (expires_at != 0 && now >= expires_at)
+    return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired", grant)};
+  if (writes ? !terms.writes : !terms.reads)
+    return Error{ErrorCode::kRefused,
+                 fmt::format("the peer's grant {} does not allow to {}", grant, writes ? "write" : "read")};
+  return {};
+}
+
 Result<void> TransferTable::check_region(const void* base, std::uint64_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(base);
   if (base == nullptr || bytes == 0 || bytes > std::numeric_limits<std::uintptr_t>::max() - first)
@@ -143,13 +152,9 @@ Result<std::byte*> TransferTable::open_access(RegionId region, GrantId grant, st
   const auto granted = grants_.find(grant);
   if (granted == grants_.end() || granted->second.region != region || granted->second.is_revoked)
     return Error{ErrorCode::kRefused, fmt::format("the peer has revoked grant {}, or never gave it", grant)};
-  if (granted->second.expires_at != 0 && clock_.now() >= granted->second.expires_at)
-    return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired", grant)};
+  KVFERRY_TRY(check_terms(grant, granted->second.terms, granted->second.expires_at, writes, clock_.now()));
   if (member && !granted->second.terms.member.empty() && *member != granted->second.terms.member)
     return Error{ErrorCode::kRefused, fmt::format("the peer gave grant {} to another member", grant)};
-  if (writes ? !granted->second.terms.writes : !granted->second.terms.reads)
-    return Error{ErrorCode::kRefused,
-                 fmt::format("the peer's grant {} does not allow to {}", grant, writes ? "write" : "read")};
   if (!is_inside(offset, bytes, granted->second.bytes))
     return Error{ErrorCode::kRefused,
                  fmt::format("bytes [{}, +{}) are not inside the peer's grant {}", offset, bytes, grant)};

@@ -201,28 +201,18 @@ TimeNs ShmLink::next_deadline() const {
 
 /// Returns kRefused if the transfer's grant has expired or does not allow its direction. The peer can't check this at
 /// each copy; it refuses to send its descriptor by such a grant.
-Result<void> ShmLink::check_terms(const ShmTransfer& transfer) const {
-  const RegionDescriptor& remote = transfer.accepted().remote;
-  if (remote.grant == 0) return {};
-  const RegionMemoryKey& key = transfer.key();
-  if (key.expires_at != 0 && clock_.now() >= key.expires_at)
-    return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired", remote.grant)};
-  const bool is_pull = transfer.accepted().is_pull();
-  if (is_pull ? !key.reads : !key.writes)
-    return Error{ErrorCode::kRefused,
-                 fmt::format("the peer's grant {} does not allow to {}", remote.grant, is_pull ? "read" : "write")};
-  return {};
-}
-
 Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) {
   const RegionDescriptor& remote = transfer.accepted().remote;
+  const RegionMemoryKey& key = transfer.key();
   const bool writes = !transfer.accepted().is_pull();
-  if (writes && remote.grant == 0 && transfer.key().needs_grant_to_write)
+  if (writes && remote.grant == 0 && key.needs_grant_to_write)
     return Error{ErrorCode::kRefused,
                  fmt::format("the peer's region {} can be written only with a grant, and this transfer has none",
                              remote.region)};
-  KVFERRY_TRY(check_terms(transfer));
-  if (transfer.key().is_shared && options_.use_mappings) {
+  if (remote.grant != 0)
+    KVFERRY_TRY(check_terms(GrantId{remote.grant}, {.reads = key.reads, .writes = key.writes}, key.expires_at, writes,
+                            clock_.now()));
+  if (key.is_shared && options_.use_mappings) {
     const auto found = regions_.try_emplace({remote.region, writes}).first;
     Region& region = found->second;
     if (region.pages)

@@ -75,7 +75,6 @@ class ShmLink {
   bool notify_and_finish(Transfers::iterator transfer);
   /// Returns how to reach the peer's memory, or nullopt while a map request is unanswered. An error ends the transfer.
   Result<std::optional<RemoteMemory>> reach(const ShmTransfer& transfer);
-  Result<void> check_terms(const ShmTransfer& transfer) const;
   void finish(Transfers::iterator transfer, ErrorCode code, std::string what);
   void expect_answer(TimeNs now);
 
