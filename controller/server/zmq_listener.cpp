@@ -85,7 +85,7 @@ class ZmqListener final : public BoundListener, private ReplySender {
       return true;
     }
     const ConnectionId from = connections_.id_of(std::string(parts[0].bytes()));
-    const net::Identity sender = router_->sender_of(parts[1]);
+    const net::Identity sender = router_->sender_of(parts);
     if (sender.role == net::Role::kNone)
       sessions_.revoke(from, now);
     else

@@ -31,7 +31,7 @@ std::optional<ServerSocket::Message> ServerSocket::receive() {
   std::array<net::ZmqPart, 2> parts;  // the sender's identity and the message's bytes
   while (const std::size_t num_parts = socket_->receive(parts)) {
     if (num_parts != parts.size()) continue;
-    net::Identity sender = socket_->sender_of(parts[1]);
+    net::Identity sender = socket_->sender_of(parts);
     if (sender.role < net::Role::kWorker) continue;
     return Message{std::string(parts[0].bytes()), std::string(parts[1].bytes()), std::move(sender.name)};
   }

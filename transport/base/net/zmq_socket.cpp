@@ -198,14 +198,17 @@ std::size_t ZmqSocket::receive(std::span<ZmqPart> parts) {
   return 0;
 }
 
-Identity ZmqSocket::sender_of(const ZmqPart& part) const {
+Identity ZmqSocket::sender_of(std::span<const ZmqPart> parts) const {
   if (key_.empty()) return {};
-  const char* const user_id = ::zmq_msg_gets(message(part.message_), "User-Id");
+  // Not the first part of a router's message: ZeroMQ makes this part itself, and the part lacks the sender if ZeroMQ
+  // has fetched the message ahead, as it does while an answer is sent.
+  zmq_msg_t* const part = message(parts.back().message_);
+  const char* const user_id = ::zmq_msg_gets(part, "User-Id");
   std::optional<Identity> sender = user_id == nullptr ? std::nullopt : context_->identity_of(user_id);
   if (sender) return *std::move(sender);
   // The number of the connection's descriptor may belong to another connection by now; one of another host is spared.
-  const int fd = ::zmq_msg_get(message(part.message_), ZMQ_SRCFD);
-  const char* const host = ::zmq_msg_gets(message(part.message_), "Peer-Address");
+  const int fd = ::zmq_msg_get(part, ZMQ_SRCFD);
+  const char* const host = ::zmq_msg_gets(part, "Peer-Address");
   const std::string peer = fd < 0 ? "" : peer_address(fd).host;
   if (host != nullptr && !peer.empty() && std::string_view(host).ends_with(peer)) ::shutdown(fd, SHUT_RDWR);
   return {.name = {}, .role = Role::kNone};

@@ -85,12 +85,10 @@ class ZmqSocket {
   /// `parts.size()` are dropped.
   std::size_t receive(std::span<ZmqPart> parts);
 
-  /// Returns who sent a message, of which `part` is a part that receive() has returned. It must not be the first part
-  /// of a router's message: ZeroMQ makes this part itself, and it lacks the sender if ZeroMQ has fetched the message
-  /// ahead, as it does while an answer is sent. The role kNone: the sender was a member and has no accepted key any
-  /// more; the caller must ignore the message, and this call ends the connection. An admin without a name: the holder
-  /// of the cluster key, or any peer if the socket needs no key.
-  Identity sender_of(const ZmqPart& part) const;
+  /// Returns who sent a message, of which `parts` are all parts that receive() has returned. The role kNone: the sender
+  /// was a member and has no accepted key any more; the caller must ignore the message, and this call ends the
+  /// connection. An admin without a name: the holder of the cluster key, or any peer if the socket needs no key.
+  Identity sender_of(std::span<const ZmqPart> parts) const;
 
   /// Sets how long closing waits for unsent messages.
   void set_linger(int ms);

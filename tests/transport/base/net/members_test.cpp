@@ -96,7 +96,7 @@ class NamingServer {
   void turn() {
     std::array<ZmqPart, 2> parts;
     while (router_->receive(parts) > 0) {
-      const Identity sender = router_->sender_of(parts[1]);
+      const Identity sender = router_->sender_of(parts);
       if (sender.role == Role::kNone) {
         ++num_revoked_;
         continue;
