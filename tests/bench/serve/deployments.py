@@ -23,7 +23,8 @@ NIXL_THREADS = {"nixl": 1, "nixl-default": 4, "nixl-third-core": 1}
 NIXL_FOLDER = BUILD / "bench-venv" / "nixl"
 PLOT_FOLDER = BUILD / "bench-venv" / "plot"
 TRANSFERS = {"pushed": "push", "pulled": "pull"}  # both are measured with the same kvferry pair behind launch/proxy
-NAMES = ("plain", *TRANSFERS, *NIXL_THREADS)
+ONE_CORE = ("plain-one-core", "saving-one-core")  # single servers, of which the second saves all KV by kvferry
+NAMES = ("plain", *ONE_CORE, *TRANSFERS, *NIXL_THREADS)
 LOG_FOLDER = LOGS / "bench-serve"
 CONTEXT = 9216
 FLAGS = ("--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "4096",
@@ -62,7 +63,9 @@ def running(name: str, model: Path) -> Iterator[Deployment]:
     cores = own_cores()
     with contextlib.ExitStack() as parts:
         made = Deployment(_server("plain", model, "-".join(dict.fromkeys(cores)), None))
-        if name in TRANSFERS:
+        if name in ONE_CORE:
+            made = _one_core(name, model, cores[0], parts)
+        elif name in TRANSFERS:
             made = _kvferry_pair(model, cores, parts)
         elif name in NIXL_THREADS:
             made = _nixl_pair(name, model, cores)
@@ -84,12 +87,25 @@ def _server(name: str, model: Path, cores: str, kv_config: dict[str, Any] | None
                       port=port, log_folder=LOG_FOLDER)
 
 
-def _kvferry_pair(model: Path, cores: tuple[str, str], parts: contextlib.ExitStack) -> Deployment:
-    http = f"127.0.0.1:{free_port()}"
+def _controller(parts: contextlib.ExitStack, http: str) -> Controller:
     controller = Controller("controller", flags=("--state", "none", "--http", http), log_folder=LOG_FOLDER)
     parts.callback(controller.stop)
     controller.start()
     controller.wait_ready()
+    return controller
+
+
+def _one_core(name: str, model: Path, core: str, parts: contextlib.ExitStack) -> Deployment:
+    if name == "plain-one-core":
+        return Deployment(_server(name, model, core, None))
+    controller = _controller(parts, f"127.0.0.1:{free_port()}")
+    config = KVFERRY_CONNECTOR.config("kv_both", controller.address, name, {"pool_bytes": f"{MEMORY_GIB}GiB"})
+    return Deployment(_server(name, model, core, config), controller=controller)
+
+
+def _kvferry_pair(model: Path, cores: tuple[str, str], parts: contextlib.ExitStack) -> Deployment:
+    http = f"127.0.0.1:{free_port()}"
+    controller = _controller(parts, http)
 
     def server(side: str, role: str, core: str) -> VllmServer:
         port = free_port()
