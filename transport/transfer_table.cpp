@@ -145,7 +145,8 @@ Result<std::byte*> TransferTable::open_access(RegionId region, GrantId grant, st
           fmt::format("the peer's region {} can be written only with a grant, and this transfer has none", region)};
     if (!is_inside(offset, bytes, found->second.bytes))
       return Error{ErrorCode::kRefused,
-                   fmt::format("bytes [{}, +{}) are not inside the peer's region {}", offset, bytes, region)};
+                   fmt::format("{} bytes at offset {} are not inside the peer's region {}, which has {} bytes", bytes,
+                               offset, region, found->second.bytes)};
     ++found->second.num_accesses;
     return found->second.base + offset;
   }
@@ -157,7 +158,8 @@ Result<std::byte*> TransferTable::open_access(RegionId region, GrantId grant, st
     return Error{ErrorCode::kRefused, fmt::format("the peer gave grant {} to another member", grant)};
   if (!is_inside(offset, bytes, granted->second.bytes))
     return Error{ErrorCode::kRefused,
-                 fmt::format("bytes [{}, +{}) are not inside the peer's grant {}", offset, bytes, grant)};
+                 fmt::format("{} bytes at offset {} are not inside the peer's grant {}, which has {} bytes", bytes,
+                             offset, grant, granted->second.bytes)};
   ++found->second.num_accesses;
   ++granted->second.num_accesses;
   return found->second.base + granted->second.offset + offset;

@@ -1,11 +1,22 @@
 #include "connector/core/frame_table.h"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 #include <utility>
 
 #include "connector/core/promises.h"
 
 namespace kvferry {
+namespace {
+
+std::string_view name_of(FrameTable::State state) {
+  constexpr std::array<std::string_view, 8> kNames = {"free",  "gathering",    "landing", "filling from its slot",
+                                                      "dirty", "writing back", "clean",   "retired"};
+  return kNames.at(static_cast<std::size_t>(state));
+}
+
+}  // namespace
 
 FrameTable::FrameTable(std::uint32_t num_frames) : frames_(num_frames) {
   for (std::uint32_t i = num_frames; i-- > 0;) free_.push_back(i);
@@ -122,8 +133,8 @@ FrameTable::Frame* FrameTable::current(FrameRef ref) {
 bool FrameTable::advance(FrameRef ref, State from, State to) {
   Frame* const frame = current(ref);
   if (frame == nullptr) return false;
-  KVFERRY_CHECK(frame->state == from, "GPU frame {} of pool slot {} is in state {}, but should be in state {}",
-                ref.frame, frame->chunk.slot, static_cast<int>(frame->state), static_cast<int>(from));
+  KVFERRY_CHECK(frame->state == from, "GPU frame {} of pool slot {} is {}, but should be {}", ref.frame,
+                frame->chunk.slot, name_of(frame->state), name_of(from));
   frame->state = to;
   return true;
 }

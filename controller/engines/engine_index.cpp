@@ -232,7 +232,8 @@ bool EngineIndex::tidy(std::size_t num_lines) {
     num_left_behind_ = 0;
     keys_of_.begin_sweep();
   }
-  // tidy_hashes() gets only an eighth of the lines, because each of its slots costs a search in index_.
+  // `num_lines` limits the work, in cache lines. tidy_hashes() visits only an eighth as many slots, because each slot
+  // costs a search in index_.
   return tidy_hashes(num_lines / 8) || index_is_busy;
 }
 

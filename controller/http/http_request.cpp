@@ -54,7 +54,7 @@ std::string HttpRequest::text(std::initializer_list<const char*> names, std::opt
   if (value == nullptr && fallback) return *std::move(fallback);
   if (value == nullptr || !value->is_string() || value->get_ref<const std::string&>().size() > kTextBytesMax ||
       (!fallback && value->get_ref<const std::string&>().empty()))
-    bad_field(name, value, fmt::format("a string of at most {} bytes", kTextBytesMax));
+    bad_field(name, value, fmt::format("a string of {} to {} bytes", fallback ? 0 : 1, kTextBytesMax));
   return value->get<std::string>();
 }
 

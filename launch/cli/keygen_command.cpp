@@ -57,7 +57,9 @@ Result<std::vector<std::string>> keys_after(Step step, std::vector<std::string> 
   const bool is_rotating = keys.size() > 1;
   if (step == Step::kAdd && is_rotating)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} has two keys; end the rotation that has begun with --retire first", path)};
+                 fmt::format("{} has two keys, because a rotation is in progress; end it with --retire before you add "
+                             "another key",
+                             path)};
   if (step != Step::kAdd && !is_rotating)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} has only one key; add the next one with --add first", path)};

@@ -82,8 +82,9 @@ class ControlPage {
   void set_spinning(bool is_spinning) { header().is_spinning.store(is_spinning ? 1 : 0, std::memory_order_seq_cst); }
   bool is_spinning() const { return header().is_spinning.load(std::memory_order_seq_cst) != 0; }
 
-  /// Returns the content of the open slot of a region or grant: of a grant a hash of its descriptor. A descriptor that
-  /// was changed in any field does not fit the slot, and peers that read the page learn no grant's id.
+  /// Returns the value that an open slot holds: for a region its id, for a grant a hash of its descriptor. Because of
+  /// the hash, a descriptor with any changed field does not match the slot, and peers that read the page can't learn
+  /// the ids of grants.
   static std::uint64_t pass(const RegionDescriptor& descriptor);
   static std::uint64_t pass(std::uint32_t region) { return region; }
   /// Opens a slot. Only the owner calls this function and the next two.

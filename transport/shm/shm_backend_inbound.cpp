@@ -91,7 +91,8 @@ bool ShmBackend::deliver_notes(Inbound& inbound) {
     }
     std::optional<std::string> note = inbound.ring->pop();
     if (!note) {
-      log().warn("shm: disconnected a peer that wrote a malformed notification");
+      log().warn("shm: disconnected the peer with process id {}, because it wrote a malformed notification",
+                 peer_process(inbound.socket.get()));
       return false;
     }
     table_.completion_queue().notify({inbound.from, std::move(*note)});

@@ -1,4 +1,6 @@
-// The prefill side of pushes: knows which chunk of which prompt is pushed to which decode node, and settles each chunk.
+// The prefill side of pushes: knows which chunk of which prompt is pushed to which decode node. At the end of a chunk's
+// push it settles the chunk: it tells the decode node, if that reserved a slot, whether the chunk is complete.
+//
 // A part of the scheduler core, which passes events to PushSender; the runtime executes the actions. `reservation` is
 // the id of a slot reservation. Calls and states of an offered chunk:
 //

@@ -54,7 +54,7 @@ class RequestExtras:
 
         KV must not be shared while a reset is due, if the content of the request's adapter or images is unknown, or if
         the request lacks a salt that is required. It must not be shared either if vLLM's prefix cache has KV for
-        `num_local_tokens` of the request's tokens, and this KV may be computed with the adapter's former content.
+        `num_local_tokens` of the request's tokens that may have been computed before the adapter was reloaded.
         """
         if self.is_reset_due or self.lacks_salt(request) or (self._numbers_images and request.mm_features):
             return None

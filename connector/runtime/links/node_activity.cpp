@@ -130,7 +130,8 @@ void NodeActivity::take_prefix(const LifeEvent& event) {
   // A prompt that was handed over counts at the node that handed it over.
   if (event.prefix.view().empty() || event.expected > 0) return;
   prefixes_[std::string(event.prefix.view())].add(1, event.at);
-  // The new prefix stays if an earlier one has faded more.
+  // Counts decay with time. If there are too many prefixes, the one with the lowest count now is erased, which may be
+  // the new one.
   erase_least(prefixes_, kPrefixesMax,
               [&](const auto& a, const auto& b) { return a.second.at(event.at) < b.second.at(event.at); });
 }

@@ -16,7 +16,9 @@ Result<void> Puller::check(const PullOrder& order) const {
   };
   for (const PullItem& item : order.items)
     if (!parts_.fits(item.local, item.num_tokens))
-      return bad(fmt::format("{} tokens don't fit into slot {}", item.num_tokens, item.local.slot));
+      return bad(fmt::format("{} tokens in slot {}; there are {} slots of up to {} tokens", item.num_tokens,
+                             item.local.slot, parts_.pool.size() / parts_.slot_bytes,
+                             parts_.slot_bytes / parts_.bytes_per_token));
   if (order.sources.empty()) return {};
   for (const ShardRun& run : order.runs) {
     if (run.holder >= order.sources.size() || run.cells > order.num_cells || run.target > order.num_cells - run.cells)

@@ -195,7 +195,9 @@ bool Pusher::completed(const Completion& completion, std::uint32_t limit_mb_per_
 
 void Pusher::end(std::uint64_t id, std::uint32_t index, Item& item, const Completion& how) {
   const bool ok = how.code == ErrorCode::kOk;
-  if (!how.what.empty() && !ok) log().warn("pushing a chunk of {} tokens failed: {}", item.num_tokens, how.what);
+  if (!how.what.empty() && !ok)
+    log().warn("push {}: sending its chunk {} ({} tokens) to the decode node failed: {}", id, index, item.num_tokens,
+               how.what);
   item.is_over = true;
   full_.erase({id, index});
   PushOutcome outcome{id, parts_.core.rank(), index, ok, ok ? "" : how.what};

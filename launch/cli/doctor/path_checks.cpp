@@ -21,8 +21,9 @@ using controller::PathReport;
 using controller::Status;
 using Findings = std::vector<Finding>;  // findings without the check's name, which examine_paths() adds
 
-constexpr double kShareMin = 0.5;              // a path whose best speed is a smaller share of its limit is reported
-constexpr std::uint64_t kFailureMs = 600'000;  // an older failure says nothing about the ports now
+constexpr double kShareMin = 0.5;  // a path whose best speed is a smaller share of its limit is reported
+// Failures to reach a peer that are older than this are ignored: the peer's ports may have been opened since.
+constexpr std::uint64_t kFailureMs = 600'000;
 constexpr std::string_view kShm = "shm", kGpuIpc = "gpu_ipc", kTcp = "tcp", kUcxTcp = "ucx/tcp";
 
 double share_of_path(const PathReport& path) {

@@ -254,8 +254,8 @@ def is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise NodeError(f"can't look for {path} ({reason_of(error)}); its folders must be readable for this user"
-                        ) from error
+        raise NodeError(f"can't check whether {path} exists ({reason_of(error)}); this user needs search permission "
+                        "(x) on all its parent folders") from error
 
 
 def parse_extra(pairs: list[str]) -> dict[str, Any]:

@@ -244,7 +244,8 @@ class Nodes:
         try:
             answer = await self._ask("POST", "/pair", question)
         except ControllerError as error:
-            logger.warning("the controller names no pair: %s", error)
+            logger.warning("the controller chose no prefill and decode server for a request, so the proxy chooses "
+                           "them itself: %s", error)
             return None  # the controller's list may differ from `known`; choose() then takes a pair from `known`
         except OSError as error:
             self._lose_controller(error)

@@ -1,7 +1,8 @@
 """launch/wheel: builds a wheel that needs no package of the system: auditwheel puts the shared libraries into it.
 
-UCX is not among them: kvferry loads it at run time, because a process can use one copy of UCX only, and UCX finds its
-modules by its own place. CUDA's runtime is linked statically, and loads the driver at its first call.
+UCX is not among them: kvferry loads it at run time, because a process can use only one copy of UCX, and UCX searches
+for its modules relative to the path of its own library. CUDA's runtime is linked statically, and loads the driver at
+its first call.
 """
 
 import argparse
