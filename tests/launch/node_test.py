@@ -75,7 +75,7 @@ def test_extra_values_are_typed_and_words_after_the_dashes_come_last(model: Path
 def test_a_python_that_this_user_cannot_look_for_is_one_sentence(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may search every folder, so the reason here is a name that is too long.
     monkeypatch.setattr(node, "VENV_PYTHON", model / ("x" * 300))
-    with pytest.raises(NodeError, match=r"can't check whether /.*x exists \(File name too long\); this user needs search"):
+    with pytest.raises(NodeError, match=r"can't check whether /.*x exists \(File name too long\); this user needs"):
         command("prefill", "--model", str(model))
 
 

@@ -139,7 +139,7 @@ MUTANTS = [Mutant(*row) for row in (
      "if (found == leases_.end()) {", "if (found == leases_.end()) {\n    pool_.unpin(PinId{lease});",
      "Holding.AForeignNumberReleasesNoHoldOfOurOwn"),
     ("leases-are-guessed", "fenced-reuse", NUMBERS,
-     "std::memcpy(&number, digest.bytes.data(), sizeof number);", "number = num_drawn_;",
+     "return std::max<std::uint64_t>(digest.first_word(), 1);", "return num_drawn_;",
      "Holding.NobodyReleasesALeaseThatAnotherGot"),
     ("a-request-id-ends-a-hand-off", "fenced-reuse", CORE,
      "return found == handoffs_.end() || found->second.name != name ? handoffs_.end() : found;", "return found;",
