@@ -27,8 +27,8 @@ constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
 struct AdminResult {
   std::string text;  // the command's result as a sentence
-  // Depends on the verb. pin and purge: its id; quota: the quota; unpin and clear: number of nodes; move: number of
-  // chunks.
+  // Depends on the verb. pin and purge: id of the new pin or purge; quota: the quota; unpin and clear: number of nodes
+  // that were sent an order; move: number of chunks.
   std::uint64_t number = 0;
 };
 

@@ -112,8 +112,8 @@ struct EvictChunks {
   bool all = false;
   std::vector<ChunkKey> keys;  // ignored if `all` is true
 };
-/// Drop the chunks that the node at `endpoint` gave, and take nothing from it, until an order with purge_id 0 says that
-/// another process is there.
+/// Drop the chunks that came from the node at `endpoint`, and accept no more from it until a PurgeChunks with purge_id
+/// 0 for this endpoint says that another process uses the endpoint.
 struct PurgeChunks {
   std::uint64_t purge_id = 0;
   std::string endpoint;
@@ -134,7 +134,7 @@ struct ClientOptions {
   std::int64_t lookup_timeout_ms = 0;
   VersionRange protocol{};  // protocol versions that this client speaks; empty: those of this release
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; tcp:// connections are encrypted with it
-  WallClock wall_ms = nullptr;                   // clock that heartbeats send to the controller; nullptr: none
+  WallClock wall_ms = nullptr;                   // wall clock whose time heartbeats contain; nullptr: they contain none
 };
 
 /// A node's client of the controller. Threads: one owner, which polls fd() for reading and calls process(), at least
@@ -158,15 +158,15 @@ class Client {
   /// Sets the encoded NodeReport (node_report.h) that the next heartbeat carries. It makes no heartbeat come earlier.
   virtual void set_report(std::string report) = 0;
 
-  /// While the client is not registered, up to 16 MiB of changes are stored and sent after registration; if there are
-  /// more, SnapshotWanted follows the registration.
+  /// While the client is not registered, up to 16 MiB of published and evicted entries are stored and sent after
+  /// registration; if there are more, SnapshotWanted follows the registration.
   virtual void publish(const std::vector<ChunkEntry>& chunks) = 0;
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
   /// Completes the answer to SnapshotWanted. The caller must have published everything that this node holds.
   virtual void end_snapshot() = 0;
   /// Returns the token of the LookupReply (or, after lookup_timeout_ms, the LookupFailed) that process() returns later;
   /// if lookup_timeout_ms is 0, no event may ever come. kUnavailable, only without a timeout: the node is not
-  /// registered, or the lookup can't be sent; kInvalidArgument: `query` has more than 65536 keys; kFull: too many
+  /// registered, or the lookup can't be sent; kInvalidArgument: `query` has more than 65536 keys; kFull: 16384
   /// lookups with a timeout are unanswered.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
   /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms for

@@ -1,4 +1,5 @@
-// A way in to the controller (ZeroMQ, stream, HTTP, engine events), driven by the server's one thread.
+// A source of messages or requests for the controller (ZeroMQ, streams, HTTP, engine events), which the server's one
+// thread serves.
 #pragma once
 
 #include <string>

@@ -29,7 +29,7 @@ inline constexpr NodeDetail kNodeDetails[] = {{"host", &NodeDetails::host, 256}}
 struct NodeInfo {
   EngineId engine_id{};
   Incarnation incarnation{};
-  std::string role{};         // vLLM's kv_role
+  std::string role{};         // vLLM's kv_role: kv_producer (prefill), kv_consumer (decode) or kv_both
   std::string endpoint{};     // where peers ask this node for leases, e.g. "tcp://10.0.0.7:41234"
   std::string name_space{};   // nodes of one namespace must have equal fingerprints
   std::string fingerprint{};  // text with model, KV dtype, layers, heads, head size, chunk_tokens, format version

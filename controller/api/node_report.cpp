@@ -12,11 +12,13 @@ constexpr double kNumberMax = 1e15;
 bool is_number(double number) { return number >= 0 && number <= kNumberMax; }
 bool is_text(std::string_view text) { return text == report_text(text); }
 
-/// Returns what is wrong with a decoded report, an empty text if nothing is.
-std::string_view wrong_part(const NodeReport& report) {
+/// Returns what is wrong with a decoded report, or an empty text if it is valid.
+std::string wrong_part(const NodeReport& report) {
   if (report.paths.size() > kReportPathsMax || report.failures.size() > kReportFailuresMax ||
       report.prefixes.size() > kReportPrefixesMax)
-    return "a list in the report has too many elements";
+    return fmt::format("too many elements: {} paths, {} failures and {} prefixes; at most {}, {} and {} are allowed",
+                       report.paths.size(), report.failures.size(), report.prefixes.size(), kReportPathsMax,
+                       kReportFailuresMax, kReportPrefixesMax);
   const bool has_numbers =
       is_number(report.tokens) && is_number(report.local_tokens) && is_number(report.loaded_tokens) &&
       std::ranges::all_of(report.paths,
@@ -25,7 +27,7 @@ std::string_view wrong_part(const NodeReport& report) {
                                    is_number(one.limit_gb_per_s) && is_number(one.best_gb_per_s);
                           }) &&
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_number(one.per_minute); });
-  if (!has_numbers) return "a number in the report is out of range";
+  if (!has_numbers) return fmt::format("a number is out of range; 0 to {:g} are allowed", kNumberMax);
   const bool has_texts =
       std::ranges::all_of(
           report.paths,
@@ -33,7 +35,9 @@ std::string_view wrong_part(const NodeReport& report) {
       std::ranges::all_of(report.failures,
                           [](const FailureReport& one) { return is_text(one.what) && is_text(one.peer); }) &&
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_text(one.chunk); });
-  return has_texts ? "" : "a text in the report is too long or not printable";
+  if (has_texts) return "";
+  return fmt::format("a text is too long or not printable; up to {} bytes of printable ASCII are allowed",
+                     kReportTextMax);
 }
 
 }  // namespace
@@ -45,7 +49,7 @@ Result<NodeReport> parse_report(std::string_view bytes) {
     return Error{ErrorCode::kCorrupt,
                  fmt::format("a node's report has {} bytes; at most {} are allowed", bytes.size(), kReportBytesMax)};
   NodeReport report = KVFERRY_TRY(decode<NodeReport>(bytes, "report of a node"));
-  if (const std::string_view wrong = wrong_part(report); !wrong.empty())
+  if (const std::string wrong = wrong_part(report); !wrong.empty())
     return Error{ErrorCode::kCorrupt, fmt::format("a node's report is not valid: {}", wrong)};
   return report;
 }

@@ -21,12 +21,12 @@ struct PathReport {
   std::uint64_t num_failed = 0;  // chunks that did not arrive, since the node's start
   double gb_per_s = 0;           // speed in GB/s, as a mean of the last seconds
   double last_gb_per_s = 0;      // speed of the last transfer; the time of a push includes waits for the model
-  // Limit of the path at the last transfer: the speed that was measured, or that of the fastest transfer if one was
-  // faster; 0: not known.
+  // Limit of the path, as known at the last transfer: its measured speed, or the speed of the fastest transfer if that
+  // is higher; 0: not known.
   double limit_gb_per_s = 0;
   double best_gb_per_s = 0;  // speed of the fastest of the last large pulls; 0: there were too few to judge the path
-  // Between which memory the last transfer was, and why: "GPU to GPU", "host slots: REASON", "host slots" (nodes
-  // without GPUs). Empty: an older node.
+  // The memory that the last transfer used: "GPU to GPU", "host slots: REASON" (why not GPU memory), or "host slots"
+  // (nodes without GPUs). Empty: the node's release does not report it.
   std::string memory{};
   KVFERRY_FIELDS(peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s, limit_gb_per_s, best_gb_per_s,
                  memory);
@@ -47,7 +47,7 @@ struct PrefixReport {
 };
 
 struct NodeReport {
-  std::uint64_t num_slots = 0, num_chunks = 0, num_pinned = 0;  // the pool: size, chunks in it, pinned ones of these
+  std::uint64_t num_slots = 0, num_chunks = 0, num_pinned = 0;  // the pool: slots, chunks in them, pinned chunks
   std::uint64_t chunk_bytes = 0;                                // size of a slot in all ranks together
   std::uint64_t num_pulls = 0, num_pushes = 0;                  // transfers in progress that this node began
   double tokens = 0;                      // tokens of admitted requests in the last minutes; older ones count less
@@ -57,9 +57,9 @@ struct NodeReport {
   std::vector<PathReport> paths{};        // the paths that were used last
   std::vector<FailureReport> failures{};  // the last failures, the newest first
   std::vector<PrefixReport> prefixes{};   // the most frequent prefixes, the most frequent first
-  std::uint64_t purge_id = 0;             // the last purge that was carried out; 0: none
-  std::uint64_t num_purged = 0;           // chunks that were dropped because of it
-  std::uint64_t purged_bytes = 0;         // their KV
+  std::uint64_t purge_id = 0;             // id of the last purge that was carried out; 0: none
+  std::uint64_t num_purged = 0;           // chunks that this purge dropped
+  std::uint64_t purged_bytes = 0;         // bytes of KV in these chunks
   KVFERRY_FIELDS(num_slots, num_chunks, num_pinned, chunk_bytes, num_pulls, num_pushes, tokens, local_tokens,
                  loaded_tokens, num_failures, paths, failures, prefixes, purge_id, num_purged, purged_bytes);
 };
@@ -67,12 +67,12 @@ struct NodeReport {
 constexpr std::size_t kReportBytesMax = 8192, kReportTextMax = 200;
 constexpr std::size_t kReportPathsMax = 16, kReportFailuresMax = 4, kReportPrefixesMax = 8;
 
-/// Returns the text cut to kReportTextMax bytes, with a question mark in the place of each byte that is no printable
-/// ASCII character: a report has no other texts.
+/// Returns the first kReportTextMax bytes of the text, with a question mark in place of each byte that is not printable
+/// ASCII. All texts in a report have this form.
 std::string report_text(std::string_view text);
 
-/// Decodes a report of a node. kCorrupt: it is longer than kReportBytesMax, malformed, has more elements than allowed,
-/// a text that report_text() would change, or a number that is negative, infinite or larger than any real one.
+/// Decodes a report of a node. kCorrupt: it is longer than kReportBytesMax, is malformed, or has more elements than
+/// allowed, a text that report_text() would change, or a number that is negative, not finite or above 1e15.
 Result<NodeReport> parse_report(std::string_view bytes);
 
 }  // namespace kvferry::controller

@@ -38,7 +38,7 @@ struct Counters {
   std::uint64_t messages_taken = 0;      // received messages of any kind
   std::uint64_t messages_sent = 0;       // replies and orders, without the dropped ones
   std::uint64_t handshakes_refused = 0;  // connections whose peer did not prove that it has the cluster key
-  std::uint64_t reports_malformed = 0;   // reports of nodes that were dropped
+  std::uint64_t reports_malformed = 0;   // reports in heartbeats that were dropped because they were malformed
   std::uint64_t messages_forbidden = 0;  // messages of members that were revoked or whose role does not allow them
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
@@ -55,11 +55,11 @@ struct NodeStatus : NodeInfo {
   bool is_drained = false;  // no chunk is left to replicate
   std::uint64_t num_to_replicate = 0, num_replicated = 0, num_lost = 0;
   std::uint64_t load = 0;  // number of requests on the node
-  // How far the node's wall clock was ahead of the controller's when its last heartbeat was received; negative: behind,
-  // or the heartbeat took so long; 0 also for a node whose release does not tell it.
+  // How far the node's wall clock was ahead of the controller's when its last heartbeat was received. Negative: it was
+  // behind, or the heartbeat took that long to arrive. 0 also if the node's release does not report its clock.
   std::int64_t clock_ahead_ms = 0;
-  // The node's last report, and the time since it came; nullptr: the node has sent none, as older releases do. Copies
-  // of a status share the report, which never changes.
+  // The node's last report, and the time since its arrival; nullptr: the node sent none, because its release makes none
+  // or because it has just registered. Copies of a status share the report, which never changes.
   std::shared_ptr<NodeReport> report{};
   std::uint64_t report_age_ms = 0;
   KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms,
@@ -130,7 +130,7 @@ struct Status {
   std::vector<LostNode> lost{};      // nodes lost in the last ten minutes, the newest first
   std::string refusal{};             // why the last registration was refused; empty: none was
   std::uint64_t refusal_age_ms = 0;  // time since that refusal
-  std::int64_t wall_ms = 0;          // the controller's wall clock, since 1970; 0: not told
+  std::int64_t wall_ms = 0;          // the controller's wall clock, in ms since 1970; 0: not reported
   KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure, lost, refusal,
                  refusal_age_ms, wall_ms);
 };

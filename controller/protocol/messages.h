@@ -1,7 +1,7 @@
-// The messages between nodes and the controller. Each is a msgpack array whose first element is the header. A struct
-// grows only at its end: an old reader ignores new fields, a new reader keeps the defaults of missing ones. Any other
-// change raises kProtocol.newest. Header, Hello and Refused must never change except at their end, so that any two
-// releases can agree on a version or refuse each other. PROTOCOL.md has the table. Over 200 lines, because it's a list.
+// The messages between nodes and the controller, which PROTOCOL.md lists. Each is a msgpack array whose first element
+// is the header. A struct grows only at its end: an old reader ignores new fields, a new reader keeps the defaults of
+// missing ones. Any other change raises kProtocol.newest. Header, Hello and Refused must never change except at their
+// end, so that any two releases can agree on a version or refuse each other. Over 200 lines, because it's a list.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct Header {
   KVFERRY_FIELDS(version, type);
 };
 
-// Messages from a node to the controller. kLeastRole: what a member's key must allow at least, so that the controller
-// takes the message. A message without it does not compile.
+// Messages from a node to the controller. kLeastRole: the lowest role that a member's key must have for the controller
+// to accept the message. A message without it does not compile.
 struct Hello {
   static constexpr net::Role kLeastRole = net::Role::kWorker;
   Header header{kProtocolVersion, 1};
@@ -49,9 +49,9 @@ struct Heartbeat {
   std::uint64_t next_sequence = 0;    // number of the next Publish or Evict; shows whether the last one was lost
   std::vector<TierDigest> digests{};  // digest of the node's chunks in each tier at next_sequence; empty: not compared
   std::uint64_t load = 0;             // number of requests on the node
-  std::int64_t wall_ms = 0;           // the node's wall clock, in milliseconds since 1970; 0: not told
-  // An encoded NodeReport, or empty: the last report stays. It is decoded by itself, so that a report that can't be
-  // read never makes the heartbeat malformed.
+  std::int64_t wall_ms = 0;           // the node's wall clock, in milliseconds since 1970; 0: not sent
+  // An encoded NodeReport; empty: the node's last report stays valid. It is decoded separately, so that a malformed
+  // report never makes the heartbeat malformed.
   std::string report{};
   KVFERRY_FIELDS(header, incarnation, next_sequence, digests, load, wall_ms, report);
 };
@@ -103,7 +103,7 @@ struct AdminRequest {
   std::uint64_t number = 0;
   KVFERRY_FIELDS(header, token, verb, name_space, engine_id, other_engine_id, owner, keys, ttl_ms, number);
 };
-/// Returns what a member's key must allow for an AdminRequest with this verb.
+/// Returns the lowest role that a member's key must have for an AdminRequest with this verb.
 constexpr net::Role least_role_for(std::string_view verb) {
   return verb == "pin" ? net::Role::kWorker : net::Role::kAdmin;
 }
@@ -114,7 +114,7 @@ struct StatusRequest {
   KVFERRY_FIELDS(header);
 };
 
-// Controller to node.
+// Messages from the controller to a node.
 /// Confirms a Hello. The header has the version that both sides use from now on.
 struct Registered {
   Header header{kProtocolVersion, 2};
@@ -164,8 +164,8 @@ struct AdminReply {
   std::uint64_t token = 0;
   bool is_done = false;
   std::string text{};  // outcome or reason of the refusal, as a sentence
-  // Depends on the verb. pin and purge: its id; quota: the quota; unpin and clear: number of nodes; move: number of
-  // chunks.
+  // Depends on the verb. pin and purge: id of the new pin or purge; quota: the quota; unpin and clear: number of nodes
+  // that were sent an order; move: number of chunks.
   std::uint64_t number = 0;
   KVFERRY_FIELDS(header, token, is_done, text, number);
 };
@@ -201,7 +201,8 @@ struct EvictOrder {
   KeyBlob keys{};  // ignored if `all` is true
   KVFERRY_FIELDS(header, incarnation, all, keys);
 };
-/// Orders the node to drop what the node at `endpoint` gave. purge_id 0: to take KV from that endpoint again.
+/// Orders the node to drop the chunks that came from the node at `endpoint`, and to accept no more from it. purge_id 0:
+/// the node may accept chunks from that endpoint again.
 struct PurgeOrder {
   Header header{kProtocolVersion, 21};
   std::uint64_t incarnation = 0;
