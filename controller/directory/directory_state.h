@@ -92,7 +92,7 @@ class DirectoryState {
   Directory& directory_;
   std::optional<std::string> walked_;  // namespace of the walk's next block
   ChunkTable::Walk walk_;
-  // [namespace][life] holder; used only while reloading
+  // [namespace][Life in the saved blocks] holder in the reloaded table; used only while reloading
   std::map<std::string, std::unordered_map<Life, ChunkTable::HolderIndex>> holders_;
   std::vector<LoadedTail> tails_;  // tails of the reloaded blocks; used only while reloading
 };

@@ -1,4 +1,4 @@
-// The part of Directory that tells about nodes: those that are registered, and those that were lost.
+// The part of Directory that reports on the registered nodes and on the lost ones.
 #include <algorithm>
 
 #include "controller/directory/directory.h"

@@ -52,7 +52,8 @@ wire::AdminReply Orders::pin(const wire::AdminRequest& request, std::optional<No
   const std::string owner = reader != nullptr ? reader_name(reader->info) : request.owner;
   // An operator must not use a node's name as owner: when that node is removed, the operator's pins would end too.
   if (reader == nullptr && owner.starts_with("node "))
-    return refused(request, "an owner's name cannot begin with 'node ', which is reserved for read leases");
+    return refused(request, fmt::format("owner '{}' cannot begin with 'node ', which is reserved for read leases",
+                                        owner.substr(0, 64)));
   const Result<ControllerPinId> id = pins_.add(name_space, owner, request.keys.keys, now, request.ttl_ms);
   if (!id) return refused(request, id.error().what);
   if (reader != nullptr) readers_[*asker] = owner;
@@ -96,7 +97,9 @@ wire::AdminReply Orders::move(const wire::AdminRequest& request, TimeNs now) {
   if (!from) return refused(request, from.error().what);
   const Result<NodeId> to = node_of(request.name_space, request.other_engine_id);
   if (!to) return refused(request, to.error().what);
-  if (*from == *to) return refused(request, "a move needs a source node and another node as destination");
+  if (*from == *to)
+    return refused(request, fmt::format("a move needs a source node and another node as destination; both are '{}'",
+                                        request.engine_id));
   if (moves_.size() >= kMovesMax)
     return refused(request,
                    fmt::format("{} moves are already in progress, which is the limit; try again later", kMovesMax));
@@ -139,15 +142,16 @@ wire::AdminReply Orders::purge(const wire::AdminRequest& request, TimeNs now) {
   if (!purge) return refused(request, purge.error().what);
   for (const NodeId node : nodes) order(node, wire::PurgeOrder{.purge_id = purge->id, .endpoint = purge->endpoint});
   return done(request,
-              fmt::format("{} nodes were ordered to drop what node '{}' at {} gave", nodes.size(), request.engine_id,
-                          purge->endpoint),
+              fmt::format("{} nodes were ordered to drop the chunks that came from node '{}' at {}", nodes.size(),
+                          request.engine_id, purge->endpoint),
               purge->id);
 }
 
 wire::AdminReply Orders::quota(const wire::AdminRequest& request) {
   constexpr std::size_t kQuotasMax = 4096;
   if (request.name_space.size() > 256)
-    return refused(request, "the namespace's name is too long; at most 256 bytes are allowed");
+    return refused(
+        request, fmt::format("the namespace's name has {} bytes; at most 256 are allowed", request.name_space.size()));
   const bool is_new = !directory_.quotas().contains(request.name_space);
   if (request.number != kNoQuota && is_new && directory_.quotas().size() >= kQuotasMax)
     return refused(request, fmt::format("{} namespaces already have a quota, which is the limit; remove a quota first",

@@ -36,7 +36,9 @@ Result<ControllerPinId> Pins::add(const std::string& name_space, const std::stri
 
 Result<std::set<NodeId>> Pins::release(ControllerPinId id) {
   const auto found = pins_.find(id);
-  if (found == pins_.end()) return Error{ErrorCode::kNotFound, fmt::format("there is no pin {}", id)};
+  if (found == pins_.end())
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("there is no pin {}; a pin ends at its deadline or when the controller ends", id)};
   std::set<NodeId> nodes = std::move(found->second.nodes);
   end(found);
   return nodes;

@@ -24,7 +24,7 @@ struct PinOptions {
   TimeNs ttl_max = 24 * 3600 * kSecond;
   std::size_t keys_per_pin_max = 65'536;
   std::size_t keys_max = std::size_t{1} << 20;  // limit on the keys of all pins together
-  // Limit on the sum over one owner's pins, so that no owner can use up keys_max.
+  // Limit on the keys of one owner's pins together, so that no owner can use up keys_max.
   std::size_t keys_per_owner_max = std::size_t{1} << 18;
 };
 

@@ -7,9 +7,9 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kPurgesMax = 128, kEndpointBytesMax = 512;
-constexpr TimeNs kPurgeLasts = 24 * 3600 * kSecond;  // nodes remember it as long
+constexpr TimeNs kPurgeLasts = 24 * 3600 * kSecond;  // nodes remember a purge for the same time
 
-/// Returns true if the text can be tcp://HOST:PORT, as which nodes register.
+/// Returns true if the text looks like tcp://HOST:PORT, the form of the endpoints with which nodes register.
 bool is_node_endpoint(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   return text.starts_with("tcp://") && colon > 6 && colon + 1 < text.size() && text.size() <= kEndpointBytesMax;
@@ -30,16 +30,16 @@ Result<Purges::Purge> Purges::add(const Directory& directory, const std::string&
     purge.incarnation = info.incarnation;
   } else if (!is_node_endpoint(name)) {
     return Error{ErrorCode::kNotFound,
-                 fmt::format("namespace '{}' has no node '{}', and lost none in the last ten minutes; of one that is "
-                             "gone for longer give the endpoint, tcp://HOST:PORT",
+                 fmt::format("namespace '{}' has no node '{}', and lost none in the last ten minutes; to purge a node "
+                             "that is gone for longer, give its endpoint, tcp://HOST:PORT, instead of its name",
                              name_space, name.substr(0, 256))};
   }
   std::erase_if(purges_, [&](const Purge& one) {
     return one.ends_at <= now || (one.name_space == name_space && one.endpoint == purge.endpoint);
   });
   if (purges_.size() >= kPurgesMax) purges_.erase(purges_.begin());
-  // No node's report of a purge by an earlier process of the controller is taken for one of this purge: the clock has
-  // gone on since, or began anew at another time.
+  // Ids are taken from the clock, so that a node's report of a purge that an earlier process of the controller ordered
+  // is not mistaken for a report of this one.
   purge.id = last_id_ = std::max(last_id_ + 1, static_cast<std::uint64_t>(now));
   purges_.push_back(purge);
   return purge;

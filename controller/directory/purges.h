@@ -1,4 +1,4 @@
-// Purges: what a bad node gave is dropped by all nodes of its namespace, and nothing more is taken from it.
+// Purges: all nodes of a namespace drop the chunks that came from a bad node, and accept no more from it.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,29 @@
 
 namespace kvferry::controller {
 
-/// Remembers what was purged, for nodes that register later. Pure: time is an argument. Threads: one at a time.
+/// Remembers the purges of the last 24 hours, for nodes that register later. Pure: time is an argument. Threads: one at
+/// a time.
 class Purges {
  public:
   struct Purge {
     std::uint64_t id = 0;
     std::string name_space, endpoint;
-    Incarnation incarnation;  // the purged process; the largest number if none was known
+    Incarnation incarnation;  // incarnation of the purged process; the largest number if it is not known
     TimeNs ends_at = 0;
   };
-  /// An order to node `to`. purge_id 0: KV of the endpoint is taken again.
+  /// An order to node `to`. purge_id 0: the node may accept chunks from the endpoint again.
   struct Order {
     NodeId to;
     std::uint64_t purge_id = 0;
     std::string endpoint;
   };
 
-  /// `name`: the engine id of a registered node or of one that was lost, or an endpoint. Errors: kNotFound.
+  /// `name`: engine id of a registered node or of one lost in the last ten minutes, or an endpoint. kNotFound: it is
+  /// none of these.
   Result<Purge> add(const Directory& directory, const std::string& name_space, const std::string& name, TimeNs now);
-  /// Returns what the node that has registered is told. If it is a newer process at a purged endpoint, this purge ends,
-  /// which all nodes are told.
+  /// Returns the orders that the registration of `node` causes: the purges of its namespace, to this node. If the node
+  /// is a newer process at a purged endpoint, that purge ends, and all nodes of the namespace get an order with
+  /// purge_id 0.
   std::vector<Order> joined(const Directory& directory, NodeId node, TimeNs now);
 
  private:

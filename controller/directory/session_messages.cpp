@@ -31,7 +31,7 @@ struct Sessions::Receiver {
                                           : self.directory_.join(info, hello.next_sequence, turn.now);
     if (!joined) {
       self.count_refused(joined.error().what, turn.now);
-      log().warn("refused a node: {}", joined.error().what);
+      log().warn("refused a node at {}: {}", printable(info.endpoint.substr(0, 512)), joined.error().what);
       return self.reply(turn, wire::Refused{.reason = joined.error().what, .newest_incarnation = newest_of(info)});
     }
     if (joined->fenced) {
@@ -80,7 +80,7 @@ struct Sessions::Receiver {
     if (session == nullptr) return;  // the answer to the node's next heartbeat tells it to register again
     Result<std::vector<ChunkEntry>> chunks = wire::chunks_of(publish);
     if (!chunks) {
-      self.count_malformed(chunks.error().what);
+      self.count_malformed(fmt::format("node {}: {}", self.name_of(session->node), chunks.error().what));
       // The message still counts as received, with no chunks, because the message would be malformed again if it were
       // requested again.
       chunks = std::vector<ChunkEntry>{};
@@ -114,7 +114,9 @@ struct Sessions::Receiver {
     const Session* session = session_of(lookup.incarnation);
     if (session == nullptr) return send_unregistered(lookup.incarnation);
     if (lookup.query.num_keys() > wire::kKeysPerLookupMax)
-      return self.count_malformed(fmt::format("a lookup has more than {} keys", wire::kKeysPerLookupMax));
+      return self.count_malformed(fmt::format("a lookup of node {} has {} keys; at most {} are allowed",
+                                              self.name_of(session->node), lookup.query.num_keys(),
+                                              wire::kKeysPerLookupMax));
     if (!self.directory_.find_holders(session->node, lookup.query, turn.now, self.found_))
       return send_unregistered(lookup.incarnation);
     ++self.counters_.lookups;
@@ -178,8 +180,9 @@ struct Sessions::Receiver {
     if (!common) return common.error().what;
     if (self.newest_incarnation_ != nullptr && hello.node.incarnation.value > self.newest_incarnation_())
       return fmt::format(
-          "{} has incarnation {}, a time too far ahead of this controller's clock; synchronise the clocks", name,
-          hello.node.incarnation);
+          "{} has incarnation {}, a time too far ahead of this controller's clock; at most {} is allowed now; "
+          "synchronise the clocks",
+          name, hello.node.incarnation, self.newest_incarnation_());
     if (!turn.sender.owns(hello.node.engine_id.value))
       return fmt::format("{} has the key of {}; its engine id must be '{}', or begin with '{}_' or '{}.'", name,
                          turn.sender.str(), turn.sender.name, turn.sender.name, turn.sender.name);

@@ -36,7 +36,9 @@ void Sessions::disconnected(ConnectionId connection) {
 void Sessions::expire(TimeNs now) {
   for (const NodeId node : directory_.expire(now)) {
     ++counters_.nodes_expired;
-    log().warn("node {} is removed: its lease expired, because the node sent no message for too long", name_of(node));
+    log().warn(
+        "node {} is removed: its lease expired without a message from it; if the node still runs, it registers again",
+        name_of(node));
     end_session(node, now);
   }
   orders_.advance(now);

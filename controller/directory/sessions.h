@@ -105,7 +105,7 @@ class Sessions {
   /// Counts a malformed message. Listeners also call this function for input that is no message. `reason`: what is
   /// wrong with the input.
   void count_malformed(std::string_view reason);
-  /// Sets Status::insecure.
+  /// Sets Status::insecure: whether processes on other hosts can reach the controller without a cluster key.
   void set_insecure(bool insecure) { insecure_ = insecure; }
   /// Counts a connection that ended before its peer proved that it has the cluster key.
   void count_refused_handshake();

@@ -221,7 +221,7 @@ TEST_F(OrdersTest, APurgeTellsAllNodesAndThoseThatComeLater) {
   const ConnectionId a = join("a"), b = join("b");
   const wire::AdminReply reply = rule({.verb = "purge", .engine_id = "b"});
   ASSERT_TRUE(reply.is_done) << reply.text;
-  EXPECT_EQ(reply.text, "2 nodes were ordered to drop what node 'b' at tcp://b:1 gave");
+  EXPECT_EQ(reply.text, "2 nodes were ordered to drop the chunks that came from node 'b' at tcp://b:1");
   for (const ConnectionId node : {a, b}) {
     const auto told = heard<wire::PurgeOrder>(node);
     ASSERT_THAT(told, SizeIs(1));
