@@ -15,7 +15,7 @@
 
 namespace kvferry::controller {
 
-using ShortKey = std::uint64_t;  // an engine's block hash, or a key made from it
+using ShortKey = std::uint64_t;  // an engine's hash of a block, or the controller's own key of a block
 
 template <class Key>
 inline bool equal_keys(const Key& a, const Key& b) {

@@ -86,7 +86,7 @@ class Loader {
       if (is_needless)  // the log is empty, or the snapshot that this log requires was never finished
         ::unlink(file.path.c_str());
       else
-        add_damage(file.path, "the file cannot be used, because the log before it is missing");
+        add_damage(file.path, "the file cannot be used, because the log before it is missing or could not be read");
     }
     const std::uint64_t last = files_.logs.empty() ? 0 : *files_.logs.rbegin();
     loaded_.next_number = std::max({first, number, loaded_.damage.empty() ? 0 : last + 1});

@@ -42,7 +42,7 @@ Result<void> check_or_mark(const std::string& folder, int marker, const std::str
   if (found == kMarkerText) return {};
   if (!found.empty()) {
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the controller's state in {} has another format than this release reads ({}); use the "
+                 fmt::format("the controller's state in {} has the format '{}', which this release can't read; use the "
                              "release that wrote it, or {}",
                              folder, found.substr(0, found.find('\n')), kAdvice)};
   }

@@ -66,8 +66,9 @@ void StateJournal::start(LoadedState loaded, TimeNs begun) {
   } else {
     why_not_ = loaded.damage;
     log().error(
-        "{}; the data before it is loaded, and the nodes publish the rest again; the file will be kept as {}.damaged",
-        loaded.damage, set_aside_.front());
+        "{}; the state up to there is loaded, and the nodes publish the rest again; files that can't be loaded get the "
+        "suffix .damaged when the next snapshot is complete",
+        loaded.damage);
   }
   directory_.set_journal(this);
   log().info("loaded {} nodes and {} chunks from {} in {} ms", directory_.num_nodes(), directory_.num_chunks(),
@@ -142,19 +143,25 @@ void StateJournal::check_failures(TimeNs now) {
   if (is_recording_ && written.num_opened == num_logs_opened_ && !written.failure.empty())
     return fail(written.failure, now);
   if (is_recording_ && log_.queued_bytes() > options_.queued_bytes_max)
-    return fail(fmt::format("the disk is too slow to write {}", folder_.log(number_)), now);
+    return fail(fmt::format("the disk is too slow: more than {} bytes wait to be written to {}",
+                            options_.queued_bytes_max, folder_.log(number_)),
+                now);
   if (phase_ == Phase::kIdle) return;
   const BackgroundFile::Progress snapshot = snapshot_.progress();
   if (snapshot.num_opened != num_snapshots_opened_ || snapshot.failure.empty()) return;
   if (!is_durable_) return fail(snapshot.failure, now);
-  log().warn("a snapshot of the controller's state failed and will be retried: {}", snapshot.failure);
+  log().warn("a snapshot of the controller's state failed and will be retried in {} ms: {}", kSnapshotRetryMs,
+             snapshot.failure);
   abandon_snapshot();
   not_before_ = now + kSnapshotRetryMs * kMillisecond;
 }
 
 void StateJournal::fail(const std::string& why, TimeNs now) {
   if (is_durable_) {
-    log().error("the controller's state is no longer durable: {}; the controller keeps serving and retries", why);
+    log().error(
+        "the controller's state is no longer durable: {}; the controller keeps serving from memory and tries to write "
+        "a new snapshot every {} ms",
+        why, options_.retry_ms);
   }
   is_durable_ = is_recording_ = false;
   why_not_ = why;
