@@ -29,9 +29,13 @@ class EtcdGateway {
       body += bytes;
       return body.size() <= options_.bytes_max;
     });
+    if (body.size() > options_.bytes_max)
+      return Error{
+          ErrorCode::kUnavailable,
+          fmt::format("etcd at {} sent a reply of more than {} bytes, which is the limit", name(), options_.bytes_max)};
     // A complete body is enough even if `done` is an error: httplib fails on the trailers that the gateway sends after
     // error replies.
-    if (body.empty() || body.size() > options_.bytes_max) {
+    if (body.empty()) {
       if (!done) return done.error();
       return Error{ErrorCode::kUnavailable, fmt::format("etcd at {} sent an empty reply", name())};
     }

@@ -49,7 +49,8 @@ std::int64_t number_at(const json& object, const char* name) {
   const auto& text = it->get_ref<const std::string&>();
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{} || end != text.data() + text.size()) throw std::invalid_argument("a field is not a number");
+  if (error != std::errc{} || end != text.data() + text.size())
+    throw std::invalid_argument(fmt::format("the field '{}' is not a number", name));
   return number;
 }
 

@@ -230,7 +230,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
     if (state.is_connected == is_log_connected_) return;
     is_log_connected_ = state.is_connected;
     if (is_log_connected_)
-      log().info("the event log is reachable");
+      log().info("the event log at {} is reachable", options_.event_log->server.host_port());
     else
       log().warn("the event log is unreachable ({}); this controller continues without it", state.trouble);
   }

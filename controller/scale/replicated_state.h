@@ -121,7 +121,7 @@ class ReplicatedState {
     bool is_here = false;
     TimeNs alive_at = 0;  // time when the node was last known to be alive
   };
-  struct OwnRecord {  // a record that a caller of this replica set
+  struct OwnRecord {  // a record that this replica set, by a call of set()
     SharedRecord record;
     std::int64_t lease = 0;
   };

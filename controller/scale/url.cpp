@@ -96,7 +96,8 @@ Result<EtcdUrl> parse_etcd_url(std::string_view text) {
     url.members.push_back(std::move(*member));
   }
   if (url.members.empty()) return bad("the list of etcd's members is empty", kEtcdAllowed);
-  if (!is_name(url.prefix)) return bad("etcd's prefix is malformed", kEtcdAllowed);
+  if (!is_name(url.prefix))
+    return bad("etcd's PREFIX must have 1 to 256 printable ASCII characters without spaces", kEtcdAllowed);
   return url;
 }
 
@@ -127,12 +128,12 @@ Result<RedisUrl> parse_redis_url(std::string_view text) {
   if (const std::size_t slash = text.rfind('/'); slash != std::string_view::npos) {
     const auto database = number_of<int>(text.substr(slash + 1));
     if (text.size() > slash + 1 && (!database || *database < 0 || *database > 65'535))
-      return bad("the event log's DB is not a number", kRedisAllowed);
+      return bad("the event log's DB is not a number from 0 to 65535", kRedisAllowed);
     url.database = database.value_or(0);
     text = text.substr(0, slash);
   }
   std::optional<ServiceUrl> server = authority(text, kRedisPort);
-  if (!server) return bad("the event log's HOST or PORT is malformed", kRedisAllowed);
+  if (!server) return bad("the event log's USER, PASSWORD, HOST or PORT is malformed", kRedisAllowed);
   url.server = std::move(*server);
   return url;
 }
