@@ -135,7 +135,8 @@ Result<EngineDirectory::Added> EngineDirectory::add(const EngineInfo& info, Time
     added.replaced = other;
   }
   if (!added.replaced && engines_.size() >= kEnginesMax)
-    return Error{ErrorCode::kFull, fmt::format("{} engines are registered, which is the limit", engines_.size())};
+    return Error{ErrorCode::kFull, fmt::format("{} engines are registered, which is the limit; unregister others first",
+                                               engines_.size())};
   if (added.replaced) remove(*added.replaced);
   added.id = next_id_++;
   engines_[added.id] = std::make_unique<Engine>(info, space_of(info), now);
@@ -179,9 +180,9 @@ void EngineDirectory::tick(TimeNs now) {
     engine->stream().tick(now);
     if (was_live && !engine->stream().is_live())
       log().warn(
-          "engine '{}' at {} is lost: it was silent or disconnected for too long; queries ignore its blocks until "
-          "it is back",
-          engine->info().instance_id, engine->info().endpoint);
+          "engine '{}' at {} is lost: it was silent or disconnected for more than {} s; queries ignore its blocks "
+          "until it is back",
+          engine->info().instance_id, engine->info().endpoint, EngineStreamOptions{}.lease / kSecond);
   }
 }
 

@@ -211,7 +211,9 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     sockets.replay.reset();
     auto replay = make_socket(net::ZmqKind::kDealer);
     const Result<void> connected = replay ? (*replay)->connect(info->replay_endpoint) : replay.error();
-    if (!connected) return log().warn("cannot request a replay of missed KV events: {}", connected.error().what);
+    if (!connected)
+      return log().warn("cannot request a replay of missed KV events from engine '{}' at {}: {}", info->instance_id,
+                        info->replay_endpoint, connected.error().what);
     sockets.replay = std::move(*replay);
     watch(*sockets.replay, engine);
     char number[8];

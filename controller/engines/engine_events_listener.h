@@ -16,7 +16,8 @@ class EngineEventsListener : public Listener {
   static std::unique_ptr<EngineEventsListener> make(EngineDirectory& directory);
 
   /// Subscribes to an engine, which need not run yet. Keeps the subscription if an identical engine is registered.
-  /// kInvalidArgument: an endpoint is malformed; kFull: too many engines; kUnavailable: no file descriptors left.
+  /// kInvalidArgument: an endpoint is malformed; kFull: 1024 engines are registered; kUnavailable: no file
+  /// descriptors are left.
   virtual Result<EngineDirectory::Added> add(const EngineInfo& info, TimeNs now) = 0;
   virtual void remove(EngineNumber engine) = 0;
 

@@ -129,9 +129,9 @@ void EngineIndex::move_placements(ShortKey from, ShortKey to) {
   }
 }
 
-/// Maps `hash` to `key`. If `hash` is mapped to another key already: of a key made from tokens and an unplaced_key(),
-/// the former becomes both the mapped key and `key`; a mapped key without a holder is replaced. In all other cases the
-/// hash is ambiguous: the mapping stays, and the holder's own_keys get `key`.
+/// Maps `hash` to `key`. If it is mapped to another key already and one of the two is an unplaced_key(), the one made
+/// from tokens becomes both the mapped key and `key`. If no holder has the mapped key, `key` replaces it. In all other
+/// cases the hash is ambiguous: the mapping stays, and the holder's own_keys get `key`.
 void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
   ShortKey* known = key_of(holder, hash);
   if (known == nullptr) {

@@ -35,8 +35,8 @@ struct EngineIndexCounters {
   std::uint64_t blocks_dropped = 0;  // blocks that were not indexed because a memory limit was reached
   // Blocks without tokens or with an unknown parent, which can be found by hash only.
   std::uint64_t blocks_unplaced = 0;
-  std::uint64_t other_group = 0;       // events of layer groups that are not indexed: one group of each holder is
-  std::uint64_t other_block_size = 0;  // events with another block size than this index
+  std::uint64_t other_group = 0;       // events of layer groups that are not indexed; each holder has one indexed group
+  std::uint64_t other_block_size = 0;  // events with another block size than this index; their blocks are not indexed
   std::uint64_t hashes_ambiguous = 0;  // hashes that two engines use for different tokens
 };
 
