@@ -18,16 +18,17 @@ enum class HttpRole : std::uint8_t {
   kAdmin,   // may send all requests; POST /register, for example, makes the controller connect to an address
 };
 
-/// Returns the token that gives a client the role kReader or kAdmin: 64 hexadecimal digits, of the key in use.
+/// Returns the token that gives a client the role kReader or kAdmin: 64 hexadecimal digits that are derived from the
+/// key in use.
 std::string http_token(const net::ClusterKey& key, HttpRole role);
 
 struct HttpRefusal {
   int status = 0;
-  std::string why;  // a sentence for the client that says why
+  std::string why;  // the reason, as a sentence for the client
 };
 
-/// Decides which requests the clients may send. A member of the deployment is an admin if its role is that, and else a
-/// reader. Threads: any.
+/// Decides which requests the clients may send. The token of a member of the deployment gives kAdmin if the member's
+/// role is admin, else kReader. Threads: any.
 class HttpAccess {
  public:
   /// Without a key every client is an admin.

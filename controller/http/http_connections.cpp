@@ -39,7 +39,8 @@ Result<std::uint16_t> HttpConnections::start(const net::HostPort& address) {
   epoll_ = OwnedFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!watch(epoll_.get(), EPOLL_CTL_ADD, listener_.socket.get(), EPOLLIN, kListenerTag) ||
       !watch(epoll_.get(), EPOLL_CTL_ADD, wake_up_.fd(), EPOLLIN, kWakeUpTag))
-    return Error{ErrorCode::kUnavailable, "no file descriptor is left for the HTTP listener"};
+    return Error{ErrorCode::kUnavailable,
+                 "no file descriptor is left for the HTTP listener; raise the limit (ulimit -n)"};
   threads_.emplace_back([this] { run(); });
   for (std::size_t i = 0; i < kHttpThreads; ++i) threads_.emplace_back([this] { work(); });
   return listener_.address.port;

@@ -29,7 +29,7 @@ constexpr TimeNs kHttpRequestMax = 10 * kSecond;   // limit on the time from the
 constexpr TimeNs kHttpAnswerMax = 10 * kSecond;    // limit on the time that the client takes to read the answer
 constexpr TimeNs kHttpIdleMax = 5 * kSecond;       // limit on the time between two requests on a connection
 constexpr std::size_t kHttpSmallBytes = 64 << 10;  // bytes that each connection may always have in memory
-// limit on the memory of all connections with more than kHttpSmallBytes
+// Limit on the memory that all connections with more than kHttpSmallBytes use together.
 constexpr std::size_t kHttpLargeBytesMax = 64 << 20;
 
 class HttpConnections {
@@ -62,7 +62,7 @@ class HttpConnections {
     bool is_last = false;
     bool is_continued = false;
     std::size_t num_large = 0;  // bytes of this connection that are counted in large_bytes_
-    TimeNs since = 0;           // time of a request's first byte, of its answer, or of the end of the previous answer
+    TimeNs since = 0;           // when the connection was made, or its state changed, or a request's first byte came
   };
   struct Job {
     std::uint64_t connection = 0;

@@ -82,7 +82,7 @@ HttpFraming::State HttpFraming::read_chunks(std::string_view bytes) {
     if (is_bad_) return State::kBad;
     if (bytes.size() < next) return State::kIncomplete;
     end_ = next;
-    // The request is bad if no empty line follows the last chunk, but for example trailers.
+    // A line end must follow each chunk. So the request is bad if trailers follow the last chunk, which is empty.
     if (bytes.substr(next - kLineEnd.size(), kLineEnd.size()) != kLineEnd) is_bad_ = true;
     if (is_bad_) return State::kBad;
     if (chunk_bytes == 0) return State::kComplete;

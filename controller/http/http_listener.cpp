@@ -42,8 +42,15 @@ class OwnerCalls {
       if (call->state == State::kRunning) done_.wait(lock, [&] { return call->state == State::kDone; });
       if (call->state == State::kDone) return {};
       call->state = State::kGivenUp;
+      if (!is_closed_)
+        return Error{
+            ErrorCode::kUnavailable,
+            fmt::format("the controller is busy and did not answer within {} ms; try again", timeout / kMillisecond)};
     }
-    return Error{ErrorCode::kUnavailable, "the controller is busy and did not answer in time; try again"};
+    if (is_closed_) return Error{ErrorCode::kUnavailable, "the controller is shutting down"};
+    return Error{
+        ErrorCode::kUnavailable,
+        fmt::format("the controller is busy: {} requests wait for it, which is the limit; try again", kCallsMax)};
   }
 
   /// Runs up to kCallsPerTakeMax of the waiting calls. Threads: the owner thread. Returns true if more calls may wait.
@@ -126,7 +133,7 @@ class HttpParser final : public httplib::Server {
   }
 
  private:
-  /// httplib prefers Brotli and compresses as well as it can: a status of 2 MB would take this thread for 4 s.
+  /// httplib prefers Brotli and compresses as well as it can: a status of 2 MB would occupy this thread for 4 s.
   static void leave_gzip_only(httplib::Request& request) {
     const bool takes_gzip = request.get_header_value("Accept-Encoding").find("gzip") != std::string::npos;
     request.headers.erase("Accept-Encoding");

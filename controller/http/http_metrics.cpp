@@ -32,8 +32,8 @@ constexpr MetricRow kMetrics[] = {
     {"engine_blocks", "gauge", "Blocks of an engine in the index, by rank and tier"},
     {"engine_clears_total", "counter", "Times that the engine cleared its cache"},
     {"engine_confirmed", "gauge",
-     "1 if the engine's blocks in the index are known to be those of its present process, 0 if they may be those of a "
-     "former one"},
+     "1 if the engine is live and none of its KV events is known to be missing, else 0: its blocks in the index may be "
+     "out of date"},
     {"engine_connected", "gauge", "1 if there is a connection to the engine's event socket, else 0"},
     {"engine_duplicates_total", "counter",
      "Batches of an engine's KV events that were skipped because they had been applied before"},
@@ -54,7 +54,8 @@ constexpr MetricRow kMetrics[] = {
      "engine lives"},
     {"engine_restarts_total", "counter", "Times that the engine restarted"},
     {"engine_silent_seconds", "gauge", "Time since the engine's last message"},
-    {"engines", "gauge", "Registered engines; each data parallel rank counts as one"},
+    {"engines", "gauge",
+     "Registered engines; an engine whose data parallel ranks are registered one by one counts once for each"},
     {"etcd_up", "gauge", "With --etcd: 1 if the controller reaches etcd, else 0 (alert KvferryEtcdDown)"},
     {"event_log_up", "gauge",
      "With --event-log: 1 if the controller reaches the event log, else 0 (alert KvferryEventLogDown)"},
@@ -63,7 +64,7 @@ constexpr MetricRow kMetrics[] = {
     {"heartbeats_total", "counter", "Heartbeats of nodes; each node sends two a second, and more under load"},
     {"held_keys", "gauge", "Old name of kvferry_controller_pinned_keys"},
     {"http_refused_total", "counter", "HTTP requests without the token that they need (alert KvferryNodesWithoutKey)"},
-    {"index_blocks", "gauge", "Blocks of engines in a model's index that can be found by their tokens"},
+    {"index_blocks", "gauge", "Blocks in a model's index; a block counts once for each rank and tier that has it"},
     {"index_blocks_dropped_total", "counter", "Blocks that were not indexed because a memory limit was reached"},
     {"index_blocks_removed_total", "counter",
      "Blocks that engines removed, including those that the index did not have"},
@@ -73,7 +74,7 @@ constexpr MetricRow kMetrics[] = {
     {"index_hashes", "gauge", "Block hashes of engines in a model's index"},
     {"index_hashes_ambiguous_total", "counter", "Block hashes that two engines use for different tokens"},
     {"index_other_block_size_total", "counter",
-     "KV events whose block size differs from the registered one, so that their blocks can't be found by tokens"},
+     "KV events whose block size differs from the registered one, so that their blocks are not indexed"},
     {"index_other_group_total", "counter", "KV events of layer groups that are not indexed"},
     {"info", "gauge", "Always 1; the label is the controller's release"},
     {"lookup_hits_total", "counter", "Lookups of nodes for which at least one holder was found"},
@@ -97,9 +98,11 @@ constexpr MetricRow kMetrics[] = {
     {"nodes_fenced_total", "counter",
      "Nodes that were replaced by a newer process of the same engine id, as when they restart"},
     {"nodes_refused_total", "counter", "Registrations of nodes that were refused (alert KvferryNodeRefused)"},
-    {"nodes_registered_total", "counter", "Registrations of nodes, including those after a lost connection"},
+    {"nodes_registered_total", "counter",
+     "Registrations of nodes, without those that a node repeats after a lost connection"},
     {"orders_sent_total", "counter",
-     "Orders to pin, unpin, replicate and evict that were sent to nodes, as for drains, moves and kvferry clear"},
+     "Orders to pin, unpin, replicate, evict and purge that were sent to nodes, as for drains, moves and kvferry "
+     "clear"},
     {"pinned_keys", "gauge", "Chunks that nodes may not evict, by order of the controller"},
     {"replicas", "gauge",
      "With --etcd or --event-log: live replicas that this one knows, itself included; below the number that you "
@@ -112,7 +115,8 @@ constexpr MetricRow kMetrics[] = {
      "before"},
     {"resends_wanted_total", "counter", "Times that a node was asked to send messages again that were lost"},
     {"snapshots_wanted_total", "counter",
-     "Times that a node was asked to publish all chunks that it holds; grows after a restart without state"},
+     "Times that a registered node was asked to publish all chunks that it holds, for a drain or because messages were "
+     "lost or its digest differed"},
     {"state_durable", "gauge",
      "With a state folder: 1 if all that nodes were told is on disk, 0 if it can't be written (alert "
      "KvferryStateNotOnDisk); absent with --state none"},

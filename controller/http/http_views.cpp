@@ -101,7 +101,8 @@ json node_json(const NodeStatus& node, const Flow& flow) {
   return object;
 }
 
-/// Adds what nodes have moved from and to each peer, for at most kPairsMax pairs: Prometheus keeps each one for long.
+/// Adds the bytes and failed chunks between each node and its peers, for at most kPairsMax pairs in all, because
+/// Prometheus stores a time series for each pair.
 void add_transfers(Metrics& metrics, const Status& status) {
   constexpr std::size_t kPairsMax = 1000;
   struct Sum {

@@ -25,9 +25,10 @@ nlohmann::json nodes_json(const Status& status);
 nlohmann::json status_json(const Status& status, const std::string& endpoint);
 /// Returns the output of `kvferry status --json`, plus the engines (GET /status).
 nlohmann::json view_json(const ControllerView& view);
-/// Returns what the status page shows (GET /overview): of a thousand nodes less than a tenth of view_json().
+/// Returns what the status page shows (GET /overview). For a thousand nodes it is less than a tenth as long as
+/// view_json().
 nlohmann::json overview_json(const ControllerView& view);
-/// Returns the values of "engines" and "namespaces" in both.
+/// Returns the value of "engines" or "namespaces" in view_json() and overview_json().
 nlohmann::json engines_json(const ControllerView& view);
 nlohmann::json namespaces_json(const ControllerView& view);
 nlohmann::json replica_json(const ScaleStatus& replica);

@@ -1,5 +1,5 @@
-// What the status page asks for every two seconds. The nodes are rows of values without their names, and of the lists
-// in their reports only what the page shows is sent: the answer is made on the thread that also answers POST /pair.
+// The answer to GET /overview, which the status page requests every two seconds. To keep it small, the names of the
+// nodes' fields are sent only once, and of the lists in the nodes' reports only what the page shows.
 #include <algorithm>
 #include <functional>
 #include <map>

@@ -172,7 +172,7 @@ function show(s){const seconds=before?(s.uptime_ms-before.uptime_ms)/1e3:0;
     p.num_failed?{t:num(p.num_failed),c:"warn"}:"0"]}),"no transfer between nodes yet");
  const most=s.prefixes.length?s.prefixes[0].per_minute:1;
  table("prefixes",[["first chunk",""],["prompts a minute","n"],["nodes","n"]],s.prefixes.map(p=>
-  [p.chunk,{t:p.per_minute.toFixed(p.per_minute<10?1:0),share:p.per_minute/most},num(p.nodes)]),"no prompt of a whole chunk lately");
+  [p.chunk,{t:p.per_minute.toFixed(p.per_minute<10?1:0),share:p.per_minute/most},num(p.nodes)]),"no prompt filled a whole chunk lately");
  at("events").hidden=!s.engines.length&&!s.namespaces.length;
  const rows=[];s.engines.forEach(e=>{const old=before&&before.engines.find(o=>o.instance_id===e.instance_id&&o.endpoint===e.endpoint);
   const ranks=Object.entries(e.blocks);(ranks.length?ranks:[["-",{gpu:0,cpu:0,disk:0,remote:0}]]).forEach(([rank,b])=>rows.push([
