@@ -20,7 +20,7 @@ namespace kvferry::controller {
 // second.
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;
 
-/// Checks the size of a lookup. kInvalidArgument: `query` has too many keys for one message.
+/// Checks the size of a lookup. kInvalidArgument: `query` has more than 65536 keys, which is the limit for one message.
 Result<void> check_lookup(const LookupQuery& query);
 
 /// A node's session with one controller. Pure: no I/O and no clock. Threads: one at a time.

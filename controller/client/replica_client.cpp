@@ -233,7 +233,8 @@ Result<std::unique_ptr<Client>> make_replica_client(std::vector<std::unique_ptr<
                                                     const ClientOptions& options) {
   auto client = std::make_unique<ReplicaClient>(std::move(clients), options);
   if (!client->watch())
-    return Error{ErrorCode::kUnavailable, "no file descriptor is left for the client of the controller's replicas"};
+    return Error{ErrorCode::kUnavailable,
+                 "no file descriptor is left for the client of the controller's replicas; raise the limit (ulimit -n)"};
   return std::unique_ptr<Client>(std::move(client));
 }
 

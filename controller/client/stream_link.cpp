@@ -194,7 +194,8 @@ class StreamLink final : public ClientLink {
 Result<std::unique_ptr<ClientLink>> make_stream_link(const std::string& endpoint, const LinkOptions& options) {
   auto link = std::make_unique<StreamLink>(endpoint, options);
   if (link->fd() < 0)
-    return Error{ErrorCode::kUnavailable, "no file descriptor is left for a connection to the controller"};
+    return Error{ErrorCode::kUnavailable,
+                 "no file descriptor is left for a connection to the controller; raise the limit (ulimit -n)"};
   return std::unique_ptr<ClientLink>(std::move(link));
 }
 

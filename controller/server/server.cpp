@@ -34,7 +34,8 @@ Result<void> Server::open_state(const std::string& folder) {
 Result<void> Server::add_listener(std::unique_ptr<Listener> listener) {
   const int fd = listener->fd();
   if (!can_be_woken_ || (fd >= 0 && !watch(fd)))
-    return Error{ErrorCode::kUnavailable, "no file descriptor left for another listener of the controller"};
+    return Error{ErrorCode::kUnavailable,
+                 "no file descriptor is left for another listener of the controller; raise the limit (ulimit -n)"};
   listeners_.push_back(std::move(listener));
   return {};
 }

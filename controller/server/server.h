@@ -43,8 +43,8 @@ class Server {
   /// Adds a listener; must not be called after run(). kUnavailable: no file descriptor is left to wait for the
   /// listener's input.
   Result<void> add_listener(std::unique_ptr<Listener> listener);
-  /// Same as add_listener(), but takes the Result of making the listener, and returns its error if it is one. Otherwise
-  /// returns the listener's actual address, in which a port of 0 is replaced, or the error of add_listener().
+  /// Same as add_listener(), but takes the Result of making the listener. Returns that Result's error or the error of
+  /// add_listener(), if there is one, else the listener's address, in which the port in use replaces a port of 0.
   Result<std::string> add_bound(Result<std::unique_ptr<BoundListener>> listener);
   /// Adds a function that is called at the end of each turn of the loop, after messages and expired leases. The
   /// function must not block for long. at_turn_end() itself must not be called after run().

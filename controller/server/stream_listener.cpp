@@ -60,7 +60,8 @@ class StreamListener final : public BoundListener, private ReplySender {
     path_ = address.path;
     return watch(EPOLL_CTL_ADD, listener_.socket.get(), EPOLLIN, nullptr)
                ? Result<void>{}
-               : Error{ErrorCode::kUnavailable, "no file descriptor is left for the stream listener"};
+               : Error{ErrorCode::kUnavailable,
+                       "no file descriptor is left for the stream listener; raise the limit (ulimit -n)"};
   }
 
   const std::string& address() const override { return listener_.endpoint; }
