@@ -19,7 +19,7 @@ namespace kvferry {
 struct QueryDirectory {
   std::uint64_t fetch = 0;
   std::vector<ChunkKey> keys;         // keys of the full chunks, in the order of the prefix
-  std::vector<ChunkKey> tail_groups;  // [i] group of the tails that follow the first i of `keys`
+  std::vector<ChunkKey> tail_groups;  // [i] group (chunk_meta.h) of the tails that follow the first i of `keys`
 };
 struct RequestLease {
   std::uint64_t fetch = 0;
@@ -55,7 +55,7 @@ struct OfferPush {
 };
 /// Orders all workers to push a chunk that is complete in its slot.
 using StartPush = PushStart;
-/// Tells the decode node which chunks of a push are complete.
+/// Tells the decode node which chunks of a push are complete, and which will not be completed.
 struct SettlePush {
   std::string endpoint;
   PushSettlement settlement;
@@ -73,7 +73,8 @@ using RevokeSlots = Revocation;
 struct LogLine {
   std::string text;
   bool warning = false;
-  std::string paused_node = {};  // endpoint of the node from which, as the sentence says, no KV is fetched for a while
+  // If the sentence says that no KV is fetched from a node for a while: the node's endpoint. Otherwise empty.
+  std::string paused_node = {};
 };
 
 using Action = std::variant<QueryDirectory, RequestLease, ReleaseLease, StartPull, PublishChunks, AnnounceEvictions,

@@ -15,10 +15,12 @@ namespace kvferry {
 struct ChunkMeta {
   ChunkKey key;
   std::uint32_t num_tokens = 0;
-  bool is_tail = false;
-  std::optional<ChunkKey> tail_group;  // set for tails of at least kTailGroupTokens tokens (chunk_key.h)
-  std::uint32_t window_from = 0;       // the layers with a window have KV only from this token of the chunk on
-  TenantId tenant = 0;                 // tenant whose requests can use the chunk
+  bool is_tail = false;  // true if the chunk has fewer tokens than a full one: the last tokens of a prompt or request
+  /// A key that all tails with the same predecessor and the same first kTailGroupTokens tokens (chunk_key.h) share. Set
+  /// for tails of at least so many tokens.
+  std::optional<ChunkKey> tail_group;
+  std::uint32_t window_from = 0;  // the layers with a window have KV only from this token of the chunk on
+  TenantId tenant = 0;            // tenant whose requests can use the chunk
   /// [KV group] The same as window_from for each group, in models whose groups have unlike windows or blocks:
   /// `window_from` is then the largest. Otherwise empty.
   std::vector<std::uint32_t> windows_from = {};

@@ -41,8 +41,8 @@ struct CoreConfig {
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
   TimeNs load_timeout = 5 * kSecond;  // the longest time that a lookup stays pending
-  /// Limit on the wait for an answer of the directory or of a holder, and for pushed chunks that a waiting request
-  /// needs.
+  /// Limit on the wait for an answer of the controller or of a node that has the chunks, and for pushed chunks that a
+  /// waiting request needs.
   TimeNs try_timeout = 1 * kSecond;
   TimeNs pull_timeout = 4 * kSecond;  // limit on the time of one pull
   TimeNs lease_ttl = 30 * kSecond;    // time after which a lease's pins end if the reader has not released the lease
@@ -54,7 +54,7 @@ struct CoreConfig {
   TimeNs tenant_idle = 600 * kSecond;  // time without a use after which a tenant has no share of the pool
   TimeNs refetch_after = 100 * kMillisecond;  // pause between a failed fetch and the next one of the same request
   std::uint64_t chunk_bytes = 0;              // size of a full chunk in all ranks together, for the recorder
-  std::uint32_t num_recorded_events = 128;    // sizes of the flight recorder
+  std::uint32_t num_recorded_events = 128;    // most events and requests that the flight recorder keeps
   std::uint32_t num_recorded_requests = 32;
   std::string secret;  // random bytes, new at each start, from which the ids of leases and reservations are derived
 

@@ -7,7 +7,7 @@
 #include "connector/core/flight_recorder.h"
 
 // clang-format off
-/// All counters only grow. COUNTER(name) is the field `name` of CoreCounters and the metric name_total of the node.
+/// All counters only grow. COUNTER(name) is the field `name` of CoreCounters and the node's metric `name_total`.
 #define KVFERRY_CORE_COUNTERS(COUNTER)                                                                      \
   COUNTER(lookups) COUNTER(lookup_hits) COUNTER(hit_tokens) COUNTER(loads) COUNTER(loaded_tokens)           \
   COUNTER(load_failures) COUNTER(resumed) COUNTER(resumed_hit_tokens) COUNTER(saved_chunks)                 \

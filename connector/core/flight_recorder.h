@@ -47,16 +47,16 @@ enum class LifeKind : std::uint8_t {
   kArrived,
   kWaits,      // a lookup stays pending for the first time since the request began to wait
   kAnswered,   // the first answer of a wait. Fields: local (tokens in the engine's cache), loaded (tokens in the pool)
-  kAdmitted,   // the engine admitted the request. Fields: tokens, local, loaded, expected (computed before), cause
-  kLoadBegan,  // the request runs only after its load
+  kAdmitted,   // admitted by the engine. Fields: tokens, local, loaded, expected (computed before), cause, peer, note
+  kLoadBegan,  // an asynchronous load began: the request runs only after it
   kLoaded,     // a load ended. Fields: expected (tokens to load), loaded, chunks, bytes, duration, cause
   kComputed,   // the engine has computed every token that was known at the admission
   kPreempted,  // the engine preempted the request. Field: tokens (computed so far)
   kFinished,   // the request ended. Fields: tokens, expected (kept for a decode node), cause if aborted
-  kPulled,     // a pull ended. Fields: peer, path, tokens, chunks, failed, in_frames, bytes, times, cause, note
-  kFetchFailed,  // a fetch from `peer` (empty: a lookup) failed. Field: cause
+  kPulled,     // a pull ended. Fields: peer, path, tokens, chunks, failed, in_frames, bytes, all times, cause, note
+  kFetchFailed,  // no KV came from other nodes. Fields: peer (empty: no node is to blame), cause, note
   kPushOffered,  // chunks were offered to `peer`. Field: chunks
-  kPushed,       // a push ended. Fields: peer, path, tokens, chunks, failed, bytes, duration, wire, cause
+  kPushed,       // a push ended. Fields: peer, path, tokens, chunks, failed, bytes, duration, wire, cause, note
 };
 
 /// Why KV was not loaded or not sent. The numbers are sent between nodes, so new causes are added at the end.
@@ -114,7 +114,7 @@ struct LifeEvent {
   std::uint32_t limit_mb_per_s = 0;
   ShortText<8> path{};
   ShortText<55> peer{};
-  ShortText<103> note{};  // the other node's reason, in its words; kPulled: why no chunk or not all came into frames
+  ShortText<103> note{};  // the other node's reason, in its words; kPulled: or why chunks bypassed GPU frames
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
   // Parts of the duration of a pull, of the rank that ended last: until its last transfer was submitted, from then
   // until the last byte, from then until all chunks were in their slots, or verified in frames. With kPushed `wire` is
@@ -129,7 +129,7 @@ struct LifeEvent {
   Cause why() const { return static_cast<Cause>(cause); }
 };
 
-/// A longer wait for the first lookup is not told: it is the difference of two times of a wall clock that was set.
+/// Longest wait that kArrived records. A longer one counts as unknown: the wall clock was probably set meanwhile.
 constexpr TimeNs kWaitMax = 3600 * kSecond;
 
 /// Returns true if the text is a W3C trace id: 32 hexadecimal digits, lower case, not all of them zero.
@@ -155,8 +155,8 @@ class FlightRecorder {
 
   /// Begins a request's life. Returns the request's number, for add(). A `trace` that is no trace id is dropped.
   std::uint64_t begin(std::string_view request, std::string_view trace = {});
-  /// Records `event` as of this kind and time, in the place of the oldest one. The reference is valid until the next
-  /// call. After more than `num_requests` later begin() calls the event is recorded, but not found.
+  /// Records `event` with this kind and time, in place of the oldest event if the ring is full. The reference is valid
+  /// until the next call. After more than `num_requests` later begin() calls find() doesn't return the event.
   LifeEvent& add(std::uint64_t request, LifeKind kind, TimeNs now, const LifeEvent& event = {});
   /// Returns the number of the event that was added last.
   std::uint64_t last() const { return num_events_; }
@@ -184,7 +184,7 @@ class FlightRecorder {
   struct Request {
     std::uint64_t number = 0;
     std::uint64_t last = 0;       // number of the request's last event; 0: none
-    TimeNs began = 0, ended = 0;  // when the server got it, or of the first event; of kFinished; 0: not yet
+    TimeNs began = 0, ended = 0;  // times of arrival (or else of the first event) and of kFinished; 0: not yet
     ShortText<127> id{};
     ShortText<32> trace{};
   };

@@ -59,7 +59,7 @@ class FrameTable {
   /// Returns the clean frame with the bytes of this slot in exactly this generation, nullopt if there is none.
   std::optional<FrameRef> find(ChunkRef chunk) const { return find(chunk, State::kClean); }
   /// Returns the frame from which the chunk can be loaded, nullopt if there is none: a clean one, or one that is being
-  /// copied to its slot and whose checksum is known, as that of a verified landing is.
+  /// copied to its slot and whose checksum is known, because it was verified when another node had sent it.
   std::optional<FrameRef> find_whole(ChunkRef chunk) const;
   /// Returns the frame that is being filled from this slot in exactly this generation, nullopt if there is none.
   std::optional<FrameRef> find_filling(ChunkRef chunk) const { return find(chunk, State::kFillingFromSlot); }

@@ -42,7 +42,8 @@ struct LeasedChunk {
   std::vector<std::uint32_t> frames = {};
   std::uint64_t tenant = 0;                      // ChunkMeta::tenant, for a reader that has no request for the chunk
   std::vector<std::uint32_t> windows_from = {};  // [KV group] as ChunkMeta::windows_from
-  std::vector<std::string> givers = {"?"};       // ChunkPool::Slot::givers (provenance.h); an older holder tells none
+  /// The nodes through which the chunk has come (provenance.h); "?": unknown, as from an older holder.
+  std::vector<std::string> givers = {"?"};
   KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames, tenant, windows_from, givers);
 };
 

@@ -53,7 +53,7 @@ struct SettledChunk {
   std::uint32_t window_from = 0;
   std::vector<std::uint64_t> checksums;          // [rank]
   std::vector<std::uint32_t> windows_from = {};  // [KV group] as ChunkMeta::windows_from
-  std::vector<std::string> givers = {"?"};       // the same as in LeasedChunk
+  std::vector<std::string> givers = {"?"};       // as LeasedChunk::givers
   KVFERRY_FIELDS(index, ok, window_from, checksums, windows_from, givers);
 };
 

@@ -116,8 +116,7 @@ bool ChunkPool::slot_written(ChunkRef chunk, std::uint32_t rank, bool ok) {
 
 void ChunkPool::add_givers(ChunkRef chunk, const Givers& givers) {
   Slot& slot = checked(chunk);
-  KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is not being written, so that its givers are known",
-                chunk.slot);
+  KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is not being written, so it gets no more givers", chunk.slot);
   kvferry::add_givers(slot.givers, givers);
 }
 
@@ -164,7 +163,8 @@ void ChunkPool::evict(Slot& slot) {
   }
   slot.tenant->ready.erase(slot.lru);
   ready_ -= 1;
-  if (slot.ranks_in_frames == 0) evicted_.push_back(slot.meta.key);  // the controller knows no other chunks
+  // A chunk that some rank has only in a frame was not published to the controller.
+  if (slot.ranks_in_frames == 0) evicted_.push_back(slot.meta.key);
   note_change(slot.meta.key);
   free_or_retire(slot);
 }
@@ -178,7 +178,7 @@ void ChunkPool::free_or_retire(Slot& slot) {
 
 void ChunkPool::note_change(const ChunkKey& key) {
   if (!changed_ || has_dropped_changes_) return;
-  // An idle engine does not take the changes, and other nodes may fill its pool meanwhile.
+  // The list is limited: an idle engine does not take the changes, while other nodes may go on filling its pool.
   has_dropped_changes_ = changed_->size() >= 2 * slots_.size();
   if (has_dropped_changes_)
     changed_->clear();
@@ -224,8 +224,8 @@ PinId ChunkPool::pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now
   promise::bounded_hold(now, deadline, owner);
   for (ChunkRef chunk : chunks) {
     Slot& slot = checked(chunk);
-    KVFERRY_CHECK(slot.state == State::kWriting || slot.state == State::kReady, "slot {} is empty and cannot be pinned",
-                  chunk.slot);
+    KVFERRY_CHECK(slot.state == State::kWriting || slot.state == State::kReady,
+                  "slot {} has no chunk that can be pinned", chunk.slot);
     pinned_ += slot.pins++ == 0 ? 1 : 0;
   }
   pins_.emplace(++last_pin_, Pin{std::move(chunks), std::move(owner), deadline});

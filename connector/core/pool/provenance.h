@@ -1,9 +1,9 @@
 // Which nodes a chunk's KV has gone through, and which nodes' KV is not wanted any more because the controller ordered
 // to purge them.
 //
-// A node that copies a chunk adds the node that it got the bytes from to those which that node tells. It knows this one
-// for sure, so a node that lies about the others still can't hide that its own bytes were taken. A chunk that is
-// computed on top of loaded chunks has their givers, since KV is computed from the KV before it.
+// A chunk's givers are the nodes that its KV has passed through. The receiver of a chunk records the givers that the
+// sender names, and the sender itself, so a node can lie about others, but can't hide that it sent the chunk. A chunk
+// that is computed on top of loaded chunks has their givers, since KV is computed from the KV before it.
 #pragma once
 
 #include <cstddef>
@@ -20,16 +20,16 @@
 
 namespace kvferry {
 
-/// Endpoints of nodes, sorted. Empty: all was computed by this node, from nothing that others gave.
+/// Endpoints of nodes, sorted. Empty: this node has computed the KV, and used no KV of other nodes for it.
 using Givers = std::vector<std::string>;
-/// Stands for nodes that were not told, as by older releases. Each purge takes such chunks too.
+/// Stands for unknown nodes: older releases don't name givers. Each purge drops chunks with this giver too.
 inline constexpr std::string_view kUnknownGiver = "?";
 
-/// Adds `more` to `givers`. Of more than 32 endpoints, or of one that is longer than any endpoint, kUnknownGiver is
-/// left.
+/// Adds `more` to `givers`. If there are more than 32 givers then, or one has more than 512 bytes, kUnknownGiver
+/// replaces all of them.
 void add_givers(Givers& givers, const Givers& more);
 
-/// Returns the place of tails that follow this chunk or root, see Provenance::loaded().
+/// Returns the place (see Provenance::loaded()) of the tails that follow the chunk with this key, or this root.
 ChunkKey after(const ChunkKey& parent);
 
 class Provenance {
@@ -40,13 +40,14 @@ class Provenance {
   bool is_purged(const Givers& givers) const;
 
   /// Remembers that the engine has loaded a chunk that others gave: blocks of its prefix cache whose tokens begin like
-  /// the chunk may have the chunk's KV. `place` is the chunk's key. A tail has two places, its group and after(parent),
-  /// where its givers are only those of tails without a group.
+  /// the chunk may have the chunk's KV. `place`: for a full chunk its key. A tail with a group has two places: the
+  /// group with the givers, and after(parent) without. A tail without a group has only after(parent), with the givers.
   void loaded(const ChunkKey& place, const Givers& givers);
   /// Returns the givers of what was loaded at this place, nullptr if there are none.
   const Givers* loaded_at(const ChunkKey& place);
   bool has_loaded() const { return !loaded_.empty(); }
-  /// Returns true if the engine has loaded KV of a purged node. Then drops all that it has loaded.
+  /// Returns true if the engine has loaded KV of a purged node. Then also forgets all loaded chunks, because the engine
+  /// has to drop all blocks of its prefix cache.
   bool drop_loaded_if_purged();
 
   std::size_t num_purged() const { return purged_.size(); }

@@ -6,10 +6,10 @@
 
 namespace kvferry {
 
-/// Applies a change of what the tenant's place in by_rank_ follows from.
+/// Calls `apply`, which changes fields of the tenant, and moves the tenant to the place in by_rank_ that follows.
 template <class Change>
 void TenantSlots::change(Tenant& tenant, Change apply) {
-  auto node = by_rank_.extract(rank_of(tenant));  // the node is used again, so that nothing is allocated
+  auto node = by_rank_.extract(rank_of(tenant));  // the map's node is reused, so that nothing is allocated
   num_idle_ -= tenant.is_idle;
   apply();
   num_idle_ += tenant.is_idle;

@@ -1,8 +1,8 @@
 // The slots of a chunk pool by tenant: how many each tenant has, in which order its chunks are evicted, and whose chunk
 // makes room for a new one. A tenant's share of the pool is the number of slots divided by the number of tenants that
-// have chunks in it and are not idle. A tenant may have more while slots are free, but makes room first. Idle tenants,
-// which have used none of their chunks for long, make room before all others and have no share. The class has no clock:
-// the caller passes the time.
+// have chunks in it and are not idle. A tenant may have more while slots are free, but then its chunks are evicted
+// first. Idle tenants have used none of their chunks for long: they have no share, and their chunks are evicted before
+// all others. The class has no clock: the caller passes the time.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +31,13 @@ class TenantSlots {
     TimeNs used_at = 0;
     bool is_idle = false;
   };
-  /// Counts one more slot of the tenant, as a use. The reference is valid until give_back() was called for each of the
-  /// tenant's slots.
+  /// Counts one more slot of the tenant, which is also a use. The reference is valid until give_back() was called for
+  /// each of the tenant's slots.
   Tenant& take(TenantId id);
   /// Counts one slot less. A tenant without slots is dropped.
   void give_back(Tenant& tenant);
   void used(Tenant& tenant);
-  /// Makes those tenants idle that were not used for `idle_after`. Looks for them once in a second.
+  /// Marks the tenants that were not used for `idle_after` as idle. Looks for them at most once per second.
   void advance(TimeNs now, TimeNs idle_after);
 
   /// Returns the share of each tenant if `asker` uses the pool now.

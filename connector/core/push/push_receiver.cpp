@@ -18,7 +18,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   Reservation reservation;
   add_givers(reservation.givers, {offer.from});
   if (parts_.provenance.is_purged(reservation.givers)) {
-    reply.refused = fmt::format("KV of node {} was purged and is not taken", reservation.givers[0]);
+    reply.refused = fmt::format("KV of node {} is not accepted: an operator has purged it", reservation.givers[0]);
     return reply;
   }
   // Nothing is granted: the shards differ, so this node will pull the chunks.

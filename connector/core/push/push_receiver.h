@@ -1,6 +1,7 @@
 // The decode side of pushes, a part of the scheduler core; it has no I/O. PushReceiver reserves slots for the chunks
 // that a prefill node offers, and orders the workers to grant access to these slots. It orders the workers to revoke a
-// grant when the prefill node settles the chunk, at the deadline, or if a worker cannot grant access.
+// grant when the prefill node settles the chunk (reports that it is complete, or will not be), at the deadline, or if a
+// worker cannot grant access.
 //
 // Until every rank has revoked its grant, a reserved slot counts as being written: it is neither read nor reused.
 // Afterwards the slot is ready or free. If a rank can't revoke its grant in time, another slot can be reserved for the

@@ -34,7 +34,7 @@ struct NewRequest {
   RequestId id;
   std::span<const std::int32_t> tokens;
   /// [chunk] the engine's digests of the tokens up to each full chunk's end; empty if these digests do not depend on
-  /// all that changes the KV (`extras` need not be in them). The last chunks may be missing.
+  /// all that changes the KV (except `extras`). The last chunks may be missing.
   std::vector<EngineDigest> digests = {};
   std::uint32_t num_prompt_tokens = 0;
   std::string extras;             // everything that changes the KV of all tokens: a LoRA's digest, cache_salt
@@ -123,7 +123,7 @@ struct TransferEnd {
   std::string_view path{};                               // the path that moved the bytes
   std::uint32_t limit_mb_per_s = 0;                      // measured limit of this rank's path, see LifeEvent
   TimeNs post = 0, wire = 0, unpack = 0;                 // parts of the transfer's time, see LifeEvent
-  std::uint32_t num_in_frames = 0, num_past_frames = 0;  // this rank's chunks by GPU or host memory, see PullOutcome
+  std::uint32_t num_in_frames = 0, num_past_frames = 0;  // chunks that came by GPU, by host memory, see PullOutcome
   std::string_view host_why{};                           // why chunks went through host memory, see PullOutcome
 };
 

@@ -1,5 +1,5 @@
-// What nearly every step reads or writes of a request, in records that lie side by side, apart from the rest of the
-// request: with hundreds of running requests the rest is no longer in the CPU cache.
+// The fields of a request that nearly every step uses. Their records lie side by side, apart from the other fields,
+// because with hundreds of running requests those no longer fit into the CPU cache.
 #pragma once
 
 #include <cstdint>

@@ -35,7 +35,7 @@ struct OpenLookup {
   std::uint32_t num_external = 0;
   std::vector<ChunkRef> chunks;
   PinId pin;
-  std::uint64_t num_purges = 0;  // purges of KV that the engine had loaded, up to this lookup
+  std::uint64_t num_purges = 0;  // SchedulerCore::Purge::num_of_engine at this lookup
 };
 
 /// A fetch copies chunks from other nodes into the pool. It asks the directory, then requests a lease from one holder
@@ -122,7 +122,7 @@ struct RequestState {
 
   // The next fields serve the flight recorder.
   std::uint64_t record = 0;                                                        // its number in the flight recorder
-  enum class Wait : std::uint8_t { kNew, kPending, kAnswered } wait = Wait::kNew;  // what the recorder has of this wait
+  enum class Wait : std::uint8_t { kNew, kPending, kAnswered } wait = Wait::kNew;  // what was recorded of this wait
   Cause cause = Cause::kNone;      // why the next admission will lack KV, as far as this is known
   std::uint64_t cause_event = 0;   // number of the event with the cause; 0: none
   bool pool_was_full = false;      // true if a save found no slot

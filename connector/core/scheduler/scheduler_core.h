@@ -137,8 +137,8 @@ class SchedulerCore {
   struct Purge {
     std::uint64_t id = 0;             // id of the last order to purge; 0: there was none
     std::uint64_t num_chunks = 0;     // chunks that were dropped because of it
-    std::uint64_t num_bytes = 0;      // their KV
-    std::uint64_t num_of_engine = 0;  // purges since the start of KV that the engine had loaded
+    std::uint64_t num_bytes = 0;      // size of the KV in these chunks
+    std::uint64_t num_of_engine = 0;  // number of purges of KV that the engine had loaded, since this node's start
   };
   /// When num_of_engine grows, the engine must not use blocks any more that it has cached before.
   const Purge& last_purge() const { return purge_; }

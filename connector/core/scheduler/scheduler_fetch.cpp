@@ -33,9 +33,9 @@ void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
   if (pause == 0) return;
   counters_.holders_suspected += 1;
   actions_.push_back(LogLine{
-      fmt::format("nothing arrived from node {} in time; no KV is fetched from it for {} s. If this message repeats, "
-                  "check that no firewall keeps this node from the ports of that node's workers",
-                  endpoint, pause / kSecond),
+      fmt::format("nothing arrived from node {} within {} ms; no KV is fetched from it for {} s. If this message "
+                  "repeats, check that it runs, and that no firewall blocks the ports of its workers",
+                  endpoint, config_.try_timeout / kMillisecond, pause / kSecond),
       true, endpoint});
 }
 
@@ -104,7 +104,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     }
     std::vector<ChunkMeta> wanted;
     if (provenance_.is_purged({offer.endpoint}))
-      blame(request, Cause::kRefused, offer.endpoint, "its KV was purged and is not taken");
+      blame(request, Cause::kRefused, offer.endpoint, "its KV is not accepted: an operator has purged it");
     else if (suspects_.allows(offer.endpoint, now))
       wanted = missing_from(request, offer);
     else

@@ -1,4 +1,5 @@
-// The controller's order to purge what a node gave, and what it is decided by: the givers of each request's KV.
+// The controller's order to purge the KV that came from a node, and the record of each request's givers: the nodes from
+// which its KV came.
 #include <utility>
 
 #include "connector/core/scheduler/scheduler_core.h"
@@ -18,7 +19,7 @@ void SchedulerCore::note_givers(RequestState& request, std::uint32_t num_local) 
   };
   std::uint32_t start = 0;
   if (request.open_lookup) {
-    // The engine found the local tokens, or the core the chunks, before the purge.
+    // The tokens or chunks were found before the purge, so they may be from the purged node.
     if (request.open_lookup->num_purges != purge_.num_of_engine) request.cacheable = false;
     const std::uint32_t end = num_local + request.open_lookup->num_external;
     for (const ChunkRef chunk : request.open_lookup->chunks) {
@@ -80,7 +81,7 @@ void SchedulerCore::purge_ordered(std::uint64_t id, const std::string& endpoint,
   }
   purge_.num_of_engine += (provenance_.drop_loaded_if_purged() || is_own) ? 1 : 0;
   actions_.push_back(LogLine{fmt::format("purged {} chunks that node {} gave, or that were computed from its KV; "
-                                         "nothing is taken from it until it has started anew",
+                                         "no KV is accepted from it for a day, or until it restarts",
                                          num_dropped, endpoint.substr(0, 256)),
                              true});
   announce_evictions();

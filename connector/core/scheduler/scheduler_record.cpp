@@ -25,12 +25,12 @@ void SchedulerCore::record_arrival(RequestState& request, const Coverage& covera
     return;
   }
   event.peer = request.source->endpoint;
-  // The rest of the name is secret. The part before it is the request's id on the prefill node.
+  // The name is the request's id on the prefill node, a '.' and a secret, which is not recorded.
   event.note = std::string_view(request.source->handoff).substr(0, request.source->handoff.rfind('.'));
 }
 
-/// Makes the event that was recorded last the reason why the next admission lacks KV. The first failure counts: what
-/// follows it are attempts to do without.
+/// Makes the event that was recorded last the reason why the next admission lacks KV. The first failure counts:
+/// later ones come from attempts to get the KV in another way.
 void SchedulerCore::note_cause(RequestState& request, Cause cause) {
   if (request.cause != Cause::kNone && request.cause != Cause::kNoHolder) return;
   request.cause = cause;
@@ -49,7 +49,7 @@ void SchedulerCore::blame(RequestState& request, Cause cause, std::string_view p
   note_cause(request, cause);
 }
 
-/// Records for which answer a request waits that can't wait any longer.
+/// Records which answer was missing when the request's wait ended.
 void SchedulerCore::blame_wait(RequestState& request) {
   if (!request.fetch) return blame(request, Cause::kNotInTime, request.source ? request.source->endpoint : "");
   switch (request.fetch->stage) {
