@@ -17,7 +17,7 @@ class FrameLeases {
   /// Returns true if transfers reach the frames of all ranks of a node.
   static bool has_frames(const std::vector<RankEndpoint>& ranks);
 
-  /// Stores the answer, which leases chunks. Returns the order for each of the workers (with `rank` to be set). The
+  /// Stores the answer, which leases chunks. Returns the order to send to each worker; the caller sets its `rank`. The
   /// pins end by themselves after `ttl`. After `patience_ends` the answer is sent without the frames of ranks that are
   /// late.
   FramePinOrder begin(Asker asker, LeaseAnswer answer, TimeNs now, TimeNs ttl, TimeNs patience_ends);
@@ -29,7 +29,7 @@ class FrameLeases {
     Asker asker;
     LeaseAnswer answer;
   };
-  /// Returns the answers that are complete, or whose patience has ended.
+  /// Returns the answers that are complete, or whose `patience_ends` has passed.
   std::vector<Ready> take_ready(TimeNs now);
   std::size_t num_leases() const { return leases_.size(); }
 

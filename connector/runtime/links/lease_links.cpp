@@ -14,8 +14,8 @@ constexpr TimeNs kSavePatience = 200 * kMillisecond;
 // Longest time for hashing runs (parts) of chunks for a reader of other parallelism; shorter than
 // CoreConfig::try_timeout (1 s), for which the reader waits.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
-// Longest time that an answer waits for the workers to pin the frames of the leased chunks. They do so at once, between
-// two turns of their service thread.
+// Longest time that an answer waits for the workers to pin the frames of the leased chunks. They do so in the next turn
+// of their service thread.
 constexpr TimeNs kFramePatience = 100 * kMillisecond;
 // Limit on requests that wait for saves; beyond this limit a request does not wait.
 constexpr std::size_t kDelayedMax = 1000;
@@ -68,8 +68,8 @@ bool LeaseLinks::progress() {
     if (!ready.damaged.empty() || ready.num_late > 0)
       log().warn(
           "a node of other parallelism gets no lease on {} damaged chunks (now evicted) and on {} chunks that were not "
-          "hashed in time",
-          ready.damaged.size(), ready.num_late);
+          "hashed within {} ms",
+          ready.damaged.size(), ready.num_late, kHashPatience / kMillisecond);
     if (!ready.damaged.empty())
       parts_.with_core([&](SchedulerCore& core, TimeNs) { core.evict_ordered(ready.damaged); });
     send(ready.asker, ready.answer);

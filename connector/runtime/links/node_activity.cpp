@@ -6,7 +6,7 @@
 namespace kvferry {
 namespace {
 
-/// Returns true if the event says that something went wrong. That no node held a chunk is the fate of each new prompt.
+/// Returns true if the event says that something went wrong. kNoHolder doesn't: no node holds the KV of a new prompt.
 bool is_failure(const LifeEvent& event) {
   switch (event.what()) {
     case LifeKind::kPulled:
@@ -21,7 +21,7 @@ bool is_failure(const LifeEvent& event) {
   }
 }
 
-/// Returns the kinds of memory between which a transfer was, such as "GPU to GPU".
+/// Returns which kinds of memory a transfer went between, such as "GPU to GPU", and for a pull why.
 std::string memory_of(const LifeEvent& event) {
   const bool has_why = event.what() == LifeKind::kPulled && event.failed == 0 && !event.note.view().empty();
   const std::string why = has_why ? ": " + std::string(event.note.view()) : "";
@@ -127,7 +127,7 @@ void NodeActivity::take_failure(const LifeEvent& event) {
 }
 
 void NodeActivity::take_prefix(const LifeEvent& event) {
-  // A prompt that was handed over counts at the node that handed it over.
+  // A prompt that was handed over is counted by the node that handed it over.
   if (event.prefix.view().empty() || event.expected > 0) return;
   prefixes_[std::string(event.prefix.view())].add(1, event.at);
   // Counts decay with time. If there are too many prefixes, the one with the lowest count now is erased, which may be

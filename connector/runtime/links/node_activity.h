@@ -17,7 +17,7 @@
 
 namespace kvferry {
 
-/// A sum in which an amount counts less the older it is: after `kSpan` the e-th part of it is left.
+/// A sum of amounts that decay exponentially: after `kSpan` 1/e (37 %) of an amount is left.
 template <TimeNs kSpan>
 class FadingSum {
  public:
@@ -39,13 +39,13 @@ class NodeActivity {
  public:
   /// Reads the events that were recorded since the last call and not overwritten.
   void read(const FlightRecorder& recorder);
-  /// Sets all but the fields of the pool and the numbers of transfers in progress.
+  /// Sets the report's fields about transfers, hits, failures and prompts, but not the number of transfers in progress.
   void add_to(controller::NodeReport& report, TimeNs now) const;
 
  private:
   static constexpr TimeNs kRateSpan = 3 * kSecond, kHitSpan = 120 * kSecond;
   static constexpr std::size_t kPathsMax = 64, kPrefixesMax = 64;
-  // A pull is large if it takes this time at the path's limit, so that what is constant in a pull hardly counts.
+  // A pull is large if it takes this time at the path's limit. Its speed then hardly depends on latencies.
   static constexpr TimeNs kLargePull = 5 * kMillisecond;
   static constexpr std::size_t kLargePullsMin = 4, kLargePullsMax = 16;
   struct Path {

@@ -1,7 +1,7 @@
 // Messages between nodes, and between a scheduler node and its workers. Each is sent in an Envelope, whose version is
 // checked first. New fields are added only at the end of a struct; any other change must raise kNodeWire.newest.
 //
-// A message is a struct in AnyMessage and in the variant of its direction; the compiler names what must handle it.
+// A message is a struct in AnyMessage and in the variant of its direction. Code without a handler then fails to compile.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ struct RankEndpoint {
   std::string pool_region;
   std::uint64_t chunk_bytes = 0;  // size of a slot in the pool
   Shard shard = {};               // has no layers if the sender's version is too old to send a shard
-  std::string frames_region{};    // exported region of the rank's frames of GPU memory; empty: transfers reach none
+  std::string frames_region{};    // exported region of the rank's GPU frames; empty: it has none that transfers reach
   std::uint64_t frame_bytes = 0;  // size of a frame
   KVFERRY_FIELDS(transport_address, pool_region, chunk_bytes, shard, frames_region, frame_bytes);
 };
@@ -88,7 +88,7 @@ struct LivesRequest {
 
 struct LivesAnswer {
   std::vector<RequestLife> lives;
-  std::int64_t unix_ms = 0;  // the host's clock, so that the asker can say how far hosts' logs differ; 0: not told
+  std::int64_t unix_ms = 0;  // the host's clock, so that the asker can say how far hosts' clocks differ; 0: unknown
   KVFERRY_FIELDS(lives, unix_ms);
 };
 
@@ -119,7 +119,7 @@ struct ChecksumOutcome {
   KVFERRY_FIELDS(order, rank, item, ok, checksums);
 };
 
-/// Asks a worker to pin the frames that have leased chunks, until FrameUnpin (the lease's number) or for `timeout_ms`.
+/// Asks a worker to pin the frames of leased chunks until FrameUnpin with the lease's number, at most for `timeout_ms`.
 struct FramePinOrder {
   std::uint64_t lease = 0;
   std::uint32_t rank = 0;  // the worker's rank; the outcome repeats it

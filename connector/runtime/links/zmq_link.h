@@ -28,7 +28,8 @@ class ServerSocket {
     std::string bytes;
     std::string member;  // net::Identity::name of the sender
   };
-  /// Returns the next message. Skips malformed messages, and those of a revoked member, whose connection ends.
+  /// Returns the next message. Skips malformed messages, those of members without the role of a worker, and those of a
+  /// revoked member, whose connection ends.
   std::optional<Message> receive();
   /// Returns false, and drops the message, if the receiver has disconnected or its queue is full.
   bool send(const std::string& to, std::string_view bytes);

@@ -52,7 +52,7 @@ class ChunkStore {
   /// Returns the jobs that have ended since the last call, whose chunks are verified and in the blocks. A job counts
   /// the tokens up to the first chunk whose load failed or whose generation or checksum is wrong, because the tokens
   /// after that chunk can't be used without it. The content of the blocks from that chunk on is undefined. Whatever the
-  /// outcome, work that a stream gets from now on is not overwritten by the load.
+  /// outcome, the load does not overwrite what later work of a stream writes to the blocks.
   virtual std::vector<Loaded> take_loaded() = 0;
 
   // ---- chunks from other nodes ----
@@ -116,8 +116,8 @@ Result<std::unique_ptr<ChunkStore>> make_host_store(ChunkStoreParts parts);
 
 struct GpuTier {
   Gpu gpu;
-  std::uint64_t bytes = 0;  // size of all frames; 0: chunks are packed straight into the slots
-  bool is_landing_place = false;
+  std::uint64_t bytes = 0;        // size of all frames; 0: chunks are packed straight into the slots
+  bool is_landing_place = false;  // true if transfers from other nodes may write to the frames
   TimeNs timeout = 30 * kSecond;  // time after which a save, a load or a landing counts as failed
   const Clock& clock;
   Transport& transport;  // must be shut down before the store is destroyed

@@ -33,7 +33,8 @@ Result<void> GpuStore::start() {
                              parts_.layouts.size())};
   packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layouts[0], {}));
   if (Result<void> pinned = device().pin(parts_.pool); !pinned)
-    return std::move(pinned).error().with("cannot pin the chunk pool");
+    return std::move(pinned).error().with(
+        fmt::format("cannot pin the chunk pool of {} bytes for the GPU", parts_.pool.size()));
   is_pinned_ = true;
   for (std::optional<DeviceStream>* stream : {&down_, &up_, &unpack_}) {
     *stream = KVFERRY_TRY(device().make_stream());
@@ -114,7 +115,8 @@ void GpuStore::poll() {
       continue;
     }
     if (!work->is_reported() && work->deadline <= now && leaves_blocks_alone(*work))
-      give_up(*work, "the GPU did not finish its copies of chunks in time");
+      give_up(*work,
+              fmt::format("the GPU did not finish its copies of chunks within {} ms", tier_.timeout / kMillisecond));
     ++work;
   }
 }

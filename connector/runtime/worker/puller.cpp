@@ -83,7 +83,7 @@ Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces
   if (pull->has_runs() && !item.run_checksums.empty()) checksums = item.run_checksums[0];
   if (checksums.size() != runs.size())
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the order to pull has no checksum of a chunk for rank {}", rank)};
+                 fmt::format("the order of pull {} has no checksum of a chunk for rank {}", order.pull, rank)};
   const auto [place, in_frames] = KVFERRY_TRY(place_of(*pull, item));
   const PullSource only{order.remote_address, in_frames ? order.remote_frames : order.remote_region,
                         in_frames ? order.remote_frame_bytes : parts_.slot_bytes};
@@ -254,10 +254,10 @@ bool Puller::landed(const ChunkStore::Landed& chunk) {
   return true;
 }
 
-/// Ends the copy to its slot of a chunk that the store has reported in a frame before.
+/// Takes the outcome of a chunk's copy to its slot, after the store has reported the chunk in a frame.
 void Puller::slot_written(Pull& pull, std::size_t item, bool ok) {
   pull.in_frames[item] = false;
-  if (!pull.has_ended) {  // the outcome of the pull, which waits for other chunks, tells it
+  if (!pull.has_ended) {  // the pull still waits for other chunks, and its outcome will report this one
     pull.ok[item] = ok;
     return;
   }
@@ -274,8 +274,8 @@ void Puller::settle(Pull& pull, std::size_t item, bool ok) {
 
 void Puller::end(Pull& pull) {
   if (!pull.what.empty())
-    log().warn("{} of {} chunks of a pull failed: {}", std::count(pull.ok.begin(), pull.ok.end(), false),
-               pull.ok.size(), pull.what);
+    log().warn("{} of {} chunks of pull {} failed: {}", std::count(pull.ok.begin(), pull.ok.end(), false),
+               pull.ok.size(), pull.order.pull, pull.what);
   PullOutcome outcome = parts_.core.locked([&](WorkerCore& core) {
     return core.pull_ended(pull.order.pull, std::move(pull.ok), std::move(pull.what), pull.in_frames);
   });
@@ -288,7 +288,7 @@ void Puller::end(Pull& pull) {
   outcome.num_past_frames = pull.num_past_frames;
   outcome.host_why = std::move(pull.host_why);
   if (pull.arrived_at > 0) {
-    // A transfer can end before another one of this pull is submitted, but the last one ends after it.
+    // Transfers may end before the last one is submitted, but the last end comes after the last submit.
     outcome.post = pull.posted_at - pull.began;
     outcome.wire = std::max<TimeNs>(pull.arrived_at - pull.posted_at, 0);
     outcome.unpack = parts_.clock.now() - pull.arrived_at;

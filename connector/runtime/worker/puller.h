@@ -1,7 +1,7 @@
 // Puller is the part of the service loop that executes PullOrders: it moves the bytes into this rank's pool, verifies
 // them, and reports one outcome for each order. A chunk has landed when the store reports that the chunk is in its
-// slot or, verified, in a frame, or that its landing failed. Of a chunk in a frame it also reports, by SlotsWritten,
-// when it is in its slot.
+// slot or, verified, in a frame, or that its landing failed. For a chunk in a frame, Puller later also reports by a
+// SlotsWritten message when it is in its slot.
 //
 // A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU.
 // All other chunks are pulled from slot to slot, and so is a chunk whose transfer from frame to frame fails.
@@ -65,7 +65,7 @@ class Puller {
     TimeNs began = 0, posted_at = 0, arrived_at = 0;  // times of the order, the last submit and the last end
     bool is_overdue = false;
     bool uses_frames = false;                              // a path leads from the holder's frames to frames here
-    std::string frames_why;                                // why no path leads; empty: neither node has frames
+    std::string frames_why;                                // why not; empty: it does, or neither node has frames
     std::uint32_t num_in_frames = 0, num_past_frames = 0;  // chunks by GPU and by host memory, see PullOutcome
     std::string host_why;
     std::vector<bool> in_frames;  // [item] the chunk is in a frame, and still being copied to its slot

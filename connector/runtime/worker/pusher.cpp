@@ -97,7 +97,7 @@ std::uint32_t Pusher::layers_ready(const Item& item) const {
   return item.is_whole ? num_layers : std::min(static_cast<std::uint32_t>(item.layer_sums.size()), num_layers - 1);
 }
 
-/// Starts, feeds, cancels or ends the transfer of one chunk, as far as its state permits.
+/// Starts, feeds (adds saved layers to), cancels or ends the transfer of one chunk, as far as its state permits.
 void Pusher::advance(std::uint64_t id, std::uint32_t index) {
   Push& push = pushes_.at(id);
   Item& item = push.items.at(index);

@@ -22,9 +22,9 @@ class SlotGrants {
 
   void grant(const GrantOrder& order);
   void revoke(const Revocation& order);
-  /// Called for each chunk that the store's take_landed() returns: the store has finished with the chunk, well or not,
-  /// or has it in a frame, which is no end yet.
-  /// Records the outcome of the chunk's revocation. Returns false if revoke() has not given this chunk to the store.
+  /// Called for each chunk that the store's take_landed() returns. Records the outcome of the chunk's revocation,
+  /// unless the chunk is in a frame only: the store then returns it once more. Returns false if revoke() has not given
+  /// this chunk to the store.
   bool landed(const ChunkStore::Landed& chunk);
   /// Retries revocations that wait for the end of a peer's copy, and sends the outcomes. Returns true if an outcome was
   /// sent.

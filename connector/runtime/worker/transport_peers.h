@@ -38,7 +38,7 @@ class TransportPeers {
 
  private:
   struct Rates {
-    double measured = 0, best = 0;  // bytes per second: what the transport measured, the fastest transfer
+    double measured = 0, best = 0;  // bytes per second: as the transport measured it, and of the fastest transfer
   };
   struct Peer {
     std::size_t num_running = 0;  // number of transfers with this peer that have not completed

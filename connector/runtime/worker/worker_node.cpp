@@ -32,7 +32,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   }
   if (layer_bytes.empty()) return Error{ErrorCode::kInvalidArgument, "a rank needs at least one KV layout"};
   const auto num_layers = static_cast<std::uint32_t>(layer_bytes.size());
-  // Layers of unlike shapes are one cell each: their heads have no number that fits all of them.
+  // If layers have unlike shapes, each layer is one cell, since their numbers of heads may differ.
   const std::uint32_t num_heads = options.layouts.size() == 1 ? options.layouts[0].num_kv_heads : 1;
   if (options.shard.num_layers == 0) options.shard = {0, num_layers, 0, num_heads};
   if (options.shard.num_layers != num_layers || options.shard.num_heads != num_heads) {
@@ -47,9 +47,10 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   const std::uint64_t chunk_bytes = token_bytes * options.config.chunk_tokens;
   const std::uint64_t num_slots = options.config.pool_bytes / chunk_bytes;
   if (num_slots < 2 || num_slots > UINT32_MAX) {
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("pool_bytes {} holds {} chunks of {} bytes ({} tokens); at least 2 must fit",
-                             options.config.pool_bytes, num_slots, chunk_bytes, options.config.chunk_tokens)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("pool_bytes {} holds {} chunks of {} bytes ({} tokens); allowed: 2 to {} chunks",
+                    options.config.pool_bytes, num_slots, chunk_bytes, options.config.chunk_tokens, UINT32_MAX)};
   }
   SharedMemory memory = KVFERRY_TRY(make_pool(options, num_slots * chunk_bytes));
   std::unique_ptr<WorkerNode> node(
@@ -64,7 +65,9 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   // The GPU comes before the transport: UCX page-locks memory by itself, unless the GPU knows it already.
   if (node->options_.gpu) {
     Result<DevicePin> pin = DevicePin::make(*node->options_.gpu->device, node->pool_.span());
-    if (!pin) return std::move(pin).error().with("cannot pin the chunk pool");
+    if (!pin)
+      return std::move(pin).error().with(
+          fmt::format("cannot pin the chunk pool of {} bytes for the GPU", node->pool_.bytes()));
     node->pool_pin_ = std::move(*pin);
   }
   node->transport_ = KVFERRY_TRY(make_transport(transport));

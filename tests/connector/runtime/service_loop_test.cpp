@@ -147,7 +147,7 @@ TEST_F(Pulls, AChunkThatCantLandOrIsDamagedFailsAlone) {
   ::testing::internal::CaptureStderr();
   order({item(0, 2), item(1, 5), damaged, without, item(4, 3)});
   const auto done = outcome(10'000);
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("3 of 5 chunks of a pull failed: "));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("3 of 5 chunks of pull 1 failed: "));
   ASSERT_TRUE(done);
   EXPECT_THAT(done->ok, ElementsAre(true, false, false, false, true));
   EXPECT_FALSE(done->what.empty());
