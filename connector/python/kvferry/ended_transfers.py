@@ -20,7 +20,9 @@ class EndedTransfer(NamedTuple):
     bytes: int
     path: str  # name of the transport that moved the bytes; empty for loads, and if nothing was moved
     outcome: str  # ok or the name of a cause, as in the label `reason` of kvferry_recomputed_tokens_total
-    # LifeEvent's post, wire and unpack. A pull took the rest of its duration between the scheduler and the workers.
+    # Stages of a pull: until its last transfer was submitted, from then until the last byte, from then until all chunks
+    # were verified in the pool. The rest of its duration passed between scheduler and workers. A push has only the
+    # second: the time since its last chunk was saved in this node's pool.
     parts: tuple[int, int, int]
 
 
@@ -37,8 +39,8 @@ class EndedTransfers:
 
 
 def sample(transfer: EndedTransfer) -> list[Any] | None:
-    """Returns what metrics need of a pull or push of which something arrived: direction, path, seconds, bytes, chunks,
-    and of a pull the seconds of each stage. None for others.
+    """Returns what metrics need of a pull or push by which chunks arrived: direction, path, seconds, bytes, chunks, and
+    for a pull the seconds of each stage. Returns None for loads, and if no chunk arrived.
     """
     if transfer.kind == "load" or transfer.chunks == 0:
         return None

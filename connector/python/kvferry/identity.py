@@ -39,7 +39,7 @@ _NEUTRAL_NAMES = """
     return_dict_in_generate remove_invalid_values exponential_decay_length_penalty
 """
 _NEUTRAL = frozenset(_NEUTRAL_NAMES.split())
-# Embeddings of n-grams end at these tokens, so here they change KV.
+# In models with embeddings of n-grams, an n-gram ends at these tokens. There their ids change KV.
 _TOKENS_OF_NGRAMS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 _KV_DTYPES = {"fp8_e4m3": "fp8"}  # vLLM has two names for this type
 
@@ -215,7 +215,7 @@ def _kv_fields(model: "ModelConfig", config: Any) -> dict[str, Any]:
     if multimodal is not None:
         scales = multimodal.mm_encoder_fp8_scale_path
         fields |= _set_only({
-            # An image's key may be the client's own name for it, which says nothing about how it is read.
+            # An image's key may be a name that the client chose, which does not depend on how the image is decoded.
             "media": multimodal.media_io_kwargs,
             "pruning_method": fields["video_pruning"] and getattr(multimodal, "video_pruning_method", None),
             "encoder_dtype": multimodal.mm_encoder_attn_dtype,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # vLLM's prefixes of draft models and of MTP heads, as in draft_model.layers.0, mtp.layers.0, model.mtp_layers.0 and
-# model.layers.61.mtp_block. Other drafts go on with the model's numbers: model.layers.32 beside 32 layers.
+# model.layers.61.mtp_block. Layers of other drafts follow the model's: model.layers.32 after 32 layers.
 _DRAFT = re.compile(r"(^|[._])(draft|mtp|eagle)")
 
 
@@ -143,7 +143,7 @@ def shard_of(
         if stages > 1 or tp_size > 1:
             refuse_to_start("this model's layers have KV of different shapes, which this version serves only without "
                             "tensor and pipeline parallelism")
-        return first, num_layers, 0, 1  # a layer counts as one head: its heads have no number that fits all layers
+        return first, num_layers, 0, 1  # a layer counts as one head: layers may differ in their number of heads
     if stages > 1:
         first, end = get_pp_indices(model.get_total_num_hidden_layers(), pp_rank, stages)
         found = [number for name, *_ in layouts[0].layers for number in _layer_numbers(name)]
@@ -159,7 +159,7 @@ def shard_of(
     total = 1 if model.use_mla else model.get_total_num_kv_heads()
     if heads != max(1, total // tp_size):
         refuse_to_start(f"this worker has {heads} KV heads, which is not its share of the model's {total} KV heads at "
-                        f"tensor parallel size {tp_size}")
+                        f"tensor parallel size {tp_size}; expected: {max(1, total // tp_size)}")
     # If there are more ranks than heads, neighbouring ranks have the same head.
     return first, num_layers, tp_rank * total // tp_size, heads
 
@@ -171,8 +171,8 @@ def has_draft_kv(vllm_config: "VllmConfig") -> bool:
 
 
 def draft_layers(names: Iterable[str], vllm_config: "VllmConfig") -> set[str]:
-    """Returns the names of the draft model's layers. Errors: KvFerryError if there is a draft model, but no layer has a
-    name by which it can be told.
+    """Returns the names of the draft model's layers. Errors: KvFerryError if there is a draft model, but no layer can
+    be recognized as its own by its name.
     """
     if not has_draft_kv(vllm_config):
         return set()

@@ -1,7 +1,7 @@
 """Spans of lookups, in the trace of vLLM's request. vLLM exports them if it has `--otlp-traces-endpoint`.
 
-launch/proxy puts the traceparent into kv_transfer_params too, since vLLM drops the header if it exports no spans, and a
-prefill node hands it over there, for routers that don't pass the header on.
+The traceparent is also in kv_transfer_params: launch/proxy puts it there, since vLLM drops the header if it exports no
+spans, and so does a prefill node in its hand-off, for routers that don't pass the header on.
 """
 
 import re
@@ -21,11 +21,11 @@ _FORM = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class LookupSpans:
-    """`exports`: vLLM exports spans; if it doesn't, none are made."""
+    """`exports`: True if vLLM exports spans; otherwise none are made."""
 
     def __init__(self, *, exports: bool) -> None:
         self._exports = exports
-        self._begun: dict[str, int] = {}  # [request id] begin of a lookup that waits for other nodes
+        self._begun: dict[str, int] = {}  # [request id] start time of a lookup that waits for other nodes
 
     def lookup(self, request: "Request", num_computed: int, ask: Callable[["Request", int], Answer]) -> Answer:
         """Returns the answer of `ask`. If the request is traced, records the time until there is an answer."""
@@ -43,7 +43,7 @@ class LookupSpans:
         return found, is_async
 
     def finished(self, request: "Request", params: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Returns the request's kv_transfer_params, with its traceparent if they name KV that was handed over."""
+        """Returns the request's kv_transfer_params, with its traceparent if they are a hand-off to a decode node."""
         self._begun.pop(request.request_id, None)
         if params is not None and params.get("do_remote_prefill") and (headers := trace_headers(request)) is not None:
             params[TRACEPARENT] = headers["traceparent"]

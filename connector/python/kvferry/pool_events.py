@@ -28,7 +28,7 @@ _KEEP_ALL_TOKENS = ("full_attention", "mla_attention")
 
 @dataclass(slots=True)
 class _Chunk:
-    """Those blocks of vLLM of which a chunk has all tokens."""
+    """The blocks of vLLM whose tokens are all in one chunk."""
 
     hashes: list[Any]
     parent: Any  # the hash of the block before; None: the chunk is the prompt's first
@@ -48,7 +48,7 @@ class PoolEvents:
                   for index, spec in enumerate(specs)]  # fmt: skip
         keep = [group for group in groups if group["kv_cache_spec_kind"] in _KEEP_ALL_TOKENS] or groups[:1]
         self._block_tokens: int = specs[keep[0]["group_idx"]].block_size
-        # Blocks of other groups may have another size, and then other hashes: of these groups nothing is told.
+        # Groups whose blocks have another size have other hashes: they get no events.
         self._groups = [group for group in keep if specs[group["group_idx"]].block_size == self._block_tokens]
         self._hashes_per_block: int = self._block_tokens // (kv_cache_config.hash_block_size or self._block_tokens)
         self._chunks: dict[bytes, _Chunk] = {}  # the chunks whose tokens are known, by key
@@ -87,7 +87,7 @@ class PoolEvents:
     ) -> "list[KVCacheEvent]":
         """Returns the events that bring routers up to date.
 
-        `changes`: of each chunk its key, whether the pool has it, and whether it is being written; with `is_all` the
+        `changes`: for each chunk its key, whether the pool has it, and whether it is being written; with `is_all` the
         pool has no others. `were_cleared`: True if vLLM has told routers to drop all blocks.
         """
         if were_cleared:
@@ -190,7 +190,7 @@ class EventSource:
 
     def bind(self, manager: "KVCacheManager") -> None:
         """Makes vLLM's first event one that clears all blocks: routers may still have those of a process before this
-        one at the same address. In the connector's own events it would come behind vLLM's first blocks.
+        one at the same address. Among the connector's own events it would come after the events of vLLM's first blocks.
         """
         self._manager = manager
         manager.block_pool.kv_event_queue.append(AllBlocksCleared())
@@ -203,7 +203,7 @@ class EventSource:
                 self._events.name(key, request, first_token, num_tokens)
 
     def look_at_vllms_events(self) -> None:
-        """Looks whether vLLM is about to tell routers to drop all blocks, those of the pool too. Must be called
+        """Checks whether vLLM is about to tell routers to drop all blocks, those of the pool too. Must be called
         before vLLM takes the events of its own cache.
         """
         if self._manager is not None:

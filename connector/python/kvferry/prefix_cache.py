@@ -1,4 +1,4 @@
-"""vLLM's own prefix cache: its hashes spare the node to hash the same tokens again, and it must not serve wrong KV."""
+"""vLLM's own prefix cache: the node uses its hashes instead of hashing tokens again, and removes wrong KV from it."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -39,22 +39,22 @@ class PrefixCache:
     """Empties vLLM's prefix cache when the node has purged KV that the engine had loaded.
 
     Requests that have blocks go on, and vLLM caches what they compute on top of such KV. So until the last of them has
-    ended, requests compute all of their prompt.
+    ended, waiting and new requests compute all of their prompt.
     """
 
     def __init__(self, node: "SchedulerNode") -> None:
         self._node = node
-        self._num_seen = 0  # purges that were carried out here
-        self._requests: dict[str, Request] = {}  # [id] all that vLLM has
-        self._from_before: set[str] = set()  # ids of those that it had at the last purge
+        self._num_seen = 0  # the node's purges after which this cache was emptied
+        self._requests: dict[str, Request] = {}  # [id] all requests that vLLM has
+        self._from_before: set[str] = set()  # ids of those that vLLM already had at the last purge
         self._asking: Request | None = None
-        self.manager: KVCacheManager | None = None  # set when vLLM tells it
+        self.manager: KVCacheManager | None = None  # None until vLLM passes it to the connector
 
     def empty_after_purge(self, asking: "Request | None" = None) -> bool:
         """Empties vLLM's prefix cache if the node's last answer or plan tells of a new purge. Returns True if so.
 
-        `asking`: the request for which vLLM asks right now. vLLM would take its skip_reading_prefix_cache for the
-        answer "none" and keep the blocks that it has found, so that it is set at the step's end.
+        `asking`: the request that vLLM is looking up right now. If its skip_reading_prefix_cache were set at once, vLLM
+        would load nothing for it, but keep the local blocks that it has found. So it is set at the step's end.
         """
         if asking is None and self._asking is not None:
             self._asking.skip_reading_prefix_cache = True

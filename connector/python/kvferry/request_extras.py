@@ -119,14 +119,14 @@ def make_extras(vllm_config: "VllmConfig", config: dict[str, Any]) -> RequestExt
 
 def numbers_images(vllm_config: "VllmConfig") -> bool:
     """Returns True if vLLM numbers the images of each process instead of hashing them, since it caches neither them nor
-    KV. Then other images of other processes have the same identifiers.
+    KV. Then different images in different processes have the same identifiers.
     """
     multimodal = vllm_config.model_config.multimodal_config
     if not multimodal or multimodal.mm_processor_cache_gb > 0 or vllm_config.cache_config.enable_prefix_caching:
         return False
     logger.warning(
-        "kvferry: KV of requests with images or other media is not shared, because vLLM does not hash these without "
-        "prefix caching and with --mm-processor-cache-gb 0; change one of the two"
+        "kvferry: KV of requests with images or other media is not shared, because vLLM does not hash media without "
+        "prefix caching and with --mm-processor-cache-gb 0; set --enable-prefix-caching or a size above 0"
     )
     return True
 

@@ -52,7 +52,8 @@ class RouterParams:
         if not valid or not isinstance(count, int) or not 0 < count < 2**31:
             logger.warning(
                 "kvferry: request %s: kv_transfer_params name no usable remote_host, remote_port and "
-                "remote_num_tokens (%r, %r, %r); the controller is asked instead",
+                "remote_num_tokens (%r, %r, %r; needed: a host name, 1 to 65535, at least 1); the controller is asked "
+                "instead",
                 request_id, host, port, count,
             )  # fmt: skip
             return "", "kv_transfer_params name no usable remote_host, remote_port and remote_num_tokens", num_tokens
@@ -90,7 +91,7 @@ class RouterParams:
         if self.num_refused.bit_count() == 1:
             logger.warning(
                 "kvferry: request %s: an address in its kv_transfer_params is ignored, because it came with %s "
-                "(%d so far)",
+                "(%d such addresses so far)",
                 request_id[:200], refusal, self.num_refused,
             )  # fmt: skip
         return refusal

@@ -75,8 +75,8 @@ def kv_groups(specs: "list[Any]") -> list[tuple[int, int, bool]]:
 def window_format(kv_cache_config: "KVCacheConfig", specs: "list[Any]") -> str:
     """Returns a name for the groups with windows, if these differ in window or block size; otherwise an empty text.
 
-    Nodes tell each other from where on a chunk has each group's KV by the groups' numbers, which must mean the same
-    layers on both.
+    Messages between nodes give, by the number of each group, the token from which on a chunk has KV. So a number must
+    mean the same layers on both nodes.
     """
     found = kv_groups(specs)
     if len({group for group in found if group[1]}) < 2:
@@ -174,8 +174,8 @@ def _check_states(states: "list[MambaSpec]", specs: "list[Any]", vllm_config: "V
 
 
 def _unserved(spec: "KVCacheSpec") -> str:
-    """Returns the name of the KV if it can't be served, otherwise an empty text. A subclass of a served spec can't be
-    served.
+    """Returns what messages call layers of this spec if they can't be served, otherwise an empty text. A subclass of a
+    served spec can't be served.
     """
     from vllm.v1.kv_cache_interface import (
         ChunkedLocalAttentionSpec,

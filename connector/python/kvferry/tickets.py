@@ -184,7 +184,7 @@ def _keys_of_member(key_file: str, content: bytes) -> tuple[Key, ...]:
     found = _MEMBER_KEY.fullmatch(content)
     if found is None:
         raise KeyFileError(f"cluster_key_file {key_file} is a damaged key of a member; 'kvferry keygen --add-node' "
-                           "makes them")
+                           "makes a new one")
     token = _hmac(bytes.fromhex(found[2].decode()), b"kvferry HTTP member 1").hex()
     shared = [bytes.fromhex(line.split()[2].decode()) for line in found[3].splitlines()]
     if found[1] == b"reader":
@@ -214,7 +214,8 @@ def _cluster_keys(key_file: str, content: bytes) -> tuple[bytes, ...]:
     if content.startswith(KEYS_HEAD):
         lines = content[len(KEYS_HEAD):]
         if not _KEY_LINES.fullmatch(lines):
-            raise KeyFileError(f"cluster_key_file {key_file} has a list with a line that is no key in hexadecimal")
+            raise KeyFileError(f"cluster_key_file {key_file} has a line that is no key in hexadecimal (pairs of 0-9, "
+                               "a-f)")
         keys = tuple(bytes.fromhex(line.decode()) for line in lines.splitlines())
         if len(set(keys)) != KEYS_MAX or len(keys) != KEYS_MAX:
             raise KeyFileError(f"cluster_key_file {key_file} lists {len(keys)} keys; allowed: two different ones")

@@ -1,4 +1,4 @@
-// Converts what the node tells about its pool, for kvferry/pool_events.py, and about transfers, for
+// Converts the scheduler node's reports for Python: changes of its pool for kvferry/pool_events.py, ended transfers for
 // kvferry/ended_transfers.py.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace kvferry {
 
 inline nanobind::bytes key_bytes(const ChunkKey& key) { return nanobind::bytes(key.bytes.data(), key.bytes.size()); }
 
-/// Returns PoolChanges: is_all, and of each chunk key, is_ready and is_writing.
+/// Returns the fields of PoolChanges: is_all and, for each chunk, key, is_ready and is_writing.
 inline std::pair<bool, std::vector<std::tuple<nanobind::bytes, bool, bool>>> pool_changes(SchedulerNode& node) {
   const PoolChanges changes = node.take_pool_changes();
   std::vector<std::tuple<nanobind::bytes, bool, bool>> chunks;
@@ -26,7 +26,7 @@ inline std::pair<bool, std::vector<std::tuple<nanobind::bytes, bool, bool>>> poo
   return {changes.is_all, std::move(chunks)};
 }
 
-/// Returns of each NamedChunk request_id, key, first_token and num_tokens.
+/// Returns request_id, key, first_token and num_tokens of each NamedChunk.
 inline std::vector<std::tuple<std::string, nanobind::bytes, std::uint32_t, std::uint32_t>> named_chunks(
     SchedulerNode& node) {
   std::vector<std::tuple<std::string, nanobind::bytes, std::uint32_t, std::uint32_t>> chunks;

@@ -34,8 +34,8 @@ inline std::int32_t one_digit_integer(PyObject* object) {
   return -1;
 }
 
-/// Converts an integer. Sets a Python error if the object is not an integer, or, unlike a cast, if `Value` can't hold
-/// it.
+/// Converts an integer. Sets a Python error and returns 0 if the object is not an integer or, unlike a cast, if `Value`
+/// can't hold it.
 template <class Value>
 Value fitting_integer(PyObject* object) {
   if (const std::int32_t number = one_digit_integer(object); number >= 0) return static_cast<Value>(number);
@@ -77,7 +77,7 @@ struct RunningRequests {
 
 /// Reads a step's running requests. Nearly all of them ran in the step before and are listed in the same order. Such a
 /// request is recognised by the address of its id's str object, which this class keeps alive; only the others' ids are
-/// converted and looked up. In most steps that is none, and only counts are read. After an error a count is 0.
+/// converted and looked up. In most steps there are no others, and only counts are read.
 class RunningReader {
  public:
   /// Overwrites step.running and step.block_changes. `step` must be the same object in each call, with step.running as
@@ -120,7 +120,8 @@ class RunningReader {
     return true;
   }
 
-  /// Writes the handles of `requests`, which has those of the ids `before`. Returns the ids.
+  /// Replaces the handles in `requests`, which are those of the ids `before`, by those of the running requests. Returns
+  /// the running requests' ids.
   template <class HandleOf>
   static std::vector<nanobind::object> name(const RunningRequests& running, const std::vector<nanobind::object>& before,
                                             std::vector<RunningRequest>& requests, HandleOf handle_of) {
@@ -144,8 +145,8 @@ class RunningReader {
     return ids;
   }
 
-  /// Returns the index of the request with this id, which is `next` unless requests have ended. Returns before.size()
-  /// if the request is new, or if very many requests before it have ended.
+  /// Returns the index in `before` of the request with this id, which is `next` unless requests have ended. Returns
+  /// before.size() if the request is new, or if kMaxEnded or more requests before it have ended.
   static std::size_t find(const std::vector<nanobind::object>& before, std::size_t next, PyObject* id) {
     constexpr std::size_t kMaxEnded = 32;
     for (std::size_t i = next; i < std::min(next + kMaxEnded, before.size()); ++i)
