@@ -19,7 +19,7 @@ struct ChunkMeta {
   /// A key that all tails with the same predecessor and the same first kTailGroupTokens tokens (chunk_key.h) share. Set
   /// for tails of at least so many tokens.
   std::optional<ChunkKey> tail_group;
-  std::uint32_t window_from = 0;  // the layers with a window have KV only from this token of the chunk on
+  std::uint32_t window_from = 0;  // layers with an attention window have KV only from this token of the chunk on
   TenantId tenant = 0;            // tenant whose requests can use the chunk
   /// [KV group] The same as window_from for each group, in models whose groups have unlike windows or blocks:
   /// `window_from` is then the largest. Otherwise empty.

@@ -108,7 +108,7 @@ class ChunkPool {
   PoolChanges take_changes();
   /// Returns true at the first call for a chunk, if changes are tracked. The caller then reports the chunk's tokens.
   bool name(ChunkRef chunk);
-  /// Returns all ready slots; those of a tenant are in one row, least recently used first.
+  /// Returns all ready slots, tenant by tenant; those of one tenant least recently used first.
   std::vector<const Slot*> ready() const;
 
   std::uint32_t num_slots() const { return static_cast<std::uint32_t>(slots_.size()); }

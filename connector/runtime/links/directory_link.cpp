@@ -86,7 +86,9 @@ void DirectoryLink::take(controller::ClientEvent& event) {
             set_up(false);
           },
           [&](controller::Lost& lost) {
-            log().warn("lost the connection to the controller ({}); requests continue without it", lost.reason);
+            log().warn(
+                "lost the connection to the controller ({}); this node keeps trying, and requests continue without it",
+                lost.reason);
             set_up(false);
           },
           [&](controller::SnapshotWanted&) { publish_snapshot(); },

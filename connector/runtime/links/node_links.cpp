@@ -175,7 +175,7 @@ bool NodeLinks::take_answers() {
     std::visit(Overloaded{
                    [&](LeaseAnswer& lease) { leases_->answered(endpoint, envelope->id, std::move(lease)); },
                    [&](PushAnswer& push) { pushes_.answered(endpoint, envelope->id, std::move(push)); },
-                   [](LivesAnswer&) {},  // a LivesAnswer is ignored, because this node asks no other for lives
+                   [](LivesAnswer&) {},  // ignored: this node never sends a LivesRequest
                },
                *answer);
   }

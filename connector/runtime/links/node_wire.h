@@ -1,7 +1,7 @@
 // Messages between nodes, and between a scheduler node and its workers. Each is sent in an Envelope, whose version is
 // checked first. New fields are added only at the end of a struct; any other change must raise kNodeWire.newest.
 //
-// A message is a struct in AnyMessage and in the variant of its direction. Code without a handler then fails to compile.
+// A message is a struct in AnyMessage and in the variant of its direction. Code without a handler then won't compile.
 #pragma once
 
 #include <cstdint>
