@@ -21,7 +21,7 @@ struct ChunkMeta {
   std::optional<ChunkKey> tail_group;
   std::uint32_t window_from = 0;  // layers with an attention window have KV only from this token of the chunk on
   TenantId tenant = 0;            // tenant whose requests can use the chunk
-  /// [KV group] The same as window_from for each group, in models whose groups have unlike windows or blocks:
+  /// [KV group] The same as window_from for each group, in models whose groups differ in window or block size:
   /// `window_from` is then the largest. Otherwise empty.
   std::vector<std::uint32_t> windows_from = {};
 

@@ -1,4 +1,4 @@
-// What a chunk pool tells the engine's KV events: which chunks came and went, and which tokens a chunk has.
+// What a chunk pool reports for the engine's KV events: chunks that were added or removed, and the tokens of a chunk.
 #pragma once
 
 #include <cstdint>

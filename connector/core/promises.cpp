@@ -22,7 +22,8 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
     const std::vector<BlockId>& blocks = job.block_ids[group];
     const std::uint32_t block_tokens = groups[group].block_tokens;
     KVFERRY_CHECK(std::uint64_t{blocks.size()} * block_tokens >= next,
-                  "exact-load: request {} has {} blocks, too few for {} tokens", job.request_id, blocks.size(), next);
+                  "exact-load: request {} has {} blocks of {} tokens in KV group {}, too few for {} tokens",
+                  job.request_id, blocks.size(), block_tokens, group, next);
     for (std::size_t i = needed_from[group] / block_tokens; i < blocks.size(); ++i)
       KVFERRY_CHECK(blocks[i] != kNoBlock, "exact-load: request {} has no block {} in KV group {}", job.request_id, i,
                     group);
@@ -40,8 +41,8 @@ void saved_is_computed(const SaveJob& job, std::uint32_t job_start, std::uint32_
     for (std::size_t group = 0; group < job.block_ids.size(); ++group) {
       const std::vector<BlockId>& blocks = job.block_ids[group];
       KVFERRY_CHECK(std::uint64_t{blocks.size()} * groups[group].block_tokens >= end_in_job,
-                    "saved-is-computed: request {} has {} blocks, too few for {} tokens", job.request_id, blocks.size(),
-                    end_in_job);
+                    "saved-is-computed: request {} has {} blocks of {} tokens in KV group {}, too few for {} tokens",
+                    job.request_id, blocks.size(), groups[group].block_tokens, group, end_in_job);
     }
   }
 }

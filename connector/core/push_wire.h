@@ -29,7 +29,7 @@ struct PushOffer {
   std::vector<Shard> shards;
   std::vector<OfferedChunk> chunks;
   std::uint64_t tenant = 0;  // ChunkMeta::tenant of all chunks
-  std::string from = "?";    // the prefill node's endpoint; an older node does not tell it
+  std::string from = "?";    // the prefill node's endpoint; "?": unknown, as from an older node
   KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks, tenant, from);
 };
 

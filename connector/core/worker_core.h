@@ -55,8 +55,8 @@ struct PullOutcome {
   // Number of chunks that the holder had in a frame, but that came from slot to slot. `host_why` says why.
   std::uint32_t num_past_frames = 0;
   std::string host_why = {};
-  /// [item] true if the chunk is verified in a frame of GPU memory, and a SlotsWritten will tell when it is in its
-  /// slot. Empty: no chunk is.
+  /// [item] true if the chunk is verified in a frame of GPU memory; a SlotsWritten follows when it is in its slot.
+  /// Empty: no chunk is in a frame.
   std::vector<bool> in_frames = {};
   KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path, limit_mb_per_s, post, wire, unpack, num_in_frames,
                  num_past_frames, host_why, in_frames);

@@ -1,5 +1,5 @@
-// Which nodes a chunk's KV has gone through, and which nodes' KV is not wanted any more because the controller ordered
-// to purge them.
+// Which nodes a chunk's KV has gone through, and which nodes' KV is not accepted any more, because the controller has
+// ordered to purge it.
 //
 // A chunk's givers are the nodes that its KV has passed through. The receiver of a chunk records the givers that the
 // sender names, and the sender itself, so a node can lie about others, but can't hide that it sent the chunk. A chunk

@@ -50,13 +50,13 @@ class TenantSlots {
   };
   /// Returns the slot that makes room for a new chunk of `asker`: the first slot of Tenant::ready for which `may_go`
   /// returns true, of an idle tenant, or else of the tenant with the most slots above its share. Among equals it is the
-  /// tenant that was not used for longest. If no tenant above its share has such a slot, `asker` makes room itself.
+  /// tenant that was not used for longest. If no tenant above its share has such a slot, it is one of `asker` itself.
   /// Returns nullopt if it can't. `share` is what share(asker) returns.
   std::optional<Victim> victim(TenantId asker, std::uint32_t share,
                                const std::function<bool(std::uint32_t slot)>& may_go) const;
 
   std::size_t num_tenants() const { return tenants_.size(); }
-  /// Calls `visit` with each tenant, in the order in which they make room.
+  /// Calls `visit` with each tenant, in the order in which their chunks are evicted.
   template <class Visit>
   void for_each(Visit visit) const {
     for (const auto& [rank, tenant] : by_rank_) visit(*tenant);

@@ -119,8 +119,8 @@ class SchedulerCore {
   void evict_ordered(std::span<const ChunkKey> keys);
   void replicate_ordered(ReplicateOrder order, TimeNs now);
   /// Drops all chunks that the node at `endpoint` gave, directly or through others, and those that were computed from
-  /// them. Chunks that are being written are dropped when they are there. For a day, or until admit_ordered(), nothing
-  /// is taken from this node any more. Requests that attend to such KV go on, but nothing more of them is saved.
+  /// them. Chunks that are being written are dropped when the write has ended. For a day, or until admit_ordered(), no
+  /// KV of this node is accepted. Requests that attend to such KV go on, but nothing more of them is saved.
   void purge_ordered(std::uint64_t id, const std::string& endpoint, TimeNs now);
   /// Takes KV of the node at `endpoint` again.
   void admit_ordered(const std::string& endpoint) { provenance_.admit(endpoint); }

@@ -53,8 +53,8 @@ class PoolEvents:
         self._hashes_per_block: int = self._block_tokens // (kv_cache_config.hash_block_size or self._block_tokens)
         self._chunks: dict[bytes, _Chunk] = {}  # the chunks whose tokens are known, by key
         self._unknown: set[bytes] = set()  # keys of chunks that the pool has and whose tokens are not known
-        self._new: list[_Chunk] = []  # chunks of which routers may have to be told
-        self._told: dict[Any, int] = {}  # [hash of a block that routers know] number of chunks told that have it
+        self._new: list[_Chunk] = []  # chunks that routers may have to be told about
+        self._told: dict[Any, int] = {}  # [hash of a block that routers know] number of reported chunks with it
         self._following: dict[Any, dict[bytes, None]] = {}  # [hash of a block] keys of known chunks that follow it
 
     def name(self, key: bytes, request: "Request", first_token: int, num_tokens: int) -> None:
@@ -148,7 +148,7 @@ class PoolEvents:
                     left += self._after(block)
 
     def _tell(self, chunk: _Chunk, events: "list[KVCacheEvent]") -> None:
-        """Appends events that tell of the chunk, and of chunks that follow it, as far as the pool holds them."""
+        """Appends events for the chunk, and for chunks that follow it, as far as the pool holds them."""
         left = [chunk]
         while left:
             chunk = left.pop()

@@ -51,7 +51,7 @@ class PrefixCache:
         self.manager: KVCacheManager | None = None  # None until vLLM passes it to the connector
 
     def empty_after_purge(self, asking: "Request | None" = None) -> bool:
-        """Empties vLLM's prefix cache if the node's last answer or plan tells of a new purge. Returns True if so.
+        """Empties vLLM's prefix cache if a new purge came before the node's last answer or plan. Returns True if so.
 
         `asking`: the request that vLLM is looking up right now. If its skip_reading_prefix_cache were set at once, vLLM
         would load nothing for it, but keep the local blocks that it has found. So it is set at the step's end.

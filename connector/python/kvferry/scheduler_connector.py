@@ -81,7 +81,7 @@ class SchedulerConnector:
         self._prefix_cache = PrefixCache(self._node)
         self._stats = StatsSource(self._node)
         self.spans = make_transfer_spans(vllm_config, self._node)
-        init_logger("vllm.kvferry").log(*start_line())  # vLLM shows INFO of loggers below its own only
+        init_logger("vllm.kvferry").log(*start_line())  # vLLM shows INFO lines only of loggers named vllm.*
         self.events: EventSource | None = None
         if (wanted := vllm_config.kv_events_config) is not None and wanted.enable_kv_cache_events:
             from kvferry import pool_events

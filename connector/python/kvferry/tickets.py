@@ -23,7 +23,7 @@ VERSION = 1
 LIFETIME_S = 600  # longest time from the signing, by the signer's clock, to the use, by the reader's clock
 KEY_BYTES_MIN = 32
 KEY_BYTES_MAX = 65536
-KEYS_HEAD = b"kvferry cluster keys 1\n"  # begins a file of two keys, each of which is a line in hexadecimal
+KEYS_HEAD = b"kvferry cluster keys 1\n"  # first line of a file with two keys, each on a line in hexadecimal
 KEYS_MAX = 2
 LOOK_EVERY_S = 0.25  # shortest time between two looks at a key file
 SETTLED_AFTER_S = 0.5  # a file that has not changed for this time is not being copied
@@ -80,7 +80,7 @@ class Signer:
         self._file = file
         self._keys = tuple(Key(key, key, key) for key in keys) or _keys_of(file)[0]
         self._seen: tuple[Key, ...] | str = self._keys  # what the last look has found: the keys, or an error
-        self._done: tuple[Key, ...] | str = self._keys  # the keys taken last, or the error that was logged last
+        self._done: tuple[Key, ...] | str = self._keys  # what was last adopted (keys) or logged (an error)
         self._looked_at = time.monotonic()
         self._clock = clock
 
@@ -118,8 +118,8 @@ class Signer:
         return _hmac(self._accepted()[0].push, b"kvferry tenants 1")
 
     def _accepted(self) -> tuple[Key, ...]:
-        """Returns the accepted keys, the key in use first. A change of the file within the last half second is taken
-        only when a second look finds the same, so that a file that is being copied is not.
+        """Returns the accepted keys, the key in use first. A change of the file within the last half second is adopted
+        only when a second look finds the same, so that a half-copied file is not used.
         """
         if not self._file or time.monotonic() - self._looked_at < LOOK_EVERY_S:
             return self._keys

@@ -23,7 +23,8 @@ void PushLinks::execute(OfferPush& wanted) {
 void PushLinks::execute(StartPush& wanted) {
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
     if (!parts_.send_worker(rank, wanted.push, wanted))
-      ended({wanted.push, rank, wanted.index, false, "the order to push a chunk could not be sent to the worker"});
+      ended({wanted.push, rank, wanted.index, false,
+             fmt::format("the order to push a chunk could not be sent to the worker of rank {}", rank)});
   }
 }
 

@@ -1,5 +1,5 @@
-// Which other workers' frames of GPU memory this worker can pull from. A path that failed is left alone for a while, so
-// that chunks come through host memory meanwhile.
+// Which other workers' frames of GPU memory this worker can pull from. A path that failed is not used for kPause, in
+// which chunks come through host memory.
 #pragma once
 
 #include <map>

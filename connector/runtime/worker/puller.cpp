@@ -8,8 +8,7 @@
 
 namespace kvferry {
 
-/// Checks the numbers that are used as indexes, sizes and divisors. The transport checks that each run lies within the
-/// source's region.
+/// Checks the numbers used as indexes, sizes and divisors. The transport checks that runs lie in the source's region.
 Result<void> Puller::check(const PullOrder& order) const {
   const auto bad = [&](std::string what) {
     return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} is not valid: {}", order.pull, what)};
@@ -202,7 +201,9 @@ bool Puller::completed(const Completion& completion, std::uint32_t limit_mb_per_
   // The transport has compared the checksum of each range, so the other ranges of a corrupt transfer are good.
   const bool is_here = completion.code == ErrorCode::kOk || completion.code == ErrorCode::kCorrupt;
   if (!is_here && piece.is_in_frames && !piece.pull->is_overdue) {
-    submit_from_slots(piece, piece.is_given_up ? "a transfer from GPU to GPU took too long" : completion.what);
+    submit_from_slots(piece, piece.is_given_up ? fmt::format("a transfer from GPU to GPU took over {} ms",
+                                                             piece.pull->order.timeout_ms / 2)
+                                               : completion.what);
     return true;
   }
   std::vector<bool> ok(piece.ranges.size(), is_here);

@@ -62,7 +62,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   TransportOptions transport = KVFERRY_TRY(transport_options(config, pci_bus_id(node->options_)));
   if (node->options_.gpu && config.gpu_pool_bytes > 0 && config.lands_in_gpu)
     transport.device = node->options_.gpu->device.get();
-  // The GPU comes before the transport: UCX page-locks memory by itself, unless the GPU knows it already.
+  // The pool is pinned for the GPU before the transport is made, since UCX would otherwise page-lock it by itself.
   if (node->options_.gpu) {
     Result<DevicePin> pin = DevicePin::make(*node->options_.gpu->device, node->pool_.span());
     if (!pin)
