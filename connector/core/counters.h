@@ -26,7 +26,7 @@ struct CoreCounters {
 #define KVFERRY_FIELD(name) std::uint64_t name = 0;
   KVFERRY_CORE_COUNTERS(KVFERRY_FIELD)
 #undef KVFERRY_FIELD
-  std::array<std::uint64_t, kNumCauses> recomputed_tokens{};  // [cause]
+  std::array<std::uint64_t, kNumCauses> recomputed_tokens{};  // [cause] computed again, see recomputed_tokens()
 };
 
 }  // namespace kvferry

@@ -75,7 +75,7 @@ class TenantSlots {
   TimeNs now_ = 0, next_check_ = 0;
   std::size_t num_idle_ = 0;
   std::unordered_map<TenantId, Tenant> tenants_;
-  std::map<Rank, Tenant*> by_rank_;  // idle tenants, then those with the most slots; the longest unused first
+  std::map<Rank, Tenant*> by_rank_;  // idle ones, then those with the most slots; of equals the longest unused first
 };
 
 }  // namespace kvferry

@@ -38,7 +38,7 @@ struct NewRequest {
   std::vector<EngineDigest> digests = {};
   std::uint32_t num_prompt_tokens = 0;
   std::string extras;             // everything that changes the KV of all tokens: a LoRA's digest, cache_salt
-  std::string_view cache_salt{};  // for the tenant (tenant_id.h), since `extras` has more than the salt
+  std::string_view cache_salt{};  // identifies the tenant (tenant_id.h); `extras` contains it too
   std::vector<TokenExtra> items;  // the prompt's multimodal items
   /// True if the request's KV may be loaded and saved. False for prompt embeddings, which have no token ids, and for
   /// streamed sessions, which change past tokens.

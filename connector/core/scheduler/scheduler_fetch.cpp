@@ -218,7 +218,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     const bool has_runs = leased.checksums.empty() && leased.run_checksums.size() == config_.num_ranks;
     if (!has_checksums && !has_runs) continue;
     if (!meta.set_windows(leased.window_from, leased.windows_from, config_.groups.size())) continue;
-    if (request.value.empty()) meta.tenant = leased.tenant;  // a replication knows the chunk's key alone
+    if (request.value.empty()) meta.tenant = leased.tenant;  // a replication order does not name the tenant
     Givers givers = {endpoint};
     add_givers(givers, leased.givers);
     if (provenance_.is_purged(givers)) continue;

@@ -36,11 +36,11 @@ class FrameLeases {
  private:
   struct Waiting {
     Ready ready;
-    std::map<std::uint32_t, std::vector<std::uint32_t>> frames{};  // [rank][chunk]
+    std::map<std::uint32_t, std::vector<std::uint32_t>> frames{};  // [rank][chunk] the pinned frame, or kNoFrame
     TimeNs deadline = 0;
   };
   std::map<std::uint64_t, Waiting> waiting_;  // [lease]
-  std::map<std::uint64_t, TimeNs> leases_;    // [lease] time at which the workers' pins have ended by themselves
+  std::map<std::uint64_t, TimeNs> leases_;    // [lease] time at which the workers' pins end without FrameUnpin
 };
 
 }  // namespace kvferry

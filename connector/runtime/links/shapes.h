@@ -52,7 +52,7 @@ class RunChecksums {
     Asker asker;
     LeaseAnswer answer;             // the answer, without the chunks that are damaged or were not hashed in time
     std::vector<ChunkKey> damaged;  // keys of chunks left out because their bytes don't match their checksum
-    std::size_t num_late = 0;       // number of chunks left out because a rank was late
+    std::size_t num_late = 0;       // number of chunks left out because a rank had not hashed them at the deadline
   };
   /// Returns the answers that are complete, or whose deadline has passed.
   std::vector<Ready> take_ready(TimeNs now);

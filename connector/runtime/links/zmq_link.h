@@ -26,7 +26,7 @@ class ServerSocket {
   struct Message {
     std::string sender;
     std::string bytes;
-    std::string member;  // net::Identity::name of the sender
+    std::string member;  // the sender's name as a member of the cluster (net::Identity); empty: it has none
   };
   /// Returns the next message. Skips malformed messages, those of members without the role of a worker, and those of a
   /// revoked member, whose connection ends.

@@ -62,7 +62,7 @@ class Puller {
     ErrorCode code = ErrorCode::kOk;        // code of the last failure
     std::string_view path;                  // the path of the last transfer
     std::uint32_t limit_mb_per_s = 0;       // measured limit of the path, see PullOutcome
-    TimeNs began = 0, posted_at = 0, arrived_at = 0;  // times of the order, the last submit and the last end
+    TimeNs began = 0, posted_at = 0, arrived_at = 0;  // times of the order, last submit, last transfer's end
     bool is_overdue = false;
     bool uses_frames = false;                              // a path leads from the holder's frames to frames here
     std::string frames_why;                                // why not; empty: it does, or neither node has frames

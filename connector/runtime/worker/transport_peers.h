@@ -48,7 +48,7 @@ class TransportPeers {
   };
   struct Running {
     PeerId peer;
-    std::uint64_t bytes = 0;  // 0 if the transfer is fed, because its time depends on the feeder
+    std::uint64_t bytes = 0;  // 0 if the transfer is fed, since it then takes as long as the computation
     TimeNs began = 0;
   };
   using Peers = std::map<PeerId, Peer>;

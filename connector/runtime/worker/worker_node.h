@@ -85,7 +85,7 @@ class WorkerNode {
 
   WorkerOptions options_;
   std::uint64_t chunk_bytes_ = 0;
-  bool has_default_pool_ = false, has_default_gpu_pool_ = false;  // the settings don't name the size
+  bool has_default_pool_ = false, has_default_gpu_pool_ = false;  // true if the settings don't give the size
   SteadyClock clock_;
   SharedMemory pool_;
   DevicePin pool_pin_;
