@@ -91,7 +91,8 @@ Findings check_addresses(const Status& status, const std::string& controller) {
     } else if (const std::string why = why_unreachable(*address); !why.empty()) {
       found.push_back(
           {.what = fmt::format("{} can't be reached at {}: {}", name_of(node), node.endpoint, why),
-           .advice = "open the node's ports (the setting ports fixes them), or set the node's advertise_host"});
+           .advice =
+               "open the node's ports (its setting `ports` says which it uses), or set the node's advertise_host"});
     }
   }
   return found;
@@ -120,8 +121,8 @@ Findings check_heartbeats(const Status& status, const std::string&) {
   Findings found;
   for (const NodeStatus& node : status.nodes) {
     if (node.heartbeat_age_ms < kSilenceMs) continue;
-    found.push_back({.what = fmt::format("{} was silent for {:.1f} s", name_of(node),
-                                         static_cast<double>(node.heartbeat_age_ms) / 1000),
+    found.push_back({.what = fmt::format("{} has sent nothing for {:.1f} s, although heartbeats are due every 0.5 s",
+                                         name_of(node), static_cast<double>(node.heartbeat_age_ms) / 1000),
                      .advice = "check whether the node's process is stopped or gets no processor time"});
   }
   return found;
@@ -148,16 +149,16 @@ Findings check_fingerprints(const Status& status, const std::string&) {
   Findings found;
   if (const std::uint64_t refused = status.counters.nodes_refused; refused > 0) {
     const bool is_known = !status.refusal.empty();
-    found.push_back({.what = fmt::format("the controller has refused {} registrations{}", refused,
-                                         is_known ? fmt::format("; the last one, {} s ago: {}",
-                                                                status.refusal_age_ms / 1000, status.refusal)
-                                                  : ", and its log says why"),
-                     .advice = "do what the reason asks for; launch/docs/compatibility.md says what the nodes of a "
-                               "namespace must have in "
-                               "common",
-                     .is_hint = !is_known || status.refusal_age_ms > kRefusalMs});
+    found.push_back(
+        {.what = fmt::format(
+             "the controller has refused {} registrations{}", refused,
+             is_known ? fmt::format("; the last one, {} s ago: {}", status.refusal_age_ms / 1000, status.refusal)
+                      : ", and its log says why"),
+         .advice = "remove the reason; launch/docs/compatibility.md says what the nodes of a namespace must "
+                   "have in common",
+         .is_hint = !is_known || status.refusal_age_ms > kRefusalMs});
   }
-  std::map<std::string, std::vector<const NodeStatus*>> models;  // [name] one node of each namespace
+  std::map<std::string, std::vector<const NodeStatus*>> models;  // [model] one node of each namespace
   for (const NodeStatus& node : status.nodes) {
     const std::string model = model_of(node);
     std::vector<const NodeStatus*>& others = models[model];
@@ -182,11 +183,12 @@ Findings check_clocks(const Status& status, std::int64_t asked, std::int64_t ans
     if (seconds <= kClockSeconds) return;
     found.push_back({.what = fmt::format("the clock of {} is {:.1f} s {} that of {}", whose, seconds,
                                          ahead_ms > 0 ? "ahead of" : "behind", others),
-                     .advice = "synchronise the clocks of all hosts (chrony, systemd-timesyncd); from ten minutes on, "
-                               "nodes refuse the tickets of each other's hand-offs",
+                     .advice =
+                         "synchronise the clocks of all hosts (chrony, systemd-timesyncd); if clocks differ by more "
+                         "than ten minutes, nodes refuse hand-offs from each other",
                      .is_hint = seconds <= kTicketSeconds});
   };
-  if (status.wall_ms > 0)  // a controller of an older release does not tell its clock
+  if (status.wall_ms > 0)  // a controller of an older release does not send its clock
     compare("the controller", status.wall_ms - std::clamp(status.wall_ms, asked, answered), "this host");
   for (const NodeStatus& node : status.nodes) compare(name_of(node), node.clock_ahead_ms, "the controller");
   return found;
@@ -216,7 +218,7 @@ Findings check_controller(const Status& status, const std::string&) {
   return found;
 }
 
-constexpr const char* kClocks = "clocks";  // name of the check that also needs the time of the question
+constexpr const char* kClocks = "clocks";  // not in the table below, because check_clocks() needs other arguments
 struct DeploymentCheck {
   const char* name;
   Findings (*run)(const Status&, const std::string& controller);

@@ -29,7 +29,7 @@ std::span<const Setting<DoctorOptions>> doctor_settings() {
       setting<DoctorOptions, std::uint64_t>(
           "pool-bytes", &DoctorOptions::pool_bytes,
           "a number of bytes, or a string like \"512MiB\" or \"4GiB\"; 0: the default",
-          "Size of the pool that each rank on this host allocates; also KVFERRY_POOL_BYTES")
+          "Size of the pool that each rank on this host allocates (environment variable KVFERRY_POOL_BYTES)")
           .with_shown_default("what a server takes by itself: a sixteenth of the free memory, 1GiB to 16GiB")};
   return settings;
 }

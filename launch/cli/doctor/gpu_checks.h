@@ -9,11 +9,11 @@
 
 namespace kvferry::cli {
 
-/// Returns for each of NVIDIA's GPUs of the host a line with the network cards that its rank uses.
+/// Returns a line for each NVIDIA GPU of the host, with the network cards that the rank on this GPU uses.
 std::vector<std::string> nics_of_gpus(const Host& host);
 
 /// Checks that CUDA's driver library is there, and that CUDA IPC reaches the servers of other containers of this host.
-/// Returns no findings for a host without NVIDIA's driver. The findings lack the check's name.
+/// Returns no findings for a host without NVIDIA's driver. The caller sets Finding::check.
 std::vector<Finding> check_cuda_ipc(const Host& host);
 
 }  // namespace kvferry::cli

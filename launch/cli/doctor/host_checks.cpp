@@ -41,7 +41,7 @@ std::vector<std::string> rdma_devices(const Host& host) { return entries(host.ro
 
 struct RdmaPort {
   std::string device, name;
-  std::string state;  // for example "4: ACTIVE"; empty: not told
+  std::string state;  // for example "4: ACTIVE"; empty: unknown
   bool is_active() const { return state.find("ACTIVE") != std::string::npos; }
 };
 std::vector<RdmaPort> rdma_ports(const Host& host) {
@@ -234,11 +234,12 @@ Findings check_member(const std::string& file, const net::ClusterKey& key) {
   if (!content->own || !content->members) return {};
   const net::Member own = net::public_of(*content->own);
   if (std::ranges::find(*content->members, own) == content->members->end())
-    return {{.what = fmt::format("{} is the key of {}, which {} does not have: it was revoked", file,
-                                 own.identity.str(), net::members_file_of(file)),
-             .advice = "copy the list to this host, or make another key with kvferry keygen --add-node"}};
+    return {{.what = fmt::format(
+                 "{} is the key of {}, who is not in the list {}: the member was revoked, or the list is out of date",
+                 file, own.identity.str(), net::members_file_of(file)),
+             .advice = "copy the current list to this host, or make another key with kvferry keygen --add-node"}};
   return {{.what = fmt::format("{} is the key of {}", file, own.identity.str()),
-           .advice = "do nothing; kvferry keygen --revoke ends what it allows",
+           .advice = "do nothing; to end this member's access, use kvferry keygen --revoke",
            .is_hint = true}};
 }
 
@@ -248,7 +249,8 @@ Findings check_key(const Host& host) {
   const auto key = net::read_cluster_key(*file);
   if (key && *key) return check_member(*file, **key);
   if (key) return {};
-  return {{.what = key.error().what, .advice = "chmod 600 the file, or make one with kvferry keygen"}};
+  return {{.what = key.error().what,
+           .advice = "correct the file (chmod 600 if its mode is wrong), or make one with kvferry keygen"}};
 }
 
 struct HostCheck {

@@ -56,9 +56,10 @@ std::string tls_hello() {
   return hello;
 }
 
-/// Returns whether the answer to tls_hello() is an alert that the hello's proof of the key does not verify, and nothing
-/// else: decrypt_error in TLS 1.3's specification, illegal_parameter from OpenSSL. A listener checks the proof only if
-/// it has a key of the name in the hello. Other TLS servers answer with a message of theirs, or with other alerts.
+/// Returns whether the whole answer to tls_hello() is the alert for a wrong PSK binder, the hello's proof of its key:
+/// decrypt_error in TLS 1.3's specification, illegal_parameter from OpenSSL. A listener checks the binder only if it
+/// has a key with the identity in the hello. Other TLS servers answer with a message of their own, or with other
+/// alerts.
 bool is_refused_key(const std::string& answer) {
   constexpr std::size_t kVersion = 1, kVersionBytes = 2;
   std::string alert = answer;

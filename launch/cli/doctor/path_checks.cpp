@@ -30,7 +30,7 @@ double share_of_path(const PathReport& path) {
   return path.limit_gb_per_s > 0 ? path.best_gb_per_s / path.limit_gb_per_s : 0;
 }
 
-/// A path between two registered nodes. `begins`: the node that reported it.
+/// A path between two registered nodes. `begins`: the node that begins the transfers, and reported the path.
 struct Pair {
   const NodeStatus& begins;
   const NodeStatus& peer;
@@ -64,7 +64,7 @@ bool is_on_one_host(const NodeStatus& a, const NodeStatus& b) {
   return address_a && address_b && address_a->host == address_b->host;
 }
 
-/// Within a host the limit is that of copies in the processor's caches, which large pulls do not reach.
+/// Leaves out paths within a host, whose limit is that of copies in the processor's caches: large pulls never reach it.
 Findings check_speeds(const Status& status, const Host&) {
   Findings found;
   for (const Pair& pair : pairs_of(status)) {
@@ -113,15 +113,15 @@ Findings check_ucx_paths(const Status& status, const Host& host) {
   return found;
 }
 
-/// Returns whether a node has moved bytes by transfers with a peer that it began.
+/// Returns whether transfers that the node began with the peer have moved bytes.
 bool has_reached(const NodeStatus& node, const NodeStatus& peer) {
   return node.report && std::ranges::any_of(node.report->paths, [&](const PathReport& path) {
            return path.peer == peer.endpoint && path.bytes > 0;
          });
 }
 
-/// A transfer needs connections from the node that begins it to its peer. That a connection is not possible shows only
-/// in transfers that fail.
+/// A transfer needs connections from the node that begins it to its peer. Only failed transfers show that such a
+/// connection is not possible.
 Findings check_links(const Status& status, const Host&) {
   const std::string no_answer = text_of(Cause::kNoAnswer), broken = text_of(Cause::kLinkLost);
   const Nodes nodes = nodes_of(status);
@@ -140,7 +140,7 @@ Findings check_links(const Status& status, const Host&) {
       found.push_back(
           {.what = fmt::format("{} does not reach {}{}: {}", shown_name(node), shown_name(*peer),
                                is_one_way ? ", although that node reaches it" : "", printable(failure.what)),
-           .advice = fmt::format("open the ports of {} (the setting ports fixes them) for the host of {}{}",
+           .advice = fmt::format("open the ports of {} (its setting `ports` says which it uses) for the host of {}{}",
                                  shown_name(*peer), shown_name(node),
                                  is_one_way ? "; a firewall seems to let one direction through" : "")});
     }

@@ -1,4 +1,4 @@
-// Checks of the paths between nodes: how fast each is beside its limit, and whether another one should be in use.
+// Checks of the paths between nodes: how fast each is compared with its limit, and whether a better one should be used.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ struct PathSpeed {
   double share = 0;  // best speed divided by the limit; 0: one of them is not known
 };
 
-/// Returns the paths over which bytes went, those that are slowest beside their limit first, unknown ones last.
+/// Returns the paths over which bytes went: those with the smallest share first, those whose share is unknown last.
 std::vector<PathSpeed> path_speeds(const controller::Status& status);
 
 std::vector<std::string> path_check_names();
