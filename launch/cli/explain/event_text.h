@@ -1,4 +1,4 @@
-// Sentences about single events of a request's life.
+// Sentences about single events of a request's life, which is the sequence of the request's events on one node.
 #pragma once
 
 #include <map>
@@ -11,10 +11,10 @@ namespace kvferry::cli {
 
 using NodeNames = std::map<std::string, std::string, std::less<>>;  // [endpoint] engine id
 
-/// Returns the engine id, or the beginning of one as long as vLLM makes them.
+/// Returns the engine id, or its first 8 characters if it has 20 or more, as the UUIDs that vLLM makes do.
 std::string short_name(const std::string& engine_id);
 std::string kind_name(LifeKind kind);
-/// Returns the event's cause with the other node and its words: "the other node refused (prefill-0: ...)".
+/// Returns the event's cause with the other node's name and its message: "the other node refused (prefill-0: ...)".
 std::string cause_text(const LifeEvent& event, const NodeNames& names);
 std::string event_text(const LifeEvent& event, const NodeNames& names);
 /// Returns the rate of a transfer divided by the limit of its path (LifeEvent::limit_mb_per_s); 0 if one is not known.

@@ -24,8 +24,8 @@ void print(const nlohmann::json& json) {
   fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-/// Asks the nodes for the request, and for the requests from which the answers say that it was handed over: a router
-/// may give the prefill another id.
+/// Asks the nodes for the request. If the answers say that the request was handed over from another id, asks for that
+/// id too: a router may give the prefill another id than the decode.
 std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainFlags& flags,
                                 const std::optional<net::ClusterKey>& key) {
   std::vector<NodeAnswer> answers = ask_nodes(status.nodes, flags.asked, key, flags.timeout());
@@ -85,7 +85,7 @@ Result<void> explain_trace(const std::vector<NodeAnswer>& answers, const Explain
   return {};
 }
 
-/// Returns the sentence for a request or trace that no node has.
+/// Returns the error for a request or trace that no node has.
 Error not_found(const LifeReport& report, const ExplainFlags& flags, std::size_t num_nodes) {
   const bool is_trace = !flags.asked.trace.empty();
   return Error{
@@ -128,8 +128,8 @@ Run add_explain_command(CLI::App& app) {
   const std::vector<CLI::Option*> all{
       command
           ->add_option("REQUEST", flags->asked.request,
-                       "The request's id, as the proxy's log, the client's X-Request-Id or the answer has it; vLLM's "
-                       "own prefix and suffix may be missing")
+                       "The request's id, as the proxy's log, the client's X-Request-Id or the answer has it; the "
+                       "prefix and suffix that vLLM adds may be left out")
           ->check([](const std::string& id) { return id.empty() ? "REQUEST must not be empty" : ""; }),
       command
           ->add_option("--trace", flags->asked.trace,
@@ -137,9 +137,11 @@ Run add_explain_command(CLI::App& app) {
                                    "hexadecimal digits, or a whole traceparent",
                                    most))
           ->check([](const std::string& text) {
-            return trace_id_in(text).empty() ? "--trace must be 32 hexadecimal digits, lower case and not all zero, or "
-                                               "a traceparent, which has them between '00-' and '-'"
-                                             : "";
+            if (!trace_id_in(text).empty()) return std::string();
+            return fmt::format(
+                "'{}' is neither a trace id (32 hexadecimal digits, lower case and not all zero) nor a traceparent, "
+                "which has these digits between '00-' and '-'",
+                text);
           }),
       command->add_option("--last", flags->asked.num_newest, "Number of requests to list: those that arrived last")
           ->check(number_between(1u, most)),

@@ -9,7 +9,7 @@
 
 namespace kvferry::cli {
 
-/// A request on one node, which may run there still.
+/// A request on one node, which may still run there.
 struct ListedLife {
   std::string node, role, request;
   TimeNs age = 0, duration = 0;  // time since the request arrived at the node; time that it spent there
@@ -18,7 +18,7 @@ struct ListedLife {
   std::string cause{};                            // why the first of these tokens were computed again
 };
 
-/// Returns the first `num` requests of all nodes: those that took longest, or else the newest ones.
+/// Returns up to `num` requests of all nodes: those that took longest if `slowest` is true, otherwise the newest ones.
 std::vector<ListedLife> list_lives(const LifeReport& report, std::size_t num, bool slowest);
 std::string list_text(const std::vector<ListedLife>& lives);
 nlohmann::json list_json(const std::vector<ListedLife>& lives);

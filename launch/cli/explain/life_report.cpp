@@ -11,13 +11,13 @@ namespace kvferry::cli {
 namespace {
 
 constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // limit on ages, which other nodes send: sums must not overflow
-constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // two nodes' lives may overlap by this, as times are inexact
-constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a larger difference of hosts' clocks is told
+constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // allowed overlap of lives on two nodes: times are inexact
+constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a larger difference between hosts' clocks is reported
 constexpr std::string_view kBetween = "on the way to the next node (router, network)";
 
 double ms(TimeNs time) { return static_cast<double>(time) / kMillisecond; }
 
-/// Returns what the request does from an event on, empty if the event changes nothing.
+/// Returns what the request does after the event; an empty text if that is the same as before the event.
 std::string_view phase_after(const LifeEvent& event, std::string_view phase) {
   constexpr std::string_view kLoading = "loading KV into blocks";
   switch (event.what()) {
@@ -42,7 +42,7 @@ std::string_view phase_after(const LifeEvent& event, std::string_view phase) {
   }
 }
 
-/// Times in the result are on the clock of NodeAnswer::at.
+/// Times in the result are on this process's clock, as NodeAnswer::at is.
 NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeNames& names) {
   NodeLife made;
   made.node = printable(node.engine_id);
@@ -86,7 +86,7 @@ void add_recomputed(const NodeLife& life, const NodeNames& names, std::vector<Re
       all.push_back({life.node, again, cause_text(line.event, names)});
 }
 
-/// Returns the parts of lives that follow each other, with the time between two nodes.
+/// Returns the parts of all lives in order, with a part for the time between two nodes; nothing if the lives overlap.
 std::vector<LifePart> joined(const std::vector<NodeLife>& lives) {
   std::vector<LifePart> parts;
   for (std::size_t i = 0; i < lives.size(); ++i) {
@@ -117,7 +117,7 @@ std::vector<std::string> missing_nodes(const std::vector<NodeAnswer>& answers) {
   return missing;
 }
 
-/// Says how well the times of different nodes fit together, and whose log has other times.
+/// Returns sentences that name hosts whose clock differs from this host's, and the error of times of different nodes.
 std::vector<std::string> clock_sentences(const std::vector<NodeAnswer>& answers) {
   std::vector<std::string> sentences;
   std::set<std::string, std::less<>> nodes;
@@ -135,7 +135,7 @@ std::vector<std::string> clock_sentences(const std::vector<NodeAnswer>& answers)
   if (nodes.size() > 1)
     sentences.push_back(
         fmt::format("events are ordered by their age when each node answered; times of different nodes "
-                    "are right to {:.1f} ms",
+                    "are accurate to {:.1f} ms",
                     ms(2 * error)));
   return sentences;
 }
@@ -178,7 +178,7 @@ std::string report_text(const LifeReport& report, const std::string& request) {
                         part.node.empty() ? "" : ": ", part.what);
   };
   std::ranges::for_each(report.parts, add_part);
-  if (report.parts.empty())  // the lives overlap, so each is told alone
+  if (report.parts.empty())  // the lives overlap, so the parts of each are listed by themselves
     for (const NodeLife& life : report.lives) std::ranges::for_each(life.parts, add_part);
   text += fmt::format("\n{}\n", report.recomputed.empty() ? "computed again: nothing" : "computed again");
   for (const Recomputation& one : report.recomputed)

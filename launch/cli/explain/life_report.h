@@ -19,12 +19,12 @@ struct LifePart {
 };
 
 struct LifeLine {
-  TimeNs at = 0;  // times since the first event of all nodes
+  TimeNs at = 0;  // time since the first event of all nodes
   std::string kind, text;
   LifeEvent event;
 };
 
-/// A request on one node. `trace`: its W3C trace id; empty: none is known.
+/// A request's life on one node. `trace`: its W3C trace id; empty: none is known.
 struct NodeLife {
   std::string node, role, request, trace;
   bool is_cut = false, is_running = false;
@@ -43,9 +43,9 @@ struct Recomputation {
 
 struct LifeReport {
   NodeNames names;
-  std::vector<NodeLife> lives;  // the lives on all nodes, in the order in which they began
+  std::vector<NodeLife> lives;  // the request's lives on all nodes, in the order in which they began
   /// What the time between the first and the last event was spent on, in order; empty if lives overlap, as those of a
-  /// request for several answers do.
+  /// request with several answers (n > 1) do.
   std::vector<LifePart> parts;
   TimeNs duration = 0;
   std::vector<Recomputation> recomputed;

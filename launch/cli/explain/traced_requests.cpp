@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::string_view kHexDigits = "0123456789abcdef";
 
-/// Returns the name by which a request's lives on all nodes are found: the id on the node that has the prompt first,
-/// without the hyphen and the eight digits that vLLM adds.
+/// Returns a name that the lives of one request have in common on all nodes: the request's id on the node that got the
+/// prompt first, without the hyphen and the eight hexadecimal digits that vLLM appends.
 std::string name_of(const RequestLife& life) {
   std::string_view name = life.request;
   for (const LifeEvent& event : life.events)

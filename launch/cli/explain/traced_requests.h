@@ -9,11 +9,12 @@
 
 namespace kvferry::cli {
 
-/// Returns the trace id in a text that is one, or a whole traceparent ("00-TRACE-SPAN-FLAGS"). Empty: there is none.
+/// Returns the trace id in a text that is a trace id or a whole traceparent ("00-TRACE-SPAN-FLAGS"); an empty text if
+/// the text is neither.
 std::string trace_id_in(std::string_view text);
 
 /// Splits answers about the lives of several requests into those of each request, the oldest request first. Lives are
-/// of one request if a hand-off connects them, or if their ids differ only in the end that vLLM makes anew on each
+/// of one request if a hand-off connects them, or if their ids differ only in the suffix that vLLM chooses on each
 /// node.
 std::vector<std::vector<NodeAnswer>> split_by_request(const std::vector<NodeAnswer>& answers);
 

@@ -33,7 +33,8 @@ struct TopFlags {
   bool once = false, as_json = false;
 };
 
-/// The terminal while `kvferry top` draws on it: another screen without cursor and echo. The destructor restores it.
+/// The terminal while `kvferry top` draws on it: the alternate screen, without cursor and echo. close() and the
+/// destructor restore the terminal.
 class Screen {
  public:
   Screen() { open(); }
@@ -71,7 +72,8 @@ class Screen {
 
 struct Frame {
   controller::Status status;
-  std::string endpoint, problem;  // `problem` says why the status is an old one; empty: the status is new
+  std::string endpoint;
+  std::string problem;  // why the last query failed, so that `status` is an older one; empty: it succeeded
   Time::time_point asked_at{};
 };
 
@@ -115,9 +117,11 @@ Result<void> run_screen(const TopFlags& flags, Frame frame, const std::optional<
   sigset_t signals;
   sigemptyset(&signals);
   for (const int one : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGTSTP, SIGCONT}) sigaddset(&signals, one);
-  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before the screen changes, so that each signal restores it
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // no signal can end this process before the screen is restored
   const OwnedFd received(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!received) return Error{ErrorCode::kUnavailable, "no file descriptor is left for signals"};
+  if (!received)
+    return Error{ErrorCode::kUnavailable,
+                 "can't make a file descriptor for signals: the limit on open files is reached; raise it (ulimit -n)"};
   const int keys = ::isatty(STDIN_FILENO) != 0 ? STDIN_FILENO : -1;
   Screen screen;
   for (;;) {
@@ -157,7 +161,8 @@ Result<void> run(const TopFlags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.controller));
   const bool is_plain = flags.once || flags.as_json;
   if (!is_plain && ::isatty(STDOUT_FILENO) == 0)
-    return Error{ErrorCode::kInvalidArgument, "the output is no terminal; use --once or --json"};
+    return Error{ErrorCode::kInvalidArgument,
+                 "the output is no terminal, so the screen can't be drawn; use --once or --json"};
   Frame frame{KVFERRY_TRY(controller::fetch_status(endpoint, kControllerTimeoutMs, key)), endpoint, "", Time::now()};
   if (!is_plain) return run_screen(flags, std::move(frame), key);
   if (flags.as_json) {
@@ -175,9 +180,10 @@ Result<void> run(const TopFlags& flags) {
 Run add_top_command(CLI::App& app) {
   auto flags = std::make_shared<TopFlags>();
   CLI::App* command = app.add_subcommand(
-      "top", "Show nodes, their pools, hits, transfers and failures on the whole screen, new each second; q ends it");
+      "top",
+      "Show nodes, their pools, hits, transfers and failures on the whole screen, refreshed every second; q ends it");
   add_controller_option(*command, flags->controller);
-  command->add_option("--sort", flags->sort, "Order of the nodes")
+  command->add_option("--sort", flags->sort, "What the nodes are sorted by")
       ->capture_default_str()
       ->check(CLI::IsMember(std::vector<std::string>(std::begin(kSortKeys), std::end(kSortKeys))));
   command->add_flag("--once", flags->once, "Print one frame of 80 columns as plain text and end");

@@ -165,7 +165,7 @@ TEST(LifeReport, SaysHowWellTheTimesOfNodesFitAndWhoseClockDiffers) {
   answers[1].clock_ahead = -3 * kSecond;
   const LifeReport report = make_report(answers);
   EXPECT_THAT(report.clocks, ElementsAre(HasSubstr("the clock of p's host is 3.0 s behind this host's"),
-                                         HasSubstr("times of different nodes are right to 4.0 ms")));
+                                         HasSubstr("times of different nodes are accurate to 4.0 ms")));
   EXPECT_EQ(report.duration, 900 * kMillisecond) << "the order follows the ages of events, and no clock";
   EXPECT_TRUE(make_report({answers[0]}).clocks.empty());
 }
