@@ -278,8 +278,9 @@ def admin(desk: Desk, line: str) -> None:
 
 @runs("kvferry purge")
 def purge(desk: Desk, line: str) -> None:
-    """The deployment's nodes are not real, so they don't tell that they have purged."""
-    assert "node 'NODE' has not told that it has purged" in desk.run(f"{line} --timeout 1 || [ $? = 1 ]")
+    """The deployment's nodes are not real, so they don't report that they have dropped the chunks."""
+    said = desk.run(f"{line} --timeout 1 || [ $? = 1 ]")
+    assert "node 'NODE' has not reported that it has dropped the chunks" in said
 
 
 @runs("kvferry doctor")

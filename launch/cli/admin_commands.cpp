@@ -48,7 +48,7 @@ Result<void> tell(const Flags& flags, const std::string& text, nlohmann::json ob
 }
 
 /// Waits until the node can be stopped, and returns the node's last status. Errors: kUnavailable after the timeout or
-/// if the node has left; kRefused if another client has cancelled the drain; those of fetch_status().
+/// if the node has left or was lost; kRefused if another client has cancelled the drain; those of fetch_status().
 Result<NodeStatus> wait_drained(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const auto deadline = Time::now() + std::chrono::duration<double>(flags.timeout_s);
@@ -60,11 +60,12 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
       return one.engine_id.value == flags.node && one.name_space == flags.name_space;
     });
     if (node == status.nodes.end())
-      return Error{ErrorCode::kUnavailable, fmt::format("node '{}' left before it was drained", flags.node)};
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("node '{}' left, or was lost, before it was drained", flags.node)};
     if (!node->is_leaving)
-      return Error{ErrorCode::kRefused, fmt::format("the drain of node '{}' was cancelled by another client: "
-                                                    "kvferry drain --undo",
-                                                    flags.node)};
+      return Error{
+          ErrorCode::kRefused,
+          fmt::format("another client has cancelled the drain of node '{}' (kvferry drain --undo)", flags.node)};
     const std::uint64_t done = node->num_replicated + node->num_lost;
     line.show(done, done + node->num_to_replicate,
               fmt::format("chunks copied, {} requests still run on the node", node->load));
@@ -73,7 +74,8 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
     if (Time::now() > deadline)
       return Error{
           ErrorCode::kUnavailable,
-          fmt::format("the drain of node '{}' has not ended within {} s; it continues", flags.node, flags.timeout_s)};
+          fmt::format("the drain of node '{}' has not ended within {} s (--timeout); the controller continues it",
+                      flags.node, flags.timeout_s)};
     std::this_thread::sleep_for(kPollEvery);
   }
 }
@@ -141,11 +143,11 @@ Run add_drain_command(CLI::App& app) {
           "are copied to other nodes. The command ends when the node can be stopped.",
           flags);
   command->add_option("NODE", flags->node, "Engine id of the node, as `kvferry status` shows it")->required();
-  command->add_flag("--undo", flags->undo, "Cancel a drain");
+  command->add_flag("--undo", flags->undo, "Cancel the drain of the node");
   command->add_flag("--force", flags->force,
                     "Drain the node even if it is the last node for prefill or for decode in its namespace");
   command->add_flag("--no-wait", flags->no_wait, "Return at once instead of waiting for the end of the drain");
-  command->add_option("--timeout", flags->timeout_s, "Time to wait, in seconds")
+  command->add_option("--timeout", flags->timeout_s, "Time to wait for the end of the drain, in seconds")
       ->capture_default_str()
       ->check(number_between(0.1, kDrainTimeoutMaxS));
   return [flags] { return drain(*flags); };

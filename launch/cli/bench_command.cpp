@@ -47,8 +47,8 @@ Bench add_transfer(CLI::App& bench_app) {
   text(command, "--tokens", flags->tokens, "Prompt length in tokens (with --model)");
   text(command, "--tp", flags->tp, "Tensor parallel ranks that share the model's KV heads (with --model)");
   text(command, "--repeat", flags->repeat, "Repetitions of each measurement, after one warm-up");
-  text(command, "--json", flags->json_file, "File for all rows as JSON");
-  text(command, "--plot", flags->plot_file, "File for a plot (.png); installs matplotlib on demand");
+  text(command, "--json", flags->json_file, "File to which all rows are written as JSON");
+  text(command, "--plot", flags->plot_file, "File to which a plot is written (.png); installs matplotlib on demand");
   text(command, "--listen", flags->listen,
        "Wait at this address, HOST:PORT, for a benchmark that another host starts with --connect");
   text(command, "--connect", flags->connect,
@@ -60,15 +60,16 @@ Bench add_transfer(CLI::App& bench_app) {
 Bench add_controller(CLI::App& bench_app) {
   CLI::App* command = bench_app.add_subcommand(
       "controller",
-      "Look up, index and evict chunks on one core, in this process and over the controller's sockets: rates, "
-      "latencies, bytes per hash, and for comparison the times of this machine's memory and of empty messages.");
+      "Measure how fast the controller looks up, indexes and evicts chunks on one core, in this process and over its "
+      "sockets: rates, latencies and bytes per hash (chunk key). For comparison, also measure random reads of this "
+      "machine's memory and round trips of empty messages.");
   auto flags = std::make_shared<bench::ControllerFlags>();
-  text(command, "--hashes", flags->hashes, "Hashes in the index");
+  text(command, "--hashes", flags->hashes, "Number of hashes (chunk keys) in the index");
   text(command, "--repeat", flags->repeat, "Repetitions; their median is reported");
   text(command, "--peers", flags->peers,
-       "Other directories to measure too, installed from PyPI: dynamo, lmcache, mooncake, redis");
-  text(command, "--json", flags->json_file, "File for all figures as JSON");
-  text(command, "--plot", flags->plot_file, "File for a plot (.png); installs matplotlib on demand");
+       "Chunk directories of other projects to measure too, installed from PyPI: dynamo, lmcache, mooncake, redis");
+  text(command, "--json", flags->json_file, "File to which all figures are written as JSON");
+  text(command, "--plot", flags->plot_file, "File to which a plot is written (.png); installs matplotlib on demand");
   return {command, [flags] { return bench::run_controller_bench(*flags); }};
 }
 
@@ -83,8 +84,8 @@ Bench add_connector(CLI::App& bench_app) {
   text(command, "--repeat", flags->repeat, "Number of lookups and of steps; p50 and p99 are reported");
   text(command, "--peers", flags->peers, "Other KV connectors of vLLM to measure too: nixl, lmcache");
   text(command, "--python", flags->python,
-       "A Python that has vLLM [that of the checkout's .venv; if there is none, python3]");
-  text(command, "--json", flags->json_file, "File for all figures as JSON");
+       "Python interpreter that has vLLM [that of the checkout's .venv; without a .venv, python3]");
+  text(command, "--json", flags->json_file, "File to which all figures are written as JSON");
   return {command, [flags] { return bench::run_connector_bench(*flags); }};
 }
 
@@ -103,9 +104,10 @@ Bench add_fleet(CLI::App& bench_app) {
   text(command, "--seconds", flags->seconds, "Length of the measurement of steady traffic, in seconds");
   text(command, "--chunks", flags->chunks, "Chunks that a node holds");
   text(command, "--stores", flags->stores, "Chunks that a node stores per second; the node evicts as many chunks");
-  text(command, "--lookups", flags->lookups, "Lookups of 128 keys per second; several rates separated by commas");
-  text(command, "--json", flags->json_file, "File for all figures as JSON");
-  text(command, "--plot", flags->plot_file, "File for a plot (.png); installs matplotlib on demand");
+  text(command, "--lookups", flags->lookups,
+       "Number of lookups per second, each of 128 keys; several rates separated by commas");
+  text(command, "--json", flags->json_file, "File to which all figures are written as JSON");
+  text(command, "--plot", flags->plot_file, "File to which a plot is written (.png); installs matplotlib on demand");
   return {command, [flags] { return bench::run_fleet_bench(*flags); }};
 }
 

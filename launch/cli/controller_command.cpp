@@ -32,8 +32,8 @@ extern "C" void stop_server(int) {
   if (controller::Server* server = g_server.load()) server->stop();
 }
 
-/// Raises the limit on open files to the maximum: shells often set 1024, but each node takes one file and each engine
-/// several.
+/// Raises the limit on open files to the hard limit: shells often set 1024, but the connection of each node takes one
+/// file descriptor, and those of an engine that is registered over HTTP take several.
 void raise_file_limit() {
   rlimit files{};
   if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= files.rlim_max) return;
@@ -85,7 +85,10 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
     log().info("HTTP on {}", listening);
   }
   KVFERRY_TRY(add_replica(*server, config, clock));
-  if (is_open) log().warn("insecure: every host that reaches this controller can register nodes and clear the index");
+  if (is_open)
+    log().warn(
+        "insecure: every host that reaches this controller can register nodes and clear the index; set "
+        "cluster-key-file to prevent this");
   g_server = server.get();
   struct sigaction action {};
   action.sa_handler = stop_server;

@@ -17,11 +17,12 @@ struct ClientConfig {
 std::span<const Setting<ClientConfig>> client_settings() {
   using C = ClientConfig;
   static const Setting<C> settings[] = {
-      setting<C, std::string>(
-          "controller", &C::controller, std::string(controller::allowed_endpoints(controller::EndpointUse::kConnect)),
-          "The controller; also KVFERRY_CONTROLLER", is_endpoint(controller::EndpointUse::kConnect)),
+      setting<C, std::string>("controller", &C::controller,
+                              std::string(controller::allowed_endpoints(controller::EndpointUse::kConnect)),
+                              "Endpoint of the controller (environment variable KVFERRY_CONTROLLER)",
+                              is_endpoint(controller::EndpointUse::kConnect)),
       setting("cluster-key-file", &C::cluster_key_file, kKeyFileAllowed,
-              "Key of the controller's deployment; also KVFERRY_CLUSTER_KEY_FILE")
+              "File with the key of the controller's deployment (environment variable KVFERRY_CLUSTER_KEY_FILE)")
           .with_shown_default("none")};
   return settings;
 }
@@ -60,7 +61,8 @@ Result<ControllerAddress> controller_of(const SettingFlags& flags) {
 std::string state_folder(const ControllerConfig& config) {
   if (config.state == "none") return {};
   if (!config.state.empty()) return config.state;
-  // The state belongs to a port: a controller that listens on any free port would not find its state again.
+  // The folder's name has the port. A controller with port 0 gets another port at each start, so it would never find
+  // its state again.
   const std::optional<net::HostPort> bind = net::address_of_endpoint(config.bind);
   if (!bind || bind->port == 0) return {};
   const std::uint16_t port = bind->port;

@@ -1,5 +1,5 @@
-// The settings of `kvferry controller`, and of the commands that connect to a controller. To add a setting of the
-// controller, add a field and a row of the table in this file.
+// The settings of `kvferry controller`, and the two settings of commands that connect to a controller. To add a setting
+// of the controller, add a field to ControllerConfig and a row to make_controller_settings().
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -48,10 +48,12 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
   return {
       setting<C, std::string>("bind", &C::bind,
                               "tcp://HOST:PORT with a port of 0 to 65535 (0: any free port), or ipc://PATH",
-                              "Where to listen", is_endpoint(EndpointUse::kBind)),
-      setting<C, std::string>(
-          "stream", &C::stream, fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream)),
-          "Second endpoint to listen at, with less latency than ZeroMQ", is_endpoint(EndpointUse::kBindStream, "none")),
+                              "Endpoint at which the controller listens for nodes and commands, over ZeroMQ",
+                              is_endpoint(EndpointUse::kBind)),
+      setting<C, std::string>("stream", &C::stream,
+                              fmt::format("none, {}", controller::allowed_endpoints(EndpointUse::kBindStream)),
+                              "Second endpoint at which the controller listens, with less latency than ZeroMQ",
+                              is_endpoint(EndpointUse::kBindStream, "none")),
       setting<C, std::string>(
           "http", &C::http, "none, or HOST:PORT with a port of 0 to 65535 (0: any free port)",
           "Where to serve metrics, a status page and routers' queries; with a cluster key, only to clients "
@@ -62,11 +64,12 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
               "a restart")
           .with_shown_default(
               "${XDG_STATE_HOME:-~/.local/state}/kvferry/controller-PORT; none if --bind has port 0 or ipc://"),
-      // etcd and event-log may hold passwords. Only their own parsers check them, with messages that leave the value
-      // out.
-      setting("etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
-              "The etcd through which several replicas agree: all of its members separated by commas, optionally "
-              "followed by a prefix for all keys")
+      // The values of etcd and event-log may contain passwords. The table does not check them, because its error
+      // messages quote the value; parse_etcd_url() and parse_redis_url() check them and leave the value out.
+      setting(
+          "etcd", &C::etcd, "http://HOST:PORT[,...][/PREFIX]",
+          "The etcd cluster through which several replicas find each other and share quotas: its members, separated by "
+          "commas, optionally followed by a prefix for all keys")
           .with_shown_default("none; the prefix of the keys is /kvferry"),
       setting("event-log", &C::event_log, "redis://HOST[:PORT][/DB][?stream=NAME&bytes=N]",
               "Stream of Redis or Valkey from which replicas that start later read what nodes published before")
@@ -97,7 +100,7 @@ std::span<const Setting<ControllerConfig>> controller_settings();
 /// The settings that the user gave as flags; parsing the command line fills them in.
 using SettingFlags = std::vector<SettingEntry>;
 
-/// Adds a flag for each row of the table.
+/// Adds a flag for each row of the table; `flags` gets the values that the user gives.
 template <class Options>
 void add_setting_options(CLI::App& command, std::span<const Setting<Options>> table, SettingFlags& flags) {
   for (const Setting<Options>& row : table) {

@@ -35,11 +35,13 @@ Result<std::string> new_key() {
   return hex_of(net::text_of(key)) + "\n";
 }
 
-/// Creates a file that only its owner can read, the owner of `like` if that is given.
+/// Creates a file that only its owner can read. If `like` is given, the file gets its owner, group and mode instead.
 Result<void> create(const std::string& path, const std::string& text, const struct stat* like) {
   const OwnedFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file && errno == EEXIST)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("{} exists; a key is never overwritten", path)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} exists; a key is never overwritten, so choose another name or move the file away", path)};
   if (!file) return failed(fmt::format("can't create {}", path), errno);
   errno = ENOSPC;  // the reason to report if write() writes less without setting errno
   const ssize_t written = ::write(file.get(), text.data(), text.size());
@@ -69,10 +71,10 @@ Result<std::vector<std::string>> keys_after(Step step, std::vector<std::string> 
   return keys;
 }
 
-/// Replaces the file at once, so that its readers see the former content or the new one.
+/// Replaces the file by a rename, so that each reader sees either the whole former content or the whole new content.
 Result<void> replace_file(const std::string& name, const std::string& content) {
   std::error_code error;
-  const std::string path = std::filesystem::canonical(name, error).string();  // a symbolic link stays one
+  const std::string path = std::filesystem::canonical(name, error).string();  // replaces the target of a symbolic link
   struct stat like {};
   if (error || ::stat(path.c_str(), &like) != 0) return failed(fmt::format("can't read {}", name), errno);
   const std::string written = fmt::format("{}.{}", path, ::getpid());
@@ -94,18 +96,19 @@ Result<std::vector<std::string>> read_keys(const std::string& name) {
   return keys;
 }
 
-/// Returns the members of a deployment, none if there is no list yet.
+/// Returns the members in the list beside the cluster key; an empty vector if there is no list yet.
 Result<std::vector<net::Member>> members_beside(const std::string& key_file) {
   std::optional<std::vector<net::Member>> members = KVFERRY_TRY(net::read_members(key_file));
   return std::move(members).value_or(std::vector<net::Member>{});
 }
 
-/// Returns where a member's key is beside the cluster key.
+/// Returns the path of a member's key file, which is in the folder of the cluster key.
 std::string key_of_member(const std::string& key_file, const std::string& name) {
   return key_file.substr(0, key_file.rfind('/') + 1) + name + ".key";
 }
 
-/// Replaces the cluster key, and what the members beside it have of it.
+/// Executes a step in the file of the cluster key. The key files of the members, in the same folder, get the secrets
+/// and public keys that follow from the new content.
 Result<void> rotate(Step step, const std::string& name) {
   std::vector<std::string> before = KVFERRY_TRY(read_keys(name));
   const std::vector<std::string> keys = KVFERRY_TRY(keys_after(step, std::move(before), name));
@@ -130,7 +133,7 @@ Result<void> replace_members(const std::string& key_file, const std::vector<net:
   return std::filesystem::exists(file, error) ? replace_file(file, content) : create(file, content, nullptr);
 }
 
-/// Makes the key of a member and adds a line to the list. Returns the path of the key.
+/// Writes the key file of a new member and adds the member to the list. Returns the path of the key file.
 Result<std::string> add_member(const std::string& key_file, const std::string& name, net::Role role) {
   if (!net::is_member_name(name))
     return Error{ErrorCode::kInvalidArgument,
@@ -149,7 +152,8 @@ Result<std::string> add_member(const std::string& key_file, const std::string& n
   return file;
 }
 
-/// Removes a member from the list, and its key if that is beside the cluster key. Returns the path of the list.
+/// Removes a member from the list, and deletes its key file if that is beside the cluster key. Returns the path of the
+/// list.
 Result<std::string> revoke_member(const std::string& key_file, const std::string& name) {
   KVFERRY_TRY(read_keys(key_file));
   std::vector<net::Member> members = KVFERRY_TRY(members_beside(key_file));
@@ -166,7 +170,7 @@ struct KeygenFlags {
   std::optional<Step> step;
 };
 
-/// Returns the path of the file to print.
+/// Executes the command. Returns the path of the changed file, which the caller prints.
 Result<std::string> run_keygen(const KeygenFlags& flags) {
   if (!flags.added.empty()) {
     const auto role = std::find(net::kRoleNames.begin(), net::kRoleNames.end(), flags.role);
@@ -187,23 +191,27 @@ Result<std::string> run_keygen(const KeygenFlags& flags) {
 Run add_keygen_command(CLI::App& app) {
   CLI::App* const command = app.add_subcommand(
       "keygen",
-      "Write a new cluster key to a file that only its owner can read, for cluster_key_file, or take one of the three "
-      "steps that replace the key in a file, or give members keys of their own. Afterwards copy what has changed to "
-      "all hosts; running processes notice it.");
+      "Write a new cluster key, for the setting cluster_key_file, to a file that only its owner can read; or take one "
+      "of the three steps that replace the key of a running deployment; or give a member a key of its own, or revoke "
+      "it. Afterwards copy the changed files to the hosts that use them; running processes read them again.");
   const auto flags = std::make_shared<KeygenFlags>();
-  command->add_option("FILE", flags->path, "File to create, which must not exist, or else the cluster key to change")
+  command
+      ->add_option("FILE", flags->path,
+                   "Path of the cluster key: a file that does not exist yet; with one of the options below, the "
+                   "existing file")
       ->required();
   CLI::Option_group* const steps = command->add_option_group("Steps");
   const auto add_step = [&](const char* name, Step value, const char* help) {
     steps->add_flag_callback(
         name, [flags, value] { flags->step = value; }, help);
   };
-  add_step("--add", Step::kAdd, "Step 1: add a new key, which members accept and do not use yet");
-  add_step("--switch", Step::kSwitch, "Step 2: let members use the other key of the file, and still accept the former");
+  add_step("--add", Step::kAdd, "Step 1: add a new key, which members accept but do not use yet");
+  add_step("--switch", Step::kSwitch,
+           "Step 2: let members use the other key in the file; they still accept the one used before");
   add_step("--retire", Step::kRetire, "Step 3: remove the key that is not in use; connections made with it end");
   CLI::Option* const adds = steps->add_option(
       "--add-node", flags->added,
-      "Write NAME.key, the key of this one member, and add it to kvferry.members; both are beside FILE");
+      "Write NAME.key, the key of this one member, and add it to the list kvferry.members; both are in FILE's folder");
   adds->type_name("NAME");
   steps->add_option("--revoke", flags->revoked, "Remove this member from kvferry.members; its connections end")
       ->type_name("NAME");
@@ -211,8 +219,8 @@ Run add_keygen_command(CLI::App& app) {
   command
       ->add_option(
           "--role", flags->role,
-          "reader: routers and dashboards, which ask the controller; worker: nodes; admin: also drains, clears "
-          "and sets quotas")
+          "With --add-node, what the member may do. reader: query the controller (routers, dashboards); worker: also "
+          "register nodes; admin: also drain, clear, purge and set quotas")
       ->check(CLI::IsMember({"reader", "worker", "admin"}))
       ->needs(adds)
       ->capture_default_str();

@@ -17,7 +17,7 @@ using controller::NodeStatus;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kPurgeTimeoutMaxS = 3600;
-constexpr std::chrono::milliseconds kAskEvery{200};  // nodes report once in a second
+constexpr std::chrono::milliseconds kAskEvery{200};  // shorter than the second between two reports of a node
 
 struct PurgeFlags {
   SettingFlags values;  // values of the flags that add_controller_option() has added
@@ -27,11 +27,11 @@ struct PurgeFlags {
   bool as_json = false;
 };
 
-/// What the nodes of the namespace have told of a purge.
+/// What the nodes of the namespace have reported of the purge with the number `id`.
 struct Purged {
   std::uint64_t num_chunks = 0, num_bytes = 0;
-  std::vector<const NodeStatus*> done, silent;
-  std::vector<const NodeStatus*> lost;  // nodes that are told when they register again
+  std::vector<const NodeStatus*> done, silent;  // nodes that have, and that have not reported the end of the purge
+  std::vector<const NodeStatus*> lost;          // lost nodes; they get the order to purge when they register again
 
   Purged(const controller::Status& status, const std::string& name_space, std::uint64_t id) {
     for (const NodeStatus& node : status.nodes) {
@@ -69,11 +69,13 @@ void tell(const PurgeFlags& flags, const Purged& purged) {
     fmt::print("node '{}' dropped {} chunks, {}\n", node->engine_id, node->report->num_purged,
                mib_text(node->report->purged_bytes));
   for (const NodeStatus* node : purged.silent)
-    fmt::print("node '{}' has not told that it has purged\n", node->engine_id);
+    fmt::print("node '{}' has not reported that it has dropped the chunks\n", node->engine_id);
   for (const NodeStatus* node : purged.lost)
-    fmt::print("node '{}' is lost: it is told to purge when it registers again\n", node->engine_id);
-  fmt::print("{} chunks that went through '{}' were dropped on {} nodes, {}; these nodes take nothing more from it\n",
-             purged.num_chunks, flags.producer, purged.done.size(), mib_text(purged.num_bytes));
+    fmt::print("node '{}' is lost: it gets the order to drop the chunks when it registers again\n", node->engine_id);
+  fmt::print(
+      "{} chunks that '{}' had computed or passed on were dropped on {} nodes, {}; these nodes accept nothing more "
+      "from it\n",
+      purged.num_chunks, flags.producer, purged.done.size(), mib_text(purged.num_bytes));
 }
 
 Result<void> purge(const PurgeFlags& flags) {
@@ -93,10 +95,13 @@ Result<void> purge(const PurgeFlags& flags) {
     }
     if (Clock::now() > deadline) {
       tell(flags, purged);
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("{} nodes have not told within {} s that they have purged, '{}' first: their release is "
-                               "too old, another purge came after this one, or they hang; give the command again",
-                               purged.silent.size(), flags.timeout_s, purged.silent[0]->engine_id)};
+      return Error{
+          ErrorCode::kUnavailable,
+          fmt::format(
+              "{} nodes, the first of them '{}', have not reported within {} s (--timeout) that they have dropped the "
+              "chunks: their release is too old, they hang, or another purge came after this one; upgrade or restart "
+              "such nodes, or give the command again",
+              purged.silent.size(), purged.silent[0]->engine_id, flags.timeout_s)};
     }
     std::this_thread::sleep_for(kAskEvery);
   }
@@ -108,8 +113,8 @@ Run add_purge_command(CLI::App& app) {
   auto flags = std::make_shared<PurgeFlags>();
   CLI::App* command = app.add_subcommand(
       "purge",
-      "Take back what a bad node gave: all nodes of its namespace drop the chunks that it computed or passed on, and "
-      "what was computed from them, and take nothing more from it. Prints how many chunks and bytes each node "
+      "Remove what a bad node has spread: all nodes of its namespace drop the chunks that it computed or passed on, "
+      "and what was computed from them, and accept nothing more from it. Prints how many chunks and bytes each node "
       "dropped.");
   add_controller_option(*command, flags->values);
   command

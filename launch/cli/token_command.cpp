@@ -14,8 +14,9 @@ Run add_token_command(CLI::App& app) {
   const auto key_file = std::make_shared<std::string>();
   const auto role = std::make_shared<std::string>("reader");
   command
-      ->add_option("--cluster-key-file", *key_file,
-                   "Key of the deployment, or of a member, whose role decides; also KVFERRY_CLUSTER_KEY_FILE")
+      ->add_option(
+          "--cluster-key-file", *key_file,
+          "File with the key of the deployment, or with a member's own key, whose role then counts instead of --role")
       ->envname("KVFERRY_CLUSTER_KEY_FILE")
       ->required();
   command
@@ -26,7 +27,9 @@ Run add_token_command(CLI::App& app) {
       ->capture_default_str();
   return [key_file, role]() -> Result<void> {
     const auto key = KVFERRY_TRY(net::read_cluster_key(*key_file));
-    if (!key) return Error{ErrorCode::kInvalidArgument, "--cluster-key-file is empty; allowed: the path of a file"};
+    if (!key)
+      return Error{ErrorCode::kInvalidArgument,
+                   "the value of --cluster-key-file is empty; allowed: the path of a key file"};
     if (const auto content = key->content(); content->own) {
       fmt::print("{}\n", content->own->http_token());
       return {};
