@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -112,7 +114,9 @@ void serve(const ControllerLoad& load, const std::string& folder, LineLink& link
 ControllerFarSide::ControllerFarSide(const ControllerLoad& load) {
   int pipe[2];
   if (::pipe(pipe) != 0)
-    throw Failure({ErrorCode::kUnavailable, "can't create a pipe for the benchmark's controller process"});
+    throw Failure(
+        {ErrorCode::kUnavailable,
+         fmt::format("can't create a pipe for the benchmark's controller process: {}", std::strerror(errno))});
   child_.emplace(OwnedFd(pipe[0]));
   OwnedFd to_parent(pipe[1]);
   pid_ = ::fork();
@@ -124,7 +128,9 @@ ControllerFarSide::ControllerFarSide(const ControllerLoad& load) {
       (void)link.send(to_json(served.error()));
     ::_exit(0);
   }
-  if (pid_ < 0) throw Failure({ErrorCode::kUnavailable, "can't fork a process for the benchmark's controller"});
+  if (pid_ < 0)
+    throw Failure({ErrorCode::kUnavailable,
+                   fmt::format("can't fork a process for the benchmark's controller: {}", std::strerror(errno))});
 }
 
 void ControllerFarSide::wait_filled() {

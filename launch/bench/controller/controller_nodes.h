@@ -47,7 +47,8 @@ bool names_all_workers(const Holders& holders, std::uint64_t prefix) {
 
 constexpr int kPatienceMs = 10'000;  // longest wait for an answer of the controller in the other process
 
-/// Returns a client that the controller has registered under this name. Failures: those of the client.
+/// Returns a client that the controller has registered under this name. Failures: those of make_client() and
+/// wait_registered().
 inline std::unique_ptr<controller::Client> registered(const std::string& controller, const std::string& name) {
   auto client = need(controller::make_client({.controller = controller, .node = node_info(name)}));
   need(controller::wait_registered(*client, SteadyClock(), kPatienceMs));

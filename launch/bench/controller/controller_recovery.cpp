@@ -103,7 +103,10 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
   const bool is_told =
       line ||
       line.error().code == ErrorCode::kCorrupt;  // the controller's first line names its endpoint and is not JSON
-  if (!is_told) throw Failure({ErrorCode::kUnavailable, process.last_words()});
+  if (!is_told)
+    throw Failure(
+        {ErrorCode::kUnavailable,
+         fmt::format("a controller with a killed controller's state did not start: {}", process.last_words())});
   const std::unique_ptr<controller::Client> client =
       need(controller::make_client({.controller = endpoint, .node = worker_info(kNumWorkers + 1)}));
   need(wait_registered(*client, clock, kRecoveryPatience / kMillisecond));
@@ -119,8 +122,10 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
     pollfd item{client->fd(), POLLIN, 0};
     ::poll(&item, 1, 10);
   }
-  throw Failure({ErrorCode::kUnavailable,
-                 "a controller that was started with a killed controller's state did not answer in time"});
+  throw Failure(
+      {ErrorCode::kUnavailable,
+       fmt::format("a controller that was started with a killed controller's state did not answer within {} s",
+                   kRecoveryPatience / kSecond)});
 }
 
 /// Sends the snapshots of all workers to an empty controller, one message of each worker in turn. Returns the time in

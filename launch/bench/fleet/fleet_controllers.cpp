@@ -36,7 +36,9 @@ void wait_listening(ChildProcess& process, std::uint16_t port) {
     if (is_open(port)) return;
     if (process.has_ended()) break;
   }
-  throw Failure({ErrorCode::kUnavailable, fmt::format("no server listens on port {}: {}", port, process.last_words())});
+  throw Failure({ErrorCode::kUnavailable,
+                 fmt::format("no server listened on {}:{} within {} s; the last line of its stderr: '{}'", kHost, port,
+                             kStartTime / kSecond, process.last_words())});
 }
 
 }  // namespace
@@ -84,8 +86,8 @@ void FleetControllers::start_services() {
     const std::uint16_t port = &command == commands ? etcd_port : redis_port;
     Result<void> up = attempt([&] { wait_listening(*services_.back(), port); });
     if (!up)
-      throw Failure(std::move(up).error().with(
-          fmt::format("{}, which replicas need (Debian packages etcd-server and redis-server)", command.words[0])));
+      throw Failure(std::move(up).error().with(fmt::format(
+          "{}, which --replicas 3 needs (Debian packages etcd-server and redis-server)", command.words[0])));
   }
 }
 
@@ -100,7 +102,7 @@ void FleetControllers::start_again(std::size_t replica) {
   if (options_.over_streams) words.insert(words.end(), {"--stream", endpoints_[replica]});
   if (!etcd_.empty())
     words.insert(words.end(), {"--etcd", etcd_, "--event-log", redis_, "--replica", fmt::format("r{}", replica)});
-  // The controller gets the file limit that shells and systemd set by default, so it has to raise the limit itself.
+  // 1024 open files are the default limit of shells and systemd: as in practice, the controller must raise it itself.
   words.insert(words.begin(), {"sh", "-c", "ulimit -Sn 1024; exec \"$@\"", "sh", kvferry_program()});
   const PinnedHere pinned(1);
   controllers_[replica] =

@@ -148,17 +148,20 @@ class Phases {
     const double p99 = row_.value("lookup_us_p99", 0.0);
     if (!row_["broke"].get<std::string>().empty()) return;
     if (row_["busiest_controller_cores"] > kBusyCore)
-      row_["broke"] = fmt::format("a controller uses {:.2f} of a processor core, so it has no time left",
-                                  row_["busiest_controller_cores"].get<double>());
+      row_["broke"] = fmt::format("a controller uses {:.2f} of a processor core; more than {} counts as overloaded",
+                                  row_["busiest_controller_cores"].get<double>(), kBusyCore);
     else if (row_["wrong_answers"] > 0 || row_["failed_lookups"] > 0)
-      row_["broke"] = "lookups fail or miss holders";
+      row_["broke"] =
+          fmt::format("{} lookups failed, and {} did not name the holder", row_["failed_lookups"].get<std::uint64_t>(),
+                      row_["wrong_answers"].get<std::uint64_t>());
     else if (row_["bench_late_share"] > kLateShare)
       row_["broke"] = fmt::format(
           "the benchmark's own process could not keep up for {:.0f} % of the time, so the figures do not show the "
           "controller's limit",
           row_["bench_late_share"].get<double>() * 100);
     else if (p99 > in_seconds(kSlowLookup) * 1e6)
-      row_["broke"] = fmt::format("one lookup in a hundred takes {:.0f} ms", p99 * 1e-3);
+      row_["broke"] = fmt::format("one lookup in a hundred takes {:.0f} ms or more; allowed: {} ms", p99 * 1e-3,
+                                  kSlowLookup / kMillisecond);
   }
 
  private:
@@ -227,7 +230,7 @@ class Phases {
   template <class Reached>
   void turn_until(const Reached& reached, TimeNs patience, const char* what) {
     if (turn_within(patience, reached)) return;
-    row_["broke"] = fmt::format("{} after {:.0f} s ({} of {} nodes are up){}", what, in_seconds(patience),
+    row_["broke"] = fmt::format("{} (waited {:.0f} s; {} of {} nodes are up){}", what, in_seconds(patience),
                                 fleet_.num_up(), num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
     throw Failure({ErrorCode::kTimeout, ""});
   }

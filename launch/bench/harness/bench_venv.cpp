@@ -35,7 +35,7 @@ const std::map<std::string, std::vector<std::string>>& packages() {
   return all;
 }
 
-// This package is installed in a folder of its own, for vLLM's Python.
+// These packages are for vLLM's Python, so they are installed in a folder of their own.
 constexpr std::string_view kBesideVllm = "connector_lmcache";
 
 fs::path venv() {
@@ -104,8 +104,8 @@ void run_to_end(const Command& command) {
     if (is_interrupted()) throw Failure({ErrorCode::kCancelled, "interrupted"});
   }
   if (status != 0)
-    throw Failure(
-        {ErrorCode::kUnavailable, fmt::format("'{}' failed: {}", fmt::join(command.words, " "), child.last_words())});
+    throw Failure({ErrorCode::kUnavailable, fmt::format("'{}' failed with status {}: {}", fmt::join(command.words, " "),
+                                                        status, child.last_words())});
 }
 
 Command script_command(const std::string& script, std::vector<std::string> words) {

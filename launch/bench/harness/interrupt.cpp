@@ -27,11 +27,13 @@ void catch_interrupts() {
 
 bool is_interrupted() { return g_interrupted != 0; }
 
-Deadline::Deadline(TimeNs timeout_ns) : end_(SteadyClock().now() + timeout_ns) {}
+Deadline::Deadline(TimeNs timeout_ns) : timeout_(timeout_ns), end_(SteadyClock().now() + timeout_ns) {}
 
 Result<void> Deadline::check(const char* what) const {
   if (is_interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
-  if (SteadyClock().now() >= end_) return Error{ErrorCode::kTimeout, fmt::format("{} did not arrive in time", what)};
+  if (SteadyClock().now() >= end_)
+    return Error{ErrorCode::kTimeout,
+                 fmt::format("{} did not arrive within {} s", what, static_cast<double>(timeout_) / kSecond)};
   return {};
 }
 

@@ -19,6 +19,7 @@ class Deadline {
   Result<void> check(const char* what) const;
 
  private:
+  TimeNs timeout_;
   TimeNs end_;
 };
 

@@ -50,8 +50,9 @@ std::vector<std::string> environment_with(const std::vector<std::string>& extra)
 }  // namespace
 
 ChildProcess::ChildProcess(const Command& command) : errors_(::memfd_create("stderr", MFD_CLOEXEC)) {
-  const auto failure = [] {
-    return Failure({ErrorCode::kUnavailable, fmt::format("can't start a process: {}", std::strerror(errno))});
+  const auto failure = [&command] {
+    return Failure({ErrorCode::kUnavailable,
+                    fmt::format("can't start a process for {}: {}", command.words.at(0), std::strerror(errno))});
   };
   int to_child[2] = {-1, -1}, from_child[2] = {-1, -1};
   if (!errors_ || ::pipe2(to_child, O_CLOEXEC) != 0) throw failure();
@@ -155,7 +156,8 @@ void run_peer_program(const Command& command, const Json& spec, const Say& say,
   while (true) {
     const Result<Json> received = checked(child.link().receive(kLinePatience));
     if (!received && received.error().code == ErrorCode::kPeerLost)
-      throw Failure({ErrorCode::kUnavailable, fmt::format("the peer's program ended early: {}", child.last_words())});
+      throw Failure({ErrorCode::kUnavailable,
+                     fmt::format("the peer's program ended before it was done: {}", child.last_words())});
     const Json line = need(received);
     if (line.contains("done")) return;
     if (line.contains("step") && line["step"].is_string())
@@ -169,7 +171,8 @@ TemporaryFolder::TemporaryFolder() {
   std::error_code failure;
   path_ = fs::temp_directory_path(failure) / "kvferry-benchXXXXXX";
   if (failure || ::mkdtemp(path_.data()) == nullptr)
-    throw Failure({ErrorCode::kUnavailable, "can't create a folder for temporary files"});
+    throw Failure({ErrorCode::kUnavailable,
+                   fmt::format("can't create the temporary folder {} (TMPDIR names another place)", path_)});
 }
 
 TemporaryFolder::~TemporaryFolder() {
@@ -186,7 +189,7 @@ double cpu_seconds(pid_t pid) {
 }
 
 double resident_bytes(pid_t pid) {
-  // Gives freed memory back to the system, so that freed memory does not count.
+  // Gives memory that malloc() keeps free back to the system, so that it does not count.
   if (pid == ::getpid()) ::malloc_trim(0);
   std::ifstream statm(fmt::format("/proc/{}/statm", pid));
   std::uint64_t size = 0, resident = 0;

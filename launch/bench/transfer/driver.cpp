@@ -33,7 +33,7 @@ std::vector<Contender> contenders(const std::string& path, const std::vector<std
   if (!is_same_host || path == "tcp" || path == "ucx" || path == "auto")
     all.push_back({.engine = "socket", .setting = "best", .is_limit = true});
   for (const std::string& peer : peers) {
-    if (peer == "mooncake" && path != "tcp") continue;  // the only path that Mooncake has without RDMA
+    if (peer == "mooncake" && path != "tcp") continue;  // without RDMA, Mooncake has only the path tcp
     all.push_back({.engine = peer, .setting = "default", .is_peer = true, .is_free = peer != "ucx"});
     if (peer != "mooncake") all.push_back({.engine = peer, .setting = "best", .is_peer = true});
   }

@@ -26,7 +26,7 @@ constexpr std::uint64_t kBytesMax = 1ULL << 40;
 constexpr std::uint64_t kRoundsMax = 1'000'000;
 constexpr TimeNs kForever = 24 * 3600 * kSecond;
 
-Failure bad_message(const char* what) {
+Failure bad_message(const std::string& what) {
   return Failure({ErrorCode::kInvalidArgument, fmt::format("bad benchmark message: {}", what)});
 }
 
@@ -47,7 +47,7 @@ std::unique_ptr<Engine> make_worker_engine(const std::string& name) {
                                                                     {"socket", make_socket_engine},
                                                                     {"ucx", make_ucx_engine}};
   const auto found = makers.find(name);
-  if (found == makers.end()) throw bad_message("unknown engine");
+  if (found == makers.end()) throw bad_message(fmt::format("unknown engine '{}'", name));
   return found->second();
 }
 
@@ -78,10 +78,11 @@ class Worker {
     if (what == "transfer") return transfer();
     if (what == "answer") return answer();
     const std::uint64_t rounds = number(message, "rounds");
-    if (rounds == 0 || rounds > kRoundsMax) throw bad_message("rounds must be 1 to 1000000");
+    if (rounds == 0 || rounds > kRoundsMax)
+      throw bad_message(fmt::format("rounds is {}; allowed: 1 to {}", rounds, kRoundsMax));
     if (what == "ping") return ping(rounds);
     if (what == "pong") return pong(rounds);
-    throw bad_message("unknown command");
+    throw bad_message(fmt::format("unknown command '{}'", what));
   }
 
  private:
@@ -91,7 +92,10 @@ class Worker {
                   number(message, "order_seed")};
     if (job.block_bytes == 0 || job.block_bytes % 8 != 0 || job.num_blocks == 0 ||
         job.num_blocks > spec_.bytes / job.block_bytes)
-      throw bad_message("the job's blocks must be multiples of 8 bytes and fit into the memory");
+      throw bad_message(
+          fmt::format("a job of {} blocks of {} bytes; allowed: at least one block, of a multiple of 8 bytes, "
+                      "and no more than fit into the {} bytes of memory",
+                      job.num_blocks, job.block_bytes, spec_.bytes));
     job_ = job;
     engine_->prepare(job, spec_.side, number(message, "call_bytes"));
     return Json::object();
@@ -107,7 +111,7 @@ class Worker {
     const std::span<std::byte> others = engine_->target_memory();
     const std::span<std::byte> destination = job_.is_push && !others.empty() ? others : memory_->span();
     if (std::getenv("KVFERRY_BENCH_DAMAGE") != nullptr)
-      destination[0] ^= std::byte{1};  // tests make the check fail by this wrong byte
+      destination[0] ^= std::byte{1};  // tests use this wrong byte to make the check fail
     return {{"verified", holds_pattern(destination, job_, seed)}, {"describe", engine_->describe()}};
   }
 
@@ -175,7 +179,9 @@ WorkerSpec worker_spec(const nlohmann::json& message) {
                   core != message.end() && core->is_number_integer() ? core->get<int>() : -1,
                   text(message, "host")};
   if (spec.bytes == 0 || spec.bytes > kBytesMax || spec.core >= CPU_SETSIZE)
-    throw bad_message("bytes must be 1 to 2^40, and core the number of a core or -1");
+    throw bad_message(
+        fmt::format("bytes is {} and core is {}; allowed: 1 to {} bytes, and the number of a core below {} or -1",
+                    spec.bytes, spec.core, kBytesMax, CPU_SETSIZE));
   return spec;
 }
 

@@ -18,7 +18,7 @@ constexpr std::size_t kWindow = 64;  // maximum number of operations in flight
 
 void check(ucs_status_t status, const char* what) {
   if (status == UCS_OK) return;
-  throw Failure({ErrorCode::kUnavailable, fmt::format("UCX: {}: {}", what, api().ucs_status_string(status))});
+  throw Failure({ErrorCode::kUnavailable, fmt::format("{}: {}", what, api().ucs_status_string(status))});
 }
 
 class UcxEngine final : public Engine {
@@ -122,7 +122,7 @@ class UcxEngine final : public Engine {
       need(deadline.check("a completion of UCX"));
     }
     api().ucp_request_free(request);
-    check(status, "an operation failed");
+    check(status, "an operation of UCX failed");
   }
 
   void move(std::size_t num_blocks) {
