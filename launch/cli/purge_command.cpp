@@ -73,8 +73,8 @@ void tell(const PurgeFlags& flags, const Purged& purged) {
   for (const NodeStatus* node : purged.lost)
     fmt::print("node '{}' is lost: it gets the order to drop the chunks when it registers again\n", node->engine_id);
   fmt::print(
-      "{} chunks that '{}' had computed or passed on were dropped on {} nodes, {}; these nodes accept nothing more "
-      "from it\n",
+      "{} chunks that came from '{}', directly or through others, were dropped on {} nodes, {}; these nodes accept "
+      "nothing more from it\n",
       purged.num_chunks, flags.producer, purged.done.size(), mib_text(purged.num_bytes));
 }
 

@@ -91,7 +91,8 @@ Result<void> run_security(const DoctorFlags& flags) {
     fmt::print("{} processes of kvferry, {} weaknesses\n", report.num_processes, report.weaknesses.size());
   }
   if (report.weaknesses.empty()) return {};
-  return Error{ErrorCode::kRefused, fmt::format("{} weaknesses", report.weaknesses.size())};
+  return Error{ErrorCode::kRefused,
+               fmt::format("found {} weaknesses; the output lists them", report.weaknesses.size())};
 }
 
 Result<void> run(const DoctorFlags& flags) {
@@ -133,7 +134,7 @@ Result<void> run(const DoctorFlags& flags) {
     fmt::print("{} checks, {} problems, {} hints\n", checks.size(), num_problems, num_hints);
   }
   if (num_problems == 0) return {};
-  return Error{ErrorCode::kRefused, fmt::format("{} problems", num_problems)};
+  return Error{ErrorCode::kRefused, fmt::format("found {} problems; the output lists them", num_problems)};
 }
 
 }  // namespace
