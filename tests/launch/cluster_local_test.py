@@ -150,7 +150,7 @@ def test_it_goes_on_without_file_descriptors(tmp_path: Path) -> None:
         resource.prlimit(up, resource.RLIMIT_NOFILE, (3, most))  # descriptors that the process has already stay open
         assert "is not up" in deployment.call("status", check=False).stderr
         os.kill(decode, signal.SIGKILL)
-        line = "the nodes go on, but this host has an error: Too many open files\n"
+        line = "the nodes keep running, but this host has an error: Too many open files\n"
         eventually(lambda: line in deployment.text() and ".state.json" in deployment.text(), deployment.text)
         resource.prlimit(up, resource.RLIMIT_NOFILE, (most, most))
         eventually(lambda: deployment.status()["ready"], deployment.text)
@@ -181,7 +181,7 @@ def test_scale_adds_nodes_and_takes_them_while_requests_run(make: Make) -> None:
     again = deployment.call("scale", "decode=2").stdout
     assert "added decode-3" in again  # a removed node's name is not used again
     assert deployment.call("scale", "decode=many", check=False).stderr == (
-        "launch/cluster: 'decode=many' is not prefill=N or decode=N\n")
+        "launch/cluster: 'decode=many' is not prefill=N or decode=N with a whole number N of at most 9 digits\n")
 
 
 def test_down_ends_it_from_elsewhere_and_a_second_up_is_refused(make: Make) -> None:
@@ -193,4 +193,6 @@ def test_down_ends_it_from_elsewhere_and_a_second_up_is_refused(make: Make) -> N
     deployment.call("down")
     assert deployment.wait_end(5.0) == 0
     deployment.none_left(within_s=2.0)
-    assert deployment.call("status", check=False).stderr == "launch/cluster: deployment 'tested' is not up\n"
+    assert deployment.call("status", check=False).stderr == (
+        "launch/cluster: deployment 'tested' is not up on this host, or does not answer; launch/cluster up FILE starts "
+        "it\n")

@@ -45,9 +45,11 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"name": None}, "name is missing; it is a name of lower-case letters, digits and dashes, up to 40 of them"),
-    ({"name": "Demo_1"}, "name is 'Demo_1', not a name of lower-case letters, digits and dashes, up to 40 of them"),
-    ({"model": None}, "model is missing; it is a string that isn't empty"),
+    ({"name": None}, "name is missing; it must be a name of 1 to 40 lower-case letters, digits and dashes, with no "
+                     "dash at its start or end"),
+    ({"name": "Demo_1"}, "name is 'Demo_1', not a name of 1 to 40 lower-case letters, digits and dashes, with no dash "
+                         "at its start or end"),
+    ({"model": None}, "model is missing; it must be a string that isn't empty"),
     ({"model": 3}, "model is 3, not a string that isn't empty"),
     ({"prefil": {}}, "'prefil' is not a key of a deployment; did you mean 'prefill'?"),
     ({"zzz": 1}, "'zzz' is not a key of a deployment; known keys are name, model, namespace, on, hosts, logs, "
@@ -78,13 +80,15 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
                                              "kv_connector_extra_config to their values in JSON"),
     ({"decode": {"extra": {"a": float("inf")}}}, "decode.extra is {'a': inf}, not a map of keys of "
                                                  "kv_connector_extra_config to their values in JSON"),
-    ({"model": "~no-such-user/x"}, "'~no-such-user/x' begins with ~, but there is no such home folder"),
+    ({"model": "~no-such-user/x"}, "'~no-such-user/x' begins with ~ or ~USER, but no home folder of "
+                                   "that user is known"),
     ({"decode": {"extra": {"serves": "x"}}}, "decode.extra.serves is given, but the launcher sets it; remove it"),
     ({"decode": {"hosts_per_replica": 2}}, "decode.hosts_per_replica is 2, but 'on' is local; only kubernetes can "
                                            "spread a replica over hosts"),
     ({"on": "cloud"}, "on is 'cloud', not one of local, ssh, slurm, mpi, kubernetes"),
-    ({"on": "ssh"}, "hosts is missing; with 'on' ssh it is a list of host names"),
-    ({"on": "kubernetes"}, "kubernetes.image is missing; it is an image with vLLM and kvferry's wheel"),
+    ({"on": "ssh"}, "hosts is missing; with 'on' ssh, list the hosts there, or in prefill.hosts and decode.hosts"),
+    ({"on": "kubernetes"}, "kubernetes.image is missing; it must name an image with vLLM and kvferry's "
+                           "wheel"),
     ({"on": "kubernetes", "kubernetes": {"image": "x"}, "decode": {"port": 9}},
      "decode.port is 9 and prefill.port is 0; they must be equal, because vllm-router looks for pods at one port only"),
     ({"hosts": ["a"]}, "hosts is given, but 'on' is local; set 'on' to ssh, slurm or mpi, or remove hosts"),

@@ -169,7 +169,7 @@ def scale(arguments: argparse.Namespace) -> int:
     for word in arguments.to:
         role, _, number = word.partition("=")
         if role not in ENGINE_ROLES or not re.fullmatch(r"[0-9]{1,9}", number):
-            raise SpecError(f"'{word}' is not prefill=N or decode=N")
+            raise SpecError(f"'{word}' is not prefill=N or decode=N with a whole number N of at most 9 digits")
         wanted[role] = int(number)
     if spec.on == "kubernetes":
         return kubectl.scale(spec, wanted)
@@ -196,7 +196,7 @@ def down(arguments: argparse.Namespace) -> int:
             raise SpecError(f"deployment '{spec.name}' is not up")
         slurm.cancel(queued)
     if not wait_until_gone(run_folder(spec), STOP_WITHIN_S):
-        raise SpecError(f"deployment '{spec.name}' still runs after {STOP_WITHIN_S:.0f} s")
+        raise SpecError(f"deployment '{spec.name}' still runs after {STOP_WITHIN_S:.0f} s; its logs are in {spec.logs}")
     return 0
 
 
@@ -241,5 +241,6 @@ def request(spec: Spec, what: dict[str, Any]) -> dict[str, Any]:
     if answer is None and spec.on == "slurm":
         answer = job.ask_inside(spec, what)
     if answer is None:
-        raise SpecError(f"deployment '{spec.name}' is not up")
+        raise SpecError(f"deployment '{spec.name}' is not up on this host, or does not answer; "
+                        f"{NAME} up FILE starts it")
     return answer

@@ -16,11 +16,11 @@ from kvferry_launch.node.vllm import API_SERVER, KVFERRY_CONNECTOR
 
 CONTROLLER_PORT = 14600
 CONTROLLER_HTTP = 14680
-ENGINE_PORT = 8100  # port of prefill and decode servers, because vllm-router looks for all servers at one port
+ENGINE_PORT = 8100  # one port for prefill and decode servers, because vllm-router looks for all at one port
 ROUTER_PORT = 8000
 KEY_FOLDER = "/etc/kvferry"
 NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-GRACE_S = 120  # time beyond the limit of the drain, in which the last requests can end before the pod is killed
+GRACE_S = 120  # time after the drain's time limit in which the last requests can end before the pod is killed
 Object = dict[str, Any]
 
 

@@ -63,7 +63,7 @@ def drain_node(arguments: argparse.Namespace) -> int:
     """
     binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
     if binary is None:
-        print("there is no kvferry binary here or on PATH; build it with launch/setup", flush=True)
+        print(f"there is no kvferry binary at {KVFERRY} or on PATH; build it with launch/setup", flush=True)
         return 1
     status = 0
     for name in arguments.names:

@@ -60,7 +60,7 @@ class Member:
     detail: str = ""
     since: float = field(default_factory=time.time)
     restarts: int = 0
-    is_late: bool = False  # True if the next start is later than the deployment's
+    is_late: bool = False  # True if the next start is a restart, or if `scale` added the node
     leaving: bool = False
     address: str = ""  # the controller's endpoint for nodes; empty if this node is not the controller
     _due: float = 0.0
@@ -117,14 +117,14 @@ class Member:
                 self.url = found[1]
                 self._ready()
             elif SILENT.search(line) and self.state == READY:
-                self.become(UNREADY, "its server does not answer")
+                self.become(UNREADY, "its server does not answer /health")
 
     def look(self) -> None:
         """Updates the state if the node has ended or has not become ready in time."""
         if self.child is None or self.child.exit_status is None:
             late = time.monotonic() - self._started_at > self.ready_timeout_s
             if self.state == STARTING and late and self.child is not None:
-                self._complaint = f"not ready after {self.ready_timeout_s:.0f} s"
+                self._complaint = f"not ready after {self.ready_timeout_s:.0f} s (ready_timeout_s)"
                 self.child.close()
             if self.state == READY and self.restarts and time.monotonic() - self._ready_at > FORGIVEN_AFTER_S:
                 self.restarts = 0
@@ -135,7 +135,7 @@ class Member:
         self._end(why_ended(self.child.exit_status, reason, self.child.last_line))
 
     def _end(self, why: str) -> None:
-        """Notes that the node's process has ended, or could not be started, and when the next one is started."""
+        """Records that the node's process has ended or could not be started, and sets the time of the next start."""
         self.child = None
         if self.leaving:
             self.become(STOPPED)

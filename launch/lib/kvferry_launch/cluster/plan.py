@@ -68,12 +68,12 @@ class Tools:
         return [self.python, "-m", "kvferry_launch.node.guard"]
 
     def state(self) -> Path:
-        """Returns the folder of what is kept between runs; without a checkout, relative to the user's home folder."""
+        """Returns the folder for files that are kept between runs; without a checkout, relative to the home folder."""
         return Path(self.path) / "build" if self.path else Path(".local/state/kvferry")
 
 
 OWN_TOOLS = Tools(sys.executable, "" if IS_INSTALLED else str(REPO))
-"""The variables of this process's own environment."""
+"""The tools that run this process."""
 
 
 def tools_of(spec: Spec) -> Tools:
@@ -130,7 +130,8 @@ class Planner:
             if node.role == role and node.cores in free:
                 free.remove(node.cores)
         if own.cores and not free:
-            raise SpecError(f"{role}.cores has {len(own.cores)} entries, and all of them are in use")
+            raise SpecError(f"{role}.cores has {len(own.cores)} entries, and all of them are in use; each node "
+                            "needs an entry of its own")
         return Node(f"{role}-{number}", role, Place(name, address), number, free[0] if free else None)
 
     def all(self) -> list[Node]:
@@ -181,8 +182,9 @@ class Planner:
 
     def command(self, node: Node, found: Found, port: int | None = None, update_group: str = "") -> list[str]:
         """Returns the node's command. `port`: for a restart, the port that the node had before, so that the node keeps
-        its address; None for the first start. `update_group`: for a server that starts later than others, the setting
-        that keeps its count of resets apart from theirs.
+        its address; None for the first start. `update_group`: for a server that starts later than others, the value of
+        its setting of this name. Such a server may have missed updates of weights, so it must not share KV with the
+        others after a reset of their caches.
         """
         if node.role == "controller":
             return self._controller(found if port else None)

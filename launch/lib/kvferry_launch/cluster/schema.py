@@ -103,7 +103,8 @@ def port() -> Key:
     return Key("a port from 0 to 65535 (0: any free port)", is_int(0, 65535), 0)
 
 
-HOST = Key("a host's name or address", is_host)
+HOST = Key("a host's name or address, without spaces and without a dash at its start", is_host)
+WORD = Key("a name without spaces and without a dash at its start", is_host)
 HOSTS = Key("a list of host names, or a map of host names to the addresses at which other hosts "
             "reach them", is_hosts)
 ENV = Key("a map of environment variables to strings or numbers", is_env, {})
@@ -127,7 +128,7 @@ def role(kv_role: str) -> Section:
 
 
 SCHEMA: Section = {
-    "name": Key("a name of lower-case letters, digits and dashes, up to 40 of them",
+    "name": Key("a name of 1 to 40 lower-case letters, digits and dashes, with no dash at its start or end",
                 lambda value: isinstance(value, str) and NAME.fullmatch(value) is not None, required=True),
     "model": text(required=True),
     "namespace": text("default"),
@@ -144,8 +145,8 @@ SCHEMA: Section = {
                "command": words()},
     "prefill": role("kv_producer"),
     "decode": role("kv_consumer"),
-    "ssh": {"user": HOST, "options": words(), "path": text(), "python": text("python3")},
-    "slurm": {"partition": HOST, "account": HOST, "time": Key(
+    "ssh": {"user": WORD, "options": words(), "path": text(), "python": text("python3")},
+    "slurm": {"partition": WORD, "account": WORD, "time": Key(
         "a time limit as sbatch takes it, such as \"02:00:00\"",
         lambda value: isinstance(value, str) and re.fullmatch(r"[0-9:-]+", value) is not None),
         "nodes": number(1, 10000), "options": words(), "srun_options": words()},
@@ -153,7 +154,7 @@ SCHEMA: Section = {
     "kubernetes": {"namespace": text("default"), "image": text(), "gpus": number(0, 64, 1), "storage": text(),
                    "path": text("/opt/kvferry"), "python": text("python3"), "context": text(),
                    "user": number(1, 2**31 - 1, 14600), "shared_memory": Key(
-        "a size with a unit, such as \"512Mi\" or \"8Gi\"",
+        "a size in Mi, Gi or Ti, such as \"512Mi\" or \"8Gi\"",
         lambda value: isinstance(value, str) and re.fullmatch(r"[1-9][0-9]*[MGT]i", value) is not None, "8Gi")},
 }
 
@@ -177,7 +178,7 @@ def check(document: Any, section: Section = SCHEMA, path: str = "") -> dict[str,
         value = document.get(name)
         if value is None:
             if allowed.required:
-                raise SpecError(f"{full} is missing; it is {allowed.allowed}")
+                raise SpecError(f"{full} is missing; it must be {allowed.allowed}")
             value = allowed.default
         elif not allowed.check(value):
             raise SpecError(f"{full} is {shown(value)}, not {allowed.allowed}")

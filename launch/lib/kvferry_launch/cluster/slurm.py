@@ -47,7 +47,8 @@ def job_hosts() -> dict[str, str]:
     """
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if not listed:
-        raise SpecError("this is not inside a Slurm job; launch/cluster up --on slurm submits one")
+        raise SpecError("this process is not inside a Slurm job, because SLURM_JOB_NODELIST is not set; "
+                        f"{command_name('cluster')} up FILE --on slurm submits a job")
     done = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SpecError(f"scontrol does not list the job's hosts: {done.stderr.strip()}")
@@ -58,7 +59,6 @@ def dry_run(spec: Spec) -> list[str]:
     """Returns the sbatch file and the commands of the job, with placeholders for the names of the job's hosts."""
     nodes = spec.raw["slurm"]["nodes"] or max(1, sum(role.replicas for role in spec.roles.values()))
     planner = Planner(spec, {f"HOST{index}": f"HOST{index}" for index in range(nodes)})
-
 
     return [f"# sbatch {sbatch_file(spec)}, a file with these lines:", *sbatch_script(spec).splitlines(),
             "# commands inside the job:", *dry_run_of(planner)]

@@ -90,14 +90,15 @@ def parse(file: Path, text: str) -> Any:
         import yaml
     except ImportError:
         if file.suffix != ".json":
-            raise SpecError("this Python has no PyYAML to read the file; launch/setup installs it into .venv") from None
+            raise SpecError(f"can't read {file}: this Python has no PyYAML, which launch/setup installs into .venv; "
+                            "only a file that ends in .json can be read without it") from None
         try:
             return json.loads(text, object_pairs_hook=lambda pairs: once(file, pairs))
         except ValueError as error:
             raise SpecError(f"{file} is not JSON: {error}") from error
 
     class Loader(yaml.SafeLoader):
-        """Names the place of a value for which PyYAML raises another error than YAMLError, such as month 13."""
+        """Turns other errors of PyYAML, such as for month 13, into YAMLErrors that name the value and its line."""
 
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             try:
@@ -162,9 +163,9 @@ def make(document: Any, file: Path, on: str | None = None) -> Spec:
             raise SpecError("hosts is given, but 'on' is local; set 'on' to ssh, slurm or mpi, or remove hosts")
         hosts = dict(LOCAL_HOSTS)
     if backend == "ssh" and not hosts and not all(one.hosts for one in roles.values()):
-        raise SpecError("hosts is missing; with 'on' ssh it is a list of host names")
+        raise SpecError("hosts is missing; with 'on' ssh, list the hosts there, or in prefill.hosts and decode.hosts")
     if backend == "kubernetes" and not raw["kubernetes"]["image"]:
-        raise SpecError("kubernetes.image is missing; it is an image with vLLM and kvferry's wheel")
+        raise SpecError("kubernetes.image is missing; it must name an image with vLLM and kvferry's wheel")
     if backend == "kubernetes" and raw["router"]["kind"] == "vllm-router" and len(
             {one.port for one in roles.values()}) > 1:
         raise SpecError(f"decode.port is {roles['decode'].port} and prefill.port is {roles['prefill'].port}; they must "
@@ -212,7 +213,7 @@ def expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise SpecError(f"'{path}' begins with ~, but there is no such home folder") from error
+        raise SpecError(f"'{path}' begins with ~ or ~USER, but no home folder of that user is known") from error
 
 
 def host_map(hosts: Any) -> dict[str, str] | None:

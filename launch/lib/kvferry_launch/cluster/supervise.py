@@ -111,8 +111,8 @@ class Supervisor:
     def stop(self, tick: Callable[[], None], shorten_deadline: Callable[[], bool]) -> None:
         """Stops the router first, then the servers, then the controller, so that servers can still deregister.
 
-        `tick` is called repeatedly while nodes stop. While `shorten_deadline` returns True, nodes that still run get
-        SIGTERM.
+        `tick` is called repeatedly while nodes stop. While `shorten_deadline` returns True, nodes that still run are
+        ended without the rest of their grace period.
         """
         self.stopping = True
         for leaving in self.leavings:
@@ -146,7 +146,7 @@ class Supervisor:
 
     def _start(self, member: Member) -> None:
         found = self.controller.found()
-        # The others may have got updates of weights that this process missed.
+        # A late server may have missed updates of weights. In a group of its own, it shares no KV with updated servers.
         group = f"{member.node.name[:40]}-{secrets.token_hex(8)}" if member.is_late else ""
         own = self.planner.command(member.node, found, member.port, group)
         command, env = self.starter.start_node(member.node, own)

@@ -97,9 +97,9 @@ class Deployment:
         return False
 
     def _tell_error(self, error: OSError) -> None:
-        """Says what this host lacks, such as file descriptors or disk space."""
+        """Prints an error of this host, such as too few file descriptors, at most once in TELL_EVERY_S."""
         place = f" ({error.filename})" if error.filename else ""
-        line = f"the nodes go on, but this host has an error: {error.strerror or error}{place}"
+        line = f"the nodes keep running, but this host has an error: {error.strerror or error}{place}"
         if time.monotonic() - self._told.get(line, float("-inf")) > TELL_EVERY_S:
             self._told[line] = time.monotonic()
             with contextlib.suppress(OSError):  # stdout may be a file on the full disk
@@ -138,7 +138,7 @@ class Deployment:
         if request.get("do") == "down":
             self._down = True
             return {"text": "stopping"}
-        raise SpecError(f"'{request.get('do')}' is not one of status, scale, down")
+        raise SpecError(f"the request '{request.get('do')}' is not one of status, scale, down")
 
 
 def wait_until_gone(folder: Path, timeout_s: float) -> bool:
