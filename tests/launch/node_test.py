@@ -221,7 +221,7 @@ def test_a_port_in_use_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(NodeError, match=r"can't listen on 127\.0\.0\.1:\d+ .*choose another port"):
+        with pytest.raises(NodeError, match=r"can't listen on 127\.0\.0\.1:\d+ .*choose another address or port"):
             node.check_port("127.0.0.1", taken.getsockname()[1])
 
 

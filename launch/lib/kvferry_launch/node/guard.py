@@ -97,7 +97,7 @@ class Guard:
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._wants_stop = True
-        # SIGTERM ends no grace period, because the kernel sends it beside the end of stdin when the launcher dies.
+        # Only SIGINT ends the grace period: if the launcher dies, stdin ends and the kernel also sends SIGTERM.
         self._has_grace &= not (self._is_stopping and number == signal.SIGINT)
 
     def _listen(self) -> None:
@@ -149,7 +149,8 @@ class Guard:
 
 
 def take_key(file: Path) -> None:
-    """Writes the key from stdin to a file that only this user can read. Errors: OSError, or ValueError without a key.
+    """Writes the key from stdin to a file that only this user can read. Errors: OSError; ValueError if the first line
+    of stdin is not a key in hexadecimal.
     """
     line = b""
     while piece := os.read(0, 1):  # reads one byte at a time, because Guard must get the lines after the key
@@ -171,8 +172,9 @@ def take_key(file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="guard.py", description=__doc__)
     parser.add_argument("--grace", type=float, default=10.0,
-                        help="seconds from SIGTERM to SIGKILL (default: 10); SIGINT to the guard ends them")
-    parser.add_argument("--silence", type=float, default=0.0, help="longest time without input, in s; 0: no limit")
+                        help="seconds from SIGTERM to SIGKILL (default: 10); SIGINT to the guard ends this time")
+    parser.add_argument("--silence", type=float, default=0.0,
+                        help="longest time without a line on stdin, in s; 0: no limit")
     parser.add_argument("--stdin", action="store_true", help="pass lines of stdin on to the command")
     parser.add_argument("--key-file", type=Path,
                         help="write the first line of stdin, the cluster key in hexadecimal, to this file")
@@ -183,9 +185,9 @@ def main() -> None:
         if arguments.key_file:
             take_key(arguments.key_file)
     except (OSError, ValueError) as error:
-        sys.exit(f"kvferry guard: can't write the cluster key to {arguments.key_file}: {error}")
+        sys.exit(f"kvferry guard: can't write the cluster key from stdin to {arguments.key_file}: {error}")
     if not command:
-        sys.exit("kvferry guard: the command to run is missing")
+        sys.exit("kvferry guard: there is no command to run; give it after --")
     try:
         guard = Guard(command, arguments.grace, arguments.silence, arguments.stdin)
     except OSError as error:

@@ -132,7 +132,7 @@ def why_not_join(binary: str | None, settings: Mapping[str, Any], env: Mapping[s
 
 def model_name(source: str) -> str:
     """Returns the last part of a model's path or hub name, as in a fingerprint: without revision or digest of weights.
-    In the hub's cache, it is the model's name, not the commit.
+    For a path in the Hugging Face hub's cache, returns the model's name, because the path ends in a commit.
     """
     parts = [part for part in source.split("/") if part]
     hub = [part for part in parts if part.startswith("models--")]

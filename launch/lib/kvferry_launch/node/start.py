@@ -19,7 +19,7 @@ from kvferry_launch.node import preflight, serving
 from kvferry_launch.node.endpoints import Endpoint, parse_endpoint, parse_endpoints
 from kvferry_launch.node.preflight import NodeError
 from kvferry_launch.node.vllm import API_SERVER, CPU_ENV, KVFERRY_CONNECTOR, vllm_command
-from kvferry_launch.paths import IS_INSTALLED, RELEASE, VENV_PYTHON, command_name
+from kvferry_launch.paths import IS_INSTALLED, KVFERRY, RELEASE, VENV_PYTHON, command_name
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 DEFAULT_CONTROLLER = "tcp://127.0.0.1:14600"
@@ -66,7 +66,7 @@ def controller_main() -> NoReturn:
             raise NodeError(f"--bind is '{arguments.bind}', not tcp://HOST:PORT or ipc://PATH")
         binary = preflight.kvferry_binary()
         if binary is None:
-            raise NodeError("there is no kvferry binary here or on PATH; build it with launch/setup")
+            raise NodeError(f"there is no kvferry binary at {KVFERRY} or on PATH; build it with launch/setup")
         if bind.host and not arguments.dry_run:
             check_port(bind.host, bind.port)
         become([binary, "controller", "--bind", arguments.bind, *after_dashes(arguments.rest)], {}, arguments.dry_run)
@@ -233,7 +233,7 @@ def check_model(model: str) -> str:
             raise NodeError(f"--model {model} is a folder without a config.json")
         return str(folder.resolve())
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        raise NodeError(f"--model {model} is not a folder")
+        raise NodeError(f"--model {model} is not a folder; it must be one with config.json, or a name such as ORG/NAME")
     return model
 
 
@@ -242,7 +242,8 @@ def check_port(host: str, port: int) -> None:
     try:
         serving.bound_socket(None if host == "*" else host, port).close()
     except (OSError, UnicodeError) as error:
-        raise NodeError(f"can't listen on {host}:{port} ({reason_of(error)}); choose another port") from error
+        raise NodeError(f"can't listen on {host}:{port} ({reason_of(error)}); choose another address or port"
+                        ) from error
 
 
 def reason_of(error: Exception) -> str:

@@ -50,8 +50,8 @@ class Options:
     first_token_of_prefill: bool = True
     # Signs the address to push to; if the result is None, the KV is pulled instead.
     sign_push_target: Callable[[Body], Body | None] = lambda target: target
-    # Returns the tokens that `kvferry token` prints for the accepted keys, that of the key in use first; nodes.py sends
-    # the first one.
+    # Returns the tokens of the controller's HTTP API, one for each cluster key that is accepted. The first belongs to
+    # the key in use; nodes.py sends it.
     controller_tokens: Callable[[], list[str]] = field(default=list, repr=False)
     tenants: Tenants | None = None  # None: clients choose their own cache_salt, if any
     # Makes the trace of a request, from its path and headers.
@@ -207,14 +207,14 @@ class FrontDoor:
         return "retry" if one.response is not None else keeps_from_prefill(one.path, one.body)
 
     async def _models(self, request: web.Request) -> web.Response:
-        reason = "no server takes requests"
+        reason = f"no server takes requests in namespace '{self._options.name_space}'"
         for node in self.nodes.usable("decode", set()) + self.nodes.usable("prefill", set()):
             try:
                 with node.waits.wait(), await self._client.ask("GET", node.serves, "/v1/models",
                                                                forwarded(request.headers)) as answer:
                     return await copied(answer)
             except (OSError, LostError) as error:
-                reason = f"{type(error).__name__}: {error}"
+                reason = f"server {node.engine_id} at {node.serves}: {type(error).__name__}: {error}"
                 self.nodes.failed(node)
         return error_response(503, reason)
 
@@ -226,8 +226,8 @@ class FrontDoor:
         return web.Response()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        """Answers with the metrics. They count the requests of all tenants, so a tenant could observe others in them:
-        if there are tenants, the controller's token is asked for.
+        """Answers with the metrics. They count the requests of all tenants, so a tenant could observe others in them.
+        So with tenants, the request needs a token of the controller's HTTP API.
         """
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if self._options.tenants is not None and not any(

@@ -104,7 +104,7 @@ def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
 def prefill_body(path: str, body: Body, push_to: Body | None, traceparent: str) -> Body:
     """Returns the request to the prefill server: the same prompt with one token of output.
 
-    `traceparent` is also a header of the request, but a vLLM that exports no spans drops that.
+    `traceparent` is also a header of the request, but a vLLM that exports no spans drops the header.
     """
     params = REMOTE_DECODE | {"kvferry_traceparent": traceparent} | ({"kvferry_push_to": push_to} if push_to else {})
     made = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}

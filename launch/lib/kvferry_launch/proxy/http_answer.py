@@ -145,7 +145,7 @@ class Answer:
                 raise AnswerError(f"the trailers of the server's answer have more than {HEAD_MAX} bytes")
         elif self._line == "end":
             if line:
-                raise AnswerError("a chunk of the server's answer is longer than the size before it")
+                raise AnswerError("a chunk of the server's answer is longer than its size line says")
             self._line = "size"
         else:
             found = _CHUNK_SIZE.fullmatch(line)

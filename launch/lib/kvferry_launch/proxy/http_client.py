@@ -13,8 +13,8 @@ from kvferry_launch.proxy.http_connection import Connection, Exchange, Unanswere
 CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 4.0  # longest idle time of a connection; vLLM's server and the controller close theirs after 5 s
 IDLE_MAX = 100  # number of idle connections to one server
-# Longest time from the sending of a request to the end of its connection after which the request is sent again. A
-# server that was closing the idle connection ends it within one round trip. Later, the server has failed.
+# A request is sent again only if its connection ends within this time after the request was sent. A server that was
+# closing the idle connection ends it within one round trip; if the end comes later, the server has failed.
 RESEND_WITHIN_S = 1.0
 _URL = re.compile(r"https?://[!-~]+")
 
@@ -73,13 +73,15 @@ class _Server:
             self._idle.remove(connection)
 
     def close_idle(self, until: float = float("inf")) -> None:
-        """Closes the connections that were idle at the time `until` and ever since."""
+        """Closes the connections that have been idle since the time `until` or longer."""
         while self._idle and self._idle[0].idle_since <= until:
             self._idle.pop(0).abort()
 
 
 class HttpClient:
-    """`silence_s`: longest wait for the next byte of an answer. `resent`: counts requests that were sent again."""
+    """Sends requests to any number of servers. `silence_s`: longest wait for the next byte of an answer. `resent`:
+    counts requests that were sent again.
+    """
 
     def __init__(self, silence_s: float, resent: Counter) -> None:
         self._silence_s = silence_s
@@ -152,5 +154,5 @@ def _request(server: _Server, method: str, path: str, headers: dict[str, str], b
     head = "\r\n".join(lines)
     num_ends = len(lines) - 1
     if head.count("\r") != num_ends or head.count("\n") != num_ends or "\0" in head:
-        raise ValueError("a header for a server contains an end of a line")
+        raise ValueError("a header for a server contains a line break or a zero byte")
     return f"{head}\r\n\r\n".encode("utf-8", "surrogateescape") + body

@@ -39,7 +39,7 @@ def encode(body: Body) -> bytes:
 
 
 def json_object(raw: Any) -> Body | None:
-    """Returns the decoded object, or None if `raw` is not a JSON object. For bodies of servers, and for short ones."""
+    """Decodes `raw`. Returns None if it is not a JSON object. Only for answers of servers and for short bodies."""
     try:
         body = msgspec.json.decode(raw)
     except _ERRORS:

@@ -73,8 +73,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if not is_http(parsed.controller):
         parser.error(f"--controller is '{parsed.controller}', not http://HOST:PORT")
     if not re.fullmatch(r"[A-Za-z0-9_-]{0,100}", parsed.tenant_header):
-        parser.error(f"--tenant-header is '{parsed.tenant_header[:200]}', not the name of an HTTP header: letters, "
-                     "digits, '-' and '_'")
+        parser.error(f"--tenant-header is '{parsed.tenant_header[:200]}', not the name of an HTTP header: up to 100 "
+                     "letters, digits, '-' and '_'")
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}, not a port from 0 to 65535")
     for name in ("tries", "max_body"):
@@ -105,7 +105,7 @@ def options_of_member(key_file: str, pulls: bool = False, tenant_header: str = "
     no_push: dict[str, Any] = {"sign_push_target": lambda _: None} if pulls else {}
     if not key_file:
         if tenant_header:
-            sys.exit("proxy: --tenant-header needs --cluster-key-file, because tenants' salts follow from the key")
+            sys.exit("proxy: --tenant-header needs --cluster-key-file, because tenants' salts are made from the key")
         return no_push
     from kvferry.tickets import PUSH_TARGET, KeyFileError, signer_of
 

@@ -26,8 +26,8 @@ DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again
 # A server that the controller no longer lists may only be slow. LOST_SILENCE_S and COME_BACK_WITHIN_S say when its
 # running requests leave it.
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
-# Longest wait for a lost server to return, if no other server takes requests. No request waits for 5 s after the
-# controller has lost the server, and up to POLL_INTERVAL_S pass before the proxy notices the loss.
+# Longest wait for a lost server to return, if no other server takes requests. A request shall wait less than 5 s after
+# the controller has lost the server, of which up to POLL_INTERVAL_S pass before the proxy notices the loss.
 COME_BACK_WITHIN_S = 3.5
 PAIR_TOKENS_MAX = 1 << 20  # the controller's limit for `POST /pair`; longer prompts are placed by load alone
 _PREFILL_ROLES = ("kv_producer", "kv_both")
@@ -138,11 +138,12 @@ class Nodes:
                     if node.engine_id == engine_id and node.serves == serves]
             node = same[0] if same else Node(engine_id, serves, "", "")
             if node is not self.known.get(engine_id):
-                logger.info("%s (%s) serves at %s", engine_id, entry.get("role"), serves)
+                logger.info("server %s (%s) has registered, and serves at %s", engine_id, entry.get("role"), serves)
             node.endpoint, node.role = str(entry.get("endpoint", "")), str(entry.get("role", ""))
             if node.draining != bool(entry.get("draining")):
                 node.draining = bool(entry.get("draining"))
-                logger.info("%s %s", engine_id, "is being drained" if node.draining else "is no longer being drained")
+                logger.info("server %s %s", engine_id,
+                            "is being drained" if node.draining else "is no longer being drained")
             node.listed_at, node.missed_at = asked_at, None
             there[engine_id] = node
         served = {node.serves for node in there.values()}
@@ -151,7 +152,7 @@ class Nodes:
             if self._may_come_back(node, started_at) and node.serves not in served:
                 there[engine_id] = node
             else:
-                logger.info("the controller no longer lists %s; it gets no new requests", engine_id)
+                logger.info("the controller no longer lists server %s; it gets no new requests", engine_id)
                 self._lost_at = time.monotonic()
         current = list(there.values())
         self._lost = [node for node in (*self._lost, *self.known.values()) if node not in current]
@@ -189,14 +190,14 @@ class Nodes:
             with await self.client.ask("GET", node.serves, "/health", {}, total_s=HEALTH_TIMEOUT_S) as answer:
                 node.ready = answer.status == 200
             if node.ready:
-                logger.info("%s at %s takes requests", node.engine_id, node.serves)
+                logger.info("server %s at %s takes requests", node.engine_id, node.serves)
         self._count()
 
     def failed(self, node: Node) -> None:
         """Marks a node as failed. The node gets no new requests until its server's /health answers again."""
         if node.ready:
-            logger.warning("%s at %s failed; it gets no new requests until /health answers", node.engine_id,
-                           node.serves)
+            logger.warning("server %s at %s failed; it gets no new requests until its /health answers",
+                           node.engine_id, node.serves)
         node.ready = False
         self.client.drop(node.serves)
 
@@ -272,8 +273,8 @@ class Nodes:
     def _lose_controller(self, error: Exception) -> None:
         self.metrics.controller_errors.inc()
         if self.controller_up or str(error) != self._trouble:
-            logger.warning("the controller at %s does not answer (%s: %s); using the %d known servers", self.controller,
-                           type(error).__name__, error, len(self.known))
+            logger.warning("no usable answer from the controller at %s (%s: %s); using the %d servers known before",
+                           self.controller, type(error).__name__, error, len(self.known))
         self.controller_up, self._trouble = False, str(error)
         self._count()
 
@@ -285,7 +286,7 @@ class Nodes:
         known = ", ".join(f"{count} {state}" for state, count in states.items())
         away = "" if self.controller_up else f"; the controller at {self.controller} does not answer"
         return (f"no {kind} server takes requests in namespace '{self.name_space}': "
-                f"{known or 'no server has reported its URL'}{away}")
+                f"{known or 'none is registered with its URL (the setting serves)'}{away}")
 
     def _count(self) -> None:
         self.metrics.controller_up.set(self.controller_up)

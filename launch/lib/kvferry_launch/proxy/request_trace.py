@@ -1,4 +1,4 @@
-"""The trace of one request. Here it has no spans: servers continue the client's trace, or one that begins here."""
+"""The trace of one request, without spans: servers continue the client's trace, or a new trace that begins here."""
 
 from kvferry_launch.proxy.nodes import Node
 from kvferry_launch.proxy.trace_context import Headers, new_context, of_client

@@ -37,7 +37,7 @@ class ServerCalls:
         async with self._asked(node, "decode", one, body, attempt) as answer:
             if answer.content_type != "text/event-stream":
                 if one.response is not None:
-                    raise ServerError(node, "decode", f"status {answer.status}")
+                    raise ServerError(node, "decode", f"status {answer.status} without an event stream")
                 return await copied(answer)
             piece = None
             if first is None:
@@ -66,7 +66,7 @@ class ServerCalls:
         """Passes a server's stream on to the client. `piece`: the first bytes of the stream; None if no bytes were read
         yet. Errors: ServerError.
         """
-        reason = "no end mark"
+        reason = "no event [DONE]"
         try:
             while piece != b"":
                 node.waits.heard()

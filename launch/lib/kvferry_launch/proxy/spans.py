@@ -1,7 +1,7 @@
 """OpenTelemetry spans of requests, exported over OTLP/HTTP. This module is imported only if an endpoint is configured.
 
-A request's span has a span for each stage (see RequestLog). Those of the stages that wait for the decode server belong
-to the span `decode`.
+A request's span has a child for each stage (see RequestLog). Stages that wait for the decode server are children of
+the span `decode`, which is a child of the request's span.
 """
 
 import threading
@@ -60,8 +60,8 @@ class SpannedTrace(RequestTrace):
     def __init__(self, tracer: Tracer, path: str, headers: Headers) -> None:
         client = of_client(headers)
         self._tracer = tracer
-        self._epoch_ns = time.time_ns() - time.monotonic_ns()  # so that setting the host's clock changes no length
-        self._at_ns = self._now_ns()  # end of one span and begin of the next one, so that lengths add up
+        self._epoch_ns = time.time_ns() - time.monotonic_ns()  # so that setting the host's clock changes no duration
+        self._at_ns = self._now_ns()  # end of one span and start of the next one, so that durations add up
         self._request = self._span(f"POST {path}", None if client is None else _remote(client), SpanKind.SERVER,
                                    {"http.request.method": "POST", "url.path": path})
         made = self._request.get_span_context()

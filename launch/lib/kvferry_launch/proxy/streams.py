@@ -38,7 +38,7 @@ class Stream:
         self.done = False
         self._is_chat = path == CHAT
         self._text = ""  # the answer's text that was sent to the client
-        self._again = 0  # number of characters of _text that the current server has repeated
+        self._again = 0  # number of characters of _text that the current server has sent again
         self._servers = 0
         self._goes_on_after: FirstToken | None = None  # token after which the current server's stream starts, if any
         self._names: Body = {}  # the answer's id and creation time, from the first server

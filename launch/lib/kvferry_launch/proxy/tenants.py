@@ -18,12 +18,12 @@ _NAME_DIGITS, _SHARE_DIGITS = 8, 32
 
 
 class NoTenantError(Exception):
-    """The request does not say whose it is; the message is one sentence without the credential."""
+    """The request does not have one header that names its tenant; the message does not contain the credential."""
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """`name`: digits for the log, from which neither the credential nor the salt follows."""
+    """One tenant. `name`: digits for the log, from which neither the credential nor the salt can be computed."""
 
     name: str
     _secret: bytes = field(repr=False)
@@ -31,7 +31,7 @@ class Tenant:
 
     def salted(self, body: Body) -> Body:
         """Returns a client's request with the tenant's salt. If the client has set `cache_salt`, to keep its own users
-        apart, the salt follows from that value too. All salts of a tenant begin alike, so that nodes give them one
+        apart, the salt depends on that value too. All salts of a tenant begin alike, so that nodes give them one
         share of a pool (tenant_of() in connector/core/tenant_id.h). Errors: BodyError.
         """
         of_client = body.get("cache_salt")
@@ -44,16 +44,16 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Tenants:
-    """`header`: the name of the HTTP header with the credential. `secret`: returns the key of all digests, which no
-    client has.
+    """Tells the tenants apart. `header`: the name of the HTTP header with the credential. `secret`: returns the key of
+    all digests, which no client has.
     """
 
     header: str
     secret: Callable[[], bytes] = field(repr=False)
 
     def tenant_of(self, headers: Mapping[str, str]) -> Tenant:
-        """Returns the tenant of a request. `headers`: names in any case, and a repeated header is there repeatedly.
-        Errors: NoTenantError.
+        """Returns the tenant of a request. `headers`: their names may be in any case, and a header that was sent twice
+        occurs twice. Errors: NoTenantError.
         """
         found = [value.strip() for name, value in headers.items() if name.lower() == self.header.lower()]
         if len(found) != 1 or not found[0]:  # a server might use another one of several values

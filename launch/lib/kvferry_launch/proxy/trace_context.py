@@ -1,6 +1,7 @@
 """Reads the W3C trace context of a client's request, or makes one, and writes it into the headers for servers. No I/O.
 
-Only what has the form that https://www.w3.org/TR/trace-context describes is passed on; the rest is replaced.
+A header without the form that https://www.w3.org/TR/trace-context describes is not passed on: a new `traceparent` is
+made, and `tracestate` is left out.
 """
 
 import re
@@ -40,7 +41,7 @@ class TraceContext:
         return made | {TRACESTATE: self.state} if self.state else made
 
     def below(self, span_id: str, flags: int) -> "TraceContext":
-        """Returns the context of the same trace for what belongs to the span `span_id`."""
+        """Returns the context for requests that belong to the span `span_id` of the same trace."""
         return replace(self, span_id=span_id, flags=flags)
 
 
@@ -63,7 +64,7 @@ def of_client(headers: Headers) -> TraceContext | None:
 
 
 def _state(sent: list[str]) -> str:
-    """Returns the members of the headers `tracestate`, or no text if one of them is malformed or all are too long."""
+    """Returns the members of the headers `tracestate`, or an empty text if one is malformed or all are too long."""
     members = [member.strip(" \t") for header in sent for member in header.split(",")]
     members = [member for member in members if member]
     state = ",".join(members)

@@ -17,7 +17,7 @@ class Waits:
     """The tasks that wait for one server; a task waits for one server at a time."""
 
     def __init__(self) -> None:
-        # For each waiting task: the time of the last byte from the server, or of the begin of the wait.
+        # For each waiting task: the time of the last byte from the server, or of the start of the wait.
         self._heard_at: dict[asyncio.Task[Any], float] = {}
         self._ended: set[asyncio.Task[Any]] = set()
 
