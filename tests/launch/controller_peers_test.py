@@ -87,7 +87,7 @@ def test_a_program_tells_figures_and_what_the_answers_are_worth(tmp_path: Path) 
     assert "WRONG" not in peers["true"]["notes"]
     assert "partial" not in str(peers["true"]["figures"])
     assert "name only one of the two holders" in peers["first"]["notes"]
-    assert "100.0 % of answers WRONG" in peers["liar"]["notes"]
+    assert "100.0 % of answers are WRONG" in peers["liar"]["notes"]
     assert any("loading" in line.get("step", "") for line in lines)
     assert lines[-1]["error"] == "RuntimeError: no server here"  # the only way to reach this peer fails
 

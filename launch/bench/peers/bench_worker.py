@@ -114,11 +114,11 @@ def poll_until(is_done: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + PATIENCE_S
     while not is_done():
         if time.monotonic() > end:
-            raise TimeoutError(f"{what} did not arrive in time")
+            raise TimeoutError(f"{what} did not arrive within {PATIENCE_S:.0f} s")
 
 
 def make_memory(num_bytes: int, kind: str) -> np.ndarray:
-    """Returns memory as in harness/bench_memory.h: shared for "kvferry", private for "foreign"; asks for huge pages."""
+    """Returns zeroed memory, in huge pages if possible. `kind`: "kvferry" for shared, "foreign" for private memory."""
     sharing = mmap.MAP_SHARED if kind == "kvferry" else mmap.MAP_PRIVATE
     raw = mmap.mmap(-1, num_bytes, flags=sharing | mmap.MAP_ANONYMOUS)
     raw.madvise(mmap.MADV_HUGEPAGE)

@@ -53,7 +53,7 @@ class Tree(Directory):
     def take(self, prepared: list[tuple[int, bytes]]) -> None:
         for worker, event in prepared:
             self.tree.apply_event(worker, event)
-        self.tree.find_matches([1])  # returns after the events are applied
+        self.tree.find_matches([1])  # returns only after the events before it are applied
 
     def prepare_lookup(self, prefix: int, position: int) -> list[int]:
         return keys_at(prefix, position, LOOKUP_KEYS).tolist()
@@ -108,7 +108,7 @@ class Indexer(RemoteDirectory):
         # The package's __main__ would import packages that the indexer does not need.
         self.server = start([sys.executable, "-c", "import sys; from dynamo._core import run_kv_indexer\n"
                              "run_kv_indexer(sys.argv[1:])", "--port", str(self.port)])
-        wait_until(lambda: answers_at(self.port), "the indexer")
+        wait_until(lambda: answers_at(self.port), "the indexer to listen")
         self.http = Http(self.port)
         self.num_events = [0] * NUM_WORKERS
         self.workers = [self.worker(number) for number in range(NUM_WORKERS)]
@@ -149,7 +149,7 @@ class Indexer(RemoteDirectory):
             depth = position + BATCH_KEYS if position else 0
             asked = query(keys_at(prefix, 0, max(depth, 1)))
             wait_until(lambda worker=worker, depth=depth, asked=asked:
-                       scores(self.http.ask(asked)).get(worker, 0) == depth, "an event")
+                       scores(self.http.ask(asked)).get(worker, 0) == depth, "the indexer to apply an event")
 
     def prepare_lookup(self, prefix: int, position: int) -> bytes:
         return query(keys_at(prefix, position, LOOKUP_KEYS))

@@ -147,7 +147,7 @@ class Controller(RemoteDirectory):
             answer = self.ask(asked_for(prefix, position, 1))
             return (found_in(answer) != {}) == is_store
 
-        wait_until(is_taken, "an event")
+        wait_until(is_taken, "LMCache's controller to apply an event")
 
     def prepare_lookup(self, prefix: int, position: int) -> bytes:
         return msgspec.msgpack.encode(asked_for(prefix, position))
@@ -158,7 +158,7 @@ class Controller(RemoteDirectory):
 
     def answer(self) -> bytes:
         if not self.lookups.poll(60_000):
-            raise TimeoutError("LMCache's controller does not answer")
+            raise TimeoutError("LMCache's controller did not answer within 60 s")
         return self.lookups.recv_multipart()[1]
 
     def found(self, answer: bytes) -> dict[int, int]:

@@ -41,14 +41,14 @@ class Master(RemoteDirectory):
         port, metrics_port = free_port(), free_port()
         self.server = start([str(Path(mooncake.__file__).parent / "mooncake_master"), f"--rpc_port={port}",
                              f"--metrics_port={metrics_port}", f"--client_ttl={CLIENT_TTL_S}"])
-        wait_until(lambda: answers_at(port), "mooncake_master")
+        wait_until(lambda: answers_at(port), "mooncake_master to listen")
         self.stores = [self.store(port) for _ in range(NUM_WORKERS)]
         self.names = [store.get_hostname() for store in self.stores]
         self.worker_at: dict[str, int] = {}
         for worker, store in enumerate(self.stores):
             name = f"whose-{worker}"
             if store.put_batch([name], [b"x"], self.to([worker])) != 0:
-                raise RuntimeError("Mooncake did not store a test object")
+                raise RuntimeError(f"Mooncake did not store the test object {name}")
             [endpoint] = endpoints(store.batch_get_replica_desc([name])[name])
             self.worker_at[endpoint] = worker
 

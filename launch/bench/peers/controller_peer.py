@@ -120,7 +120,7 @@ class Answers:
     def note(self) -> str:
         total = max(1, self.counts.total())
         words = [f"{100 * self.counts[kind] / total:.1f} % of answers {words}" for kind, words in (
-            ("wrong", "WRONG"), ("partial", "name only one of the two holders")) if self.counts[kind]]
+            ("wrong", "are WRONG"), ("partial", "name only one of the two holders")) if self.counts[kind]]
         return "; ".join(words)
 
 

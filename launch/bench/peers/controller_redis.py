@@ -29,7 +29,7 @@ class RedisDirectory(RemoteDirectory):
             raise RuntimeError("there is no redis-server on this machine (Debian package redis-server)")
         port = free_port()
         self.server = start([binary, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"])
-        wait_until(lambda: answers_at(port), "redis-server")
+        wait_until(lambda: answers_at(port), "redis-server to listen")
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.reader = hiredis.Reader()

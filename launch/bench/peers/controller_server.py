@@ -34,7 +34,7 @@ def wait_until(is_there: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + PATIENCE_S
     while not is_there():
         if time.monotonic() > end:
-            raise TimeoutError(f"{what}: still not there after {PATIENCE_S:.0f} s")
+            raise TimeoutError(f"waited {PATIENCE_S:.0f} s without success for {what}")
         time.sleep(0.002)
 
 

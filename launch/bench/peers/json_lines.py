@@ -25,7 +25,7 @@ class JsonLines:
     def first(self) -> Message:
         line = self._lines.readline()
         if not line:
-            raise SystemExit("only `kvferry bench` can start this program")
+            raise SystemExit("stdin is empty; this program is started by `kvferry bench`, which sends it JSON on stdin")
         message: Message = json.loads(line)
         return message
 

@@ -20,11 +20,11 @@ class MooncakeEngine(Engine):
         super().__init__(spec, memory)
         self.engine = TransferEngine()
         if self.engine.initialize(spec["host"], "P2PHANDSHAKE", "tcp", "") != 0:
-            raise RuntimeError("Mooncake's engine did not start")
+            raise RuntimeError(f"Mooncake's transfer engine did not start at {spec['host']}")
         self.scratch = make_memory(SCRATCH_BYTES, "foreign")
         for part in (memory, self.scratch):
             if self.engine.register_memory(part.ctypes.data, part.nbytes) != 0:
-                raise RuntimeError("Mooncake did not register the memory")
+                raise RuntimeError(f"Mooncake did not register {part.nbytes} bytes of memory")
 
     def address(self) -> dict[str, Any]:
         return {"name": f"{self.spec['host']}:{self.engine.get_rpc_port()}", "base": self.memory.ctypes.data,
@@ -47,7 +47,7 @@ class MooncakeEngine(Engine):
         others = (self.peer["base"] + self.others_order[:num_blocks].astype(np.int64) * size).tolist()
         if self.engine.batch_transfer_sync(self.peer["name"], own, others, [size] * num_blocks, self.opcode,
                                            TransferNotify("bench", "moved")) != 0:
-            raise RuntimeError("Mooncake's batch transfer failed")
+            raise RuntimeError(f"Mooncake's batch transfer of {num_blocks} blocks failed")
 
     def new_notifications(self) -> int:
         return len(self.engine.get_notifies())

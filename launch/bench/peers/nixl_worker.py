@@ -61,7 +61,7 @@ class NixlEngine(Engine):
 
         poll_until(is_done, "a completion")
         if state != "DONE":
-            raise RuntimeError(f"the transfer ended as {state}")
+            raise RuntimeError(f"NIXL's transfer ended in the state {state}, not DONE")
         self.agent.release_xfer_handle(handle)
 
     def new_notifications(self) -> int:
