@@ -57,7 +57,7 @@ def test_no_root_and_no_sudo_names_the_packages_to_install(monkeypatch: pytest.M
     monkeypatch.setattr(debian.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(debian.shutil, "which", lambda name: None if name == "sudo" else f"/usr/bin/{name}")
     monkeypatch.setattr(debian.subprocess, "run", lambda *_, **__: type("Done", (), {"stdout": ""}))
-    with pytest.raises(SetupError, match=r"no root and no sudo.*apt-get install no-such-package"):
+    with pytest.raises(SetupError, match=r"not root and has no sudo.*apt-get install no-such-package"):
         debian.ensure_debian_packages(tests=False)
 
 

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def kvferry() -> NoReturn:
-    """Becomes the program `kvferry`, which the wheel has beside the module."""
+    """Replaces this process by the program `kvferry`, which the wheel contains."""
     try:
         os.execv(KVFERRY, [str(KVFERRY), *sys.argv[1:]])
     except OSError as error:

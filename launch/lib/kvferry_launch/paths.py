@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-_SITE = Path(__file__).resolve().parent.parent  # launch/lib, or where the wheel is installed
+_SITE = Path(__file__).resolve().parent.parent  # launch/lib, or site-packages if a wheel is installed
 IS_INSTALLED = _SITE.parent.name != "launch"
 """Whether this package came with a wheel, without a checkout around it."""
 
@@ -20,7 +20,7 @@ KVFERRY = (_SITE / "kvferry" if IS_INSTALLED else RELEASE) / "bin" / "kvferry"
 """The command-line binary of the wheel or of the release build."""
 STATE = (Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvferry" if IS_INSTALLED
          else BUILD)
-"""The folder of what is kept between two runs."""
+"""The folder of the files that are kept between two runs."""
 
 
 def command_name(name: str) -> str:

@@ -24,7 +24,7 @@ class ProcessError(Exception):
 
 
 class Child(Protocol):
-    """What ManagedProcess uses of subprocess.Popen."""
+    """The part of subprocess.Popen that ManagedProcess uses."""
 
     pid: int
     stdin: IO[bytes] | None
@@ -136,7 +136,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             return port
-    raise OSError(f"no port of {host} is free")
+    raise OSError(f"none of 1000 random ports from 10000 to 32767 can be bound at {host}")
 
 
 def noted_signals(*numbers: signal.Signals) -> list[int]:

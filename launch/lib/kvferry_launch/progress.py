@@ -11,7 +11,7 @@ PLAIN_INTERVAL_S = 15.0
 
 
 _lock = threading.Lock()
-_running: "list[Step]" = []  # the first of these steps draws its bar if stdout is a terminal
+_running: "list[Step]" = []  # only the first of these steps draws its bar on a terminal
 
 
 class Step:

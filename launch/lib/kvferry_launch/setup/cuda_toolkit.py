@@ -39,7 +39,7 @@ def _link(link: Path, target: str) -> None:
 
 
 def runtime_licence() -> Path:
-    """Returns the text of the licence under which CUDA's runtime may be passed on."""
+    """Returns the file with the licence under which CUDA's runtime may be passed on."""
     (licence,) = TOOLKIT.glob("nvidia_cuda_runtime-*.dist-info/licenses/License.txt")
     return licence
 
@@ -58,7 +58,7 @@ def ensure_build(architectures: str = ARCHITECTURES) -> None:
 
 if __name__ == "__main__":
     try:
-        # Without a GPU, the kernels are compiled for their warnings and errors only, which takes a fifth of the time.
+        # Without a GPU, the build only checks that the kernels compile: one architecture takes a fifth of the time.
         ensure_build(ARCHITECTURES if Path("/dev/nvidiactl").exists() else "90")
     except SetupError as error:
         sys.exit(f"{error.tail}\n{error}")

@@ -36,8 +36,8 @@ def ensure_debian_packages(tests: bool) -> None:
     root: list[str] = []
     if os.geteuid() != 0:
         if shutil.which("sudo") is None:
-            raise SetupError("no root and no sudo to install these Debian packages; ask an administrator to run: "
-                             f"apt-get install {' '.join(missing)}")
+            raise SetupError("this user is not root and has no sudo to install Debian packages; ask an administrator "
+                             f"to run: apt-get install {' '.join(missing)}")
         root = ["sudo"] if sys.stdin.isatty() else ["sudo", "-n"]
     log = LOGS / "apt.log"
     apt = [*root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]

@@ -24,7 +24,7 @@ def version_of_kvferry() -> str:
 
 
 def debian_components(names: Iterable[str]) -> list[Component]:
-    """Returns the installed ones of these Debian packages."""
+    """Returns those of these Debian packages that are installed."""
     form = "${Package}\t${Version}\t${Architecture}\t${db:Status-Status}\n"
     listed = subprocess.run(["dpkg-query", "-W", "-f", form, *names], capture_output=True, text=True, check=False)
     rows = sorted({tuple(line.split("\t")[:3]) for line in listed.stdout.splitlines() if line.endswith("\tinstalled")})
@@ -81,7 +81,7 @@ def main() -> None:
         prog="launch/sbom", description="Print what kvferry is built of, with versions, as CycloneDX JSON: the Debian "
         "packages of the build, those whose libraries the program links, and the Python packages of .venv.")
     parser.add_argument("--binary", type=Path, default=REPO / "build" / "release" / "bin" / "kvferry",
-                        help="the built program (build/release/bin/kvferry)")
+                        help="the built program (default: build/release/bin/kvferry)")
     parser.add_argument("--vllm", action="store_true", help="list vLLM and all that it needs too")
     arguments = parser.parse_args()
     binary = arguments.binary if arguments.binary.exists() else None

@@ -18,7 +18,7 @@ from kvferry_launch.setup.venv import ensure_test_packages, ensure_venv, ensure_
 
 
 def ensure_toy_model(name: str = "toy") -> Path:
-    """Makes build/models/<name> unless this version of toy_model.py has made it already."""
+    """Makes the model build/models/<name>, unless the present toy_model.py has made it already. Errors: SetupError."""
     folder = MODELS / name
     maker = REPO / "launch/lib/kvferry_launch/testbed/toy_model.py"
     digest = hashlib.sha256(maker.read_bytes()).hexdigest()
@@ -73,10 +73,10 @@ def ensure_or_exit(**steps: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="launch/setup", description="Install what is missing and build kvferry.")
+    parser = argparse.ArgumentParser(prog="launch/setup", description="Install missing packages and build kvferry.")
     parser.add_argument("--quick", action="store_true",
                         help="leave out vLLM, the toy model and the C++ tests that tests/run --quick leaves out")
-    parser.add_argument("--tests", action="store_true", help="install also the packages that only tests/run needs")
+    parser.add_argument("--tests", action="store_true", help="also install the packages that only tests/run needs")
     arguments = parser.parse_args()
     start = time.monotonic()
     ensure_or_exit(vllm=not arguments.quick, tests=arguments.tests,

@@ -17,7 +17,7 @@ NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
 def ensure_venv(least: tuple[int, int]) -> None:
-    """Makes .venv, of this version of Python or a later one, and installs launch/requirements.txt into it."""
+    """Makes .venv with Python `least` or later, and installs launch/requirements.txt into it. Errors: SetupError."""
     python = os.environ.get("PYTHON", "python3")
     if not VENV_PYTHON.exists():
         _check_python(python, least)

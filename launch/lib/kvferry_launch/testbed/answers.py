@@ -83,7 +83,7 @@ class Mismatch:
     def __str__(self) -> str:
         kind = "wrong KV" if self.margin > ROUNDING_MARGIN else "may be rounding"
         return (f"token {self.position} is {self.got}, the reference has {self.expected} "
-                f"with a margin of {self.margin:.4f} ({kind})")
+                f"with a logprob margin of {self.margin:.4f} ({kind})")
 
 
 def first_mismatch(reference: Generation, got: Generation) -> Mismatch | None:
@@ -154,7 +154,8 @@ class LoadResult:
         for index, report in enumerate(self.reports):
             for admission in report.admissions if report else []:
                 if admission.loaded > admission.to_load:
-                    lines.append(f"request {index}: loaded {admission.loaded} of {admission.to_load} tokens")
+                    lines.append(f"request {index}: loaded {admission.loaded} tokens, more than the "
+                                 f"{admission.to_load} that the engine asked for")
         return lines
 
 

@@ -55,7 +55,8 @@ class VllmClient:
         answer = await self.post("/inference/v1/generate", body)
         choice = answer["choices"][0]
         if choice["finish_reason"] != "length":
-            raise RequestError(f"finish_reason is {choice['finish_reason']!r} after {len(choice['token_ids'])} tokens")
+            raise RequestError(f"finish_reason is {choice['finish_reason']!r}, not 'length', after "
+                               f"{len(choice['token_ids'])} tokens")
         return Generation(choice["token_ids"], [_margin(step) for step in choice["logprobs"]["content"]],
                           answer.get("kv_transfer_params"))
 

@@ -139,8 +139,8 @@ def _fork_engines() -> None:
 
 
 def _spin_briefly() -> None:
-    """Makes vLLM's workers in this process wait without the processor `_SPIN_S` after a message; vLLM's own time, a
-    second, is for hosts with a core for each. Tests of preempted requests take 40 % less processor time with it.
+    """Makes vLLM's workers in this process poll for only `_SPIN_S` after a message before they sleep. vLLM's own time,
+    a second, suits hosts with a core for each worker. The tests of preempted requests need 40 % less processor time so.
     """
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 

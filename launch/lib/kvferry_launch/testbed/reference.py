@@ -21,7 +21,8 @@ CONCURRENCY = 8
 
 class Reference:
     """The plain server of one model. The server starts when the tokens of a prompt set are not cached, and runs until
-    stop(). `flags`, `env`: of the server. `python` has vLLM `version`; by default both are this process's.
+    stop(). `flags`, `env`: flags and environment variables of the server. `python`: an interpreter that has
+    vLLM `version`; by default both are this process's.
     """
 
     def __init__(self, model: Path, cores: str, cache: Path = BUILD / "reference", python: str = sys.executable,
