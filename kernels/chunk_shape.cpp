@@ -20,7 +20,7 @@ Error bad(std::string what) { return Error{ErrorCode::kInvalidArgument, std::mov
 Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
   for (const ElementType type : {format.cache_type, format.chunk_type})
     if (static_cast<std::size_t>(type) >= kTypes.size())
-      return bad(fmt::format("unknown element type {}", static_cast<int>(type)));
+      return bad(fmt::format("unknown element type {}; allowed: 0 to {}", static_cast<int>(type), kTypes.size() - 1));
   if (const std::uint32_t bytes = bytes_of(format.cache_type); bytes != 0 && bytes != layout.element_bytes)
     return bad(fmt::format("the cache's elements have {} bytes, but an element of type {} has {}", layout.element_bytes,
                            name_of(format.cache_type), bytes));
@@ -30,8 +30,8 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
                            name_of(format.cache_type), name_of(format.chunk_type)));
   const std::size_t num_planes = layout.layers.size() * layout.planes;
   if (!format.scales.empty() && format.scales.size() != num_planes)
-    return bad(
-        fmt::format("got {} scales for {} K and V planes; each plane needs one", format.scales.size(), num_planes));
+    return bad(fmt::format("got {} scales for {} K and V planes; allowed: one for each plane, or none",
+                           format.scales.size(), num_planes));
   for (const float scale : format.scales)
     if (!std::isnormal(scale) || !std::isnormal(1 / scale) || scale < 0)
       return bad(fmt::format(
@@ -91,7 +91,7 @@ Result<void> check_run(const KvLayout& layout, const TokenRun& run) {
       if (table[i] == kNoBlock) continue;
       if (table[i] < 0 || static_cast<std::uint32_t>(table[i]) >= layout.num_blocks)
         return bad(fmt::format(
-            "layer '{}': block id {} at index {} of KV group {} is out of range; [0, {}) and {} are allowed",
+            "layer '{}': block id {} at index {} of KV group {} is out of range; [0, {}) and {} (no block) are allowed",
             layer.name, table[i], i, layer.group, layout.num_blocks, kNoBlock));
     }
   }

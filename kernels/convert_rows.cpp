@@ -34,7 +34,7 @@ KVFERRY_DEVICE void to_cache(std::byte* __restrict cache, std::int64_t stride_by
   }
 }
 
-// The compiler vectorises the code for contiguous rows: it compiles the same source for each instruction set.
+// The code for contiguous rows, which the compiler vectorises once for each instruction set below.
 template <class Storage>
 using Unaligned __attribute__((aligned(1), may_alias)) = Storage;
 

@@ -40,7 +40,7 @@ struct ChunkFormat {
   // even; larger magnitudes are stored as the largest finite fp8.
   ElementType cache_type = ElementType::kBytes;
   ElementType chunk_type = ElementType::kBytes;
-  std::vector<float> scales;  // [layer][K or V] scales of the conversions; empty: all are 1
+  std::vector<float> scales;  // scale of the conversion of each layer's K, then of its V; empty: all are 1
 };
 
 /// Gathers and scatters the KV of one cache. Threads: any, as long as no two calls write the same bytes. Errors:

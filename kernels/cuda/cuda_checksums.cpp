@@ -16,7 +16,7 @@ class CudaChecksums final : public Device::Checksums {
   CudaChecksums(PinnedPool& pinned, int ordinal) : pinned_(pinned), ordinal_(ordinal) {}
   ~CudaChecksums() override {
     const CurrentDevice current(ordinal_);
-    // The device may still access the host's buffer.
+    // Waits first, because the device may still access the buffer in host memory.
     if (host_.data() != nullptr) cudaStreamSynchronize(stream_);
     pinned_.give_back(std::move(host_));
     done_.reset();

@@ -57,7 +57,8 @@ class CudaDevice final : public Device {
     const bool is_device = kind == MemoryKind::kDevice;
     const cudaError_t code =
         is_device ? cudaMalloc(&memory, bytes) : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
-    KVFERRY_TRY(cuda_result(code, is_device ? "cannot allocate GPU memory" : "cannot allocate pinned host memory"));
+    const char* const what = is_device ? "GPU memory" : "pinned host memory";
+    KVFERRY_TRY(cuda_result(code, fmt::format("cannot allocate {} bytes of {}", bytes, what).c_str()));
     return static_cast<std::byte*>(memory);
   }
   void release(MemoryKind kind, std::byte* base) override {
@@ -67,7 +68,7 @@ class CudaDevice final : public Device {
   Result<std::uint64_t> free_bytes() override {
     const CurrentDevice current(ordinal_);
     std::size_t free = 0, total = 0;
-    KVFERRY_TRY(cuda_result(cudaMemGetInfo(&free, &total), "cannot ask how much GPU memory is free"));
+    KVFERRY_TRY(cuda_result(cudaMemGetInfo(&free, &total), "cannot query how much GPU memory is free"));
     return std::uint64_t{free};
   }
   Result<void> pin(std::span<std::byte> memory) override {
@@ -80,7 +81,8 @@ class CudaDevice final : public Device {
     const cudaError_t code =
         cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped);
     const bool is_foreign = code == cudaErrorHostMemoryAlreadyRegistered && is_pinned_by_others(memory);
-    if (Result<void> ok = cuda_result(code, "cannot pin host memory"); !ok && !is_foreign) return ok;
+    const std::string what = fmt::format("cannot pin {} bytes of host memory", memory.size());
+    if (Result<void> ok = cuda_result(code, what.c_str()); !ok && !is_foreign) return ok;
     pins_[memory.data()] = {memory.size(), 1, is_foreign};
     return {};
   }
@@ -204,11 +206,11 @@ class CudaDevice final : public Device {
   static Result<void> copy_large(const DeviceCopy& copy, cudaStream_t stream) {
     if (copy.bytes == 0) return {};
     return cuda_result(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, stream),
-                       "cannot copy memory");
+                       "cannot enqueue a copy from or to GPU memory");
   }
 
-  /// The kernel reads the jobs from pinned host memory: each of its blocks reads one, which takes less than to send
-  /// them ahead of the kernel.
+  /// The kernel reads the jobs from pinned host memory: each of its blocks reads one, which takes less time than to
+  /// copy all jobs to the GPU before the kernel.
   Result<void> copy_small(PinnedBuffer buffer, std::size_t num_jobs, cudaStream_t stream) {
     const auto* const jobs = reinterpret_cast<const cuda::RangeJob*>(buffer.data());
     cudaError_t code = cudaSuccess;
@@ -218,7 +220,7 @@ class CudaDevice final : public Device {
       code = cuda::launch_ranges(batch.data(), static_cast<std::uint32_t>(batch.size()), bytes_max, stream);
     }
     KVFERRY_TRY(keep_until_read(std::move(buffer), stream));
-    return cuda_result(code, "launching copies");
+    return cuda_result(code, "cannot launch the copies");
   }
 
   /// Holds the buffer until the device has read it, and returns buffers that it has read to the pool.
@@ -267,7 +269,10 @@ Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   const bool can_flush = (flush_options & cudaFlushGPUDirectRDMAWritesOptionHost) != 0;
   const bool needs_flush = is_supported != 0 && ordering == cudaGPUDirectRDMAWritesOrderingNone;
   if (needs_flush && !can_flush)
-    log().warn("GPU: {} (cuda:{}) can't make visible what network cards write to its memory", properties.name, ordinal);
+    log().warn(
+        "GPU: {} (cuda:{}) can't flush what network cards write to its memory (GPUDirect RDMA), so kernels may read "
+        "old bytes",
+        properties.name, ordinal);
   return std::shared_ptr<Device>(std::make_shared<CudaDevice>(ordinal, properties, needs_flush && can_flush));
 }
 

@@ -1,4 +1,4 @@
-// Numbers by which others know a GPU of CUDA. Private to this folder.
+// PCI address and UUID, by which other programs know a CUDA GPU. Private to this folder.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 namespace kvferry {
 
-/// Returns the GPU's number on the PCI bus in the form of /sys.
+/// Returns the GPU's PCI address as /sys writes it, such as "0000:1b:00.0".
 inline std::string cuda_pci_bus_id(const cudaDeviceProp& properties) {
   return fmt::format("{:04x}:{:02x}:{:02x}.0", properties.pciDomainID, properties.pciBusID, properties.pciDeviceID);
 }

@@ -47,7 +47,7 @@ class CudaPass final : public StreamPacker::Pass {
       : state_(std::move(state)), stream_(stream), gathers_(gathers), wants_checksums_(wants_checksums) {}
   ~CudaPass() override {
     const CurrentDevice current(state_->ordinal);
-    // The device may still access the host's buffer.
+    // Waits first, because the device may still access the buffer in host memory.
     if (is_finished_)
       cudaEventSynchronize(done_.get());
     else if (host_.data() != nullptr)
@@ -111,7 +111,7 @@ class CudaPass final : public StreamPacker::Pass {
  private:
   /// Offsets in the pass's buffer in host memory: the hashes of all chunks' segments are at its start.
   struct HostLayout {
-    std::size_t tables = 0;  // tables that are too large for a launch's parameters
+    std::size_t tables = 0;  // start of the tables that are too large for a launch's parameters
     std::size_t end = 0;
   };
   HostLayout lay_out(std::span<const PackerJob> jobs) {
@@ -255,7 +255,7 @@ Result<std::unique_ptr<StreamPacker>> make_cuda_packer(int ordinal, KvLayout lay
   KVFERRY_TRY(check_layout(layout));
   const ChunkShape shape = KVFERRY_TRY(resolve(layout, format));
   int num_devices = 0;
-  KVFERRY_TRY(cuda_result(cudaGetDeviceCount(&num_devices), "counting GPUs"));
+  KVFERRY_TRY(cuda_result(cudaGetDeviceCount(&num_devices), "cannot count the GPUs"));
   const CurrentDevice current(ordinal);
   auto state = std::make_shared<PackerState>();
   state->ordinal = ordinal;
@@ -268,10 +268,10 @@ Result<std::unique_ptr<StreamPacker>> make_cuda_packer(int ordinal, KvLayout lay
   const std::vector<device::PlaneView>& planes = state->host_plan.planes;
   const std::size_t bytes = planes.size() * sizeof planes[0];
   void* on_device = nullptr;
-  KVFERRY_TRY(cuda_result(cudaMalloc(&on_device, bytes), "cannot allocate GPU memory"));
+  KVFERRY_TRY(cuda_result(cudaMalloc(&on_device, bytes), "cannot allocate GPU memory for the KV layout"));
   state->planes.reset(static_cast<device::PlaneView*>(on_device));
-  KVFERRY_TRY(
-      cuda_result(cudaMemcpy(on_device, planes.data(), bytes, cudaMemcpyHostToDevice), "cannot copy to the GPU"));
+  KVFERRY_TRY(cuda_result(cudaMemcpy(on_device, planes.data(), bytes, cudaMemcpyHostToDevice),
+                          "cannot copy the KV layout to the GPU"));
   return std::unique_ptr<StreamPacker>(std::make_unique<CudaPackerImpl>(std::move(state)));
 }
 

@@ -48,7 +48,7 @@ class PackJobs {
     device::PackJob job;
     std::uint32_t table_at;  // position of the job's entries in bytes_, unless job.tables says where they are
   };
-  // About 60 chunks of 256 tokens in blocks of 16. CUDA allows 32 KiB of parameters.
+  // Room for about 60 chunks of 256 tokens in blocks of 16. CUDA allows 32 KiB of parameters.
   static constexpr std::uint32_t kBytes = 8 << 10;
 
   alignas(16) std::byte bytes_[kBytes];  // job entries grow from the start, tables from the end

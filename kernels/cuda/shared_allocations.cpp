@@ -44,11 +44,12 @@ Result<Allocation> allocation_of(const std::byte* memory) {
   std::size_t bytes = 0;
   const CUresult code = reinterpret_cast<AddressRange>(found)(&base, &bytes, reinterpret_cast<std::uintptr_t>(memory));
   if (code != CUDA_SUCCESS)
-    return Error{ErrorCode::kUnavailable, fmt::format("{} is not GPU memory (error {})", fmt::ptr(memory), int{code})};
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("{} is not GPU memory (error {} of the CUDA driver)", fmt::ptr(memory), int{code})};
   return Allocation{base, bytes};
 }
 
-/// Returns an error if CUDA has no IPC handle for the memory, since it would only say "invalid argument".
+/// Returns an error if CUDA has no IPC handle for the memory. CUDA's own error would only say "invalid argument".
 Result<void> check_has_handle(const std::byte* memory) {
   using GetAttribute = CUresult (*)(void*, CUpointer_attribute, CUdeviceptr);
   const Result<void*> found = driver_function("cuPointerGetAttribute", 4000);
@@ -70,8 +71,8 @@ Result<std::string> SharedAllocations::export_memory(std::span<const std::byte> 
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
   const std::uint64_t offset = address - allocation.base;
   if (offset + memory.size() > allocation.bytes)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("{} bytes at {} are not within one allocation", memory.size(), fmt::ptr(memory.data()))};
+    return Error{ErrorCode::kUnavailable, fmt::format("{} bytes at {} are not within one allocation of GPU memory",
+                                                      memory.size(), fmt::ptr(memory.data()))};
   KVFERRY_TRY(check_has_handle(memory.data()));
   cudaIpcMemHandle_t handle;
   KVFERRY_TRY(cuda_result(cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(allocation.base)),
@@ -97,7 +98,11 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
   cudaIpcMemHandle_t handle;
   if (parsed.handle.size() != sizeof(handle.reserved) || parsed.offset > parsed.allocation_bytes ||
       bytes > parsed.allocation_bytes - parsed.offset)
-    return Error{ErrorCode::kCorrupt, "malformed handle of GPU memory"};
+    return Error{
+        ErrorCode::kCorrupt,
+        fmt::format("malformed handle of GPU memory: {} bytes at offset {} of an allocation of {} bytes, with a "
+                    "CUDA handle of {} bytes",
+                    bytes, parsed.offset, parsed.allocation_bytes, parsed.handle.size())};
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(opened_.begin(), opened_.end(),
                                   [&](const auto& entry) { return entry.second.handle == parsed.handle; });

@@ -18,7 +18,7 @@ struct PlaneView {
 
 /// Layout of the cache and of its chunks; the same for all jobs of a packer.
 struct PackPlan {
-  const PlaneView* planes;  // [layer][K or V] place of the layer's K or V in the cache
+  const PlaneView* planes;  // place of each layer's K, then of its V, in the cache
   std::uint32_t num_layers, planes_per_layer, block_tokens, head_dim;
   std::uint32_t num_heads;  // number of copied heads
   // Index of the first copied head, among the cache's heads and among the chunk's.
@@ -37,7 +37,7 @@ struct PackPlan {
 /// gather, possibly a part for a scatter.
 struct PackJob {
   std::byte* chunk;
-  const std::int32_t* tables;  // block ids, [group][block of the sequence]; -1: no block
+  const std::int32_t* tables;  // block ids of the sequence's blocks, group by group; -1: no block
   std::uint32_t table_blocks;  // number of blocks in the table of each group
   std::uint32_t first_token;   // position of the first token in the sequence
   std::uint32_t num_tokens;

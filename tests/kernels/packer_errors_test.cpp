@@ -94,8 +94,9 @@ TEST_P(PackerErrors, ABlockIdOutOfRangeIsRefused) {
   for (const BlockId bad : {4, -2, INT32_MAX, INT32_MIN}) {
     std::vector<std::vector<BlockId>> tables = tables_;
     tables[1][2] = bad;
-    expect_run_refused({6, 5, tables}, "layer 'layers.1.attn': block id " + std::to_string(bad) +
-                                           " at index 2 of KV group 1 is out of range; [0, 4) and -1 are allowed");
+    expect_run_refused({6, 5, tables},
+                       "layer 'layers.1.attn': block id " + std::to_string(bad) +
+                           " at index 2 of KV group 1 is out of range; [0, 4) and -1 (no block) are allowed");
   }
 }
 
