@@ -21,7 +21,8 @@ class Sha256 {
     static EVP_MD* const md = EVP_MD_fetch(nullptr, "SHA256", nullptr);
     thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> ctx(EVP_MD_CTX_new(), EVP_MD_CTX_free);
     ctx_ = ctx.get();
-    KVFERRY_CHECK(md != nullptr && ctx_ != nullptr && EVP_DigestInit_ex2(ctx_, md, nullptr) == 1, "SHA-256 is missing");
+    KVFERRY_CHECK(md != nullptr && ctx_ != nullptr && EVP_DigestInit_ex2(ctx_, md, nullptr) == 1,
+                  "OpenSSL has no SHA-256");
     update(&domain, sizeof domain);
   }
   void update(const void* data, std::size_t size) {
@@ -69,7 +70,8 @@ ChunkKey chunk_key(const ChunkKey& parent, std::span<const std::int32_t> tokens,
 }
 
 ChunkKey tail_group_key(const ChunkKey& parent, std::span<const std::int32_t> first_tokens, std::string_view extras) {
-  KVFERRY_CHECK(first_tokens.size() >= kTailGroupTokens, "a tail of {} tokens is too short for a key of its tail group",
+  KVFERRY_CHECK(first_tokens.size() >= kTailGroupTokens,
+                "the key of a tail group needs {} tokens, and the tail has only {}", kTailGroupTokens,
                 first_tokens.size());
   return key_of(Domain::kTailGroup, parent, first_tokens.first(kTailGroupTokens), extras);
 }

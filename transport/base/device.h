@@ -46,7 +46,7 @@ class Device {
   /// Returns true if the host can access the device's memory, which only a simulated GPU allows.
   virtual bool is_host() const { return false; }
   /// Makes this the calling thread's GPU for good, for the thread's own work and for what other libraries do on it.
-  /// Only for threads that kvferry has started; the other functions leave an engine's thread as it was.
+  /// Only for threads that kvferry has started; the other functions do not change the thread's current GPU.
   virtual Result<void> bind_thread() { return {}; }
 
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
@@ -54,7 +54,7 @@ class Device {
   virtual void release(MemoryKind kind, std::byte* base) = 0;
   /// Returns how many bytes of device memory are free.
   virtual Result<std::uint64_t> free_bytes() {
-    return Error{ErrorCode::kUnavailable, "the device does not tell how much of its memory is free: " + describe()};
+    return Error{ErrorCode::kUnavailable, "the device does not report how much of its memory is free: " + describe()};
   }
   /// Page-locks existing host memory, so that the GPU can access it. Calls for the same memory are counted, because a
   /// chunk store and a transport may both pin one pool. Other memory that overlaps pinned memory is refused. Memory

@@ -20,7 +20,7 @@ using RequestId = StrongId<struct RequestIdTag, std::string>;        // vLLM's r
 using EngineId = StrongId<struct EngineIdTag, std::string>;          // vLLM's engine_id
 using Incarnation = StrongId<struct IncarnationTag, std::uint64_t>;  // number of a process's life; larger is newer
 using Attempt = StrongId<struct AttemptTag, std::uint32_t>;          // number of a request's admission, from 1
-using Generation = StrongId<struct GenerationTag, std::uint64_t>;    // number of the use of a slot
+using Generation = StrongId<struct GenerationTag, std::uint64_t>;    // counts the uses of a slot
 using BlockId = std::int32_t;                                        // vLLM's block id within its KV group
 
 constexpr BlockId kNoBlock = -1;  // entry of a block table for a block that the engine has dropped

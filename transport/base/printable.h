@@ -1,4 +1,4 @@
-// Bytes and text of others as printable text.
+// Turns bytes and text from other processes into printable text.
 #pragma once
 
 #include <algorithm>

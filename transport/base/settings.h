@@ -26,7 +26,7 @@ struct SettingText {
   bool is_string = true;  // false: a JSON number, boolean or anything else that is not a string
 };
 
-/// Parses a row's value; returns false if the text is not of this type. Byte counts (std::uint64_t) may end in KiB,
+/// Parses a setting's value; returns false if the text is not of this type. Byte counts (std::uint64_t) may end in KiB,
 /// MiB, GiB or TiB.
 bool parse_setting(const SettingText& from, bool& value);
 bool parse_setting(const SettingText& from, std::uint32_t& value);

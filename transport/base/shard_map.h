@@ -49,14 +49,14 @@ Result<void> check_shards(std::span<const Shard> shards);
 Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_t num_heads, std::uint32_t tp_rank,
                std::uint32_t tp_size);
 
-// [reader's rank][run] the runs in the order of the reader's chunk.
+// The runs by the reader's rank; those of a rank are in the order of its chunk.
 using ShardMap = std::vector<std::vector<ShardRun>>;
 
 /// Computes where each cell of each reader's chunk is read, in the order of that chunk, in as few runs as possible.
 /// Readers of the same cells are spread over the ranks that hold them. If readers and holders have equal shards, each
 /// rank reads from the rank with the same number. Both nodes compute the map, so the result must depend on the
-/// arguments only. Errors: kInvalidArgument if check_shards() rejects readers or holders, or if the models differ in
-/// size.
+/// arguments only. Errors: kInvalidArgument if check_shards() rejects readers or holders, if the models differ in
+/// size, or if the nodes have too many ranks for a model of this size.
 Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shard> holders);
 
 }  // namespace kvferry

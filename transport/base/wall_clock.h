@@ -1,4 +1,4 @@
-// The time of day, which is only compared between hosts: durations and deadlines use clock.h.
+// The time of day, for times that other processes, hosts or people read; durations and deadlines use clock.h.
 #pragma once
 
 #include <chrono>

@@ -18,7 +18,7 @@ constexpr Version kVersion1{"/memory.limit_in_bytes", "/memory.usage_in_bytes", 
                             "total_active_file"};
 constexpr Version kVersion2{"/memory.max", "/memory.current", "inactive_file", "active_file"};
 
-/// Returns the number in one of the kernel's files, or `otherwise` if the file has no number but "max", or is missing.
+/// Returns the number in one of the kernel's files, or `otherwise` if the file is missing or contains "max".
 std::uint64_t number_in(const std::string& path, std::uint64_t otherwise) {
   std::uint64_t number = 0;
   return std::ifstream(path) >> number ? number : otherwise;

@@ -17,7 +17,7 @@ std::uint64_t whole_pages(int fd, std::uint64_t bytes);
 std::uint64_t reserved_huge_page_bytes();
 
 /// memcpy for amounts larger than a cache: its stores bypass the caches, so that memory is not read before it is
-/// overwritten, and the start of the next source is prefetched during the copy.
+/// overwritten, and the next source is prefetched during the copy.
 ///
 /// Copies `bytes` bytes; uses ordinary stores if the processor has no streaming stores. Call finish_streams() before
 /// another thread reads `to`. `ahead` is the source of the next copy, which is prefetched meanwhile.
@@ -25,9 +25,8 @@ void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes, const 
 /// Makes the stores of this thread's stream_copy() calls visible to other threads.
 void finish_streams();
 
-/// Prefetches `bytes` bytes, but at most `lines_max` cache lines. The hardware prefetcher fetches the remaining lines.
-/// The hardware prefetcher stops at the end of a page, so by itself it would not fetch the first lines of the next
-/// block.
+/// Prefetches `bytes` bytes, but at most `lines_max` cache lines. The hardware prefetcher fetches the remaining lines
+/// of a block, but stops at the end of a page, so by itself it would not fetch the first lines of the next block.
 void expect(const std::byte* from, std::size_t bytes, std::size_t lines_max = 8);
 
 }  // namespace kvferry

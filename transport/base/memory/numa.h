@@ -1,4 +1,4 @@
-// The NUMA node of which a thread's new memory is.
+// The NUMA node on which the kernel places a thread's new memory.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,9 @@
 
 namespace kvferry {
 
-/// While it exists, pages that the calling thread touches first are of this NUMA node if the node has free ones, and of
-/// others if not. A thread that had a policy of its own, set by numactl for example, keeps it. Threads: to be destroyed
-/// by the thread that made it.
+/// While it exists, pages that the calling thread touches first are allocated on this NUMA node, or on another one if
+/// the node has no free page. A thread that has a memory policy already, set by numactl for example, keeps it. Threads:
+/// to be destroyed by the thread that made it.
 class NumaPreference {
  public:
   /// Does nothing if `node` is negative.

@@ -25,7 +25,7 @@ namespace {
 constexpr std::string_view kListHead = "kvferry cluster keys 1\n";
 constexpr std::size_t kFileBytesMax = kListHead.size() + ClusterKey::kKeysMax * (2 * ClusterKey::kBytesMax + 1);
 
-// The longest list of members; each line has a name, a role and three keys.
+// Limit on the bytes of a list of members, whose lines each have a name, a role and three keys.
 constexpr std::size_t kListBytesMax = std::size_t{16} << 20;
 
 /// Returns the file's bytes, at most one more than `bytes_max`, or nullopt after an error, which is in errno.
@@ -69,7 +69,7 @@ Result<KeyContent> content_of_file(const std::string& file) {
 
 }  // namespace
 
-/// The content of a file, or one key without a file.
+/// What all copies of a ClusterKey share: the content of a file, read again and again, or one key without a file.
 class ClusterKey::Keys {
  public:
   explicit Keys(KeyContent content, std::string file = {})
@@ -114,7 +114,7 @@ class ClusterKey::Keys {
     ::pthread_setname_np(::pthread_self(), "kvferry-key");
     std::unique_lock lock(mutex_);
     while (!ending_.wait_for(lock, std::chrono::nanoseconds(kLookEveryNs), [this] { return is_over_; })) {
-      lock.unlock();  // a file on another host may take long
+      lock.unlock();  // reading from a network file system may take long
       look();
       lock.lock();
     }
@@ -150,7 +150,7 @@ class ClusterKey::Keys {
   std::shared_ptr<const KeyContent> content_;
   mutable std::optional<std::map<std::string, Identity, std::less<>>> identities_;  // made from content_ when needed
   std::atomic<std::uint64_t> version_{0};
-  Found done_, seen_;  // what was logged last, and what the last look has found; used by the thread alone
+  Found done_, seen_;  // what was used or logged last, and what the last read found; for the thread alone
   std::thread follower_;
 };
 
@@ -229,8 +229,8 @@ Result<std::vector<std::string>> parse_cluster_keys(std::string_view content) {
       const std::size_t end = content.find('\n');
       std::optional<std::string> key = bytes_of_hex(content.substr(0, end));
       if (!key || end == std::string_view::npos)
-        return unusable(
-            fmt::format("the file is a list of keys, but its line {} is no key in hexadecimal", keys.size() + 2));
+        return unusable(fmt::format(
+            "the file is a list of keys, but its line {} is no key in hexadecimal with a line break", keys.size() + 2));
       keys.push_back(std::move(*key));
       content.remove_prefix(end + 1);
     }
@@ -262,7 +262,7 @@ Result<std::string> read_key_file(const std::string& file) {
   const OwnedFd opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
   if (!opened || ::fstat(opened.get(), &about) != 0) return unreadable();
-  if (!S_ISREG(about.st_mode)) return refused("this is not a file");
+  if (!S_ISREG(about.st_mode)) return refused("this is not a regular file");
   const unsigned mode = about.st_mode & 07777U;
   if (mode != 0600 && mode != 0400)
     return refused(
@@ -285,7 +285,7 @@ Result<std::optional<std::vector<Member>>> read_members(const std::string& key_f
   if (opened && ::fstat(opened.get(), &about) == 0) bytes = read_some_of(opened.get(), kListBytesMax);
   if (!bytes) return refused("the file can't be read: " + std::generic_category().message(errno));
   if ((about.st_mode & 022U) != 0)
-    return refused(fmt::format("the file has mode {:04o}; only its owner may write it", about.st_mode & 07777U));
+    return refused(fmt::format("the file has mode {:04o}; only its owner may write it (0644)", about.st_mode & 07777U));
   Result<std::vector<Member>> members = parse_members(*bytes);
   if (!members) return refused(members.error().what);
   return std::optional(*std::move(members));

@@ -16,7 +16,7 @@ Bytes32 public_of(int kind, const Bytes32& secret) {
   EVP_PKEY* const key = ::EVP_PKEY_new_raw_private_key(kind, nullptr, secret.data(), secret.size());
   const bool is_made = key != nullptr && ::EVP_PKEY_get_raw_public_key(key, made.data(), &num_bytes) == 1;
   ::EVP_PKEY_free(key);
-  KVFERRY_CHECK(is_made && num_bytes == made.size(), "OpenSSL makes no public key");
+  KVFERRY_CHECK(is_made && num_bytes == made.size(), "OpenSSL failed to compute a public key");
   return made;
 }
 
@@ -28,7 +28,7 @@ Bytes32 derive(std::string_view key, std::string_view purpose) {
   const bool is_made = ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
                               reinterpret_cast<const unsigned char*>(purpose.data()), purpose.size(), derived.data(),
                               &num_bytes) != nullptr;
-  KVFERRY_CHECK(is_made && num_bytes == derived.size(), "HMAC-SHA256 failed");
+  KVFERRY_CHECK(is_made && num_bytes == derived.size(), "OpenSSL failed to compute an HMAC-SHA256");
   return derived;
 }
 
@@ -39,7 +39,7 @@ Bytes32 sha256(std::string_view text) {
   Bytes32 hash{};
   unsigned num_bytes = 0;
   const bool is_made = ::EVP_Digest(text.data(), text.size(), hash.data(), &num_bytes, ::EVP_sha256(), nullptr) == 1;
-  KVFERRY_CHECK(is_made && num_bytes == hash.size(), "SHA-256 failed");
+  KVFERRY_CHECK(is_made && num_bytes == hash.size(), "OpenSSL failed to compute a SHA-256 digest");
   return hash;
 }
 

@@ -1,4 +1,4 @@
-// Keys that follow from other keys. OpenSSL's headers are included only by sources.
+// Keys that are derived from other keys. OpenSSL's headers are included only by sources.
 #pragma once
 
 #include <array>

@@ -24,7 +24,7 @@ std::vector<std::string_view> split(std::string_view text, char at) {
   }
 }
 
-/// Returns the words of each line. A final line break makes no line.
+/// Returns the words of each line. A final line break does not begin another line.
 std::vector<std::vector<std::string_view>> lines_of(std::string_view content) {
   if (content.ends_with('\n')) content.remove_suffix(1);
   std::vector<std::vector<std::string_view>> lines;
@@ -38,7 +38,8 @@ std::optional<Role> role_of(std::string_view name) {
   return static_cast<Role>(found - kRoleNames.begin());
 }
 
-/// Reads the words that follow the first `skipped` into `to`. Returns false if their number or one of them is wrong.
+/// Reads the words after the first `skipped`, which are keys in hexadecimal, into `to`. Returns false if their number
+/// or one of them is wrong.
 bool read_keys(const std::vector<std::string_view>& words, std::size_t skipped, std::initializer_list<Bytes32*> to) {
   if (words.size() != skipped + to.size()) return false;
   for (Bytes32* const key : to) {
@@ -124,9 +125,11 @@ Result<std::vector<Member>> parse_members(std::string_view content) {
     Member member;
     if (lines[i].size() < 2 || !read_identity(lines[i][0], lines[i][1], member.identity) ||
         !read_keys(lines[i], 2, {&member.curve, &member.certificate, &member.token_hash}))
-      return damaged(fmt::format("line {} is no member; allowed: a name, a role and three keys", i + 1));
+      return damaged(fmt::format(
+          "line {} is no member; allowed: a name, a role (reader, worker, admin) and three keys in hexadecimal",
+          i + 1));
     if (!names.insert(member.identity.name).second)
-      return damaged(fmt::format("the list has two members '{}'", member.identity.name));
+      return damaged(fmt::format("the list has two members with the name '{}'", member.identity.name));
     members.push_back(std::move(member));
   }
   return members;

@@ -30,7 +30,8 @@ struct Identity {
   bool operator==(const Identity&) const = default;
   /// Returns "member 'NAME' (role ROLE)" or "the holder of the cluster key".
   std::string str() const;
-  /// Returns whether a node of this engine id may be registered: "NAME", or NAME with "_" or "." and any text after it.
+  /// Returns whether this sender may register a node with this engine id: a member's must be its name, or its name, "_"
+  /// or ".", and any text; the holder of the cluster key may use any.
   bool owns(std::string_view engine_id) const;
 };
 
@@ -44,7 +45,7 @@ struct Member {
 
 /// The content of a member's own key file, which takes the place of the cluster key.
 struct MemberKey {
-  /// What a member has of one accepted cluster key.
+  /// What a member's key file contains for each accepted cluster key.
   struct Shared {
     Bytes32 controller{};   // public CURVE key of the holders of the cluster key, i.e. of controllers
     Bytes32 certificate{};  // public key of controllers' certificates
@@ -61,24 +62,24 @@ struct MemberKey {
   std::string http_token() const;  // Returns 64 hexadecimal digits.
 };
 
-/// Keys of the holder of a cluster key, of which the members' keys follow.
+/// Secret keys of the holder of a cluster key. A member's are derived from its own secret in the same way.
 Bytes32 curve_secret(std::string_view cluster_key);
 Bytes32 certificate_secret(std::string_view cluster_key);
 /// Returns the secret that takes the cluster key's place between nodes as soon as there is a list of members.
 Bytes32 node_secret(std::string_view cluster_key);
-/// Returns the secret by which routers name the target of a push, which follows from node_secret().
+/// Returns the secret with which routers sign the address of a push's target; it is derived from node_secret().
 Bytes32 router_secret(const Bytes32& node_secret);
 
 Member public_of(const MemberKey& key);
-/// Returns what a member of this role has of the cluster keys, the key in use first.
+/// Returns what the key file of a member of this role contains for each cluster key, the key in use first.
 std::vector<MemberKey::Shared> shared_with(Role role, const std::vector<std::string>& cluster_keys);
 
 /// Returns whether `name` can be a member's name: 1 to 63 letters, digits and "-".
 bool is_member_name(std::string_view name);
-/// Returns where the list of members of the deployment is, whose key file is `key_file`.
+/// Returns the path of the list of members that belongs to `key_file`: kvferry.members in the same folder.
 std::string members_file_of(const std::string& key_file);
 
-/// The texts of both files. Errors of both parsers: kInvalidArgument, a sentence without a subject.
+/// Format and parse both kinds of files. Errors of both parsers: kInvalidArgument; the message does not name the file.
 std::string format_members(const std::vector<Member>& members);
 Result<std::vector<Member>> parse_members(std::string_view content);
 bool is_member_key(std::string_view content);

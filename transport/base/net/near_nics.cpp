@@ -26,7 +26,7 @@ fs::path pci_folder(const fs::path& root, std::string_view pci_bus_id) {
   return root / "sys/bus/pci/devices" / pci_bus_id;
 }
 
-/// Returns the number in sysfs's form: CUDA writes capitals, and nvidia-smi eight digits of the domain.
+/// Returns a PCI address as sysfs writes it: CUDA writes capitals, and nvidia-smi eight digits of the domain.
 std::string in_sysfs_form(std::string_view pci_bus_id) {
   std::string id(pci_bus_id);
   std::ranges::transform(id, id.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -60,7 +60,7 @@ Place place_of(const fs::path& device) {
   return place;
 }
 
-/// How far two devices are from each other; of two below the same switch the number of bridges counts too.
+/// How far two devices are from each other; for two below the same switch, also how many bridges are between them.
 struct Separation {
   PciDistance distance = PciDistance::kFar;
   std::size_t num_hops = 0;
@@ -145,8 +145,8 @@ std::pair<std::vector<Nic>, PciDistance> nearest(const Place& gpu, const std::ve
   return {std::move(found), std::get<0>(best).distance};
 }
 
-/// Returns the share of one of several takers: all of them if there is one taker, one card if there are fewer cards
-/// than takers.
+/// Returns the cards of taker number `taker` of `num_takers`: all cards if there is one taker, one card, which others
+/// may get too, if there are fewer cards than takers.
 std::span<const Nic> share(std::span<const Nic> nics, std::size_t taker, std::size_t num_takers) {
   if (nics.empty()) return nics;
   if (nics.size() < num_takers) return nics.subspan(taker % nics.size(), 1);

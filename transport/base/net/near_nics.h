@@ -11,12 +11,12 @@
 
 namespace kvferry::net {
 
-/// What the path between two PCI devices crosses, the nearest first.
+/// How far apart two PCI devices are, the nearest first.
 enum class PciDistance : std::uint8_t {
   kSameSwitch,  // both are below one PCIe switch or root port
   kSameRoot,    // both are below one PCIe root complex
   kSameNode,    // both are at one NUMA node
-  kFar,         // the connection between NUMA nodes, or it is unknown
+  kFar,         // they are at different NUMA nodes, or it is unknown
 };
 
 /// The network cards of one GPU.
@@ -26,18 +26,18 @@ struct NearNics {
   int numa_node = -1;  // NUMA node of the GPU; -1: unknown
 };
 
-/// Returns the numbers that the PCI bus gives this host's GPUs of NVIDIA, in order, such as "0000:1b:00.0". `root`: the
-/// folder that contains /sys and /dev.
+/// Returns the PCI addresses of this host's NVIDIA GPUs, sorted, such as "0000:1b:00.0". `root`: the folder that
+/// contains /sys and /dev.
 std::vector<std::string> gpus_of_host(const std::filesystem::path& root);
 
 /// Returns the NUMA node of a PCI device, -1 if it is unknown.
 int numa_node_of(const std::filesystem::path& root, std::string_view pci_bus_id);
 
-/// Returns the RDMA devices that are nearest to a GPU. Of several that are equally near it gets all, unless they are
-/// equally near to other GPUs: then these GPUs share them out, in the order of their places on the bus, so that every
-/// process comes to the same result by itself. Left out are ports that are not active, devices that this container may
-/// not open, and ports with less than half the rate of the fastest, which are for management; of equally near ones all
-/// but the fastest, and Ethernet beside InfiniBand. Returns no cards if the GPU or an RDMA device is missing.
+/// Returns the RDMA devices that are nearest to a GPU. GPUs with the same nearest devices divide these among them, in
+/// the order of the PCI addresses, so that every process comes to the same result by itself. Never chosen are inactive
+/// ports, devices that have no file in this container's /dev, and ports with less than half the rate of the fastest
+/// port, which are for management. Of equally near ports the fastest are chosen, and of these InfiniBand rather than
+/// Ethernet. Returns no cards if the GPU or an RDMA device is missing.
 ///
 /// `allowed`: names of RDMA devices, with or without a port, and of interfaces; only these are chosen from, whatever
 /// their rate. Empty: all RDMA devices.

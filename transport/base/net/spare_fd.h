@@ -29,7 +29,7 @@ class FdReserve {
  public:
   /// Ends the connection `fd`, which was accepted just now, if few descriptors are left; the library then closes it.
   /// The kernel gives each new descriptor the lowest free number, so a number close to the limit means that few are
-  /// left. Only the 1st, 2nd, 4th, 8th ... connection is logged, under the name `who`.
+  /// left. Only the 1st, 2nd, 4th, 8th ... refusal is logged, under the name `who`.
   void accepted(int fd, const std::string& who);
   std::uint64_t num_refused() const { return num_refused_; }
 

@@ -25,7 +25,8 @@ Result<TcpListener> listen_tcp(const std::string& host, std::uint16_t port);
 OwnedFd accept_tcp(int listener);
 
 /// Starts a non-blocking connection attempt to a numeric address. When the socket is writable, connect_error() returns
-/// the outcome. kInvalidArgument: the host is not numeric. kPeerLost: the attempt failed at once.
+/// the outcome. kInvalidArgument: the host is not numeric. kUnavailable: no socket can be made. kPeerLost: the
+/// attempt failed at once; the message has only the system's reason.
 Result<OwnedFd> begin_connect_tcp(const HostPort& address);
 /// Returns an empty string if the socket is connected, otherwise the reason why it is not.
 std::string connect_error(int fd);
@@ -33,8 +34,8 @@ std::string connect_error(int fd);
 /// Resolves `address.host`, tries its addresses in turn, and returns a connected blocking socket.
 Result<OwnedFd> connect_tcp(const HostPort& address);
 
-// Keepalive's first probe after 10 s without traffic, then a probe every 5 s; after 3 unanswered probes, about 25 s in
-// all, a connection to a dead host ends.
+// Keepalive sends its first probe after 10 s without traffic, then one every 5 s. After 3 unanswered probes, about 25 s
+// in all, a connection to a dead host ends.
 constexpr int kKeepaliveIdleSeconds = 10;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveProbes = 3;

@@ -41,12 +41,12 @@ class TlsContext {
   TlsContext& operator=(const TlsContext&) = delete;
 
   const ClusterKey& key() const { return key_; }
-  /// Returns the names of the keys of peers whose connections may stay.
+  /// Returns the names of the accepted keys. A connection whose key_name() is not among them must be ended.
   std::vector<std::string> key_names() const;
   /// Returns the name of the member with this key (TlsSession::key_name()), or "" for a holder of the cluster key.
-  /// Without a list of members nullopt, because all peers have the same key.
+  /// Returns nullopt if there is no list of members, so that all peers have the same key.
   std::optional<std::string> member_of(std::string_view key_name) const;
-  /// Returns the name of the key that new connections use, or "" if they don't all use one.
+  /// Returns the name of the key that new connections use, or "" if each member has a key of its own.
   std::string key_in_use() const;
 
  private:
@@ -60,9 +60,10 @@ class TlsContext {
   const Encrypt encrypt_;
 };
 
-/// One end of a TLS connection. Both ends prove that they have the cluster key, with an ephemeral key exchange, before
-/// either reads or writes anything else. The connecting end says whether the connection stays encrypted. The accepting
-/// end refuses clear text if its own setting demands encryption. No call blocks. Threads: one owner.
+/// One end of a TLS connection. Both ends prove that they have the cluster key, or a listed member's own key, with an
+/// ephemeral key exchange, before either reads or writes anything else. The connecting end says whether the connection
+/// stays encrypted. The accepting end refuses clear text if its own setting demands encryption. No call blocks.
+/// Threads: one owner.
 class TlsSession {
  public:
   static constexpr std::size_t kHandshakeBytesMax = 4096;  // a peer whose handshake is longer is refused
@@ -79,8 +80,8 @@ class TlsSession {
   /// Returns whether the connection stays encrypted. If not, the session is no longer needed, and the caller reads and
   /// writes the socket directly.
   bool encrypts() const { return encrypts_; }
-  /// Returns the name of the key that this connection uses, that of the peer's own if it has one, or "" as long as no
-  /// key was chosen.
+  /// Returns the name of the cluster key that this connection uses, or the public key of the peer's certificate if
+  /// members have keys of their own; "" until one is known.
   const std::string& key_name() const { return key_name_; }
 
   /// Like readv() and writev() of a non-blocking socket, except that receive() goes on until `parts` are full or the
@@ -109,7 +110,7 @@ class TlsSession {
   bool is_at_end_ = false;  // whether the peer has closed the connection
   bool encrypts_ = false;
   std::string key_name_;
-  std::string identity_;  // name of the key, which the connecting end sends
+  std::string identity_;  // what the connecting end sends to choose encryption and the cluster key
   std::size_t handshake_bytes_ = 0;
   std::vector<std::byte> small_;  // joined parts that are shorter than a record
   std::vector<std::byte> out_;    // encrypted records; the first sent_ bytes have been sent

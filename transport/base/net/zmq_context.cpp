@@ -38,7 +38,8 @@ std::vector<std::string> wait_parts(void* socket) {
 bool leaves_the_host(std::string_view endpoint) { return endpoint.starts_with("tcp://"); }
 
 Error no_curve() {
-  return Error{ErrorCode::kUnavailable, "this libzmq was built without CURVE, which a cluster key needs"};
+  return Error{ErrorCode::kUnavailable,
+               "this libzmq was built without CURVE, which a cluster key needs; use one that has it"};
 }
 
 Error failed(const char* what) {
@@ -113,14 +114,14 @@ Result<std::string> ZmqContext::secure_server(void* socket, std::string_view end
   if (keys.empty()) return no_curve();
   if (keys[0].server_secret.empty())
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("a controller needs the cluster key itself, and cluster_key_file has the key of {}",
+                 fmt::format("a controller needs the cluster key itself, but cluster_key_file has the key of {}",
                              key_->own_identity().str())};
   KVFERRY_TRY(start_authenticator());
   constexpr int kYes = 1;
   if (::zmq_setsockopt(socket, ZMQ_CURVE_SERVER, &kYes, sizeof kYes) != 0 ||
       !set_text(socket, ZMQ_CURVE_SECRETKEY, keys[0].server_secret) ||
       ::zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, kZapDomain, std::char_traits<char>::length(kZapDomain)) != 0)
-    return failed("cannot set the keys of a ZeroMQ socket");
+    return failed(fmt::format("cannot set the keys of the ZeroMQ socket for {}", endpoint).c_str());
   return keys[0].server_public;
 }
 
@@ -133,7 +134,7 @@ Result<std::string> ZmqContext::secure_client(void* socket, std::string_view end
   if (!set_text(socket, ZMQ_CURVE_SERVERKEY, next.server_public) ||
       !set_text(socket, ZMQ_CURVE_PUBLICKEY, next.own_public) ||
       !set_text(socket, ZMQ_CURVE_SECRETKEY, next.own_secret))
-    return failed("cannot set the keys of a ZeroMQ socket");
+    return failed(fmt::format("cannot set the keys of the ZeroMQ socket for {}", endpoint).c_str());
   return next.server_public;
 }
 
@@ -146,8 +147,8 @@ void ZmqContext::authenticate(void* socket) const {
     if (asked.empty()) break;
     const std::string user_id = asked.size() == kNumParts ? hex_of(asked[kCredentials]) : "";
     const bool is_member = !user_id.empty() && asked[kMechanism] == "CURVE" && identity_of(user_id);
-    // ZeroMQ's client tries again after 300, since this process may get the list with its line later, and not after
-    // 400.
+    // ZeroMQ's client tries again after status 300, but not after 400. It has to try again, because this process may
+    // read the list with a new member only after that member has started.
     const std::array<std::string, 6> answer = {
         "1.0", asked.size() > kRequestId ? asked[kRequestId] : "", is_member ? "200" : "300", "", user_id, ""};
     for (std::size_t i = 0; i < answer.size(); ++i)

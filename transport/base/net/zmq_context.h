@@ -15,18 +15,18 @@
 
 namespace kvferry::net {
 
-/// Whose sockets listen: those of controllers, which have the cluster key itself, or those of nodes, to which readers
-/// don't connect.
+/// Whose sockets listen: controllers', which have the cluster key itself, or nodes', which refuse members with the role
+/// reader.
 enum class Servers : std::uint8_t { kControllers, kNodes };
 
 /// A ZeroMQ context: the I/O thread that the sockets of one process can share. Threads: any.
 ///
 /// With a cluster key, all tcp:// sockets of the context are encrypted and authenticated by CURVE. All holders of the
 /// key derive the same pair of keys from it; no other process knows even its public key. With a list of members each
-/// member has a pair of its own as client, and nodes a pair that follows from the cluster key as servers. A
-/// connection without such a key ends before a message passes. A server has the pair of the key in use; a client that
-/// accepts two keys tries both in turn. Sockets of other kinds, e.g. ipc://, are neither
-/// encrypted nor authenticated.
+/// member has a key pair of its own as a client; all nodes have one pair as servers, derived from the cluster key. A
+/// connection without such a key ends before a message passes. A server uses the pair of the cluster key in use; a
+/// client that accepts two cluster keys tries both in turn. Sockets of other kinds, e.g. ipc://, are neither encrypted
+/// nor authenticated.
 class ZmqContext {
  public:
   static constexpr int kSocketsMaxDefault = 1023;
@@ -40,17 +40,17 @@ class ZmqContext {
   bool has_key(const std::optional<ClusterKey>& key) const;
 
   /// secure_server() prepares a socket that will listen at `endpoint`, and secure_client() a socket that will connect
-  /// to it. secure_server() uses the key in use; secure_client() the accepted key that follows `former`, the first one
-  /// if `former` is not accepted or empty. Both return the server's public key, or "" if the socket needs no key.
-  /// kUnavailable: this libzmq was built without CURVE, or no socket is left. kInvalidArgument: the process has a
+  /// to it. secure_server() uses the key in use; secure_client() the accepted key after `former`, or the first one if
+  /// `former` is empty, not accepted or the last. Both return the server's public key, or "" if the socket needs no
+  /// key. kUnavailable: this libzmq was built without CURVE, or no socket is left. kInvalidArgument: the process has a
   /// member's key, which isn't enough to listen here.
   Result<std::string> secure_server(void* socket, std::string_view endpoint);
   Result<std::string> secure_client(void* socket, std::string_view endpoint, std::string_view former = {});
 
-  /// Returns the servers' public keys, which follow from the accepted cluster keys, that of the key in use first.
+  /// Returns the servers' public keys, one for each accepted cluster key, that of the key in use first.
   std::vector<std::string> public_keys() const;
-  /// Returns who may connect with the user id that the authentication has given to a connection, or nullopt if
-  /// the key was removed.
+  /// Returns who has the public key `user_id` (in hexadecimal), which the authentication has recorded for a connection,
+  /// or nullopt if that key is not accepted (any more).
   std::optional<Identity> identity_of(std::string_view user_id) const;
   /// Returns ClusterKey::version(), or 0 if there is no key.
   std::uint64_t key_version() const { return key_ ? key_->version() : 0; }
@@ -60,8 +60,8 @@ class ZmqContext {
     std::string server_public, server_secret;  // no secret if this process can't be such a server
     std::string own_public, own_secret;
   };
-  /// Returns the keys that follow from each accepted cluster key, those of the key in use first; empty: this libzmq has
-  /// no CURVE.
+  /// Returns the keys for each accepted cluster key, those of the key in use first; empty: there is no key, or this
+  /// libzmq has no CURVE.
   std::vector<CurveKeys> curve_keys() const;
   void authenticate(void* socket) const;
   Result<void> start_authenticator();

@@ -1,4 +1,4 @@
-// How ZeroMQ sockets follow a cluster key that is replaced.
+// What ZeroMQ sockets do when the cluster key is replaced.
 #include <zmq.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ void ZmqSocket::follow_key(bool was_refused) {
     if (is_unbound_ || version != key_version_) listen_again(version);
     return;
   }
-  constexpr TimeNs kTryAfterNs = 100 * kMillisecond;  // limits how often a server with a third key is asked
+  constexpr TimeNs kTryAfterNs = 100 * kMillisecond;  // limits the attempts at a server that accepts neither key
   const TimeNs now = was_refused ? SteadyClock().now() : 0;
   const bool tries_other = was_refused && now - changed_at_ >= kTryAfterNs;
   if (version == key_version_ && !tries_other) return;
@@ -25,7 +25,7 @@ void ZmqSocket::follow_key(bool was_refused) {
   if (accepted.size() == 1) {
     connections_.reset();
   } else if (!connections_) {
-    if (Result<void> watching = start_watching(0); !watching) log().error("{}", watching.error().what);
+    if (Result<void> watching = start_watching(0); !watching) log().error("{}: {}", endpoint_, watching.error().what);
   }
   const bool is_accepted = std::find(accepted.begin(), accepted.end(), key_) != accepted.end();
   if (is_accepted && !(tries_other && accepted.size() > 1)) return;

@@ -63,7 +63,8 @@ ZmqSocket::ZmqSocket(std::shared_ptr<ZmqContext> context, int type)
 ZmqSocket::~ZmqSocket() {
   if (handle_ == nullptr) return;
   connections_.reset();
-  // Before the monitor closes: ZeroMQ's thread would wait without end to send an event to a closed monitor.
+  // Monitoring ends before the monitor closes, because ZeroMQ's thread would wait forever to send an event to a closed
+  // monitor.
   if (monitored_ != nullptr) ::zmq_socket_monitor(monitored_, nullptr, 0);
   ::zmq_close(handle_);
 }
@@ -108,7 +109,8 @@ Result<void> ZmqSocket::set_up(ZmqKind kind, const ZmqOptions& options) {
   for (const int fd : {get<int>(handle_, ZMQ_FD), pending_->fd()}) {
     epoll_event event{.events = EPOLLIN, .data = {}};
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
-      return Error{ErrorCode::kUnavailable, "no file descriptor left for a ZeroMQ socket"};
+      return Error{ErrorCode::kUnavailable,
+                   "no file descriptor is left for a ZeroMQ socket; raise the limit (ulimit -n)"};
   }
   return {};
 }
@@ -200,13 +202,13 @@ std::size_t ZmqSocket::receive(std::span<ZmqPart> parts) {
 
 Identity ZmqSocket::sender_of(std::span<const ZmqPart> parts) const {
   if (key_.empty()) return {};
-  // Not the first part of a router's message: ZeroMQ makes this part itself, and the part lacks the sender if ZeroMQ
-  // has fetched the message ahead, as it does while an answer is sent.
+  // The last part is used, because ZeroMQ itself makes the first part of a router's message, and that part lacks the
+  // sender if ZeroMQ has fetched the message ahead, as it does while an answer is sent.
   zmq_msg_t* const part = message(parts.back().message_);
   const char* const user_id = ::zmq_msg_gets(part, "User-Id");
   std::optional<Identity> sender = user_id == nullptr ? std::nullopt : context_->identity_of(user_id);
   if (sender) return *std::move(sender);
-  // The number of the connection's descriptor may belong to another connection by now; one of another host is spared.
+  // The connection's descriptor may belong to another connection by now; that of another host is not ended.
   const int fd = ::zmq_msg_get(part, ZMQ_SRCFD);
   const char* const host = ::zmq_msg_gets(part, "Peer-Address");
   const std::string peer = fd < 0 ? "" : peer_address(fd).host;
@@ -260,7 +262,7 @@ Result<void> ZmqSocket::start_watching(int events) {
   epoll_event event{.events = EPOLLIN, .data = {}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connections_->fd(), &event) == 0) return {};
   connections_.reset();
-  return Error{ErrorCode::kUnavailable, "no file descriptor left for a ZeroMQ socket"};
+  return Error{ErrorCode::kUnavailable, "no file descriptor is left for a ZeroMQ socket; raise the limit (ulimit -n)"};
 }
 
 void ZmqSocket::watch_connections() {

@@ -135,9 +135,9 @@ class ZmqSocket {
   std::optional<EventFd> pending_;
   bool is_pending_ = false;
   OwnedFd epoll_;  // waits for ZeroMQ's descriptor, pending_ and the monitor below
-  // A router on tcp:// has a monitor of its own. ZeroMQ's thread would never sleep while a connection waits that can't
-  // be accepted because no descriptor is left. A client has one while it accepts two cluster keys: it tries the other
-  // key when a handshake has failed.
+  // A router on tcp:// has a monitor of its own, by which it ends new connections when few descriptors are left: with
+  // none left, ZeroMQ's thread would never sleep while a connection waits to be accepted. A client has a monitor while
+  // it accepts two cluster keys: it tries the other key when a handshake has failed.
   std::unique_ptr<ZmqSocket> connections_;
   std::string key_;  // the public key that the socket has; "": it needs none
   std::uint64_t key_version_ = 0;

@@ -1,4 +1,5 @@
-// Certificates of members in TLS handshakes. Only their keys count, which the list of members has; they are not signed.
+// Certificates of members in TLS handshakes. Only their keys count, which must be in the list of members; each is
+// signed by its own key.
 #pragma once
 
 #include <string>
@@ -13,7 +14,7 @@ namespace kvferry::net {
 /// Makes a certificate with this secret key of Ed25519 and lets the connection use it.
 void use_certificate(ssl_st* ssl, const Bytes32& secret);
 /// Returns the 32 bytes of the public key in the certificate that OpenSSL is about to verify, or "" if its key is not
-/// one of Ed25519. That the peer has the secret key, OpenSSL verifies.
+/// one of Ed25519. OpenSSL itself verifies that the peer has the secret key.
 std::string key_in_certificate(x509_store_ctx_st* verified);
 
 }  // namespace kvferry::net

@@ -1,4 +1,4 @@
-// What passes through a TLS session after its handshake.
+// Sends and receives the data of a TLS session after its handshake.
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <sys/socket.h>

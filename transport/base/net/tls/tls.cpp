@@ -27,10 +27,10 @@ constexpr std::uint8_t kContext = 'k';  // session id context, which OpenSSL req
 constexpr std::size_t kReadAheadBytes = 128 << 10;  // OpenSSL reads up to this many bytes at a time
 // The first byte of the name that the connecting end sends in TLS messages tells whether the connection stays
 // encrypted. The name of the key follows if the connecting end accepts several keys. An end with one key leaves the
-// name out, as releases do that know no key names; the byte alone means the key in use.
+// name out, as old releases do, which know no key names; the byte alone means the key in use.
 constexpr std::uint8_t kEncrypted = 'e', kClear = 'c';
-constexpr std::size_t kWantedBytes =
-    2;  // members with keys of their own send the byte in another place, after its length
+// Members with keys of their own send the byte as TLS's application protocol (ALPN), after its length.
+constexpr std::size_t kWantedBytes = 2;
 
 TlsSession& session_of(BIO* bio) { return *static_cast<TlsSession*>(::BIO_get_data(bio)); }
 TlsSession& session_of(SSL* ssl) { return *static_cast<TlsSession*>(SSL_get_app_data(ssl)); }
@@ -84,7 +84,7 @@ struct TlsCallbacks {
   static const BIO_METHOD* methods() {
     static BIO_METHOD* const made = [] {
       BIO_METHOD* const one = ::BIO_meth_new(::BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket without SIGPIPE");
-      KVFERRY_CHECK(one != nullptr, "no memory");
+      KVFERRY_CHECK(one != nullptr, "no memory for OpenSSL's BIO methods");
       ::BIO_meth_set_read_ex(one, read);
       ::BIO_meth_set_write_ex(one, write);
       ::BIO_meth_set_ctrl(one, control);
@@ -123,7 +123,7 @@ struct TlsCallbacks {
     TlsSession& session = session_of(ssl);
     *made = nullptr;
     if (name_bytes == 0 || (*name != kEncrypted && *name != kClear)) return 1;
-    if (session.members_ != nullptr) {  // as for a wrong key, so that the peer learns that a key is asked for
+    if (session.members_ != nullptr) {  // fails as a wrong key does, so that the peer learns that a key is required
       const Bytes32 unknown = derive(text_of(session.members_->own_certificate()), kRefusedPurpose);
       *made = make_session(ssl, ClusterKey(std::string(text_of(unknown))));
       return *made != nullptr ? 1 : 0;
@@ -151,8 +151,8 @@ struct TlsCallbacks {
     session.key_name_ = key;
     return 1;
   }
-  /// Called at the accepting end with the name of what the connecting end wants, in TLS's list of application
-  /// protocols.
+  /// Called at the accepting end with TLS's list of application protocols (ALPN), in which the connecting end says
+  /// whether it wants encryption.
   static int choose(SSL* ssl, const unsigned char** chosen, unsigned char* bytes, const unsigned char* wanted,
                     unsigned wanted_bytes, void*) {
     const TlsSession& session = session_of(ssl);
@@ -260,10 +260,11 @@ Result<bool> TlsSession::handshake() {
   if (!is_flushed && (code == 1 || waits)) return Error{ErrorCode::kPeerLost, std::strerror(errno)};
   if (waits) return false;
   if (code != 1 || !has_proof())
-    return Error{ErrorCode::kRefused, fmt::format("{}, or encrypt_tcp differs between the two sides: {}",
-                                                  members_ == nullptr ? "the peer has no cluster key or a different one"
-                                                                      : "the peer is no member of role worker",
-                                                  reason())};
+    return Error{ErrorCode::kRefused,
+                 fmt::format("{}, or encrypt_tcp differs between the two sides: {}",
+                             members_ == nullptr ? "the peer has no cluster key or a different one"
+                                                 : "the peer is not a member with the role worker or admin",
+                             reason())};
   is_done_ = true;
   if (encrypts_) ::SSL_set_read_ahead(ssl_, 1);
   return true;
