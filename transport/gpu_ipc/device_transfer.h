@@ -73,7 +73,7 @@ class DeviceTransfer {
   const DeviceStream stream_;
   RangeVerifier verifier_{accepted_};
   PieceCursor cursor_;
-  std::vector<DeviceCopy> piece_;  // the copies of the last piece, kept for its memory
+  std::vector<DeviceCopy> piece_;  // the copies of the last piece, kept to reuse its memory
   std::deque<Launch> launches_;
   std::uint64_t unfenced_bytes_ = 0;
   bool lacks_fence_ = false;  // whether recording the last event failed

@@ -70,7 +70,7 @@ Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64
 }
 
 void GpuIpcBackend::run() {
-  // If this fails, so do the copies, whose transfers say why.
+  // An error can be ignored here: the copies fail then too, and their transfers report the reason.
   static_cast<void>(device_.bind_thread());
   take_turns("kvferry-gpu-ipc");
   control_->shutdown();  // this completes all transfers of the control link
@@ -243,7 +243,7 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
                                               {"in_flight_bytes", options.in_flight_bytes},
                                               {"silence_ns", options.silence_ns}}));
   ShmOptions link;
-  link.spin_ns = gpu_ipc::kDeviceSpinNs;  // a notification that ends a transfer is answered after its last piece
+  link.spin_ns = gpu_ipc::kDeviceSpinNs;  // polls on while pieces run, since a notification follows the last one
   link.silence_ns = options.silence_ns;
   link.transfers_max = 1 << 20;  // enough for every pending notification, and for a hello and a watch for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));

@@ -133,7 +133,7 @@ class GpuIpcBackend final : public InboxBackend {
   const std::string address_;
 
   std::unordered_map<PeerId, PeerPtr> peers_;
-  std::map<TransferId, TransferPtr> transfers_[3];  // [priority] pending transfers, the oldest first
+  std::map<TransferId, TransferPtr> transfers_[3];  // pending transfers by priority, the oldest first
   std::vector<TransferId> over_;  // ids of completed transfers, which advance_all() erases from transfers_
   std::unordered_map<TransferId, ControlRequest> control_requests_;
   std::vector<std::shared_ptr<Mappings>> given_up_;  // kept open, because a failed device may still access them

@@ -1,4 +1,4 @@
-// Where a process and its GPU are, as far as CUDA's IPC depends on it. Private to this folder.
+// What CUDA's IPC between two processes depends on: their GPUs and their namespaces. Private to this folder.
 #pragma once
 
 #include <string>
@@ -15,11 +15,11 @@ struct Whereabouts {
   KVFERRY_FIELDS(gpu, pid_namespace, ipc_namespace);
 };
 
-/// Returns where this process is.
+/// Returns the GPU and the namespaces of this process.
 Whereabouts whereabouts_of(const Device& device);
 
-/// Returns what may be the reason why a process can't map the memory of a peer on its host, in brackets after a space.
-/// Returns an empty text if nothing is known to stand between them.
+/// Returns likely reasons why a process can't map the GPU memory of a peer on its host, as " (REASONS)", or an empty
+/// text if their GPUs and namespaces are equal or unknown.
 std::string likely_reason(const Whereabouts& own, const Whereabouts& peer);
 
 }  // namespace kvferry::gpu_ipc

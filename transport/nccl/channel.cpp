@@ -36,7 +36,8 @@ Layout lay_out(const PieceTransfer& piece, std::byte* staging) {
     layout.operations.push_back(piece.is_drained ? std::span<std::byte>(end, part.size()) : part);
     end += piece.is_drained ? part.size() : 0;
   }
-  KVFERRY_CHECK(end <= staging + kPieceBytesMax, "a piece of an NCCL transfer is larger than the staging buffer");
+  KVFERRY_CHECK(end <= staging + kPieceBytesMax,
+                "a piece of an NCCL transfer is larger than the staging buffer of {} bytes", kPieceBytesMax);
   return layout;
 }
 
@@ -169,8 +170,8 @@ void Channel::settle(TimeNs now) {
     }
   }
   if (!is_reached && now >= settle_until_) {
-    log().error("nccl: the GPU is treated as dead, because its events have failed for too long: {}",
-                is_reached.error().what);
+    log().error("nccl: {} is treated as dead, because its CUDA events have failed for {} ms: {}", device_.describe(),
+                kSettleNs / kMillisecond, is_reached.error().what);
     is_quiet_ = true;
   }
   if (!is_reached || !*is_reached) return;

@@ -16,7 +16,10 @@ Error success() { return Error{ErrorCode::kOk, ""}; }
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
   const bool is_hash = ask.purpose == static_cast<std::uint8_t>(Purpose::kHash);
   if (ask.extents.empty() || ask.extents.size() % 2 != 0 || ask.extents.size() > 2 * kExtentsMax)
-    return protocol_error("the peer's request names no extents, too many, or an offset without a length");
+    return protocol_error(fmt::format(
+        "the peer's request has {} numbers for its extents; allowed: an offset and a length for each of 1 to "
+        "{} extents",
+        ask.extents.size(), kExtentsMax));
   std::uint64_t first = UINT64_MAX;
   std::uint64_t end = 0;
   std::uint64_t total = 0;
@@ -24,9 +27,10 @@ Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
     const std::uint64_t offset = ask.extents[index];
     const std::uint64_t bytes = ask.extents[index + 1];
     if (bytes == 0 || !is_inside(offset, bytes, UINT64_MAX))
-      return protocol_error("the peer requested an extent that is empty or ends beyond 2^64");
+      return protocol_error(
+          fmt::format("the peer requested {} bytes at offset {}, which are none or end beyond 2^64", bytes, offset));
     if (!is_hash && bytes > kPieceBytesMax - total)
-      return protocol_error("the peer requested more bytes than a piece may have");
+      return protocol_error(fmt::format("the peer requested more than {} bytes at once", kPieceBytesMax));
     total += bytes;
     first = std::min(first, offset);
     end = std::max(end, offset + bytes);
@@ -56,23 +60,25 @@ Result<void> InboundLink::on_message(const Message& message) {
 }
 
 Result<void> InboundLink::on_open(const Open& open) {
-  if (channel(open.is_pull) != nullptr) return protocol_error("the peer opened a channel twice");
+  if (channel(open.is_pull) != nullptr)
+    return protocol_error(fmt::format("the peer opened the channel for {} twice", open.is_pull ? "pulls" : "pushes"));
   return open_channel(open.is_pull, open.id, 1, open.is_pull ? Role::kSender : Role::kReceiver);
 }
 
 Result<void> InboundLink::on_ask(const Ask& ask) {
   if (ask.purpose > static_cast<std::uint8_t>(Purpose::kHash))
-    return protocol_error("the peer's request has an unknown purpose");
+    return protocol_error(fmt::format("the peer's request has the unknown purpose {}", ask.purpose));
   const auto purpose = static_cast<Purpose>(ask.purpose);
   if (served_.size() >= kServedMax || served_.contains(ask.token))
-    return protocol_error("the peer has too many unanswered requests, or used a token twice");
+    return protocol_error(
+        fmt::format("the peer has more than {} unanswered requests, or used a token twice", kServedMax));
   Channel* const through = channel(purpose == Purpose::kPull);
   if (through == nullptr) return protocol_error("the peer made a request before it opened a channel");
   const auto span = KVFERRY_TRY(span_of(ask));
 
   const RegionId region{ask.region};
   const GrantId grant{ask.grant};
-  // A kHash verifies the pushes before it, so it needs their right.
+  // A kHash verifies the pushes before it, so it needs the same right to write.
   Result<std::byte*> memory = context_.transfer_table.begin_access(region, grant, span.first, span.second - span.first,
                                                                    purpose != Purpose::kPull);
   Served served;
@@ -111,7 +117,10 @@ void InboundLink::hash(std::uint64_t token, Served served, const std::vector<std
 void InboundLink::on_notify(Notify notify) {
   const bool is_taken =
       context_.transfer_table.completion_queue().notify({std::move(notify.from), std::move(notify.body)});
-  answer(notify.token, is_taken ? success() : Error{ErrorCode::kRefused, "the peer has too many unread notifications"});
+  answer(notify.token,
+         is_taken ? success()
+                  : Error{ErrorCode::kRefused, fmt::format("the peer has {} unread notifications and takes no more",
+                                                           CompletionQueue::kNotificationsMax)});
 }
 
 void InboundLink::answer(std::uint64_t token, const Error& outcome, std::vector<std::uint64_t> checksums) {

@@ -145,10 +145,12 @@ void NcclBackend::welcome(const Message& message, const std::string& from) {
   };
   if (!is_hello) return refuse("the peer no longer has this session");
   if (hello->protocol_version != kProtocolVersion)
-    return refuse(fmt::format("the peer's NCCL protocol has version {}, this side has version {}", kProtocolVersion,
-                              hello->protocol_version));
+    return refuse(fmt::format(
+        "the peer's NCCL protocol has version {}, this side has version {}; run the same kvferry release on both",
+        kProtocolVersion, hello->protocol_version));
   if (is_stopping_) return refuse("the transport was shut down");
-  if (inbound_.size() >= kInboundMax) return refuse("the peer has too many sessions");
+  if (inbound_.size() >= kInboundMax)
+    return refuse(fmt::format("the peer has {} sessions and takes no more", kInboundMax));
   inbound_.push_back(std::make_unique<InboundLink>(context_, message.session, std::move(peer)));
   sessions_[message.session] = {inbound_.back().get(), from};
 }

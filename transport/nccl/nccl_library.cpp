@@ -163,7 +163,8 @@ class NcclCommunicators final : public Communicators {
     ncclUniqueId id;
     const ncclResult_t result = api_.get_unique_id(&id);
     if (result != ncclSuccess)
-      return Error{ErrorCode::kUnavailable, fmt::format("NCCL cannot create an id: {}", api_.error_string(result))};
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("NCCL cannot create the id of a communicator: {}", api_.error_string(result))};
     return std::string(id.internal, sizeof(id.internal));
   }
 

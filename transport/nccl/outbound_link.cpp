@@ -232,7 +232,8 @@ void OutboundLink::advance_work() {
       return one->is_ended() && one->num_touching > 0 &&
              context_.now - std::max(one->ended_at, progressed_at) >= context_.options.stuck_ns;
     });
-    if (is_stuck) lose("a cancelled transfer made no progress for too long");
+    if (is_stuck)
+      lose(fmt::format("a cancelled transfer made no progress for {} ms", context_.options.stuck_ns / kMillisecond));
   }
   if (is_quiet() && !(requests_.empty() && hashing_.empty())) {
     hashing_.clear();

@@ -24,7 +24,7 @@ Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint
                  fmt::format("the peer's shared memory does not have {} bytes at offset {}", bytes, offset)};
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // negative for files that can't be sealed
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed against shrinking"};
+    return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed against shrinking (F_SEAL_SHRINK)"};
   return SharedMapping::map(std::move(fd), offset, bytes, is_writable);
 }
 

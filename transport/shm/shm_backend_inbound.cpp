@@ -40,10 +40,12 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
     return false;
   };
   if (hello->protocol_version != kProtocolVersion)
-    return refuse(fmt::format("the peer's shared memory protocol has version {}, this side has version {}",
-                              kProtocolVersion, hello->protocol_version));
+    return refuse(
+        fmt::format("the peer's shared memory protocol has version {}, this side has version {}; run the same kvferry "
+                    "release on both",
+                    kProtocolVersion, hello->protocol_version));
   if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
-    return refuse("another transport has this address now");
+    return refuse("another process has this address now, or the secret is wrong");
   Result<SharedMapping> pages = SharedMapping::create("kvferry", NoteRing::kPageBytes);
   if (!pages) return refuse(pages.error().what);
   inbound.ring.emplace(std::move(*pages));

@@ -68,7 +68,8 @@ void ShmLink::on_welcome(Packet packet) {
   const Result<Welcome> welcome = decode<Welcome>(packet.body, "welcome");
   if (!welcome) return fail(welcome.error().what);
   if (!welcome->refusal.empty()) return fail("the peer refused the hello: " + welcome->refusal);
-  if (packet.fds.size() != 2 || control_) return fail("the peer's welcome is malformed");
+  if (packet.fds.size() != 2 || control_)
+    return fail(fmt::format("the peer's welcome came twice, or has {} descriptors instead of 2", packet.fds.size()));
   Result<SharedMapping> ring = map_peers_file(std::move(packet.fds[0]), 0, NoteRing::kPageBytes, true);
   if (!ring) return fail(ring.error().what);
   Result<SharedMapping> control = map_peers_file(std::move(packet.fds[1]), 0, ControlPage::kPageBytes, false);
@@ -103,7 +104,8 @@ void ShmLink::on_map_reply(Packet packet) {
   region->second.is_requested = false;
   region->second.refusal = reply->refusal;
   if (!reply->refusal.empty()) return;
-  if (packet.fds.size() != 1) return fail("the peer's map reply is malformed");
+  if (packet.fds.size() != 1)
+    return fail(fmt::format("the peer's map reply has {} descriptors instead of 1", packet.fds.size()));
   Result<SharedMapping> pages = map_peers_file(std::move(packet.fds[0]), reply->fd_offset, reply->bytes, reply->writes);
   if (pages) {
     region->second.pages.emplace(std::move(*pages));
@@ -200,7 +202,7 @@ TimeNs ShmLink::next_deadline() const {
 }
 
 /// Returns kRefused if the transfer's grant has expired or does not allow its direction. The peer can't check this at
-/// each copy; it refuses to send its descriptor by such a grant.
+/// each copy; it only refuses to send the region's file descriptor for such a grant.
 Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) {
   const RegionDescriptor& remote = transfer.accepted().remote;
   const RegionMemoryKey& key = transfer.key();

@@ -50,7 +50,8 @@ Result<OwnedFd> listen_on(const std::string& name) {
   OwnedFd socket = new_socket();
   if (!socket || ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.bytes) != 0 ||
       ::listen(socket.get(), 1024) != 0)
-    return Error{ErrorCode::kUnavailable, fmt::format("cannot listen on a Unix socket: {}", std::strerror(errno))};
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("cannot listen on the Unix socket '{}': {}", name, std::strerror(errno))};
   return socket;
 }
 
@@ -58,10 +59,10 @@ Result<OwnedFd> connect_to(const std::string& name) {
   const Name address = KVFERRY_TRY(abstract_name(name));
   OwnedFd socket = new_socket();
   if (!socket)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("no file descriptor left for a socket: {}", std::strerror(errno))};
+    return Error{ErrorCode::kUnavailable, fmt::format("cannot create a Unix socket: {}", std::strerror(errno))};
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.bytes) != 0)
-    return Error{ErrorCode::kPeerLost, fmt::format("the peer's Unix socket does not answer: {}", std::strerror(errno))};
+    return Error{ErrorCode::kPeerLost,
+                 fmt::format("the peer's Unix socket '{}' does not answer: {}", name, std::strerror(errno))};
   return socket;
 }
 

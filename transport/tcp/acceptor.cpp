@@ -59,7 +59,7 @@ Result<void> Acceptor::on_head(Connection& connection, const MessageHead& head) 
 void Acceptor::on_broken(Connection& connection, const std::string& why) {
   // If the flush() below fails, it calls this function again; then the connection is not pending any more.
   if (!remove(connection)) return host_.close(connection);
-  // Only the 1st, 2nd, 4th, 8th ... is logged, because unknown peers can connect as often as they like.
+  // Only the 1st, 2nd, 4th, 8th ... refusal is logged, because unknown peers can connect as often as they like.
   if (const std::uint64_t count = ++num_refused_; std::has_single_bit(count))
     log().warn("tcp: closed a connection before its hello was accepted ({} of them so far): {}", count, why);
   if (!connection.is_shaking_hands()) {  // a peer gets no answer before it has proved that it has the key

@@ -38,7 +38,8 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
       return queue_pull(lane, head);
     case MessageKind::kNotify:
       if (!host_.transfer_table().completion_queue().notify({from_, std::string(head.text())}))
-        log().warn("tcp: dropped a peer's notification, because too many are unread");
+        log().warn("tcp: dropped a peer's notification, because {} notifications are unread already",
+                   CompletionQueue::kNotificationsMax);
       connection.send({.kind = MessageKind::kAnswer, .id = header.id});
       return {};
     case MessageKind::kCancel:
@@ -66,7 +67,7 @@ Result<std::pair<std::uint64_t, std::uint64_t>> span_of(std::size_t num_entries,
   for (std::size_t index = 0; index < num_entries; ++index) {
     const Entry entry = entry_at(index);
     if (entry.bytes == 0 || entry.bytes > std::numeric_limits<std::uint64_t>::max() - entry.offset)
-      return protocol_error(fmt::format("the peer requested {} bytes at offset {}, which is not a valid range",
+      return protocol_error(fmt::format("the peer named {} bytes at offset {}, which are none or end beyond 2^64",
                                         entry.bytes, entry.offset));
     first = std::min(first, entry.offset);
     end = std::max(end, entry.offset + entry.bytes);
@@ -100,7 +101,8 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   // it.
   if (header.num_entries > 0) ++push.num_segments_begun;
   if (push.is_final && push.num_segments_begun > push.num_segments)
-    return protocol_error("the peer sent more segments of a push than it announced");
+    return protocol_error(
+        fmt::format("the peer sent more than the {} segments that it announced for a push", push.num_segments));
   if (header.num_entries == 0)
     return header.payload_bytes == 0 ? Result<void>{} : protocol_error("the peer sent payload without a range");
   const auto span =
@@ -166,7 +168,9 @@ Result<void> InboundLink::end_push(Connection& connection, std::uint64_t id) {
     answer(connection, id, ErrorCode::kCorrupt, "", std::move(push.corrupt));
   } else if (!push.notification.empty() &&
              !host_.transfer_table().completion_queue().notify({from_, std::move(push.notification)})) {
-    answer(connection, id, ErrorCode::kRefused, "the peer has too many unread notifications", {});
+    answer(connection, id, ErrorCode::kRefused,
+           fmt::format("the peer has {} unread notifications and takes no more", CompletionQueue::kNotificationsMax),
+           {});
   } else {
     connection.send({.kind = MessageKind::kAnswer, .id = id});
   }
@@ -248,8 +252,9 @@ bool InboundLink::check(TimeNs now) {
     if (is_closed_) return false;
     if (!lane->connection->is_in_the_middle()) continue;
     is_owed = true;
-    if (now - lane->connection->alive_at(now) >= host_.options().silence_ns)
-      on_broken(*lane->connection, "the peer was silent in the middle of a message");
+    if (const TimeNs silence_ns = now - lane->connection->alive_at(now); silence_ns >= host_.options().silence_ns)
+      on_broken(*lane->connection,
+                fmt::format("the peer was silent for {} ms in the middle of a message", silence_ns / kMillisecond));
   }
   return is_owed && !is_closed_;
 }

@@ -24,8 +24,8 @@ class InboundLink final : public MessageHandler {
   /// `over` is called once, after all connections were closed, by close() or because a connection has broken.
   InboundLink(TcpBackend& host, std::string from, std::function<void()> over);
 
-  /// Returns false if the link has kLanesMax connections already.
-  /// `member`: who has made the connection, see TransferTable::Asking.
+  /// Returns false if the link has kLanesMax connections already. `member`: name of the member that has made the
+  /// connection, see TransferTable::Asking.
   bool add(Connection& connection, std::optional<std::string> member);
   /// Closes the link if a connection is silent in the middle of a message. Returns whether any message is incomplete.
   bool check(TimeNs now);
@@ -55,7 +55,7 @@ class InboundLink final : public MessageHandler {
     ErrorCode code = ErrorCode::kOk;
     std::string notification;
     std::vector<std::uint32_t> corrupt;
-    std::unordered_map<std::size_t, RangeDigest> digests;  // [lane] hash of the range that the lane receives
+    std::unordered_map<std::size_t, RangeDigest> digests;  // hash of the range that a lane receives; key: lane
   };
   struct Pull {
     MessageHeader header;
@@ -63,8 +63,8 @@ class InboundLink final : public MessageHandler {
   };
   struct Lane {
     Connection* connection = nullptr;
-    std::optional<std::string> member;      // who has made the connection
-    std::array<std::deque<Pull>, 3> pulls;  // [priority] queued pulls
+    std::optional<std::string> member;      // name of the member that has made the connection
+    std::array<std::deque<Pull>, 3> pulls;  // queued pulls by priority
     std::size_t num_pulls = 0;
     MessageHeader current;        // header of the incoming message
     std::vector<Entry> expected;  // entries of the incoming message, if it has checksums

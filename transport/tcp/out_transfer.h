@@ -68,8 +68,8 @@ class OutTransfer {
   AcceptedTransfer what_;
   PieceCursor cursor_;
   std::uint64_t bytes_left_ = 0;                          // number of bytes not assigned to lanes
-  std::unordered_map<std::size_t, PieceCursor> carries_;  // [lane] where the rest of the lane's range begins
-  std::unordered_map<std::size_t, RangeDigest> digests_;  // [lane] hash of the range that the lane receives
+  std::unordered_map<std::size_t, PieceCursor> carries_;  // where the rest of a lane's range begins; key: lane
+  std::unordered_map<std::size_t, RangeDigest> digests_;  // hash of the range that a lane receives; key: lane
 };
 
 }  // namespace kvferry::tcp

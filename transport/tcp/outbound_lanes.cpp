@@ -11,7 +11,7 @@ void OutboundLink::try_endpoint() {
   for (; endpoint_ < address_.endpoints.size(); ++endpoint_) {
     Result<OwnedFd> socket = net::begin_connect_tcp(address_.endpoints[endpoint_]);
     if (socket) return begin_lane(0, std::move(*socket));
-    failures_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, socket.error().what);
+    failures_ += fmt::format("; {}: {}", net::to_text(address_.endpoints[endpoint_]), socket.error().what);
   }
   lose(fmt::format("no connection to the peer{}", failures_));
 }
@@ -64,11 +64,11 @@ void OutboundLink::on_broken(Connection& connection, const std::string& why) {
   lane.connection = nullptr;
   host_.close(connection);
   if (connection.lane() != 0) {
-    log().info("tcp: one connection to the peer at {} failed, the peer's other connections remain in use: {}",
+    log().info("tcp: one connection to the peer at {} failed; the other connections to it remain in use: {}",
                net::to_text(address_.endpoints[endpoint_]), why);
     return;
   }
-  failures_ += fmt::format("; {}: {}", address_.endpoints[endpoint_].host, why);
+  failures_ += fmt::format("; {}: {}", net::to_text(address_.endpoints[endpoint_]), why);
   ++endpoint_;
   try_endpoint();
 }

@@ -203,7 +203,8 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
   }
   for (const std::uint32_t index : body.corrupt_ranges) {
     if (index >= transfer.what().copies.size())
-      return protocol_error("the peer reported a corrupt range that does not exist");
+      return protocol_error(fmt::format("the peer reported range {} of {} as corrupt, counted from 0", index,
+                                        transfer.what().copies.size()));
   }
   if (code == ErrorCode::kCorrupt) {
     for (const std::uint32_t index : body.corrupt_ranges) transfer.verifier.mark_corrupt(index);

@@ -56,7 +56,7 @@ class OutboundLink final : public MessageHandler {
     std::uint32_t num_requests_made = 0;
     std::vector<Request> requests;
     Request current;                                           // the request whose payload is being received
-    std::vector<std::pair<std::size_t, bool>> current_copies;  // [sink] (index of the copy, whether the sink ends it)
+    std::vector<std::pair<std::size_t, bool>> current_copies;  // each sink's copy, and whether the sink ends it
     TimeNs pinged_at = 0;
   };
 
@@ -82,7 +82,7 @@ class OutboundLink final : public MessageHandler {
   std::string failures_;  // the endpoints that failed, and why
   std::vector<Lane> lanes_;
   std::unordered_map<TransferId, std::unique_ptr<OutTransfer>> transfers_;
-  std::array<std::vector<OutTransfer*>, 3> queues_;  // [priority]: transfers with bytes to distribute
+  std::array<std::vector<OutTransfer*>, 3> queues_;  // transfers with bytes to distribute, by priority
   bool is_over_ = false;
   std::string why_over_;
 };

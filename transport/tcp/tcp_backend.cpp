@@ -71,9 +71,10 @@ std::string TcpBackend::describe() const {
 Result<std::uint64_t> TcpBackend::check_address(const std::string& address) {
   const Address peer = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "TCP"));
   if (peer.has_key != (tls_ != nullptr))
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the peer has {} cluster key for TCP, and this side has {}; both sides need the same key",
-                             peer.has_key ? "a" : "no", tls_ != nullptr ? "one" : "none")};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("the peer has {} cluster key for TCP, and this side has {}; both sides need the same key, or none",
+                    peer.has_key ? "a" : "no", tls_ != nullptr ? "one" : "none")};
   return peer.incarnation;
 }
 
@@ -146,7 +147,7 @@ void TcpBackend::welcome(Connection& connection, const Hello& hello) {
   if (link == nullptr)
     link = std::make_unique<InboundLink>(*this, hello.from, [this, id = hello.link] { drop_inbound(id); });
   const bool is_added = link->add(connection, tls_ ? tls_->member_of(connection.key_name()) : std::nullopt);
-  connection.send({.kind = MessageKind::kWelcome}, is_added ? "" : "the peer's link has too many connections");
+  connection.send({.kind = MessageKind::kWelcome}, is_added ? "" : "the link has its 64 connections already");
   if (is_added) return;
   connection.flush(1);
   close(connection);

@@ -15,7 +15,7 @@ constexpr std::uint32_t kProtocolVersion = 4;
 struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
-  std::string worker_address;  // address of the UCX worker, of at most kWorkerAddressBytesMax
+  std::string worker_address;  // address of the UCX worker, at most kWorkerAddressBytesMax bytes
   std::string secret;          // 16 random bytes; messages that do not carry them are dropped
   KVFERRY_FIELDS(protocol_version, incarnation, worker_address, secret);
 };

@@ -11,7 +11,8 @@
 namespace kvferry::ucx {
 namespace {
 
-/// Returns whether a value of UCX_TLS allows RDMA: it names what UCX leaves out, or one of the RDMA transports.
+/// Returns whether a value of UCX_TLS allows RDMA: it begins with '^', the list of what UCX leaves out, or it names an
+/// RDMA transport.
 bool allows_rdma(std::string_view transports) {
   if (transports.starts_with('^')) return true;
   constexpr std::string_view kRdma[] = {"all", "ib", "rc", "ud", "dc", "srd"};

@@ -27,7 +27,10 @@ std::string serve(TransferTable& transfer_table, const BlocksMessage& message, s
                   bool& is_served) {
   is_served = false;
   const std::optional<std::uint64_t> total = total_of(message, payload);
-  if (!total) return refuse(message, ErrorCode::kInvalidArgument, "the peer received a malformed message");
+  if (!total)
+    return refuse(message, ErrorCode::kInvalidArgument,
+                  fmt::format("the peer received a malformed message: at most {} blocks and {} bytes are allowed",
+                              kMessageExtentsMax, kMessageBytesMax));
   const RegionId region{message.region};
   const GrantId grant{message.grant};
   std::string answer = begin_packed(BlocksAnswer{message.token, 0, ""}, message.is_pull ? *total : 0);

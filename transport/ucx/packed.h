@@ -33,10 +33,13 @@ template <class Message>
 Result<std::pair<Message, std::string_view>> read_packed(std::string_view packed, std::string_view what_it_is) {
   std::uint64_t head_bytes = 0;
   if (packed.size() < sizeof(head_bytes))
-    return Error{ErrorCode::kCorrupt, "a UCX message is malformed: it is too short"};
+    return Error{ErrorCode::kCorrupt, fmt::format("malformed {}: {} bytes, at least {} are needed", what_it_is,
+                                                  packed.size(), sizeof(head_bytes))};
   packed.copy(reinterpret_cast<char*>(&head_bytes), sizeof(head_bytes));
   packed.remove_prefix(sizeof(head_bytes));
-  if (head_bytes > packed.size()) return Error{ErrorCode::kCorrupt, "a UCX message is malformed: it is too short"};
+  if (head_bytes > packed.size())
+    return Error{ErrorCode::kCorrupt, fmt::format("malformed {}: its fields should have {} bytes, but only {} arrived",
+                                                  what_it_is, head_bytes, packed.size())};
   Message message = KVFERRY_TRY(decode<Message>(packed.substr(0, head_bytes), what_it_is));
   return std::pair(std::move(message), packed.substr(head_bytes));
 }

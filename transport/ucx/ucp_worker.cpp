@@ -24,7 +24,7 @@ unsigned loaded_version() {
   return UCP_VERSION(major, minor);
 }
 
-/// Later libraries understand what programs built for earlier ones ask.
+/// A library that is older than the headers may not understand the program's calls.
 void warn_if_library_is_older_than_headers() {
   if (loaded_version() < UCP_API_VERSION)
     log().warn(

@@ -35,7 +35,7 @@ Result<std::uint64_t> UcxBackend::check_address(const std::string& address) {
 }
 
 void UcxBackend::thread_main(std::promise<Result<void>> started) {
-  // UCX asks CUDA for this thread's GPU when it starts and whenever it progresses.
+  // The thread needs a GPU, because UCX asks CUDA for the thread's GPU when it starts and whenever it progresses.
   Result<void> ready = options_.device != nullptr ? options_.device->bind_thread() : Result<void>();
   if (ready) ready = set_up();
   const bool is_up = static_cast<bool>(ready);
@@ -161,7 +161,9 @@ void UcxBackend::advance_transfers(TimeNs now) {
   for (const auto& transfer : transfers_) {
     transfer->advance(now, *worker_, source_address_);
     const TimeNs deadline = transfer->stuck_deadline();
-    if (deadline != 0 && now >= deadline) transfer->peer().fail("a cancelled transfer made no progress for too long");
+    if (deadline != 0 && now >= deadline)
+      transfer->peer().fail(
+          fmt::format("a cancelled transfer made no progress for {} ms", options_.stuck_ns / kMillisecond));
   }
 }
 

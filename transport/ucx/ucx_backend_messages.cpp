@@ -17,7 +17,7 @@ constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
 template <class Message>
 std::optional<Message> checked(Result<Message> message, std::string_view what) {
   if (message) return std::move(*message);
-  log().warn("transport: dropped a {}: {}", what, message.error().what);
+  log().warn("transport: dropped a UCX message ({}): {}", what, message.error().what);
   return std::nullopt;
 }
 
@@ -85,8 +85,9 @@ void UcxBackend::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) 
 void UcxBackend::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
   Welcome welcome{hello.token, ""};
   if (hello.protocol_version != kProtocolVersion)
-    welcome.refusal = fmt::format("the peer's UCX protocol has version {}, this side has version {}", kProtocolVersion,
-                                  hello.protocol_version);
+    welcome.refusal = fmt::format(
+        "the peer's UCX protocol has version {}, this side has version {}; run the same kvferry release on both",
+        kProtocolVersion, hello.protocol_version);
   else if (hello.to_incarnation != incarnation_)
     welcome.refusal = "another process has this address now";
   static_cast<void>(worker_->send(reply_ep, kWelcomeAm, encode(welcome), false));
@@ -126,9 +127,11 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   if (worker_->unsent_bytes(reply_ep) > kUnsentBytesMax) return;
   const auto memory = memories_.find(RegionId{message.region});
   if (memory != memories_.end() && memory->second.device != nullptr) {
-    static_cast<void>(worker_->send(
-        reply_ep, kAnswerAm,
-        refuse(message, ErrorCode::kRefused, "the region is GPU memory, which no message can carry"), false));
+    static_cast<void>(
+        worker_->send(reply_ep, kAnswerAm,
+                      refuse(message, ErrorCode::kRefused,
+                             fmt::format("region {} is GPU memory, which no message can carry", message.region)),
+                      false));
     return;
   }
   bool is_served = false;

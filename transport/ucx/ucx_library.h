@@ -1,5 +1,5 @@
-// UCX's functions, which are loaded at run time, so that programs start on hosts without UCX. Also for the benchmark's
-// UCX engine.
+// UCX's functions, which are loaded at run time, so that programs start on hosts without UCX. Also used by the
+// benchmark's UCX engine.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -52,7 +52,7 @@ struct Api {
 
 /// Loads UCX once for the whole process: the UCX that the process has loaded already, otherwise the libucp.so.0 that
 /// KVFERRY_UCX_LIBRARY names, that of the build's UCX_ROOT, that of the PyPI package libucx-cu13 beside this module or
-/// program, or that of the system. kUnavailable: there is none (message: what to install).
+/// program, or that of the system. kUnavailable: there is none; the message says what to install.
 Result<void> load_ucx();
 
 namespace internal {

@@ -82,7 +82,7 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   pinged_at_ = now;
   if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{token_, address_.secret}), true);
       status != UCS_OK)
-    fail(describe_status("UCX refused to send a message", status));
+    fail(describe_status("UCX refused to send a ping", status));
 }
 
 TimeNs UcxPeer::watch_deadline(TimeNs silence_ns) const {

@@ -199,7 +199,7 @@ void UcxTransfer::post_messages(UcpWorker& worker, const std::string& from) {
     ++num_unanswered_;
     ++peer_.num_unanswered;
     if (const ucs_status_t status = worker.send(peer_.ep(), kBlocksAm, std::move(packed), true); status != UCS_OK)
-      peer_.fail(describe_status("UCX refused to send a message", status));
+      peer_.fail(describe_status("UCX refused to send a message of blocks", status));
   }
 }
 
@@ -218,7 +218,7 @@ void UcxTransfer::on_answer(const std::vector<LocalPiece>& pieces, const BlocksA
   if (!is_pull() || cancelled_at_ != 0 || peer_.is_failed()) return;
   std::uint64_t bytes = 0;
   for (const LocalPiece& piece : pieces) bytes += piece.bytes;
-  if (bytes != payload.size()) return peer_.fail("the peer answered with a different number of bytes than requested");
+  if (bytes != payload.size()) return peer_.fail(fmt::format("the peer sent {} bytes, not {}", payload.size(), bytes));
   for (const LocalPiece& piece : pieces) {
     std::memcpy(piece.local, payload.data(), piece.bytes);
     payload.remove_prefix(piece.bytes);
@@ -261,7 +261,7 @@ void UcxTransfer::post_notification(UcpWorker& worker, const std::string& from) 
   phase_ = Phase::kDone;
   std::string message = encode(NotificationMessage{from, accepted_.notification, peer_.secret()});
   if (const ucs_status_t status = worker.send(peer_.ep(), kNotificationAm, std::move(message), false); status != UCS_OK)
-    peer_.fail(describe_status("UCX refused to send a message", status));
+    peer_.fail(describe_status("UCX refused to send a notification", status));
 }
 
 void UcxTransfer::account(ucs_status_ptr_t posted) {
@@ -269,7 +269,7 @@ void UcxTransfer::account(ucs_status_ptr_t posted) {
     ++num_posted_;
     ++peer_.num_posted;
   } else if (UCS_PTR_IS_ERR(posted)) {
-    peer_.fail(describe_status("UCX refused an operation on the connection", UCS_PTR_STATUS(posted)));
+    peer_.fail(describe_status("UCX refused a get, put or flush", UCS_PTR_STATUS(posted)));
   }
 }
 
@@ -278,7 +278,7 @@ void UcxTransfer::retire(ucs_status_t status) {
   --peer_.num_posted;
   has_retired_ = true;
   // An operation fails only on a broken connection. UCX reports the failure before the endpoint's error handler runs.
-  if (status != UCS_OK) peer_.fail(describe_status("an operation on the connection failed", status));
+  if (status != UCS_OK) peer_.fail(describe_status("a UCX get, put or flush failed", status));
 }
 
 ucp_request_param_t UcxTransfer::request_param() {

@@ -125,7 +125,7 @@ TEST(TcpMembers, AWorkerLeavesAServerThatIsNoMember) {
   TcpMember server(revoked), caller(folder.read("w"));
   const Completion done = caller.pull_from(server);
   EXPECT_EQ(done.code, ErrorCode::kPeerLost);
-  EXPECT_THAT(done.what, HasSubstr("the peer is no member of role worker"));
+  EXPECT_THAT(done.what, HasSubstr("the peer is not a member with the role worker or admin"));
 }
 
 TEST(TcpMembers, BothEndsAgreeAboutEncryption) {
