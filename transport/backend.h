@@ -124,9 +124,11 @@ Result<Address> read_address(const std::string& bytes, std::uint32_t protocol_ve
   Result<Address> address = decode<Address>(bytes, "peer address");
   if (!address) return Error{ErrorCode::kInvalidArgument, std::move(address.error().what)};
   if (address->protocol_version != protocol_version)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the peer's address is of {} protocol version {}; this side has version {}", protocol,
-                             address->protocol_version, protocol_version)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("the peer's address is of {} protocol version {}, this side has version {}; run the same kvferry "
+                    "release on both",
+                    protocol, address->protocol_version, protocol_version)};
   return address;
 }
 

@@ -7,9 +7,10 @@ namespace {
 
 Error outside(std::string_view side, std::size_t index, std::uint64_t offset, std::uint64_t bytes,
               std::uint64_t region_bytes) {
-  return Error{ErrorCode::kInvalidArgument,
-               fmt::format("range {} of the transfer covers [{}, +{}) of a {} region that has only {} bytes", index,
-                           offset, bytes, side, region_bytes)};
+  return Error{
+      ErrorCode::kInvalidArgument,
+      fmt::format("range {} of the transfer covers {} bytes from offset {} on of a {} region that has only {} bytes",
+                  index, bytes, offset, side, region_bytes)};
 }
 
 }  // namespace

@@ -95,8 +95,8 @@ Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options)
 /// Makes a transport over TCP. kUnavailable: the address to listen on can't be bound.
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options);
 
-/// Makes a transport over NCCL. kUnavailable: no CUDA in this build, NCCL can't be loaded (message: what to install),
-/// or the address can't be bound.
+/// Makes a transport over NCCL. kUnavailable: no CUDA in this build, NCCL can't be loaded (the message says what to
+/// install), or the address can't be bound.
 Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options);
 
 /// Makes a transport for GPU memory on one host, over CUDA IPC. kUnavailable: the device can't create a stream.

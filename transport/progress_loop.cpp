@@ -40,7 +40,8 @@ ProgressLoop::ProgressLoop(Owner& owner, const char* thread_name, TimeNs spin_ns
       look_ns_(look_ns),
       epoll_fd_(::epoll_create1(EPOLL_CLOEXEC)),
       wakeup_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
-  KVFERRY_CHECK(epoll_fd_ >= 0 && wakeup_fd_ >= 0, "no file descriptor left for epoll: {}", std::strerror(errno));
+  KVFERRY_CHECK(epoll_fd_ >= 0 && wakeup_fd_ >= 0, "no descriptor is left for epoll; raise ulimit -n: {}",
+                std::strerror(errno));
   watch(inbox_.wake().fd(), EPOLLIN, kWakeTag);
 }
 

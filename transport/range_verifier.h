@@ -75,7 +75,7 @@ class RangeVerifier {
  private:
   const AcceptedTransfer& transfer_;
   std::vector<std::uint32_t> corrupt_;
-  std::vector<std::uint64_t> arrived_bytes_;  // [range] number of bytes that have arrived
+  std::vector<std::uint64_t> arrived_bytes_;  // number of bytes that have arrived, by range
   std::unique_ptr<Device::Checksums> hashes_;
 };
 

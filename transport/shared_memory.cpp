@@ -70,7 +70,7 @@ int reserve(int fd, std::uint64_t bytes) {
 
 }  // namespace
 
-/// More must not be allocated, because the kernel kills a process that exceeds the limit of its container.
+/// The limits of this process's cgroups count too, because the kernel kills a process that exceeds them.
 std::uint64_t SharedMemory::available_bytes() { return std::min(available_on_the_machine(), bytes_left_in_cgroups()); }
 
 Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t bytes) {
@@ -103,7 +103,8 @@ Result<SharedMemory> SharedMemory::open(const std::string& name) {
   OwnedFd fd(::open(name.c_str(), O_RDWR | O_CLOEXEC));
   struct stat stats {};
   if (!fd || ::fstat(fd.get(), &stats) != 0 || stats.st_size == 0)
-    return Error{ErrorCode::kNotFound, fmt::format("cannot open shared memory {}: {}", name, std::strerror(errno))};
+    return Error{ErrorCode::kNotFound, fmt::format("cannot open shared memory {}: {}", name,
+                                                   fd && stats.st_size == 0 ? "it is empty" : std::strerror(errno))};
   return SharedMemory(KVFERRY_TRY(SharedMapping::map(std::move(fd), 0, static_cast<std::uint64_t>(stats.st_size))));
 }
 

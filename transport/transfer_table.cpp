@@ -13,16 +13,15 @@ Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_
     return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired", grant)};
   if (writes ? !terms.writes : !terms.reads)
     return Error{ErrorCode::kRefused,
-                 fmt::format("the peer's grant {} does not allow to {}", grant, writes ? "write" : "read")};
+                 fmt::format("the peer's grant {} does not allow {}", grant, writes ? "writes" : "reads")};
   return {};
 }
 
 Result<void> TransferTable::check_region(const void* base, std::uint64_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(base);
   if (base == nullptr || bytes == 0 || bytes > std::numeric_limits<std::uintptr_t>::max() - first)
-    return Error{
-        ErrorCode::kInvalidArgument,
-        fmt::format("cannot register {} bytes at {}: the range must be mapped and not empty", bytes, fmt::ptr(base))};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("cannot register {} bytes at {}: null, empty or ends beyond 2^64", bytes, fmt::ptr(base))};
   return {};
 }
 
@@ -80,8 +79,8 @@ Result<GrantId> TransferTable::add_grant(RegionId region, std::uint64_t offset, 
                  fmt::format("memory region {} is not registered with this transport", region)};
   if (bytes == 0 || !is_inside(offset, bytes, found->second.bytes))
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("a grant of bytes [{}, +{}) does not fit into region {} of {} bytes", offset, bytes,
-                             region, found->second.bytes)};
+                 fmt::format("a grant of {} bytes at offset {} is empty or exceeds region {} of {} bytes", bytes,
+                             offset, region, found->second.bytes)};
   if (terms.lasts_ns < 0 || (!terms.reads && !terms.writes))
     return Error{ErrorCode::kInvalidArgument, "a grant must allow reads or writes, and can't last less than 0 ns"};
   if (grants_.size() >= kGrantsMax)
@@ -212,7 +211,7 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
                  fmt::format("memory region {} is not registered with this transport", transfer.local)};
   if (remote->incarnation != peer->second.incarnation)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the remote region belongs to another incarnation than peer {}", transfer.peer)};
+                 fmt::format("the remote region was exported by another incarnation of peer {}", transfer.peer)};
   // Unread completions count too, so that the completion queue of a caller that never polls stays bounded.
   if (open_.size() + completion_queue_.num_completions() >= transfers_max_)
     return Error{

@@ -20,8 +20,8 @@
 
 namespace kvferry {
 
-/// Checks an access of a peer, which writes or else reads, against the terms of its grant, which expires at
-/// `expires_at` (0: never). kRefused: the access is not allowed.
+/// Checks a peer's access (`writes`: true for a write, false for a read) against the terms of its grant, which expires
+/// at `expires_at` (0: never). kRefused: the access is not allowed.
 Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_at, bool writes, TimeNs now);
 
 /// Checked ranges that feed() adds to a transfer.

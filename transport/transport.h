@@ -83,9 +83,9 @@ struct Completion {
   ErrorCode code = ErrorCode::kOk;
   std::string what;                                // the reason; empty if kOk
   std::vector<std::uint32_t> corrupt_ranges = {};  // with kCorrupt: indices among all submitted and fed ranges
-  // Name of the backend that the planner chose; "ucx/tcp" if UCX uses TCP alone. Without a planner only the latter.
+  // Name of the backend that the planner chose; "ucx/tcp" if UCX uses TCP alone. Without a planner "ucx/tcp" or empty.
   std::string_view path = {};
-  /// Compares what was promised; any path keeps the promise.
+  /// Ignores `path`, on which the outcome must not depend.
   bool operator==(const Completion& other) const {
     return id == other.id && code == other.code && what == other.what && corrupt_ranges == other.corrupt_ranges;
   }

@@ -58,7 +58,7 @@ Result<std::unique_ptr<Transport>> make_nccl(const TransportOptions& options) {
   return make_nccl_transport(nccl);
 }
 
-// NCCL makes a communicator, for which it examines the machine and opens connections.
+// Limit on the time in which NCCL makes a communicator, for which it examines the machine and opens connections.
 constexpr TimeNs kNcclSetup = 10 * kSecond;
 
 constexpr std::uint32_t kShared = PathInfo::bit_of(MemoryClass::kShared);
@@ -106,7 +106,9 @@ Result<Backends> make_backends(const TransportOptions& options) {
       return std::move(made).error();
     }
   }
-  if (backends.empty()) return Error{ErrorCode::kUnavailable, "no transport backend is available on this machine"};
+  if (backends.empty())
+    return Error{ErrorCode::kUnavailable,
+                 "no transport backend is available on this machine; warnings in the log say why"};
   return backends;
 }
 
@@ -128,7 +130,7 @@ Result<Path> parse_path(std::string_view name) {
     if (info.name == name) return info.path;
   }
   return Error{ErrorCode::kInvalidArgument,
-               fmt::format("unknown path '{}'; allowed: {}", name, fmt::join(path_names(), ", "))};
+               fmt::format("unknown transport path '{}'; allowed: {}", name, fmt::join(path_names(), ", "))};
 }
 
 std::string_view name_of(Path path) { return path == Path::kAuto ? planner::kAutoName : planner::info_of(path).name; }

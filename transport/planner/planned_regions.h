@@ -33,7 +33,7 @@ class PlannedRegions {
 
   struct Found {
     MemoryClass kind = MemoryClass::kOther;
-    // [backend] the region's id in that backend; none: not registered with that backend
+    // The region's id in each backend; none if it is not registered with that backend.
     std::vector<std::optional<RegionId>> ids;
   };
   std::optional<Found> find(RegionId id) const;
@@ -42,7 +42,7 @@ class PlannedRegions {
   struct Grant {
     RegionId region;
     MemoryClass kind = MemoryClass::kOther;
-    std::vector<std::optional<GrantId>> ids;  // [backend] id of the grant there; none: no grant of that backend
+    std::vector<std::optional<GrantId>> ids;  // the grant's id in each backend that has it
     bool is_revoked = false;                  // set by revoke(); a backend may still have the grant
   };
   struct Region : Found {
@@ -65,7 +65,8 @@ class PlannedRegions {
 /// Returns the error for an unknown id.
 template <class Id>
 Error unknown(std::string_view what, Id id) {
-  return Error{ErrorCode::kInvalidArgument, fmt::format("{} {} is not known", what, id)};
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("{} {} does not exist: it was never made, or is removed", what, id)};
 }
 
 }  // namespace kvferry::planner

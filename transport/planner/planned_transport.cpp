@@ -44,7 +44,7 @@ class PlannedTransport final : public Transport {
         private_probe_(planner::kProbeBytes),
         regions_(backends_),
         prober_(options) {
-    KVFERRY_CHECK(events_, "no file descriptor left for epoll: {}", std::strerror(errno));
+    KVFERRY_CHECK(events_, "no descriptor is left for epoll; raise ulimit -n: {}", std::strerror(errno));
     for (const OpenBackend& backend : backends_) {
       epoll_event event{EPOLLIN, {}};
       ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, backend.transport->event_fd(), &event);
@@ -226,7 +226,7 @@ class PlannedTransport final : public Transport {
       for (const planner::Part& part : remote->parts)
         there += fmt::format("{}{}", there.empty() ? "" : ", ", printable(part.backend));
       return Error{ErrorCode::kUnavailable,
-                   fmt::format("no path reaches the memory of both ends (here: {}; there: {}) and the peer",
+                   fmt::format("no path reaches the peer and the memory of both ends (here by: {}; there by: {})",
                                here.empty() ? "none" : here, there.empty() ? "none" : there)};
     }
     const std::string_view fastest = backends_[ends.routes.front()].name;
@@ -239,8 +239,8 @@ class PlannedTransport final : public Transport {
       if (one.gb_per_s > 0 && name == fastest) return fastest;
       if (one.gb_per_s == 0) problems += fmt::format("{}{}: {}", problems.empty() ? "" : "; ", name, one.problem);
     }
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("no path to the peer's GPU memory works ({})", problems.empty() ? "none" : problems)};
+    return Error{ErrorCode::kUnavailable, fmt::format("no path to the peer's GPU memory works ({})",
+                                                      problems.empty() ? "none was measured" : problems)};
   }
 
   int event_fd() const override { return events_.get(); }
@@ -264,7 +264,7 @@ class PlannedTransport final : public Transport {
 
  private:
   struct Peer {
-    std::vector<std::optional<PeerId>> ids;  // [backend] id of the peer there; none: the backend doesn't reach the peer
+    std::vector<std::optional<PeerId>> ids;  // id of the peer in each backend that can reach it
     std::string address;
     std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the fastest first
     Measurements measured;
