@@ -11,10 +11,10 @@
 namespace kvferry::ucx {
 namespace {
 
-/// Returns whether a value of UCX_TLS allows RDMA: it begins with '^', the list of what UCX leaves out, or it names an
-/// RDMA transport.
+/// Returns whether a value of UCX_TLS allows RDMA: it names an RDMA transport or, if it begins with '^', the list of
+/// what UCX leaves out, it does not name all of them ("ib").
 bool allows_rdma(std::string_view transports) {
-  if (transports.starts_with('^')) return true;
+  if (transports.starts_with('^')) return fmt::format(",{},", transports.substr(1)).find(",ib,") == std::string::npos;
   constexpr std::string_view kRdma[] = {"all", "ib", "rc", "ud", "dc", "srd"};
   while (!transports.empty()) {
     const std::string_view word = transports.substr(0, transports.find(','));

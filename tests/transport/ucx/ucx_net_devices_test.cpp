@@ -51,7 +51,8 @@ TEST(UcxNetDevices, TheUsersVariablesHavePriority) {
   const UcxOptions options = of_gpu("0000:61:00.0");
   EXPECT_TRUE(choice(host, options, {{"UCX_NET_DEVICES", "mlx5_0:1"}}).names.empty());
   EXPECT_EQ(choice(host, options, {{"UCX_NET_DEVICES", "mlx5_0:1"}}).why, "UCX_NET_DEVICES=mlx5_0:1");
-  EXPECT_TRUE(choice(host, options, {{"UCX_TLS", "tcp,cuda_copy,sm"}}).names.empty()) << "it leaves out RDMA";
+  for (const char* transports : {"tcp,cuda_copy,sm", "^ib", "^tcp,ib"})
+    EXPECT_TRUE(choice(host, options, {{"UCX_TLS", transports}}).names.empty()) << transports << " leaves out RDMA";
   for (const char* transports : {"all", "cuda,rc_x", "^tcp", "ib"})
     EXPECT_EQ(choice(host, options, {{"UCX_TLS", transports}}).names, Names{"mlx5_5:1"}) << transports;
 }
