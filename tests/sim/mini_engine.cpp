@@ -38,45 +38,6 @@ MiniEngine::MiniEngine(CoreConfig core, EngineConfig config, StampBook& book, st
   }
 }
 
-void MiniEngine::add(const RequestSpec& spec, TimeNs now) {
-  if (requests_.contains(spec.id)) throw Broken(fmt::format("the simulator uses id {} twice", spec.id));
-  Request request;
-  request.spec = spec;
-  request.epoch = ++last_epoch_;
-  request.text = say(spec.prompt, spec.max_tokens + config_.num_drafts + 1, false, spec.extras);
-  request.known = request.sampled = static_cast<std::uint32_t>(spec.prompt.size());
-  request.end = request.known + spec.max_tokens;
-  for (std::uint32_t p = request.known; spec.stops && p < request.end; ++p)
-    if (is_stop(request.text.tokens[p])) request.end = p + 1;
-  request.table.resize(blocks_.groups().size());
-  book_.learn(request.text, spec.extras);
-  NewRequest added;
-  added.id = RequestId{spec.id};
-  added.tokens = spec.prompt;
-  added.num_prompt_tokens = request.known;
-  added.extras = spec.extras;
-  added.cache_salt = spec.salt;
-  added.cacheable = spec.cacheable;
-  added.handoff = spec.handoff;
-  added.source = spec.source;
-  added.push_to = spec.push_to;
-  tell("request {}: {} tokens, says {}", spec.id, request.known, request.end - request.known);
-  core_.add_request(added, now);
-  tally_.requests += 1;
-  const std::vector<KvGroup>& groups = blocks_.groups();
-  tally_.several_groups += groups.size() > 1;
-  tally_.unlike_blocks += groups.front().block_tokens != groups.back().block_tokens;
-  tally_.unlike_windows += groups.size() > 2 && groups[1].window != groups[2].window;
-  tally_.restarting_windows += groups.back().window_restarts;
-  tally_.uncacheable += !spec.cacheable;
-  tally_.salted += !spec.salt.empty();
-  tally_.ids_again += finished_.erase(spec.id);
-  outputs_[spec.id].clear();
-  first_admitted_.erase(spec.id);
-  requests_.emplace(spec.id, std::move(request));
-  waiting_.push_back(spec.id);
-}
-
 std::vector<BlockId> MiniEngine::table(const std::string& id) const { return requests_.at(id).table[0]; }
 
 void MiniEngine::tell_tokens(const Request& request) {

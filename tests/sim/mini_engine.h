@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,9 @@ struct RequestSpec {
   std::optional<std::string> push_to;
 };
 
+/// Returns the extras of a request's chunk keys on a node whose weights were updated so many times.
+std::string extras_of(const RequestSpec& spec, std::uint32_t weights);
+
 /// What vLLM's scheduler may do with a request between its lookup and its allocation. The connector is told of none of
 /// these.
 enum class Exit {
@@ -89,6 +93,10 @@ class MiniEngine {
   void reset_idle_cache();
   /// Sleeps and wakes: the KV memory is lost, running requests are preempted, all caches are emptied.
   void sleep();
+  /// Gives the model other weights. Like vLLM's reset_prefix_cache(reset_running_requests, reset_connector), preempts
+  /// all running requests and empties all caches; then ends all requests for the core, like the connector. The core
+  /// gets a request again, with other extras, before the request's next lookup. Does nothing while a load is under way.
+  void update_weights(TimeNs now);
   /// Schedules and executes a step, then processes the outputs and reports that are due. Throws Broken, or what the
   /// check handler throws.
   void step(TimeNs now);
@@ -115,6 +123,11 @@ class MiniEngine {
   void erase_finished(const std::string& id) { finished_.erase(id); }
   /// Returns the time at which a request with this id first got blocks.
   TimeNs first_admitted(const std::string& id) const { return first_admitted_.at(id); }
+  /// Returns how often the weights were updated, now and when the last request with this id left the engine.
+  std::uint32_t weights() const { return weights_; }
+  std::uint32_t weights_at_end(const std::string& id) const { return weights_at_end_.at(id); }
+  /// Returns true if the weights were updated while the last request with this id was in the engine.
+  bool is_rekeyed(const std::string& id) const { return rekeyed_.contains(id); }
   const std::vector<StepPlan>& plans() const { return plans_; }
   /// Returns the request's current blocks in the first KV group.
   std::vector<BlockId> table(const std::string& id) const;
@@ -148,6 +161,7 @@ class MiniEngine {
     enum class Wait { kNew, kPending, kRefused, kPreempted } wait = Wait::kNew;
     std::optional<TimeNs> pending_since;
     bool running = false;
+    bool is_dropped = false;  // the core does not know the request until its next lookup
     /// State of an asynchronous load: kUnderWay, or its result until the request is scheduled.
     enum class Load { kNone, kUnderWay, kDone, kFailed } load = Load::kNone;
   };
@@ -184,6 +198,8 @@ class MiniEngine {
   std::uint32_t most(const Request& request) const {
     return static_cast<std::uint32_t>(request.spec.prompt.size()) + request.spec.max_tokens;
   }
+  void go_on(Request& request);
+  void tell_request(Request& request, TimeNs now);
   std::uint32_t in_flight(const Request& request) const;
   std::uint32_t split(const Request& request, std::uint32_t from, std::uint32_t num) const;
   void schedule_running(StepInput& input, std::uint32_t& budget);
@@ -240,6 +256,9 @@ class MiniEngine {
   std::map<std::string, std::vector<std::int32_t>> outputs_;
   std::map<std::string, FinishedRequest> finished_;
   std::map<std::string, TimeNs> first_admitted_;
+  std::uint32_t weights_ = 0;  // number of updates
+  std::map<std::string, std::uint32_t> weights_at_end_;
+  std::set<std::string> rekeyed_;
   std::vector<StepPlan> plans_;
   std::uint32_t checkpoint_alignment_;
   std::mt19937_64 rng_;

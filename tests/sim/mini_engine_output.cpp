@@ -259,7 +259,8 @@ void MiniEngine::finish(std::string id, End end, TimeNs now) {
     table[g].resize(std::min<std::size_t>(table[g].size(), blocks_for(blocks_.groups()[g], request.computed)));
   if (request.running) lost_[id] = {table, truly_computed(request), request.known};
   finished_[id] = core_.finished(RequestId{id}, request.computed, table, end != End::kDone, now);
-  promises_.ended(id, finished_[id], request.reported_loads, true);
+  promises_.ended(id, finished_[id], request.reported_loads, !request.is_dropped);
+  weights_at_end_[id] = weights_;
   for (const Admission& admission : finished_[id].admissions) {
     const bool is_reported = request.reported_loads.contains(admission.attempt);
     tally_.loads_unreported += admission.to_load > 0 && !is_reported;

@@ -139,6 +139,7 @@ MiniEngine::Next MiniEngine::schedule_one_waiting(const std::string& id, StepInp
                                                   TimeNs now) {
   Request& request = requests_.at(id);
   if (request.load == Request::Load::kUnderWay || has_output_coming(request)) return Next::kSkip;
+  if (std::exchange(request.is_dropped, false)) tell_request(request, now);
   tell_tokens(request);
   take_loaded(request);
   const bool is_loaded = request.computed > 0;  // vLLM makes no lookup for a loaded request

@@ -42,6 +42,11 @@ class Clients {
         tally_.handoffs_unseen += 1;
         continue;
       }
+      if (world_.engine(handoff.to).is_rekeyed(id)) {
+        tally_.excused_updated += 1;
+        tally_.handoffs_excused += 1;
+        continue;
+      }
       const std::uint32_t hit = done->admissions[0].hit, chunk_tokens = options_.core.chunk_tokens;
       const std::uint32_t after_state = options_.core.keeps_state ? (handoff.num_tokens - 1) % chunk_tokens : 0;
       const TimeNs when = world_.engine(handoff.to).first_admitted(id);
@@ -127,8 +132,11 @@ class Clients {
       job = waiting_.erase(job);
       RequestSpec spec = from.spec;
       const FinishedRequest* prefilled = world_.finished(from.node, id);
-      if (prefilled != nullptr && prefilled->handoff) spec.source = world_.source(from.node, *prefilled);
       const std::size_t node = from.decode;
+      // Nodes whose weights differ hand nothing over.
+      const bool is_same_model =
+          prefilled != nullptr && world_.engine(from.node).weights_at_end(id) == world_.weights(node);
+      if (is_same_model && prefilled->handoff) spec.source = world_.source(from.node, *prefilled);
       if (spec.source && spec.cacheable) handed_off_[id] = world_.handoff(from.node, node, spec, from.asked);
       tell("{} goes from node {} to node {}", id, from.node, node);
       at_[id] = node;

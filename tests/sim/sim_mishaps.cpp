@@ -14,7 +14,8 @@ Handoff World::handoff(std::size_t from, std::size_t to, const RequestSpec& spec
   made.handed = now();
   made.longest_wait = options_.core.load_timeout;
   made.num_tokens = static_cast<std::uint32_t>(spec.prompt.size());
-  TokenChain chain(root_key(options_.core.fingerprint, spec.extras), options_.core.chunk_tokens, {});
+  TokenChain chain(root_key(options_.core.fingerprint, extras_of(spec, nodes_[from].engine->weights_at_end(spec.id))),
+                   options_.core.chunk_tokens, {});
   chain.append(spec.prompt);
   made.chunks = chain.prefix(made.num_tokens);
   for (const ChunkMeta& chunk : made.chunks) {

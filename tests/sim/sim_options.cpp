@@ -39,6 +39,7 @@ void draw_trouble(Dice& dice, SimOptions& options) {
   options.siblings = dice.pick({0.0, 0.3});
   options.ids_again = dice.pick({0.0, 0.3});
   options.network.damages_pool = dice.pick({0.0, 0.0, 0.05});
+  options.updates = dice.pick({0.0, 0.0, 0.02});
 }
 
 void draw_network(Dice& dice, SimOptions& options) {

@@ -61,6 +61,7 @@ struct SimOptions {
   double resets_idle = 0;       // probability in each step of a reset of the prefix cache, which a busy engine refuses
   double resets_connector = 0;  // probability in each step of a reset of the connector's cache
   double sleeps = 0;            // probability in each step that the engine sleeps and wakes
+  double updates = 0;           // probability in each step that the weights are updated
   double orders = 0;            // probability of an order from the controller in each step
   double pushes = 0;            // probability that a prefill knows its decode node
   double siblings = 0;          // probability that a request is sent twice

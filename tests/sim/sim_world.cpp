@@ -169,6 +169,7 @@ void World::trouble_node(std::size_t index) {
   if (dice_.chance(options_.preempts_all)) node.engine->preempt_all();
   if (dice_.chance(options_.resets_idle)) node.engine->reset_idle_cache();
   if (dice_.chance(options_.sleeps)) node.engine->sleep();
+  if (dice_.chance(options_.updates)) node.engine->update_weights(now());
   if (dice_.chance(options_.resets_connector)) {
     tally_.resets_connector += 1;
     node.engine->core().reset_cache();
@@ -246,7 +247,7 @@ void World::calm_down() {
   blocked_until_.clear();
   for (Node& node : nodes_) node.slow_until = 0;
   options_.refuses = options_.preempts_all = options_.resets_idle = options_.resets_connector = 0;
-  options_.sleeps = options_.orders = 0;
+  options_.sleeps = options_.updates = options_.orders = 0;
 }
 
 void World::settle() {

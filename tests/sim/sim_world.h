@@ -26,6 +26,8 @@ class World {
   std::size_t num_nodes() const { return nodes_.size(); }
   bool is_prefill(std::size_t node) const { return node < options_.num_prefill; }
   MiniEngine& engine(std::size_t node) { return *nodes_[node].engine; }
+  /// Returns how often the node's weights were updated; a node that is down starts with the first ones.
+  std::uint32_t weights(std::size_t node) const { return nodes_[node].is_up ? nodes_[node].engine->weights() : 0; }
   TimeNs now() const { return clock_.now(); }
   /// Lets time pass, delivers messages, runs a step of every engine, and causes mishaps.
   void step();

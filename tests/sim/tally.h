@@ -39,6 +39,8 @@ namespace kvferry::sim {
   X(resets_idle, "reset_prefix_cache without running requests")                 \
   X(resets_connector, "reset_cache of the connector")                           \
   X(sleeps, "engine sleeps and wakes")                                          \
+  X(weight_updates, "updates of the weights")                                   \
+  X(rekeyed, "requests that got other keys by an update")                       \
   X(drafts, "speculative tokens")                                               \
   X(drafts_rejected, "speculative tokens rejected")                             \
   X(stops, "requests ended by a stop token")                                    \
@@ -85,6 +87,7 @@ namespace kvferry::sim {
   X(handoffs_whole, "handoffs that left one token to compute")                  \
   X(handoffs_whole_anyway, "of these, ones on whose way something went wrong")  \
   X(handoffs_excused, "handoffs that left more, each for one reason:")          \
+  X(excused_updated, "- the decode node's weights were updated")                \
   X(excused_died, "- its prefill or decode node was killed")                    \
   X(excused_lost, "- a message about the chunk was lost")                       \
   X(excused_late, "- the chunk or the word of it came too late")                \
