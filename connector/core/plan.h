@@ -95,7 +95,8 @@ struct WorkerReport {
   std::uint64_t step = 0;
   std::vector<SaveDone> saves;
   std::vector<LoadDone> loads;
-  KVFERRY_FIELDS(rank, step, saves, loads);
+  std::uint64_t accesses_refused = 0;  // growth of Transport::num_refused() since the last report
+  KVFERRY_FIELDS(rank, step, saves, loads, accesses_refused);
 };
 
 }  // namespace kvferry

@@ -68,8 +68,12 @@ void WorkerCore::loaded(const LoadJob& job, LoadOutcome outcome) {
   report_.loads.push_back({job.request_id, job.attempt, outcome.tokens_loaded, std::move(outcome.corrupt)});
 }
 
+void WorkerCore::accesses_refused(std::uint64_t total) {
+  report_.accesses_refused += total - std::exchange(num_accesses_refused_, total);
+}
+
 std::optional<WorkerReport> WorkerCore::take_report() {
-  if (report_.saves.empty() && report_.loads.empty()) return std::nullopt;
+  if (report_.saves.empty() && report_.loads.empty() && report_.accesses_refused == 0) return std::nullopt;
   report_.rank = rank_;
   report_.step = step_;
   return std::exchange(report_, {});

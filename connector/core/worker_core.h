@@ -94,6 +94,8 @@ class WorkerCore {
   /// its slot.
   bool loadable(ChunkRef chunk) const;
   void loaded(const LoadJob& job, LoadOutcome outcome);
+  /// `total` is Transport::num_refused(). The next report has its growth.
+  void accesses_refused(std::uint64_t total);
   /// Returns the results since the last call, nullopt if there are none.
   std::optional<WorkerReport> take_report();
 
@@ -132,6 +134,7 @@ class WorkerCore {
   std::map<std::uint64_t, Pull> pulls_;
   WorkerReport report_;
   std::uint64_t step_ = 0;
+  std::uint64_t num_accesses_refused_ = 0;
 };
 
 }  // namespace kvferry

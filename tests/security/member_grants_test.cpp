@@ -42,8 +42,8 @@ TEST(MemberGrants, ServeNobodyButTheMemberThatOfferedThePush) {
   const net::ClusterKey offerer = folder.add("prefill", net::Role::kWorker);
   const net::ClusterKey thief = folder.add("thief", net::Role::kWorker);
   TestController controller("tcp://127.0.0.1:0", folder.path() + "cluster.key");
-  const TestNode decoder(controller.endpoint(), "decode", "toy",
-                         R"(, "path": "tcp", "cluster_key_file": ")" + folder.path() + R"(decode.key")");
+  TestNode decoder(controller.endpoint(), "decode", "toy",
+                   R"(, "path": "tcp", "cluster_key_file": ")" + folder.path() + R"(decode.key")");
   const auto link =
       ClientSocket::connect(decoder.endpoint(), std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault,
                                                                                   offerer, net::Servers::kNodes))
@@ -71,6 +71,8 @@ TEST(MemberGrants, ServeNobodyButTheMemberThatOfferedThePush) {
   EXPECT_EQ(move(folder.read("cluster"), Direction::kPush, address, grant), ErrorCode::kRefused);
   EXPECT_EQ(move(offerer, Direction::kPull, address, grant), ErrorCode::kRefused) << "a push's grant allows no reads";
   EXPECT_EQ(move(offerer, Direction::kPush, address, grant), ErrorCode::kOk);
+  decoder.step();
+  EXPECT_EQ(decoder.scheduler->metrics()["accesses_refused_total"], 3);
 }
 
 }  // namespace

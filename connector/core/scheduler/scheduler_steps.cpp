@@ -138,6 +138,7 @@ void SchedulerCore::invalidate_planned_saves() {
 
 void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
   now_ = now;
+  counters_.accesses_refused += report.accesses_refused;
   for (const LoadDone& done : report.loads) {
     const auto found = loads_.find({done.request_id, done.attempt});
     promise::exactly_once(

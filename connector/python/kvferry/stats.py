@@ -41,6 +41,8 @@ COUNTERS = {
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
     "push_failures_total": "Chunks for which a decode node reserved a slot but whose push failed.",
     "tickets_refused_total": "Addresses in kv_transfer_params that were ignored for lack of a valid ticket.",
+    "accesses_refused_total": "Reads and writes of this node's memory refused because the peer had no grant for them "
+                              "or none any more, counted by each rank.",
     "mislabeled_chunks_total": "Chunks dropped because another node reported a wrong number of tokens for them.",
     "unasked_answers_total": "Answers ignored because they came from a node that was not asked.",
     "leases_refused_total": "Lease requests refused because other nodes already held leases on too many chunks.",

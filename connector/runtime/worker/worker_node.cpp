@@ -229,7 +229,10 @@ void WorkerNode::loaded(const LoadJob& job, LoadOutcome outcome) {
 
 std::optional<std::string> WorkerNode::take_report() {
   take_saved();
-  const std::optional<WorkerReport> report = core_.locked([](WorkerCore& core) { return core.take_report(); });
+  const std::optional<WorkerReport> report = core_.locked([&](WorkerCore& core) {
+    core.accesses_refused(transport_->num_refused());
+    return core.take_report();
+  });
   if (!report) return std::nullopt;
   return encode(*report);
 }

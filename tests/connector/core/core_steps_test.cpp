@@ -290,6 +290,15 @@ TEST_F(TwoRanks, AChunkIsOfferedWhenTheSlowestRankWroteItAndCountsWhatTheWorstOn
   EXPECT_EQ(core_->pool().num_pins(), 0u);
 }
 
+TEST_F(TwoRanks, RefusedAccessesOfAllRanksAreCounted) {
+  WorkerReport report;
+  for (report.rank = 0; report.rank < 2; ++report.rank) {
+    report.accesses_refused = report.rank + 3;
+    core_->worker_report(report, now_);
+  }
+  EXPECT_EQ(core_->counters().accesses_refused, 7U);
+}
+
 TEST_F(TwoRanks, ARankThatReportsALoadTwiceIsCaughtBeforeTheOthersIsMissing) {
   add("a", 40);
   lookup("a");

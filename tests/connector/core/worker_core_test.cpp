@@ -55,6 +55,17 @@ TEST_F(Worker, EachPlanComesOnceAndInOrder) {
   EXPECT_BREAKS(core_.begin_step(4), "exactly-once");
 }
 
+TEST_F(Worker, ARefusedAccessIsReportedOnceAlsoWithoutAnotherResult) {
+  core_.accesses_refused(0);
+  EXPECT_FALSE(core_.take_report());
+  for (const std::uint64_t total : {2U, 5U}) core_.accesses_refused(total);
+  EXPECT_EQ(core_.take_report().value().accesses_refused, 5U);
+  core_.accesses_refused(5);
+  EXPECT_FALSE(core_.take_report());
+  core_.accesses_refused(6);
+  EXPECT_EQ(core_.take_report().value().accesses_refused, 1U);
+}
+
 TEST_F(Worker, AReportTellsWhatHappenedOnce) {
   EXPECT_FALSE(core_.take_report());
   core_.begin_step(7);
