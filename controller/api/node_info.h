@@ -14,8 +14,9 @@ namespace kvferry::controller {
 /// them as one element. To add a field, append it to the members and to KVFERRY_FIELDS, and add a row to kNodeDetails,
 /// which tells other code which fields to check and show.
 struct NodeDetails {
-  std::string host{};  // name of the machine or pod on which the node runs
-  KVFERRY_FIELDS(host);
+  std::string host{};    // name of the machine or pod on which the node runs
+  std::string member{};  // the member whose key the node has, as the controller knows; empty: it has the cluster key
+  KVFERRY_FIELDS(host, member);
 };
 
 struct NodeDetail {
@@ -23,7 +24,7 @@ struct NodeDetail {
   std::string NodeDetails::*text;
   std::size_t bytes_max;
 };
-inline constexpr NodeDetail kNodeDetails[] = {{"host", &NodeDetails::host, 256}};
+inline constexpr NodeDetail kNodeDetails[] = {{"host", &NodeDetails::host, 256}, {"member", &NodeDetails::member, 63}};
 
 /// Identity and addresses of a node. Add new fields to NodeDetails instead, except fields that no status may show.
 struct NodeInfo {

@@ -25,7 +25,8 @@ struct Sessions::Receiver {
 
   void operator()(const wire::Hello& hello) {
     turn.version = std::min(self.protocol_.newest, spoken_by(hello).newest);
-    const NodeInfo& info = hello.node;
+    NodeInfo info = hello.node;
+    info.details.member = turn.sender.name;
     const std::optional<std::string> why_not = refusal(hello);
     const Result<Joined> joined = why_not ? Result<Joined>(Error{ErrorCode::kRefused, *why_not})
                                           : self.directory_.join(info, hello.next_sequence, turn.now);

@@ -107,6 +107,7 @@ TEST_F(RolesTest, AMemberRegistersOnlyNodesOfItsName) {
     EXPECT_EQ(refusal(), "");
   }
   EXPECT_EQ(sessions_.directory().nodes().size(), 2U);
+  for (const NodeStatus& node : sessions_.directory().status(now_)) EXPECT_EQ(node.details.member, "p-1");
   EXPECT_EQ(sessions_.counters().nodes_refused, 3U);
 }
 

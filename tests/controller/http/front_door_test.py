@@ -91,7 +91,7 @@ def test_nodes_are_told_with_all_that_a_front_door_needs(cluster: Cluster) -> No
     told = {node["engine_id"]: node for node in answer["nodes"]}
     expected = {"namespace": "default", "engine_id": "p", "role": "kv_producer", "serves": "http://p:8100",
                 "endpoint": "tcp://p:1", "draining": False, "load": 3, "chunks": 0, "fingerprint": FINGERPRINT,
-                "version": "7.7.7", "host": ""}
+                "version": "7.7.7", "host": "", "member": ""}
     assert expected.items() <= told["p"].items()
     assert (told["old"]["serves"], told["old"]["version"], told["old"]["load"]) == ("", "", 0)
     with urllib.request.urlopen(f"http://{cluster.address}/metrics", timeout=10) as page:
