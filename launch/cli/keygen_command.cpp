@@ -1,5 +1,6 @@
 // The command `kvferry keygen`.
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -133,57 +134,79 @@ Result<void> replace_members(const std::string& key_file, const std::vector<net:
   return std::filesystem::exists(file, error) ? replace_file(file, content) : create(file, content, nullptr);
 }
 
-/// Writes the key file of a new member and adds the member to the list. Returns the path of the key file.
-Result<std::string> add_member(const std::string& key_file, const std::string& name, net::Role role) {
-  if (!net::is_member_name(name))
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("'{}' can't be a member's name; allowed: 1 to 63 letters, digits and '-'", name)};
+/// Makes the keys of members and adds a line for each to the list. Returns the paths of the keys.
+Result<std::vector<std::string>> add_members(const std::string& key_file, const std::vector<std::string>& names,
+                                             net::Role role) {
   const std::vector<std::string> keys = KVFERRY_TRY(read_keys(key_file));
   std::vector<net::Member> members = KVFERRY_TRY(members_beside(key_file));
-  if (std::ranges::any_of(members, [&](const net::Member& member) { return member.identity.name == name; }))
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("'{}' is a member already; --revoke removes it, so that it can be added anew", name)};
-  const net::Bytes32 secret = KVFERRY_TRY(random_bytes());
-  const net::MemberKey key{{name, role}, secret, net::shared_with(role, keys)};
-  std::string file = key_of_member(key_file, name);
-  KVFERRY_TRY(create(file, net::format_member_key(key), nullptr));
-  members.push_back(net::public_of(key));
+  const std::vector<net::MemberKey::Shared> shared = net::shared_with(role, keys);
+  std::vector<net::MemberKey> added;
+  for (const std::string& name : names) {
+    if (!net::is_member_name(name))
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("'{}' can't be a member's name; allowed: 1 to 63 letters, digits and '-'", name)};
+    if (std::ranges::any_of(members, [&](const net::Member& member) { return member.identity.name == name; }))
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("'{}' is a member already; --revoke removes it, so that it can be added anew", name)};
+    added.push_back({{name, role}, KVFERRY_TRY(random_bytes()), shared});
+    members.push_back(net::public_of(added.back()));
+  }
+  std::vector<std::string> files;
+  for (const net::MemberKey& key : added) {
+    std::string file = key_of_member(key_file, key.identity.name);
+    if (Result<void> made = create(file, net::format_member_key(key), nullptr); !made) {
+      for (const std::string& useless : files) ::unlink(useless.c_str());
+      return std::move(made).error();
+    }
+    files.push_back(std::move(file));
+  }
   KVFERRY_TRY(replace_members(key_file, members));
-  return file;
+  return files;
 }
 
-/// Removes a member from the list, and deletes its key file if that is beside the cluster key. Returns the path of the
-/// list.
-Result<std::string> revoke_member(const std::string& key_file, const std::string& name) {
+/// Removes members from the list, and their keys if these are beside the cluster key. Returns the path of the list.
+Result<std::vector<std::string>> revoke_members(const std::string& key_file, const std::vector<std::string>& names) {
   KVFERRY_TRY(read_keys(key_file));
   std::vector<net::Member> members = KVFERRY_TRY(members_beside(key_file));
-  if (std::erase_if(members, [&](const net::Member& member) { return member.identity.name == name; }) == 0)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("there is no member '{}' in {}", name, net::members_file_of(key_file))};
+  for (const std::string& name : names)
+    if (std::erase_if(members, [&](const net::Member& member) { return member.identity.name == name; }) == 0)
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("there is no member '{}' in {}", name, net::members_file_of(key_file))};
   KVFERRY_TRY(replace_members(key_file, members));
-  ::unlink(key_of_member(key_file, name).c_str());
-  return net::members_file_of(key_file);
+  for (const std::string& name : names) ::unlink(key_of_member(key_file, name).c_str());
+  return std::vector<std::string>{net::members_file_of(key_file)};
 }
 
 struct KeygenFlags {
-  std::string path, added, revoked, role = "worker";
+  std::string path, role = "worker";
+  std::vector<std::string> added, revoked;
   std::optional<Step> step;
 };
 
-/// Executes the command. Returns the path of the changed file, which the caller prints.
-Result<std::string> run_keygen(const KeygenFlags& flags) {
+/// Keeps other keygen commands from changing keys beside `key_file` at the same time, as long as the result lives. A
+/// file system without locks keeps none of them.
+OwnedFd locked(const std::string& key_file) {
+  const std::string folder = key_file.substr(0, key_file.rfind('/') + 1);
+  OwnedFd opened(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened) ::flock(opened.get(), LOCK_EX);
+  return opened;
+}
+
+/// Returns the paths of the files to print.
+Result<std::vector<std::string>> run_keygen(const KeygenFlags& flags) {
+  const OwnedFd lock = locked(flags.path);
   if (!flags.added.empty()) {
     const auto role = std::find(net::kRoleNames.begin(), net::kRoleNames.end(), flags.role);
-    return add_member(flags.path, flags.added, static_cast<net::Role>(role - net::kRoleNames.begin()));
+    return add_members(flags.path, flags.added, static_cast<net::Role>(role - net::kRoleNames.begin()));
   }
-  if (!flags.revoked.empty()) return revoke_member(flags.path, flags.revoked);
+  if (!flags.revoked.empty()) return revoke_members(flags.path, flags.revoked);
   if (flags.step) {
     KVFERRY_TRY(rotate(*flags.step, flags.path));
   } else {
     const std::string key = KVFERRY_TRY(new_key());
     KVFERRY_TRY(create(flags.path, key, nullptr));
   }
-  return flags.path;
+  return std::vector<std::string>{flags.path};
 }
 
 }  // namespace
@@ -209,12 +232,15 @@ Run add_keygen_command(CLI::App& app) {
   add_step("--switch", Step::kSwitch,
            "Step 2: let members use the other key in the file; they still accept the one used before");
   add_step("--retire", Step::kRetire, "Step 3: remove the key that is not in use; connections made with it end");
-  CLI::Option* const adds = steps->add_option(
-      "--add-node", flags->added,
-      "Write NAME.key, the key of this one member, and add it to the list kvferry.members; both are in FILE's folder");
-  adds->type_name("NAME");
-  steps->add_option("--revoke", flags->revoked, "Remove this member from kvferry.members; its connections end")
-      ->type_name("NAME");
+  CLI::Option* const adds = steps->add_option("--add-node", flags->added,
+                                              "Write NAME.key, the key of this one member, and add it to "
+                                              "kvferry.members; both are beside FILE; may be repeated");
+  adds->type_name("NAME")->allow_extra_args(false);
+  steps
+      ->add_option("--revoke", flags->revoked,
+                   "Remove this member from kvferry.members; its connections end; may be repeated")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
   steps->require_option(0, 1);
   command
       ->add_option(
@@ -225,8 +251,8 @@ Run add_keygen_command(CLI::App& app) {
       ->needs(adds)
       ->capture_default_str();
   return [flags]() -> Result<void> {
-    const std::string path = KVFERRY_TRY(run_keygen(*flags));
-    fmt::print("{}\n", path);
+    const std::vector<std::string> paths = KVFERRY_TRY(run_keygen(*flags));
+    for (const std::string& path : paths) fmt::print("{}\n", path);
     return {};
   };
 }

@@ -98,6 +98,11 @@ def test_keygen_says_what_is_wrong(tmp_path: Path) -> None:
         refused = keygen(arguments)
         assert refused.returncode == 2, arguments
         assert why in refused.stderr, refused.stderr
-    assert keygen("--revoke p-0 cluster.key").stdout == "kvferry.members\n"
+    assert keygen("--add-node p-1 --add-node p-2 cluster.key").stdout == "p-1.key\np-2.key\n"
+    assert keygen("--add-node p-3 --add-node p-3 cluster.key").returncode == 2
+    assert keygen("--revoke p-1 --revoke p-3 cluster.key").returncode == 2
+    assert [line.split()[0] for line in members.read_text().splitlines()[1:]] == ["p-0", "p-1", "p-2"]
+    assert not (tmp_path / "p-3.key").exists()
+    assert keygen("--revoke p-2 --revoke p-0 --revoke p-1 cluster.key").stdout == "kvferry.members\n"
     assert members.read_text() == "kvferry members 1\n"
     assert not (tmp_path / "p-0.key").exists()
