@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -16,7 +17,7 @@ from kvferry_launch.cluster.start import Starter
 from kvferry_launch.paths import REPO
 
 SHORT: dict[str, Any] = {"name": "demo", "model": "org/model"}
-KEY = f"KVFERRY_CLUSTER_KEY_FILE={spec.run_folder(spec.make(SHORT, Path('/etc/demo.yaml')))}/cluster.key"
+KEYS = f"KVFERRY_CLUSTER_KEY_FILE={spec.run_folder(spec.make(SHORT, Path('/etc/demo.yaml')))}"
 GUARD = "launch/lib/kvferry_launch/node/guard.py"
 
 
@@ -43,29 +44,33 @@ def test_local() -> None:
     found = commands(lines(decode={"replicas": 2, "cores": ["0", "1"], "flags": ["--max-model-len", 1024],
                                    "extra": {"chunk_tokens": 128}, "env": {"A": "b c"}}))
     assert list(found) == ["controller", "prefill-0", "decode-0", "decode-1", "router"]
-    assert found["controller"][:2] == ["env", KEY]
+    assert found["controller"][:2] == ["env", f"{KEYS}/cluster.key"]
     assert own(found["controller"]) == ["launch/controller", "--bind", "tcp://127.0.0.1:0", "--", "--http",
                                         "127.0.0.1:0", "--state", "none"]
-    assert found["decode-1"][:4] == ["env", KEY, "VLLM_CPU_OMP_THREADS_BIND=1", "A=b c"]
+    assert found["decode-1"][:4] == ["env", f"{KEYS}/decode-1.key", "VLLM_CPU_OMP_THREADS_BIND=1", "A=b c"]
     assert own(found["decode-1"]) == [
         "launch/decode", "--report", "--model", "org/model",
         "--controller", "tcp://127.0.0.1:PORT", "--host", "127.0.0.1", "--port", "0", "--engine-id", "decode-1",
         "--kv-role", "kv_consumer", "--extra", "namespace=default", "--extra", "chunk_tokens=128", "--",
         "--max-model-len", "1024"]
-    assert found["router"][:2] == ["env", KEY]
+    assert found["router"][:2] == ["env", f"{KEYS}/router.key"]
     assert own(found["router"])[:3] == ["launch/cluster", "front", "--kind"]
     assert all(any(word.endswith(GUARD) for word in words) for words in found.values())
 
 
-def test_all_nodes_have_the_key_and_that_of_the_spec_wins() -> None:
-    for backend, number in {"local": 4, "mpi": 4, "slurm": 4, "ssh": 4}.items():
+def test_each_node_has_its_own_key_and_that_of_the_spec_wins() -> None:
+    own = ["cluster.key", "decode-0.key", "prefill-0.key", "router.key"]
+    for backend in ("local", "mpi", "slurm", "ssh"):
         found = "\n".join(lines(on=backend, hosts=["a", "b"] if backend == "ssh" else None))
-        assert found.count("KVFERRY_CLUSTER_KEY_FILE=") == number, backend
+        assert sorted(re.findall(r"KVFERRY_CLUSTER_KEY_FILE=\S+/(\S+\.key)", found)) == own, backend
     words = commands(lines(env={"KVFERRY_CLUSTER_KEY_FILE": "/k"}))["prefill-0"]
     assert [word for word in words if word.startswith("KVFERRY_CLUSTER")] == ["KVFERRY_CLUSTER_KEY_FILE=/k"]
     ssh = {"on": "ssh", "hosts": ["a"], "ssh": {"path": "/opt/kv"}}
-    assert "\n".join(lines(**ssh)).count("--key-file /opt/kv/build/deployments/demo/cluster.key") == 4
+    assert sorted(re.findall(r"--key-file /opt/kv/build/deployments/demo/keys/(\S+)", "\n".join(lines(**ssh)))) == own
     assert "--key-file" not in "\n".join(lines(**ssh, env={"KVFERRY_CLUSTER_KEY_FILE": "/k"}))
+    mixed = "\n".join(lines(**ssh, prefill={"env": {"KVFERRY_CLUSTER_KEY_FILE": "/p"}}))
+    assert re.findall(r"--key-file (\S+)", mixed) == ["/opt/kv/build/deployments/demo/keys/cluster.key"] * 3
+    assert "KVFERRY_CLUSTER_KEY_FILE=/p" in mixed
 
 
 def test_it_says_that_failed_loads_are_recomputed() -> None:
@@ -101,7 +106,7 @@ def test_an_installed_launcher_needs_no_checkout_here_or_on_hosts(monkeypatch: p
     assert words[words.index("--") + 1:][:4] == ["/env/bin/python", *module, "controller"]
     there = shlex.split(commands(lines(on="ssh", hosts=["a"]))["decode-0"][-1])
     assert there[:4] == ["exec", "python3", "-m", "kvferry_launch.node.guard"]
-    assert there[there.index("--key-file") + 1] == ".local/state/kvferry/deployments/demo/cluster.key"
+    assert there[there.index("--key-file") + 1] == ".local/state/kvferry/deployments/demo/keys/decode-0.key"
     assert " ".join(["python3", *module, "decode", "--report"]) in " ".join(there)
 
 

@@ -4,10 +4,12 @@
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deployment import eventually
 from kvferry_launch.cluster import member, spec
+from kvferry_launch.cluster.keys import Keys
 from kvferry_launch.cluster.member import Member
 from kvferry_launch.cluster.plan import Node, Place, Planner
 from kvferry_launch.cluster.start import Starter
@@ -87,15 +89,49 @@ def test_what_can_not_be_started_is_tried_again_and_told(tmp_path: Path) -> None
 def test_a_deployment_is_given_up_when_no_server_can_run(controller: str, address: str, servers: list[str], says: str
                                                          ) -> None:
     roles = {role: {"replicas": len(servers) // 2} for role in ("prefill", "decode")}
-    made = Supervisor(Starter(Planner(spec.make({"name": "a", "model": "x"} | roles, Path("demo.yaml")))), print)
+    made = supervisor(Path("none"), **roles)
     for one, state in zip(made.members, [controller, *servers], strict=False):
         one.become(state, "no luck")
     made.controller.address = address
     assert made.hopeless.startswith(says) if says else not made.hopeless
 
 
+def supervisor(folder: Path, **document: Any) -> Supervisor:
+    made = spec.make({"name": "a", "model": "x"} | document, Path("demo.yaml"))
+    return Supervisor(Starter(Planner(made)), Keys(folder, []), print)
+
+
+def test_a_node_whose_key_was_revoked_ends_soon_and_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "REVOKED_ENDS_AFTER_S", 0.3)
+    one = made("decode")
+    one.start([sys.executable, "-uc", "print('kvferry decode node serves at http://a:1'); input()"], tmp_path / "log")
+    eventually(lambda: one.read() or one.state == "ready")
+    one.revoke()
+    one.look()
+    assert one.state == "stopping"
+    assert one.child is not None
+    assert one.child.running
+    eventually(lambda: one.read() or one.look() or one.state == "failed")
+    assert (one.detail, one.wants_start, one.restarts) == ("its member key was revoked", False, 0)
+    waiting = made("decode")
+    waiting.revoke()
+    assert (waiting.state, waiting.detail) == ("failed", "its member key was revoked")
+
+
+def test_a_line_that_is_longer_than_the_pipe_arrives_whole(tmp_path: Path) -> None:
+    one = made("decode")
+    one.start([sys.executable, "-uc", "import time; time.sleep(0.3); print(len(input()), input())"], tmp_path / "log")
+    assert one.child is not None
+    one.child.tell("x" * 300_000)
+    one.child.tell(".")
+    one.child.tell("end")
+    found: list[str] = []
+    eventually(lambda: bool(found) or found.extend(one.child.lines() if one.child else []) or bool(found))
+    assert found == ["300000 end"]
+
+
 def test_servers_that_start_later_than_others_are_known(tmp_path: Path) -> None:
-    deployment = Supervisor(Starter(Planner(spec.make({"name": "a", "model": "x"}, Path("demo.yaml")))), print)
+    deployment = supervisor(tmp_path)
     deployment.scale({"decode": 2})
     first, added = deployment.member("decode")
     assert (first.is_late, added.is_late) == (False, True)

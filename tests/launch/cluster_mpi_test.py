@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deployment import Deployment, eventually, marked, served_by, server_pid
+from deployment import Deployment, eventually, marked, own_keys, served_by, server_pid
 
 pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun not installed (Debian: openmpi-bin)")
 
@@ -25,6 +25,7 @@ def test_ranks_become_nodes_and_end_at_ctrl_c(deployment: Deployment) -> None:
     assert {name: row["host"] for name, row in deployment.rows().items()} == {
         "controller": "rank-0", "prefill-0": "rank-1", "decode-0": "rank-2", "router": "rank-0"}
     assert served_by(deployment.url(), 2) == {"decode-0"}
+    assert own_keys(deployment) == ["decode-0", "prefill-0"]
     deployment.signal(signal.SIGINT)
     assert deployment.wait_end() == 0
     deployment.none_left()

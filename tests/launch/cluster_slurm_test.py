@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deployment import CLUSTER, Deployment, eventually, marked, served_by
+from deployment import CLUSTER, Deployment, eventually, marked, own_keys, served_by
 from slurm_machine import SlurmMachine, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -46,6 +46,7 @@ def test_up_submits_follows_and_cancels_at_ctrl_c(slurm: SlurmMachine, deploymen
     assert served_by(deployment.url(), 2) == {"decode-0"}
     assert deployment.call("scale", "decode=2").returncode == 0
     assert served_by(deployment.url(), 2) == {"decode-0", "decode-1"}
+    assert own_keys(deployment) == ["decode-0", "decode-1", "prefill-0"]
     deployment.signal(signal.SIGINT)
     assert deployment.wait_end() == 0
     assert not jobs(slurm)

@@ -60,22 +60,33 @@ def test_sigint_ends_the_grace_period(mark: str) -> None:
     eventually(lambda: not marked(mark), lambda: str(marked(mark)), within_s=2.0)
 
 
-def test_the_key_on_stdin_is_written_for_its_owner_alone_and_dots_follow_it(tmp_path: Path) -> None:
-    file = tmp_path / "deployments" / "cluster.key"
-    show = [*GUARD, "--key-file", str(file), "--stdin", "--", sys.executable, "-c",
-            f"import sys; print(open({str(file)!r}).read().strip(), sys.stdin.readline())"]
-    for key in (b"first\n", b"second\n"):
+def line(kind: str, content: bytes) -> bytes:
+    return f"{kind} {content.hex()}\n".encode()
+
+
+def test_keys_on_stdin_are_written_for_their_owner_alone_and_other_lines_follow(tmp_path: Path) -> None:
+    file = tmp_path / "deployments" / "a.key"
+    members = file.with_name("kvferry.members")
+    show = [*GUARD, "--key-file", str(file), "--stdin", "--", sys.executable, "-uc",
+            f"key = open({str(file)!r}).read().strip()\nprint(key, input())\nprint(input())"]
+    for key, others in ((b"first\n", b"list 1\n"), (b"second\n", b"")):
         with subprocess.Popen(show, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(key.hex().encode() + b"\n.\nline\n")
+            process.stdin.write(line("members", others) + line("key", key) + b".\nline\n")
             assert process.stdout.readline().split() == [key.strip(), b"line"]
-        assert file.stat().st_mode & 0o7777 == 0o600
-        assert [one.name for one in file.parent.iterdir()] == ["cluster.key"]
+            assert file.stat().st_mode & 0o7777 == 0o600
+            assert members.exists() == bool(others)
+            process.stdin.write(line("members", b"list 2\n") + line("key", b"newer\n") + b"key xyz\nend\n")
+            *said, last = process.stdout.read().decode().splitlines()
+            assert ("can't write a key" in said[0], len(said), last) == (True, 1, "end")
+        assert (members.read_bytes(), file.read_bytes()) == (b"list 2\n", b"newer\n")
+        assert sorted(one.name for one in file.parent.iterdir()) == ["a.key", "kvferry.members"]
 
 
 @pytest.mark.parametrize(("sent", "reason"), [
-    (b"", "sent no cluster key"), (b"\n", "sent no cluster key"), (b"xyz\n", "hexadecimal")])
+    (b"", "sent no key"), (b"\n", "sent no key"), (b"key \n", "sent no key"), (b"key xyz\n", "hexadecimal"),
+    (b"other 00\n", "sent no key"), (b"\xff\n", "utf-8")])
 def test_without_a_key_nothing_is_started(sent: bytes, reason: str, tmp_path: Path) -> None:
     done = subprocess.run([*GUARD, "--key-file", str(tmp_path / "k"), "--", "touch", str(tmp_path / "started")],
                           input=sent, capture_output=True, check=False)

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kvferry.tickets import MEMBERS, signer_of
 from kvferry_launch.paths import KVFERRY
@@ -21,6 +21,12 @@ HERE = Path(__file__).parent
 DEADLINE_S = 60.0
 REVOKED_WITHIN_S = 1.0
 LOADED = 64  # tokens of a hand-off's prompt that a decode server needs not compute
+
+
+class Asked(Protocol):
+    """A node that answers the questions of handing_node.py."""
+
+    def ask(self, question: dict[str, Any]) -> Any: ...
 
 
 class Process:
@@ -47,7 +53,7 @@ class Process:
 class Traffic:
     """Hands prompts over from one node to the other."""
 
-    def __init__(self, prefill: Process, decode: Process) -> None:
+    def __init__(self, prefill: Asked, decode: Asked) -> None:
         self._prefill, self._decode = prefill, decode
         self._ends = threading.Event()
         self.num_handed_over = self.num_computed = 0

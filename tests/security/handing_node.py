@@ -35,8 +35,11 @@ class Node:
         self._core = core.SchedulerNode(
             extra_json=extra, engine_id=name, role="kv_both", fingerprint="model", groups=[(BLOCK_TOKENS, 0, False)],
             keeps_state=False, checkpoint_alignment=0, runs_ahead=False, start_timeout_ms=20_000)
-        self._worker = core.WorkerNode(extra_json=extra, rank=0, label=name, layouts=[layout])
+        self._worker = core.WorkerNode(extra_json=extra, rank=0, label=name.replace("-", "_"), layouts=[layout])
         self._core.attach_workers([self._worker.handshake()])
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return self.prefill(asked["prefill"]) if "prefill" in asked else self.decode(asked["decode"], asked["params"])
 
     def prefill(self, number: int) -> dict[str, Any]:
         name = f"p-{number}"
@@ -99,9 +102,7 @@ def main() -> None:
     node = Node(*sys.argv[1:])
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = node.prefill(asked["prefill"]) if "prefill" in asked else node.decode(asked["decode"], asked["params"])
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(node.answer(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -169,3 +169,11 @@ def server_pid(deployment: Deployment, name: str) -> int:
 def served_by(url: str, requests: int) -> set[str]:
     """Sends `requests` requests through the router, and returns the names of the decode servers that answered."""
     return {str(get(url)["engine_id"]) for _ in range(requests)}
+
+
+def own_keys(deployment: Deployment) -> list[str]:
+    """Returns the names of the servers that have a key of their own in their environment and in a file."""
+    rows = {name: row for name, row in deployment.rows().items() if row["role"] in ("prefill", "decode")}
+    files = {name: Path(get(row["url"])["key_file"]) for name, row in rows.items()}
+    return sorted(name for name, file in files.items()
+                  if file.name == f"{name}.key" and file.read_text().splitlines()[1].startswith(f"{name} worker "))

@@ -26,6 +26,7 @@ class Child(ManagedProcess):
         super().__init__(name, command, env or {}, log)
         self._offset = 0
         self._pending = b""
+        self._unsent = b""
         self.last_line = ""
         self._closed_at: float | None = None
 
@@ -44,13 +45,19 @@ class Child(ManagedProcess):
         return self._process is not None
 
     def tell(self, line: str) -> None:
-        """Writes a line to the guard's stdin. A guard with --stdin passes every line except "." on to the command.
-
-        The line is lost if the pipe is full.
+        """Sends a line to the guard's stdin; what the pipe has no room for, at the next calls of tell() and lines(). A
+        guard with --stdin passes every line except "." on to the command.
         """
-        if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
-            with contextlib.suppress(OSError):
-                os.write(self._process.stdin.fileno(), f"{line}\n".encode())
+        if line != "." or not self._unsent:
+            self._unsent += f"{line}\n".encode()
+        self._send()
+
+    def _send(self) -> None:
+        if self._process is None or self._process.stdin is None or self._process.stdin.closed:
+            return
+        with contextlib.suppress(OSError):
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._process.stdin.fileno(), self._unsent):]
 
     def close(self) -> None:
         """Asks the process to end, and returns at once. exit_status stays None until the process has ended."""
@@ -70,6 +77,7 @@ class Child(ManagedProcess):
         self.signal(signal.SIGINT)
 
     def lines(self) -> list[str]:
+        self._send()
         try:
             with self.log.open("rb") as text:
                 text.seek(self._offset)

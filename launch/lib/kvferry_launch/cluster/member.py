@@ -1,5 +1,6 @@
 """One node of a running deployment: reads the node's output, keeps its state, decides when the node is restarted."""
 
+import math
 import re
 import signal
 import time
@@ -23,6 +24,10 @@ ROOT_CAUSE = "root cause"  # vLLM's last exceptions only say that the root cause
 SIGNAL_HINTS = {"SIGKILL": " (kill -9, or the host ran out of memory)", "SIGSEGV": " (a crash)",
                 "SIGABRT": " (a crash)"}
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+REVOKED = "its member key was revoked"
+# A node whose key was revoked runs on for this long, because the controller removes it when it sends a message, and a
+# node that has ended only after 2.5 s of silence.
+REVOKED_ENDS_AFTER_S = 2.0
 FORGIVEN_AFTER_S = 300.0  # if a node was ready for this long, the count of its restarts begins at 0 again
 
 WAITING = "waiting"
@@ -62,6 +67,8 @@ class Member:
     restarts: int = 0
     is_late: bool = False  # True if the next start is a restart, or if `scale` added the node
     leaving: bool = False
+    revoked_at: float | None = None
+    keys: list[str] = field(default_factory=list)  # the lines about keys that the guard was sent
     address: str = ""  # the controller's endpoint for nodes; empty if this node is not the controller
     _due: float = 0.0
     _ready_at: float = 0.0
@@ -91,6 +98,7 @@ class Member:
 
     def start(self, command: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.child = Child(self.node.name, command, log, env)
+        self.keys = []
         self._complaint = self._exception = self._own_reason = ""
         self._started_at = time.monotonic()
         self.is_late = True
@@ -99,6 +107,23 @@ class Member:
             self.child.start()
         except OSError as error:
             self._end(f"can't be started: {error.strerror or error}")
+
+    def tell_keys(self, lines: list[str]) -> None:
+        """Sends those lines about keys to the guard that it does not have yet."""
+        if self.child is not None:
+            for line in lines:
+                if line not in self.keys:
+                    self.child.tell(line)
+            self.keys = lines
+
+    def revoke(self) -> None:
+        """Lets the node get no more requests and end soon, for good, because its key was revoked."""
+        self.revoked_at = time.monotonic()
+        self.become(FAILED if self.child is None else STOPPING, REVOKED)
+
+    @property
+    def is_revoked(self) -> bool:
+        return self.revoked_at is not None
 
     def read(self) -> None:
         """Reads the node's new output, and updates the state from the reports in it."""
@@ -128,6 +153,8 @@ class Member:
                 self.child.close()
             if self.state == READY and self.restarts and time.monotonic() - self._ready_at > FORGIVEN_AFTER_S:
                 self.restarts = 0
+            if self.child is not None and time.monotonic() - (self.revoked_at or math.inf) > REVOKED_ENDS_AFTER_S:
+                self.child.close()
             if self.child is not None and self.child.overdue:
                 self.child.end_now()
             return
@@ -144,8 +171,8 @@ class Member:
         self._ready_at = 0.0
         if not served:
             self.url = self.address = ""  # the next start chooses a new port, as another process may have the old one
-        if self.restarts >= self.restarts_max:
-            self.become(FAILED, why)
+        if self.is_revoked or self.restarts >= self.restarts_max:
+            self.become(FAILED, REVOKED if self.is_revoked else why)
             return
         self._due = time.monotonic() + BACK_OFF_S[min(self.restarts, len(BACK_OFF_S) - 1)]
         self.restarts += 1
@@ -170,5 +197,5 @@ class Member:
 
     def _ready(self) -> None:
         self._ready_at = time.monotonic()
-        if not self.leaving:
+        if not self.leaving and not self.is_revoked:
             self.become(READY)

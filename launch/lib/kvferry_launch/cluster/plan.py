@@ -95,6 +95,8 @@ class Planner:
 
     def __init__(self, spec: Spec, hosts: dict[str, str] | None = None) -> None:
         self.spec = spec
+        # If this is False, all nodes have the cluster key.
+        self.has_member_keys = not any(KEY_ENV in env for env in (spec.env, *(one.env for one in spec.roles.values())))
         self._hosts = hosts or spec.hosts
         self._numbers = {role: itertools.count() for role in ENGINE_ROLES}
         self.tools = tools_of(spec)
@@ -155,18 +157,19 @@ class Planner:
 
     # --- the command of each node, as the node's host runs it
 
-    def cluster_key(self) -> dict[str, str]:
-        """Returns the environment variable that names the key file. Hosts that are reached by ssh have a copy of the
-        file.
+    def key(self, node: Node) -> dict[str, str]:
+        """Returns the environment variable that names the node's key file. Hosts that are reached by ssh have a copy of
+        the file. Its folder is not the run folder, because the launcher's host may be one of them.
         """
+        folder = run_folder(self.spec).resolve()
         if self.spec.on == "ssh":
-            return {KEY_ENV: str(self.tools.state() / "deployments" / self.spec.name / KEY_NAME)}
-        return {KEY_ENV: str(run_folder(self.spec).resolve() / KEY_NAME)}
+            folder = self.tools.state() / "deployments" / self.spec.name / "keys"
+        return {KEY_ENV: str(folder / key_name(node, self.has_member_keys))}
 
     def key_to_send(self, node: Node) -> str:
-        """Returns the file on the node's host to which guard.py writes the cluster key, or "" if the host has the key.
+        """Returns the file on the node's host to which guard.py writes the node's key, or "" if the host has the key.
         """
-        file = self.cluster_key()[KEY_ENV]
+        file = self.key(node)[KEY_ENV]
         return file if self.spec.on == "ssh" and self.env(node).get(KEY_ENV) == file else ""
 
     def bind_host(self) -> str:
@@ -175,10 +178,10 @@ class Planner:
     def env(self, node: Node) -> dict[str, str]:
         """Returns the environment variables of the node's command, in addition to the variables of the node's host."""
         if node.role == "controller":
-            return {**self.cluster_key(), **self.spec.env}
+            return {**self.key(node), **self.spec.env}
         role = self.spec.roles.get(node.role)
         cores = {"VLLM_CPU_OMP_THREADS_BIND": node.cores} if node.cores else {}
-        return {**self.cluster_key(), **self.spec.env, **cores, **(role.env if role else {})}
+        return {**self.key(node), **self.spec.env, **cores, **(role.env if role else {})}
 
     def command(self, node: Node, found: Found, port: int | None = None, update_group: str = "") -> list[str]:
         """Returns the node's command. `port`: for a restart, the port that the node had before, so that the node keeps
@@ -233,6 +236,10 @@ class Planner:
         if raw["command"]:
             words += ["--command", shlex.join(map(str, raw["command"]))]
         return [*words, "--", *map(str, raw["flags"])] if raw["flags"] else words
+
+
+def key_name(node: Node, has_member_keys: bool) -> str:
+    return f"{node.name}.key" if has_member_keys and node.role != "controller" else KEY_NAME
 
 
 def environment(env: dict[str, str]) -> list[str]:

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.cluster.keys import Keys
 from kvferry_launch.cluster.leaving import Leaving
 from kvferry_launch.cluster.member import FAILED, READY, RESTARTING, STOPPED, STOPPING, WAITING, Member
 from kvferry_launch.cluster.plan import ENGINE_ROLES, Node
 from kvferry_launch.cluster.schema import REPLICAS_MAX, SpecError
-from kvferry_launch.cluster.spec import run_folder
 from kvferry_launch.cluster.start import Starter
-from kvferry_launch.node.cluster_key import KEY_NAME
 
 HEARTBEAT_S = 3.0
 STOP_LATE_S = 20.0
@@ -26,8 +25,9 @@ class Supervisor:
     child ends.
     """
 
-    def __init__(self, starter: Starter, tell: Callable[[str], None]) -> None:
+    def __init__(self, starter: Starter, keys: Keys, tell: Callable[[str], None]) -> None:
         self.starter = starter
+        self.keys = keys
         self.planner = starter.planner
         self.spec = starter.spec
         self.members = [self._member(node) for node in self.planner.all()]
@@ -79,8 +79,12 @@ class Supervisor:
         for leaving in self.leavings:
             leaving.step()
         self.leavings = [leaving for leaving in self.leavings if leaving.member.state != STOPPED]
+        gone = [member for member in self.members if member.state == STOPPED]
         self.members = [member for member in self.members if member.state != STOPPED]
+        for member in gone:
+            self._revoke_key(member)
         if not self.stopping:
+            self._follow_keys()
             for member in self.members:
                 if member.wants_start and (member is self.controller or self.controller.address):
                     self._start(member)
@@ -151,13 +155,14 @@ class Supervisor:
         own = self.planner.command(member.node, found, member.port, group)
         command, env = self.starter.start_node(member.node, own)
         member.start(command, self.log_of(member.node), env)
-        if member.child is not None and self.planner.key_to_send(member.node):
-            member.child.tell((run_folder(self.spec) / KEY_NAME).read_bytes().hex())
+        if self.planner.key_to_send(member.node):
+            member.tell_keys(self.keys.lines(member.node))
         if member.node.role == "router":
             self._told_workers = ""
 
     def _add(self, role: str) -> str:
         node = self.planner.engine(role, [member.node for member in self.members])
+        self.keys.add([node])
         member = self._member(node)
         member.is_late = True
         self.members.insert(len(self.members) - len(self.member("router")), member)
@@ -174,6 +179,22 @@ class Supervisor:
                                                    f"{node.name}-leaving", drain)
             self.leavings.append(Leaving(member, command, env, self.spec.logs / f"{node.name}-leaving.log", self._tell))
         return node.name
+
+    def _revoke_key(self, member: Member) -> None:
+        try:
+            self.keys.remove(member.node)
+        except SpecError as error:
+            self._tell(f"the key of {member.node.name} stays valid: {error}")
+
+    def _follow_keys(self) -> None:
+        """Sends keys that have changed to hosts without this folder, and ends nodes whose keys were revoked."""
+        if not self.keys.look():
+            return
+        for member in self.members:
+            if self.planner.key_to_send(member.node):
+                member.tell_keys(self.keys.lines(member.node))
+            if self.keys.is_revoked(member.node) and not member.is_revoked and not member.leaving:
+                member.revoke()
 
     def _tell_workers(self) -> None:
         """Sends the list of workers to the router whenever the list has changed or the router was restarted."""

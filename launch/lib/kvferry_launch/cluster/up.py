@@ -5,11 +5,13 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
 from kvferry_launch.cluster.control import ControlServer
+from kvferry_launch.cluster.keys import Keys
 from kvferry_launch.cluster.member import FAILED
 from kvferry_launch.cluster.plan import RECOMPUTE, Planner
 from kvferry_launch.cluster.schema import SpecError
@@ -17,7 +19,7 @@ from kvferry_launch.cluster.spec import Spec, run_folder
 from kvferry_launch.cluster.start import Starter
 from kvferry_launch.cluster.status import StatusView
 from kvferry_launch.cluster.supervise import Supervisor
-from kvferry_launch.node.cluster_key import KEY_NAME, ensure_key
+from kvferry_launch.node.preflight import kvferry_binary
 from kvferry_launch.paths import command_name
 from kvferry_launch.process import DEATH_SIGNALS, noted_signals, write_whole
 
@@ -59,15 +61,22 @@ class Deployment:
         self._state = ""
         # Maps a line about an error of this host to the time at which it was said last.
         self._told: dict[str, float] = {}
-        self.supervisor = Supervisor(Starter(Planner(spec, hosts), run), self._view.say)
+        planner = Planner(spec, hosts)
+        binary = kvferry_binary(sys.executable)
+        self._lacks_binary = planner.has_member_keys and binary is None
+        planner.has_member_keys &= binary is not None
+        self._keys = Keys(self.folder, [binary, "keygen"] if binary and planner.has_member_keys else [])
+        self.supervisor = Supervisor(Starter(planner, run), self._keys, self._view.say)
 
     def run(self) -> int:
         with locked(self.folder):
             self.spec.logs.mkdir(parents=True, exist_ok=True)
             self._interrupts = noted_signals(*DEATH_SIGNALS)
-            ensure_key(self.folder / KEY_NAME)
+            self._keys.begin([member.node for member in self.supervisor.members])
             server = ControlServer(self.folder, self._answer)
             self._view.say(f"# {RECOMPUTE}")
+            if self._lacks_binary:
+                self._view.say("# no kvferry binary is here to make a key for each node, so all have the cluster key")
             self._view.say(f"# logs are in {self.spec.logs}")
             try:
                 failed = self._loop(server)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 KEY_ENV = "KVFERRY_CLUSTER_KEY_FILE"
 KEY_NAME = "cluster.key"
+MEMBERS_NAME = "kvferry.members"  # the list of members beside the key
 
 
 def ensure_key(file: Path) -> Path:

@@ -6,8 +6,9 @@ node) or is silent for longer than --silence, the command gets SIGTERM and, afte
 guard ends all remaining descendants. A line "." on stdin shows that the launcher still runs. With --stdin, other lines
 go to the command's stdin.
 
-With --key-file, the first line of stdin is the cluster key in hexadecimal, which the guard writes to that file. The key
-is not an argument, because every user of the host can read a command's arguments.
+With --key-file, lines "key HEX" of stdin are written to that file and lines "members HEX" to the list of members beside
+it, and the command starts after the first key. The key is not an argument, because every user of the host can read a
+command's arguments.
 """
 
 import argparse
@@ -66,7 +67,9 @@ def reap() -> None:
 class Guard:
     """One run of the command. run() returns the command's exit status, or 128 + N if signal N ended the command."""
 
-    def __init__(self, command: list[str], grace_s: float, silence_s: float, with_stdin: bool) -> None:
+    def __init__(self, command: list[str], grace_s: float, silence_s: float, with_stdin: bool,
+                 key_file: Path | None = None) -> None:
+        self._key_file = key_file
         self._grace_s = grace_s
         self._silence_s = silence_s
         self._with_stdin = with_stdin
@@ -115,7 +118,12 @@ class Guard:
             self._wants_stop = True
 
     def _pass_on(self, line: bytes) -> None:
-        if line not in (b"", b".") and self._with_stdin and self._child.stdin is not None:
+        if self._key_file is not None and line.startswith((b"key ", b"members ")):
+            try:
+                take(line, self._key_file)
+            except (OSError, ValueError) as error:
+                print(f"kvferry guard: can't write a key beside {self._key_file}: {error}", flush=True)
+        elif line not in (b"", b".") and self._with_stdin and self._child.stdin is not None:
             try:
                 self._child.stdin.write(line + b"\n")
                 self._child.stdin.flush()
@@ -149,23 +157,31 @@ class Guard:
 
 
 def take_key(file: Path) -> None:
-    """Writes the key from stdin to a file that only this user can read. Errors: OSError; ValueError if the first line
-    of stdin is not a key in hexadecimal.
-    """
+    """Takes the lines of stdin up to the first key. Errors: OSError, or ValueError if a line is something else."""
     line = b""
-    while piece := os.read(0, 1):  # reads one byte at a time, because Guard must get the lines after the key
-        if piece == b"\n":
-            break
-        line += piece
-    key = bytes.fromhex(line.decode())
-    if not key:
-        raise ValueError("the launcher sent no cluster key")
+    while not line.startswith(b"key "):
+        line = b""
+        while (piece := os.read(0, 1)) not in (b"", b"\n"):  # one byte at a time, because Guard must get what follows
+            line += piece
+        take(line, file)
+
+
+def take(line: bytes, key_file: Path) -> None:
+    """Writes what the line has to a file that only this user can read. Errors: OSError, ValueError."""
+    kind, _, text = line.decode().partition(" ")
+    content = bytes.fromhex(text)
+    if kind not in ("key", "members") or (kind == "key" and not content):
+        raise ValueError("the launcher sent no key")
+    file = key_file if kind == "key" else key_file.with_name("kvferry.members")
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # A unique name, because another guard may write the same key.
+    if not content:
+        file.unlink(missing_ok=True)
+        return
+    # A unique name, because another guard may write the same list.
     written = file.with_name(f"{file.name}.{os.getpid()}")
     written.unlink(missing_ok=True)
     with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:
-        out.write(key)
+        out.write(content)
     written.replace(file)
 
 
@@ -177,7 +193,7 @@ def main() -> None:
                         help="longest time without a line on stdin, in s; 0: no limit")
     parser.add_argument("--stdin", action="store_true", help="pass lines of stdin on to the command")
     parser.add_argument("--key-file", type=Path,
-                        help="write the first line of stdin, the cluster key in hexadecimal, to this file")
+                        help="write the key that comes on stdin to this file, and the list of members beside it")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
@@ -185,11 +201,11 @@ def main() -> None:
         if arguments.key_file:
             take_key(arguments.key_file)
     except (OSError, ValueError) as error:
-        sys.exit(f"kvferry guard: can't write the cluster key from stdin to {arguments.key_file}: {error}")
+        sys.exit(f"kvferry guard: can't write the key from stdin to {arguments.key_file}: {error}")
     if not command:
         sys.exit("kvferry guard: there is no command to run; give it after --")
     try:
-        guard = Guard(command, arguments.grace, arguments.silence, arguments.stdin)
+        guard = Guard(command, arguments.grace, arguments.silence, arguments.stdin, arguments.key_file)
     except OSError as error:
         sys.exit(f"kvferry guard: can't run {command[0]}: {error}")
     sys.exit(guard.run())

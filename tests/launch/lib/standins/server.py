@@ -30,7 +30,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.answer({"engine_id": arguments.kv_transfer_config["engine_id"], "pid": os.getpid(),
                      "model": arguments.model, "config": arguments.kv_transfer_config,
-                     "cores": os.environ.get("VLLM_CPU_OMP_THREADS_BIND")})
+                     "cores": os.environ.get("VLLM_CPU_OMP_THREADS_BIND"),
+                     "key_file": os.environ.get("KVFERRY_CLUSTER_KEY_FILE")})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -1,0 +1,115 @@
+"""The keys of a deployment's nodes: the controller has the cluster key, each other node a key of its own. `kvferry
+keygen` makes them in the run folder, where `kvferry keygen --revoke` and the steps of a rotation find them.
+"""
+
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvferry_launch.cluster.plan import ENGINE_ROLES, Node, key_name
+from kvferry_launch.cluster.schema import SpecError
+from kvferry_launch.node.cluster_key import KEY_NAME, MEMBERS_NAME, ensure_key
+
+MEMBERS_HEAD = "kvferry members 1\n"
+ROLES = {**dict.fromkeys(ENGINE_ROLES, "worker"), "router": "reader"}
+OURS = re.compile(rf"(?:{'|'.join(ENGINE_ROLES)})-\d+|router")  # names of members that the launcher has made
+SETTLED_AFTER_S = 2.0  # a rotation rewrites several files, and all are written this long after the first one
+
+
+class Keys:
+    """The keys in `folder`. `keygen`: the command `kvferry keygen`, or nothing: all nodes have the cluster key."""
+
+    def __init__(self, folder: Path, keygen: Sequence[str]) -> None:
+        self._folder = folder
+        self._keygen = keygen
+        self._seen: tuple[str, ...] = ()
+        self._look_until = 0.0
+        self._looked = ""  # the list of members that the last look has found
+        self._names: set[str] = set()  # the names in the list that is in use
+        self._line = "members "  # the list for guard.py
+
+    def begin(self, nodes: Sequence[Node]) -> None:
+        """Makes the cluster key if there is none, and new keys for the nodes. Revokes those of an earlier run; other
+        members stay. Errors: SpecError.
+        """
+        ensure_key(self._folder / KEY_NAME)
+        if self._keygen:
+            self._change("--revoke", [name for name in names_in(self._read()) if OURS.fullmatch(name)])
+        self.add(nodes)
+
+    def add(self, nodes: Sequence[Node]) -> None:
+        """Makes a key for each node. Errors: SpecError."""
+        for role in sorted(set(ROLES.values())):
+            names = [node.name for node in nodes if ROLES.get(node.role) == role]
+            for name in names if self._keygen else ():  # a key that is in no list, as a broken run leaves it
+                (self._folder / f"{name}.key").unlink(missing_ok=True)
+            self._change("--add-node", names, "--role", role)
+        self._use(self._read())
+
+    def remove(self, node: Node) -> None:
+        """Revokes the key of a node that has ended for good. Errors: SpecError."""
+        if node.name in names_in(self._read()):
+            self._change("--revoke", [node.name])
+
+    def look(self) -> bool:
+        """Returns True if files may have changed since the last call, or within SETTLED_AFTER_S before it."""
+        seen = tuple(stamp_of(self._folder / name) for name in (KEY_NAME, MEMBERS_NAME))
+        now = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._look_until = seen, now + SETTLED_AFTER_S
+        if now > self._look_until:
+            return False
+        try:
+            found = self._read()
+        except SpecError:
+            return False
+        # A list that is being copied, or a file that is none, revokes no key.
+        if found == self._looked and found.startswith(MEMBERS_HEAD) and found.endswith("\n"):
+            self._use(found)
+        self._looked = found
+        return True
+
+    def is_revoked(self, node: Node) -> bool:
+        return bool(self._keygen) and node.role in ROLES and node.name not in self._names
+
+    def lines(self, node: Node) -> list[str]:
+        """Returns what guard.py needs of the node's key and of the list of members, on a host without this folder."""
+        try:
+            key = (self._folder / key_name(node, bool(self._keygen))).read_bytes()
+        except OSError:
+            return []
+        return [self._line, f"key {key.hex()}"]
+
+    def _use(self, members: str) -> None:
+        self._looked, self._names, self._line = members, set(names_in(members)), f"members {members.encode().hex()}"
+
+    def _read(self) -> str:
+        try:
+            return (self._folder / MEMBERS_NAME).read_text()
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"can't read {self._folder / MEMBERS_NAME}: {error}") from error
+
+    def _change(self, flag: str, names: list[str], *more: str) -> None:
+        if not names or not self._keygen:
+            return
+        words = [word for name in names for word in (flag, name)]
+        done = subprocess.run([*self._keygen, *words, *more, str(self._folder / KEY_NAME)], capture_output=True,
+                              text=True, check=False)
+        if done.returncode != 0:
+            raise SpecError(f"can't change the nodes' keys: {' '.join(done.stderr.split())}")
+
+
+def names_in(members: str) -> list[str]:
+    return [line.split(" ")[0] for line in members.splitlines()[1:]]
+
+
+def stamp_of(file: Path) -> str:
+    try:
+        about = file.stat()
+    except OSError:
+        return ""
+    return f"{about.st_ino} {about.st_mtime_ns} {about.st_size}"
