@@ -69,8 +69,9 @@ def test_a_revoked_member_is_out_within_a_second_and_no_other_notices(deployment
         assert names == {"prefill", "decode"}
         assert deployment.http_status(thiefs_key) == 401
         traffic.goes_on()
-        # Nobody uses what it signs, although it still has the key of tickets: it is no peer any more.
         assert thief.ask({"decode": 30_002, "params": stolen}) == {"loaded": 0, "right": True}
+        assert deployment.decode.ask({"decode": 30_003, "params": thief.ask({"prefill": 30_003})}) == {
+            "loaded": 0, "right": True, "why": "a ticket of a member that is not in the list"}
         assert deployment.status(thiefs_key).returncode != 0
         traffic.goes_on()
     assert traffic.failures == []

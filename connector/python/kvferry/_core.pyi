@@ -165,6 +165,19 @@ def check_config(extra_json: str) -> dict[str, Any]:
     Returns the settings in effect. Raises a KvFerryError that names the wrong key or value.
     """
 
+def signature_of(secret: bytes, text: bytes) -> bytes:
+    """Signs a text with the secret key of a certificate, 32 bytes."""
+
+def is_signed_by(certificate: bytes, text: bytes, signature: bytes) -> bool:
+    """
+    Returns whether the signature of the text was made with the secret key of this certificate, 32 bytes.
+    """
+
+def certificate_public(secret: bytes) -> bytes:
+    """
+    Returns the public key of a certificate with this secret key, 32 bytes.
+    """
+
 class SchedulerNode:
     def __init__(self, *, extra_json: str, engine_id: str, role: str, fingerprint: str, groups: Sequence[tuple[int, int, bool]], keeps_state: bool, checkpoint_alignment: int, runs_ahead: bool, start_timeout_ms: int, on_device: bool = False) -> None: ...
 

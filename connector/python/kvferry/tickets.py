@@ -1,7 +1,8 @@
 """Tickets: signatures of the addresses in kv_transfer_params, made with a key that only nodes and proxies have.
 
 A router, or any HTTP client, can put addresses into a request. A node with the key uses only addresses that come with a
-valid ticket, and HTTP clients can't make a ticket.
+valid ticket, and HTTP clients can't make a ticket. With a list of members each member signs with its own key, in its
+own name, and a ticket is valid as long as the signer is in the list.
 """
 
 import hashlib
@@ -19,7 +20,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 1  # version of a ticket by a key that all have
+VERSION_OF_MEMBERS = 2
 LIFETIME_S = 600  # longest time from the signing, by the signer's clock, to the use, by the reader's clock
 KEY_BYTES_MIN = 32
 KEY_BYTES_MAX = 65536
@@ -34,9 +36,12 @@ HANDOFF = ("remote_engine_id", "remote_host", "remote_port", "remote_request_id"
            "kvferry_fingerprint")  # fmt: skip
 PUSH_TARGET = ("engine_id", "endpoint")
 _FORM = re.compile(rf"{VERSION}\.([0-9]{{1,12}})\.[0-9a-f]{{64}}")
+_FORM_OF_MEMBERS = re.compile(rf"{VERSION_OF_MEMBERS}\.([0-9]{{1,12}})\.([A-Za-z0-9-]{{0,63}})\.([0-9a-f]{{128}})")
 _KEY_LINES = re.compile(rb"(?:(?:[0-9a-f]{2})+\n)*")
 MEMBERS = "kvferry.members"  # the list of members beside the key file
-_MEMBER_KEY = re.compile(rb"kvferry member key 1\n[A-Za-z0-9-]{1,63} (reader|worker|admin) ([0-9a-f]{64})\n"
+_MEMBER = re.compile(r"([A-Za-z0-9-]{1,63}) (reader|worker|admin) [0-9a-f]{64} ([0-9a-f]{64}) [0-9a-f]{64}\n")
+_MEMBERS_LIST = re.compile(rf"kvferry members 1\n(?:{_MEMBER.pattern})*")
+_MEMBER_KEY = re.compile(rb"kvferry member key 1\n([A-Za-z0-9-]{1,63}) (reader|worker|admin) ([0-9a-f]{64})\n"
                          rb"((?:[0-9a-f]{64} [0-9a-f]{64} [0-9a-f]{64}\n){1,2})")
 
 
@@ -48,13 +53,9 @@ class KeyFileError(Exception):
 class Key:
     """What a process has of one accepted cluster key."""
 
-    handoff: bytes  # signs hand-offs; b"": a reader has no such key
-    push: bytes  # signs the targets of pushes
+    routers: bytes  # what all have; with a list of members it is no more than readers have
     whole: bytes = b""  # the cluster key itself; b"": a member does not have it
     token: str = ""  # a member's own token for the controller's HTTP API
-
-    def of(self, names: tuple[str, ...]) -> bytes:
-        return self.push if names == PUSH_TARGET else self.handoff
 
     def http_token(self, role: str) -> str:
         return self.token or _hmac(self.whole, f"kvferry HTTP {role} 1".encode()).hex()
@@ -64,8 +65,42 @@ def _hmac(key: bytes, purpose: bytes) -> bytes:
     return hmac.new(key, purpose, hashlib.sha256).digest()
 
 
-def _key_with_members(node_secret: bytes, whole: bytes = b"", token: str = "") -> Key:
-    return Key(node_secret, _hmac(node_secret, b"kvferry routers 1"), whole, token)
+@dataclass(frozen=True)
+class Members:
+    """The certificates by which tickets are signed and checked."""
+
+    own_name: str  # "": this process has the cluster key
+    own_secret: bytes
+    holders: tuple[bytes, ...]  # the certificates of those who have the cluster key, the one in use first
+    listed: Mapping[str, tuple[str, bytes]] | None  # [name] role and certificate of a member; None: no list is here
+
+    def refusal(self, names: tuple[str, ...], params: Mapping[str, Any], signer: str) -> str | None:
+        """Returns why the ticket's signer may not sign this, or None."""
+        if not signer:
+            return None
+        role, _ = (self.listed or {}).get(signer, ("", b""))
+        if not role:
+            return "a ticket of a member that is not in the list"
+        if names == PUSH_TARGET:
+            return None
+        engine_id = params["remote_engine_id"]
+        is_own = engine_id == signer or str(engine_id).startswith((f"{signer}_", f"{signer}."))
+        return None if is_own and role != "reader" else "a ticket of a member that is not the node it names"
+
+    def certificates(self, signer: str) -> tuple[bytes, ...]:
+        return (self.listed or {})[signer][1:] if signer else self.holders
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the key file and the list beside it say."""
+
+    keys: tuple[Key, ...]  # the key in use first
+    members: Members | None = None
+
+    @property
+    def has_list(self) -> bool:
+        return self.members is not None and self.members.listed is not None
 
 
 class Signer:
@@ -78,28 +113,43 @@ class Signer:
 
     def __init__(self, *keys: bytes, clock: Callable[[], float] = time.time, file: str = "") -> None:
         self._file = file
-        self._keys = tuple(Key(key, key, key) for key in keys) or _keys_of(file)[0]
-        self._seen: tuple[Key, ...] | str = self._keys  # what the last look has found: the keys, or an error
-        self._done: tuple[Key, ...] | str = self._keys  # what was last adopted (keys) or logged (an error)
+        self._content = Content(tuple(Key(key, key) for key in keys)) if keys else _content_of(file)[0]
+        self._seen: Content | str = self._content  # what the last look has found: the keys, or an error
+        self._done: Content | str = self._content  # the keys taken last, or the error that was logged last
         self._looked_at = time.monotonic()
         self._clock = clock
 
     def signed(self, names: tuple[str, ...], params: Mapping[str, Any]) -> dict[str, Any]:
         """Returns `params` with a ticket. `params` must have a string or an integer for each of `names`."""
         expiry = int(self._clock()) + LIFETIME_S
-        return {**params, TICKET: _ticket(self._accepted()[0].of(names), names, params, expiry)}
+        content = self._accepted()
+        if content.members is None:
+            return {**params, TICKET: _ticket(content.keys[0].whole, names, params, expiry)}
+        own = content.members
+        signature = _core().signature_of(own.own_secret, _text_of_member(own.own_name, names, params, expiry))
+        return {**params, TICKET: f"{VERSION_OF_MEMBERS}.{expiry}.{own.own_name}.{signature.hex()}"}
 
     def refusal(self, names: tuple[str, ...], params: Mapping[str, Any]) -> str | None:
         """Returns why the ticket in `params` is refused, in a few words, or None if it is valid."""
         ticket = params.get(TICKET)
         if ticket is None:
             return "no ticket"
-        found = _FORM.fullmatch(ticket) if isinstance(ticket, str) else None
+        content = self._accepted()
+        form = _FORM if content.members is None else _FORM_OF_MEMBERS
+        found = form.fullmatch(ticket) if isinstance(ticket, str) else None
         if found is None or not all(_can_be_signed(params.get(name)) for name in names):
             return "a malformed ticket"
         expiry = int(found[1])
-        if not any(key.of(names) and hmac.compare_digest(_ticket(key.of(names), names, params, expiry), found[0])
-                   for key in self._accepted()):
+        if content.members is None:
+            is_signed = any(hmac.compare_digest(_ticket(key.whole, names, params, expiry), found[0])
+                            for key in content.keys)
+        else:
+            if (why_not := content.members.refusal(names, params, found[2])) is not None:
+                return why_not
+            text, signature = _text_of_member(found[2], names, params, expiry), bytes.fromhex(found[3])
+            is_signed = any(_core().is_signed_by(one, text, signature)
+                            for one in content.members.certificates(found[2]))
+        if not is_signed:
             return "a ticket with a wrong signature"
         return "an expired ticket" if self._clock() > expiry else None
 
@@ -111,41 +161,57 @@ class Signer:
 
     def http_tokens(self, role: str = "reader") -> list[str]:
         """Returns the tokens of all accepted keys, of which http_token() is the first."""
-        return [key.http_token(role) for key in self._accepted()]
+        return [key.http_token(role) for key in self._accepted().keys]
 
     def tenant_secret(self) -> bytes:
         """Returns the key with which a proxy makes the cache_salt of each tenant."""
-        return _hmac(self._accepted()[0].push, b"kvferry tenants 1")
+        return _hmac(self._accepted().keys[0].routers, b"kvferry tenants 1")
 
-    def _accepted(self) -> tuple[Key, ...]:
-        """Returns the accepted keys, the key in use first. A change of the file within the last half second is adopted
-        only when a second look finds the same, so that a half-copied file is not used.
+    def _accepted(self) -> Content:
+        """Returns the accepted keys. A change of the files within the last half second is taken only when a second look
+        finds the same, so that a file that is being copied is not.
         """
         if not self._file or time.monotonic() - self._looked_at < LOOK_EVERY_S:
-            return self._keys
+            return self._content
         self._looked_at = time.monotonic()
-        found: tuple[Key, ...] | str
+        found: Content | str
         try:
-            had_members = self._keys[0].handoff not in (b"", self._keys[0].whole)  # a router needs no list of members
-            found, changed_at = _keys_of(self._file, had_members)
+            found, changed_at = _content_of(self._file)
+            if self._content.has_list and not found.has_list:
+                raise KeyFileError(f"the list of members {Path(self._file).parent / MEMBERS} is missing")
             is_settled = found == self._seen or time.time() - changed_at > SETTLED_AFTER_S
         except KeyFileError as error:
             found = str(error)
             is_settled = found == self._seen
         self._seen = found
         if not is_settled or found == self._done:
-            return self._keys
+            return self._content
         self._done = found
         if isinstance(found, str):
             logger.error("kvferry: %s; the former keys stay in use", found)
         else:
-            self._keys = found
-        return self._keys
+            self._content = found
+        return self._content
 
 
 def _ticket(key: bytes, names: tuple[str, ...], params: Mapping[str, Any], expiry: int) -> str:
     signed = json.dumps(["kvferry ticket", VERSION, expiry, [[name, params[name]] for name in names]])
     return f"{VERSION}.{expiry}.{hmac.new(key, signed.encode(), hashlib.sha256).hexdigest()}"
+
+
+def _text_of_member(name: str, names: tuple[str, ...], params: Mapping[str, Any], expiry: int) -> bytes:
+    """Returns what a member signs. It begins as neither a certificate nor a message of TLS does, which are signed with
+    the same key.
+    """
+    signed = [[field, params[field]] for field in names]
+    return json.dumps(["kvferry ticket", VERSION_OF_MEMBERS, name, expiry, signed]).encode()
+
+
+def _core() -> Any:
+    """Returns the native module, which a process without a list of members need not have."""
+    from kvferry import _core as core
+
+    return core
 
 
 def _can_be_signed(value: object) -> bool:
@@ -157,42 +223,49 @@ def signer_of(key_file: str) -> Signer:
     return Signer(file=key_file)
 
 
-def _keys_of(key_file: str, had_members: bool = False) -> tuple[tuple[Key, ...], float]:
-    """Returns the keys in a file, the key in use first, and when the file or the list of members last changed. Errors:
-    KeyFileError, also if the list is missing although there was one.
-    """
-    content, changed_at = _content_of(key_file)
+def _content_of(key_file: str) -> tuple[Content, float]:
+    """Returns the keys, and when the file or the list of members last changed. Errors: KeyFileError."""
+    content, changed_at = _bytes_of(key_file)
+    listed: dict[str, tuple[str, bytes]] | None = None
     members = Path(key_file).parent / MEMBERS
     try:
+        text = members.read_text(encoding="ascii")
         changed_at = max(changed_at, members.stat().st_ctime)
-        has_members = True
     except FileNotFoundError:
-        has_members = False
-    except OSError as error:
-        raise KeyFileError(f"the list of members {members} can't be read: {error.strerror}") from error
-    if had_members and not has_members:
-        raise KeyFileError(f"the list of members {members} is missing")
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"the list of members {members} can't be read: {error}") from error
+    else:
+        if not _MEMBERS_LIST.fullmatch(text):
+            raise KeyFileError(f"the list of members {members} is damaged")
+        listed = {name: (role, bytes.fromhex(key)) for name, role, key in _MEMBER.findall(text)}
     if content.startswith(b"kvferry member key"):
-        return _keys_of_member(key_file, content), changed_at
+        return _content_of_member(key_file, content, listed), changed_at
     keys = _cluster_keys(key_file, content)
-    if not has_members:
-        return tuple(Key(key, key, key) for key in keys), changed_at
-    return tuple(_key_with_members(_hmac(key, b"kvferry nodes 1"), whole=key) for key in keys), changed_at
+    if listed is None:
+        return Content(tuple(Key(key, key) for key in keys)), changed_at
+    secrets = [_hmac(key, b"kvferry certificate 1") for key in keys]
+    holders = tuple(_core().certificate_public(secret) for secret in secrets)
+    return Content(tuple(Key(_hmac(_hmac(key, b"kvferry nodes 1"), b"kvferry routers 1"), key) for key in keys),
+                   Members("", secrets[0], holders, listed)), changed_at
 
 
-def _keys_of_member(key_file: str, content: bytes) -> tuple[Key, ...]:
+def _content_of_member(key_file: str, content: bytes, listed: Mapping[str, tuple[str, bytes]] | None) -> Content:
     found = _MEMBER_KEY.fullmatch(content)
     if found is None:
         raise KeyFileError(f"cluster_key_file {key_file} is a damaged key of a member; 'kvferry keygen --add-node' "
-                           "makes a new one")
-    token = _hmac(bytes.fromhex(found[2].decode()), b"kvferry HTTP member 1").hex()
-    shared = [bytes.fromhex(line.split()[2].decode()) for line in found[3].splitlines()]
-    if found[1] == b"reader":
-        return tuple(Key(b"", secret, token=token) for secret in shared)
-    return tuple(_key_with_members(secret, token=token) for secret in shared)
+                           "makes them")
+    own = bytes.fromhex(found[3].decode())
+    token = _hmac(own, b"kvferry HTTP member 1").hex()
+    shared = [[bytes.fromhex(word.decode()) for word in line.split()] for line in found[4].splitlines()]
+    is_reader = found[2] == b"reader"  # has no secret of nodes
+    keys = tuple(Key(secret if is_reader else _hmac(secret, b"kvferry routers 1"), token=token)
+                 for _, _, secret in shared)
+    holders = tuple(certificate for _, certificate, _ in shared)
+    return Content(keys, Members(found[1].decode(), _hmac(own, b"kvferry certificate 1"), holders, listed))
 
 
-def _content_of(key_file: str) -> tuple[bytes, float]:
+def _bytes_of(key_file: str) -> tuple[bytes, float]:
     try:
         with open(key_file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             about = os.fstat(file.fileno())

@@ -22,6 +22,7 @@
 #include "connector/runtime/config.h"
 #include "connector/runtime/scheduler/scheduler_node.h"
 #include "transport/base/fingerprint.h"
+#include "transport/base/net/tls/signatures.h"
 #include "transport/base/versions.h"
 #include "transport/base/wall_clock.h"
 
@@ -37,6 +38,13 @@ using Integers = nb::typed<nb::list, nb::int_>;
 using Strings = nb::typed<nb::list, nb::str>;
 using TokensOf = nb::typed<nb::callable, Integers(nb::str, nb::int_)>;
 using NewBlocks = nb::typed<nb::list, std::optional<nb::typed<nb::sequence, Integers>>>;
+
+net::Bytes32 bytes32(const nb::bytes& bytes) {
+  net::Bytes32 made{};
+  if (bytes.size() != made.size()) throw nb::value_error("a key of a certificate has 32 bytes");
+  std::copy_n(bytes.c_str(), made.size(), made.begin());
+  return made;
+}
 
 Dict config_dict(const std::string& extra_json) {
   const ConnectorConfig config = config_from(extra_json);
@@ -166,6 +174,26 @@ NB_MODULE(_core, m) {
       "version", [] { return std::string(version()); }, "Returns the version of this kvferry.");
   m.def("check_config", &config_dict, "extra_json"_a,
         "Returns the settings in effect. Raises a KvFerryError that names the wrong key or value.");
+
+  m.def(
+      "signature_of",
+      [](const nb::bytes& secret, const nb::bytes& text) {
+        return to_bytes(net::signature_of(bytes32(secret), view(text)));
+      },
+      "secret"_a, "text"_a, "Signs a text with the secret key of a certificate, 32 bytes.");
+  m.def(
+      "is_signed_by",
+      [](const nb::bytes& certificate, const nb::bytes& text, const nb::bytes& signature) {
+        return net::is_signed_by(bytes32(certificate), view(text), view(signature));
+      },
+      "certificate"_a, "text"_a, "signature"_a,
+      "Returns whether the signature of the text was made with the secret key of this certificate, 32 bytes.");
+  m.def(
+      "certificate_public",
+      [](const nb::bytes& secret) {
+        return to_bytes(std::string(net::text_of(net::certificate_public(bytes32(secret)))));
+      },
+      "secret"_a, "Returns the public key of a certificate with this secret key, 32 bytes.");
 
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string,

@@ -181,31 +181,121 @@ def test_a_list_that_is_none_is_refused_in_one_sentence(tmp_path: Path, lines: l
         signer_of(str(file))
 
 
-def test_members_sign_and_accept_what_their_role_allows(tmp_path: Path) -> None:
-    def keygen(*arguments: str) -> None:
-        subprocess.run([KVFERRY, "keygen", *arguments, "cluster.key"], cwd=tmp_path, check=True, capture_output=True)
+class Deployment:
+    """A cluster key and the keys of members, in one folder."""
 
-    keygen()
-    one_key = signer_of(str(tmp_path / "cluster.key"))
-    for name, role in (("w0", "worker"), ("w1", "worker"), ("r", "reader"), ("a", "admin")):
-        keygen("--add-node", name, "--role", role)
-    whole, w0, w1, reader, admin = (signer_of(str(tmp_path / f"{name}.key")) for name in ("cluster", "w0", "w1", "r",
-                                                                                        "a"))
-    for one, other in itertools.product((whole, w0, w1, admin), repeat=2):
-        assert one.refusal(HANDOFF, other.signed(HANDOFF, PARAMS)) is None
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.keygen()
+        self.one_key = signer_of(str(folder / "cluster.key"))
+        for name, role in (("w0", "worker"), ("w1", "worker"), ("r", "reader"), ("a", "admin")):
+            self.keygen("--add-node", name, "--role", role)
+        self.whole, self.w0, self.w1, self.reader, self.admin = (self.of(name) for name in ("cluster", "w0", "w1", "r",
+                                                                                            "a"))
+
+    def keygen(self, *arguments: str) -> None:
+        subprocess.run([KVFERRY, "keygen", *arguments, "cluster.key"], cwd=self._folder, check=True,
+                       capture_output=True)
+
+    def of(self, name: str) -> Signer:
+        return signer_of(str(self._folder / f"{name}.key"))
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return Deployment(tmp_path)
+
+
+def named(engine_id: str) -> dict[str, Any]:
+    return PARAMS | {"remote_engine_id": engine_id}
+
+
+def test_members_sign_and_accept_what_their_role_allows(deployment: Deployment, tmp_path: Path) -> None:
+    whole, w0, w1, reader, admin = (deployment.whole, deployment.w0, deployment.w1, deployment.reader,
+                                    deployment.admin)
+    signed = {name: one.signed(HANDOFF, named(name)) for name, one in
+              {"w0": w0, "w1": w1, "w1_dp3": w1, "a.b": admin, "anybody": whole}.items()}
+    for one, params in itertools.product((whole, w0, w1, admin, reader), signed.values()):
+        assert one.refusal(HANDOFF, params) is None
     for one, other in itertools.product((whole, w0, w1, admin, reader), repeat=2):
         assert one.refusal(PUSH_TARGET, other.signed(PUSH_TARGET, TARGET)) is None
         assert one.tenant_secret() == other.tenant_secret()
-    forged = reader.signed(HANDOFF, PARAMS)
-    for one in (whole, w0, admin, reader):
-        assert one.refusal(HANDOFF, forged) == "a ticket with a wrong signature"
+    foreign = [w1.signed(HANDOFF, PARAMS | {"remote_engine_id": one}) for one in ("w0", "w10", "w", "", 7)]
+    for forged in (reader.signed(HANDOFF, named("r")), *foreign):
+        for one in (whole, w0, admin, reader):
+            assert one.refusal(HANDOFF, forged) == "a ticket of a member that is not the node it names"
     assert len({one.http_token() for one in (whole, w0, w1, admin, reader)}) == 5
     for one in (w0, reader, admin):
         assert one.http_token("admin") == one.http_token(), "the role is that of the member"
-    eventually(lambda: one_key.refusal(HANDOFF, w0.signed(HANDOFF, PARAMS)) is None)  # the list is new for this one
+    eventually(lambda: deployment.one_key.refusal(HANDOFF, signed["w0"]) is None)  # the list is new for this one
     (tmp_path / "kvferry.members").unlink()
     time.sleep(3 * LOOK_EVERY_S)
-    assert whole.refusal(HANDOFF, w0.signed(HANDOFF, PARAMS)) is None, "a removed list revokes nobody"
+    assert whole.refusal(HANDOFF, signed["w0"]) is None, "a removed list revokes nobody"
+
+
+def test_a_members_ticket_is_of_one_signer_for_these_fields_only(deployment: Deployment) -> None:
+    reader_of_it, signed = deployment.w0, deployment.w1.signed(HANDOFF, named("w1"))
+    version, expiry, name, signature = signed[TICKET].split(".")
+    assert (version, name) == ("2", "w1")
+    for field, value in (("remote_host", "10.0.0.66"), ("remote_port", 5001), ("remote_num_tokens", 101)):
+        assert reader_of_it.refusal(HANDOFF, signed | {field: value}) == "a ticket with a wrong signature"
+    both = signed | TARGET
+    for ticket in (f"2.{int(expiry) + 1}.w1.{signature}", f"2.{expiry}..{signature}", f"2.{expiry}.w1.{'0' * 128}",
+                   deployment.w0.signed(HANDOFF, named("w1"))[TICKET].replace(".w0.", ".w1.")):
+        assert reader_of_it.refusal(HANDOFF, signed | {TICKET: ticket}) == "a ticket with a wrong signature"
+    assert reader_of_it.refusal(PUSH_TARGET, both) == "a ticket with a wrong signature"
+    for ticket in (signer().signed(HANDOFF, named("w1"))[TICKET], f"2.{expiry}.w1.{signature[1:]}",
+                   f"2.{expiry}.w_1.{signature}", f"2.{expiry}.{signature}", signed[TICKET] + "\n"):
+        assert reader_of_it.refusal(HANDOFF, signed | {TICKET: ticket}) == "a malformed ticket"
+    late = signer_of(reader_of_it._file)
+    late._clock = lambda: time.time() + LIFETIME_S + 2
+    assert late.refusal(HANDOFF, signed) == "an expired ticket"
+
+
+def test_a_revoked_member_signs_nothing_more_and_others_go_on(deployment: Deployment, tmp_path: Path) -> None:
+    stolen, kept = deployment.w1.signed(HANDOFF, named("w1")), deployment.w0.signed(HANDOFF, named("w0"))
+    target = deployment.reader.signed(PUSH_TARGET, TARGET)
+    revoked_at = time.monotonic()
+    deployment.keygen("--revoke", "w1", "--revoke", "r")
+    gone = "a ticket of a member that is not in the list"
+    eventually(lambda: deployment.w0.refusal(HANDOFF, stolen) == gone)
+    assert time.monotonic() - revoked_at < 1
+    for one in (deployment.whole, deployment.w0, deployment.admin):
+        eventually(lambda one=one: one.refusal(HANDOFF, stolen) == gone)
+        assert one.refusal(HANDOFF, deployment.w1.signed(HANDOFF, named("w1"))) == gone
+        assert one.refusal(PUSH_TARGET, target) == gone
+        assert one.refusal(HANDOFF, kept) is None
+    (tmp_path / "kvferry.members").write_text("kvferry members 1\n")
+    eventually(lambda: deployment.w0.refusal(HANDOFF, kept) == gone)
+    deployment.keygen("--add-node", "w1")
+    anew = deployment.of("w1").signed(HANDOFF, named("w1"))
+    eventually(lambda: deployment.whole.refusal(HANDOFF, anew) is None)
+    assert deployment.whole.refusal(HANDOFF, stolen) == "a ticket with a wrong signature"
+
+
+def test_tickets_of_members_outlive_a_rotation_and_those_of_the_former_key_do_not(deployment: Deployment) -> None:
+    of_member, of_former = deployment.w1.signed(HANDOFF, named("w1")), deployment.whole.signed(HANDOFF, PARAMS)
+    for step in ("--add", "--switch"):
+        deployment.keygen(step)
+    time.sleep(1)  # as long a process may need to see the new files
+    assert deployment.w0.refusal(HANDOFF, of_former) is None
+    of_newer = deployment.whole.signed(HANDOFF, PARAMS)
+    deployment.keygen("--retire")
+    eventually(lambda: deployment.w0.refusal(HANDOFF, of_former) == "a ticket with a wrong signature")
+    assert deployment.w0.refusal(HANDOFF, of_newer) is None
+    assert deployment.w0.refusal(HANDOFF, of_member) is None
+
+
+@pytest.mark.parametrize("damage", [
+    lambda text: text[:-1], lambda text: text.replace("worker", "root", 1), lambda text: "x" + text,
+    lambda text: text.replace("w0 ", "w_0 ", 1), lambda text: text + "\n"])
+def test_a_damaged_list_revokes_nobody(deployment: Deployment, tmp_path: Path, damage: Callable[[str], str],
+                                      caplog: pytest.LogCaptureFixture) -> None:
+    signed = deployment.w1.signed(HANDOFF, named("w1"))
+    list_of_members = tmp_path / "kvferry.members"
+    list_of_members.write_text(damage(list_of_members.read_text()))
+    eventually(lambda: deployment.w0.refusal(HANDOFF, signed) is not None or "is damaged" in caplog.text)
+    assert deployment.w0.refusal(HANDOFF, signed) is None
 
 
 def test_a_damaged_key_of_a_member_is_refused(tmp_path: Path) -> None:
