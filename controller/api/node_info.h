@@ -16,7 +16,8 @@ namespace kvferry::controller {
 struct NodeDetails {
   std::string host{};    // name of the machine or pod on which the node runs
   std::string member{};  // the member whose key the node has, as the controller knows; empty: it has the cluster key
-  KVFERRY_FIELDS(host, member);
+  std::string prepared_tokens_max{};  // longest prompt in tokens of which the node takes preparations; empty: none
+  KVFERRY_FIELDS(host, member, prepared_tokens_max);
 };
 
 struct NodeDetail {
@@ -24,7 +25,9 @@ struct NodeDetail {
   std::string NodeDetails::*text;
   std::size_t bytes_max;
 };
-inline constexpr NodeDetail kNodeDetails[] = {{"host", &NodeDetails::host, 256}, {"member", &NodeDetails::member, 63}};
+inline constexpr NodeDetail kNodeDetails[] = {{"host", &NodeDetails::host, 256},
+                                              {"member", &NodeDetails::member, 63},
+                                              {"prepared_tokens_max", &NodeDetails::prepared_tokens_max, 20}};
 
 /// Identity and addresses of a node. Add new fields to NodeDetails instead, except fields that no status may show.
 struct NodeInfo {
