@@ -38,6 +38,8 @@ struct CoreConfig {
   bool on_device = false;   // true if the blocks are in a device's memory: loads and saves may outlast their step
   std::uint32_t num_slots = 0;
   std::uint32_t num_ranks = 1;
+  /// Limit on the tokens of all preparations (scheduler/preparation.h) together. 0: this node prepares nothing.
+  std::uint64_t prepared_tokens_max = 0;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
   TimeNs load_timeout = 5 * kSecond;  // the longest time that a lookup stays pending

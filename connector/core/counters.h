@@ -17,7 +17,8 @@
   COUNTER(received_chunks) COUNTER(mislabeled_chunks) COUNTER(unasked_answers) COUNTER(leases_refused)      \
   COUNTER(holders_suspected) COUNTER(writes_abandoned) COUNTER(unknown_releases)                            \
   COUNTER(unknown_handoffs) COUNTER(pulled_in_frames) COUNTER(pulled_past_frames)                           \
-  COUNTER(evicted_for_tenants) COUNTER(purged_chunks) COUNTER(slot_copies_failed) COUNTER(accesses_refused)
+  COUNTER(evicted_for_tenants) COUNTER(purged_chunks) COUNTER(slot_copies_failed) COUNTER(accesses_refused) \
+  COUNTER(prepared) COUNTER(preparations_refused) COUNTER(preparations_abandoned)
 // clang-format on
 
 namespace kvferry {

@@ -70,8 +70,14 @@ struct StepPlan {
   std::vector<SaveJob> saves_before;
   std::vector<LoadJob> loads;
   std::vector<SaveJob> saves_after;
-  bool empty() const { return saves_before.empty() && loads.empty() && saves_after.empty(); }
-  KVFERRY_FIELDS(step, saves_before, loads, saves_after);
+  /// Loads without checksums, of chunks that other nodes may still write. A rank may unpack what has arrived, and
+  /// reports nothing. A later step has the same job again: in `loads`, with the checksums, or in `abandoned`.
+  std::vector<LoadJob> ahead = {};
+  std::vector<LoadJob> abandoned = {};  // jobs of `ahead` that end: the ranks report them as failed
+  bool empty() const {
+    return saves_before.empty() && loads.empty() && saves_after.empty() && ahead.empty() && abandoned.empty();
+  }
+  KVFERRY_FIELDS(step, saves_before, loads, saves_after, ahead, abandoned);
 };
 
 struct SaveDone {

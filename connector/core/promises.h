@@ -99,5 +99,11 @@ inline void verified_only_in_slots(std::uint32_t ranks_in_frames, std::uint32_t 
                 "memory only",
                 slot, ranks_in_frames);
 }
+inline void verified_only_when_prepared(bool ended_in_order, const std::string& request) {
+  KVFERRY_CHECK(ended_in_order,
+                "verified-only: the preparation {} is loaded, but its end was not ordered, so that some of its chunks "
+                "may not be verified",
+                request);
+}
 
 }  // namespace kvferry::promise

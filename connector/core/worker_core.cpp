@@ -64,6 +64,10 @@ bool WorkerCore::loadable(ChunkRef chunk) const {
   return chunk.slot < slots_.size() && slots_[chunk.slot].in_frame && slots_[chunk.slot].generation == chunk.generation;
 }
 
+bool WorkerCore::arriving(ChunkRef chunk) const {
+  return chunk.slot < slots_.size() && slots_[chunk.slot].writing && slots_[chunk.slot].generation == chunk.generation;
+}
+
 void WorkerCore::loaded(const LoadJob& job, LoadOutcome outcome) {
   report_.loads.push_back({job.request_id, job.attempt, outcome.tokens_loaded, std::move(outcome.corrupt)});
 }

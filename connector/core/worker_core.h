@@ -93,6 +93,8 @@ class WorkerCore {
   /// Returns true if a load may read the chunk: it is readable(), or whole in a frame from which it is being copied to
   /// its slot.
   bool loadable(ChunkRef chunk) const;
+  /// Returns true if a chunk of exactly this generation is being written into the slot.
+  bool arriving(ChunkRef chunk) const;
   void loaded(const LoadJob& job, LoadOutcome outcome);
   /// `total` is Transport::num_refused(). The next report has its growth.
   void accesses_refused(std::uint64_t total);

@@ -19,6 +19,7 @@ class Mutant(NamedTuple):
 ADMISSION, CORE = "scheduler/scheduler_admission.cpp", "scheduler/scheduler_core.cpp"
 STEPS, SAVES = "scheduler/scheduler_steps.cpp", "scheduler/scheduler_saves.cpp"
 FETCH, PEERS = "scheduler/scheduler_fetch.cpp", "scheduler/scheduler_peers.cpp"
+PREPARE = "scheduler/scheduler_prepare.cpp"
 ORDERS = "scheduler/scheduler_orders.cpp"
 SUSPECTS = "scheduler/suspect_nodes.cpp"
 POOL, TENANTS, TENANT_ID = "pool/chunk_pool.cpp", "pool/tenant_slots.cpp", "tenant_id.cpp"
@@ -199,6 +200,8 @@ MUTANTS = [Mutant(*row) for row in (
      "if (!request.attempt_open) request.attempt.value += 1;", "",
      "Steps.ALateLoadIsNotCountedForAnAdmissionThatNeededNone"),
     # verified-only
+    ("a-preparation-ends-before-its-chunks-are-here", "verified-only", PREPARE,
+     "preparation.is_wanted && std::ranges::all_of(preparation.chunks, is_ready))", "preparation.is_wanted)"),
     ("offers-what-is-not-ready", "verified-only", PEERS,
      "if (slot == nullptr || !slot->is_complete()) continue;",
      "if (slot == nullptr || slot->ranks_in_frames > 0) continue;"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from kvferry._core import KvFerryError
 from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers
+from kvferry.router_params import prepared_tokens_max
 from kvferry.served import kv_groups, served_specs, state_format, window_format
 from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -370,3 +371,28 @@ def test_layers_of_unlike_shapes_have_a_layout_each() -> None:
         of[name].copy_(written)
         values = torch.cat([read(layout, of, 0, plane).flatten() for plane in range(2)])
         assert torch.equal(values.sort().values, written.flatten().sort().values)  # each element is read once
+
+
+def prepared(*specs: KVCacheSpec, device: str = "cpu", caching: bool = True, connector: str = "KvFerryConnector",
+             policy: str = "recompute", world: int = 1, replicas: int = 1, speculative: Any = None) -> int:
+    vllm_config: Any = SimpleNamespace(
+        device_config=SimpleNamespace(device_type=device), cache_config=SimpleNamespace(enable_prefix_caching=caching),
+        kv_transfer_config=SimpleNamespace(kv_connector=connector, kv_load_failure_policy=policy),
+        parallel_config=SimpleNamespace(world_size=world, data_parallel_size=replicas), speculative_config=speculative)
+    kv_cache_config = groups(*specs)
+    kv_cache_config.num_blocks = 40
+    return prepared_tokens_max(vllm_config, kv_cache_config)
+
+
+def test_preparations_may_hold_a_quarter_of_the_blocks() -> None:
+    assert prepared(full()) == 40 * TOKENS // 4
+    assert prepared(full(sliding_window=64)) == 40 * TOKENS // 4, "a window kept whole is cached like full attention"
+
+
+@pytest.mark.parametrize("specs,changes", [
+    ((full(),), {"device": "cuda"}), ((full(),), {"caching": False}), ((full(),), {"caching": None}),
+    ((full(),), {"connector": "MultiConnector"}), ((full(),), {"policy": "fail"}), ((full(),), {"world": 2}),
+    ((full(),), {"replicas": 2}), ((full(),), {"speculative": object()}), ((full(), full()), {}), ((state(),), {}),
+    ((kinds.MLAAttentionSpec(**LATENT),), {}), ((kinds.SlidingWindowSpec(**SHAPE, sliding_window=64),), {})])
+def test_whatever_is_not_known_to_work_is_not_prepared(specs: tuple[KVCacheSpec, ...], changes: dict[str, Any]) -> None:
+    assert prepared(*specs, **changes) == 0

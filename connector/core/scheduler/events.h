@@ -48,6 +48,9 @@ struct NewRequest {
   /// With `handoff`: the endpoint of the decode node that receives the prompt while it is computed
   /// (kv_transfer_params.kvferry_push_to).
   std::optional<std::string> push_to;
+  /// True for a preparation (preparation.h): a request with the same prompt will follow, and until then this one's load
+  /// may begin.
+  bool prepares = false;
   // The next fields are for the flight recorder.
   TimeNs waited = 0;    // time since the server got the request, see wait_since(); 0: unknown
   std::string trace{};  // the request's W3C trace id; a malformed id counts as empty
@@ -91,6 +94,7 @@ struct Answer {
   bool pending = false;            // the engine must ask again in a later step
   std::uint32_t num_external = 0;  // number of tokens, after the local ones, that the pool can load
   bool is_async = false;           // the request is scheduled only after the load has ended
+  bool awaits_step = false;        // with `pending`: no message from elsewhere would change the answer
 };
 
 /// Record of one admission of a request, for reports. Only `loaded` changes after the admission.

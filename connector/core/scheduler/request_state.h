@@ -63,6 +63,7 @@ struct RequestState {
     progress.request = this;
     cacheable = from.cacheable;
     handoff = from.handoff;
+    prepares = from.prepares;
     chain.append(from.tokens);
   }
 
@@ -102,6 +103,7 @@ struct RequestState {
   std::uint64_t admitted_in = 0;  // the step of the last admission
 
   Givers givers;                      // givers of all KV that the request was admitted with so far
+  bool prepares = false;              // as in NewRequest
   bool is_delivered = false;          // true if the prompt was pushed, so that no handoff pin is needed
   std::optional<ChunkRef> last_tail;  // this request's newest tail in the pool
   std::uint32_t last_tail_end = 0;    // the token at which last_tail ends
@@ -139,6 +141,8 @@ struct PendingLoad {
   bool found_corrupt = false;
   std::uint64_t record = 0;  // the request's number in the flight recorder
   TimeNs began = 0;
+  bool is_prepared = false;  // true for the load of a preparation
+  bool is_verified = true;   // false for a preparation's load until StepPlan::loads has it, with all checksums
 };
 
 /// A pull that a fetch or a replication started.

@@ -114,6 +114,7 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
   RequestState* found = find(id);
   if (found == nullptr) return {};
   RequestState& request = *found;
+  if (request.prepares) return lookup_preparation(request, num_local, now);
   if (!request.cacheable) {
     if (request.yield_in_step == step_ + 1) return {true, 0};
     open_lookups_.insert(id);
@@ -141,6 +142,8 @@ Answer SchedulerCore::lookup(const RequestId& id, std::uint32_t num_local, TimeN
     request.wait_deadline = now + config_.load_timeout;
   }
   if (request.yield_in_step == step_ + 1) return {true, 0};
+  if (!preparations_.empty() && now < request.wait_deadline)
+    if (const auto later = wait_for_preparation(request, num_local)) return *later;
   Coverage coverage = cover(request);
   const bool more_could_help = could_grow(request, coverage, num_local);
   const bool is_first = !request.fetched && now >= request.next_fetch_at;
@@ -219,8 +222,13 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
     admission.local = local;
     admission.to_load = num_external;
   }
-  const bool is_async = num_external > 0 && loads_async();
-  if (num_external > 0) {
+  const bool is_async = num_external > 0 && (loads_async() || request.prepares);
+  if (num_external > 0 && request.prepares) {
+    LoadJob job = plan_load(request, num_external, blocks);
+    loads_[{id.value, job.attempt}] = PendingLoad{{}, {}, admission, false, request.record, now, true, false};
+    loads_[{id.value, job.attempt}].admission.loaded = num_external;
+    begin_preparation(request, std::move(job), now);
+  } else if (num_external > 0) {
     LoadJob job = plan_load(request, num_external, blocks);
     const PinId pin = pool_.pin(request.open_lookup->chunks, "load for " + id.value, now, now + config_.pin_ttl);
     PendingLoad& load = loads_[{id.value, job.attempt}] = PendingLoad{pin, {}, admission, false, request.record, now};
@@ -264,7 +272,7 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
   LoadJob job;
   job.request_id = id;
   job.attempt = request.attempt.value;
-  job.is_async = loads_async();
+  job.is_async = loads_async() || request.prepares;
   std::vector<std::uint32_t> needed_in_job;
   for (std::size_t group = 0; group < blocks.size(); ++group) {
     job.block_ids.push_back(blocks_of(blocks, group, job_start, end, end));
@@ -274,8 +282,9 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
   for (const ChunkRef chunk : request.open_lookup->chunks) {
     const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
     const bool reaches_back = has_windows(slot.meta, chunk_start, local, end);
-    promise::verified_only(slot.ref == chunk && slot.state != ChunkPool::State::kWriting && reaches_back,
-                           slot.checksums.size(), config_.num_ranks, chunk.slot);
+    if (!request.prepares)  // a preparation's chunks are verified before it ends
+      promise::verified_only(slot.ref == chunk && slot.state != ChunkPool::State::kWriting && reaches_back,
+                             slot.checksums.size(), config_.num_ranks, chunk.slot);
     const std::uint32_t chunk_end = chunk_start + slot.meta.num_tokens;
     const std::uint32_t from = std::max(local, chunk_start), to = std::min(end, chunk_end);
     if (from < to) {

@@ -60,7 +60,7 @@ void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
   record_arrival(state, coverage, request);
   // The prompt was handed over, so its push is nearly done. Chunks that do not arrive soon are pulled instead.
   if (state.source && receiver_.num_reserved_chunks() > 0) receiver_.shorten_deadline(handed_off(state), now);
-  if (state.cacheable && could_grow(state, coverage, 0)) start_fetch(state, now);
+  if (state.cacheable && !state.prepares && could_grow(state, coverage, 0)) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to)
     sender_.offer(state.id, *request.push_to, state.chain.prefix(reusable(state.num_prompt_tokens)), now, state.record);
   known_keys_.remember(request.digests, state.chain, num_recalled);
@@ -115,6 +115,8 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   sender_.request_finished(id);
   result.admissions = std::move(request.admissions);
   end_attempt(request);
+  for (Preparation& preparation : preparations_)
+    if (preparation.job.request_id == id.value) preparation.has_request = false;
   // A pull in progress still fills the pool; a lease that arrives late is released.
   if (request.fetch) fetches_.erase(request.fetch->id);
   progress_.remove(request.progress);

@@ -36,6 +36,7 @@
 #include "connector/core/push/push_receiver.h"
 #include "connector/core/push/push_sender.h"
 #include "connector/core/scheduler/events.h"
+#include "connector/core/scheduler/preparation.h"
 #include "connector/core/scheduler/request_state.h"
 #include "connector/core/scheduler/suspect_nodes.h"
 #include "transport/base/clock.h"
@@ -163,6 +164,7 @@ class SchedulerCore {
   std::size_t num_pushes() const { return sender_.num_pushes(); }
   std::size_t num_reservations() const { return receiver_.num_reservations(); }
   std::size_t num_reserved_chunks() const { return receiver_.num_reserved_chunks(); }
+  std::size_t num_preparations() const { return preparations_.size(); }
 
  private:
   static constexpr std::size_t kKnownKeys = 32'768;
@@ -189,6 +191,13 @@ class SchedulerCore {
   LoadJob plan_load(const RequestState& request, std::uint32_t num_external, const BlockTable& blocks) const;
   Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
   void end_attempt(RequestState& request);
+  // These functions are defined in scheduler_prepare.cpp.
+  Answer lookup_preparation(RequestState& request, std::uint32_t num_local, TimeNs now);
+  std::optional<Answer> wait_for_preparation(RequestState& request, std::uint32_t num_local);
+  void begin_preparation(const RequestState& request, LoadJob job, TimeNs now);
+  void advance_preparations(bool lacks_blocks, TimeNs now, StepPlan& plan);
+  bool is_lost(const Preparation& preparation, TimeNs now) const;
+  void end_preparation(Preparation& preparation, TimeNs now, StepPlan& plan);
   // These functions are defined in scheduler_steps.cpp.
   static void change_blocks(RequestState& request, const BlockChange& change);
   void advance(Progress& progress, std::uint32_t num_computed, std::uint32_t num_scheduled, const TokenSource& tokens,
@@ -264,6 +273,7 @@ class SchedulerCore {
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] the request that started the fetch
   std::map<std::uint64_t, FetchPull> pulls_;
   std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;  // [request, attempt] the attempt's load
+  std::vector<Preparation> preparations_;                               // those whose load no rank has reported yet
   Handoffs handoffs_;
   std::map<std::uint64_t, GrantedLease> leases_;  // [lease number] leases granted to other nodes
   std::size_t num_leased_chunks_ = 0;             // chunks in leases_; a chunk with two leases counts twice

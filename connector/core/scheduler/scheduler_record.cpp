@@ -131,6 +131,7 @@ void SchedulerCore::record_load(RequestState* request, const PendingLoad& load) 
     event.chunks = (end - 1) / config_.chunk_tokens - admission.local / config_.chunk_tokens + 1;
   event.bytes = config_.bytes_of(admission.loaded);
   event.duration = now_ - load.began;
+  if (load.is_prepared) return;  // what a preparation lacks, the engine does not compute
   counters_.recomputed_tokens[event.cause] += recomputed_tokens(event);
   // After a synchronous load the request runs on, and the engine has computed the missing tokens.
   if (request != nullptr && !is_complete && loads_async()) note_cause(*request, cause);

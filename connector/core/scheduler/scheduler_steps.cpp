@@ -28,12 +28,19 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
       requests_.at(id).yield_in_step = step_ + 2;  // the step after the one being planned
     }
   }
+  bool lacks_blocks = !input.preempted.empty();
+  for (const RequestId& id : refused) {
+    RequestState& request = requests_.at(id);
+    lacks_blocks |= !request.prepares;
+    if (request.prepares) request.cacheable = false;  // it gives way to requests that wait for blocks
+  }
   for (const RequestId& id : refused) end_attempt(requests_.at(id));
   promise::no_stale_spec(open_lookups_.size(), step_ + 1);
 
   StepPlan plan;
   plan.step = ++step_;
   plan.loads = std::exchange(loads_next_, {});
+  advance_preparations(lacks_blocks, now, plan);
   for (const BlockChange& change : input.block_changes)
     if (Progress* progress = ProgressTable::find(change.handle)) change_blocks(*progress->request, change);
   for (const RunningRequest& running : input.running) {
@@ -118,6 +125,7 @@ void SchedulerCore::release_blocks(RequestState& request) {
 void SchedulerCore::load_ended(RequestState& request, const PendingLoad& load) {
   constexpr std::uint32_t kMaxFailedLoads = 3;
   const bool is_complete = load.admission.loaded == load.admission.to_load;
+  if (request.prepares) request.cacheable = false;  // it neither saves anything nor is it prepared again
   if (request.async_load == RequestState::AsyncLoad::kInProgress && request.attempt.value == load.admission.attempt)
     request.async_load = is_complete ? RequestState::AsyncLoad::kDone : RequestState::AsyncLoad::kNone;
   // A damaged chunk was invalidated, so the next lookup differs. A load that failed for another reason, or repeatedly,
@@ -149,13 +157,22 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     admission.loaded = std::min(admission.loaded, done.tokens_loaded);
     load.found_corrupt |= !done.corrupt.empty();
     // With a synchronous load the engine may already have used the missing KV in its computation.
-    if (!loads_async() && (done.tokens_loaded < admission.to_load || load.found_corrupt)) invalidate_planned_saves();
+    if (!loads_async() && !load.is_prepared && (done.tokens_loaded < admission.to_load || load.found_corrupt))
+      invalidate_planned_saves();
     for (const ChunkRef chunk : done.corrupt) {
       counters_.load_failures += 1;
       pool_.invalidate(chunk);  // a damaged chunk is never offered again
     }
     if (load.ranks_done.size() < config_.num_ranks) continue;
     counters_.loaded_tokens += admission.loaded;
+    if (load.is_prepared) {
+      const bool is_whole = admission.loaded == admission.to_load;
+      promise::verified_only_when_prepared(load.is_verified || !is_whole, done.request_id);
+      counters_.prepared += is_whole ? 1 : 0;
+      std::erase_if(preparations_, [&](const Preparation& ended) {
+        return ended.job.request_id == done.request_id && ended.job.attempt == done.attempt;
+      });
+    }
     pool_.unpin(load.pin);
     // The request may be unknown by now: vLLM finishes requests before it calls worker_report() for the step.
     RequestState* const request = find(RequestId{done.request_id});

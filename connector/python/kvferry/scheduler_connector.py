@@ -14,7 +14,7 @@ from kvferry.layout import count_chunk_layers
 from kvferry.lookup_spans import trace_id
 from kvferry.prefix_cache import BlockHashes, PrefixCache
 from kvferry.request_extras import make_extras
-from kvferry.router_params import RouterParams
+from kvferry.router_params import Preparations, RouterParams, prepared_tokens_max
 from kvferry.served import checkpoint_alignment, chunk_format, keeps_state, kv_groups, served_specs, settings_json
 from kvferry.stats import KvFerryStats, StatsSource
 from kvferry.tickets import KeyFileError
@@ -63,6 +63,7 @@ class SchedulerConnector:
                 runs_ahead=vllm_config.scheduler_config.async_scheduling or parallel.pipeline_parallel_size > 1,
                 start_timeout_ms=START_TIMEOUT_MS,
                 on_device=self._is_on_device,
+                prepared_tokens_max=prepared_tokens_max(vllm_config, kv_cache_config),
             )
         except (KvFerryError, KeyFileError) as error:
             refuse_to_start(str(error))
@@ -76,6 +77,7 @@ class SchedulerConnector:
         # cache_salt; see RequestExtras); None: the request's KV is not shared.
         self._extras_of: dict[str, str | None] = {}
         self._wants_report: set[str] = set()
+        self._preparations = Preparations()
         # [id of a request admitted in this step] the request's blocks in KV group 0.
         self._admitted: dict[str, list[int]] = {}
         self._prefix_cache = PrefixCache(self._node)
@@ -111,6 +113,7 @@ class SchedulerConnector:
         extras = self._extras.of(request, num_local_tokens)
         if self._extras.num_reloads != num_reloads:
             self._drop_changed()
+        prepares = self._router_params.prepares(request.request_id, params, self._engine_id)
         self._node.add_request(
             request_id=request.request_id,
             tokens=tokens,
@@ -125,11 +128,14 @@ class SchedulerConnector:
             push_to=self._router_params.push_target(request.request_id, params),
             arrived_ms=int(request.arrival_time * 1e3),
             trace=trace_id(request), cache_salt=request.cache_salt or "",
+            prepares=prepares,
         )
         self._known_tokens[request.request_id] = len(tokens)
         self._requests[request.request_id] = request
         self._prefix_cache.arrived(request)
         self._extras_of[request.request_id] = extras
+        if prepares:
+            self._preparations.add(request.request_id)
         if params.get("kvferry_report"):
             self._wants_report.add(request.request_id)
 
@@ -145,8 +151,8 @@ class SchedulerConnector:
         if req_id not in self._known_tokens:
             self.on_new_request(request, num_computed_tokens)
         self._sync_tokens(request)
-        if request.skip_reading_prefix_cache:
-            return 0, False
+        if request.skip_reading_prefix_cache:  # a preparation must not compute its prompt
+            return None if req_id in self._preparations else 0, False
         # The KV is in this node's own pool, so on a CPU the load is a copy inside the step. There the load is
         # asynchronous for vLLM only if vLLM could not recover from a failed synchronous load.
         answer = self._node.lookup(req_id, num_computed_tokens)
@@ -190,6 +196,7 @@ class SchedulerConnector:
             self._tokens_of,
         )
         self._prefix_cache.empty_after_purge()
+        self._preparations.rest(len(self._requests), len(scheduled))
         return StepPlan(plan)
 
     def _tokens_of(self, req_id: str, known: int) -> list[int]:
@@ -207,6 +214,7 @@ class SchedulerConnector:
             return False, None
         self._sync_tokens(request)
         aborted = request.status in _ABORTED
+        self._preparations.discard(req_id)
         done = self._node.finished(req_id, request.num_computed_tokens, [list(b) for b in block_ids], aborted)
         del self._known_tokens[req_id], self._requests[req_id], self._extras_of[req_id]
         params: dict[str, Any] = {}
@@ -253,6 +261,7 @@ class SchedulerConnector:
         self._node.finished(req_id, 0, [], True)
         del self._known_tokens[req_id], self._requests[req_id], self._extras_of[req_id]
         self._wants_report.discard(req_id)
+        self._preparations.discard(req_id)
 
     def reset_cache(self) -> bool:
         """Empties the pool. vLLM calls this when weights may have changed: KV gets other keys from now on.

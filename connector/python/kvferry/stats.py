@@ -27,6 +27,10 @@ COUNTERS = {
     "pulled_in_frames_total": "Chunks pulled from GPU memory to GPU memory, counted by each rank.",
     "pulled_past_frames_total": "Chunks pulled through host memory although the other node had them in GPU memory too, "
                                 "counted by each rank.",
+    "prepared_total": "Prompts that were loaded into engine blocks while they were pushed here.",
+    "preparations_refused_total": "Preparations that did not begin: the prompt was there, or too few blocks were free.",
+    "preparations_abandoned_total": "Preparations that ended without use: chunks or the request did not come, or "
+                                    "others needed the blocks.",
     "slot_copies_failed_total": "Copies of pulled chunks from GPU memory to host memory that failed, counted by each "
                                 "rank; such a chunk is dropped.",
     "pull_failures_total": "Chunks whose pull failed, or whose bytes did not match their checksum.",

@@ -62,7 +62,8 @@ struct PyScheduler {
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,
               const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool>>& groups, bool keeps_state,
-              std::uint32_t checkpoint_alignment, bool runs_ahead, std::int64_t start_timeout_ms, bool on_device) {
+              std::uint32_t checkpoint_alignment, bool runs_ahead, std::int64_t start_timeout_ms, bool on_device,
+              std::uint64_t prepared_tokens_max) {
     SchedulerOptions options{config_from(extra_json),
                              EngineId{std::move(engine_id)},
                              std::move(role),
@@ -72,6 +73,7 @@ struct PyScheduler {
                              checkpoint_alignment,
                              runs_ahead,
                              on_device,
+                             prepared_tokens_max,
                              start_timeout_ms};
     for (const auto& [block_tokens, window, restarts] : groups)
       options.groups.push_back({block_tokens, window, restarts});
@@ -90,7 +92,7 @@ struct PyScheduler {
                    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items, bool cacheable,
                    bool handoff, const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
                    const std::optional<std::string>& push_to, std::int64_t arrived_ms, std::string trace,
-                   const std::string& cache_salt) {
+                   const std::string& cache_salt, bool prepares) {
     const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
@@ -104,6 +106,7 @@ struct PyScheduler {
     request.handoff = handoff;
     if (source) request.source = std::apply([](auto&... each) { return HandoffSource{each...}; }, *source);
     request.push_to = push_to;
+    request.prepares = prepares;
     request.waited = wait_since(arrived_ms, wall_clock_ms());
     request.trace = std::move(trace);
     node->add_request(request);
@@ -198,15 +201,17 @@ NB_MODULE(_core, m) {
   nb::class_<PyScheduler>(m, "SchedulerNode")
       .def(nb::init<const std::string&, std::string, std::string, std::string,
                     const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool>>&, bool, std::uint32_t, bool,
-                    std::int64_t, bool>(),
+                    std::int64_t, bool, std::uint64_t>(),
            nb::kw_only(), "extra_json"_a, "engine_id"_a, "role"_a, "fingerprint"_a, "groups"_a, "keeps_state"_a,
-           "checkpoint_alignment"_a, "runs_ahead"_a, "start_timeout_ms"_a, "on_device"_a = false)
+           "checkpoint_alignment"_a, "runs_ahead"_a, "start_timeout_ms"_a, "on_device"_a = false,
+           "prepared_tokens_max"_a = 0)
       .def_prop_ro("host", [](const PyScheduler& self) { return self.node->host(); })
       .def_prop_ro("port", [](const PyScheduler& self) { return self.node->port(); })
       .def("attach_workers", &PyScheduler::attach_workers, "hellos"_a)
       .def("add_request", &PyScheduler::add_request, nb::kw_only(), "request_id"_a, "tokens"_a, "num_prompt_tokens"_a,
            "digests"_a, "extras"_a, "items"_a, "cacheable"_a, "handoff"_a, "source"_a.none(),
-           "push_to"_a.none() = nb::none(), "arrived_ms"_a = 0, "trace"_a = "", "cache_salt"_a = "")
+           "push_to"_a.none() = nb::none(), "arrived_ms"_a = 0, "trace"_a = "", "cache_salt"_a = "",
+           "prepares"_a = false)
       .def(
           "update_tokens",
           [](PyScheduler& self, const std::string& id, std::uint32_t keep, const Integers& tokens) {

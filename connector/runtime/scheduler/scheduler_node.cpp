@@ -94,6 +94,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   address.port = net::address_of_endpoint((*peers)->endpoint()).value().port;
   const std::string endpoint = "tcp://" + net::to_text(address);
   log().info("other nodes reach this node at {}", endpoint);
+  std::string prepared = options.prepared_tokens_max > 0 ? fmt::format("{}", options.prepared_tokens_max) : "";
   controller::ClientOptions client;
   client.controller = config.controller;
   client.cluster_key = key;
@@ -108,7 +109,7 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
                  .name_space = config.name_space,
                  .fingerprint = options.fingerprint,
                  .serves = config.serves,
-                 .details = {.host = net::name_of_this_host()}};
+                 .details = {.host = net::name_of_this_host(), .prepared_tokens_max = std::move(prepared)}};
   auto directory = KVFERRY_TRY(controller::make_registered_client(client, SteadyClock(), options.start_timeout_ms));
   return std::unique_ptr<SchedulerNode>(new SchedulerNode(
       std::move(options), std::move(address), client.node.incarnation, std::move(directory), std::move(*peers)));
@@ -141,6 +142,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   config.checkpoint_alignment = options_.checkpoint_alignment;
   config.runs_ahead = options_.runs_ahead;
   config.on_device = options_.on_device;
+  config.prepared_tokens_max = options_.prepared_tokens_max;
   // A chunk needs a slot in every rank's pool. Pipeline stages may differ in size, so the smallest pool decides.
   config.num_slots = workers[0].num_slots;
   for (const WorkerHello& worker : workers) {
@@ -183,7 +185,8 @@ Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
     const Answer answer = shared_.core->lookup(id, num_local, clock_.now());
     num_engine_purges_ = shared_.core->last_purge().num_of_engine;
     if (links_.enqueue(shared_.core->take_actions())) links_.wake();
-    if (!answer.pending || patience_left_ <= std::chrono::steady_clock::duration::zero()) return answer;
+    if (!answer.pending || answer.awaits_step || patience_left_ <= std::chrono::steady_clock::duration::zero())
+      return answer;
     // A round trip to another node takes less time than a step. So a short wait saves this request one step, and delays
     // other requests only a little.
     const auto began = std::chrono::steady_clock::now();

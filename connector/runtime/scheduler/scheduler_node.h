@@ -23,12 +23,13 @@ struct SchedulerOptions {
   EngineId engine_id;
   std::string role;         // vLLM's kv_role
   std::string fingerprint;  // the model and its KV format as text, see transport/base/fingerprint.h
-  // The next five fields have the same meaning as in CoreConfig.
+  // The next six fields have the same meaning as in CoreConfig.
   std::vector<KvGroup> groups = {{}};
   bool keeps_state = false;
   std::uint32_t checkpoint_alignment = 0;
   bool runs_ahead = false;
   bool on_device = false;
+  std::uint64_t prepared_tokens_max = 0;
   std::int64_t start_timeout_ms = 10'000;
 };
 

@@ -1,5 +1,8 @@
+#include <atomic>
+#include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "connector/runtime/store/chunk_store.h"
@@ -9,10 +12,18 @@
 namespace kvferry {
 namespace {
 
+// Marks the end of a layer that has not arrived. A layer that happens to end with these bytes is unpacked later.
+constexpr std::uint64_t kNotArrived = 0x9d4f'6b13'e2a8'57c1;
+// Limit on what one step unpacks ahead: 4 ms of a core, by which requests that run wait longer.
+constexpr std::uint64_t kAheadBytes = std::uint64_t{16} << 20;
+
 class HostStore final : public ChunkStore {
  public:
   HostStore(ChunkStoreParts parts, std::vector<std::unique_ptr<Packer>> packers)
-      : parts_(std::move(parts)), packers_(std::move(packers)), bytes_per_token_(bytes_per_token(parts_.layouts)) {}
+      : parts_(std::move(parts)), packers_(std::move(packers)), bytes_per_token_(bytes_per_token(parts_.layouts)) {
+    for (const KvLayout& layout : parts_.layouts)
+      layer_bytes_.insert(layer_bytes_.end(), layout.layers.size(), layout.bytes_per_token() / layout.layers.size());
+  }
 
   std::string describe() const override { return {}; }
   void save(const std::vector<SaveJob>& jobs, DeviceStream stream) override;
@@ -26,7 +37,11 @@ class HostStore final : public ChunkStore {
     const std::lock_guard lock(mutex_);
     return std::exchange(loaded_, {});
   }
-  Result<Place> land(ChunkRef chunk, std::uint64_t) override {
+  void begin_ahead(LoadJob job) override;
+  void unpack_ahead(const IsReadable& is_readable, const IsReadable& is_arriving) override;
+  void drop_ahead(const LoadJob& job) override { ahead_.erase({job.request_id, job.attempt}); }
+  Result<Place> land(ChunkRef chunk, std::uint64_t bytes) override {
+    mark_layers(chunk, bytes);
     return Place{parts_.pool_region, chunk.slot * parts_.chunk_bytes};
   }
   void landed(std::span<const Landed> chunks) override {
@@ -44,19 +59,30 @@ class HostStore final : public ChunkStore {
     return parts_.pool.subspan(chunk.slot * parts_.chunk_bytes, tokens * bytes_per_token_);
   }
   Result<std::uint64_t> pack(const SaveJob& job, const SaveItem& item);
+  struct Layered {
+    ChecksumStream checksum;
+    std::uint32_t num_layers = 0;
+    std::uint64_t num_bytes = 0;
+  };
+  struct Ahead {
+    LoadJob job;
+    std::vector<Layered> items;
+  };
+  Result<void> make_layers();
+  void mark_layers(ChunkRef chunk, std::uint64_t bytes);
+  bool has_arrived(const LoadItem& item, const Layered& layered);
+  Result<void> unpack_layer(const LoadJob& job, const LoadItem& item, Layered& layered);
+  bool completes(Ahead& ahead, std::size_t index, std::uint64_t checksum);
   LoadOutcome unpack(const LoadJob& job, const IsReadable& is_readable);
   Result<std::uint64_t> unpack(const LoadJob& job, const LoadItem& item);
 
   ChunkStoreParts parts_;
   std::vector<std::unique_ptr<Packer>> packers_;  // [layout]
   std::uint64_t bytes_per_token_;
-  std::vector<std::unique_ptr<Packer>> layers_;  // [layer] packer of this layer alone; made at the first save_layer()
-  struct Layered {
-    ChecksumStream checksum;
-    std::uint32_t num_layers = 0;
-    std::uint64_t num_bytes = 0;
-  };
-  std::map<ChunkRef, Layered> layered_;  // saves of which some layers are packed already
+  std::vector<std::uint64_t> layer_bytes_;       // [layer] bytes of a token
+  std::vector<std::unique_ptr<Packer>> layers_;  // [layer] packer of this layer alone; made when one is needed first
+  std::map<ChunkRef, Layered> layered_;          // saves of which some layers are packed already
+  std::map<std::pair<std::string, std::uint32_t>, Ahead> ahead_;  // [request, attempt]
   std::mutex mutex_;
   std::vector<SaveDone> saved_;
   std::vector<Loaded> loaded_;
@@ -91,18 +117,22 @@ Result<std::uint64_t> HostStore::pack(const SaveJob& job, const SaveItem& item) 
   return chunk_checksum(chunk);
 }
 
-Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
-  if (layers_.empty()) {
-    std::vector<std::unique_ptr<Packer>> packers;
-    for (const KvLayout& layout : parts_.layouts) {
-      for (const LayerLayout& own : layout.layers) {
-        KvLayout one = layout;
-        one.layers = {own};
-        packers.push_back(KVFERRY_TRY(make_host_packer(std::move(one))));
-      }
+Result<void> HostStore::make_layers() {
+  if (!layers_.empty()) return {};
+  std::vector<std::unique_ptr<Packer>> packers;
+  for (const KvLayout& layout : parts_.layouts) {
+    for (const LayerLayout& own : layout.layers) {
+      KvLayout one = layout;
+      one.layers = {own};
+      packers.push_back(KVFERRY_TRY(make_host_packer(std::move(one))));
     }
-    layers_ = std::move(packers);
   }
+  layers_ = std::move(packers);
+  return {};
+}
+
+Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
+  KVFERRY_TRY(make_layers());
   Layered& layered = layered_[item.chunk];
   if (layer != layered.num_layers || layer >= layers_.size())
     return Error{
@@ -125,12 +155,87 @@ void HostStore::load(std::vector<LoadJob> jobs, const IsReadable& is_readable, D
   }
 }
 
+/// Marks the ends of the chunk's layers, before a peer writes the chunk.
+void HostStore::mark_layers(ChunkRef chunk, std::uint64_t bytes) {
+  const std::uint64_t num_tokens = bytes / bytes_per_token_;
+  std::byte* end = slot_bytes(chunk, num_tokens).data();
+  for (const std::uint64_t layer : layer_bytes_) {
+    end += num_tokens * layer;
+    if (num_tokens * layer >= sizeof(kNotArrived))
+      std::memcpy(end - sizeof(kNotArrived), &kNotArrived, sizeof(kNotArrived));
+  }
+}
+
+void HostStore::begin_ahead(LoadJob job) {
+  if (const auto made = make_layers(); !made) return;
+  Ahead& ahead = ahead_[{job.request_id, job.attempt}];
+  ahead.items.resize(job.items.size());
+  ahead.job = std::move(job);
+}
+
+/// Returns true if the next layer seems to have arrived: layers arrive in order, and bytes of the one after it are
+/// there.
+bool HostStore::has_arrived(const LoadItem& item, const Layered& layered) {
+  const std::uint32_t next = layered.num_layers + 1;
+  if (next >= layer_bytes_.size()) return false;
+  const std::uint64_t end = layered.num_bytes + item.chunk_tokens * (layer_bytes_[next - 1] + layer_bytes_[next]);
+  const std::byte* const mark = slot_bytes(item.chunk, item.chunk_tokens).data() + end - sizeof(kNotArrived);
+  std::uint64_t found = 0;
+  std::memcpy(&found, mark, sizeof(found));
+  return found != kNotArrived;
+}
+
+/// Unpacks the chunk's next layer. A peer may still be writing it. The bytes are hashed first and copied then: if the
+/// checksum is right, all bytes had arrived before the copy.
+Result<void> HostStore::unpack_layer(const LoadJob& job, const LoadItem& item, Layered& layered) {
+  const std::uint64_t bytes = item.chunk_tokens * layer_bytes_[layered.num_layers];
+  const std::span<const std::byte> run = slot_bytes(item.chunk, item.chunk_tokens).subspan(layered.num_bytes, bytes);
+  layered.checksum.update(run);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  KVFERRY_TRY(layers_[layered.num_layers]->scatter(run, item.chunk_tokens, item.skip_tokens,
+                                                   {item.first_token, item.num_tokens, job.block_ids}));
+  layered.num_layers += 1;
+  layered.num_bytes += bytes;
+  return {};
+}
+
+void HostStore::unpack_ahead(const IsReadable& is_readable, const IsReadable& is_arriving) {
+  std::uint64_t unpacked = 0;
+  for (auto& [key, ahead] : ahead_) {
+    for (std::size_t i = 0; i < ahead.items.size(); ++i) {
+      const LoadItem& item = ahead.job.items[i];
+      Layered& layered = ahead.items[i];
+      const bool is_whole = is_readable(item.chunk);
+      if (!is_whole && !is_arriving(item.chunk)) continue;
+      while (layered.num_layers < layers_.size() && (is_whole || has_arrived(item, layered))) {
+        if (unpacked >= kAheadBytes) return;
+        unpacked += item.chunk_tokens * layer_bytes_[layered.num_layers];
+        if (!unpack_layer(ahead.job, item, layered)) break;  // load() fails too, and says why
+      }
+    }
+  }
+}
+
+/// Unpacks what is left of a chunk. Returns false if the bytes that were unpacked are not those of the checksum.
+bool HostStore::completes(Ahead& ahead, std::size_t index, std::uint64_t checksum) {
+  Layered& layered = ahead.items[index];
+  while (layered.num_layers > 0 && layered.num_layers < layers_.size())
+    if (!unpack_layer(ahead.job, ahead.job.items[index], layered)) return false;
+  return layered.num_layers > 0 && layered.checksum.digest() == checksum;
+}
+
 LoadOutcome HostStore::unpack(const LoadJob& job, const IsReadable& is_readable) {
   LoadOutcome outcome;
-  for (const LoadItem& item : job.items) {
+  auto ahead = ahead_.extract({job.request_id, job.attempt});
+  for (std::size_t i = 0; i < job.items.size(); ++i) {
+    const LoadItem& item = job.items[i];
     if (!is_readable(item.chunk) || parts_.rank >= item.checksums.size()) {
       outcome.corrupt.push_back(item.chunk);
       return outcome;
+    }
+    if (ahead && completes(ahead.mapped(), i, item.checksums[parts_.rank])) {
+      outcome.tokens_loaded += item.num_tokens;
+      continue;
     }
     const Result<std::uint64_t> checksum = unpack(job, item);
     if (!checksum) {

@@ -153,15 +153,23 @@ void WorkerNode::load(DeviceStream stream) {
 }
 
 void WorkerNode::begin_loads(DeviceStream stream) {
+  for (LoadJob& job : std::exchange(plan_.ahead, {})) store_->begin_ahead(std::move(job));
+  for (const LoadJob& job : std::exchange(plan_.abandoned, {})) {
+    store_->drop_ahead(job);
+    finished_loads_.emplace_back(job.request_id, false);
+    core_.locked([&](WorkerCore& core) { core.loaded(job, {}); });
+  }
   std::vector<LoadJob> jobs = std::exchange(plan_.loads, {});
   // The forward pass would read the blocks of a synchronous load before the GPU has verified them.
   for (const LoadJob& job : jobs)
     if (options_.gpu && !job.is_async) loaded(job, {});
   if (options_.gpu) std::erase_if(jobs, [](const LoadJob& job) { return !job.is_async; });
-  if (jobs.empty()) return;
-  store_->load(
-      std::move(jobs), [&](ChunkRef chunk) { return core_.loadable(chunk); }, stream);
+  const auto is_readable = [&](ChunkRef chunk) { return core_.loadable(chunk); };
+  if (!jobs.empty()) store_->load(std::move(jobs), is_readable, stream);
   if (!options_.gpu) take_loaded();
+  store_->unpack_ahead(is_readable, [&](ChunkRef chunk) {
+    return core_.locked([&](const WorkerCore& core) { return core.arriving(chunk); });
+  });
 }
 
 void WorkerNode::take_loaded() {
