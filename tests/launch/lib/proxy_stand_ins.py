@@ -53,6 +53,10 @@ class FakeVllm(StandIn):
         self.name, self.role = name, role
         self.got: list[dict[str, Any]] = []
         self.headers: list[Any] = []
+        self.prepared: list[dict[str, Any]] = []  # preparations, which are not in `got`
+        self.prepared_tokens_max: Any = "4096"
+        self.num_aborted = 0  # number of preparations that the proxy has aborted
+        self.answers_prepared: web.Response | None = None  # answer to a preparation; None: it waits until it is aborted
         self.models: list[dict[str, Any]] = []
         self.models_answer: Any = None  # answer of /v1/models, instead of the list `models`
         self.asked_for_models: list[str | None] = []  # the Authorization headers of the requests to /v1/models
@@ -93,6 +97,8 @@ class FakeVllm(StandIn):
             body = await request.json()
         except ValueError:
             return web.json_response({"error": "no JSON"}, status=400)
+        if "kvferry_prepare" in (body.get("kv_transfer_params") or {}):
+            return await self._prepare(body)
         self.got.append(body)
         self.headers.append(request.headers.copy())
         try:
@@ -108,6 +114,16 @@ class FakeVllm(StandIn):
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+
+    async def _prepare(self, body: dict[str, Any]) -> web.Response:
+        self.prepared.append(body)
+        if self.answers_prepared is not None:
+            return self.answers_prepared
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.num_aborted += 1
+        raise AssertionError
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -160,7 +176,8 @@ class FakeController(StandIn):
         uptime_ms = int(1000 * (time.monotonic() - self.began_at))
         return web.json_response({"uptime_ms": uptime_ms, "nodes": [
             {"namespace": "default", "engine_id": server.name, "role": server.role, "serves": server.url,
-             "endpoint": f"tcp://{server.name}", "draining": server.name in self.draining, "load": 0, "chunks": 0}
+             "endpoint": f"tcp://{server.name}", "draining": server.name in self.draining, "load": 0, "chunks": 0,
+             "prepared_tokens_max": server.prepared_tokens_max}
             for server in self.servers]})
 
     async def _pair(self, request: web.Request) -> web.Response:

@@ -170,14 +170,19 @@ class FrontDoor:
     async def _through(self, one: ClientRequest, choice: Choice, attempt: int) -> web.StreamResponse:
         handed_over, first, keeps = None, None, "no prefill"
         one.log.tries(choice)
-        with _counted(choice):
+        push_to: Body | None = None
+        preparation: Body | None = None
+        if choice.prefill is not None:
+            keeps = self._keeps_from_prefill(one)
+            push_to = self._options.sign_push_target(choice.decode.push_to)
+            if not keeps and push_to and len(one.body["prompt"]) <= choice.decode.prepared_tokens_max:
+                preparation = bodies.preparation_body(one.body, push_to)
+        with _counted(choice), self._servers.preparing(choice.decode, one, preparation, attempt):
             if choice.prefill is None:
                 self.metrics.skipped_prefills.labels(choice.reason).inc()
             else:
-                keeps = self._keeps_from_prefill(one)
                 one.log.enter("prefill", choice.prefill)
-                body = bodies.prefill_body(one.path, one.body, self._options.sign_push_target(choice.decode.push_to),
-                                           one.log.trace.headers()[TRACEPARENT])
+                body = bodies.prefill_body(one.path, one.body, push_to, one.log.trace.headers()[TRACEPARENT])
                 if not keeps:
                     body = with_token_id(body)
                 answer = await self._servers.whole(choice.prefill, "prefill", one, body, attempt)

@@ -122,6 +122,18 @@ def prefill_body(path: str, body: Body, push_to: Body | None, traceparent: str) 
     return made
 
 
+def preparation_body(body: Body, push_to: Body) -> Body:
+    """Returns the request that lets the decode server load the KV of a completion's prompt while it is computed and
+    pushed to `push_to`.
+
+    The prompt has one more token, which stands for the first token of the answer: the server loads all tokens but the
+    last one.
+    """
+    made = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
+    return made | {"prompt": [*body["prompt"], body["prompt"][-1]], "stream": False, "max_tokens": 1, "n": 1,
+                   "kv_transfer_params": {"kvferry_prepare": push_to}}
+
+
 def decode_body(body: Body, handed_over: Body | None) -> Body:
     """Returns the request to the decode server. `body`: the client's request, as from_client() returned it.
 

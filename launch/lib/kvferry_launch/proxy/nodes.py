@@ -54,6 +54,7 @@ class Node:
     listed_at: float = 0.0  # time of the last request to which the controller answered with a list that has this node
     missed_at: float | None = None  # time of the controller's first list without this node; None: the list has it
     waits: Waits = field(default_factory=Waits)
+    prepared_tokens_max: int = 0  # longest prompt of which the node takes preparations; 0: it takes none
 
     @property
     def push_to(self) -> dict[str, str]:
@@ -140,6 +141,8 @@ class Nodes:
             if node is not self.known.get(engine_id):
                 logger.info("server %s (%s) has registered, and serves at %s", engine_id, entry.get("role"), serves)
             node.endpoint, node.role = str(entry.get("endpoint", "")), str(entry.get("role", ""))
+            prepares = str(entry.get("prepared_tokens_max", ""))
+            node.prepared_tokens_max = int(prepares) if prepares.isascii() and prepares.isdecimal() else 0
             if node.draining != bool(entry.get("draining")):
                 node.draining = bool(entry.get("draining"))
                 logger.info("server %s %s", engine_id,

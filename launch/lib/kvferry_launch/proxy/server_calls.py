@@ -1,8 +1,9 @@
 """Sends a client's request to one server, and passes the server's answer on to the client."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from aiohttp import web
 
@@ -28,6 +29,27 @@ class ServerCalls:
         """Sends a request, and returns the whole answer. Errors: ServerError, also if the status is 500 or higher."""
         async with self._asked(node, kind, one, body, attempt) as answer:
             return await copied(answer)
+
+    @contextmanager
+    def preparing(self, node: Node, one: ClientRequest, body: Body | None, attempt: int) -> Iterator[None]:
+        """Lets the decode server load the prompt's KV during the `with` block, while the prefill server computes it.
+        `body`: the preparation; None: there is none. Its answer does not matter, and the end of the block aborts it.
+        """
+        if body is None:
+            yield
+            return
+        task = asyncio.create_task(self._prepare(node, one, body, attempt))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _prepare(self, node: Node, one: ClientRequest, body: Body, attempt: int) -> None:
+        headers = one.headers(attempt)
+        headers["X-Request-Id"] += "-prepare"
+        with suppress(OSError, LostError), node.waits.wait(), await self._client.ask(
+                "POST", node.serves, one.path, headers, encode(body)) as answer:
+            await answer.read()
 
     async def streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int, first: FirstToken | None
                         ) -> web.StreamResponse:
