@@ -241,6 +241,9 @@ void MiniEngine::step(TimeNs now) {
   std::stable_partition(input.scheduled.begin(), input.scheduled.end(),
                         [&](const ScheduledRequest& row) { return !first_timers_.contains(row.id.value); });
   StepPlan plan = core_.build_step(as_told(input), now, config_.tells_late ? tokens : TokenSource{});
+  for (const LoadJob& job : plan.loads)
+    if (const auto found = preparing_.find(job.request_id); found != preparing_.end())
+      admitted_.push_back(found->second.load);
   std::vector<const StepPlan*> under_way;
   for (const InFlight& step : in_flight_) under_way.push_back(&step.plan);
   under_way.push_back(&plan);

@@ -53,6 +53,7 @@ struct RequestSpec {
   bool handoff = false;
   std::optional<HandoffSource> source;
   std::optional<std::string> push_to;
+  bool prepares = false;  // a preparation, which its client aborts
 };
 
 /// Returns the extras of a request's chunk keys on a node whose weights were updated so many times.
@@ -250,7 +251,12 @@ class MiniEngine {
   std::vector<Action> actions_;             // taken from the core; their published chunks are checked
   std::deque<InFlight> in_flight_;
   std::vector<AdmittedLoad> admitted_;  // the loads that were admitted in this step
-  std::set<std::string> first_timers_;  // requests that were admitted in this step for the first time
+  struct Preparing {
+    AdmittedLoad load;
+    std::uint64_t epoch = 0;
+  };
+  std::map<std::string, Preparing> preparing_;  // by request, the loads of preparations whose end is not planned yet
+  std::set<std::string> first_timers_;          // requests that were admitted in this step for the first time
   // by request, the handles of the last step's requests without those that were scheduled for the first time
   std::map<std::string, RequestHandle> handles_;
   std::map<std::string, std::vector<std::int32_t>> outputs_;

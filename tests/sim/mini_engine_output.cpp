@@ -63,8 +63,15 @@ void MiniEngine::execute(StepPlan plan, const StepInput& input) {
     for (const SaveJob& job : *jobs)
       tell("  step {}: saves {} tokens of {} in slot {}", plan.step, job.items.at(0).num_tokens, job.request_id,
            job.items.at(0).chunk.slot);
-  for (const LoadJob& job : plan.loads)
+  for (const LoadJob& job : plan.loads) {
+    tally_.prepared += preparing_.erase(job.request_id);
     if (job.is_async) step.async_loads.push_back({job.request_id, requests_.at(job.request_id).epoch, true});
+  }
+  for (const LoadJob& job : plan.abandoned) {  // the request may have been aborted
+    const auto found = preparing_.extract(job.request_id);
+    if (!found) throw Broken(fmt::format("exactly-once: {} is abandoned, but does not load", job.request_id));
+    step.async_loads.push_back({job.request_id, found.mapped().epoch, false});
+  }
   const bool failure_unheard =
       std::any_of(in_flight_.begin(), in_flight_.end(), [](const InFlight& s) { return !s.bad_blocks.empty(); });
   for (Worker& worker : workers_) {

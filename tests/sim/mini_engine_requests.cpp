@@ -64,6 +64,7 @@ void MiniEngine::tell_request(Request& request, TimeNs now) {
   added.handoff = spec.handoff;
   added.source = spec.source;
   added.push_to = spec.push_to;
+  added.prepares = spec.prepares;
   core_.add_request(added, now);
 }
 

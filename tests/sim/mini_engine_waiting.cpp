@@ -15,7 +15,7 @@ std::optional<Answer> MiniEngine::lookup(Request& request, std::uint32_t num_loc
   const RequestId id{request.spec.id};
   const Answer answer = core_.lookup(id, num_local, now);
   tell("  lookup of {}: {} local, {} external{}", id, num_local, answer.num_external, answer.pending ? ", wait" : "");
-  const TimeNs pending_for = now - request.pending_since.value_or(now);
+  const TimeNs pending_for = request.spec.prepares ? 0 : now - request.pending_since.value_or(now);
   promises_.lookup_answered(id.value, num_local, answer, request.known, pending_for);
   if (std::uniform_real_distribution<>(0, 1)(rng_) < config_.asks_again) {
     const std::size_t holds = core_.pool().num_pins();
@@ -43,6 +43,7 @@ bool MiniEngine::is_given_up(const std::string& id, std::uint32_t& external, Nex
     next = then;
     return true;
   };
+  const bool is_async = core_.loads_async() || requests_.at(id).spec.prepares;
   switch (refuse ? refuse(id) : Exit::kNone) {
     case Exit::kNone:
       break;
@@ -61,11 +62,12 @@ bool MiniEngine::is_given_up(const std::string& id, std::uint32_t& external, Nex
     case Exit::kNoBlocks:
       return give_up(tally_.exit_no_blocks, "blocks", Next::kWait);
     case Exit::kAnswerDropped:
+      if (requests_.at(id).spec.prepares) break;  // vLLM drops answers of requests for logprobs alone
       tally_.answer_dropped += external > 0;
       external = 0;
       break;
     case Exit::kAnswerTrimmed:
-      if (core_.loads_async()) break;  // vLLM takes an asynchronous answer whole or not at all
+      if (is_async) break;  // vLLM takes an asynchronous answer whole or not at all
       tally_.answer_trimmed += external > 1;
       external /= 2;
       break;
@@ -107,7 +109,11 @@ MiniEngine::Next MiniEngine::admit_async(Request& request, const BlockTable& hit
   tell("  {} waits for its load", id);
   core_.allocated(RequestId{id}, external, request.table, now);
   first_admitted_.try_emplace(id, now);
-  admitted_.push_back({id, num_local, external, request.table});
+  if (request.spec.prepares)
+    preparing_[id] = {{id, num_local, external, request.table, true}, request.epoch};
+  else
+    admitted_.push_back({id, num_local, external, request.table});
+  tally_.preparations += request.spec.prepares;
   tally_.async_loads += 1;
   tally_.state_loads += blocks_.groups().back().window == kState;
   tally_.resumed_hits += request.preemptions > 0;

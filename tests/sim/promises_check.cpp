@@ -76,8 +76,8 @@ void PromisesCheck::check_load(const SchedulerCore& core, const AdmittedLoad& ad
     expect(job.block_ids[g] == expected, "exact-load: the load of {} names other blocks than it was given",
            admitted.id);
   }
-  expect(job.is_async == core.loads_async(), "exact-load: the load of {} is {} for the engine", admitted.id,
-         job.is_async ? "asynchronous" : "synchronous");
+  expect(job.is_async == (core.loads_async() || admitted.prepares), "exact-load: the load of {} is {} for the engine",
+         admitted.id, job.is_async ? "asynchronous" : "synchronous");
 }
 
 void PromisesCheck::plan_built(const SchedulerCore& core, std::span<const AdmittedLoad> admitted,
@@ -236,6 +236,7 @@ void PromisesCheck::idle(const SchedulerCore& core) {
   expect(core.num_requests() + core.num_fetches() + core.num_open_lookups() + core.num_replications() == 0,
          "bounded-hold: idle with {} requests, {} fetches, {} lookups, {} replications", core.num_requests(),
          core.num_fetches(), core.num_open_lookups(), core.num_replications());
+  expect(core.num_preparations() == 0, "bounded-hold: idle with {} preparations", core.num_preparations());
   expect(core.num_pushes() + core.num_reservations() == 0, "bounded-hold: idle with {} pushes and {} reservations",
          core.num_pushes(), core.num_reservations());
   expect(core.pool().num_pins() + core.pool().num_pinned() + core.pool().num_writing() == 0,

@@ -27,6 +27,7 @@ struct AdmittedLoad {
   std::string id;
   std::uint32_t local = 0, external = 0;
   BlockTable table;
+  bool prepares = false;  // a preparation, which is loaded asynchronously in every engine
 };
 
 /// What the workers' reports say about a load. `loaded` is the lowest number of all ranks.

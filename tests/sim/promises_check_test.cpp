@@ -51,7 +51,7 @@ TEST_F(Checks, APlanLoadsForWhoWasAdmittedAndNobodyElse) {
   StepPlan plan = core_.build_step({}, kSecond);
   const StepPlan* const plans[] = {&plan};
   check_.plan_built(core_, {}, plans);
-  const AdmittedLoad admitted[] = {{"a", 0, 4, {{1, 2}}}};
+  const AdmittedLoad admitted[] = {{"a", 0, 4, {{1, 2}}, false}};
   expect_broken("exact-load", [&] { check_.plan_built(core_, admitted, plans); });
   plan.loads.push_back({"b", 1, {{1}}, {}});
   expect_broken("exact-load", [&] { check_.plan_built(core_, {}, plans); });

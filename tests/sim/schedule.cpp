@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "schedule_log.h"
@@ -32,6 +33,7 @@ class Clients {
     hand_over();
     if (dice_.chance(options_.aborts)) abort();
     hand_over();
+    end_preparations();
   }
   /// Checks that the decode node computed only the last token of each prompt or, in a model with state, only what
   /// follows the last state, unless there was a mishap to the first chunk that it lacks.
@@ -114,10 +116,37 @@ class Clients {
       waiting_[spec.id] = {node, spec, decode, world_.now()};
       if (dice_.chance(options_.pushes)) spec.push_to = world_.push_target(dice_.chance(0.9) ? decode : decode_node());
       spec.max_tokens = 1;
+      const bool fits = spec.prompt.size() + 2 <= options_.max_tokens_total;
+      if (spec.push_to && fits && options_.core.prepared_tokens_max > 0 && dice_.chance(0.8)) prepare(spec, decode);
       spec.handoff = true;
     }
     at_[spec.id] = node;
     world_.add(node, spec);
+  }
+
+  /// Sends the decode node a preparation of the prompt.
+  void prepare(RequestSpec spec, std::size_t decode) {
+    const std::string of = std::exchange(spec.id, spec.id + "-prepare");
+    if (preparing_.contains(of)) return;
+    spec.prompt.push_back(spec.prompt.back());
+    spec.push_to.reset();
+    spec.prepares = true;
+    preparing_[of] = decode;
+    world_.add(decode, spec);
+  }
+
+  /// Aborts the preparations whose requests have ended, and now and then another one.
+  void end_preparations() {
+    for (auto entry = preparing_.begin(); entry != preparing_.end();) {
+      const auto& [id, node] = *entry;
+      const bool is_over = !waiting_.contains(id) && !at_.contains(id);
+      if (!is_over && !dice_.chance(options_.aborts / 10)) {
+        ++entry;
+        continue;
+      }
+      world_.abort(node, id + "-prepare");
+      entry = preparing_.erase(entry);
+    }
   }
 
   /// Sends requests whose prefill has ended to their decode node.
@@ -171,8 +200,9 @@ class Clients {
   Tally tally_;
   std::uint32_t num_asked_ = 0;
   std::set<std::string> ids_, gone_;
-  std::map<std::string, std::size_t> at_;  // the node that has the request now
-  std::map<std::string, Job> waiting_;     // requests that wait for the end of their prefill
+  std::map<std::string, std::size_t> at_;         // the node that has the request now
+  std::map<std::string, Job> waiting_;            // requests that wait for the end of their prefill
+  std::map<std::string, std::size_t> preparing_;  // by request, the node that has its preparation
   std::map<std::string, Handoff> handed_off_;
 };
 

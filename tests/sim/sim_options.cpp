@@ -103,6 +103,7 @@ SimOptions draw_options(Dice& dice) {
   options.num_decode = dice.pick({1u, 1u, 1u, 2u});
   options.network.max_delay = dice.pick({1, 20, 100}) * kMillisecond;
   options.pushes = dice.pick({0.0, 0.5, 1.0});
+  if (core.groups.size() == 1 && core.groups[0].window == 0) core.prepared_tokens_max = dice.pick({0, 50, 1000});
   if (has_trouble) draw_network(dice, options);
   if (dice.chance(0.4)) {
     options.layers = dice.between(1, 3);

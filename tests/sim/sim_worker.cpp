@@ -121,6 +121,14 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
   outcome.report.loads.push_back(std::move(done));
 }
 
+/// Writes what may lie in a slot that is being written: anything.
+void Worker::unpack_ahead() {
+  for (const LoadJob& job : ahead_)
+    for (const LoadItem& item : job.items)
+      for (std::uint32_t i = 0; i < item.num_tokens; ++i)
+        if (Stamp* to = find(rng_() % num_cells_, 0, job.block_ids.at(0), item.first_token + i)) *to = rng_();
+}
+
 std::optional<std::uint32_t> Worker::wrong_cell(const ForwardItem& item) {
   for (std::size_t c = 0; c < num_cells_; ++c) {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -140,7 +148,18 @@ StepOutcome Worker::execute(const StepPlan& plan, const std::vector<ForwardItem>
   outcome.report.step = plan.step;
   outcome.garbage.resize(forward.size());
   for (const SaveJob& job : plan.saves_before) save(job, outcome.report.saves);
+  ahead_.insert(ahead_.end(), plan.ahead.begin(), plan.ahead.end());
+  for (const auto* jobs : {&plan.loads, &plan.abandoned})
+    for (const LoadJob& job : *jobs)
+      std::erase_if(ahead_, [&](const LoadJob& ahead) {
+        return ahead.request_id == job.request_id && ahead.attempt == job.attempt;
+      });
   for (const LoadJob& job : plan.loads) load(job, outcome);
+  for (const LoadJob& job : plan.abandoned) {
+    outcome.async_ok.push_back(false);
+    outcome.report.loads.push_back({job.request_id, job.attempt, 0, {}});
+  }
+  unpack_ahead();
   failure_unheard |= !outcome.bad_blocks.empty();
   // In each layer, all requests write before any request attends, so the requests of a step can share a prefix.
   for (const ForwardItem& item : forward) {

@@ -125,6 +125,8 @@ class Worker {
   void load(const LoadJob& job, StepOutcome& outcome);
   bool chance(double p) { return p > 0 && std::uniform_real_distribution<>(0, 1)(rng_) < p; }
 
+  void unpack_ahead();
+
   std::uint32_t rank_;
   Shard shard_;
   std::size_t num_cells_;
@@ -133,6 +135,7 @@ class Worker {
   std::vector<std::vector<Stamp>> memory_;  // [cell][block and row]
   std::vector<Slot> slots_;                 // stamps: [cell][group][token]
   std::vector<PushedSave> pushed_;
+  std::vector<LoadJob> ahead_;  // loads whose end was not ordered yet
   WorkerFaults faults_;
   std::uint32_t checkpoint_alignment_ = 0;
   std::mt19937_64 rng_;

@@ -27,6 +27,8 @@ namespace kvferry::sim {
   X(restarting_windows, "requests of models with chunked local attention")      \
   X(async_loads, "loads from the pool, asynchronous")                           \
   X(async_failed, "asynchronous loads that failed")                             \
+  X(preparations, "preparations that began")                                    \
+  X(prepared, "preparations whose end was ordered")                             \
   X(state_loads, "loads of models with state")                                  \
   X(window_chunks, "chunks without the start of their window")                  \
   X(preemptions, "preemptions for lack of blocks")                              \
