@@ -3,16 +3,21 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
 from kvferry_launch.proxy import bodies
-from proxy_stand_ins import DEADLINE_S, TOKENS, Cluster, FakeVllm, run
+from proxy_stand_ins import DEADLINE_S, TOKENS, Cluster, FakeVllm
+from proxy_stand_ins import run as run_with
 
 EXACT = {"model": "m", "prompt": TOKENS, "temperature": 0, "max_tokens": 9, "stream": True, "cache_salt": "s",
          "stream_options": {"include_usage": True}}
+
+
+def run(test: Callable[[Cluster], Awaitable[None]], **options: Any) -> None:
+    run_with(test, **{"prepare_from": len(TOKENS), **options})
 
 
 def sampling(c: Cluster, *, until: Callable[[], bool] = lambda: True, status: int = 200) -> None:
@@ -92,8 +97,9 @@ def test_its_answer_does_not_matter(status: int) -> None:
 
 @pytest.mark.parametrize("more,options", [
     ({"temperature": 1}, {}), ({"stream": False}, {}), ({}, {"first_token_of_prefill": False}),
-    ({}, {"sign_push_target": lambda target: None})])
-def test_none_is_sent_where_the_token_is_not_of_prefill_or_nothing_is_pushed(
+    ({}, {"sign_push_target": lambda target: None}), ({}, {"prepare_from": 0}),
+    ({}, {"prepare_from": len(TOKENS) + 1})])
+def test_none_is_sent_where_the_token_is_not_of_prefill_or_nothing_is_pushed_or_the_prompt_is_too_short(
         more: dict[str, Any], options: dict[str, Any]) -> None:
     async def test(c: Cluster) -> None:
         sampling(c)

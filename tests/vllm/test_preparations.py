@@ -27,7 +27,7 @@ ENDS = ("kvferry_prepared_total", "kvferry_preparations_refused_total", "kvferry
 def prepared(toy: Path, kvferry_connector: KvConnector, servers: Any) -> Iterator[ProxyDeployment]:
     servers.stop()
     deployment = ProxyDeployment(toy, kvferry_connector, "prepared", 1, {"chunk_tokens": 64},
-                                 ("--max-num-batched-tokens", "64"))
+                                 ("--max-num-batched-tokens", "64"), proxy_flags=("--prepare-from", "1"))
     try:
         deployment.start()
         yield deployment

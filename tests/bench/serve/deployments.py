@@ -138,9 +138,9 @@ class Door:
 
 
 @contextlib.contextmanager
-def door(deployment: Deployment, name: str, first_token: str) -> Iterator[Door]:
+def door(deployment: Deployment, name: str, first_token: str, prepare_from: int = 0) -> Iterator[Door]:
     """Starts launch/proxy for kvferry, or vllm-router for NIXL. Clients send requests to a plain server directly.
-    Errors: ProcessError.
+    `prepare_from`: as --prepare-from of launch/proxy. Errors: ProcessError.
     """
     if deployment.prefill is None:
         yield Door(deployment.decode.url)
@@ -150,7 +150,8 @@ def door(deployment: Deployment, name: str, first_token: str) -> Iterator[Door]:
     ready = "/health"
     if name in TRANSFERS:
         command = [str(REPO / "launch" / "proxy"), "--port", str(port), "--controller", f"http://{deployment.http}",
-                   "--transfer", TRANSFERS[name], "--first-token", first_token, "--without-prefill", "refuse"]
+                   "--transfer", TRANSFERS[name], "--first-token", first_token, "--without-prefill", "refuse",
+                   "--prepare-from", str(prepare_from)]
     else:
         ready = "/readiness"
         command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", "consistent_hash",

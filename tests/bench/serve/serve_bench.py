@@ -120,7 +120,7 @@ def run(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
             for name in members:
                 for first_token in options.first_token if name in TRANSFERS else ["decode"]:
                     step.update(note=f"{name}, first token of {first_token}")
-                    with front_door(deployment, name, first_token) as door:
+                    with front_door(deployment, name, first_token, options.prepare_from) as door:
                         for row in rows_of(deployment, door, name, first_token, model, options):
                             rows.append(row)
 
@@ -191,6 +191,8 @@ def main() -> int:
                         help="prompt tokens, 8192 at most (default: 128,512,2048)")
     parser.add_argument("--first-token", type=names_of(("prefill", "decode")), default=["prefill", "decode"],
                         metavar="NAME,...", help="of launch/proxy (default: prefill,decode)")
+    parser.add_argument("--prepare-from", type=int, default=0, metavar="TOKENS",
+                        help="of launch/proxy (default: 0, no prompt)")
     parser.add_argument("--load", type=names_of(("random", "agent")), default=["random"], metavar="NAME,...",
                         help="random prompts, or an agent's session that grows (default: random)")
     parser.add_argument("--turns", type=int, default=40, metavar="2..50",

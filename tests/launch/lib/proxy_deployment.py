@@ -39,6 +39,7 @@ class ProxyDeployment:
     flags: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     collector: str = ""
+    proxy_flags: tuple[str, ...] = ()
     processes: list[ManagedProcess] = field(default_factory=list)
 
     def ensure_running(self) -> None:
@@ -57,7 +58,7 @@ class ProxyDeployment:
         self.controller.wait_ready()
         self.prefill = self.server("p0", "kv_producer")
         self.decodes = [self.server(f"d{number}", "kv_consumer") for number in range(self.num_decode)]
-        self.url, self.proxy = self.start_proxy(self.name)
+        self.url, self.proxy = self.start_proxy(self.name, *self.proxy_flags)
         for server in (self.prefill, *self.decodes):
             server.wait_ready(START_TIMEOUT_S)
         wait_healthy(self.proxy, f"{self.url}/health", DEADLINE_S)

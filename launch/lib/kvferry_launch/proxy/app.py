@@ -48,6 +48,7 @@ class Options:
     body_bytes_max: int = 8 << 20
     log_requests: bool = True
     first_token_of_prefill: bool = True
+    prepare_from: int = 0  # shortest prompt, in tokens, that the decode server prepares; 0: it prepares none
     # Signs the address to push to; if the result is None, the KV is pulled instead.
     sign_push_target: Callable[[Body], Body | None] = lambda target: target
     # Returns the tokens of the controller's HTTP API, one for each cluster key that is accepted. The first belongs to
@@ -175,7 +176,8 @@ class FrontDoor:
         if choice.prefill is not None:
             keeps = self._keeps_from_prefill(one)
             push_to = self._options.sign_push_target(choice.decode.push_to)
-            if not keeps and push_to and len(one.body["prompt"]) <= choice.decode.prepared_tokens_max:
+            is_prepared = 0 < self._options.prepare_from <= len(one.body["prompt"]) <= choice.decode.prepared_tokens_max
+            if not keeps and push_to and is_prepared:
                 preparation = bodies.preparation_body(one.body, push_to)
         with _counted(choice), self._servers.preparing(choice.decode, one, preparation, attempt):
             if choice.prefill is None:

@@ -48,6 +48,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--transfer", choices=("push", "pull"), default="push",
                         help="push: prefill servers send KV to the decode server while they compute; pull: the decode "
                         "server fetches KV after the prefill server has answered")
+    parser.add_argument("--prepare-from", type=int, default=0, metavar="TOKENS",
+                        help="shortest prompt whose KV the decode server loads while it is pushed: the answer goes on "
+                        "sooner, but a core of the decode server is busy while the prompt is computed (default: 0, no "
+                        "prompt)")
     parser.add_argument("--cluster-key-file", metavar="FILE", default=os.environ.get("KVFERRY_CLUSTER_KEY_FILE", ""),
                         help="file with the deployment's key, which signs the decode server's address for the prefill "
                         "server and makes the token for the controller's HTTP API (default: the variable "
@@ -159,6 +163,7 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
                              arguments.without_prefill == "refuse", arguments.request_timeout,
                              arguments.max_body, arguments.log_requests, arguments.first_token == "prefill",
+                             arguments.prepare_from,
                              **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull",
                                                  arguments.tenant_header), **more))
     runner = door.runner(arguments.grace)
