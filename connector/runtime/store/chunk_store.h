@@ -47,7 +47,7 @@ class ChunkStore {
   virtual void load(std::vector<LoadJob> jobs, const IsReadable& is_readable, DeviceStream stream) = 0;
   // ---- loads of chunks that still arrive (StepPlan::ahead); the default is to unpack nothing before load() ----
   /// Takes a job without checksums, whose blocks belong to the store until load() gets the same job, or drop_ahead().
-  virtual void begin_ahead(LoadJob job) { (void)job; }
+  virtual void begin_ahead(const LoadJob& job) { (void)job; }
   /// Unpacks some of what has arrived of these jobs. What is read too early is noticed by load(), which compares the
   /// checksums of what was unpacked, and unpacks such a chunk once more. `is_arriving`: a peer writes the chunk.
   virtual void unpack_ahead(const IsReadable& is_readable, const IsReadable& is_arriving) {

@@ -37,7 +37,7 @@ class HostStore final : public ChunkStore {
     const std::lock_guard lock(mutex_);
     return std::exchange(loaded_, {});
   }
-  void begin_ahead(LoadJob job) override;
+  void begin_ahead(const LoadJob& job) override;
   void unpack_ahead(const IsReadable& is_readable, const IsReadable& is_arriving) override;
   void drop_ahead(const LoadJob& job) override { ahead_.erase({job.request_id, job.attempt}); }
   Result<Place> land(ChunkRef chunk, std::uint64_t bytes) override {
@@ -166,11 +166,11 @@ void HostStore::mark_layers(ChunkRef chunk, std::uint64_t bytes) {
   }
 }
 
-void HostStore::begin_ahead(LoadJob job) {
+void HostStore::begin_ahead(const LoadJob& job) {
   if (const auto made = make_layers(); !made) return;
   Ahead& ahead = ahead_[{job.request_id, job.attempt}];
   ahead.items.resize(job.items.size());
-  ahead.job = std::move(job);
+  ahead.job = job;
 }
 
 /// Returns true if the next layer seems to have arrived: layers arrive in order, and bytes of the one after it are

@@ -153,7 +153,7 @@ void WorkerNode::load(DeviceStream stream) {
 }
 
 void WorkerNode::begin_loads(DeviceStream stream) {
-  for (LoadJob& job : std::exchange(plan_.ahead, {})) store_->begin_ahead(std::move(job));
+  for (const LoadJob& job : std::exchange(plan_.ahead, {})) store_->begin_ahead(job);
   for (const LoadJob& job : std::exchange(plan_.abandoned, {})) {
     store_->drop_ahead(job);
     finished_loads_.emplace_back(job.request_id, false);

@@ -23,7 +23,7 @@ class AheadLoads : public ::testing::Test {
     EXPECT_TRUE(store_.store->land(kSent, sent_.size()));
     LoadJob ahead = job();
     ahead.items[0].checksums.clear();
-    store_.store->begin_ahead(std::move(ahead));
+    store_.store->begin_ahead(ahead);
   }
   LoadJob job() const { return load_job("l", kSent, chunk_checksum(sent_), 8, kLoadedInto, 8); }
   std::vector<std::byte> of(const std::vector<BlockId>& blocks) {
