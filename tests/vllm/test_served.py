@@ -10,6 +10,7 @@ from kvferry._core import KvFerryError
 from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers
 from kvferry.router_params import prepared_tokens_max
 from kvferry.served import kv_groups, served_specs, state_format, window_format
+from processor import has_fp8_kernels
 from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
@@ -198,6 +199,8 @@ def test_strides_of_a_cpu_read_what_its_kernel_wrote(dtype: torch.dtype, cache_d
     from vllm import _custom_ops as ops
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
+    if cache_dtype in FP8 and not has_fp8_kernels():
+        pytest.skip("vLLM's fp8 KV cache needs AVX-512 or AMX")
     isa = _get_attn_isa(dtype, TOKENS, DIM, cache_dtype)
     if isa == "amx":
         pytest.skip("AMX kernels interleave K")
