@@ -171,8 +171,8 @@ class FlightRecorder {
   /// Returns the lives of at most `num` and kLivesMax requests: the newest ones, or those that took longest.
   std::vector<RequestLife> newest(std::size_t num, TimeNs now) const;
   std::vector<RequestLife> slowest(std::size_t num, TimeNs now) const;
-  /// Returns the loads, pulls and pushes whose end was recorded after event `number`, each as a life of one event. The
-  /// id is empty if the request's record was overwritten since.
+  /// Returns the loads, pulls and pushes whose end was recorded after event `number`, each as a RequestLife of one
+  /// event. Its `request` is empty if the request's record was overwritten since.
   std::vector<RequestLife> transfers_after(std::uint64_t number, TimeNs now) const;
 
  private:

@@ -92,6 +92,12 @@ Result<std::byte*> SharedAllocations::own_memory(std::uint64_t address, std::uin
   return reinterpret_cast<std::byte*>(address);
 }
 
+static Error claims_too_much(std::uint64_t claimed, std::uint64_t actual) {
+  return {ErrorCode::kCorrupt,
+          fmt::format("another process's handle of GPU memory claims an allocation of {} bytes, but it has {}", claimed,
+                      actual)};
+}
+
 Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uint64_t bytes) {
   Exported parsed = KVFERRY_TRY(decode<Exported>(exported, "handle of GPU memory"));
   if (parsed.process == this_process()) return own_memory(parsed.address, bytes);
@@ -108,7 +114,7 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
                                   [&](const auto& entry) { return entry.second.handle == parsed.handle; });
   if (found != opened_.end()) {
     if (parsed.allocation_bytes > found->second.bytes)
-      return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more bytes than the allocation has"};
+      return claims_too_much(parsed.allocation_bytes, found->second.bytes);
     ++found->second.num_users;
     return found->first + parsed.offset;
   }
@@ -119,7 +125,7 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
   const Result<Allocation> truth = allocation_of(static_cast<std::byte*>(base));
   if (!truth || truth->bytes < parsed.allocation_bytes) {
     cudaIpcCloseMemHandle(base);
-    return Error{ErrorCode::kCorrupt, "the handle of GPU memory claims more bytes than the allocation has"};
+    return truth ? claims_too_much(parsed.allocation_bytes, truth->bytes) : truth.error();
   }
   auto& opened = opened_[static_cast<std::byte*>(base)];
   // If the memory is mapped already, the second mapping is closed at once, because num_users counts the users.

@@ -26,7 +26,7 @@ def test_an_unknown_or_newer_version_gets_a_warning(version: str) -> None:
     compat.check_version(version)
     level, text = compat.start_line(version)
     assert level == logging.WARNING
-    assert f"with vLLM {version}, which is unknown and may work; known are vLLM 0.30, " in text
+    assert f"with vLLM {version}, with which it was not checked and may fail; checked were vLLM 0.30, " in text
 
 
 @pytest.mark.parametrize("version", ["0.29.3", "0.9.1"])

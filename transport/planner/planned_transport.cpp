@@ -1,5 +1,5 @@
 // The planner: a transport that owns one transport for each backend, and submits to the fastest one for each peer.
-// Over 300 lines, because one class implements the whole interface of a transport by its backends.
+// Over 300 lines, because one class implements the whole Transport interface on top of its backends.
 #include <poll.h>
 #include <sys/epoll.h>
 

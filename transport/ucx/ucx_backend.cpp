@@ -145,7 +145,9 @@ Result<GrantId> UcxBackend::grant(RegionId region, std::uint64_t offset, std::ui
       known && decode<RegionDescriptor>(*known, "own descriptor").value().is_device)
     return Error{
         ErrorCode::kUnavailable,
-        fmt::format("UCX can't grant a part of region {}, since a grant of GPU memory could not be revoked", region)};
+        fmt::format("region {} is GPU memory, of which UCX gives no grants, because it can't revoke them; allowed: "
+                    "regions of host memory",
+                    region)};
   // The grant has no rkey, because this node itself copies every byte of a grant.
   return Backend::grant(region, offset, bytes, terms);
 }

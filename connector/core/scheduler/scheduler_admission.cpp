@@ -198,7 +198,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;
-  // The request was preempted, but lookup() releases only blocks of cacheable requests.
+  // A request that counts as running was preempted. lookup() releases the old blocks of cacheable requests only.
   if (request.running) release_blocks(request);
   const bool continues = num_external == 0 && request.async_load == RequestState::AsyncLoad::kDone;
   request.async_load = RequestState::AsyncLoad::kNone;

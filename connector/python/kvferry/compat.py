@@ -39,7 +39,7 @@ def start_line(found: str = vllm.__version__) -> tuple[int, str]:
     both = f"kvferry: version {version()} with vLLM {found}"
     if note := SERVED.get(_numbers(found)):
         return logging.INFO, f"{both}; {note}"
-    return logging.WARNING, f"{both}, which is unknown and may work; known are vLLM {_served()}"
+    return logging.WARNING, f"{both}, with which it was not checked and may fail; checked were vLLM {_served()}"
 
 
 def config_revision(model: "ModelConfig") -> str | None:

@@ -174,7 +174,7 @@ class PoolEvents:
 
 
 class EventSource:
-    """Feeds PoolEvents from a node, in the order of vLLM's calls."""
+    """Feeds PoolEvents with the changes of a node's pool. The methods are in the order of vLLM's calls."""
 
     def __init__(
         self, kv_cache_config: "KVCacheConfig", node: "SchedulerNode", requests: "Mapping[str, Request]"

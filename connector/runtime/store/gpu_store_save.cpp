@@ -18,8 +18,8 @@ void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
         parts.push_back({&job, &item});
         continue;
       }
-      log().error("saving {} tokens of request {} failed: the GPU still uses slot {}", item.num_tokens, job.request_id,
-                  slot);
+      log().error("saving {} tokens of request {} failed: the GPU still copies from or to pool slot {}",
+                  item.num_tokens, job.request_id, slot);
       saved_.push_back({item.chunk, false, 0});
     }
   }
@@ -126,7 +126,7 @@ Result<ChunkStore::Place> GpuStore::land_in_slot(ChunkRef chunk, std::uint64_t) 
   }
   table_.drop_slot(chunk.slot);
   if (slot_uses_[chunk.slot] > 0 || landings_.contains(chunk.slot))
-    return Error{ErrorCode::kFull, fmt::format("the GPU still uses slot {}", chunk.slot)};
+    return Error{ErrorCode::kFull, fmt::format("the GPU still copies from or to pool slot {}", chunk.slot)};
   return Place{parts_.pool_region, chunk.slot * parts_.chunk_bytes};
 }
 

@@ -216,7 +216,8 @@ void HostStore::unpack_ahead(const IsReadable& is_readable, const IsReadable& is
   }
 }
 
-/// Unpacks what is left of a chunk. Returns false if the bytes that were unpacked are not those of the checksum.
+/// Unpacks the rest of a chunk that unpack_ahead() has begun. Returns false if unpack_ahead() has not begun it, if
+/// unpacking fails, or if the bytes do not have the checksum: the whole chunk must be unpacked then.
 bool HostStore::completes(Ahead& ahead, std::size_t index, std::uint64_t checksum) {
   Layered& layered = ahead.items[index];
   while (layered.num_layers > 0 && layered.num_layers < layers_.size())

@@ -204,7 +204,7 @@ class LocalBench {
   /// as in the server's loop. The time of tidy() counts too, because a real lookup would wait for it.
   void measure_death(PlacementIndex<ShortKey>& index) {
     const std::uint64_t num_held = std::min(kDyingHashesMax / kPrefixKeys, num_prefixes_);
-    report_.begin(fmt::format("a node of {} hashes dies", num_held * kPrefixKeys));
+    report_.begin(fmt::format("slowest lookup while a node of {} hashes is removed", num_held * kPrefixKeys));
     std::vector<ShortKey> keys(128);
     std::vector<PrefixMatch> matches;
     std::vector<double> worst_us, usual_us;
