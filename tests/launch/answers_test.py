@@ -70,7 +70,8 @@ def test_only_what_a_resumed_admission_loaded_counts_as_recovered() -> None:
 def test_loading_more_than_was_asked_for_is_a_complaint() -> None:
     entry = {"hit": 32, "local": 0, "to_load": 32, "loaded": 64, "resumed": False, "tokens": 401}
     params = {"kvferry_report": {"admissions": [entry], "preemptions": 0}}
-    assert judged(answer([5, 6, 7], params=params)).complaints() == ["request 0: loaded 64 of 32 tokens"]
+    assert judged(answer([5, 6, 7], params=params)).complaints() == [
+        "request 0: loaded 64 tokens, more than the 32 that the engine asked for"]
 
 
 def test_metrics_are_summed_over_labels_and_compared() -> None:

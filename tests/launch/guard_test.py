@@ -96,9 +96,9 @@ def test_without_a_key_nothing_is_started(sent: bytes, reason: str, tmp_path: Pa
 
 
 def test_dots_are_a_sign_of_life(mark: str) -> None:
-    process = start(mark, WAITING, "--silence", "1")
+    process = start(mark, WAITING, "--silence", "3")  # start() sends no dots until the command is up
     assert process.stdin is not None
-    for _ in range(8):
+    for _ in range(16):
         time.sleep(0.25)
         process.stdin.write(b".\n")
         process.stdin.flush()

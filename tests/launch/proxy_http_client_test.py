@@ -284,7 +284,7 @@ def test_an_answer_may_come_byte_by_byte(whole: bytes) -> None:
     (HELLO.replace(b"5", b"9" * 30), "Content-Length"), (CHUNKED.replace(b"chunked", b"gzip"), "Transfer-Encoding"),
     (CHUNKED.replace(b"2\r\nhe", b"+2\r\nhe"), "hexadecimal"),
     (CHUNKED.replace(b"2\r\nhe", b"0x2\r\nhe"), "hexadecimal"),
-    (CHUNKED.replace(b"2\r\nhe", b"1\r\nhe"), "longer than the size"), (CHUNKED[:-2] + b"a" * (HEAD_MAX + 1), "line"),
+    (CHUNKED.replace(b"2\r\nhe", b"1\r\nhe"), "longer than its size"), (CHUNKED[:-2] + b"a" * (HEAD_MAX + 1), "line"),
     (CHUNKED[:-2] + b"T: x\r\n" * (HEAD_MAX // 4 + 1), "trailers"),
     (CHUNKED.partition(b"003")[0] + b"0" * 300, "line"),
 ])

@@ -162,7 +162,8 @@ class MiniEngine {
     enum class Wait { kNew, kPending, kRefused, kPreempted } wait = Wait::kNew;
     std::optional<TimeNs> pending_since;
     bool running = false;
-    bool is_dropped = false;  // the core does not know the request until its next lookup
+    bool has_bad_blocks = false;  // blocks of the prefix cache that it shares turned bad during its load
+    bool is_dropped = false;      // the core does not know the request until its next lookup
     /// State of an asynchronous load: kUnderWay, or its result until the request is scheduled.
     enum class Load { kNone, kUnderWay, kDone, kFailed } load = Load::kNone;
   };

@@ -144,7 +144,8 @@ void MiniEngine::take_in_loads(const InFlight& step) {
     const auto found = requests_.find(load.id);
     if (found == requests_.end() || found->second.epoch != load.epoch || found->second.load != Request::Load::kUnderWay)
       throw Broken(fmt::format("exactly-once: the engine hears of a load of {} that it does not wait for", load.id));
-    found->second.load = load.ok ? Request::Load::kDone : Request::Load::kFailed;
+    const bool ok = load.ok && !std::exchange(found->second.has_bad_blocks, false);
+    found->second.load = ok ? Request::Load::kDone : Request::Load::kFailed;
   }
 }
 
@@ -208,7 +209,8 @@ void MiniEngine::handle_bad_blocks(const InFlight& step, TimeNs now) {
   std::set<BlockId> bad = step.bad_blocks;
   for (const std::string& id : affected_by(bad, step)) {
     Request& request = requests_.at(id);
-    request.epoch = ++last_epoch_;
+    const bool is_loading = request.load == Request::Load::kUnderWay;
+    if (!is_loading) request.epoch = ++last_epoch_;  // the end of a load that is under way will still be reported
     if (config_.fails_requests) {
       tell("  the load of {} failed, and so does it", id);
       tally_.failed_by_policy += 1;
@@ -216,6 +218,8 @@ void MiniEngine::handle_bad_blocks(const InFlight& step, TimeNs now) {
       continue;
     }
     tally_.recovered_by_policy += 1;
+    request.has_bad_blocks = is_loading;  // the load then counts as failed
+    if (is_loading) continue;
     request.placeholders = 0;
     request.drafts = 0;
     request.sampled = request.known;

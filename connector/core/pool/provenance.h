@@ -46,8 +46,8 @@ class Provenance {
   /// Returns the givers of what was loaded at this place, nullptr if there are none.
   const Givers* loaded_at(const ChunkKey& place);
   bool has_loaded() const { return !loaded_.empty(); }
-  /// Returns true if the engine has loaded KV of a purged node. Then also forgets all loaded chunks, because the engine
-  /// has to drop all blocks of its prefix cache.
+  /// Returns true if the engine has loaded KV of a purged node. Then also drops the record of all loaded chunks,
+  /// because the engine has to drop all blocks of its prefix cache.
   bool drop_loaded_if_purged();
 
   std::size_t num_purged() const { return purged_.size(); }

@@ -21,7 +21,7 @@ struct NodeAnswer {
   TimeNs at = 0;
   std::vector<RequestLife> lives{};
   TimeNs error = 0;                     // limit on the error of `at`: half of the time between question and answer
-  std::optional<TimeNs> clock_ahead{};  // how far the node's wall clock is ahead of this host's; nullopt: unknown
+  std::optional<TimeNs> clock_ahead{};  // how far the node's wall clock is ahead of this host's, if known
 };
 
 /// Asks all nodes, kPeersMax at a time, and waits up to `timeout` for these. Returns an element for each node, in the

@@ -20,7 +20,7 @@ struct NodeRow {
   bool has_report = false;
   std::uint64_t chunks = 0, slots = 0, pinned = 0, chunk_bytes = 0;
   double fill = 0;            // share of the pool's slots, from 0 to 1
-  std::optional<double> hit;  // share of the tokens not in the engine's own cache; nullopt: none lately
+  std::optional<double> hit;  // share of the tokens not in the engine's own cache, if there were any lately
   double in_gb_per_s = 0, out_gb_per_s = 0;
   std::uint64_t transfers = 0, load = 0, num_failures = 0;
   std::uint64_t ago_ms = 0;  // time since the node was lost, or since its last message

@@ -153,7 +153,8 @@ TEST_F(Purging, NothingIsTakenFromAPurgedNodeUntilItStartedAnewOrADayHasPassed) 
   EXPECT_THAT(fetch("a", 33, "tcp://bad", {}), IsEmpty());
   EXPECT_THAT(fetch("b", 33, "tcp://good", {"tcp://bad"}), IsEmpty());
   PushOffer offer{"model", 1, {}, {{root_key("pushed", ""), 16, {}}}, 0, "tcp://bad"};
-  EXPECT_THAT(core_->push_offered("p", offer, now_).refused, HasSubstr("tcp://bad was purged"));
+  EXPECT_THAT(core_->push_offered("p", offer, now_).refused,
+              HasSubstr("node tcp://bad is not accepted: an operator has purged it"));
   core_->replicate_ordered({"tcp://bad", {{root_key("copied", ""), 16, false, {}}}, kSecond}, now_);
   EXPECT_THAT(take<RequestLease>(), IsEmpty());
   core_->admit_ordered("tcp://bad");
@@ -177,7 +178,8 @@ TEST_F(Purging, APusherWithANameLongerThanAnyEndpointIsUnknown) {
   core_->push_offered("p", offer, now_);
   EXPECT_THAT(core_->pool().find(root_key("pushed", ""))->givers, ElementsAre("?"));
   core_->purge_ordered(1, "tcp://bad", now_);
-  EXPECT_THAT(core_->push_offered("p", offer, now_).refused, HasSubstr("was purged")) << "it may be the bad one";
+  EXPECT_THAT(core_->push_offered("p", offer, now_).refused, HasSubstr("an operator has purged it"))
+      << "it may be the bad one";
 }
 
 TEST_F(Purging, AChunkThatAPurgedNodeGaveToThePushingOneIsNotTaken) {

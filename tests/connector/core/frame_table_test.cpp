@@ -94,8 +94,8 @@ TEST_F(Frames, BrokenPromisesAreFound) {
   EXPECT_BREAKS(table.reserve({1, 2}, FrameState::kGathering, "save"), "fenced-reuse");
   EXPECT_BREAKS(table.reserve({2, 1}, FrameState::kClean, "save"), "can be reserved for kGathering");
   EXPECT_BREAKS(table.reserve({2, 1}, FrameState::kLanding, ""), "bounded-hold");
-  EXPECT_BREAKS(table.written_back(reserved.frame), "in state");
-  EXPECT_BREAKS(table.write_back_started(reserved.frame), "in state");
+  EXPECT_BREAKS(table.written_back(reserved.frame), "but should be writing back");
+  EXPECT_BREAKS(table.write_back_started(reserved.frame), "but should be dirty");
   table.unpin(reserved.pin);
   EXPECT_BREAKS(table.unpin(reserved.pin), "exactly-once");
 }

@@ -74,13 +74,13 @@ TEST_F(ClusterKeyFile, WhatOthersCanReadOrHasAnotherSizeIsRefusedInOneSentence) 
   EXPECT_THAT(refusal(written("", 0600)), HasSubstr("has 0 bytes"));
   EXPECT_THAT(refusal("/nowhere/cluster.key"),
               HasSubstr("cluster_key_file /nowhere/cluster.key: the file can't be read: No such"));
-  EXPECT_THAT(refusal("/tmp"), HasSubstr("is not a file"));
+  EXPECT_THAT(refusal("/tmp"), HasSubstr("is not a regular file"));
 }
 
 TEST_F(ClusterKeyFile, APipeDoesNotBlockTheReader) {
   std::remove(path_.c_str());
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
-  EXPECT_THAT(refusal(path_), HasSubstr("is not a file"));
+  EXPECT_THAT(refusal(path_), HasSubstr("is not a regular file"));
 }
 
 std::vector<ClusterKey::Derived> derived(const ClusterKey& key) {

@@ -44,7 +44,8 @@ TEST(Members, DamagedFilesAreRefused) {
   EXPECT_FALSE(parse_members(with("p-1", "p_1")));
   EXPECT_FALSE(parse_members(with("p-1", "")));
   EXPECT_FALSE(parse_members(with("members 1", "members 2")));
-  EXPECT_THAT(parse_members(list + list.substr(list.find('\n') + 1)).error().what, HasSubstr("two members 'p-1'"));
+  EXPECT_THAT(parse_members(list + list.substr(list.find('\n') + 1)).error().what,
+              HasSubstr("two members with the name 'p-1'"));
 }
 
 TEST(Members, AMemberOwnsTheEngineIdsThatBeginWithItsName) {
