@@ -201,7 +201,7 @@ MUTANTS = [Mutant(*row) for row in (
      "Steps.ALateLoadIsNotCountedForAnAdmissionThatNeededNone"),
     # verified-only
     ("a-preparation-ends-before-its-chunks-are-here", "verified-only", PREPARE,
-     "preparation.is_wanted && std::ranges::all_of(preparation.chunks, is_ready))", "preparation.is_wanted)"),
+     "preparation.is_wanted && are_ready(pool_, preparation.chunks))", "preparation.is_wanted)"),
     ("offers-what-is-not-ready", "verified-only", PEERS,
      "if (slot == nullptr || !slot->is_complete()) continue;",
      "if (slot == nullptr || slot->ranks_in_frames > 0) continue;"),

@@ -13,6 +13,11 @@ static bool is_coming(const ChunkPool::Slot* slot) {
          (slot->state == ChunkPool::State::kWriting || slot->state == ChunkPool::State::kReady);
 }
 
+static bool are_ready(const ChunkPool& pool, const std::vector<ChunkRef>& chunks) {
+  return std::ranges::all_of(chunks,
+                             [&](ChunkRef chunk) { return pool.slot(chunk.slot).state == ChunkPool::State::kReady; });
+}
+
 /// A preparation begins while all chunks of its prompt are in the pool or on the way to it, and at least one is on the
 /// way: otherwise there is no time to gain. Until then, and for ever if it can't begin, its lookup is pending.
 Answer SchedulerCore::lookup_preparation(RequestState& request, std::uint32_t num_local, TimeNs now) {
@@ -71,8 +76,7 @@ std::optional<Answer> SchedulerCore::wait_for_preparation(RequestState& request,
       continue;
     preparation.is_wanted = true;
     record_wait(request);
-    const auto is_ready = [&](ChunkRef chunk) { return pool_.slot(chunk.slot).state == ChunkPool::State::kReady; };
-    return Answer{true, 0, false, std::ranges::all_of(preparation.chunks, is_ready)};
+    return Answer{true, 0, false, are_ready(pool_, preparation.chunks)};
   }
   return std::nullopt;
 }
@@ -99,9 +103,7 @@ void SchedulerCore::advance_preparations(bool lacks_blocks, TimeNs now, StepPlan
       continue;
     }
     if (is_new) plan.ahead.push_back(preparation.job);
-    const auto is_ready = [&](ChunkRef chunk) { return pool_.slot(chunk.slot).state == ChunkPool::State::kReady; };
-    if (preparation.is_wanted && std::ranges::all_of(preparation.chunks, is_ready))
-      end_preparation(preparation, now, plan);
+    if (preparation.is_wanted && are_ready(pool_, preparation.chunks)) end_preparation(preparation, now, plan);
   }
 }
 
