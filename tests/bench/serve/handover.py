@@ -57,8 +57,11 @@ def new_prompt(length: int) -> list[int]:
     return [dice.randrange(3, 500) for _ in range(length)]
 
 
+REQUEST_SECONDS = 300
+
+
 def session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600),
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(REQUEST_SECONDS),
                                  connector=aiohttp.TCPConnector(force_close=True))
 
 

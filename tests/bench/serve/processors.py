@@ -47,8 +47,10 @@ def of_server(leader: int) -> dict[str, float]:
 
 
 def part_from_helpers(leader: int, models_core: int, helpers_core: int) -> None:
-    """Binds the server's thread that computes to one core, and all other threads of the server to another core."""
+    """Binds the server's threads that schedule and compute, the main ones of the engine and of the worker, to one core,
+    and all other threads of the server to another core.
+    """
     for folder, _, part in _members(leader):
         for task in (folder / "task").iterdir():
-            computes = part == "model" and task.name == folder.name
-            os.sched_setaffinity(int(task.name), {models_core if computes else helpers_core})
+            is_main = part in ("engine", "model") and task.name == folder.name
+            os.sched_setaffinity(int(task.name), {models_core if is_main else helpers_core})

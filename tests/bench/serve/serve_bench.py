@@ -109,20 +109,36 @@ def rows_of(deployment: Deployment, door: Door, name: str, first_token: str, mod
         yield label | agent.measure(deployment, door, options.turns)
 
 
-def run(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def run(options: argparse.Namespace, rows: list[dict[str, Any]], problems: list[str]) -> None:
     """Appends each row to `rows` as soon as it is measured, so that an error or Ctrl-C does not lose the earlier rows.
+    An error of a NixlConnector pair goes to `problems`, and the next deployment is measured.
     """
     model = toy_model.kept(options.model)
     # "pushed" and "pulled" use the same pair.
     for pair, names in itertools.groupby(options.only, lambda name: "kvferry" if name in TRANSFERS else name):
         members = list(names)
-        with Step(pair) as step, running(members[0], model) as deployment:
-            for name in members:
-                for first_token in options.first_token if name in TRANSFERS else ["decode"]:
-                    step.update(note=f"{name}, first token of {first_token}")
-                    with front_door(deployment, name, first_token, options.prepare_from) as door:
-                        for row in rows_of(deployment, door, name, first_token, model, options):
-                            rows.append(row)
+        try:
+            measure_pair(pair, members, model, options, rows)
+        except (ProcessError, aiohttp.ClientError, TimeoutError) as error:
+            if pair not in NIXL_THREADS:
+                raise
+            problems.append(f"{pair}: {reason(error)}")
+
+
+def measure_pair(pair: str, members: list[str], model: Path, options: argparse.Namespace, rows: list[dict[str, Any]]
+                 ) -> None:
+    with Step(pair) as step, running(members[0], model) as deployment:
+        for name in members:
+            for first_token in options.first_token if name in TRANSFERS else ["decode"]:
+                step.update(note=f"{name}, first token of {first_token}" if deployment.prefill else name)
+                with front_door(deployment, name, first_token, options.prepare_from) as door:
+                    for row in rows_of(deployment, door, name, first_token, model, options):
+                        rows.append(row)
+
+
+def reason(error: Exception) -> str:
+    return f"a server did not answer in time; its log is in {LOG_FOLDER}" if isinstance(error, TimeoutError) \
+        else str(error)
 
 
 def draw(rows: list[dict[str, Any]], target: Path) -> None:
@@ -212,25 +228,23 @@ def main() -> int:
     options = parser.parse_args()
     LOG_FOLDER.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
-    problem = None
+    problems: list[str] = []
     try:
         if any(name in NIXL_THREADS for name in options.only):
             install(NIXL_FOLDER, "--no-deps", *NIXL)
-        run(options, rows)
-    except TimeoutError:
-        problem = f"a server did not answer in time; its log is in {LOG_FOLDER}"
-    except (ProcessError, aiohttp.ClientError) as error:
-        problem = str(error)
+        run(options, rows, problems)
+    except (ProcessError, aiohttp.ClientError, TimeoutError) as error:
+        problems.append(reason(error))
     except KeyboardInterrupt:
-        problem = "interrupted"
+        problems.append("interrupted")
     if rows:
         print_tables(rows)
         if options.json:
             options.json.write_text(json.dumps({"rows": rows}, indent=1))
-        if options.plot and problem is None:
+        if options.plot and not problems:
             draw(rows, options.plot)
-    if problem is not None:
-        sys.exit(f"tests/bench/serve/run: {problem}")
+    if problems:
+        sys.exit("\n".join(f"tests/bench/serve/run: {problem}" for problem in problems))
     return 0
 
 

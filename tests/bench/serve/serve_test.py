@@ -77,6 +77,22 @@ def test_a_row_names_the_slowest_by_what_its_samples_can_tell(monkeypatch: pytes
     assert asked == [2, 10]
 
 
+def test_a_nixl_pair_that_fails_leaves_the_others_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_pair(pair: str, *args: Any) -> None:
+        if pair == "nixl":
+            raise TimeoutError
+        args[-1].append({"deployment": pair})
+
+    monkeypatch.setattr(serve_bench, "measure_pair", measure_pair)
+    monkeypatch.setattr(serve_bench.toy_model, "kept", lambda kind: kind)
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    serve_bench.run(argparse.Namespace(only=["nixl", "pushed", "pulled", "plain"], model="wide"), rows, problems)
+    assert [row["deployment"] for row in rows] == ["kvferry", "plain"]
+    assert len(problems) == 1
+    assert problems[0].startswith("nixl: a server did not answer in time")
+
+
 def test_an_agents_session_counts_what_was_computed() -> None:
     assert agent.figures([100, 150, 250], 260, [2.0, 0.5, 0.75]) == {
         "turns": 3, "last_prompt_tokens": 250, "repeated_share": 0.5, "from_kv_share": 0.48, "ttft_ms_turn_1": 2000.0,
@@ -125,7 +141,7 @@ def test_processor_seconds_are_those_of_each_part() -> None:
         cores = sorted(os.sched_getaffinity(0))
         processors.part_from_helpers(leader.pid, cores[0], cores[-1])
         parts = {part: os.sched_getaffinity(int(folder.name)) for folder, _, part in processors._members(leader.pid)}
-        assert parts == {"api": {cores[-1]}, "engine": {cores[-1]}, "model": {cores[0]}}
+        assert parts == {"api": {cores[-1]}, "engine": {cores[0]}, "model": {cores[0]}}
     finally:
         os.killpg(leader.pid, 9)
         leader.wait()
