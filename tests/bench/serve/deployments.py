@@ -23,8 +23,7 @@ NIXL_THREADS = {"nixl": 1, "nixl-default": 4, "nixl-third-core": 1}
 NIXL_FOLDER = BUILD / "bench-venv" / "nixl"
 PLOT_FOLDER = BUILD / "bench-venv" / "plot"
 TRANSFERS = {"pushed": "push", "pulled": "pull"}  # both are measured with the same kvferry pair behind launch/proxy
-ONE_CORE = ("plain-one-core", "saving-one-core")  # single servers, of which the second saves all KV by kvferry
-NAMES = ("plain", *ONE_CORE, *TRANSFERS, *NIXL_THREADS)
+NAMES = ("plain", *TRANSFERS, *NIXL_THREADS)
 LOG_FOLDER = LOGS / "bench-serve"
 CONTEXT = 9216
 FLAGS = ("--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "4096",
@@ -63,9 +62,7 @@ def running(name: str, model: Path) -> Iterator[Deployment]:
     cores = own_cores()
     with contextlib.ExitStack() as parts:
         made = Deployment(_server("plain", model, "-".join(dict.fromkeys(cores)), None))
-        if name in ONE_CORE:
-            made = _one_core(name, model, cores[0], parts)
-        elif name in TRANSFERS:
+        if name in TRANSFERS:
             made = _kvferry_pair(model, cores, parts)
         elif name in NIXL_THREADS:
             made = _nixl_pair(name, model, cores)
@@ -95,12 +92,21 @@ def _controller(parts: contextlib.ExitStack, http: str) -> Controller:
     return controller
 
 
-def _one_core(name: str, model: Path, core: str, parts: contextlib.ExitStack) -> Deployment:
-    if name == "plain-one-core":
-        return Deployment(_server(name, model, core, None))
-    controller = _controller(parts, f"127.0.0.1:{free_port()}")
-    config = KVFERRY_CONNECTOR.config("kv_both", controller.address, name, {"pool_bytes": f"{MEMORY_GIB}GiB"})
-    return Deployment(_server(name, model, core, config), controller=controller)
+@contextlib.contextmanager
+def running_alone(name: str, model: Path, core: str) -> Iterator[VllmServer]:
+    """Starts one server on one core, and stops it at the end. "saving": kvferry saves all KV that the server computes;
+    "plain": it has no connector. Errors: ProcessError if the server does not become ready.
+    """
+    with contextlib.ExitStack() as parts:
+        config = None
+        if name == "saving":
+            controller = _controller(parts, f"127.0.0.1:{free_port()}")
+            config = KVFERRY_CONNECTOR.config("kv_both", controller.address, name, {"pool_bytes": f"{MEMORY_GIB}GiB"})
+        server = _server(f"{name}-one-core", model, core, config)
+        parts.callback(stop_all, [server.process])
+        server.start()
+        server.wait_ready()
+        yield server
 
 
 def _kvferry_pair(model: Path, cores: tuple[str, str], parts: contextlib.ExitStack) -> Deployment:

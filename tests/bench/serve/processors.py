@@ -1,5 +1,6 @@
 """Reads from /proc how many processor seconds processes and their threads have used."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,3 +55,11 @@ def part_from_helpers(leader: int, models_core: int, helpers_core: int) -> None:
         for task in (folder / "task").iterdir():
             is_main = part in ("engine", "model") and task.name == folder.name
             os.sched_setaffinity(int(task.name), {models_core if is_main else helpers_core})
+
+
+def bind(leader: int, core: int) -> None:
+    """Binds all threads of the session that `leader` began to one core."""
+    for folder, _, _ in _members(leader):
+        for task in (folder / "task").iterdir():
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
+                os.sched_setaffinity(int(task.name), {core})

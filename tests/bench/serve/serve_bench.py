@@ -14,6 +14,7 @@ from typing import Any
 
 import agent
 import aiohttp
+import costs
 import handover
 from deployments import (
     LOG_FOLDER,
@@ -164,6 +165,12 @@ AGENT_HEADS = {"deployment": "deployment", "first_token": "1st token of", "turns
                "ttft_ms_last_turn": "of the last ms"}
 
 
+COST_HEADS = {"compared": "compared", "prompt_tokens": "prompt", "rounds": "rounds",
+              "ttft_ms_without": "TTFT ms without", "ttft_ms_with": "with", "ttft_ms_ratio": "ratio",
+              "ttft_ms_quartiles": "quartiles", "tokens_per_s_without": "tokens/s without",
+              "tokens_per_s_with": "with", "tokens_per_s_ratio": "ratio", "tokens_per_s_quartiles": "quartiles"}
+
+
 def print_table(title: str, heads: dict[str, str], rows: list[dict[str, Any]]) -> None:
     """Prints the rows as a table, if there are any, with only the columns for which a row has a value."""
     shown = [key for key in heads if any(key in row for row in rows)]
@@ -182,6 +189,7 @@ def print_tables(rows: list[dict[str, Any]]) -> None:
                 {part: part for part in parts}, seconds)
     print_table("vllm bench serve", SERVE_HEADS, [row for row in random_rows if "serve_requests" in row])
     print_table("an agent's session", AGENT_HEADS, [row for row in rows if row["load"] == "agent"])
+    print_table("what kvferry costs", COST_HEADS, [row for row in rows if row["load"] == "costs"])
 
 
 def names_of(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -211,6 +219,9 @@ def main() -> int:
                         help="of launch/proxy (default: 0, no prompt)")
     parser.add_argument("--load", type=names_of(("random", "agent")), default=["random"], metavar="NAME,...",
                         help="random prompts, or an agent's session that grows (default: random)")
+    parser.add_argument("--costs", action="store_true",
+                        help="instead of --only: what saving all KV costs a server, and what a pair adds to the time "
+                             "that its prefill server alone needs for a first token; requests go by turns to both")
     parser.add_argument("--turns", type=int, default=40, metavar="2..50",
                         help="of the agent's session (default: %(default)s)")
     parser.add_argument("--model", default="wide", choices=toy_model.KINDS,
@@ -226,6 +237,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them")
     options = parser.parse_args()
+    if options.costs:
+        options.only = []
+        if options.plot or options.repeat < 2:
+            parser.error("--costs draws nothing and needs a --repeat of at least 2")
     LOG_FOLDER.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -233,6 +248,8 @@ def main() -> int:
         if any(name in NIXL_THREADS for name in options.only):
             install(NIXL_FOLDER, "--no-deps", *NIXL)
         run(options, rows, problems)
+        if options.costs:
+            costs.measure(toy_model.kept(options.model), options, rows)
     except (ProcessError, aiohttp.ClientError, TimeoutError) as error:
         problems.append(reason(error))
     except KeyboardInterrupt:

@@ -10,8 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-COLOURS = {"plain": "#888888", "plain-one-core": "#bbbbbb", "saving-one-core": "#780000", "pushed": "#c1121f",
-           "pulled": "#f28482", "nixl": "#457b9d", "nixl-default": "#a8dadc", "nixl-third-core": "#1d3557"}
+COLOURS = {"plain": "#888888", "pushed": "#c1121f", "pulled": "#f28482", "nixl": "#457b9d", "nixl-default": "#a8dadc",
+           "nixl-third-core": "#1d3557"}
 # Each panel has a title, a unit, a key and whether its axis is logarithmic. Most are, because a model without enough
 # processor time waits 30 times longer than the rest.
 PANELS = [("hand-over: prefill's end to decode's first token,\nless one decode step", "ms", "handover_ms", True),

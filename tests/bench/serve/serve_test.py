@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import agent
+import costs
 import processors
 import pytest
 import serve_bench
@@ -93,6 +94,28 @@ def test_a_nixl_pair_that_fails_leaves_the_others_to_be_measured(monkeypatch: py
     assert problems[0].startswith("nixl: a server did not answer in time")
 
 
+def test_costs_are_ratios_of_each_round() -> None:
+    rounds = [(costs.Times(1.0, 2.0), costs.Times(1.1, 2.5)), (costs.Times(4.0, 8.0), costs.Times(4.2, 10.0)),
+              (costs.Times(2.0, 4.0), costs.Times(2.0, 4.0))]  # a machine that is four times as slow in between
+    found = costs.figures(rounds, output_tokens=10)
+    assert (found["ttft_ms_without"], found["ttft_ms_with"], found["ttft_ms_ratio"]) == (2000.0, 2000.0, 1.05)
+    assert (found["tokens_per_s_ratio"], found["tokens_per_s_quartiles"]) == (0.8, "0.800 to 0.900")
+
+
+def test_neither_side_is_always_the_first_or_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def turn(_: Any, side: costs.Side, __: int) -> costs.Times:
+        asked.append(side.url)
+        return costs.Times(1.0, 2.0 if side.url == "with" else 1.0)
+
+    monkeypatch.setattr(costs, "turn", turn)
+    sides = costs.Sides(costs.Side("without", "m", 1), costs.Side("with", "m", 1), lambda: asked.append("swap"))
+    rounds = asyncio.run(costs.by_turns(sides, 512, 4 - costs.WARM_UP, costs.Step("costs")))
+    assert asked == ["without", "with", "with", "without", "swap"] * 2
+    assert rounds == [(costs.Times(1.0, 1.0), costs.Times(1.0, 2.0))] * (4 - costs.WARM_UP)
+
+
 def test_an_agents_session_counts_what_was_computed() -> None:
     assert agent.figures([100, 150, 250], 260, [2.0, 0.5, 0.75]) == {
         "turns": 3, "last_prompt_tokens": 250, "repeated_share": 0.5, "from_kv_share": 0.48, "ttft_ms_turn_1": 2000.0,
@@ -142,6 +165,9 @@ def test_processor_seconds_are_those_of_each_part() -> None:
         processors.part_from_helpers(leader.pid, cores[0], cores[-1])
         parts = {part: os.sched_getaffinity(int(folder.name)) for folder, _, part in processors._members(leader.pid)}
         assert parts == {"api": {cores[-1]}, "engine": {cores[0]}, "model": {cores[0]}}
+        processors.bind(leader.pid, cores[-1])
+        assert {os.sched_getaffinity(int(folder.name)).pop() for folder, _, _ in processors._members(leader.pid)} == \
+            {cores[-1]}
     finally:
         os.killpg(leader.pid, 9)
         leader.wait()
