@@ -119,6 +119,8 @@ WRAPPED = {
     "eventfd": (re.compile(r"sys/eventfd\.h"), re.compile(r"transport/base/net/")),
     "cpp-httplib": (re.compile(r"httplib"),
                     re.compile(r"controller/(http/.*\.cpp|scale/etcd(\.cpp|_gateway\.h))$")),
+    "TLS": (re.compile(r"openssl/ssl\.h"), re.compile(r"transport/base/net/tls/|controller/http/http_socket\.cpp$"
+                                                      r"|launch/cli/doctor/key_probes\.cpp$")),
     "hiredis": (re.compile(r"hiredis"), re.compile(r"controller/scale/redis_stream\.cpp$")),
 }
 

@@ -1,7 +1,6 @@
 #include "controller/http/http_connections.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -97,9 +96,9 @@ void HttpConnections::accept_all() {
     if (connections_.size() >= kHttpConnectionsMax) end_slowest();
     if (connections_.size() >= kHttpConnectionsMax) continue;  // the destructor of `socket` closes it
     Connection connection;
-    connection.socket = std::move(socket);
     connection.since = clock_.now();
-    if (watch(epoll_.get(), EPOLL_CTL_ADD, connection.socket.get(), EPOLLIN | EPOLLONESHOT, ++last_id_))
+    connection.socket = HttpSocket(std::move(socket), certificate_ ? certificate_->current(connection.since) : nullptr);
+    if (watch(epoll_.get(), EPOLL_CTL_ADD, connection.socket.fd(), EPOLLIN | EPOLLONESHOT, ++last_id_))
       connections_.emplace(last_id_, std::move(connection));
   }
 }
@@ -160,12 +159,12 @@ bool HttpConnections::on_ready(std::uint64_t id, Connection& connection) {
 }
 
 bool HttpConnections::read(std::uint64_t id, Connection& connection) {
-  std::array<char, 64 << 10> bytes;
-  const ssize_t got = ::recv(connection.socket.get(), bytes.data(), bytes.size(), 0);
+  const bool is_first = connection.in.empty();
+  const ssize_t got = connection.socket.receive(connection.in);
   if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return false;
+  if (connection.state == State::kDraining) connection.in.clear();
   if (got < 0 || connection.state == State::kDraining) return arm(id, connection, EPOLLIN);
-  if (connection.in.empty()) connection.since = clock_.now();
-  connection.in.append(bytes.data(), static_cast<std::size_t>(got));
+  if (is_first) connection.since = clock_.now();
   return account(connection) && parse(id, connection);
 }
 
@@ -177,7 +176,7 @@ bool HttpConnections::parse(std::uint64_t id, Connection& connection) {
   if (state == HttpFraming::State::kIncomplete && !is_refused) {
     if (framing.awaits_continue() && !std::exchange(connection.is_continued, true)) {
       constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-      ::send(connection.socket.get(), kContinue.data(), kContinue.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      connection.socket.send(kContinue);
     }
     return arm(id, connection, EPOLLIN);
   }
@@ -197,15 +196,16 @@ bool HttpConnections::parse(std::uint64_t id, Connection& connection) {
 
 bool HttpConnections::write(std::uint64_t id, Connection& connection) {
   const std::string_view left = std::string_view(connection.out).substr(connection.num_sent);
-  const ssize_t sent = ::send(connection.socket.get(), left.data(), left.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t sent = connection.socket.send(left);
   if (sent < 0 && errno != EAGAIN && errno != EINTR) return false;
   connection.num_sent += static_cast<std::size_t>(std::max<ssize_t>(sent, 0));
-  if (connection.num_sent < connection.out.size()) return arm(id, connection, EPOLLOUT);
+  if (connection.num_sent < connection.out.size() || connection.socket.has_unsent())
+    return arm(id, connection, EPOLLOUT);
   connection.out.clear();
   connection.since = clock_.now();
   if (connection.is_last) {
     // Bytes that the client still sends are read, because closing a socket with unread bytes would discard the answer.
-    ::shutdown(connection.socket.get(), SHUT_WR);
+    connection.socket.end_sending();
     connection.state = State::kDraining;
     connection.in.clear();
     return account(connection) && arm(id, connection, EPOLLIN);
@@ -227,7 +227,8 @@ bool HttpConnections::account(Connection& connection) {
 }
 
 bool HttpConnections::arm(std::uint64_t id, const Connection& connection, std::uint32_t events) {
-  return watch(epoll_.get(), EPOLL_CTL_MOD, connection.socket.get(), events | EPOLLONESHOT, id);
+  if (connection.socket.has_unsent()) events |= EPOLLOUT;
+  return watch(epoll_.get(), EPOLL_CTL_MOD, connection.socket.fd(), events | EPOLLONESHOT, id);
 }
 
 }  // namespace kvferry::controller

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "controller/http/http_framing.h"
+#include "controller/http/http_socket.h"
 #include "transport/base/clock.h"
 #include "transport/base/net/event_fd.h"
 #include "transport/base/net/spare_fd.h"
@@ -42,8 +44,9 @@ class HttpConnections {
   /// thread that reads requests.
   using MaySend = std::function<bool(const std::string& authorization)>;
 
-  HttpConnections(Answer answer, MaySend may_send_body)
-      : answer_(std::move(answer)), may_send_body_(std::move(may_send_body)) {}
+  /// With a certificate, clients use HTTPS.
+  HttpConnections(Answer answer, MaySend may_send_body, std::optional<HttpCertificate> certificate)
+      : answer_(std::move(answer)), may_send_body_(std::move(may_send_body)), certificate_(std::move(certificate)) {}
   ~HttpConnections();
   HttpConnections(const HttpConnections&) = delete;
   HttpConnections& operator=(const HttpConnections&) = delete;
@@ -54,7 +57,7 @@ class HttpConnections {
  private:
   enum class State { kReading, kAnswering, kWriting, kDraining };
   struct Connection {
-    OwnedFd socket;
+    HttpSocket socket;
     State state = State::kReading;
     std::string in, out;
     std::size_t num_sent = 0;  // number of bytes of `out` that were sent
@@ -88,6 +91,7 @@ class HttpConnections {
 
   const Answer answer_;
   const MaySend may_send_body_;
+  std::optional<HttpCertificate> certificate_;
   const SteadyClock clock_;
   net::SpareFd spare_;
   net::TcpListener listener_;

@@ -143,9 +143,13 @@ class HttpParser final : public httplib::Server {
 
 class HttpListener final : public BoundListener {
  public:
-  HttpListener(const HttpBackend& backend, const std::optional<net::ClusterKey>& key)
+  HttpListener(const HttpBackend& backend, const std::optional<net::ClusterKey>& key,
+               std::optional<HttpCertificate> certificate)
       : access_(key),
-        api_(backend, [this](const std::function<void(TimeNs)>& work) { return calls_.call(work, kOwnerMax); }) {
+        api_(backend, [this](const std::function<void(TimeNs)>& work) { return calls_.call(work, kOwnerMax); }),
+        connections_([this](std::string_view request, bool& is_last) { return parser_.answer(request, is_last); },
+                     [this](const std::string& authorization) { return access_.may_send_body(authorization); },
+                     std::move(certificate)) {
     parser_.set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
       const auto refusal = access_.refusal(request.method, request.path, request.get_header_value("Authorization"));
       if (!refusal) return httplib::Server::HandlerResponse::Unhandled;
@@ -197,16 +201,15 @@ class HttpListener final : public BoundListener {
   HttpApi api_;
   HttpParser parser_;
   std::string address_;
-  HttpConnections connections_{
-      [this](std::string_view request, bool& is_last) { return parser_.answer(request, is_last); },
-      [this](const std::string& authorization) { return access_.may_send_body(authorization); }};
+  HttpConnections connections_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend,
-                                                   const std::optional<net::ClusterKey>& key) {
-  auto listener = std::make_unique<HttpListener>(backend, key);
+                                                   const std::optional<net::ClusterKey>& key,
+                                                   std::optional<HttpCertificate> certificate) {
+  auto listener = std::make_unique<HttpListener>(backend, key, std::move(certificate));
   KVFERRY_TRY(listener->listen(address));
   return std::unique_ptr<BoundListener>(std::move(listener));
 }

@@ -8,6 +8,7 @@
 #include "controller/api/listener.h"
 #include "controller/directory/sessions.h"
 #include "controller/engines/engine_events_listener.h"
+#include "controller/http/http_socket.h"
 #include "transport/base/net/cluster_key.h"
 #include "transport/base/net/host_port.h"
 
@@ -22,10 +23,11 @@ struct HttpBackend {
 };
 
 /// Reads, parses and answers requests on threads of its own; serve() runs the threads' calls into `backend` on the
-/// owner thread. With a `key`, the listener answers only requests that HttpAccess allows. Port 0 means any free port;
-/// the listener's address has the port in use, e.g. "127.0.0.1:41234". kUnavailable: the port is in use, or the address
-/// is not local.
+/// owner thread. With a `key`, the listener answers only requests that HttpAccess allows; with a `certificate`, only
+/// over HTTPS. Port 0 means any free port; the listener's address has the port in use, e.g. "127.0.0.1:41234".
+/// kUnavailable: the port is in use, or the address is not local.
 Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend,
-                                                   const std::optional<net::ClusterKey>& key);
+                                                   const std::optional<net::ClusterKey>& key,
+                                                   std::optional<HttpCertificate> certificate);
 
 }  // namespace kvferry::controller

@@ -41,15 +41,26 @@ void raise_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
+/// Returns the certificate of the HTTP listener, nullopt if it has none.
+Result<std::optional<controller::HttpCertificate>> http_certificate(const ControllerConfig& config) {
+  if (config.http_cert_file.empty() && config.http_key_file.empty())
+    return std::optional<controller::HttpCertificate>();
+  if (config.http_cert_file.empty() || config.http_key_file.empty() || config.http == "none")
+    return Error{ErrorCode::kInvalidArgument,
+                 "HTTPS needs http, http-cert-file and http-key-file; only some of them are set"};
+  return std::optional(KVFERRY_TRY(controller::HttpCertificate::read(config.http_cert_file, config.http_key_file)));
+}
+
 /// Adds the HTTP listener, and the listener for events of engines that are registered over HTTP. Returns the HTTP
 /// listener's actual address.
 Result<std::string> add_http(controller::Server& server, controller::EngineDirectory& engines,
-                             const std::string& address, const std::optional<net::ClusterKey>& key) {
+                             const std::string& address, const std::optional<net::ClusterKey>& key,
+                             std::optional<controller::HttpCertificate> certificate) {
   const net::HostPort host_port = KVFERRY_TRY(net::parse_host_port(address));
   std::unique_ptr<controller::EngineEventsListener> events = controller::EngineEventsListener::make(engines);
   const controller::HttpBackend backend{server.sessions(), engines, *events, server.endpoint()};
   KVFERRY_TRY(server.add_listener(std::move(events)));
-  return server.add_bound(controller::listen_http(host_port, backend, key));
+  return server.add_bound(controller::listen_http(host_port, backend, key, std::move(certificate)));
 }
 
 Result<void> add_replica(controller::Server& server, const ControllerConfig& config, const Clock& clock) {
@@ -64,6 +75,7 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
   const SteadyClock clock;
   controller::ServerOptions options{.bind = config.bind, .state = state_folder(config), .directory = {}};
   options.cluster_key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
+  std::optional<controller::HttpCertificate> certificate = KVFERRY_TRY(http_certificate(config));
   if (config.stream != "none") options.stream = config.stream;
   bool is_open = false;
   for (const std::string& endpoint : {options.bind, options.stream, "http://" + config.http}) {
@@ -81,8 +93,10 @@ Result<void> run(const SettingFlags& flags, const std::optional<std::string>& co
   std::unique_ptr<controller::Server> server = KVFERRY_TRY(controller::Server::bind(options, clock));
   server->sessions().set_insecure(is_open);
   if (config.http != "none") {
-    const std::string listening = KVFERRY_TRY(add_http(*server, engines, config.http, options.cluster_key));
-    log().info("HTTP on {}", listening);
+    const bool is_encrypted = certificate.has_value();
+    const std::string listening =
+        KVFERRY_TRY(add_http(*server, engines, config.http, options.cluster_key, std::move(certificate)));
+    log().info("HTTP on {}{}", listening, is_encrypted ? " (HTTPS)" : "");
   }
   KVFERRY_TRY(add_replica(*server, config, clock));
   if (is_open)

@@ -25,6 +25,8 @@ struct ControllerConfig {
   std::string bind = "tcp://127.0.0.1:14600";
   std::string stream = "none";
   std::string http = "none";
+  std::string http_cert_file;
+  std::string http_key_file;
   std::string state;
   std::string etcd;
   std::string event_log;
@@ -59,6 +61,13 @@ inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
           "Where to serve metrics, a status page and routers' queries; with a cluster key, only to clients "
           "that have a token (kvferry token)",
           [](const std::string& value) { return value == "none" || net::parse_host_port(value); }),
+      setting("http-cert-file", &C::http_cert_file, "the path of a PEM file",
+              "Certificate, followed by those that lead to its authority: --http then speaks only HTTPS (TLS 1.3). A "
+              "renewed file is used within a second")
+          .with_shown_default("none: HTTP is not encrypted"),
+      setting("http-key-file", &C::http_key_file, "the path of a PEM file without a password",
+              "Private key of the certificate in --http-cert-file")
+          .with_shown_default("none"),
       setting("state", &C::state, "a folder, or 'none'",
               "Folder of the state that survives a restart; with 'none', nodes publish their chunks again after "
               "a restart")

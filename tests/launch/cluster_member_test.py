@@ -159,12 +159,13 @@ def test_a_port_is_asked_for_again_only_if_it_served(tmp_path: Path) -> None:
     assert one.port is None
 
 
-def test_the_controllers_lines_become_addresses_that_others_reach(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more,scheme", [("", "http"), (" (HTTPS)", "https")])
+def test_the_controllers_lines_become_addresses_that_others_reach(tmp_path: Path, more: str, scheme: str) -> None:
     one = made("controller")
-    one.start([sys.executable, "-uc", "import time\nprint('2026-01-01 kvferry[1] info HTTP on 0.0.0.0:81')\n"
+    one.start([sys.executable, "-uc", f"import time\nprint('2026-01-01 kvferry[1] info HTTP on 0.0.0.0:81{more}')\n"
                "print('kvferry controller listening on tcp://0.0.0.0:80')\ntime.sleep(60)"], tmp_path / "log")
     eventually(lambda: one.read() or one.state == "ready")
-    assert (one.found().controller, one.found().http) == ("tcp://10.0.0.1:80", "http://10.0.0.1:81")
+    assert (one.found().controller, one.found().http) == ("tcp://10.0.0.1:80", f"{scheme}://10.0.0.1:81")
     assert one.child is not None
     one.child.kill()
 

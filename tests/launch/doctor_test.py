@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from certificates import make_certificate
 from kvferry_launch.paths import KVFERRY
 
 
@@ -75,3 +76,13 @@ def test_a_controller_elsewhere_is_examined_by_its_endpoint(key_file: Path) -> N
     with controller("tcp://0.0.0.0:0", "--cluster-key-file", key_file) as (_, endpoint):
         elsewhere = f"tcp://{host[0]}:{endpoint.rsplit(':', 1)[1]}"
         assert examine("--pid", 1, "--controller", elsewhere)[0] == 0
+
+
+def test_a_controller_with_https_is_asked_for_a_token_too(key_file: Path, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    https = ("--http", "0.0.0.0:0", "--http-cert-file", certificate, "--http-key-file", key)
+    with controller("tcp://0.0.0.0:0", *https, "--cluster-key-file", key_file) as (pid, _):
+        assert examine("--pid", pid)[0] == 0
+    with controller("tcp://127.0.0.1:0", *https, "--insecure") as (pid, _):
+        status, said = examine("--pid", pid)
+        assert (status, "without a cluster key: other hosts can reach it" in said) == (1, True)

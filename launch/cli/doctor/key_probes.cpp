@@ -1,10 +1,12 @@
 #include "launch/cli/doctor/key_probes.h"
 
+#include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -18,19 +20,46 @@ namespace {
 constexpr std::size_t kAnswerBytes = 64;
 constexpr char kIllegalParameter = 47, kDecryptError = 51;  // numbers of two TLS alerts
 
-/// Sends `said` to the listener and returns the first 64 bytes of its answer, or what has arrived when the listener
-/// ends the connection or a second has passed.
-std::string answer_of(net::HostPort address, std::string_view said) {
+/// Connects to the listener. Reads of the socket end after a second without bytes. Returns an empty OwnedFd if the
+/// listener accepts no connection.
+OwnedFd connected(net::HostPort address) {
   if (address.host == "0.0.0.0") address.host = "127.0.0.1";
   if (address.host == "::") address.host = "::1";
-  const Result<OwnedFd> socket = net::connect_tcp(address);
+  Result<OwnedFd> socket = net::connect_tcp(address);
   if (!socket) return {};
   constexpr timeval kPatience{1, 0};
   ::setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof(kPatience));
-  if (::send(socket->get(), said.data(), said.size(), MSG_NOSIGNAL) < 0) return {};
+  return std::move(*socket);
+}
+
+/// Sends `said` to the listener and returns the first 64 bytes of its answer, or what has arrived when the listener
+/// ends the connection or a second has passed.
+std::string answer_of(const net::HostPort& address, std::string_view said) {
+  const OwnedFd socket = connected(address);
+  if (!socket || ::send(socket.get(), said.data(), said.size(), MSG_NOSIGNAL) < 0) return {};
   std::string answer(kAnswerBytes, '\0');
-  const ssize_t count = ::recv(socket->get(), answer.data(), answer.size(), MSG_WAITALL);
+  const ssize_t count = ::recv(socket.get(), answer.data(), answer.size(), MSG_WAITALL);
   answer.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  return answer;
+}
+
+struct FreeOpenSsl {
+  void operator()(SSL_CTX* context) const { ::SSL_CTX_free(context); }
+  void operator()(SSL* session) const { ::SSL_free(session); }
+};
+
+/// Does the same over TLS, with a listener of any certificate: it gets no secret.
+std::string answer_over_tls(const net::HostPort& address, std::string_view said) {
+  const OwnedFd socket = connected(address);
+  const std::unique_ptr<SSL_CTX, FreeOpenSsl> context(::SSL_CTX_new(::TLS_client_method()));
+  const std::unique_ptr<SSL, FreeOpenSsl> session(context ? ::SSL_new(context.get()) : nullptr);
+  std::string answer(kAnswerBytes, '\0');
+  std::size_t count = 0;
+  if (!socket || !session || ::SSL_set_fd(session.get(), socket.get()) != 1 || ::SSL_connect(session.get()) != 1 ||
+      ::SSL_write(session.get(), said.data(), static_cast<int>(said.size())) <= 0 ||
+      ::SSL_read_ex(session.get(), answer.data(), answer.size(), &count) != 1)
+    return {};
+  answer.resize(count);
   return answer;
 }
 
@@ -75,7 +104,9 @@ bool asks_for_key(const net::HostPort& address) {
   const std::string greeting = answer_of(address, curve_greeting());
   if (greeting.size() == kAnswerBytes && greeting.substr(12, 6) == std::string("CURVE\0", 6)) return true;
   if (is_refused_key(answer_of(address, tls_hello()))) return true;
-  return answer_of(address, "GET /nodes HTTP/1.1\r\nHost: doctor\r\n\r\n").starts_with("HTTP/1.1 401 ");
+  constexpr std::string_view kQuestion = "GET /nodes HTTP/1.1\r\nHost: doctor\r\n\r\n", kRefusal = "HTTP/1.1 401 ";
+  return answer_of(address, kQuestion).starts_with(kRefusal) ||
+         answer_over_tls(address, kQuestion).starts_with(kRefusal);
 }
 
 }  // namespace kvferry::cli

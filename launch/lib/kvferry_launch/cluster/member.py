@@ -14,7 +14,7 @@ from kvferry_launch.cluster.plan import Found, Node
 SERVES = re.compile(r"kvferry \w+ node serves at (\S+)")
 SILENT = re.compile(r"kvferry \w+ node does not answer at ")
 LISTENS = re.compile(r"kvferry controller listening on (tcp://\S+)")
-HTTP = re.compile(r"\bHTTP on (\S+)$")
+HTTP = re.compile(r"\bHTTP on (\S+)( \(HTTPS\))?$")
 COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # warnings and Slurm's lines don't say why a node ended
                        r"(.*(error\b|exception\b|refused|denied|can't|cannot)|kvferry.*: |launch/\w+: )", re.IGNORECASE)
 # Matches an error of kvferry, which explains more than the vLLM errors that follow it in the log.
@@ -190,7 +190,8 @@ class Member:
 
     def _read_controller(self, line: str) -> None:
         if found := HTTP.search(line):
-            self.url = f"http://{self.node.place.address}:{found[1].rpartition(':')[2]}"
+            scheme = "https" if found[2] else "http"
+            self.url = f"{scheme}://{self.node.place.address}:{found[1].rpartition(':')[2]}"
         elif found := LISTENS.search(line):
             self.address = f"tcp://{self.node.place.address}:{found[1].rpartition(':')[2]}"
             self._ready()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from kvferry_launch.proxy.app import FrontDoor, Options
+from kvferry_launch.proxy.certificate import Certificate
 from kvferry_launch.proxy.tenants import Tenants
 
 if TYPE_CHECKING:
@@ -36,8 +37,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                     "while it computes. Servers need the connector's key `serves`; the controller needs --http.")
     parser.add_argument("--host", default="127.0.0.1", help="address of the HTTP server")
     parser.add_argument("--port", type=int, default=8000, help="port of the HTTP server; 0 takes any free port")
-    parser.add_argument("--controller", default=DEFAULT_CONTROLLER, metavar="http://HOST:PORT",
-                        help="HTTP address of the controller; the controller's own option --http sets it")
+    parser.add_argument("--tls-cert-file", default="", metavar="FILE",
+                        help="certificate in PEM, followed by those that lead to its authority: clients then use HTTPS "
+                        "(TLS 1.3); a renewed file is used within a second")
+    parser.add_argument("--tls-key-file", default="", metavar="FILE",
+                        help="private key in PEM, without a password, of the certificate in --tls-cert-file")
+    parser.add_argument("--controller", default=DEFAULT_CONTROLLER, metavar="http[s]://HOST:PORT",
+                        help="HTTP address of the controller; the controller's own option --http sets it. With https, "
+                        "the variable SSL_CERT_FILE can name the authorities that are trusted instead of the system's")
     parser.add_argument("--namespace", default="default", help="kvferry namespace of the servers")
     parser.add_argument("--tries", type=int, default=3, help="number of pairs tried for a request whose servers fail")
     parser.add_argument("--without-prefill", choices=("decode", "refuse"), default="decode",
@@ -79,6 +86,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if not re.fullmatch(r"[A-Za-z0-9_-]{0,100}", parsed.tenant_header):
         parser.error(f"--tenant-header is '{parsed.tenant_header[:200]}', not the name of an HTTP header: up to 100 "
                      "letters, digits, '-' and '_'")
+    if bool(parsed.tls_cert_file) != bool(parsed.tls_key_file):
+        parser.error("HTTPS needs --tls-cert-file and --tls-key-file; only one of them is set")
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}, not a port from 0 to 65535")
     for name in ("tries", "max_body"):
@@ -158,6 +167,17 @@ class LoopErrors:
                          error.strerror, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
+def certificate_of(arguments: argparse.Namespace) -> Certificate | None:
+    """Returns the certificate of the proxy's HTTPS, None if it serves HTTP. Exits if the files are unusable."""
+    if not arguments.tls_cert_file:
+        return None
+    try:
+        return Certificate(arguments.tls_cert_file, arguments.tls_key_file)
+    except OSError as error:  # ssl.SSLError is one
+        sys.exit(f"proxy: '{arguments.tls_cert_file}' and '{arguments.tls_key_file}' are not a certificate and its "
+                 f"private key without a password, in PEM: {error}")
+
+
 async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
     more: dict[str, Any] = {"make_trace": spans.trace} if spans is not None else {}
     door = FrontDoor(Options(arguments.controller.rstrip("/"), arguments.namespace, arguments.tries,
@@ -166,19 +186,22 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
                              arguments.prepare_from,
                              **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull",
                                                  arguments.tenant_header), **more))
+    certificate = certificate_of(arguments)
     runner = door.runner(arguments.grace)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, arguments.host, arguments.port, reuse_address=True)
+        site = web.TCPSite(runner, arguments.host, arguments.port, reuse_address=True,
+                           ssl_context=certificate.context if certificate else None)
         await site.start()
     except (OSError, UnicodeError) as error:  # UnicodeError: the host name has an empty or a too long part
         await runner.cleanup()
         reason = getattr(error, "strerror", None) or error
         sys.exit(f"proxy: can't listen on {arguments.host}:{arguments.port}: {reason}")
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    print(f"kvferry proxy listening on http://{host}:{runner.addresses[0][1]}", flush=True)
+    print(f"kvferry proxy listening on http{'s' if certificate else ''}://{host}:{runner.addresses[0][1]}", flush=True)
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
+    renewing = loop.create_task(certificate.renew()) if certificate else None
     loop.set_exception_handler(LoopErrors())
 
     def end() -> None:
@@ -189,6 +212,8 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
     await ending.wait()
+    if renewing is not None:
+        renewing.cancel()
     logger.info("shutting down; running requests have %.0f s to end", arguments.grace)
     await runner.cleanup()
 

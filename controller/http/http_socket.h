@@ -1,0 +1,75 @@
+// The socket of one HTTP client, encrypted by TLS 1.3 if the listener has a certificate (HTTPS).
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "transport/base/clock.h"
+#include "transport/base/owned_fd.h"
+#include "transport/base/result.h"
+
+struct ssl_ctx_st;
+struct ssl_st;
+
+namespace kvferry::controller {
+
+struct FreeTls {
+  void operator()(ssl_ctx_st* context) const;
+  void operator()(ssl_st* session) const;
+};
+
+/// The certificate of an HTTPS listener. Files that change are read again, so that a renewed certificate needs no
+/// restart. Threads: the one that accepts connections.
+class HttpCertificate {
+ public:
+  /// `certificate_file`: the certificate, followed by those that lead to its authority; `key_file`: its private key.
+  /// Both in PEM. kInvalidArgument: they are not.
+  static Result<HttpCertificate> read(std::string certificate_file, std::string key_file);
+
+  /// Returns what new connections use. If changed files can't be used, that is what was read before, and the log says
+  /// why.
+  ssl_ctx_st* current(TimeNs now);
+
+ private:
+  using Context = std::unique_ptr<ssl_ctx_st, FreeTls>;
+  HttpCertificate(std::string certificate_file, std::string key_file, Context context);
+  Result<Context> load() const;
+  std::string times() const;
+
+  std::string certificate_file_, key_file_;
+  Context context_;
+  std::string times_;  // when the files changed last
+  TimeNs checked_at_ = 0;
+};
+
+class HttpSocket {
+ public:
+  HttpSocket() = default;
+  /// `tls`: what HttpCertificate::current() returns; nullptr for a connection that is not encrypted.
+  HttpSocket(OwnedFd socket, ssl_ctx_st* tls);
+
+  int fd() const { return socket_.get(); }
+  /// Appends what has arrived to `to`. Returns the number of bytes, 0 if the client sends no more, and -1 with errno if
+  /// there is an error, or nothing yet (EAGAIN).
+  ssize_t receive(std::string& to);
+  /// Returns how many of the bytes were taken, or -1 with errno. Bytes that were taken may still wait for the socket.
+  ssize_t send(std::string_view bytes);
+  /// Returns whether bytes wait until the socket takes them.
+  bool has_unsent() const { return !unsent_.empty(); }
+  /// Tells the client that no more bytes follow.
+  void end_sending();
+
+ private:
+  bool decrypt(std::string& to);
+  bool flush();
+
+  OwnedFd socket_;
+  std::unique_ptr<ssl_st, FreeTls> tls_;
+  bool is_begun_ = false;  // if true, the client began with a TLS message
+  std::string unsent_;     // bytes of TLS that the socket has not taken
+};
+
+}  // namespace kvferry::controller

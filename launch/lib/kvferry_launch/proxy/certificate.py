@@ -1,0 +1,44 @@
+"""The certificate with which the proxy serves HTTPS."""
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+
+CHECK_EVERY_S = 1.0
+
+logger = logging.getLogger("kvferry.proxy")
+
+
+class Certificate:
+    """A certificate and its private key, in PEM files. Errors: OSError and ssl.SSLError if the files are not that."""
+
+    def __init__(self, certificate_file: str, key_file: str) -> None:
+        self._files = (certificate_file, key_file)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
+        self._times = self._changed_at()
+        self._load()
+
+    def _load(self) -> None:
+        # An empty password is wrong. Without one, OpenSSL would ask for it at the terminal.
+        self.context.load_cert_chain(*self._files, password=lambda: b"")
+
+    def _changed_at(self) -> list[tuple[int, int]]:
+        return [(found.st_ino, found.st_mtime_ns) for found in (Path(file).stat() for file in self._files)]
+
+    async def renew(self) -> None:
+        """Reads files that have changed again, until this task is cancelled, so that renewed ones need no restart."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            try:
+                if (times := self._changed_at()) == self._times:
+                    continue
+                self._times = times
+                # A certificate and a key that do not belong together leave the context unusable, so they are first
+                # read into another one.
+                Certificate(*self._files)
+                self._load()
+                logger.info("read the certificate in '%s' again", self._files[0])
+            except OSError as error:  # ssl.SSLError is one
+                logger.warning("the former certificate stays in use: %s", error)

@@ -1,0 +1,85 @@
+"""Tests launch/proxy with HTTPS on both sides: for its clients, and to a controller with a certificate."""
+
+import os
+import re
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from certificates import lock, make_certificate
+from kvferry_launch.paths import RELEASE, REPO
+
+DEADLINE_S = 20.0
+
+
+def line_of(process: "subprocess.Popen[str]", pattern: str) -> str:
+    stream = process.stdout or process.stderr
+    assert stream is not None
+    while line := stream.readline():
+        if found := re.search(pattern, line):
+            return found[1]
+    raise AssertionError(f"the program ended without saying {pattern}")
+
+
+def ask(url: str, authority: Path) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=DEADLINE_S,
+                                    context=ssl.create_default_context(cafile=authority)) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, refusal.read().decode()
+
+
+def test_clients_proxy_and_controller_speak_https_and_renewed_certificates_are_used(tmp_path: Path) -> None:
+    (for_controller, its_key), (for_clients, key) = (make_certificate(tmp_path, name) for name in ("one", "two"))
+    with subprocess.Popen([RELEASE / "bin" / "kvferry", "controller", "--bind", "tcp://127.0.0.1:0", "--state", "none",
+                           "--http", "127.0.0.1:0", "--http-cert-file", for_controller, "--http-key-file", its_key],
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as controller, \
+            subprocess.Popen([sys.executable, str(REPO / "launch" / "proxy"), "--port", "0", "--controller",
+                              "https://" + line_of(controller, r"HTTP on (\S+) .HTTPS"), "--tls-cert-file", for_clients,
+                              "--tls-key-file", key], env=os.environ | {"SSL_CERT_FILE": str(for_controller)},
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as proxy:
+        try:
+            url = line_of(proxy, r"listening on (https://\S+)")
+            end = time.monotonic() + DEADLINE_S
+            while "kvferry_proxy_controller_up 1" not in ask(f"{url}/metrics", for_clients)[1]:
+                assert time.monotonic() < end, "the proxy did not reach the controller"
+                time.sleep(0.05)
+            assert ask(f"{url}/health", for_clients)[0] == 503
+
+            former = tmp_path / "former.crt"
+            former.write_bytes(for_clients.read_bytes())
+            for_clients.write_text("nonsense")  # until the new files are there, the former ones stay in use
+            time.sleep(1.5)
+            assert ask(f"{url}/health", former)[0] == 503
+            make_certificate(tmp_path, "two")
+            while True:
+                try:
+                    assert ask(f"{url}/health", for_clients)[0] == 503
+                    break
+                except urllib.error.URLError as error:
+                    assert isinstance(error.reason, ssl.SSLCertVerificationError)
+                    assert time.monotonic() < end, "the renewed certificate is not used"
+                    time.sleep(0.1)
+        finally:
+            proxy.terminate()
+            controller.terminate()
+
+
+def test_files_that_are_no_certificate_are_refused_by_one_sentence(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    other = make_certificate(tmp_path, "other")[1]
+    for files, words in (((certificate, other), "key values mismatch"), ((key, key), "in PEM"),
+                         ((tmp_path / "none", key), "No such file"),
+                         ((certificate, lock(key, tmp_path / "locked.key")), "without a password"),
+                         ((certificate, ""), "only one of them is set")):
+        ended = subprocess.run([sys.executable, str(REPO / "launch" / "proxy"), "--port", "0", "--tls-cert-file",
+                                files[0], "--tls-key-file", files[1]], stdin=subprocess.DEVNULL, capture_output=True,
+                               text=True, timeout=DEADLINE_S, check=False)
+        assert ended.returncode != 0
+        assert words in ended.stderr.lower() or words in ended.stderr, ended.stderr
+        assert "Traceback" not in ended.stderr
