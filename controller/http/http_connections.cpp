@@ -34,7 +34,11 @@ HttpConnections::~HttpConnections() {
 }
 
 Result<std::uint16_t> HttpConnections::start(const net::HostPort& address) {
-  listener_ = KVFERRY_TRY(net::listen_tcp(address.host, address.port));
+  Result<net::TcpListener> listening = net::listen_tcp(address.host, address.port);
+  if (!listening)
+    return Error{ErrorCode::kUnavailable, fmt::format("{}; allowed: a free port (0: any) of an address of this machine",
+                                                      listening.error().what)};
+  listener_ = std::move(*listening);
   epoll_ = OwnedFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!watch(epoll_.get(), EPOLL_CTL_ADD, listener_.socket.get(), EPOLLIN, kListenerTag) ||
       !watch(epoll_.get(), EPOLL_CTL_ADD, wake_up_.fd(), EPOLLIN, kWakeUpTag))

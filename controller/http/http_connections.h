@@ -51,7 +51,8 @@ class HttpConnections {
   HttpConnections(const HttpConnections&) = delete;
   HttpConnections& operator=(const HttpConnections&) = delete;
 
-  /// Listens and starts the threads; returns the port in use. Errors: those of net::listen_tcp().
+  /// Listens and starts the threads; returns the port in use. Errors: kUnavailable, with the
+  /// system's reason.
   Result<std::uint16_t> start(const net::HostPort& address);
 
  private:

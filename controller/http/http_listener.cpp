@@ -183,11 +183,8 @@ class HttpListener final : public BoundListener {
   ~HttpListener() override { calls_.close(); }
 
   Result<void> listen(const net::HostPort& address) {
-    const Result<std::uint16_t> port = connections_.start(address);
-    if (!port)
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("cannot listen on {}: port in use or address not local", net::to_text(address))};
-    address_ = net::to_text({address.host, *port});
+    const std::uint16_t port = KVFERRY_TRY(connections_.start(address));
+    address_ = net::to_text({address.host, port});
     return {};
   }
 

@@ -24,8 +24,8 @@ struct HttpBackend {
 
 /// Reads, parses and answers requests on threads of its own; serve() runs the threads' calls into `backend` on the
 /// owner thread. With a `key`, the listener answers only requests that HttpAccess allows; with a `certificate`, only
-/// over HTTPS. Port 0 means any free port; the listener's address has the port in use, e.g. "127.0.0.1:41234".
-/// kUnavailable: the port is in use, or the address is not local.
+/// over HTTPS. Port 0 means any free port; the listener's address has the port in use, e.g. "127.0.0.1:41234". Errors:
+/// those of HttpConnections::start().
 Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend,
                                                    const std::optional<net::ClusterKey>& key,
                                                    std::optional<HttpCertificate> certificate);

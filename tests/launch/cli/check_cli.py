@@ -330,8 +330,13 @@ class CliTest(unittest.TestCase):
             http = f"127.0.0.1:{probe.getsockname()[1]}"
         with Controller("--bind", "tcp://127.0.0.1:0", "--http", http) as controller:
             second = run("controller", "--bind", "tcp://127.0.0.1:0", "--http", http)
-            self.assert_fails(second, 1, f"cannot listen on {http}: port in use")
+            self.assert_fails(second, 1, f"cannot listen on {http}: Address already in use; allowed: a free port")
             controller.end()
+        for address, reason in (("192.0.2.1:0", "cannot listen on 192.0.2.1:0: Cannot assign requested address"),
+                                ("nobody.invalid:0", "cannot resolve host 'nobody.invalid'")):
+            refused = run("controller", "--bind", "tcp://127.0.0.1:0", "--http", address, "--insecure")
+            self.assertNotIn("in use", refused.stderr)
+            self.assert_fails(refused, 1, reason, "an address of this machine")
         with Controller("--bind", "tcp://127.0.0.1:0", "--http", http):
             pass  # the port is free again, because the controller that used it has ended
 
