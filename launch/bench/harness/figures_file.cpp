@@ -4,9 +4,11 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <ctime>
 #include <fstream>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "launch/bench/harness/bench_venv.h"
@@ -60,10 +62,15 @@ nlohmann::json host_facts() {
 
 void write_json(const std::string& name, const nlohmann::json& figures) {
   if (name.empty()) return;
+  errno = 0;
   std::ofstream file(name);
-  file << figures.dump(2) << '\n';
-  file.close();
-  if (!file) throw Failure({ErrorCode::kUnavailable, fmt::format("can't write {}", name)});
+  if (file) file << figures.dump(2) << '\n';
+  if (file) file.close();
+  if (!file) {
+    // Streams keep no reason, but the system call that failed was the last one.
+    const std::string why = errno == 0 ? "unknown reason" : std::generic_category().message(errno);
+    throw Failure({ErrorCode::kUnavailable, fmt::format("can't write the figures to {}: {}", name, why)});
+  }
 }
 
 std::string number_text(const nlohmann::json& figures, const std::string& name, int digits, double unit) {

@@ -12,8 +12,8 @@ namespace kvferry::bench {
 /// Returns {"version", "boot_id", "cores", "cpu", "kernel", "huge_pages", "date"}; a fact that can't be read is empty.
 nlohmann::json host_facts();
 
-/// Writes the figures into the file `name`; writes nothing if `name` is empty. Failures: kUnavailable if the file can't
-/// be written.
+/// Writes the figures into the file `name`; writes nothing if `name` is empty. Failures: kUnavailable, with the
+/// system's reason, if the file can't be written.
 void write_json(const std::string& name, const nlohmann::json& figures);
 
 /// Returns a figure divided by `unit`, with `digits` digits after the point; "-" if the figure is missing.

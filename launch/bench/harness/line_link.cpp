@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "launch/bench/harness/interrupt.h"
@@ -15,6 +16,14 @@ namespace {
 
 constexpr std::size_t kLineBytesMax = 1 << 20;  // a longer line is an error; exported addresses are the longest fields
 
+/// Returns the error of a system call that failed. `what`: what the call did, such as "send to".
+Error failed(const char* what, int code) {
+  if (code == EINTR) return {ErrorCode::kCancelled, "interrupted"};
+  if (code == EPIPE || code == ECONNRESET) return {ErrorCode::kPeerLost, "the other process has closed the connection"};
+  return {ErrorCode::kUnavailable,
+          fmt::format("cannot {} the other process: {}", what, std::generic_category().message(code))};
+}
+
 }  // namespace
 
 Result<void> LineLink::send(const nlohmann::json& message) {
@@ -22,7 +31,7 @@ Result<void> LineLink::send(const nlohmann::json& message) {
   for (std::size_t done = 0; done < line.size();) {
     const ssize_t written = ::write(out_ ? out_.get() : in_.get(), line.data() + done, line.size() - done);
     if (written < 0 && errno == EINTR && !is_interrupted()) continue;
-    if (written < 0) return Error{ErrorCode::kPeerLost, "the other process has closed the connection"};
+    if (written < 0) return failed("send to", errno);
     done += static_cast<std::size_t>(written);
   }
   return {};
@@ -46,7 +55,7 @@ Result<nlohmann::json> LineLink::receive(TimeNs timeout_ns) {
     char buffer[16384];
     const ssize_t got = ::read(in_.get(), buffer, sizeof(buffer));
     if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got <= 0) return Error{ErrorCode::kPeerLost, "the other process has closed the connection"};
+    if (got <= 0) return failed("receive from", got == 0 ? EPIPE : errno);
     received_.append(buffer, static_cast<std::size_t>(got));
   }
 }

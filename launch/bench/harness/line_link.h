@@ -16,10 +16,11 @@ class LineLink {
   /// If `out` is empty, `in` is a socket that is also used for sending.
   explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
-  /// Sends an object as one line. Errors: kPeerLost if the other process has closed the connection.
+  /// Sends an object as one line. Errors: kPeerLost if the other process has closed the connection, kCancelled (the
+  /// user's interrupt), kUnavailable with the system's reason.
   Result<void> send(const nlohmann::json& message);
   /// Waits for a line and returns its object. Errors: kTimeout, kCancelled (the user's interrupt), kPeerLost (the
-  /// connection is closed), kCorrupt (the line is no JSON object, or too long).
+  /// connection is closed), kCorrupt (the line is no JSON object, or too long), kUnavailable with the system's reason.
   Result<nlohmann::json> receive(TimeNs timeout_ns);
 
   int in_fd() const { return in_.get(); }

@@ -1,10 +1,17 @@
-// Tests the arithmetic of `kvferry bench transfer`: sizes, shapes of models, flags, the pattern and the table.
+// Tests the arithmetic of `kvferry bench transfer`: sizes, shapes of models, flags, the pattern and the table; and the
+// links and files of all benchmarks.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <set>
 
+#include "launch/bench/harness/failure.h"
+#include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/flags.h"
 #include "launch/bench/harness/line_link.h"
 #include "launch/bench/transfer/model_shape.h"
@@ -195,6 +202,35 @@ TEST(LineLink, ErrorsArriveAsErrors) {
   EXPECT_EQ(known.error().code, ErrorCode::kRefused);
   EXPECT_EQ(known.error().what, "no");
   EXPECT_EQ(checked(nlohmann::json{{"error", 5}, {"code", "x"}}).error().code, ErrorCode::kInternal);
+}
+
+TEST(LineLink, SaysWhyItCannotSendOrReceive) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  std::signal(SIGPIPE, SIG_IGN);
+  LineLink alone{OwnedFd(ends[0])};
+  ::close(ends[1]);
+  for (const Error& error : {alone.send({}).error(), alone.receive(kSecond).error()}) {
+    EXPECT_EQ(error.code, ErrorCode::kPeerLost);
+    EXPECT_EQ(error.what, "the other process has closed the connection");
+  }
+  const Error full = LineLink(OwnedFd(), OwnedFd(::open("/dev/full", O_WRONLY | O_CLOEXEC))).send({}).error();
+  EXPECT_EQ(full.code, ErrorCode::kUnavailable);
+  EXPECT_EQ(full.what, "cannot send to the other process: No space left on device");
+  const Error folder = LineLink(OwnedFd(::open("/", O_RDONLY | O_CLOEXEC))).receive(kSecond).error();
+  EXPECT_EQ(folder.code, ErrorCode::kUnavailable);
+  EXPECT_EQ(folder.what, "cannot receive from the other process: Is a directory");
+}
+
+TEST(FiguresFile, SaysWhichFileCannotBeWrittenAndWhy) {
+  const auto why = [](const std::string& name) {
+    const Result<void> done = attempt([&] { write_json(name, {{"a", 1}}); });
+    return done ? std::string() : done.error().what;
+  };
+  EXPECT_EQ(why(""), "");
+  EXPECT_EQ(why("/dev/null"), "");
+  EXPECT_EQ(why("/dev/full"), "can't write the figures to /dev/full: No space left on device");
+  EXPECT_EQ(why("/nowhere/a.json"), "can't write the figures to /nowhere/a.json: No such file or directory");
 }
 
 }  // namespace
