@@ -1,5 +1,6 @@
 #include "connector/runtime/worker/slot_grants.h"
 
+#include <bit>
 #include <string>
 #include <vector>
 
@@ -32,16 +33,23 @@ std::string SlotGrants::grant(const GrantedChunk& wanted, const GrantTerms& term
         wanted.chunk.slot, wanted.num_tokens);
     return {};
   }
+  Result<std::string> exported = grant_place(wanted, terms, slot);
+  if (exported) return std::move(*exported);
+  if (std::has_single_bit(++num_not_granted_))
+    log().warn(
+        "slot {} can't be granted to a node that pushes, so its chunk has to be pulled ({} such slots so far): {}",
+        wanted.chunk.slot, num_not_granted_, exported.error().what);
+  return {};
+}
+
+Result<std::string> SlotGrants::grant_place(const GrantedChunk& wanted, const GrantTerms& terms, GrantedSlot& slot) {
   const std::uint64_t bytes = wanted.num_tokens * parts_.bytes_per_token;
-  const auto place = parts_.store.land(wanted.chunk, bytes);
-  slot.has_place = static_cast<bool>(place);
+  const ChunkStore::Place place = KVFERRY_TRY(parts_.store.land(wanted.chunk, bytes));
+  slot.has_place = true;
   // A place in GPU memory is not granted, because the grant could not be revoked.
-  if (!place || place->region != parts_.pool_region) return {};
-  const auto granted = parts_.transport.grant(place->region, place->offset, bytes, terms);
-  if (!granted) return {};
-  slot.grant = *granted;
-  auto exported = parts_.transport.export_grant(*granted);
-  return exported ? std::move(*exported) : std::string();
+  if (place.region != parts_.pool_region) return std::string();
+  slot.grant = KVFERRY_TRY(parts_.transport.grant(place.region, place.offset, bytes, terms));
+  return parts_.transport.export_grant(*slot.grant);
 }
 
 void SlotGrants::revoke(const Revocation& order) {

@@ -45,6 +45,7 @@ class SlotGrants {
   using Key = std::pair<std::uint64_t, std::uint32_t>;
 
   std::string grant(const GrantedChunk& wanted, const GrantTerms& terms, GrantedSlot& slot);
+  Result<std::string> grant_place(const GrantedChunk& wanted, const GrantTerms& terms, GrantedSlot& slot);
   void take_back(const Key& key, GrantedSlot& slot);
   void end(const Key& key, bool ok);
 
@@ -54,6 +55,7 @@ class SlotGrants {
   std::set<Key> revoking_;  // slots whose revocation waits for the end of a peer's copy
   std::map<ChunkRef, Key> landing_;
   std::map<std::uint64_t, Revoked> outcomes_;  // keyed by the id of the slot reservation
+  std::uint64_t num_not_granted_ = 0;          // slots that the store or the transport could not grant
 };
 
 }  // namespace kvferry

@@ -287,6 +287,18 @@ TEST_F(Pulls, OrdersWithNumbersThatCantBeRightFailAndTheNextOneIsCarriedOut) {
   EXPECT_THAT(done->ok, ElementsAre(true));
 }
 
+TEST_F(Pulls, ASlotThatCannotBeGrantedIsToldWithTheReason) {
+  ::testing::internal::CaptureStderr();
+  ASSERT_TRUE(link_->send(seal(5, GrantOrder{5, {{0, {5, 1}, kTokens}}})));
+  std::optional<std::string> bytes;
+  for (int patience = 0; patience < 1000 && !(bytes = link_->receive()); ++patience) ::poll(nullptr, 0, 10);
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(bytes);
+  EXPECT_THAT(decode<GrantOutcome>(decode<Envelope>(*bytes, "message")->body, "outcome")->grants, ElementsAre(""));
+  EXPECT_THAT(told, HasSubstr("slot 5 can't be granted to a node that pushes"));
+  EXPECT_THAT(told, HasSubstr("(1 such slots so far): slot 5 is fenced"));
+}
+
 TEST_F(Pulls, OrdersThatNameSlotsThatAreNotThereAreRefused) {
   constexpr auto kMost = std::numeric_limits<std::uint32_t>::max();
   ASSERT_TRUE(link_->send(seal(7, ChecksumOrder{7, 4, {{0, 4, 0, std::uint64_t{0} - 4}}, {{{2, 1}, 8, 1}}, 5000, 0})));
