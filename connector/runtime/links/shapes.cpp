@@ -27,6 +27,21 @@ bool same_cell_bytes(const RankEndpoint& a, const RankEndpoint& b) {
          a.chunk_bytes / a_cells == b.chunk_bytes / b_cells;
 }
 
+constexpr const char* kOldHolder =
+    "; the holder's version of kvferry serves only nodes with its own number of ranks and its own chunk size";
+
+/// Returns in a sentence how the nodes differ in their number of ranks or else in their chunks' sizes.
+std::string difference_of(const std::vector<RankEndpoint>& here, const std::vector<RankEndpoint>& there) {
+  if (here.size() != there.size())
+    return fmt::format("the holder has {} ranks and this node has {}; both need the same number of ranks", there.size(),
+                       here.size());
+  std::size_t rank = 0;
+  while (rank + 1 < here.size() && here[rank].chunk_bytes == there[rank].chunk_bytes) ++rank;
+  return fmt::format(
+      "the chunks of rank {} have {} bytes at the holder and {} here; both nodes need chunks of the same size", rank,
+      there[rank].chunk_bytes, here[rank].chunk_bytes);
+}
+
 }  // namespace
 
 std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks) {
@@ -44,14 +59,9 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
       std::none_of(there.begin(), there.end(), [](const auto& r) { return r.shard.num_layers == 0; });
   const std::vector<Shard> ours = shards_of(here), theirs = shards_of(there);
   if (!says_shape || ours == theirs) {
-    if (!is_like || (!says_shape && !is_one_stage(ours)))
-      return refuse(fmt::format(
-          "the holder has {} ranks and this node has {}; both need the same number of ranks, and chunks of the same "
-          "size{}",
-          there.size(), here.size(),
-          says_shape ? ""
-                     : "; the holder's version of kvferry serves only nodes with its own number of ranks and its own "
-                       "chunk size"));
+    if (!is_like) return refuse(difference_of(here, there) + (says_shape ? "" : kOldHolder));
+    if (!says_shape && !is_one_stage(ours))
+      return refuse("this node has pipeline stages, which the holder's version of kvferry does not serve");
     for (LeasedChunk& chunk : answer.reply.chunks) {
       chunk.run_checksums.clear();
       if (chunk.frames.size() != here.size()) chunk.frames.clear();

@@ -108,7 +108,27 @@ TEST_F(UnlikeNodes, AModelOfOtherLayersIsRefusedWithBothSidesNumbers) {
       std::string::npos);
   EXPECT_EQ(why({{"", "", 64, {0, 4, 0, 2}}, {"", "", 64, {0, 4, 2, 2}}}), "");
   // The ranks and bytes are equal, but there are stages, which that version does not have.
-  EXPECT_NE(why({{"", "", 64, {0, 2, 0, 4}}, {"", "", 64, {2, 2, 0, 4}}}), "");
+  EXPECT_EQ(why({{"", "", 64, {0, 2, 0, 4}}, {"", "", 64, {2, 2, 0, 4}}}),
+            "this node has pipeline stages, which the holder's version of kvferry does not serve");
+}
+
+TEST_F(UnlikeNodes, WhatDiffersIsNamed) {
+  LeaseAnswer answer;
+  const auto why = [&](std::vector<RankEndpoint> here, std::vector<RankEndpoint> there) {
+    answer.ranks = std::move(there);
+    const Result<ShardMap> map = fit_answer(here, answer);
+    return map ? std::string() : map.error().what;
+  };
+  const Shard half{0, 4, 0, 2}, other_half{0, 4, 2, 2};
+  const std::string old =
+      "; the holder's version of kvferry serves only nodes with its own number of ranks and its own chunk size";
+  EXPECT_EQ(why({{"", "", 64, half}, {"", "", 64, other_half}}, {{"", "", 64, half}, {"", "", 32, other_half}}),
+            "the chunks of rank 1 have 32 bytes at the holder and 64 here; both nodes need chunks of the same size");
+  EXPECT_EQ(
+      why({{"", "", 64, half}}, {{"", "", 32, {}}}),
+      "the chunks of rank 0 have 32 bytes at the holder and 64 here; both nodes need chunks of the same size" + old);
+  EXPECT_EQ(why({{"", "", 64, half}}, {{"", "", 64, {}}, {"", "", 64, {}}}),
+            "the holder has 2 ranks and this node has 1; both need the same number of ranks" + old);
 }
 
 /// RankEndpoint and LeaseRequest as they were before they had shapes.
