@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvferry_launch import paths
 from kvferry_launch.node import start as node
 from kvferry_launch.node.start import NodeError
 from kvferry_launch.paths import REPO
+
+PROBE = node.probe  # the fixture cpu_vllm replaces it
 
 
 @pytest.fixture
@@ -210,6 +213,35 @@ def test_the_controller_script_binds_to_tcp_and_ipc(capsys: pytest.CaptureFixtur
         with pytest.raises(SystemExit):
             node.controller_main()
         assert f"--bind {shlex.quote(endpoint)}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("is_installed", "remedy"), [
+    (False, "build it with launch/setup"), (True, "install kvferry's wheel again"),
+])
+def test_without_a_binary_the_user_is_told_how_to_get_one(is_installed: bool, remedy: str,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "IS_INSTALLED", is_installed)
+    monkeypatch.setattr(node.preflight, "kvferry_binary", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["launch/controller"])
+    with pytest.raises(SystemExit) as ended:
+        node.controller_main()
+    assert str(ended.value).endswith(f"there is no kvferry binary at {paths.KVFERRY} or on PATH; {remedy}")
+
+
+@pytest.mark.parametrize(("is_installed", "remedy"), [
+    (False, "launch/setup builds it"), (True, "install its wheel there"),
+])
+def test_a_vllm_without_kvferry_is_told_with_what_to_do(is_installed: bool, remedy: str, tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("""#!/bin/sh
+echo '{"vllm": "1", "kvferry": null}'
+""")
+    python.chmod(0o755)
+    monkeypatch.setattr(node, "IS_INSTALLED", is_installed)
+    monkeypatch.setattr(node, "RELEASE", tmp_path)
+    with pytest.raises(NodeError, match=f"has no kvferry; {remedy}"):
+        PROBE(str(python))
 
 
 def test_another_server_command_takes_the_place_of_vllms(model: Path) -> None:

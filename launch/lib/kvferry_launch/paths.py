@@ -26,3 +26,9 @@ STATE = (Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "stat
 def command_name(name: str) -> str:
     """Returns how users call a script of launch/: launch/NAME, or as a command of the wheel."""
     return f"kvferry-launch {name}" if IS_INSTALLED else f"launch/{name}"
+
+
+def no_binary() -> str:
+    """Returns a sentence that says that the command-line binary is missing, and what to do about it."""
+    remedy = "install kvferry's wheel again" if IS_INSTALLED else "build it with launch/setup"
+    return f"there is no kvferry binary at {KVFERRY} or on PATH; {remedy}"

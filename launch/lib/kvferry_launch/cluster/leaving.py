@@ -12,7 +12,7 @@ from pathlib import Path
 from kvferry_launch.cluster.child import Child
 from kvferry_launch.cluster.member import DRAINING, STOPPING, Member
 from kvferry_launch.node import serving
-from kvferry_launch.paths import KVFERRY
+from kvferry_launch.paths import KVFERRY, no_binary
 
 SETTLE_S = 6.0  # vllm-router drops a worker 5 s after the worker's last announcement
 
@@ -63,7 +63,7 @@ def drain_node(arguments: argparse.Namespace) -> int:
     """
     binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
     if binary is None:
-        print(f"there is no kvferry binary at {KVFERRY} or on PATH; build it with launch/setup", flush=True)
+        print(no_binary(), flush=True)
         return 1
     status = 0
     for name in arguments.names:

@@ -19,7 +19,7 @@ from kvferry_launch.node import preflight, serving
 from kvferry_launch.node.endpoints import Endpoint, parse_endpoint, parse_endpoints
 from kvferry_launch.node.preflight import NodeError
 from kvferry_launch.node.vllm import API_SERVER, CPU_ENV, KVFERRY_CONNECTOR, vllm_command
-from kvferry_launch.paths import IS_INSTALLED, KVFERRY, RELEASE, VENV_PYTHON, command_name
+from kvferry_launch.paths import IS_INSTALLED, RELEASE, VENV_PYTHON, command_name, no_binary
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 DEFAULT_CONTROLLER = "tcp://127.0.0.1:14600"
@@ -66,7 +66,7 @@ def controller_main() -> NoReturn:
             raise NodeError(f"--bind is '{arguments.bind}', not tcp://HOST:PORT or ipc://PATH")
         binary = preflight.kvferry_binary()
         if binary is None:
-            raise NodeError(f"there is no kvferry binary at {KVFERRY} or on PATH; build it with launch/setup")
+            raise NodeError(no_binary())
         if bind.host and not arguments.dry_run:
             check_port(bind.host, bind.port)
         become([binary, "controller", "--bind", arguments.bind, *after_dashes(arguments.rest)], {}, arguments.dry_run)
@@ -215,7 +215,8 @@ def probe(python: str) -> dict[str, Any]:
         hint = "install vLLM beside kvferry" if IS_INSTALLED else "launch/setup installs one into .venv"
         raise NodeError(f"'{python}' has no vLLM; {hint}")
     if not found["kvferry"] and not is_there(RELEASE / "python" / "kvferry"):
-        raise NodeError(f"'{python}' has no kvferry; launch/setup builds it")
+        hint = "install its wheel there" if IS_INSTALLED else "launch/setup builds it"
+        raise NodeError(f"'{python}' has no kvferry; {hint}")
     return found
 
 
