@@ -45,8 +45,8 @@ class Device {
   virtual std::string uuid() const { return ""; }
   /// Returns true if the host can access the device's memory, which only a simulated GPU allows.
   virtual bool is_host() const { return false; }
-  /// Makes this the calling thread's GPU for good, for the thread's own work and for what other libraries do on it.
-  /// Only for threads that kvferry has started; the other functions do not change the thread's current GPU.
+  /// Makes this the calling thread's GPU for good. Only for threads that kvferry has started: the other functions leave
+  /// a thread its GPU, unless the process has no context on it, since to restore it would make one of some 500 MiB.
   virtual Result<void> bind_thread() { return {}; }
 
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
