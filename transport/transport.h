@@ -76,8 +76,8 @@ struct PagedTransfer {
 
 /// The outcome of a transfer, whose local memory is no longer touched. `code` is kOk, kCancelled, kPeerLost (the peer
 /// died, was silent for too long or was disconnected), kCorrupt (a checksum differs; no notification was sent),
-/// kRefused (the peer has no such grant any more, the grant does not allow the transfer, or the region was
-/// unregistered) or kInternal (any other failure, see `what`).
+/// kRefused (the peer has no such grant any more, the grant does not allow the transfer, the region was unregistered,
+/// or the peer takes no notification) or kInternal (any other failure, see `what`).
 struct Completion {
   TransferId id;
   ErrorCode code = ErrorCode::kOk;

@@ -37,10 +37,7 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
     case MessageKind::kPull:
       return queue_pull(lane, head);
     case MessageKind::kNotify:
-      if (!host_.transfer_table().completion_queue().notify({from_, std::string(head.text())}))
-        log().warn("tcp: dropped a peer's notification, because {} notifications are unread already",
-                   CompletionQueue::kNotificationsMax);
-      connection.send({.kind = MessageKind::kAnswer, .id = header.id});
+      notify(connection, header.id, std::string(head.text()));
       return {};
     case MessageKind::kCancel:
       cancel_pull(lane, header.id);
@@ -166,15 +163,20 @@ Result<void> InboundLink::end_push(Connection& connection, std::uint64_t id) {
   if (push.is_unsound || !push.corrupt.empty()) {
     std::sort(push.corrupt.begin(), push.corrupt.end());
     answer(connection, id, ErrorCode::kCorrupt, "", std::move(push.corrupt));
-  } else if (!push.notification.empty() &&
-             !host_.transfer_table().completion_queue().notify({from_, std::move(push.notification)})) {
-    answer(connection, id, ErrorCode::kRefused,
-           fmt::format("the peer has {} unread notifications and takes no more", CompletionQueue::kNotificationsMax),
-           {});
   } else {
-    connection.send({.kind = MessageKind::kAnswer, .id = id});
+    notify(connection, id, std::move(push.notification));
   }
   return {};
+}
+
+/// Delivers the notification, if it is not empty, and answers the transfer `id`.
+void InboundLink::notify(Connection& connection, std::uint64_t id, std::string notification) {
+  if (notification.empty() || host_.transfer_table().completion_queue().notify({from_, std::move(notification)})) {
+    connection.send({.kind = MessageKind::kAnswer, .id = id});
+    return;
+  }
+  answer(connection, id, ErrorCode::kRefused,
+         fmt::format("the peer has {} unread notifications and takes no more", CompletionQueue::kNotificationsMax), {});
 }
 
 void InboundLink::answer(Connection& connection, std::uint64_t id, ErrorCode code, std::string what,

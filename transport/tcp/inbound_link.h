@@ -76,6 +76,7 @@ class InboundLink final : public MessageHandler {
   void cancel_pull(Lane& lane, std::uint64_t transfer);
   void refuse_pull(Connection& connection, const MessageHeader& pull, const std::string& why);
   Result<void> end_push(Connection& connection, std::uint64_t id);
+  void notify(Connection& connection, std::uint64_t id, std::string notification);
   void answer(Connection& connection, std::uint64_t id, ErrorCode code, std::string what,
               std::vector<std::uint32_t> corrupt);
 

@@ -190,8 +190,10 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
   if (found == transfers_.end()) return {};  // the transfer was cancelled meanwhile
   OutTransfer& transfer = *found->second;
   const auto code = static_cast<ErrorCode>(head.header.code);
-  if (transfer.what().direction == Direction::kPull && (code != ErrorCode::kOk || !transfer.is_final_sent))
-    return protocol_error("the peer confirmed a pull's notification before it was sent, or with an error");
+  const bool is_pull = transfer.what().direction == Direction::kPull;
+  if (is_pull && (code == ErrorCode::kCorrupt || !transfer.is_final_sent))
+    return protocol_error(
+        "the peer answered a pull's notification before it was sent, or as a push whose bytes differ");
   if (code == ErrorCode::kOk) {
     if (!transfer.is_final_sent) return protocol_error("the peer confirmed a push before the push was complete");
     finish(transfer, ErrorCode::kOk, "");

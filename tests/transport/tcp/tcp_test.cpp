@@ -12,6 +12,7 @@
 #include "tests/transport/raw_socket.h"
 #include "tests/transport/transport_fixture.h"
 #include "transport/base/checksum.h"
+#include "transport/completion_queue.h"
 #include "transport/make_transport.h"
 #include "transport/region_descriptor.h"
 #include "transport/tcp/messages.h"
@@ -236,6 +237,32 @@ TEST_F(TcpTarget, NamesTheRangeThatChangedOnTheWayAndAnnouncesNothing) {
   }
 }
 
+TEST_F(TcpTarget, RefusesNotificationsThatItCannotKeep) {
+  RawSocket peer(RawSocket::connected_to(port()));
+  peer.send(hello());
+  EXPECT_EQ(peer.receive_frame().header.kind, tcp::MessageKind::kWelcome);
+  const std::string pulled = frame({.kind = tcp::MessageKind::kNotify, .id = 7}, "note");
+  const std::string pushed = frame({.kind = tcp::MessageKind::kPush, .flags = tcp::kFinal, .id = 8}, "note");
+  constexpr std::size_t kAtOnce = 256;
+  std::string many;
+  for (std::size_t index = 0; index < kAtOnce; ++index) many += pulled;
+  for (std::size_t sent = 0; sent < CompletionQueue::kNotificationsMax; sent += kAtOnce) {
+    peer.send(many);
+    for (std::size_t index = 0; index < kAtOnce; ++index) ASSERT_EQ(peer.receive_frame().header.code, 0);
+  }
+  for (const std::string& one : {pulled, pushed}) {
+    peer.send(one);
+    const RawSocket::Frame answer = peer.receive_frame();
+    EXPECT_EQ(answer.header.id, one == pulled ? 7U : 8U);
+    EXPECT_EQ(static_cast<ErrorCode>(answer.header.code), ErrorCode::kRefused);
+    EXPECT_THAT(decode<tcp::AnswerBody>(answer.rest, "answer").value().what, HasSubstr("65536 unread notifications"));
+  }
+  EXPECT_EQ(transport_->poll_notifications().size(), CompletionQueue::kNotificationsMax);
+  peer.send(pulled);
+  EXPECT_EQ(peer.receive_frame().header.code, 0);
+  expect_alive();
+}
+
 /// The test itself plays the target.
 class TcpInitiator : public ::testing::Test {
  protected:
@@ -317,6 +344,24 @@ TEST_F(TcpInitiator, NamesTheRangeThatChangedOnTheWay) {
   EXPECT_EQ(completions[0].id, id);
   EXPECT_EQ(completions[0].code, ErrorCode::kCorrupt);
   EXPECT_THAT(completions[0].corrupt_ranges, ElementsAre(0U));
+}
+
+TEST_F(TcpInitiator, LearnsThatTheNotificationOfAPullWasRefused) {
+  target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
+  const auto answered = [&](ErrorCode code) {
+    PagedTransfer pull = transfer(Direction::kPull, 100);
+    pull.notification = "note";
+    const TransferId id = transport_->submit(pull).value();
+    const std::uint32_t number = target_->receive_frame().header.number;
+    target_->send(frame({.kind = tcp::MessageKind::kData, .id = id.value, .number = number, .payload_bytes = 100}) +
+                  std::string(100, 'd'));
+    EXPECT_EQ(target_->receive_frame().header.kind, tcp::MessageKind::kNotify);
+    target_->send(frame({.kind = tcp::MessageKind::kAnswer, .code = static_cast<std::uint8_t>(code), .id = id.value},
+                        encode(tcp::AnswerBody{"no room", {}})));
+    return id;
+  };
+  expect_end(answered(ErrorCode::kRefused), ErrorCode::kRefused, "no room");
+  expect_end(answered(ErrorCode::kCorrupt), ErrorCode::kPeerLost, "answered a pull's notification");
 }
 
 TEST_F(TcpInitiator, LosesAPeerThatSendsWhatNobodyAskedFor) {
