@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kvferry.lookup_spans import LookupSpans
+from kvferry.spans.lookup_spans import LookupSpans
 from kvferry_harness.prompts import prompt
 from kvferry_launch.testbed.servers import Controller
 from opentelemetry import trace

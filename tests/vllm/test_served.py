@@ -8,7 +8,7 @@ import pytest
 import torch
 from kvferry._core import KvFerryError
 from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers
-from kvferry.router_params import prepared_tokens_max
+from kvferry.preparations import prepared_tokens_max
 from kvferry.served import kv_groups, served_specs, state_format, window_format
 from processor import has_fp8_kernels
 from vllm.v1 import kv_cache_interface as kinds

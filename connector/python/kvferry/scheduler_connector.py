@@ -11,14 +11,15 @@ from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
 from kvferry.layout import count_chunk_layers
-from kvferry.lookup_spans import trace_id
 from kvferry.prefix_cache import BlockHashes, PrefixCache
+from kvferry.preparations import Preparations, prepared_tokens_max
 from kvferry.request_extras import make_extras
-from kvferry.router_params import Preparations, RouterParams, prepared_tokens_max
+from kvferry.router_params import RouterParams
 from kvferry.served import checkpoint_alignment, chunk_format, keeps_state, kv_groups, served_specs, settings_json
+from kvferry.spans.lookup_spans import trace_id
+from kvferry.spans.transfer_spans import make_transfer_spans
 from kvferry.stats import KvFerryStats, StatsSource
 from kvferry.tickets import KeyFileError
-from kvferry.transfer_spans import make_transfer_spans
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

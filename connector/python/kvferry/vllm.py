@@ -28,8 +28,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from kvferry.handshake import StepPlan, StepReport
-from kvferry.lookup_spans import LookupSpans
 from kvferry.scheduler_connector import SchedulerConnector
+from kvferry.spans.lookup_spans import LookupSpans
 from kvferry.stats import KvFerryPromMetrics, KvFerryStats
 from kvferry.worker_connector import WorkerConnector
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.tracing import extract_trace_context, instrument_manual
 
 from kvferry.ended_transfers import EndedTransfer, EndedTransfers
-from kvferry.lookup_spans import trace_headers
+from kvferry.spans.lookup_spans import trace_headers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -1,0 +1,40 @@
+"""Preparations, whose KV is loaded before the request itself comes: how many tokens they may have, and the pause of an
+engine that has nothing else.
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+REST_S = 0.003  # pause of a step in which an engine has only preparations: without it they would take a whole processor
+
+
+def prepared_tokens_max(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
+    """Returns how many tokens' blocks preparations may hold together: a quarter of vLLM's, or 0 if there are none.
+
+    A preparation is loaded layer by layer into blocks in host memory, and a request finds it in vLLM's prefix cache. So
+    it needs prefix caching, one rank, and one KV cache group with full attention.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups, parallel = kv_cache_config.kv_cache_groups, vllm_config.parallel_config
+    transfer = vllm_config.kv_transfer_config
+    is_served = (
+        vllm_config.device_config.device_type == "cpu" and bool(vllm_config.cache_config.enable_prefix_caching)
+        and transfer.kv_connector == "KvFerryConnector" and transfer.kv_load_failure_policy == "recompute"
+        and parallel.world_size == 1 and parallel.data_parallel_size == 1 and vllm_config.speculative_config is None
+        and len(groups) == 1 and type(groups[0].kv_cache_spec) is FullAttentionSpec
+    )  # fmt: skip
+    return kv_cache_config.num_blocks * groups[0].kv_cache_spec.block_size // 4 if is_served else 0
+
+
+class Preparations(set[str]):
+    """The ids of an engine's preparations."""
+
+    def rest(self, num_requests: int, num_scheduled: int) -> None:
+        """Called in each step. Lets other processes have the processor if the engine has nothing else to do."""
+        if self and num_scheduled == 0 and len(self) == num_requests:
+            time.sleep(REST_S)

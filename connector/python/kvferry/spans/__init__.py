@@ -1,0 +1,1 @@
+"""Spans for OpenTelemetry, in the trace of vLLM's request."""
