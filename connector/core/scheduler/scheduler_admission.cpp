@@ -215,25 +215,23 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   admission.attempt = request.attempt.value;
   admission.resumed = request.preemptions > 0;
   admission.tokens = request.chain.size();
-  std::uint32_t local = 0;
   if (request.open_lookup) {
-    local = request.open_lookup->num_local;
-    admission.hit = std::max(request.open_lookup->hit, local);
-    admission.local = local;
+    admission.local = request.open_lookup->num_local;
+    admission.hit = std::max(request.open_lookup->hit, admission.local);
     admission.to_load = num_external;
   }
-  const bool is_async = num_external > 0 && (loads_async() || request.prepares);
-  if (num_external > 0 && request.prepares) {
+  const bool is_async = num_external > 0 && is_load_async(request);
+  if (num_external > 0) {
     LoadJob job = plan_load(request, num_external, blocks);
-    loads_[{id.value, job.attempt}] = PendingLoad{{}, {}, admission, false, request.record, now, true, false};
-    loads_[{id.value, job.attempt}].admission.loaded = num_external;
-    begin_preparation(request, std::move(job), now);
-  } else if (num_external > 0) {
-    LoadJob job = plan_load(request, num_external, blocks);
-    const PinId pin = pool_.pin(request.open_lookup->chunks, "load for " + id.value, now, now + config_.pin_ttl);
-    PendingLoad& load = loads_[{id.value, job.attempt}] = PendingLoad{pin, {}, admission, false, request.record, now};
+    PendingLoad load{{}, {}, admission, false, request.record, now};
     load.admission.loaded = num_external;
-    loads_next_.push_back(std::move(job));
+    if (request.prepares) {
+      begin_preparation(request, std::move(job), std::move(load));
+    } else {
+      load.pin = pool_.pin(request.open_lookup->chunks, "load for " + id.value, now, now + config_.pin_ttl);
+      loads_[{id.value, job.attempt}] = std::move(load);
+      loads_next_.push_back(std::move(job));
+    }
     counters_.loads += 1;
   }
   // Hits are counted here, once per admission, because the engine may repeat a lookup.
@@ -243,13 +241,14 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
     counters_.resumed_hit_tokens += num_external;
   }
   request.admissions.push_back(admission);
-  record_admission(request, local, num_external);
+  record_admission(request, admission.local, num_external);
   request.skip_external_until_admitted = false;
-  note_givers(request, local);
+  if (const auto& open = request.open_lookup)
+    note_givers(request, open->chunks, open->num_local, open->num_local + open->num_external, open->num_purges);
   end_attempt(request);
   if (is_async) request.async_load = RequestState::AsyncLoad::kInProgress;
   request.running = !is_async;
-  request.computed = local + num_external;
+  request.computed = admission.local + num_external;
   if (is_async && config_.on_device) request.loaded_end = request.computed;
   request.window_end = request.step_end = request.computed;
   request.checkpoint = 0;
@@ -272,7 +271,7 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
   LoadJob job;
   job.request_id = id;
   job.attempt = request.attempt.value;
-  job.is_async = loads_async() || request.prepares;
+  job.is_async = is_load_async(request);
   std::vector<std::uint32_t> needed_in_job;
   for (std::size_t group = 0; group < blocks.size(); ++group) {
     job.block_ids.push_back(blocks_of(blocks, group, job_start, end, end));

@@ -188,13 +188,14 @@ class SchedulerCore {
   std::uint32_t fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit, std::uint32_t num_local) const;
   std::uint32_t window_start(std::size_t group, std::uint32_t end) const;
   bool has_windows(const ChunkMeta& chunk, std::uint32_t chunk_start, std::uint32_t num_local, std::uint32_t end) const;
+  bool is_load_async(const RequestState& request) const { return loads_async() || request.prepares; }
   LoadJob plan_load(const RequestState& request, std::uint32_t num_external, const BlockTable& blocks) const;
   Answer answer(RequestState& request, const Coverage& coverage, std::uint32_t num_local, TimeNs now);
   void end_attempt(RequestState& request);
   // These functions are defined in scheduler_prepare.cpp.
   Answer lookup_preparation(RequestState& request, std::uint32_t num_local, TimeNs now);
   std::optional<Answer> wait_for_preparation(RequestState& request, std::uint32_t num_local);
-  void begin_preparation(const RequestState& request, LoadJob job, TimeNs now);
+  void begin_preparation(const RequestState& request, LoadJob job, PendingLoad load);
   void advance_preparations(bool lacks_blocks, TimeNs now, StepPlan& plan);
   bool is_lost(const Preparation& preparation, TimeNs now) const;
   void end_preparation(Preparation& preparation, TimeNs now, StepPlan& plan);
@@ -250,7 +251,8 @@ class SchedulerCore {
   void end_replication_piece(TimeNs now);
   void tick_orders(TimeNs now);
   // These functions are defined in scheduler_purge.cpp.
-  void note_givers(RequestState& request, std::uint32_t num_local);
+  void note_givers(RequestState& request, std::span<const ChunkRef> chunks, std::uint32_t num_local, std::uint32_t end,
+                   std::uint64_t num_purges);
   void end_sharing_if_purged(RequestState& request);
 
   CoreConfig config_;

@@ -54,15 +54,19 @@ Answer SchedulerCore::lookup_preparation(RequestState& request, std::uint32_t nu
   return answer;
 }
 
-void SchedulerCore::begin_preparation(const RequestState& request, LoadJob job, TimeNs now) {
+/// `load`: the load of `job`, without a pin: chunks that are still being written can't be pinned.
+void SchedulerCore::begin_preparation(const RequestState& request, LoadJob job, PendingLoad load) {
   const OpenLookup& open = *request.open_lookup;
+  const TimeNs now = load.began;
+  load.is_prepared = true;
+  load.is_verified = false;
+  loads_[{job.request_id, job.attempt}] = std::move(load);
   for (LoadItem& item : job.items) item.checksums.clear();
   Preparation made{
       std::move(job),  open.chunks,           pool_.slot(open.chunks.back().slot).meta.key, open.hit, open.num_local,
       open.num_purges, now + config_.push_ttl};
   promise::bounded_hold(now, made.deadline, "preparation " + request.id.value);
   preparations_.push_back(std::move(made));
-  counters_.loads += 1;
 }
 
 /// Returns the answer to the lookup of a request with the prompt of a preparation: pending, until the preparation has
@@ -122,14 +126,7 @@ void SchedulerCore::end_preparation(Preparation& preparation, TimeNs now, StepPl
   load.is_verified = true;
   pool_.touch(preparation.chunks);
   // The givers of a pushed chunk are known when it has arrived.
-  request.open_lookup = OpenLookup{preparation.num_tokens,
-                                   preparation.num_local,
-                                   preparation.num_tokens - preparation.num_local,
-                                   preparation.chunks,
-                                   {},
-                                   preparation.num_purges};
-  note_givers(request, preparation.num_local);
-  request.open_lookup.reset();
+  note_givers(request, preparation.chunks, preparation.num_local, preparation.num_tokens, preparation.num_purges);
   preparation.is_ending = true;
   plan.loads.push_back(std::move(job));
 }

@@ -7,8 +7,11 @@
 namespace kvferry {
 
 /// Adds the givers of the KV that a request was just admitted with: of the chunks that it loads, and of those that the
-/// engine's own prefix cache has because an earlier request loaded them. `num_local`: tokens of the latter.
-void SchedulerCore::note_givers(RequestState& request, std::uint32_t num_local) {
+/// engine's own prefix cache has because an earlier request loaded them. `chunks`: the chunks from the first token on;
+/// the request has the first `num_local` tokens from the engine's cache, and those up to `end` from the chunks.
+/// `num_purges`: Purge::num_of_engine when they were found.
+void SchedulerCore::note_givers(RequestState& request, std::span<const ChunkRef> chunks, std::uint32_t num_local,
+                                std::uint32_t end, std::uint64_t num_purges) {
   TokenChain& chain = request.chain;
   const bool has_loaded = provenance_.has_loaded();
   const auto parent = [&](std::uint32_t i) -> const ChunkKey& { return i == 0 ? chain.root() : chain.key(i - 1); };
@@ -17,25 +20,22 @@ void SchedulerCore::note_givers(RequestState& request, std::uint32_t num_local) 
     if (givers != nullptr) add_givers(request.givers, *givers);
     return givers != nullptr;
   };
+  // The tokens or chunks were found before the purge, so they may be from the purged node.
+  if (num_purges != purge_.num_of_engine) request.cacheable = false;
   std::uint32_t start = 0;
-  if (request.open_lookup) {
-    // The tokens or chunks were found before the purge, so they may be from the purged node.
-    if (request.open_lookup->num_purges != purge_.num_of_engine) request.cacheable = false;
-    const std::uint32_t end = num_local + request.open_lookup->num_external;
-    for (const ChunkRef chunk : request.open_lookup->chunks) {
-      const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
-      if (start >= end) break;
-      add_givers(request.givers, slot.givers);
-      start += slot.meta.num_tokens;
-      if (start <= num_local || slot.givers.empty()) continue;
-      if (!slot.meta.is_tail) {
-        provenance_.loaded(slot.meta.key, slot.givers);
-      } else {
-        const std::uint32_t num_before = (start - slot.meta.num_tokens) / chain.chunk_tokens();
-        const auto group = chain.tail_group(num_before);
-        provenance_.loaded(after(parent(num_before)), group ? Givers{} : slot.givers);
-        if (group) provenance_.loaded(*group, slot.givers);
-      }
+  for (const ChunkRef chunk : chunks) {
+    const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
+    if (start >= end) break;
+    add_givers(request.givers, slot.givers);
+    start += slot.meta.num_tokens;
+    if (start <= num_local || slot.givers.empty()) continue;
+    if (!slot.meta.is_tail) {
+      provenance_.loaded(slot.meta.key, slot.givers);
+    } else {
+      const std::uint32_t num_before = (start - slot.meta.num_tokens) / chain.chunk_tokens();
+      const auto group = chain.tail_group(num_before);
+      provenance_.loaded(after(parent(num_before)), group ? Givers{} : slot.givers);
+      if (group) provenance_.loaded(*group, slot.givers);
     }
   }
   for (std::uint32_t i = 0; has_loaded && i * chain.chunk_tokens() < num_local; ++i) {
