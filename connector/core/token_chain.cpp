@@ -19,6 +19,11 @@ void TokenChain::append(std::span<const std::int32_t> tokens) {
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
 }
 
+void TokenChain::append(std::vector<std::int32_t>&& tokens) {
+  if (!tokens_.empty()) return append(std::span<const std::int32_t>(tokens));
+  tokens_ = std::move(tokens);
+}
+
 void TokenChain::truncate(std::uint32_t num_tokens) {
   if (num_tokens >= size()) return;
   tokens_.resize(num_tokens);

@@ -24,6 +24,7 @@ class TokenChain {
   TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras, TenantId tenant = 0);
 
   void append(std::span<const std::int32_t> tokens);
+  void append(std::vector<std::int32_t>&& tokens);  // does not copy the first tokens
   /// Drops the tokens from index `num_tokens` on, for example output tokens that the engine has rejected.
   void truncate(std::uint32_t num_tokens);
 

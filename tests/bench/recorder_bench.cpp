@@ -88,7 +88,7 @@ void bench_steps(const Clock& clock, std::uint32_t num_requests) {
     std::iota(tokens.begin(), tokens.end(), static_cast<std::int32_t>(i * 1000));
     NewRequest request;
     request.id = RequestId{fmt::format("r{}", i)};
-    request.tokens = std::span(tokens).first(kPrompt);
+    request.tokens.assign(tokens.data(), tokens.data() + kPrompt);
     request.num_prompt_tokens = kPrompt;
     core.add_request(request, clock.now());
     core.lookup(request.id, 0, clock.now());

@@ -56,7 +56,7 @@ void MiniEngine::tell_request(Request& request, TimeNs now) {
   const RequestSpec& spec = request.spec;
   NewRequest added;
   added.id = RequestId{spec.id};
-  added.tokens = std::span(request.text.tokens).first(request.known);
+  added.tokens.assign(request.text.tokens.data(), request.text.tokens.data() + request.known);
   added.num_prompt_tokens = static_cast<std::uint32_t>(spec.prompt.size());
   added.extras = extras_of(spec, weights_);
   added.cache_salt = spec.salt;

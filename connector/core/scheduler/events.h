@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,7 +31,7 @@ struct HandoffSource {
 
 struct NewRequest {
   RequestId id;
-  std::span<const std::int32_t> tokens;
+  std::vector<std::int32_t> tokens;
   /// [chunk] the engine's digests of the tokens up to each full chunk's end; empty if these digests do not depend on
   /// all that changes the KV (except `extras`). The last chunks may be missing.
   std::vector<EngineDigest> digests = {};

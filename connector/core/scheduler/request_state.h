@@ -54,7 +54,8 @@ struct Fetch {
 };
 
 struct RequestState {
-  RequestState(const NewRequest& from, const ChunkKey& root, std::uint32_t chunk_tokens, Progress& own_progress)
+  /// Takes the tokens of `from`, which are thousands.
+  RequestState(NewRequest& from, const ChunkKey& root, std::uint32_t chunk_tokens, Progress& own_progress)
       : progress(own_progress),
         id(from.id),
         num_prompt_tokens(from.num_prompt_tokens),
@@ -64,7 +65,7 @@ struct RequestState {
     cacheable = from.cacheable;
     handoff = from.handoff;
     prepares = from.prepares;
-    chain.append(from.tokens);
+    chain.append(std::move(from.tokens));
   }
 
   Progress& progress;

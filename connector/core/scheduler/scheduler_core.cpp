@@ -42,7 +42,7 @@ RequestState* SchedulerCore::find(const RequestId& id) {
   return found == requests_.end() ? nullptr : &found->second;
 }
 
-void SchedulerCore::add_request(const NewRequest& request, TimeNs now) {
+void SchedulerCore::add_request(NewRequest request, TimeNs now) {
   now_ = now;
   if (requests_.contains(request.id) || request.tokens.empty()) return;
   const ChunkKey root = request.extras.empty() ? plain_root_ : root_key(config_.fingerprint, request.extras);

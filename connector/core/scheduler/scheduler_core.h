@@ -49,7 +49,7 @@ class SchedulerCore {
   SchedulerCore(const SchedulerCore&) = delete;  // not copyable, because the parts of a core refer to each other
 
   // ---- events of the engine; unknown request ids are ignored, since vLLM may abort a request at any time ----
-  void add_request(const NewRequest& request, TimeNs now);
+  void add_request(NewRequest request, TimeNs now);
   bool knows(const RequestId& id) const { return requests_.contains(id); }
   /// Truncates the request's tokens to `keep`, then appends the new ones.
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);

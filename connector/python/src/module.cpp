@@ -93,10 +93,10 @@ struct PyScheduler {
                    bool handoff, const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
                    const std::optional<std::string>& push_to, std::int64_t arrived_ms, std::string trace,
                    const std::string& cache_salt, bool prepares) {
-    const std::vector<std::int32_t> tokens = integers(token_ids);
     NewRequest request;
     request.id = RequestId{id};
-    request.tokens = tokens;
+    request.tokens = integers(token_ids);
+    request.digests.reserve(digests.size());
     for (const nb::bytes& digest : digests) request.digests.push_back(engine_digest(view(digest)));
     request.num_prompt_tokens = num_prompt_tokens;
     request.extras = std::move(extras);
@@ -109,7 +109,7 @@ struct PyScheduler {
     request.prepares = prepares;
     request.waited = wait_since(arrived_ms, wall_clock_ms());
     request.trace = std::move(trace);
-    node->add_request(request);
+    node->add_request(std::move(request));
   }
 
   std::pair<std::optional<std::uint32_t>, bool> lookup(const std::string& id, std::uint32_t num_local) {

@@ -166,8 +166,8 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   return links_.start(workers);
 }
 
-void SchedulerNode::add_request(const NewRequest& request) {
-  with_core([&](SchedulerCore& core) { core.add_request(request, clock_.now()); });
+void SchedulerNode::add_request(NewRequest request) {
+  with_core([&](SchedulerCore& core) { core.add_request(std::move(request), clock_.now()); });
 }
 
 void SchedulerNode::update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens) {

@@ -51,7 +51,7 @@ class SchedulerNode {
   const std::string& host() const { return address_.host; }
   std::uint16_t port() const { return address_.port; }
 
-  void add_request(const NewRequest& request);
+  void add_request(NewRequest request);
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id);
   /// Returns the same as SchedulerCore::handle_of().

@@ -4,6 +4,7 @@
 
 #include <random>
 #include <string>
+#include <utility>
 
 #include "connector/core/scheduler/scheduler_core.h"
 
@@ -30,9 +31,9 @@ class CoreDriver {
   void add(const RequestId& id, std::span<const std::int32_t> tokens) {
     NewRequest request;
     request.id = id;
-    request.tokens = tokens;
+    request.tokens.assign(tokens.begin(), tokens.end());
     request.num_prompt_tokens = static_cast<std::uint32_t>(tokens.size());
-    core_.add_request(request, clock_.now());
+    core_.add_request(std::move(request), clock_.now());
   }
   BlockTable fresh_blocks(std::uint32_t num_tokens) {
     BlockTable table(1);

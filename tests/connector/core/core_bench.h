@@ -33,7 +33,7 @@ class CoreBench : public ::testing::Test {
   NewRequest request(const std::string& id, std::size_t num_tokens) const {
     NewRequest added;
     added.id = RequestId{id};
-    added.tokens = std::span(tokens_).first(num_tokens);
+    added.tokens.assign(tokens_.data(), tokens_.data() + num_tokens);
     added.num_prompt_tokens = static_cast<std::uint32_t>(num_tokens);
     return added;
   }

@@ -26,7 +26,7 @@ class SharedPool : public CoreBench {
   std::uint32_t serve(const std::string& salt, std::uint32_t number) {
     const RequestId id{fmt::format("{} {} {}", salt, number, ++num_served_)};
     NewRequest added = request(id.value, kPromptTokens);
-    added.tokens = std::span(tokens_).subspan(number, kPromptTokens);
+    added.tokens.assign(tokens_.data() + number, tokens_.data() + number + kPromptTokens);
     added.extras = added.cache_salt = salt;
     core_->add_request(added, now_);
     const std::uint32_t found = lookup(id.value).num_external;

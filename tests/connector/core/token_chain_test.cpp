@@ -27,8 +27,15 @@ TEST_F(Chain, KeysDoNotDependOnHowTheTokensCame) {
     pieces.append(std::span(tokens_).subspan(i, 1));
     pieces.keys();
   }
+  TokenChain taken = chain(0);
+  taken.append(std::vector(tokens_.begin(), tokens_.begin() + 40));
+  taken.append(std::vector(tokens_.begin() + 40, tokens_.end()));
   ASSERT_EQ(whole.num_full_chunks(), 3u);
-  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_EQ(whole.key(i), pieces.key(i));
+  ASSERT_EQ(taken.num_full_chunks(), 3u);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(whole.key(i), pieces.key(i));
+    EXPECT_EQ(whole.key(i), taken.key(i));
+  }
   EXPECT_EQ(whole.keys().size(), 3u);
   EXPECT_EQ(whole.key(0), chunk_key(root_key("model", ""), std::span(tokens_).first(32)));
   EXPECT_EQ(whole.key(1), chunk_key(whole.key(0), std::span(tokens_).subspan(32, 32)));
