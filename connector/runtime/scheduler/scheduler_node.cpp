@@ -1,6 +1,5 @@
 #include "connector/runtime/scheduler/scheduler_node.h"
 
-#include <array>
 #include <chrono>
 #include <numeric>
 #include <random>
@@ -21,19 +20,7 @@ constexpr std::chrono::milliseconds kLookupPatience{2};  // limit on the time th
 constexpr std::uint32_t kRecordedEvents = 1 << 15, kRecordedRequests = 1 << 12;
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
 
-/// Returns the name in the report of the counter of tokens that were computed again for a cause.
-std::string_view recomputed_name(std::size_t cause) {
-  static const auto names = [] {
-    std::array<std::string, kNumCauses> made;
-    for (std::size_t i = 0; i < kNumCauses; ++i) made[i] = fmt::format("recomputed_tokens_total{{{}}}", kCauseNames[i]);
-    return made;
-  }();
-  return names[cause];
-}
-
-std::map<std::string, double> by_name(const std::vector<std::pair<std::string_view, double>>& metrics) {
-  return {metrics.begin(), metrics.end()};
-}
+std::map<std::string, double> by_name(const NodeMetrics& metrics) { return {metrics.begin(), metrics.end()}; }
 
 }  // namespace
 
@@ -262,7 +249,7 @@ std::optional<std::map<std::string, double>> SchedulerNode::take_metrics() {
   const TimeNs now = clock_.now();
   const std::lock_guard lock(shared_.mutex);
   if (shared_.core->num_requests() > 0 && now < reported_at_ + kMetricsInterval) return std::nullopt;
-  Metrics current = metrics_of(*shared_.core);
+  NodeMetrics current = metrics_of(*shared_.core);
   if (current == reported_) return std::nullopt;
   reported_ = std::move(current);
   reported_at_ = now;
@@ -273,28 +260,6 @@ std::pair<std::uint64_t, std::vector<RequestLife>> SchedulerNode::transfers_afte
   const std::lock_guard lock(shared_.mutex);
   const FlightRecorder& recorder = shared_.core->recorder();
   return {recorder.last(), recorder.transfers_after(number, clock_.now())};
-}
-
-SchedulerNode::Metrics SchedulerNode::metrics_of(const SchedulerCore& core) {
-  const CoreCounters& counters = core.counters();
-  const auto number = [](auto value) { return static_cast<double>(value); };
-  Metrics metrics = {
-#define KVFERRY_METRIC(name) {#name "_total", number(counters.name)},
-      KVFERRY_CORE_COUNTERS(KVFERRY_METRIC)
-#undef KVFERRY_METRIC
-          {"pool_chunks", number(core.pool().num_ready())},
-      {"pool_slots", number(core.pool().num_slots())},
-      {"pool_pinned_chunks", number(core.pool().num_pinned())},
-      {"pool_tenants", number(core.pool().tenants().num_tenants())},
-      {"pool_controller_pinned_chunks", number(core.num_controller_pinned())},
-      {"fetching_requests", number(core.num_fetches())},
-      {"open_pushes", number(core.num_pushes())},
-      {"open_push_reservations", number(core.num_reservations())},
-  };
-  for (std::size_t cause = 0; cause < kNumCauses; ++cause)
-    if (const std::uint64_t tokens = counters.recomputed_tokens[cause]; tokens > 0)
-      metrics.emplace_back(recomputed_name(cause), number(tokens));
-  return metrics;
 }
 
 }  // namespace kvferry

@@ -14,6 +14,7 @@
 
 #include "connector/runtime/config.h"
 #include "connector/runtime/links/node_links.h"
+#include "connector/runtime/scheduler/node_metrics.h"
 #include "transport/base/net/host_port.h"
 
 namespace kvferry {
@@ -94,10 +95,8 @@ class SchedulerNode {
   void shutdown() { links_.shutdown(); }
 
  private:
-  using Metrics = std::vector<std::pair<std::string_view, double>>;
   SchedulerNode(SchedulerOptions options, net::HostPort address, Incarnation incarnation,
                 std::unique_ptr<controller::Client> directory, std::unique_ptr<ServerSocket> peers);
-  static Metrics metrics_of(const SchedulerCore& core);
   /// Runs `call` on the core under the core's lock, then hands the core's actions to the links.
   template <class Call>
   auto with_core(Call call);
@@ -109,7 +108,7 @@ class SchedulerNode {
   SharedCore shared_;
   NodeLinks links_;
   std::chrono::steady_clock::duration patience_left_;
-  Metrics reported_;  // values that take_metrics() returned last
+  NodeMetrics reported_;  // values that take_metrics() returned last
   TimeNs reported_at_ = 0;
   std::uint32_t num_ranks_ = 0;
   std::uint64_t num_engine_purges_ = 0;
