@@ -243,6 +243,18 @@ def crowded(root: Path) -> list[str]:
             "fewer are left" for folder, count in sorted(counts.items()) if count > FOLDER_SOURCES_MAX]
 
 
+def unexplained(root: Path) -> list[str]:
+    """Returns the folders of C++ without a README. A folder of one source needs none if the source begins with a
+    comment, which says what the README would.
+    """
+    sources: dict[Path, list[Path]] = {}
+    for path in room_sources(root):
+        sources.setdefault(path.parent, []).append(root / path)
+    return [str(folder) for folder, files in sorted(sources.items())
+            if not (root / folder / "README.md").exists() and folder != Path("launch/examples/move_blocks")
+            and not (len(files) == 1 and files[0].read_text().startswith("// "))]
+
+
 def test_includes_go_in_the_direction_of_the_blueprint() -> None:
     assert wrong_directions(REPO) == []
 
@@ -263,8 +275,7 @@ def test_every_folder_of_sources_has_a_row_of_its_own() -> None:
 
 
 def test_every_folder_says_what_belongs_there() -> None:
-    rooms = {path.parent for path in room_sources(REPO)} - {Path("launch/examples/move_blocks")}
-    assert sorted(str(room) for room in rooms if not (REPO / room / "README.md").exists()) == []
+    assert unexplained(REPO) == []
     modules = {path.parent for path in files_of(REPO) if str(path).startswith(PYTHON_ROOT)}
     assert sorted(str(package) for package in modules
                   if not (REPO / package / "__init__.py").read_text().startswith('"""')) == []
@@ -384,6 +395,20 @@ def test_a_crowded_folder_is_found(tmp_path: Path) -> None:
     assert [line.partition(";")[0] for line in crowded(tmp_path)] == ["connector/core/plan has 26 sources"]
     (tmp_path / "connector/core/plan/part_0.h").unlink()
     assert crowded(tmp_path) == []
+
+
+def test_a_folder_without_a_readme_is_found_unless_its_only_source_explains_it(tmp_path: Path) -> None:
+    folder = tmp_path / "transport/one"
+    folder.mkdir(parents=True)
+    (folder / "one_backend.cpp").write_text("// The backend of one.\n")
+    assert unexplained(tmp_path) == []
+    (folder / "one_backend.cpp").write_text("#include <one.h>\n")
+    assert unexplained(tmp_path) == ["transport/one"]
+    (folder / "one_backend.cpp").write_text("// The backend of one.\n")
+    (folder / "other.h").write_text("// The other part.\n")
+    assert unexplained(tmp_path) == ["transport/one"]
+    (folder / "README.md").write_text("# transport/one\n")
+    assert unexplained(tmp_path) == []
 
 
 def test_what_the_blueprint_allows_passes(tmp_path: Path) -> None:
