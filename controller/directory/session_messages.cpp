@@ -151,7 +151,7 @@ struct Sessions::Receiver {
     const auto* const request = std::get_if<wire::AdminRequest>(&message);
     const net::Role least = request != nullptr ? wire::least_role_for(request->verb)
                                                : std::visit([](const auto& body) { return body.kLeastRole; }, message);
-    if (turn.sender.role >= least) return true;
+    if (turn.sender.role >= least || (request != nullptr && drains_own_node(*request))) return true;
     const std::string what =
         request == nullptr ? "a node" : fmt::format("the command '{}'", request->verb.substr(0, 64));
     const std::string why = fmt::format("{} needs a key of the role {}, but the sender has the key of {}", what,
@@ -171,6 +171,14 @@ struct Sessions::Receiver {
     const std::optional<NodeId> id = self.directory_.find_node(info.name_space, info.engine_id.value);
     const std::uint64_t here = id ? self.directory_.node(*id)->info.incarnation.value : 0;
     return self.observer_ == nullptr ? here : std::max(here, self.observer_->newest(info).value);
+  }
+
+  /// Returns whether the request drains a node that the sender, a member, has registered. A worker needs no higher role
+  /// for that, so that it can empty its node before it stops.
+  bool drains_own_node(const wire::AdminRequest& request) const {
+    if (request.verb != "drain" || turn.sender.role < net::Role::kWorker || turn.sender.name.empty()) return false;
+    const std::optional<NodeId> id = self.directory_.find_node(request.name_space, request.engine_id);
+    return id && self.directory_.node(*id)->info.details.member == turn.sender.name;
   }
 
   std::optional<std::string> refusal(const wire::Hello& hello) const {

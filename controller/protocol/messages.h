@@ -103,7 +103,7 @@ struct AdminRequest {
   std::uint64_t number = 0;
   KVFERRY_FIELDS(header, token, verb, name_space, engine_id, other_engine_id, owner, keys, ttl_ms, number);
 };
-/// Returns the lowest role that a member's key must have for an AdminRequest with this verb.
+/// Returns the lowest role that an AdminRequest with this verb needs. A worker may also drain its own nodes.
 constexpr net::Role least_role_for(std::string_view verb) {
   return verb == "pin" ? net::Role::kWorker : net::Role::kAdmin;
 }

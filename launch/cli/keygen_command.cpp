@@ -246,7 +246,7 @@ Run add_keygen_command(CLI::App& app) {
       ->add_option(
           "--role", flags->role,
           "With --add-node, what the member may do. reader: query the controller (routers, dashboards); worker: also "
-          "register nodes; admin: also drain, clear, purge and set quotas")
+          "register nodes and drain those; admin: also drain others, clear, purge and set quotas")
       ->check(CLI::IsMember({"reader", "worker", "admin"}))
       ->needs(adds)
       ->capture_default_str();

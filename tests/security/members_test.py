@@ -38,7 +38,7 @@ def test_each_role_does_what_it_may_and_nothing_else(deployment: Deployment) -> 
         assert deployment.http_status(key_file) == 200
         printed = subprocess.run([KVFERRY, "token", "--cluster-key-file", key_file], capture_output=True, text=True)
         assert printed.stdout.strip() == signer_of(str(key_file)).http_token()
-    for command in ("drain other --no-wait --force", "drain other --undo", "clear", "quota 100", "quota --none",
+    for command in ("drain decode --no-wait --force", "drain decode --undo", "clear", "quota 100", "quota --none",
                     "purge --producer other --timeout 20"):
         for key_file, role in ((reader, "reader"), (worker, "worker")):
             refused = deployment.ask(command, key_file)
@@ -48,11 +48,16 @@ def test_each_role_does_what_it_may_and_nothing_else(deployment: Deployment) -> 
             assert f"(role {role})" in refused.stderr
         done = deployment.ask(command, admin)
         assert done.returncode == 0, done.stderr
+    own = deployment.ask("drain other --force --timeout 20", worker)
+    assert own.returncode == 0, own.stderr
+    assert "can be stopped" in own.stdout
+    assert deployment.ask("drain other --undo", worker).returncode == 1, "only an admin takes a drain back"
+    assert deployment.ask("drain other --undo", admin).returncode == 0
     assert deployment.http_status(reader, "/register", b"{}") == 403
     assert deployment.http_status(worker, "/register", b"{}") == 403
     assert deployment.http_status(admin, "/register", b"{}") == 400  # it may, but this says nothing
     counters = json.loads(deployment.status(whole).stdout)["counters"]
-    assert counters["messages_forbidden"] == 12
+    assert counters["messages_forbidden"] == 13
 
 
 def test_a_revoked_member_is_out_within_a_second_and_no_other_notices(deployment: Deployment) -> None:

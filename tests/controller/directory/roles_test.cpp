@@ -111,6 +111,43 @@ TEST_F(RolesTest, AMemberRegistersOnlyNodesOfItsName) {
   EXPECT_EQ(sessions_.counters().nodes_refused, 3U);
 }
 
+TEST_F(RolesTest, AWorkerDrainsTheNodesThatItHasRegisteredAndNoOthers) {
+  const net::Identity p{"p", Role::kWorker}, q{"q", Role::kWorker}, reader{"p", Role::kReader};
+  const auto drain = [](const char* node, const char* name_space = "") {
+    return wire::AdminRequest{.verb = "drain", .name_space = name_space, .engine_id = node};
+  };
+  say(sessions_.open(), wire::Hello{.node = node_info("p_1")}, p);
+  say(sessions_.open(), wire::Hello{.node = node_info("q")}, q);
+  say(sessions_.open(), wire::Hello{.node = node_info("p")}, {});  // of a holder of the cluster key, in p's name
+  const auto leaving = [&] {
+    std::vector<std::string> names;
+    for (const NodeStatus& node : sessions_.status(now_).nodes)
+      if (node.is_leaving) names.push_back(node.engine_id.value);
+    return names;
+  };
+  for (const auto& [request, sender] : {std::pair(drain("q"), p),
+                                        {drain("p"), p},
+                                        {drain("p_2"), p},
+                                        {drain("p_1", "other"), p},
+                                        {drain(""), p},
+                                        {drain("p_1"), q},
+                                        {drain("p_1"), reader}}) {
+    say(sessions_.open(), request, sender);
+    EXPECT_THAT(refusal(), HasSubstr("the command 'drain' needs a key of the role"))
+        << request.engine_id << " by " << sender.str();
+  }
+  EXPECT_EQ(num_forbidden(), 7U);
+  EXPECT_THAT(leaving(), ::testing::IsEmpty());
+  say(sessions_.open(), drain("p_1"), p);
+  EXPECT_EQ(refusal(), "");
+  EXPECT_THAT(leaving(), ::testing::ElementsAre("p_1"));
+  for (const char* verb : {"undrain", "clear", "purge", "move"}) {
+    say(sessions_.open(), wire::AdminRequest{.verb = verb, .engine_id = "p_1"}, p);
+    EXPECT_THAT(refusal(), HasSubstr("needs a key of the role admin")) << verb;
+  }
+  EXPECT_THAT(leaving(), ::testing::ElementsAre("p_1"));
+}
+
 TEST_F(RolesTest, ARevokedMembersNodeIsRemovedAndNoOther) {
   const ConnectionId thief = sessions_.open(), honest = sessions_.open(), silent = sessions_.open();
   say(thief, wire::Hello{.node = node_info("thief")}, {"thief", Role::kWorker});

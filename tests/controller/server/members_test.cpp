@@ -45,6 +45,21 @@ TEST_F(ControllerMembers, EachRoleDoesWhatItMay) {
       HasSubstr("a node needs a key of the role worker, but the sender has the key of member 'r' (role reader)"));
 }
 
+TEST_F(ControllerMembers, AWorkerDrainsItsOwnNodeAndNoOther) {
+  const net::ClusterKey other = folder_.add("other", Role::kWorker);
+  LiveNode node(server_.endpoint(), node_info("w_1"), kHeartbeatMs, worker_);
+  ASSERT_TRUE(node.wait_for<Registered>());
+  const auto drain_with = [&](const net::ClusterKey& key) {
+    return run_admin_command(server_.endpoint(), {.verb = "drain", .engine_id = "w_1"}, kDeadlineMs, key);
+  };
+  const auto is_leaving = [&] { return server_.status().nodes.at(0).is_leaving; };
+  for (const net::ClusterKey& key : {reader_, other}) EXPECT_FALSE(drain_with(key));
+  EXPECT_THAT(drain_with(other).error().what, HasSubstr("the sender has the key of member 'other' (role worker)"));
+  EXPECT_FALSE(is_leaving());
+  EXPECT_EQ(drain_with(worker_).value().text, "node 'w_1' is being drained");
+  EXPECT_TRUE(is_leaving());
+}
+
 TEST_F(ControllerMembers, ARevokedNodeIsOutWithinASecond) {
   (void)folder_.add("thief", Role::kWorker);
   LiveNode honest(server_.endpoint(), node_info("w"), kHeartbeatMs, worker_);
