@@ -36,9 +36,11 @@ Result<std::string> new_key() {
   return hex_of(net::text_of(key)) + "\n";
 }
 
-/// Creates a file that only its owner can read. If `like` is given, the file gets its owner, group and mode instead.
-Result<void> create(const std::string& path, const std::string& text, const struct stat* like) {
-  const OwnedFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+constexpr mode_t kKeyMode = 0600, kListMode = 0644;  // the list of members has public keys only
+
+/// Creates a file with this mode. If `like` is given, the file gets its owner, group and mode instead.
+Result<void> create(const std::string& path, const std::string& text, const struct stat* like, mode_t mode = kKeyMode) {
+  const OwnedFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (!file && errno == EEXIST)
     return Error{
         ErrorCode::kInvalidArgument,
@@ -131,7 +133,7 @@ Result<void> replace_members(const std::string& key_file, const std::vector<net:
   const std::string file = net::members_file_of(key_file);
   std::error_code error;
   const std::string content = net::format_members(members);
-  return std::filesystem::exists(file, error) ? replace_file(file, content) : create(file, content, nullptr);
+  return std::filesystem::exists(file, error) ? replace_file(file, content) : create(file, content, nullptr, kListMode);
 }
 
 /// Makes the keys of members and adds a line for each to the list. Returns the paths of the keys.
