@@ -40,6 +40,7 @@ RUN_ELSEWHERE = (
     ("launch/cluster status", "tests/launch/cluster_local_test.py", '"status"'),
     ("launch/cluster scale", "tests/launch/cluster_local_test.py", '"scale"'),
     ("launch/cluster down", "tests/launch/cluster_local_test.py", '"down"'),
+    ("launch/cluster keys", "tests/launch/cluster_pod_keys_test.py", '"--add-node", "grafana", "--role", "reader"'),
     ("kvferry controller --bind tcp://0.0.0.0:14600 --etcd", "tests/controller/faults/fleet.cpp", "--event-log"),
     ("kvferry controller --bind tcp://0.0.0.0:14600 --cluster-key-file", "tests/launch/proxy_https_test.py",
      '"--http-cert-file"'),

@@ -5,12 +5,13 @@ file.
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from deployment import Deployment, eventually
+from deployment import STANDINS, Deployment, eventually
 from kvferry_launch.cluster import kubernetes, spec
 from kvferry_launch.paths import REPO
 
@@ -85,18 +86,26 @@ def test_a_server_knows_its_name_its_url_and_the_controller() -> None:
 
 
 @pytest.mark.parametrize("own_key", [False, True])
-def test_pods_of_members_mount_the_key_unless_the_file_names_one(own_key: bool) -> None:
+def test_pods_of_members_mount_their_keys_unless_the_file_names_one(own_key: bool) -> None:
     env = {"env": {"KVFERRY_CLUSTER_KEY_FILE": "/k"}} if own_key else {}
     found = objects(MINIMAL | env | {"router": {"kind": "proxy"}})
-    pods = [one["spec"]["template"]["spec"] for one in found if one["kind"] in ("StatefulSet", "Deployment")]
-    assert len(pods) == 4
-    for pod in pods:
+    pods = {one["metadata"]["name"].removeprefix("demo-"): one["spec"]["template"]["spec"] for one in found
+            if one["kind"] in ("StatefulSet", "Deployment")}
+    mounted = {"controller": ("cluster-key", "cluster.key"), "prefill": ("prefill-keys", "$(POD_NAME).key"),
+               "decode": ("decode-keys", "$(POD_NAME).key"), "router": ("router-keys", "demo-router.key")}
+    assert set(pods) == set(mounted)
+    for name, pod in pods.items():
         given = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
-        assert given["KVFERRY_CLUSTER_KEY_FILE"] == ("/k" if own_key else "/etc/kvferry/cluster.key")
+        assert given["KVFERRY_CLUSTER_KEY_FILE"] == ("/k" if own_key else "/etc/kvferry/own.key")
+        secret, file = mounted[name]
         secrets = [one["secret"] for one in pod.get("volumes", []) if "secret" in one]
-        assert secrets == ([] if own_key else [{"secretName": "demo-cluster-key", "defaultMode": 0o400}])
-        copies = [" ".join(one["command"]) for one in pod.get("initContainers", [])]
-        assert copies == ([] if own_key else ["install -m 0400 /secret/cluster.key /etc/kvferry/cluster.key"])
+        assert secrets == ([] if own_key else [{"secretName": f"demo-{secret}", "defaultMode": 0o400},
+                                               {"secretName": "demo-members", "defaultMode": 0o444}])
+        inits = pod.get("initContainers", [])
+        assert [one["volumeMounts"][0] for one in inits] == ([] if own_key else [
+            {"name": "secret", "mountPath": "/secret/own.key", "subPathExpr": file, "readOnly": True}])
+        assert all("install -m 0400 /secret/own.key /etc/kvferry/own.key" in one["command"][-1] for one in inits)
+        assert not [one for one in pod["containers"][0].get("volumeMounts", []) if one["name"] == "secret"]
     door = container(by_name(objects(MINIMAL))["Deployment", "demo-router"])
     assert "volumeMounts" not in door, "vllm-router is no member"
 
@@ -142,19 +151,6 @@ def test_the_router_finds_pods_by_the_labels_that_they_have() -> None:
     assert ("Role", "demo-router") not in by_name(objects(MINIMAL | {"router": {"kind": "proxy"}}))
 
 
-KUBECTL = """#!/bin/sh
-# Stands in for kubectl: keeps what it was told, has one ready pod between apply and delete.
-echo "$@" >> "$STANDIN/calls"
-case "$*" in
-  *"get secret"*) cat "$STANDIN/secret" 2> /dev/null || true;;
-  *"create secret"*) echo secret/created > "$STANDIN/secret";;
-  *apply*) cat > "$STANDIN/applied"; touch "$STANDIN/up"; echo "service/demo-controller created";;
-  *"get pods"*) if [ -e "$STANDIN/up" ]; then cat "$STANDIN/pods.json"; else echo '{"items": []}'; fi;;
-  *delete*) cat > /dev/null; rm "$STANDIN/up"; echo deleted;;
-  *scale*) echo scaled;;
-  *) echo "error: no such command" >&2; exit 1;;
-esac
-"""
 POD = {"metadata": {"name": "tested-decode-0", "labels": {"app.kubernetes.io/component": "decode"}},
        "spec": {"nodeName": "host-7"},
        "status": {"podIP": "10.0.0.9", "phase": "Running", "startTime": "2026-01-01T00:00:00Z",
@@ -163,7 +159,7 @@ POD = {"metadata": {"name": "tested-decode-0", "labels": {"app.kubernetes.io/com
 
 def test_kubectl_is_given_the_manifests_and_takes_them_back_at_ctrl_c(tmp_path: Path) -> None:
     kubectl = tmp_path / "kubectl"
-    kubectl.write_text(KUBECTL)
+    kubectl.write_text(f'#!/bin/sh\nexec {sys.executable} -S {STANDINS / "kubectl.py"} "$@"\n')
     kubectl.chmod(kubectl.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "pods.json").write_text(json.dumps({"items": [POD]}))
     deployment = Deployment(tmp_path, on="kubernetes", kubernetes={"image": "vllm:1", "namespace": "serving"},
@@ -175,8 +171,11 @@ def test_kubectl_is_given_the_manifests_and_takes_them_back_at_ctrl_c(tmp_path: 
     assert (tmp_path / "applied").read_text() == deployment.call("render").stdout
     assert deployment.call("status").stdout.splitlines()[1].startswith("tested-decode-0 host-7 decode ready 10.0.0.9")
     calls = (tmp_path / "calls").read_text()
-    assert calls.count("--namespace serving create secret generic tested-cluster-key --from-file=cluster.key=/") == 1
-    assert calls.index("create secret") < calls.index("apply")
+    secrets = {file.stem for file in (tmp_path / "secrets").iterdir()}
+    assert secrets == {f"tested-{kind}" for kind in ("cluster-key", "members", "prefill-keys", "decode-keys",
+                                                     "router-keys")}
+    assert calls.count("--namespace serving create -f -") == len(secrets)
+    assert calls.rindex("create -f -") < calls.index("apply")
     deployment.call("scale", "decode=3")
     assert "--namespace serving scale statefulset/tested-decode --replicas=3" in (tmp_path / "calls").read_text()
     deployment.signal(2)

@@ -15,6 +15,7 @@ import yaml
 from kvferry_launch.cluster import kubernetes, spec
 from kvferry_launch.paths import KVFERRY, LAUNCH
 from kvferry_launch.setup.sbom import version_of_kvferry
+from pods import Pod, secrets_of
 
 helm = pytest.importorskip("helm_python", reason="launch/setup --tests installs it")
 CHART = LAUNCH / "deploy" / "helm" / "kvferry"
@@ -103,7 +104,9 @@ def test_the_comparison_sees_what_is_missing_or_different() -> None:
 
 @pytest.mark.parametrize("values", [
     *(values for _, values in CASES.values()),
-    {"clusterKey": {"existingSecret": "mine"}, "imagePullSecrets": [{"name": "registry"}], "user": 1000650000,
+    {"clusterKey": {"shared": True}},
+    {"clusterKey": {"shared": True, "existingSecret": "mine"}, "imagePullSecrets": [{"name": "registry"}],
+     "user": 1000650000,
      "decode": {"podSpec": {"nodeSelector": {"gpu": "h100"}, "tolerations": [{"operator": "Exists"}]}},
      "networkPolicy": {"clients": [{"podSelector": {}}], "monitoring": [{"namespaceSelector": {}}]},
      "controller": {"storageClass": "fast"}, "router": {"serviceType": "LoadBalancer"}},
@@ -144,26 +147,35 @@ def test_the_schema_knows_exactly_the_values_that_there_are() -> None:
     check(schema, yaml.safe_load((CHART / "values.yaml").read_text()), "")
 
 
-def test_the_key_is_the_pods_own_file_that_kvferry_accepts(tmp_path: Path) -> None:
-    objects = chart()
+def test_a_shared_key_is_the_pods_own_file_that_kvferry_accepts(tmp_path: Path) -> None:
+    objects = chart(clusterKey={"shared": True})
     secret = by_name(objects)["Secret", "demo-cluster-key"]
     assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    source, copy = tmp_path / "secret", tmp_path / "cluster.key"
-    source.write_bytes(base64.b64decode(secret["data"]["cluster.key"]))
-    source.chmod(0o440)  # the mode of a Secret's file if the pod has a group
-    for pod in pods(objects).values():
-        assert pod["securityContext"] | {"runAsNonRoot": True, "runAsUser": 14600} == pod["securityContext"]
-        command = pod["initContainers"][0]["command"]
-        assert command[-2:] == ["/secret/cluster.key", "/etc/kvferry/cluster.key"]
-        copy.unlink(missing_ok=True)
-        subprocess.run([*command[:-2], source, copy], check=True)
+    for name, template in pods(objects).items():
+        assert template["securityContext"] | {"runAsNonRoot": True, "runAsUser": 14600} == template["securityContext"]
+        pod = Pod(tmp_path / name, template, f"{name}-0", secrets_of(objects))
+        assert pod.start().returncode == 0
+        copy = Path(pod.env(pod.container)["KVFERRY_CLUSTER_KEY_FILE"])
         assert stat.S_IMODE(copy.stat().st_mode) == 0o400
+        assert copy.read_bytes() == base64.b64decode(secret["data"]["cluster.key"])
         done = subprocess.run([KVFERRY, "token", "--cluster-key-file", copy], capture_output=True, text=True,
                               check=True)
         assert re.fullmatch(r"[0-9a-f]{64}\n", done.stdout)
-    own = chart(clusterKey={"existingSecret": "mine"})
+    own = chart(clusterKey={"shared": True, "existingSecret": "mine"})
     assert not [one for one in own if one["kind"] == "Secret"]
     assert {pod["volumes"][0]["secret"]["secretName"] for pod in pods(own).values()} == {"mine"}
+
+
+def test_without_a_shared_key_the_chart_makes_no_secret_and_only_the_controller_has_the_cluster_key() -> None:
+    objects = chart()
+    assert not [one for one in objects if one["kind"] == "Secret"]
+    mounted = {name: [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+               for name, pod in pods(objects).items()}
+    assert {name: secret["secretName"] for name, (secret, _) in mounted.items()} == {
+        "demo-controller": "demo-cluster-key", "demo-prefill": "demo-prefill-keys", "demo-decode": "demo-decode-keys",
+        "demo-router": "demo-router-keys"}
+    assert all(members["secretName"] == "demo-members" and not members["optional"]
+               for _, members in mounted.values())
 
 
 def test_only_members_and_monitoring_reach_controller_and_servers() -> None:

@@ -76,6 +76,17 @@ def make_parser() -> argparse.ArgumentParser:
     command("down", down, "stop a running deployment")
     command("render", render, "print the Kubernetes manifests or Slurm's sbatch file").add_argument(
         "--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
+    made = command("keys", change_keys, "on Kubernetes, make the Secrets with keys for the pods that have none, or "
+                   "take one step of kvferry keygen there")
+    steps = made.add_mutually_exclusive_group()
+    steps.add_argument("--revoke", action="append", default=[], metavar="NAME",
+                       help="remove this member, such as a pod, from the list; may be repeated")
+    steps.add_argument("--add-node", action="append", default=[], metavar="NAME",
+                       help="make a key for a member that is no pod, in the Secret NAME-other-keys; may be repeated")
+    for name, about in (("--add", "step 1 of a rotation of the cluster key: add a new key"),
+                        ("--switch", "step 2: use the new key"), ("--retire", "step 3: remove the former key")):
+        steps.add_argument(name, action="store_const", const=name, dest="step", help=about)
+    made.add_argument("--role", choices=("reader", "worker", "admin"), help="with --add-node, what the member may do")
 
     made = command("front", front.main, "", file=False)
     front.add_arguments(made)
@@ -184,6 +195,19 @@ def scale(arguments: argparse.Namespace) -> int:
             return 1 if found["failed"] else 0
         time.sleep(POLL_S)
     return 0
+
+
+def change_keys(arguments: argparse.Namespace) -> int:
+    spec = load(arguments.file, arguments.on)
+    if spec.on != "kubernetes":
+        raise SpecError(f"'on' is {spec.on}; only on kubernetes keys are in Secrets; elsewhere kvferry keygen changes "
+                        f"those in {run_folder(spec)}")
+    if arguments.role and not arguments.add_node:
+        raise SpecError("--role is for --add-node")
+    flags = [arguments.step] if arguments.step else [
+        word for flag, names in (("--revoke", arguments.revoke), ("--add-node", arguments.add_node))
+        for name in names for word in (flag, name)]
+    return kubectl.keys(spec, [*flags, "--role", arguments.role] if arguments.role else flags)
 
 
 def down(arguments: argparse.Namespace) -> int:

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from kvferry_launch.cluster import pod_keys
 from kvferry_launch.cluster import status as status_lines
-from kvferry_launch.cluster.kubernetes import has_key, key_secret, manifests, render
+from kvferry_launch.cluster.kubernetes import has_keys, manifests, render, selector
 from kvferry_launch.cluster.plan import ENGINE_ROLES
 from kvferry_launch.cluster.schema import SpecError
-from kvferry_launch.cluster.spec import Spec, run_folder
-from kvferry_launch.node.cluster_key import KEY_NAME, ensure_key
+from kvferry_launch.cluster.spec import Spec
 from kvferry_launch.process import noted_signals
 
 POLL_S = 2.0
@@ -37,10 +39,6 @@ def call(spec: Spec, *words: str, text: str | None = None) -> str:
     return done.stdout
 
 
-def selector(spec: Spec) -> str:
-    return f"app.kubernetes.io/name=kvferry,app.kubernetes.io/instance={spec.name}"
-
-
 def dry_run(spec: Spec) -> list[str]:
     return [f"{shlex.join(kubectl(spec, 'apply', '-f', '-'))} <<'END'", *render(spec).splitlines(), "END"]
 
@@ -53,7 +51,8 @@ def up(spec: Spec, as_json: bool) -> int:
     view = status_lines.StatusView(as_json)
     is_told = False
     try:
-        ensure_secret(spec)
+        for line in ensure_keys(spec, pod_keys.replicas_of(spec)):
+            view.say(line)
         for line in call(spec, "apply", "-f", "-", text=render(spec)).splitlines():
             view.say(f"# {line}")
         while not ends:
@@ -70,14 +69,18 @@ def up(spec: Spec, as_json: bool) -> int:
     return 0
 
 
-def ensure_secret(spec: Spec) -> None:
-    """Creates the Secret with the cluster key if it is missing. `down` keeps the Secret, so every `up` has the same
-    key.
-    """
-    name = key_secret(spec)
-    if has_key(spec) and not call(spec, "get", "secret", name, "--ignore-not-found", "-o", "name").strip():
-        file = ensure_key(run_folder(spec) / KEY_NAME)
-        call(spec, "create", "secret", "generic", name, f"--from-file={KEY_NAME}={file}")
+def ensure_keys(spec: Spec, replicas: Mapping[str, int]) -> list[str]:
+    """Makes the keys that pods lack. `down` keeps the Secrets, so every `up` has the same keys."""
+    return pod_keys.change(spec, partial(call, spec), replicas) if has_keys(spec) else []
+
+
+def keys(spec: Spec, flags: Sequence[str]) -> int:
+    """Makes the keys that pods lack or, with flags of `kvferry keygen`, takes that step."""
+    if not has_keys(spec):
+        raise SpecError("'env' names a key file for all pods, so there are no Secrets to change")
+    for line in pod_keys.change(spec, partial(call, spec), pod_keys.replicas_of(spec), flags):
+        print(line)
+    return 0
 
 
 def front_url(spec: Spec) -> str:
@@ -115,7 +118,12 @@ def status(spec: Spec) -> int:
 
 
 def scale(spec: Spec, wanted: dict[str, int]) -> int:
-    """Scales the roles' StatefulSets or LeaderWorkerSets. The preStop hook of a removed pod drains its node."""
+    """Scales the roles' StatefulSets or LeaderWorkerSets. The preStop hook of a removed pod drains its node, for which
+    the pod's key stays.
+    """
+    # Only new pods of a role that is scaled get keys, so that no revoked member is back for another reason.
+    for line in ensure_keys(spec, dict.fromkeys(ENGINE_ROLES, 0) | wanted):
+        print(line)
     for role in ENGINE_ROLES:
         if role in wanted:
             kind = "statefulset" if spec.roles[role].hosts_per_replica == 1 else "leaderworkerset"

@@ -3,7 +3,7 @@
 The controller is a StatefulSet of one pod behind a Service. Prefill and decode each are a StatefulSet, or a
 LeaderWorkerSet if a replica spans several hosts. The name of a server's pod is the server's engine id. Before
 Kubernetes stops a server's pod, a preStop hook drains the server. vllm-router finds the servers by the labels of their
-pods; the proxy gets the list of servers from the controller.
+pods; the proxy gets the list of servers from the controller. pod_keys.py makes the Secrets that the pods mount.
 """
 
 import json
@@ -11,14 +11,21 @@ from typing import Any
 
 from kvferry_launch.cluster.plan import ENGINE_ROLES, RECOMPUTE
 from kvferry_launch.cluster.spec import Role, Spec
-from kvferry_launch.node.cluster_key import KEY_ENV, KEY_NAME
+from kvferry_launch.node.cluster_key import KEY_ENV, KEY_NAME, MEMBERS_NAME
 from kvferry_launch.node.vllm import API_SERVER, KVFERRY_CONNECTOR
+from kvferry_launch.paths import command_name
 
 CONTROLLER_PORT = 14600
 CONTROLLER_HTTP = 14680
 ENGINE_PORT = 8100  # one port for prefill and decode servers, because vllm-router looks for all at one port
 ROUTER_PORT = 8000
-KEY_FOLDER = "/etc/kvferry"
+KEY_FOLDER, LIST_FOLDER = "/etc/kvferry", "/etc/kvferry-members"
+KEY_IN_SECRET, POD_KEY = "/secret/own.key", f"{KEY_FOLDER}/own.key"
+# A file that a Secret does not have is an empty folder where it is mounted, and stays so until the pod is made anew.
+COPY_KEY = (f'[ -f {KEY_IN_SECRET} ] || {{ echo "this pod has no key yet: make one (launch/cluster keys), then delete '
+            f'this pod" >&2; exit 1; }}; install -m 0400 {KEY_IN_SECRET} {POD_KEY} && '
+            f"ln -sf {LIST_FOLDER}/{MEMBERS_NAME} {KEY_FOLDER}/{MEMBERS_NAME}")
+GROUP_LABEL = "leaderworkerset.sigs.k8s.io/group-index"  # label of a replica's pods
 NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 GRACE_S = 120  # time after the drain's time limit in which the last requests can end before the pod is killed
 Object = dict[str, Any]
@@ -38,17 +45,16 @@ def render(spec: Spec) -> str:
     # PyYAML writes an object that occurs twice as an anchor and a reference to it; copies through JSON occur once.
     objects = json.loads(json.dumps(manifests(spec)))
     text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in objects)
-    make = (f"# The pods need a Secret with the cluster key: kvferry keygen {KEY_NAME}; kubectl --namespace "
-            f"{spec.raw['kubernetes']['namespace']} create secret generic {key_secret(spec)} --from-file={KEY_NAME}\n")
-    return f"# {RECOMPUTE}\n{make if has_key(spec) else ''}{text}"
+    make = f"# The pods need Secrets with their keys; {command_name('cluster')} keys {spec.file.name} makes them.\n"
+    return f"# {RECOMPUTE}\n{make if has_keys(spec) else ''}{text}"
 
 
-def key_secret(spec: Spec) -> str:
-    return f"{spec.name}-cluster-key"
+def secret_name(spec: Spec, kind: str) -> str:
+    return f"{spec.name}-{kind}"
 
 
-def has_key(spec: Spec) -> bool:
-    """Returns True if pods mount the Secret with the cluster key; False if the deployment's file names a key file."""
+def has_keys(spec: Spec) -> bool:
+    """Returns True if pods mount Secrets with their keys; False if the deployment's file names a key file."""
     return KEY_ENV not in spec.env
 
 
@@ -59,24 +65,28 @@ def pod_of(spec: Spec, one: Object) -> Object:
                                 "seccompProfile": {"type": "RuntimeDefault"}}, "containers": [one]}
 
 
-def member_pod(spec: Spec, one: Object) -> Object:
+def member_pod(spec: Spec, one: Object, secret: str, key: str) -> Object:
     """Returns the pod of a container that speaks to the controller. Unless the deployment's file names a key file, the
-    container gets a copy of the cluster key's Secret: Kubernetes lets a group read each Secret of a pod that does not
-    run as root, and kvferry refuses a key file that a group can read.
+    container gets a copy of the file `key` of the Secret `secret`, and of no other file. It needs a copy, because
+    Kubernetes lets a group read each Secret of a pod that does not run as root, and kvferry refuses a key file that a
+    group can read. Beside the copy is a link to the list of members, which follows changes of its Secret.
     """
     inside = pod_of(spec, one) | {"automountServiceAccountToken": False}
-    if not has_key(spec):
+    if any(variable["name"] == KEY_ENV for variable in one["env"]):
         return inside
-    one["env"] = [*one["env"], {"name": KEY_ENV, "value": f"{KEY_FOLDER}/{KEY_NAME}"}]
-    one["volumeMounts"] = [*one.get("volumeMounts", []),
-                           {"name": "cluster-key", "mountPath": KEY_FOLDER, "readOnly": True}]
-    copy = {"name": "cluster-key", "image": one["image"], "securityContext": NO_PRIVILEGES,
-            "command": ["install", "-m", "0400", f"/secret/{KEY_NAME}", f"{KEY_FOLDER}/{KEY_NAME}"],
-            "volumeMounts": [{"name": "secret", "mountPath": "/secret", "readOnly": True},
-                             {"name": "cluster-key", "mountPath": KEY_FOLDER}]}
+    one["env"] = [*one["env"], {"name": KEY_ENV, "value": POD_KEY}]
+    one["volumeMounts"] = [*one.get("volumeMounts", []), {"name": "key", "mountPath": KEY_FOLDER, "readOnly": True},
+                           {"name": "members", "mountPath": LIST_FOLDER, "readOnly": True}]
+    copy: Object = {"name": "key", "image": one["image"], "securityContext": NO_PRIVILEGES,
+            "command": ["/bin/sh", "-c", COPY_KEY],
+            "volumeMounts": [{"name": "secret", "mountPath": KEY_IN_SECRET, "subPathExpr": key, "readOnly": True},
+                             {"name": "key", "mountPath": KEY_FOLDER}]}
+    if names := [variable for variable in one["env"] if variable["name"] in ("POD_NAME", "GROUP")]:
+        copy["env"] = names
     return inside | {"initContainers": [copy], "volumes": [
-        {"name": "secret", "secret": {"secretName": key_secret(spec), "defaultMode": 0o400}},
-        {"name": "cluster-key", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]}
+        {"name": "secret", "secret": {"secretName": secret_name(spec, secret), "defaultMode": 0o400}},
+        {"name": "members", "secret": {"secretName": secret_name(spec, "members"), "defaultMode": 0o444}},
+        {"name": "key", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]}
 
 
 def controller(spec: Spec) -> list[Object]:
@@ -93,7 +103,7 @@ def controller(spec: Spec) -> list[Object]:
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": spec.raw["kubernetes"]["storage"]}}}}]
     return [service(spec, "controller", {"kvferry": port, "http": http}),
-            stateful_set(spec, "controller", 1, member_pod(spec, pod), claims)]
+            stateful_set(spec, "controller", 1, member_pod(spec, pod, "cluster-key", KEY_NAME), claims)]
 
 
 def engine(spec: Spec, role: Role) -> list[Object]:
@@ -101,7 +111,7 @@ def engine(spec: Spec, role: Role) -> list[Object]:
     gpus = spec.raw["kubernetes"]["gpus"]
     pod = container(spec, role.name, engine_command(spec, role, port, leader_flags(role)), {"http": port},
                     probe_path="/health", probe_port=port)
-    pod["env"] = pod_env() + pod["env"] + [{"name": name, "value": value} for name, value in role.env.items()]
+    pod["env"] = pod_env(role) + pod["env"] + [{"name": name, "value": value} for name, value in role.env.items()]
     pod["startupProbe"] = {"httpGet": {"path": "/health", "port": port}, "periodSeconds": 5,
                            "failureThreshold": max(1, spec.ready_timeout_s // 5)}
     drain = ["kvferry", "drain", "$POD_NAME", "--force", "--controller", controller_address(spec), "--namespace",
@@ -111,7 +121,8 @@ def engine(spec: Spec, role: Role) -> list[Object]:
         pod["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     # vLLM's processes exchange messages over /dev/shm, of which a container has only 64 MiB by default.
     pod["volumeMounts"] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
-    inside = member_pod(spec, pod) | {"terminationGracePeriodSeconds": spec.drain_timeout_s + GRACE_S}
+    inside = member_pod(spec, pod, f"{role.name}-keys", f"{engine_name(spec, role)}.key")
+    inside["terminationGracePeriodSeconds"] = spec.drain_timeout_s + GRACE_S
     inside["volumes"] = [*inside.get("volumes", []), {"name": "shared-memory", "emptyDir": {
         "medium": "Memory", "sizeLimit": spec.raw["kubernetes"]["shared_memory"]}}]
     head = service(spec, role.name, {"http": port}, headless=True)
@@ -122,10 +133,18 @@ def engine(spec: Spec, role: Role) -> list[Object]:
 
 def engine_command(spec: Spec, role: Role, port: int, flags: list[str]) -> list[str]:
     extra = {"namespace": spec.namespace, "serves": f"http://$(POD_IP):{port}", "advertise_host": "$(POD_IP)"}
-    config = KVFERRY_CONNECTOR.config(role.kv_role, controller_address(spec), "$(POD_NAME)", extra | role.extra)
+    config = KVFERRY_CONNECTOR.config(role.kv_role, controller_address(spec), engine_name(spec, role),
+                                      extra | role.extra)
     server = list(spec.vllm) or [spec.raw["kubernetes"]["python"], *API_SERVER]
     return [*server, "--model", spec.model, "--host", "0.0.0.0", "--port", str(port), "--kv-transfer-config",
             json.dumps(config), *flags, *role.vllm_flags()]
+
+
+def engine_name(spec: Spec, role: Role) -> str:
+    """Returns the engine id of a pod's node, which is also its member's name: the name of the pod or, if a replica has
+    several pods, that of the first one. They are one member, because nodes let only who offers KV write it.
+    """
+    return "$(POD_NAME)" if role.hosts_per_replica == 1 else f"{spec.name}-{role.name}-$(GROUP)"
 
 
 def leader_flags(role: Role) -> list[str]:
@@ -188,7 +207,8 @@ def router(spec: Spec) -> list[Object]:
         account = watching_account(spec)
     pod = container(spec, "router", [*command, "--host", "0.0.0.0", "--port", str(port), *flags], {"http": port},
                     probe_path="/health", probe_port=port)
-    inside = member_pod(spec, pod) if raw["kind"] == "proxy" else pod_of(spec, pod)
+    inside = (member_pod(spec, pod, "router-keys", f"{spec.name}-router.key") if raw["kind"] == "proxy"
+              else pod_of(spec, pod))
     if account:
         inside["serviceAccountName"] = f"{spec.name}-router"
     return [*account, service(spec, "router", {"http": port}), {
@@ -223,9 +243,10 @@ def container(spec: Spec, name: str, command: list[str], ports: dict[str, int], 
             "readinessProbe": probe, "livenessProbe": probe | {"periodSeconds": 10, "failureThreshold": 6}}
 
 
-def pod_env() -> list[Object]:
+def pod_env(role: Role) -> list[Object]:
+    group = [] if role.hosts_per_replica == 1 else [("GROUP", f"metadata.labels['{GROUP_LABEL}']")]
     return [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-            for name, path in (("POD_NAME", "metadata.name"), ("POD_IP", "status.podIP"))]
+            for name, path in (("POD_NAME", "metadata.name"), ("POD_IP", "status.podIP"), *group)]
 
 
 def service(spec: Spec, name: str, ports: dict[str, int], headless: bool = False) -> Object:
@@ -248,6 +269,11 @@ def stateful_set(spec: Spec, name: str, replicas: int, pod: Object, claims: list
 def metadata(spec: Spec, name: str) -> Object:
     return {"name": f"{spec.name}-{name}", "namespace": spec.raw["kubernetes"]["namespace"],
             "labels": labels(spec, name)}
+
+
+def selector(spec: Spec) -> str:
+    """Returns kubectl's selector of all pods of the deployment."""
+    return f"app.kubernetes.io/name=kvferry,app.kubernetes.io/instance={spec.name}"
 
 
 def labels(spec: Spec, name: str) -> dict[str, str]:

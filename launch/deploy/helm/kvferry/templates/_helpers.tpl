@@ -40,7 +40,7 @@ env:
   {{- range $name, $value := merge (dict) (.env | default dict) .root.Values.env }}
   - {name: {{ $name }}, value: {{ include "kvferry.word" $value }}}
   {{- end }}
-  - {name: KVFERRY_CLUSTER_KEY_FILE, value: /etc/kvferry/cluster.key}
+  - {name: KVFERRY_CLUSTER_KEY_FILE, value: /etc/kvferry/own.key}
 {{- end }}
 
 {{- define "kvferry.image" -}}
@@ -54,8 +54,33 @@ readinessProbe: {httpGet: {path: {{ .path }}, port: {{ .port }}}, periodSeconds:
 livenessProbe: {httpGet: {path: {{ .path }}, port: {{ .port }}}, periodSeconds: 10, failureThreshold: 6}
 {{- end }}
 
+{{/* The Secret with the key of a component's pods, and the file of the pod in it. */}}
+{{- define "kvferry.secretOfKey" -}}
+{{- if or .root.Values.clusterKey.shared (eq .component "controller") -}}
+{{ include "kvferry.keySecret" .root }}
+{{- else -}}
+{{ .root.Release.Name }}-{{ .component }}-keys
+{{- end }}
+{{- end }}
+{{- define "kvferry.fileOfKey" -}}
+{{- if or .root.Values.clusterKey.shared (eq .component "controller") -}}
+cluster.key
+{{- else if .isServer -}}
+$(POD_NAME).key
+{{- else -}}
+{{ .root.Release.Name }}-{{ .component }}.key
+{{- end }}
+{{- end }}
+
+{{/* The volumes of a container with its key and, beside it, a link to the list of members, which follows changes. */}}
+{{- define "kvferry.keyMounts" -}}
+- {name: key, mountPath: /etc/kvferry, readOnly: true}
+- {name: members, mountPath: /etc/kvferry-members, readOnly: true}
+{{- end }}
+
 {{/* The part of a pod that all pods have. The key is copied, because kvferry refuses one that a group can read, and
-     Kubernetes lets a group read each Secret of a pod that does not run as root. */}}
+     Kubernetes lets a group read each Secret of a pod that does not run as root. The init container sees only the file
+     of its pod. A file that a Secret does not have is an empty folder there, and stays so until the pod is made anew. */}}
 {{- define "kvferry.pod" -}}
 {{- with .podSpec }}
 {{ toYaml . }}
@@ -71,13 +96,25 @@ securityContext:
   fsGroup: {{ int64 .root.Values.user }}
   seccompProfile: {type: RuntimeDefault}
 initContainers:
-  - name: cluster-key
+  - name: key
     {{- include "kvferry.image" .root | nindent 4 }}
-    command: [install, -m, "0400", /secret/cluster.key, /etc/kvferry/cluster.key]
+    {{- if .isServer }}
+    env:
+      - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    {{- end }}
+    command:
+      - /bin/sh
+      - -c
+      - >-
+        [ -f /secret/own.key ] || { echo "this pod has no key yet: make one (launch/cluster keys), then delete this pod"
+        >&2; exit 1; }; install -m 0400 /secret/own.key /etc/kvferry/own.key &&
+        ln -sf /etc/kvferry-members/kvferry.members /etc/kvferry/kvferry.members
     volumeMounts:
-      - {name: secret, mountPath: /secret, readOnly: true}
-      - {name: cluster-key, mountPath: /etc/kvferry}
+      - {name: secret, mountPath: /secret/own.key, subPathExpr: {{ include "kvferry.fileOfKey" . }}, readOnly: true}
+      - {name: key, mountPath: /etc/kvferry}
 volumes:
-  - {name: secret, secret: {secretName: {{ include "kvferry.keySecret" .root }}, defaultMode: 0400}}
-  - {name: cluster-key, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+  - {name: secret, secret: {secretName: {{ include "kvferry.secretOfKey" . }}, defaultMode: 0400}}
+  - name: members
+    secret: {secretName: {{ .root.Release.Name }}-members, defaultMode: 0444, optional: {{ .root.Values.clusterKey.shared }}}
+  - {name: key, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
 {{- end }}

@@ -1,0 +1,154 @@
+"""The keys of a deployment's pods on Kubernetes, which keeps them in Secrets: the controller has the cluster key, the
+pod of each server a member key of its own, and the front door's pods share one of the role reader.
+
+| Secret | files | mounted by |
+|---|---|---|
+| NAME-cluster-key | cluster.key | the controller's pod |
+| NAME-ROLE-keys | POD.key, for each pod of the role | an init container of each, which sees the file of its pod only |
+| NAME-members | kvferry.members | all of these pods, where it follows changes |
+| NAME-other-keys | MEMBER.key, for members that are no pods | none |
+"""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvferry_launch.cluster.keys import MEMBERS_HEAD, ROLES, names_in
+from kvferry_launch.cluster.kubernetes import labels, secret_name, selector
+from kvferry_launch.cluster.plan import ENGINE_ROLES
+from kvferry_launch.cluster.schema import SpecError
+from kvferry_launch.cluster.spec import Spec
+from kvferry_launch.node.cluster_key import KEY_NAME, MEMBERS_NAME, ensure_key
+from kvferry_launch.node.preflight import kvferry_binary
+
+SECRETS = ("cluster-key", "members", *(f"{role}-keys" for role in ROLES), "other-keys")
+SEEN = "kvferry/members"  # annotation of pods; a change of it makes their kubelets look at the Secrets at once
+Files = dict[str, bytes]
+Kubectl = Callable[..., str]
+
+
+def members_of(spec: Spec, replicas: Mapping[str, int]) -> dict[str, str]:
+    """Returns the role of each member: the pods of servers by their names, and one for all pods of the front door,
+    which the Helm chart starts whatever the deployment's file says.
+    """
+    names = {f"{spec.name}-{role}-{number}": ROLES[role] for role in ENGINE_ROLES for number in range(replicas[role])}
+    return names | {f"{spec.name}-router": ROLES["router"]}
+
+
+def replicas_of(spec: Spec) -> dict[str, int]:
+    return {role: spec.roles[role].replicas for role in ENGINE_ROLES}
+
+
+def secret_with(spec: Spec, file: str) -> str:
+    """Returns the end of the name of the Secret that has the file."""
+    if file in (KEY_NAME, MEMBERS_NAME):
+        return "cluster-key" if file == KEY_NAME else "members"
+    found = re.fullmatch(rf"{re.escape(spec.name)}-(?:({'|'.join(ENGINE_ROLES)})-\d+|(router))\.key", file)
+    return f"{found[1] or found[2]}-keys" if found else "other-keys"
+
+
+def change(spec: Spec, kubectl: Kubectl, replicas: Mapping[str, int], flags: Sequence[str] = ()) -> list[str]:
+    """Makes the keys that pods lack or, with flags of `kvferry keygen`, takes that step only. Each key that is there
+    stays. Returns lines for the user. Errors: SpecError.
+    """
+    binary = kvferry_binary(sys.executable)
+    if binary is None:
+        raise SpecError("there is no kvferry binary here to make the pods' keys; launch/setup builds it")
+    secrets = read(spec, kubectl)
+    before = {file: base64.b64decode(data) for secret in secrets.values()
+              for file, data in (secret.get("data") or {}).items()}
+    # In memory where there is such a folder, so that no key comes to a disk.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="kvferry-keys-", dir=memory) as name:
+        folder = Path(name)
+        write(folder, before)
+        ensure_key(folder / KEY_NAME)
+        told = step(binary, folder, flags) if flags else add_missing(binary, folder, members_of(spec, replicas))
+        after = {file.name: file.read_bytes() for file in folder.iterdir()}
+    after.setdefault(MEMBERS_NAME, MEMBERS_HEAD.encode())
+    # The list first: a key that is in no list opens nothing.
+    for kind in sorted(SECRETS, key=lambda kind: kind != "members"):
+        save(spec, kubectl, kind, secrets.get(secret_name(spec, kind)),
+             {file: content for file, content in after.items() if secret_with(spec, file) == kind})
+    if after[MEMBERS_NAME] != before.get(MEMBERS_NAME):
+        told += tell_pods(spec, kubectl, after[MEMBERS_NAME])
+    return told
+
+
+def write(folder: Path, files: Files) -> None:
+    for file, content in files.items():
+        with os.fdopen(os.open(folder / Path(file).name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(content)
+
+
+def keygen(binary: str, folder: Path, *flags: str) -> None:
+    done = subprocess.run([binary, "keygen", *flags, KEY_NAME], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SpecError(f"can't change the pods' keys: {' '.join(done.stderr.split())}")
+
+
+def step(binary: str, folder: Path, flags: Sequence[str]) -> list[str]:
+    keygen(binary, folder, *flags)
+    return [f"# kvferry keygen {' '.join(flags)}: done"]
+
+
+def add_missing(binary: str, folder: Path, wanted: Mapping[str, str]) -> list[str]:
+    """Makes keys for the members that have none. Repairs what a run that was interrupted has left: a key that is in no
+    list, or a member without a key.
+    """
+    list_file = folder / MEMBERS_NAME
+    listed = names_in(list_file.read_text()) if list_file.exists() else []
+    missing = [name for name in wanted if name not in listed or not (folder / f"{name}.key").exists()]
+    for name in missing:
+        (folder / f"{name}.key").unlink(missing_ok=True)
+    if lost := [name for name in missing if name in listed]:
+        keygen(binary, folder, *repeated("--revoke", lost))
+    for role in sorted(set(wanted.values())):
+        if names := [name for name in missing if wanted[name] == role]:
+            keygen(binary, folder, *repeated("--add-node", names), "--role", role)
+    return [f"# made keys of {', '.join(missing)}"] if missing else []
+
+
+def repeated(flag: str, names: Sequence[str]) -> list[str]:
+    return [word for name in names for word in (flag, name)]
+
+
+def read(spec: Spec, kubectl: Kubectl) -> dict[str, Any]:
+    """Returns the deployment's Secrets by their names."""
+    names = [secret_name(spec, kind) for kind in SECRETS]
+    text = kubectl("get", "secret", *names, "--ignore-not-found", "-o", "json")
+    found = json.loads(text) if text.strip() else {"items": []}
+    return {one["metadata"]["name"]: one for one in found.get("items", [found])}
+
+
+def save(spec: Spec, kubectl: Kubectl, kind: str, former: Any, files: Files) -> None:
+    """Writes a Secret that has changed. kubectl refuses if the Secret was changed since it was read, or is there since
+    then. A Secret without files is not made, so that the pods that mount it wait until there is one.
+    """
+    data = {file: base64.b64encode(content).decode() for file, content in sorted(files.items())}
+    if data == ((former or {}).get("data") or {}):
+        return
+    about = {"name": secret_name(spec, kind), "namespace": spec.raw["kubernetes"]["namespace"],
+             "labels": labels(spec, "keys")}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": about, **(former or {}), "data": data}
+    kubectl("replace" if former else "create", "-f", "-", text=json.dumps(secret))
+
+
+def tell_pods(spec: Spec, kubectl: Kubectl, members: bytes) -> list[str]:
+    """Makes the kubelets of the deployment's pods bring the new list to them at once, instead of within two minutes."""
+    pods = json.loads(kubectl("get", "pods", "-l", selector(spec), "-o", "json"))
+    names = [pod["metadata"]["name"] for pod in pods["items"]]
+    try:
+        if names:
+            kubectl("annotate", "pods", *names, "--overwrite", f"{SEEN}={hashlib.sha256(members).hexdigest()[:16]}")
+    except SpecError as error:  # a pod may have gone meanwhile
+        return [f"# pods get the new list of members within two minutes: {error}"]
+    return []
