@@ -25,9 +25,13 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
     return bad(fmt::format("the cache's elements have {} bytes, but an element of type {} has {}", layout.element_bytes,
                            name_of(format.cache_type), bytes));
   if (format.cache_type == format.chunk_type) return {};
-  if (bytes_of(format.cache_type) < 2 || bytes_of(format.chunk_type) != 1)
-    return bad(fmt::format("cannot convert {} in the cache to {} in chunks; allowed: bf16, fp16 and fp32 to fp8",
+  const std::uint32_t cache_bytes = bytes_of(format.cache_type), chunk_bytes = bytes_of(format.chunk_type);
+  if (cache_bytes == 0 || chunk_bytes == 0 || (cache_bytes == 1 && chunk_bytes == 1))
+    return bad(fmt::format("cannot convert {} in the cache to {} in chunks; allowed: two of bf16, fp16, fp32 and fp8",
                            name_of(format.cache_type), name_of(format.chunk_type)));
+  if (!format.scales.empty() && chunk_bytes != 1)
+    return bad(
+        fmt::format("scales are given for chunks of {}; only chunks of fp8 have scales", name_of(format.chunk_type)));
   const std::size_t num_planes = layout.layers.size() * layout.planes;
   if (!format.scales.empty() && format.scales.size() != num_planes)
     return bad(fmt::format("got {} scales for {} K and V planes; allowed: one for each plane, or none",

@@ -1,36 +1,33 @@
 #include "kernels/convert_rows.h"
 
 #include <cstring>
+#include <type_traits>
 
+#include "kernels/chunk_shape.h"
 #include "kernels/device/element.h"
 
 namespace kvferry {
 namespace {
 
-template <class Storage>
-KVFERRY_DEVICE Storage read(const std::byte* from) {
-  Storage value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
+/// The arguments of a conversion of `count` elements to to_float(element) * factor. Addresses may be unaligned.
+struct Row {
+  const std::byte* from;
+  std::int64_t from_stride_bytes;
+  std::byte* to;
+  std::int64_t to_stride_bytes;
+  std::size_t count;
+  float factor;
+};
 
-template <class Cache, class Chunk>
-KVFERRY_DEVICE void to_chunk(const std::byte* __restrict cache, std::int64_t stride_bytes, std::byte* __restrict chunk,
-                             std::size_t count, float inverse_scale) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::byte* const from = cache + static_cast<std::int64_t>(i) * stride_bytes;
-    const float value = Cache::to_float(read<typename Cache::Storage>(from));
-    chunk[i] = static_cast<std::byte>(Chunk::from_float(value * inverse_scale));
-  }
-}
-
-template <class Cache, class Chunk>
-KVFERRY_DEVICE void to_cache(std::byte* __restrict cache, std::int64_t stride_bytes, const std::byte* __restrict chunk,
-                             std::size_t count, float scale) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const float value = Chunk::to_float(static_cast<std::uint8_t>(chunk[i]));
-    const typename Cache::Storage stored = Cache::from_float(value * scale);
-    std::memcpy(cache + static_cast<std::int64_t>(i) * stride_bytes, &stored, sizeof stored);
+template <class From, class To>
+KVFERRY_DEVICE void convert_strided(const Row& row) {
+  const std::byte* __restrict from = row.from;
+  std::byte* __restrict to = row.to;
+  for (std::size_t i = 0; i < row.count; ++i, from += row.from_stride_bytes, to += row.to_stride_bytes) {
+    typename From::Storage read;
+    std::memcpy(&read, from, sizeof read);
+    const typename To::Storage stored = To::from_float(From::to_float(read) * row.factor);
+    std::memcpy(to, &stored, sizeof stored);
   }
 }
 
@@ -38,17 +35,13 @@ KVFERRY_DEVICE void to_cache(std::byte* __restrict cache, std::int64_t stride_by
 template <class Storage>
 using Unaligned __attribute__((aligned(1), may_alias)) = Storage;
 
-template <class Cache, class Chunk>
-KVFERRY_DEVICE void dense_to_chunk(const std::byte* cache, std::byte* chunk, std::size_t count, float inverse_scale) {
-  const auto* __restrict from = reinterpret_cast<const Unaligned<typename Cache::Storage>*>(cache);
-  auto* __restrict to = reinterpret_cast<std::uint8_t*>(chunk);
-  for (std::size_t i = 0; i < count; ++i) to[i] = Chunk::from_float(Cache::to_float(from[i]) * inverse_scale);
-}
-template <class Cache, class Chunk>
-KVFERRY_DEVICE void dense_to_cache(std::byte* cache, const std::byte* chunk, std::size_t count, float scale) {
-  const auto* __restrict from = reinterpret_cast<const std::uint8_t*>(chunk);
-  auto* __restrict to = reinterpret_cast<Unaligned<typename Cache::Storage>*>(cache);
-  for (std::size_t i = 0; i < count; ++i) to[i] = Cache::from_float(Chunk::to_float(from[i]) * scale);
+template <class From, class To>
+KVFERRY_DEVICE void convert_dense(const Row& row) {
+  const auto* __restrict from = reinterpret_cast<const Unaligned<typename From::Storage>*>(row.from);
+  auto* __restrict to = reinterpret_cast<Unaligned<typename To::Storage>*>(row.to);
+  const float factor = row.factor;
+  const std::size_t count = row.count;
+  for (std::size_t i = 0; i < count; ++i) to[i] = To::from_float(From::to_float(from[i]) * factor);
 }
 
 #if defined(__x86_64__)
@@ -59,66 +52,65 @@ const Vectors kVectors = __builtin_cpu_supports("avx512bw") && __builtin_cpu_sup
                          : __builtin_cpu_supports("avx2")                                         ? Vectors::kAvx2
                                                                                                   : Vectors::kBaseline;
 
-template <class Cache, class Chunk>
-KVFERRY_AVX2 void to_chunk_avx2(const std::byte* cache, std::byte* chunk, std::size_t count, float inverse_scale) {
-  dense_to_chunk<Cache, Chunk>(cache, chunk, count, inverse_scale);
+template <class From, class To>
+KVFERRY_AVX2 void convert_avx2(const Row& row) {
+  convert_dense<From, To>(row);
 }
-template <class Cache, class Chunk>
-KVFERRY_AVX512 void to_chunk_avx512(const std::byte* cache, std::byte* chunk, std::size_t count, float inverse_scale) {
-  dense_to_chunk<Cache, Chunk>(cache, chunk, count, inverse_scale);
-}
-template <class Cache, class Chunk>
-KVFERRY_AVX2 void to_cache_avx2(std::byte* cache, const std::byte* chunk, std::size_t count, float scale) {
-  dense_to_cache<Cache, Chunk>(cache, chunk, count, scale);
-}
-template <class Cache, class Chunk>
-KVFERRY_AVX512 void to_cache_avx512(std::byte* cache, const std::byte* chunk, std::size_t count, float scale) {
-  dense_to_cache<Cache, Chunk>(cache, chunk, count, scale);
+template <class From, class To>
+KVFERRY_AVX512 void convert_avx512(const Row& row) {
+  convert_dense<From, To>(row);
 }
 #endif
 
-/// Calls convert(Cache{}, Chunk{}) with the classes that convert the two types.
-template <class Convert>
-void with_types(ElementType cache_type, ElementType chunk_type, Convert convert) {
-  const auto with_cache = [&](auto cache) {
-    if (chunk_type == ElementType::kE4m3)
-      convert(cache, device::E4m3{});
-    else
-      convert(cache, device::E5m2{});
-  };
-  if (cache_type == ElementType::kBf16)
-    with_cache(device::Bf16{});
-  else if (cache_type == ElementType::kFp16)
-    with_cache(device::Fp16{});
-  else
-    with_cache(device::Fp32{});
+template <class From, class To>
+void convert_row(const Row& row) {
+#if defined(__x86_64__)
+  const bool is_dense =
+      row.from_stride_bytes == sizeof(typename From::Storage) && row.to_stride_bytes == sizeof(typename To::Storage);
+  if (is_dense && kVectors == Vectors::kAvx512) return convert_avx512<From, To>(row);
+  if (is_dense && kVectors == Vectors::kAvx2) return convert_avx2<From, To>(row);
+#endif
+  convert_strided<From, To>(row);
+}
+
+/// Calls call(class that converts elements of this type).
+template <class Call>
+void with_type(ElementType type, Call call) {
+  switch (type) {
+    case ElementType::kBytes:
+      return;
+    case ElementType::kBf16:
+      return call(device::Bf16{});
+    case ElementType::kFp16:
+      return call(device::Fp16{});
+    case ElementType::kFp32:
+      return call(device::Fp32{});
+    case ElementType::kE4m3:
+      return call(device::E4m3{});
+    case ElementType::kE5m2:
+      return call(device::E5m2{});
+  }
+}
+
+void convert(ElementType from, ElementType to, const Row& row) {
+  with_type(from, [&]<class From>(From) {
+    with_type(to, [&]<class To>(To) {
+      constexpr bool is_both_fp8 = sizeof(typename From::Storage) == 1 && sizeof(typename To::Storage) == 1;
+      if constexpr (!is_both_fp8 && !std::is_same_v<From, To>) convert_row<From, To>(row);
+    });
+  });
 }
 
 }  // namespace
 
 void convert_to_chunk(ElementType cache_type, ElementType chunk_type, const std::byte* cache, std::int64_t stride_bytes,
                       std::byte* chunk, std::size_t count, float inverse_scale) {
-  with_types(cache_type, chunk_type, [&]<class Cache, class Chunk>(Cache, Chunk) {
-#if defined(__x86_64__)
-    const bool is_dense = stride_bytes == sizeof(typename Cache::Storage);
-    if (is_dense && kVectors == Vectors::kAvx512)
-      return to_chunk_avx512<Cache, Chunk>(cache, chunk, count, inverse_scale);
-    if (is_dense && kVectors == Vectors::kAvx2) return to_chunk_avx2<Cache, Chunk>(cache, chunk, count, inverse_scale);
-#endif
-    to_chunk<Cache, Chunk>(cache, stride_bytes, chunk, count, inverse_scale);
-  });
+  convert(cache_type, chunk_type, {cache, stride_bytes, chunk, bytes_of(chunk_type), count, inverse_scale});
 }
 
 void convert_to_cache(ElementType cache_type, ElementType chunk_type, std::byte* cache, std::int64_t stride_bytes,
                       const std::byte* chunk, std::size_t count, float scale) {
-  with_types(cache_type, chunk_type, [&]<class Cache, class Chunk>(Cache, Chunk) {
-#if defined(__x86_64__)
-    const bool is_dense = stride_bytes == sizeof(typename Cache::Storage);
-    if (is_dense && kVectors == Vectors::kAvx512) return to_cache_avx512<Cache, Chunk>(cache, chunk, count, scale);
-    if (is_dense && kVectors == Vectors::kAvx2) return to_cache_avx2<Cache, Chunk>(cache, chunk, count, scale);
-#endif
-    to_cache<Cache, Chunk>(cache, stride_bytes, chunk, count, scale);
-  });
+  convert(chunk_type, cache_type, {chunk, bytes_of(chunk_type), cache, stride_bytes, count, scale});
 }
 
 }  // namespace kvferry

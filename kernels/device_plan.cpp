@@ -26,13 +26,15 @@ HostPlan make_plan(const KvLayout& layout, const ChunkFormat& format, const Chun
                shape.chunk_heads,
                layout.element_bytes,
                shape.chunk_element_bytes};
+  made.has_format = !shape.converts || bytes_of(format.chunk_type) == 1;
   return made;
 }
 
 bool is_vectorisable(const HostPlan& made) {
   const PackPlan& plan = made.plan;
   const auto fits = [](auto value) { return value % kVecBytes == 0; };
-  return fits(plan.row_bytes()) && std::all_of(made.planes.begin(), made.planes.end(), [&](const PlaneView& plane) {
+  return made.has_format && fits(plan.row_bytes()) &&
+         std::all_of(made.planes.begin(), made.planes.end(), [&](const PlaneView& plane) {
            const bool is_contiguous = plane.dim_stride_bytes == plan.cache_element_bytes || plan.head_dim == 1;
            return is_contiguous && fits(plane.base) && fits(plane.block_stride_bytes) &&
                   fits(plane.head_stride_bytes) && fits(plane.token_stride_bytes);

@@ -36,11 +36,13 @@ struct HeadSlice {
 /// How a chunk's heads and elements differ from the cache's.
 struct ChunkFormat {
   HeadSlice heads;
-  // Equal types, or fp8 in the chunk and a wider type in the cache: x is stored as fp8(x / scale), rounded to nearest
-  // even; larger magnitudes are stored as the largest finite fp8.
+  // Equal types, or two of bf16, fp16, fp32 and fp8 (only one of them fp8). A cache's element x is stored in the chunk
+  // as chunk_type(x / scale), and is restored as cache_type(x * scale). Both are rounded to nearest even; larger
+  // magnitudes are stored as the largest finite fp8, or as infinity in the other types.
   ElementType cache_type = ElementType::kBytes;
   ElementType chunk_type = ElementType::kBytes;
-  std::vector<float> scales;  // scale of the conversion of each layer's K, then of its V; empty: all are 1
+  // Scale of the conversion of each layer's K, then of its V; empty: all are 1. Only for chunks of fp8.
+  std::vector<float> scales;
 };
 
 /// Gathers and scatters the KV of one cache. Threads: any, as long as no two calls write the same bytes. Errors:

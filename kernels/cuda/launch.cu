@@ -116,25 +116,6 @@ dim3 grid_for(std::uint64_t blocks, std::uint32_t num_jobs, bool in_host_memory)
   return {static_cast<unsigned>(blocks), num_jobs};
 }
 
-/// Calls call(Format{}, Element{}) with the classes that convert the two types.
-template <class Call>
-void with_format(ElementType cache_type, ElementType chunk_type, Call call) {
-  const auto with_cache = [&]<class Cache>(Cache) {
-    if (chunk_type == ElementType::kE4m3)
-      call(Converted<Cache, E4m3>{}, ConvertedElement<Cache, E4m3>{});
-    else
-      call(Converted<Cache, E5m2>{}, ConvertedElement<Cache, E5m2>{});
-  };
-  if (cache_type == chunk_type)
-    call(SameBytes{}, SameElement{});
-  else if (cache_type == ElementType::kBf16)
-    with_cache(Bf16{});
-  else if (cache_type == ElementType::kFp16)
-    with_cache(Fp16{});
-  else
-    with_cache(Fp32{});
-}
-
 template <bool kGathers>
 cudaError_t launch_copy(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
                         bool hashes, cudaStream_t stream) {
@@ -144,10 +125,12 @@ cudaError_t launch_copy(const Launch& launch, const PackJobs& jobs, ElementType 
   const dim3 grid = grid_for(blocks_for(segments), jobs.size(), jobs.in_host_memory());
   return launched([&] {
     with_format(cache_type, chunk_type, [&]<class Format, class Element>(Format, Element) {
-      if (hashes)
-        copy_kernel<Format, kGathers, true><<<grid, kThreads, 0, stream>>>(launch, jobs);
-      else
-        copy_kernel<Format, kGathers, false><<<grid, kThreads, 0, stream>>>(launch, jobs);
+      if constexpr (!std::is_same_v<Format, NoFormat>) {
+        if (hashes)
+          copy_kernel<Format, kGathers, true><<<grid, kThreads, 0, stream>>>(launch, jobs);
+        else
+          copy_kernel<Format, kGathers, false><<<grid, kThreads, 0, stream>>>(launch, jobs);
+      }
     });
   });
 }

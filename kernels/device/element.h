@@ -1,8 +1,8 @@
 // Conversions between KV element types, with the same bits on every device.
 //
 // fp8 is rounded to nearest even and saturates at its largest finite number; NaN has no sign. CUDA's conversions with
-// __NV_SATFINITE, which vLLM uses, do the same. A bf16, fp16 or fp32 element x is stored as fp8(x * inverse_scale) and
-// restored as fp8 * scale, rounded to nearest even.
+// __NV_SATFINITE, which vLLM uses, do the same. An element x of the cache is stored in the chunk's type as
+// x * inverse_scale, and an element of the chunk in the cache's type as x * scale, rounded to nearest even.
 #pragma once
 
 #include <bit>

@@ -55,4 +55,7 @@ struct Converted {
   }
 };
 
+/// The other conversions have no class for 16 bytes: their elements are copied one at a time (copy_elements.h).
+struct NoFormat {};
+
 }  // namespace kvferry::device

@@ -12,21 +12,6 @@ namespace {
 
 using namespace device;
 
-/// Calls call(Format{}, Element{}) with the types for a format and an element.
-template <class Call>
-void with_format(const EmulatedLaunch& launch, Call call) {
-  if (launch.cache_type == launch.chunk_type) return call(SameBytes{}, SameElement{});
-  const auto with_cache = [&]<class Cache>(Cache) {
-    if (launch.chunk_type == ElementType::kE4m3)
-      call(Converted<Cache, E4m3>{}, ConvertedElement<Cache, E4m3>{});
-    else
-      call(Converted<Cache, E5m2>{}, ConvertedElement<Cache, E5m2>{});
-  };
-  if (launch.cache_type == ElementType::kBf16) return with_cache(Bf16{});
-  if (launch.cache_type == ElementType::kFp16) return with_cache(Fp16{});
-  with_cache(Fp32{});
-}
-
 /// Runs the lanes of a segment and adds what they exchange, as launch.cu does. Returns the segment's hash.
 template <class MakeLane>
 std::uint64_t run_lanes(const SegmentSecret& secret, MakeLane make_lane) {
@@ -63,12 +48,14 @@ void emulate_copy(const EmulatedLaunch& launch, const PackJob& job, bool gathers
   if (job.num_tokens == 0) return;
   const std::uint64_t layer_bytes = launch.plan.layer_bytes(job.num_tokens);
   const std::uint64_t end = (launch.layers.end * layer_bytes + kSegment - 1) / kSegment;
-  with_format(launch, [&]<class Format, class Element>(Format, Element) {
-    for (std::uint64_t segment = launch.layers.first * layer_bytes / kSegment; segment < end; ++segment) {
-      if (gathers && hashes) copy_one<Format, true, true>(launch, job, segment);
-      if (gathers && !hashes) copy_one<Format, true, false>(launch, job, segment);
-      if (!gathers && hashes) copy_one<Format, false, true>(launch, job, segment);
-      if (!gathers && !hashes) copy_one<Format, false, false>(launch, job, segment);
+  with_format(launch.cache_type, launch.chunk_type, [&]<class Format, class Element>(Format, Element) {
+    if constexpr (!std::is_same_v<Format, NoFormat>) {
+      for (std::uint64_t segment = launch.layers.first * layer_bytes / kSegment; segment < end; ++segment) {
+        if (gathers && hashes) copy_one<Format, true, true>(launch, job, segment);
+        if (gathers && !hashes) copy_one<Format, true, false>(launch, job, segment);
+        if (!gathers && hashes) copy_one<Format, false, true>(launch, job, segment);
+        if (!gathers && !hashes) copy_one<Format, false, false>(launch, job, segment);
+      }
     }
   });
 }
@@ -76,7 +63,7 @@ void emulate_copy(const EmulatedLaunch& launch, const PackJob& job, bool gathers
 void emulate_elements(const EmulatedLaunch& launch, const PackJob& job, bool gathers) {
   if (job.num_tokens == 0) return;
   const std::uint64_t layer_elements = launch.plan.layer_bytes(job.num_tokens) / launch.plan.chunk_element_bytes;
-  with_format(launch, [&]<class Format, class Element>(Format, Element) {
+  with_format(launch.cache_type, launch.chunk_type, [&]<class Format, class Element>(Format, Element) {
     for (std::uint64_t i = launch.layers.first * layer_elements; i < launch.layers.end * layer_elements; ++i) {
       if (gathers)
         copy_element<Element, true>(launch.plan, job, i);

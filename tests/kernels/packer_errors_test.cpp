@@ -90,6 +90,20 @@ TEST_P(PackerErrors, ALayoutWhoseTokenSizeOverflowsIsRefused) {
       "bytes per token don't fit 64 bits: 4294967295 heads, head_dim 4294967295, element bytes 4294967295");
 }
 
+TEST_P(PackerErrors, AConversionBetweenOtherTypesIsRefused) {
+  using enum ElementType;
+  KvLayout fp8 = TestCache(CacheShape{.element_bytes = 1}).layout();
+  expect_refused(
+      GetParam()(fp8, {{}, kE4m3, kE5m2, {}}),
+      "cannot convert fp8 e4m3 in the cache to fp8 e5m2 in chunks; allowed: two of bf16, fp16, fp32 and fp8");
+  expect_refused(GetParam()(fp8, {{}, kBytes, kBf16, {}}), "cannot convert bytes in the cache to bf16 in chunks");
+  expect_refused(GetParam()(cache_.layout(), {{}, kFp32, kBytes, {}}), "cannot convert fp32 in the cache to bytes");
+  expect_refused(GetParam()(fp8, {{}, kE4m3, kBf16, {1, 1, 1, 1}}),
+                 "scales are given for chunks of bf16; only chunks of fp8 have scales");
+  expect_refused(GetParam()(cache_.layout(), {{}, kFp16, kBf16, {}}),
+                 "the cache's elements have 4 bytes, but an element of type fp16 has 2");
+}
+
 TEST_P(PackerErrors, ABlockIdOutOfRangeIsRefused) {
   for (const BlockId bad : {4, -2, INT32_MAX, INT32_MIN}) {
     std::vector<std::vector<BlockId>> tables = tables_;

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "kernels/chunk_shape.h"
 #include "tests/kernels/random_cache.h"
 #include "tests/kernels/reference_packer.h"
 
@@ -18,6 +19,8 @@ struct Streamed {
   std::uint32_t block_tokens = 16;
   bool converts = false;
   std::uint32_t chunk_heads = 0;  // number of heads in the chunk of a scatter; 0: the cache's 8 heads
+  // Types of a cache and of its chunks, if it converts.
+  ElementType cache_type = ElementType::kBf16, chunk_type = ElementType::kE4m3;
 };
 
 class PackerStream : public ::testing::TestWithParam<Streamed> {
@@ -27,7 +30,7 @@ class PackerStream : public ::testing::TestWithParam<Streamed> {
     CacheShape made{.layers = GetParam().converts ? 8U : 4U, .blocks = 640 / GetParam().block_tokens, .heads = 8};
     made.block_tokens = GetParam().block_tokens;
     made.head_dim = 128;
-    made.element_bytes = 2;
+    made.element_bytes = bytes_of(GetParam().cache_type);
     made.order = GetParam().order;
     made.key_transposed = made.order == kCpuAttention;
     return made;
@@ -35,8 +38,8 @@ class PackerStream : public ::testing::TestWithParam<Streamed> {
   ChunkFormat format(bool for_gather) const {
     ChunkFormat made;
     if (GetParam().converts) {
-      made.cache_type = ElementType::kBf16;
-      made.chunk_type = ElementType::kE4m3;
+      made.cache_type = GetParam().cache_type;
+      made.chunk_type = GetParam().chunk_type;
     }
     if (!for_gather && GetParam().chunk_heads > 0) made.heads = {GetParam().chunk_heads, 3, 0, 8};
     return made;
@@ -96,11 +99,16 @@ TEST_P(PackerStream, ReturnsTheChecksumOfTheWholeChunk) {
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, PackerStream,
-    ::testing::Values(Streamed{"nhd", kNhd}, Streamed{"hnd", kHnd}, Streamed{"hnd_of_more_heads", kHnd, 16, false, 12},
-                      Streamed{"nhd_interleaved", kNhdInterleaved}, Streamed{"hnd_interleaved", kHndInterleaved},
-                      Streamed{"block_outermost", kBlockOutermostHnd}, Streamed{"cpu_attention", kCpuAttention, 32},
-                      Streamed{"blocks_of_8", kHnd, 8}, Streamed{"hnd_to_fp8", kHnd, 32, true},
-                      Streamed{"nhd_to_fp8", kNhd, 32, true}),
+    ::testing::Values(
+        Streamed{"nhd", kNhd}, Streamed{"hnd", kHnd}, Streamed{"hnd_of_more_heads", kHnd, 16, false, 12},
+        Streamed{"nhd_interleaved", kNhdInterleaved}, Streamed{"hnd_interleaved", kHndInterleaved},
+        Streamed{"block_outermost", kBlockOutermostHnd}, Streamed{"cpu_attention", kCpuAttention, 32},
+        Streamed{"blocks_of_8", kHnd, 8}, Streamed{"hnd_to_fp8", kHnd, 32, true},
+        Streamed{"nhd_to_fp8", kNhd, 32, true},
+        Streamed{"hnd_fp8_to_bf16", kHnd, 16, true, 0, ElementType::kE4m3, ElementType::kBf16},
+        Streamed{"cpu_attention_fp8_to_bf16", kCpuAttention, 32, true, 12, ElementType::kE5m2, ElementType::kBf16},
+        Streamed{"nhd_fp16_to_bf16", kNhd, 16, true, 0, ElementType::kFp16, ElementType::kBf16},
+        Streamed{"cpu_attention_bf16_to_fp32", kCpuAttention, 32, true, 0, ElementType::kBf16, ElementType::kFp32}),
     [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace

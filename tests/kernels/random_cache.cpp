@@ -69,6 +69,18 @@ TokenRun random_run(Random& random, std::uint32_t tokens, const std::vector<std:
   return {first, random.number(0, tokens - first), tables};
 }
 
+/// Makes the chunk's elements those of another type than the cache's, but not of fp8.
+static void convert_to_wider(Random& random, const CacheShape& shape, ChunkFormat& format) {
+  using enum ElementType;
+  if (shape.element_bytes == 1) format.cache_type = random.one_of({kE4m3, kE5m2});
+  if (shape.element_bytes == 2) format.cache_type = random.one_of({kBf16, kFp16});
+  if (shape.element_bytes == 4) format.cache_type = kFp32;
+  if (format.cache_type == kBytes) return;
+  do {
+    format.chunk_type = random.one_of({kBf16, kFp16, kFp32});
+  } while (format.chunk_type == format.cache_type);
+}
+
 ChunkFormat random_format(Random& random, const CacheShape& shape, bool for_gather) {
   ChunkFormat format;
   if (random.once_in(2)) {
@@ -87,6 +99,8 @@ ChunkFormat random_format(Random& random, const CacheShape& shape, bool for_gath
       for (std::uint32_t i = 0; i < shape.layers * shape.planes; ++i)
         format.scales.push_back(0.01F * static_cast<float>(random.number(1, 1000)));
     }
+  } else if (random.once_in(4)) {
+    convert_to_wider(random, shape, format);
   }
   return format;
 }
