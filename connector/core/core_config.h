@@ -40,6 +40,9 @@ struct CoreConfig {
   std::uint32_t num_ranks = 1;
   /// Limit on the tokens of all preparations (scheduler/preparation.h) together. 0: this node prepares nothing.
   std::uint64_t prepared_tokens_max = 0;
+  /// True if this node converts chunks when it loads them. It saves none of its own KV: its blocks have other KV than
+  /// those of the nodes with its fingerprint, to which chunks must be equal. Its pool has what such nodes saved.
+  bool only_reads = false;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
   TimeNs load_timeout = 5 * kSecond;  // the longest time that a lookup stays pending

@@ -51,6 +51,12 @@ inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
 void saved_is_computed(const SaveJob& job, std::uint32_t job_start, std::uint32_t computed, std::uint32_t known,
                        std::span<const KvGroup> groups);
 
+/// A node that converts chunks when it loads them saves none: its blocks have other KV than its fingerprint says.
+inline void saved_is_computed_alike(bool only_reads, const std::string& request) {
+  KVFERRY_CHECK(!only_reads, "saved-is-computed: request {} saves KV of a node that converts the chunks that it loads",
+                request);
+}
+
 /// The promise fenced-reuse: a slot is written by one writer at a time, and only while it has no readers.
 inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {
   KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: slot {} is reused although it has {} readers{}", slot, pins,

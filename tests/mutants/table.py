@@ -67,6 +67,13 @@ MUTANTS = [Mutant(*row) for row in (
      "Each/Row002Exits.AnAttemptThatFailedLeavesNothingAndTheNextOneCountsAfresh/budget"),
     ("the-lookups-pin-is-kept", "no-stale-spec", ADMISSION, "pool_.unpin(request.open_lookup->pin);", ";"),
     # saved-is-computed
+    ("a-converting-node-saves-full-chunks", "saved-is-computed", STEPS,
+     "if (!progress.cacheable || config_.only_reads || (", "if (!progress.cacheable || ("),
+    ("a-converting-node-saves-the-rest", "saved-is-computed", SAVES,
+     "if (!request.cacheable || config_.only_reads) return;", "if (!request.cacheable) return;"),
+    ("a-converting-node-offers-pushes", "saved-is-computed", CORE,
+     "request.push_to && !config_.only_reads)", "request.push_to)",
+     "StepsOfAReader.ANodeThatConvertsWhatItLoadsSavesNeitherFullChunksNorRests"),
     ("saves-beyond-computed", "saved-is-computed", SAVES,
      "std::min(request.computed, request.chain.size());", "request.chain.size();"),
     ("saves-a-rejected-draft", "saved-is-computed", STEPS,

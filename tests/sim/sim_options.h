@@ -66,6 +66,8 @@ struct SimOptions {
   double pushes = 0;            // probability that a prefill knows its decode node
   double siblings = 0;          // probability that a request is sent twice
   double ids_again = 0;         // probability that a new request gets the id of one that has ended
+  // True if the decode nodes convert what they load, and so save nothing.
+  bool decode_converts = false;
   // layers of a model that each node divides in its own way; 0: all nodes have the same shape
   std::uint32_t layers = 0;
   std::uint32_t heads = 0;

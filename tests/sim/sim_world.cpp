@@ -34,6 +34,7 @@ void World::start(std::size_t index) {
   node.incarnation += 1;
   node.is_up = true;
   core.endpoint = node.endpoint;
+  core.only_reads = options_.decode_converts && index >= options_.num_prefill;
   core.secret = fmt::format("{} of {}", node.incarnation, index);
   node.num_load_lines = 0;
   node.pool_full = 0;

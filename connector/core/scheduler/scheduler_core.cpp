@@ -61,7 +61,7 @@ void SchedulerCore::add_request(NewRequest request, TimeNs now) {
   // The prompt was handed over, so its push is nearly done. Chunks that do not arrive soon are pulled instead.
   if (state.source && receiver_.num_reserved_chunks() > 0) receiver_.shorten_deadline(handed_off(state), now);
   if (state.cacheable && !state.prepares && could_grow(state, coverage, 0)) start_fetch(state, now);
-  if (state.cacheable && state.handoff && request.push_to)
+  if (state.cacheable && state.handoff && request.push_to && !config_.only_reads)
     sender_.offer(state.id, *request.push_to, state.chain.prefix(reusable(state.num_prompt_tokens)), now, state.record);
   known_keys_.remember(request.digests, state.chain, num_recalled);
 }

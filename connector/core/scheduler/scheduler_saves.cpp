@@ -42,7 +42,7 @@ void SchedulerCore::plan_running_saves(RequestState& request, StepPlan& plan) {
 /// Plans the last saves of a request that loses its blocks. Computed chunks that are not in the pool are saved at the
 /// start of the next step.
 void SchedulerCore::plan_leftover_saves(RequestState& request, bool tail) {
-  if (!request.cacheable) return;
+  if (!request.cacheable || config_.only_reads) return;
   const std::uint32_t savable = plan_full_chunks(request, saves_before_next_);
   if (tail && savable > request.saved) {
     if (const auto item = plan_chunk(request, request.saved / config_.chunk_tokens, savable - request.saved))
@@ -143,6 +143,7 @@ void SchedulerCore::append_save(const RequestState& request, const SaveItem& ite
     job.block_ids.push_back(blocks_of(request.blocks, group, job_start, end, window_end));
   job.items.push_back(item);
   job.items.back().first_token -= job_start;
+  promise::saved_is_computed_alike(config_.only_reads, request.id.value);
   promise::saved_is_computed(job, job_start, request.computed, request.chain.size(), config_.groups);
   jobs.push_back(std::move(job));
 }

@@ -79,7 +79,7 @@ void SchedulerCore::advance(Progress& progress, std::uint32_t num_computed, std:
   progress.window_end = num_computed;  // blocks that a later step drops keep their KV until that step
   if (config_.checkpoint_alignment > 0) progress.request->checkpoint = checkpoint_of(*progress.request);
   const bool fills_a_chunk = progress.computed >= progress.saved + config_.chunk_tokens;
-  if (!progress.cacheable || (!fills_a_chunk && !progress.handoff)) return;
+  if (!progress.cacheable || config_.only_reads || (!fills_a_chunk && !progress.handoff)) return;
   RequestState& request = *progress.request;
   if (tokens && lacks_tokens(request)) {
     const std::uint32_t known = request.chain.size();

@@ -61,6 +61,31 @@ TEST_F(Steps, AHandleOfARequestThatEndedNamesNoLaterRequest) {
   EXPECT_THAT(saved_blocks(build(step)), ElementsAre(4, 5, 6, 7));
 }
 
+class StepsOfAReader : public Steps {
+ protected:
+  static CoreConfig config() {
+    CoreConfig made = sizes(32, 16, 64);
+    made.only_reads = true;
+    return made;
+  }
+  StepsOfAReader() : Steps(config()) {}
+};
+
+TEST_F(StepsOfAReader, ANodeThatConvertsWhatItLoadsSavesNeitherFullChunksNorRests) {
+  NewRequest added = request("a", 70);
+  added.handoff = true;
+  added.push_to = "tcp://decode:1";
+  core_->add_request(added, now_);
+  EXPECT_THAT(take<OfferPush>(), IsEmpty());
+  EXPECT_TRUE(compute("a", 70, blocks(1, 5)).empty());
+  EXPECT_TRUE(build({{}, {a_}}).empty()) << "a preemption";
+  compute("a", 70, blocks(1, 5));
+  const FinishedRequest done = core_->finished(a_, 70, {blocks(1, 5)}, false, now_);
+  EXPECT_TRUE(done.handoff) << "the other node finds out that there are no chunks";
+  EXPECT_TRUE(build().empty());
+  EXPECT_EQ(core_->pool().num_writing(), 0u);
+}
+
 TEST_F(Steps, AnAbortedRequestSavesNothingMore) {
   add("a", 40);
   compute("a", 40, blocks(1, 3));

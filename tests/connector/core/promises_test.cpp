@@ -72,6 +72,11 @@ TEST_F(Promises, SavedIsComputed) {
   EXPECT_BREAKS(promise::saved_is_computed({"r", {{5}}, {{{1, 1}, 0, 0}}}, 0, 48, 48, kGroups), "saved-is-computed");
 }
 
+TEST_F(Promises, SavedIsComputedAlike) {
+  promise::saved_is_computed_alike(false, "r");
+  EXPECT_BREAKS(promise::saved_is_computed_alike(true, "r"), "saved-is-computed");
+}
+
 TEST_F(Promises, FencedReuse) {
   promise::fenced_reuse(0, true, 3);
   EXPECT_BREAKS(promise::fenced_reuse(1, true, 3), "fenced-reuse");
