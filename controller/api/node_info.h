@@ -17,7 +17,8 @@ struct NodeDetails {
   std::string host{};    // name of the machine or pod on which the node runs
   std::string member{};  // the member whose key the node has, as the controller knows; empty: it has the cluster key
   std::string prepared_tokens_max{};  // longest prompt in tokens of which the node takes preparations; empty: none
-  KVFERRY_FIELDS(host, member, prepared_tokens_max);
+  std::string conversion{};  // how the node converts chunks that it loads, as "bfloat16 to fp8"; empty: not at all
+  KVFERRY_FIELDS(host, member, prepared_tokens_max, conversion);
 };
 
 struct NodeDetail {
@@ -27,7 +28,8 @@ struct NodeDetail {
 };
 inline constexpr NodeDetail kNodeDetails[] = {{"host", &NodeDetails::host, 256},
                                               {"member", &NodeDetails::member, 63},
-                                              {"prepared_tokens_max", &NodeDetails::prepared_tokens_max, 20}};
+                                              {"prepared_tokens_max", &NodeDetails::prepared_tokens_max, 20},
+                                              {"conversion", &NodeDetails::conversion, 63}};
 
 /// Identity and addresses of a node. Add new fields to NodeDetails instead, except fields that no status may show.
 struct NodeInfo {

@@ -96,7 +96,9 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
                  .name_space = config.name_space,
                  .fingerprint = options.fingerprint,
                  .serves = config.serves,
-                 .details = {.host = net::name_of_this_host(), .prepared_tokens_max = std::move(prepared)}};
+                 .details = {.host = net::name_of_this_host(),
+                             .prepared_tokens_max = std::move(prepared),
+                             .conversion = options.conversion}};
   auto directory = KVFERRY_TRY(controller::make_registered_client(client, SteadyClock(), options.start_timeout_ms));
   return std::unique_ptr<SchedulerNode>(new SchedulerNode(
       std::move(options), std::move(address), client.node.incarnation, std::move(directory), std::move(*peers)));
@@ -141,6 +143,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   std::random_device random;
   for (int word = 0; word < 8; ++word) config.secret += fmt::format("{:08x}", random());
   config.num_ranks = num_ranks_ = static_cast<std::uint32_t>(workers.size());
+  config.only_reads = !options_.conversion.empty();
   config.save_decode_cache = from.save_decode_cache;
   config.save_partial_chunks = from.save_partial_chunks;
   config.load_timeout = from.load_timeout_ms * kMillisecond;

@@ -32,6 +32,9 @@ struct SchedulerOptions {
   bool on_device = false;
   std::uint64_t prepared_tokens_max = 0;
   std::int64_t start_timeout_ms = 10'000;
+  /// From which type of chunks to which type of KV this node's loads convert, for the status; empty: they don't. With a
+  /// text the node saves nothing (CoreConfig::only_reads).
+  std::string conversion = {};
 };
 
 /// The scheduler node of one engine. All methods are called on the engine's scheduler thread. No method blocks on the

@@ -117,6 +117,9 @@ struct ChunkStoreParts {
   std::span<std::byte> pool;
   std::uint64_t chunk_bytes = 0;  // size of a slot in the pool
   RegionId pool_region;
+  std::vector<ChunkFormat> formats = {};  // [layout] as WorkerOptions::formats
+
+  ChunkFormat format_of(std::size_t layout) const { return formats.empty() ? ChunkFormat{} : formats.at(layout); }
 };
 
 /// Makes a store for blocks in host memory. Each call does all its work before it returns, and ignores its stream.

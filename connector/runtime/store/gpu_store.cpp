@@ -31,7 +31,7 @@ Result<void> GpuStore::start() {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("the KV layout has layers of {} shapes; on a GPU all layers must have one shape",
                              parts_.layouts.size())};
-  packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layouts[0], {}));
+  packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layouts[0], parts_.format_of(0)));
   if (Result<void> pinned = device().pin(parts_.pool); !pinned)
     return std::move(pinned).error().with(
         fmt::format("cannot pin the chunk pool of {} bytes for the GPU", parts_.pool.size()));

@@ -20,9 +20,12 @@ constexpr std::uint64_t kAheadBytes = std::uint64_t{16} << 20;
 class HostStore final : public ChunkStore {
  public:
   HostStore(ChunkStoreParts parts, std::vector<std::unique_ptr<Packer>> packers)
-      : parts_(std::move(parts)), packers_(std::move(packers)), bytes_per_token_(bytes_per_token(parts_.layouts)) {
-    for (const KvLayout& layout : parts_.layouts)
-      layer_bytes_.insert(layer_bytes_.end(), layout.layers.size(), layout.bytes_per_token() / layout.layers.size());
+      : parts_(std::move(parts)), packers_(std::move(packers)) {
+    for (const std::unique_ptr<Packer>& packer : packers_) {
+      const std::uint64_t bytes = packer->chunk_bytes_per_token(), num_layers = packer->layout().layers.size();
+      bytes_per_token_ += bytes;
+      layer_bytes_.insert(layer_bytes_.end(), num_layers, bytes / num_layers);
+    }
   }
 
   std::string describe() const override { return {}; }
@@ -78,10 +81,10 @@ class HostStore final : public ChunkStore {
 
   ChunkStoreParts parts_;
   std::vector<std::unique_ptr<Packer>> packers_;  // [layout]
-  std::uint64_t bytes_per_token_;
-  std::vector<std::uint64_t> layer_bytes_;       // [layer] bytes of a token
-  std::vector<std::unique_ptr<Packer>> layers_;  // [layer] packer of this layer alone; made when one is needed first
-  std::map<ChunkRef, Layered> layered_;          // saves of which some layers are packed already
+  std::uint64_t bytes_per_token_ = 0;             // in a chunk
+  std::vector<std::uint64_t> layer_bytes_;        // [layer] bytes of a token in a chunk
+  std::vector<std::unique_ptr<Packer>> layers_;   // [layer] packer of this layer alone; made when one is needed first
+  std::map<ChunkRef, Layered> layered_;           // saves of which some layers are packed already
   std::map<std::pair<std::string, std::uint32_t>, Ahead> ahead_;  // [request, attempt]
   std::mutex mutex_;
   std::vector<SaveDone> saved_;
@@ -120,11 +123,11 @@ Result<std::uint64_t> HostStore::pack(const SaveJob& job, const SaveItem& item) 
 Result<void> HostStore::make_layers() {
   if (!layers_.empty()) return {};
   std::vector<std::unique_ptr<Packer>> packers;
-  for (const KvLayout& layout : parts_.layouts) {
-    for (const LayerLayout& own : layout.layers) {
-      KvLayout one = layout;
+  for (std::size_t i = 0; i < parts_.layouts.size(); ++i) {
+    for (const LayerLayout& own : parts_.layouts[i].layers) {
+      KvLayout one = parts_.layouts[i];
       one.layers = {own};
-      packers.push_back(KVFERRY_TRY(make_host_packer(std::move(one))));
+      packers.push_back(KVFERRY_TRY(make_host_packer(std::move(one), parts_.format_of(i))));
     }
   }
   layers_ = std::move(packers);
@@ -270,7 +273,8 @@ Result<std::uint64_t> HostStore::unpack(const LoadJob& job, const LoadItem& item
 
 Result<std::unique_ptr<ChunkStore>> make_host_store(ChunkStoreParts parts) {
   std::vector<std::unique_ptr<Packer>> packers;
-  for (const KvLayout& layout : parts.layouts) packers.push_back(KVFERRY_TRY(make_host_packer(layout)));
+  for (std::size_t i = 0; i < parts.layouts.size(); ++i)
+    packers.push_back(KVFERRY_TRY(make_host_packer(parts.layouts[i], parts.format_of(i))));
   return std::unique_ptr<ChunkStore>(std::make_unique<HostStore>(std::move(parts), std::move(packers)));
 }
 

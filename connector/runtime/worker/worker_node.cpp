@@ -5,6 +5,7 @@
 
 #include "connector/runtime/links/node_wire.h"
 #include "connector/runtime/worker/pool_sizes.h"
+#include "kernels/chunk_shape.h"
 #include "transport/base/log.h"
 #include "transport/base/memory/large_memory.h"
 #include "transport/base/memory/numa.h"
@@ -16,6 +17,16 @@ namespace {
 
 std::string pci_bus_id(const WorkerOptions& options) { return options.gpu ? options.gpu->device->pci_bus_id() : ""; }
 
+/// Returns the words for the log on how loads convert chunks; empty if they don't.
+std::string conversions(const std::vector<ChunkFormat>& formats) {
+  std::set<std::string> found;
+  for (const ChunkFormat& format : formats)
+    if (format.cache_type != format.chunk_type)
+      found.insert(
+          fmt::format("{} of chunks to {} of the KV cache", name_of(format.chunk_type), name_of(format.cache_type)));
+  return found.empty() ? "" : fmt::format("; loads convert {}", fmt::join(found, ", "));
+}
+
 /// Makes the pool's memory, on the NUMA node of the rank's GPU if it has room.
 Result<SharedMemory> make_pool(const WorkerOptions& options, std::uint64_t bytes) {
   const NumaPreference near_gpu(net::numa_node_of("/", pci_bus_id(options)));
@@ -25,10 +36,17 @@ Result<SharedMemory> make_pool(const WorkerOptions& options, std::uint64_t bytes
 }  // namespace
 
 Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
-  std::vector<std::uint64_t> layer_bytes;
-  for (const KvLayout& layout : options.layouts) {
+  std::vector<std::uint64_t> layer_bytes;  // [layer] bytes of a token in a chunk
+  std::uint64_t token_bytes = 0;
+  if (!options.formats.empty() && options.formats.size() != options.layouts.size())
+    return Error{ErrorCode::kInvalidArgument, fmt::format("rank {} has {} KV layouts, but formats of {}", options.rank,
+                                                          options.layouts.size(), options.formats.size())};
+  for (std::size_t i = 0; i < options.layouts.size(); ++i) {
+    const KvLayout& layout = options.layouts[i];
     KVFERRY_TRY(layout.validate());
-    layer_bytes.insert(layer_bytes.end(), layout.layers.size(), layout.bytes_per_token() / layout.layers.size());
+    const ChunkShape shape = KVFERRY_TRY(resolve(layout, options.formats.empty() ? ChunkFormat{} : options.formats[i]));
+    layer_bytes.insert(layer_bytes.end(), layout.layers.size(), shape.bytes_per_token / layout.layers.size());
+    token_bytes += shape.bytes_per_token;
   }
   if (layer_bytes.empty()) return Error{ErrorCode::kInvalidArgument, "a rank needs at least one KV layout"};
   const auto num_layers = static_cast<std::uint32_t>(layer_bytes.size());
@@ -43,7 +61,6 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   }
   const bool has_default_pool = options.config.pool_bytes == 0;
   if (has_default_pool) options.config.pool_bytes = default_pool_bytes(SharedMemory::available_bytes());
-  const std::uint64_t token_bytes = bytes_per_token(options.layouts);
   const std::uint64_t chunk_bytes = token_bytes * options.config.chunk_tokens;
   const std::uint64_t num_slots = options.config.pool_bytes / chunk_bytes;
   if (num_slots < 2 || num_slots > UINT32_MAX) {
@@ -108,7 +125,7 @@ void WorkerNode::choose_gpu_pool() {
 }
 
 Result<std::unique_ptr<ChunkStore>> WorkerNode::make_store() {
-  const ChunkStoreParts parts{options_.layouts, options_.rank, pool_.span(), chunk_bytes_, region_};
+  const ChunkStoreParts parts{options_.layouts, options_.rank, pool_.span(), chunk_bytes_, region_, options_.formats};
   if (!options_.gpu) return make_host_store(parts);
   GpuTier tier{
       *options_.gpu, options_.config.gpu_pool_bytes, options_.config.lands_in_gpu, options_.device_timeout, clock_,
@@ -124,15 +141,14 @@ std::string WorkerNode::describe() const {
   const std::string tiers = store_->describe();
   return fmt::format(
       "rank {}: pool of {:.1f} MiB of shared memory{} ({:.0f} % in huge pages{}) for {} chunks of {} tokens, {:.1f} "
-      "KiB "
-      "each; {}{}{}{}",
+      "KiB each; {}{}{}{}{}",
       options_.rank, static_cast<double>(pool_.bytes()) / (1 << 20),
       has_default_pool_ ? " (the default of pool_bytes)" : "",
       100.0 * static_cast<double>(huge_page_bytes(pool_.span())) / static_cast<double>(pool_.bytes()),
       options_.gpu ? fmt::format(", NUMA node {}", numa_node_at(pool_.data())) : "", pool_.bytes() / chunk_bytes_,
       options_.config.chunk_tokens, static_cast<double>(chunk_bytes_) / 1024, transport_->describe(),
       tiers.empty() ? "" : "; ", tiers,
-      !tiers.empty() && has_default_gpu_pool_ ? " (the default of gpu_pool_bytes)" : "");
+      !tiers.empty() && has_default_gpu_pool_ ? " (the default of gpu_pool_bytes)" : "", conversions(options_.formats));
 }
 
 Result<void> WorkerNode::begin_step(std::string_view bytes, DeviceStream stream) {

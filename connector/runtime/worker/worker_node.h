@@ -27,6 +27,9 @@ struct WorkerOptions {
   Shard shard = {};
   std::optional<Gpu> gpu = {};           // the GPU that has the engine's blocks; empty: the blocks are in host memory
   TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
+  /// [layout] The types of the layout's elements in blocks and in chunks; empty: chunks have the blocks' elements. No
+  /// scales and no heads.
+  std::vector<ChunkFormat> formats = {};
 };
 
 /// The node of one rank. All methods run on the engine's worker thread, except handshake() and describe(), which any

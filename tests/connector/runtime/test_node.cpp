@@ -4,6 +4,8 @@
 
 #include <stdexcept>
 
+#include "kernels/device/element.h"
+
 namespace kvferry {
 namespace {
 
@@ -11,6 +13,10 @@ float value_at(float seed, std::uint32_t layer, std::uint32_t plane, std::uint32
                std::uint32_t dim) {
   return seed * 1000.0F + static_cast<float>(token) +
          0.001F * static_cast<float>(dim + 10 * head + 100 * plane + 300 * layer);
+}
+
+float rounded(float value, ElementType type) {
+  return type == ElementType::kBf16 ? device::Bf16::to_float(device::Bf16::from_float(value)) : value;
 }
 
 }  // namespace
@@ -29,8 +35,11 @@ TestController::~TestController() {
 }
 
 TestNode::TestNode(const std::string& controller, const std::string& engine_id, const std::string& model,
-                   const std::string& more_config, std::shared_ptr<SimDevice> device, const std::string& role)
-    : device_(std::move(device)), memory_(std::size_t{kLayers} * kNumBlocks * kHeads * 2 * kBlockTokens * kDim) {
+                   const std::string& more_config, std::shared_ptr<SimDevice> device, const std::string& role,
+                   ElementType chunk_type, const std::string& conversion)
+    : device_(std::move(device)),
+      memory_(std::size_t{kLayers} * kNumBlocks * kHeads * 2 * kBlockTokens * kDim),
+      chunk_type_(chunk_type) {
   KvLayout layout;
   layout.num_kv_heads = kHeads;
   layout.head_dim = kDim;
@@ -59,9 +68,11 @@ TestNode::TestNode(const std::string& controller, const std::string& engine_id, 
   options.groups = {{kBlockTokens}};
   options.start_timeout_ms = 2000;
   options.on_device = device_ != nullptr;
+  options.conversion = conversion;
   scheduler = value_or_throw(SchedulerNode::start(options));
   WorkerOptions worker_options{options.config, 0, engine_id, {layout}};
   if (device_) worker_options.gpu = make_sim_gpu(device_);
+  if (chunk_type != ElementType::kFp32) worker_options.formats = {{{}, ElementType::kFp32, chunk_type, {}}};
   worker = value_or_throw(WorkerNode::start(std::move(worker_options)));
   const Result<void> attached = scheduler->attach_workers({worker->handshake()});
   if (!attached) throw std::runtime_error(attached.error().what);
@@ -125,7 +136,7 @@ std::uint32_t TestNode::wrong_tokens(const std::vector<BlockId>& blocks, std::ui
         for (std::uint32_t head = 0; head < kHeads; ++head)
           for (std::uint32_t dim = 0; dim < kDim; ++dim)
             right &= cell(blocks[t / kBlockTokens], t % kBlockTokens, layer, plane, head, dim) ==
-                     value_at(seed, layer, plane, head, t, dim);
+                     rounded(value_at(seed, layer, plane, head, t, dim), chunk_type_);
     wrong += right ? 0 : 1;
   }
   return wrong;

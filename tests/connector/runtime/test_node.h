@@ -49,22 +49,24 @@ class TestController {
 
 inline const std::vector<BlockId> kSomeBlocks = {3, 9, 4, 12, 7, 20, 8}, kOtherBlocks = {1, 2, 30, 6, 5, 11, 10};
 
-/// A node whose blocks are a device's memory if there is a device. Everything that accesses the blocks is then work in
-/// the device's default stream.
+/// A node whose blocks, of fp32, are a device's memory if there is a device. Everything that accesses the blocks is
+/// then work in the device's default stream.
 class TestNode {
  public:
   static constexpr std::uint32_t kBlockTokens = 4, kNumBlocks = 32, kHeads = 2, kDim = 8, kLayers = 3;
 
   TestNode(const std::string& controller, const std::string& engine_id, const std::string& model = "toy",
            const std::string& more_config = "", std::shared_ptr<SimDevice> device = nullptr,
-           const std::string& role = "kv_both");
+           const std::string& role = "kv_both", ElementType chunk_type = ElementType::kFp32,
+           const std::string& conversion = "");
   ~TestNode();
 
   /// Returns the address at which other nodes reach this node.
   std::string endpoint() const { return "tcp://" + net::to_text({scheduler->host(), scheduler->port()}); }
   /// Writes KV whose values say where they belong: a function of (seed, layer, plane, head, token, dim).
   void compute(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
-  /// Returns the number of tokens in [from, to) whose KV differs from what compute() would have written.
+  /// Returns the number of tokens in [from, to) whose KV differs from what compute() would have written, rounded to the
+  /// type of chunks.
   std::uint32_t wrong_tokens(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
   void wipe();
   bool loads_async() const { return device_ != nullptr; }
@@ -101,6 +103,7 @@ class TestNode {
   void compute_now(const std::vector<BlockId>& blocks, std::uint32_t from, std::uint32_t to, float seed);
   std::shared_ptr<SimDevice> device_;
   std::vector<float> memory_;
+  ElementType chunk_type_;  // bf16 or fp32
 };
 
 /// Admits the request, loads all KV that is found into kOtherBlocks, and checks every token. Returns the number of

@@ -24,7 +24,8 @@ class TwoReleases : protected ReplySender {
     ClientOptions options;
     options.node = node_info("a", 5, "default");
     options.node.serves = "http://a:8000";
-    options.node.details = {.host = "pod-a", .member = "somebody", .prepared_tokens_max = "4096"};
+    options.node.details = {
+        .host = "pod-a", .member = "somebody", .prepared_tokens_max = "4096", .conversion = "a to b"};
     options.protocol = node;
     options.wall_ms = [] { return std::int64_t{5000}; };
     client_.emplace(std::move(options), [this](std::string_view bytes) {
@@ -215,6 +216,7 @@ TEST(NewFields, ReachTheStatus) {
   EXPECT_EQ(nodes[0].details.host, "pod-a");
   EXPECT_EQ(nodes[0].details.member, "") << "only the controller says whose key the node has";
   EXPECT_EQ(nodes[0].details.prepared_tokens_max, "4096");
+  EXPECT_EQ(nodes[0].details.conversion, "a to b");
   EXPECT_EQ(nodes[0].clock_ahead_ms, 3000);
   EXPECT_EQ(both.sessions_.status(kSecond).wall_ms, 2000);
 }
