@@ -1,6 +1,8 @@
 // The connector's settings. A new setting needs a field of ConnectorConfig and a row in make_connector_settings().
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -16,6 +18,8 @@
 
 namespace kvferry {
 
+inline constexpr std::array<std::string_view, 3> kChunkDtypes = {"float32", "bfloat16", "float16"};
+
 struct ConnectorConfig {
   std::string controller = "tcp://127.0.0.1:14600";
   std::uint32_t chunk_tokens = 256;
@@ -27,6 +31,7 @@ struct ConnectorConfig {
   bool save_partial_chunks = true;
   bool save_draft_kv = true;
   bool require_cache_salt = false;
+  std::string chunk_dtype;    // one of kChunkDtypes; empty: this server's own
   std::string path = "auto";  // one of the names that parse_path() accepts
   std::string nics = "auto";  // "auto", "all" or names with commas between
   std::int64_t load_timeout_ms = 5000;
@@ -92,6 +97,13 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
       setting("require_cache_salt", &C::require_cache_salt, boolean,
               "Whether only requests with a cache_salt share KV: others are neither saved nor looked up, here and in "
               "vLLM's own prefix cache. For routers that give each tenant a salt, as launch/proxy does"),
+      setting<C, std::string>(
+          "chunk_dtype", &C::chunk_dtype,
+          fmt::format("one of {}; empty: this server's own", fmt::join(kChunkDtypes, ", ")),
+          "The --dtype of the servers whose chunks this node reads, if its own KV is of another type: with bfloat16 a "
+          "server with --kv-cache-dtype fp8 reads what servers with bfloat16 have computed. Such a node converts what "
+          "it loads and saves nothing itself; the servers that it reads from need no setting",
+          [](const std::string& name) { return name.empty() || std::ranges::count(kChunkDtypes, name) > 0; }),
       setting<C, std::string>("path", &C::path, fmt::format("one of {}", fmt::join(path_names(), ", ")),
                               "Backend that carries chunks; auto measures which one is fastest to each peer",
                               [](const std::string& name) { return static_cast<bool>(parse_path(name)); }),

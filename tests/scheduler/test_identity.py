@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kvferry import digests
 from kvferry._core import fingerprint_difference
+from kvferry.conversion import other_chunk_dtype
 from kvferry.identity import fingerprint, lora_settings
 from kvferry.request_extras import RequestExtras, numbers_images
 from kvferry_launch.testbed import toy_model
@@ -321,6 +322,47 @@ def test_details_of_what_comes_before_the_first_layer_count(model: Path, tmp_pat
     found |= {after(put_for_images(video_pruning_rate=0.5, video_pruning_method=kind), model)
               for kind in ("evs", "vidcom2")}
     assert len(found) == 4
+
+
+# [case] settings of a server that reads chunks of bfloat16 servers
+READS_BFLOAT16: dict[str, dict[str, Any]] = {
+    "fp8 KV": {"dtype": "bfloat16", "put": {"cache_config.cache_dtype": "fp8"}},
+    "KV of e5m2": {"dtype": "bfloat16", "put": {"cache_config.cache_dtype": "fp8_e5m2"}},
+    "some layers without fp8": {"dtype": "bfloat16", "put": {"cache_config.cache_dtype": "fp8",
+                                                             "cache_config.kv_cache_dtype_skip_layers": ["0"]}},
+    "a model of float16": {"dtype": "float16"},
+    "a model of float16 with KV of fp8": {"dtype": "float16", "put": {"cache_config.cache_dtype": "fp8"}},
+    "a model of float16 with KV of bfloat16": {"dtype": "float16", "put": {"cache_config.cache_dtype": "bfloat16"}},
+}
+
+
+@pytest.mark.parametrize("case", READS_BFLOAT16)
+def test_a_node_that_converts_has_the_fingerprint_of_those_it_reads(case: str, model: Path) -> None:
+    config = vllm_config(model, **READS_BFLOAT16[case])
+    plain = fingerprint_of(model, dtype="bfloat16")
+    alone = fingerprint(config, 2, 64)
+    assert other_chunk_dtype(config, "") == ""
+    assert other_chunk_dtype(config, "bfloat16") == "bfloat16"
+    assert alone != plain
+    assert fingerprint(config, 2, 64, chunk_dtype="bfloat16") == plain
+    assert fingerprint(config, 2, 64, chunk_dtype="float32") not in (plain, alone)
+
+
+def test_a_node_whose_own_type_the_setting_names_is_as_without_it(model: Path) -> None:
+    for put in ({}, {"cache_config.cache_dtype": "bfloat16"}):
+        config = vllm_config(model, dtype="bfloat16", put=put)
+        assert other_chunk_dtype(config, "bfloat16") == ""
+        assert other_chunk_dtype(config, "float16") == "float16"
+
+
+def test_what_else_changes_kv_keeps_a_converting_node_apart(model: Path) -> None:
+    def converting() -> str:
+        config = vllm_config(model, dtype="bfloat16", put={"cache_config.cache_dtype": "fp8"})
+        return fingerprint(config, 2, 64, chunk_dtype="bfloat16")
+
+    before = converting()
+    flip(77)(model)
+    assert converting() != before
 
 
 def test_two_names_of_one_kv_data_type_are_the_same(model: Path) -> None:

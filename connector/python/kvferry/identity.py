@@ -44,13 +44,23 @@ _TOKENS_OF_NGRAMS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 _KV_DTYPES = {"fp8_e4m3": "fp8"}  # vLLM has two names for this type
 
 
-def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int, *, saves_draft_kv: bool = True) -> str:
+def kv_dtype(vllm_config: "VllmConfig") -> str:
+    """Returns the data type of the server's KV, which is the model's unless --kv-cache-dtype names another."""
+    name = vllm_config.cache_config.cache_dtype
+    return dtype_name(vllm_config.model_config.dtype) if name == "auto" else _KV_DTYPES.get(name, name)
+
+
+def fingerprint(
+    vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int, *, saves_draft_kv: bool = True, chunk_dtype: str = ""
+) -> str:
     """Returns a text with digests of weights and configuration, KV types and sizes, chunk size and format version.
 
     num_layers: layers whose KV is in a chunk. saves_draft_kv: True if these include the layers of a draft model.
+    chunk_dtype: the data type of the servers from which this one reads, if it has other KV and converts theirs. The
+    text is then that of a server with --dtype chunk_dtype.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    dtype = _dtype_name(model.dtype)
+    dtype = chunk_dtype or dtype_name(model.dtype)
     config = effective_config(model)
     draft = ""
     speculative = vllm_config.speculative_config
@@ -59,17 +69,17 @@ def fingerprint(vllm_config: "VllmConfig", num_layers: int, chunk_tokens: int, *
         other = speculative.draft_model_config
         weights = model_identity(other, speculative.draft_load_config or vllm_config.load_config)
         own = _kv_fields(other, effective_config(other)) | _set_only({
-            "dtype": _dtype_name(other.dtype) if other.dtype != model.dtype else None,
+            "dtype": dtype_name(other.dtype) if other.dtype != model.dtype else None,
             "quantization": other.quantization, "kv_dtype": getattr(speculative, "kv_cache_dtype", None)})  # fmt: skip
         draft = f"draft={speculative.method}:{weights}:{_digest(own)} "
-    fields = _kv_fields(model, config) | {"skip_layers": sorted(cache.kv_cache_dtype_skip_layers)}
+    skip_layers = [] if chunk_dtype else sorted(cache.kv_cache_dtype_skip_layers)
+    fields = _kv_fields(model, config) | {"skip_layers": skip_layers}
     if (indexer := getattr(vllm_config.attention_config, "indexer_kv_dtype", "auto")) != "auto":
         fields["indexer"] = indexer
     return (
         f"model={model_identity(model, vllm_config.load_config)} config={_digest(fields)} dtype={dtype} "
         f"quantization={model.quantization or 'none'} rope={_rope(config)} "
-        f"kv_dtype={_KV_DTYPES.get(cache.cache_dtype, cache.cache_dtype) if cache.cache_dtype != 'auto' else dtype} "
-        f"layers={num_layers} "
+        f"kv_dtype={chunk_dtype or kv_dtype(vllm_config)} layers={num_layers} "
         f"kv_heads={model.get_total_num_kv_heads()} head_dim={model.get_head_size()} {draft}"
         f"chunk_tokens={chunk_tokens} format={FORMAT_VERSION}"
     )
@@ -82,7 +92,7 @@ def lora_settings(vllm_config: "VllmConfig") -> str:
         return ""
     is_own_dtype = lora.lora_dtype not in ("auto", vllm_config.model_config.dtype)
     found = _set_only({
-        "dtype": _dtype_name(lora.lora_dtype) if is_own_dtype else "",
+        "dtype": dtype_name(lora.lora_dtype) if is_own_dtype else "",
         "modules": sorted(lora.target_modules or ()),
         "tower": lora.enable_tower_connector_lora,
         "shared_experts": getattr(lora, "enable_moe_shared_loras", False),
@@ -266,7 +276,7 @@ def _rope(config: Any) -> str:
     return f"{first.get('rope_type')},theta:{first.get('rope_theta')},#{_digest(found)}"
 
 
-def _dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 

@@ -7,6 +7,7 @@ from vllm.v1.request import RequestStatus
 
 from kvferry._core import KvFerryError, SchedulerNode, check_config
 from kvferry.compat import hash_block_size, start_line
+from kvferry.conversion import conversion, other_chunk_dtype
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
@@ -49,8 +50,10 @@ class SchedulerConnector:
             config = check_config(extra_json)
             self._router_params = RouterParams(config["cluster_key_file"])
             saves_drafts = config["save_draft_kv"]
+            chunk_dtype = other_chunk_dtype(vllm_config, config["chunk_dtype"])
+            converts = conversion(vllm_config, specs, chunk_dtype, saves_draft_kv=saves_drafts)
             own = fingerprint(vllm_config, count_chunk_layers(kv_cache_config, vllm_config, saves_drafts),
-                              config["chunk_tokens"], saves_draft_kv=saves_drafts)
+                              config["chunk_tokens"], saves_draft_kv=saves_drafts, chunk_dtype=chunk_dtype)
             self._fingerprint = chunk_format(kv_cache_config, specs, vllm_config) + own
             self._node = SchedulerNode(
                 extra_json=extra_json,
@@ -65,6 +68,7 @@ class SchedulerConnector:
                 start_timeout_ms=START_TIMEOUT_MS,
                 on_device=self._is_on_device,
                 prepared_tokens_max=prepared_tokens_max(vllm_config, kv_cache_config),
+                conversion=converts,
             )
         except (KvFerryError, KeyFileError) as error:
             refuse_to_start(str(error))
@@ -94,6 +98,12 @@ class SchedulerConnector:
             "kvferry: engine %s serves %s as %s at %s:%d",
             self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port,
         )  # fmt: skip
+        if converts:
+            init_logger("vllm.kvferry").warning(
+                "kvferry: this server reads chunks of servers with --dtype %s and converts them (%s): its answers may "
+                "differ from those of a server alone as far as the conversion rounds, and it saves no KV for others",
+                chunk_dtype, converts,
+            )  # fmt: skip
 
     def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
         if not all(isinstance(hello, WorkerHello) for hello in hellos.values()):

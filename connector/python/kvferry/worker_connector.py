@@ -7,6 +7,7 @@ import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 from kvferry._core import KvFerryError, KvLayout, WorkerNode, check_config
+from kvferry.conversion import element_types, other_chunk_dtype
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.layout import cache_layout, draft_layers, has_draft_kv, shard_of
@@ -33,9 +34,11 @@ class WorkerConnector:
         self._open_report: StepReport | None = None
         self._extra_json = settings_json(vllm_config, specs)
         try:
-            self._saves_draft_kv: bool = check_config(self._extra_json)["save_draft_kv"]
+            config = check_config(self._extra_json)
         except KvFerryError as error:
             refuse_to_start(str(error))
+        self._saves_draft_kv: bool = config["save_draft_kv"]
+        self._chunk_dtype = other_chunk_dtype(vllm_config, config["chunk_dtype"])
         # True if this rank runs a draft model whose KV is in the chunks: vLLM runs it in the last pipeline stage.
         self._saves_drafts = self._saves_draft_kv and has_draft_kv(vllm_config) and get_pp_group().is_last_rank
 
@@ -61,6 +64,7 @@ class WorkerConnector:
                 layouts=[KvLayout(**layout._asdict()) for layout in layouts],
                 gpu=tensor.device.index or 0 if tensor.is_cuda else -1,
                 shard=shard_of(layouts, self._vllm_config, pp_rank, tp_rank),
+                types=element_types(layouts, self._kv_cache_config, self._vllm_config, self._chunk_dtype),
             )
         except KvFerryError as error:
             refuse_to_start(str(error))

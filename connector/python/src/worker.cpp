@@ -26,6 +26,16 @@ PlaneLayout plane_from(const Plane& plane) {
   return {base, block, head, token, dim};
 }
 
+/// Returns the type of elements that Python calls by this name.
+ElementType element_type(const std::string& name) {
+  if (name == "bfloat16") return ElementType::kBf16;
+  if (name == "float16") return ElementType::kFp16;
+  if (name == "float32") return ElementType::kFp32;
+  if (name == "fp8_e4m3") return ElementType::kE4m3;
+  if (name == "fp8_e5m2") return ElementType::kE5m2;
+  throw nb::value_error("a type of elements is bfloat16, float16, float32, fp8_e4m3 or fp8_e5m2");
+}
+
 using Layers = std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>;
 
 struct PyWorker {
@@ -33,10 +43,14 @@ struct PyWorker {
 
   PyWorker(const std::string& extra_json, std::uint32_t rank, std::string label, std::vector<KvLayout> layouts,
            std::int32_t gpu,
-           const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>& shard) {
+           const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>& shard,
+           const std::vector<std::pair<std::string, std::string>>& types) {
+    std::vector<ChunkFormat> formats;
+    for (const auto& [cache, chunk] : types) formats.push_back({{}, element_type(cache), element_type(chunk), {}});
     const nb::gil_scoped_release unlocked;
     WorkerOptions options{config_from(extra_json), rank, std::move(label), std::move(layouts)};
     if (gpu >= 0) options.gpu = unwrap(open_gpu(gpu));
+    options.formats = std::move(formats);
     if (shard) options.shard = std::apply([](auto... each) { return Shard{each...}; }, *shard);
     node = unwrap(WorkerNode::start(std::move(options)));
   }
@@ -67,8 +81,11 @@ void bind_worker(nb::module_& m) {
           "num_blocks"_a);
   nb::class_<PyWorker>(m, "WorkerNode")
       .def(nb::init<const std::string&, std::uint32_t, std::string, std::vector<KvLayout>, std::int32_t,
-                    const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>&>(),
-           nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layouts"_a, "gpu"_a = -1, "shard"_a = nb::none())
+                    const std::optional<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>&,
+                    const std::vector<std::pair<std::string, std::string>>&>(),
+           nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layouts"_a, "gpu"_a = -1, "shard"_a = nb::none(),
+           "types"_a = std::vector<std::pair<std::string, std::string>>{},
+           "The types of each layout's elements in blocks and in chunks; no types: they are equal.")
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
       // `stream` is torch's cuda_stream: a cudaStream_t as a number, 0 for the default stream.
       .def(
