@@ -5,6 +5,7 @@
 
 #include "kernels/chunk_shape.h"
 #include "kernels/device/element.h"
+#include "kernels/element_formats.h"
 
 namespace kvferry {
 namespace {
@@ -73,28 +74,9 @@ void convert_row(const Row& row) {
   convert_strided<From, To>(row);
 }
 
-/// Calls call(class that converts elements of this type).
-template <class Call>
-void with_type(ElementType type, Call call) {
-  switch (type) {
-    case ElementType::kBytes:
-      return;
-    case ElementType::kBf16:
-      return call(device::Bf16{});
-    case ElementType::kFp16:
-      return call(device::Fp16{});
-    case ElementType::kFp32:
-      return call(device::Fp32{});
-    case ElementType::kE4m3:
-      return call(device::E4m3{});
-    case ElementType::kE5m2:
-      return call(device::E5m2{});
-  }
-}
-
 void convert(ElementType from, ElementType to, const Row& row) {
-  with_type(from, [&]<class From>(From) {
-    with_type(to, [&]<class To>(To) {
+  with_element_type(from, [&]<class From>(From) {
+    with_element_type(to, [&]<class To>(To) {
       constexpr bool is_both_fp8 = sizeof(typename From::Storage) == 1 && sizeof(typename To::Storage) == 1;
       if constexpr (!is_both_fp8 && !std::is_same_v<From, To>) convert_row<From, To>(row);
     });

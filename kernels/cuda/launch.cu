@@ -2,9 +2,9 @@
 #include <type_traits>
 
 #include "kernels/cuda/launch.h"
-#include "kernels/device/copy_elements.h"
 #include "kernels/device/copy_range.h"
 #include "kernels/device/copy_segment.h"
+#include "kernels/element_formats.h"
 
 namespace kvferry::cuda {
 namespace {

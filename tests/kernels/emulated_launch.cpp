@@ -3,9 +3,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/device/copy_elements.h"
 #include "kernels/device/copy_range.h"
 #include "kernels/device/copy_segment.h"
+#include "kernels/element_formats.h"
 
 namespace kvferry {
 namespace {

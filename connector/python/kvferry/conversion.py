@@ -7,6 +7,7 @@ than theirs.
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.logger import init_logger
 
 from kvferry.errors import refuse_to_start
 from kvferry.identity import dtype_name, kv_dtype
@@ -56,6 +57,17 @@ def conversion(vllm_config: "VllmConfig", specs: "list[Any]", chunk_dtype: str, 
         refuse_to_start(f"{what}, but this server runs a draft model, whose KV this version can't convert; set "
                         "save_draft_kv to false")
     return f"{chunk_dtype} to {to}" if to != chunk_dtype else f"{chunk_dtype} of another model type than {model_dtype}"
+
+
+def tell_conversion(chunk_dtype: str, converts: str) -> None:
+    """Logs what conversion() returned, if it is not empty."""
+    if converts:
+        # vLLM shows lines only of loggers named vllm.*
+        init_logger("vllm.kvferry").warning(
+            "kvferry: this server reads chunks of servers with --dtype %s and converts them (%s): its answers may "
+            "differ from those of a server alone as far as the conversion rounds, and it saves no KV for others",
+            chunk_dtype, converts,
+        )  # fmt: skip
 
 
 def element_types(layouts: "list[CacheLayout]", kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig",

@@ -7,7 +7,7 @@ from vllm.v1.request import RequestStatus
 
 from kvferry._core import KvFerryError, SchedulerNode, check_config
 from kvferry.compat import hash_block_size, start_line
-from kvferry.conversion import conversion, other_chunk_dtype
+from kvferry.conversion import conversion, other_chunk_dtype, tell_conversion
 from kvferry.errors import refuse_to_start
 from kvferry.handshake import StepPlan, StepReport, WorkerHello
 from kvferry.identity import fingerprint
@@ -41,8 +41,7 @@ _ABORTED = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_IGNORED, Requ
 
 class SchedulerConnector:
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
-        transfer = vllm_config.kv_transfer_config
-        parallel = vllm_config.parallel_config
+        transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
         self._is_on_device = vllm_config.device_config.device_type != "cpu"
         specs = served_specs(kv_cache_config, vllm_config)
         extra_json = settings_json(vllm_config, specs)
@@ -94,16 +93,9 @@ class SchedulerConnector:
             from kvferry import pool_events
 
             self.events = pool_events.EventSource(kv_cache_config, self._node, self._requests)
-        logger.info(
-            "kvferry: engine %s serves %s as %s at %s:%d",
-            self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port,
-        )  # fmt: skip
-        if converts:
-            init_logger("vllm.kvferry").warning(
-                "kvferry: this server reads chunks of servers with --dtype %s and converts them (%s): its answers may "
-                "differ from those of a server alone as far as the conversion rounds, and it saves no KV for others",
-                chunk_dtype, converts,
-            )  # fmt: skip
+        logger.info("kvferry: engine %s serves %s as %s at %s:%d", self._engine_id, self._fingerprint,
+                    transfer.kv_role, self._node.host, self._node.port)
+        tell_conversion(chunk_dtype, converts)
 
     def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:
         if not all(isinstance(hello, WorkerHello) for hello in hellos.values()):
