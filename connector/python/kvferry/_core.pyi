@@ -240,7 +240,10 @@ class KvLayout:
     def __init__(self, *, layers: Sequence[tuple[str, int, tuple[int, int, int, int, int], tuple[int, int, int, int, int]]], num_kv_heads: int, head_dim: int, element_bytes: int, planes: int, block_tokens: int, num_blocks: int) -> None: ...
 
 class WorkerNode:
-    def __init__(self, *, extra_json: str, rank: int, label: str, layouts: Sequence[KvLayout], gpu: int = -1, shard: tuple[int, int, int, int] | None = None, types: Sequence[tuple[str, str]] = []) -> None: ...
+    def __init__(self, *, extra_json: str, rank: int, label: str, layouts: Sequence[KvLayout], gpu: int = -1, shard: tuple[int, int, int, int] | None = None, types: Sequence[tuple[str, str]] = []) -> None:
+        """
+        The types of each layout's elements in blocks and in chunks; no types: they are equal.
+        """
 
     def handshake(self) -> bytes: ...
 
