@@ -40,7 +40,7 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
 void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::span<const KvGroup> groups,
                 std::span<const std::uint32_t> needed_from);
 
-/// The promise no-stale-spec: after a step was planned, no lookup whose allocation failed is still open.
+/// The promise no-stale-spec: when a step is planned, no lookup of an earlier admission attempt is still open.
 inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
   KVFERRY_CHECK(specs_left == 0, "no-stale-spec: {} lookups are still open after step {} was planned", specs_left,
                 step);

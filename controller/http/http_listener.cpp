@@ -172,10 +172,11 @@ class HttpListener final : public BoundListener {
     parser_.Post(".*", handler);
     parser_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
       if (!response.body.empty()) return;
-      const std::string why = response.status == 413 ? "the body is longer than 16 MiB, which is the limit"
-                              : response.status == 400
-                                  ? "this is not a valid HTTP request"
-                                  : request.method + " requests are not served; allowed: GET and POST";
+      const bool is_other = !request.method.empty() && request.method != "GET" && request.method != "POST";
+      const std::string why = response.status == 413   ? "the body is longer than 16 MiB, which is the limit"
+                              : response.status == 414 ? "the URL is longer than 8192 bytes, which is the limit"
+                              : is_other ? request.method + " requests are not served; allowed: GET and POST"
+                                         : "this is not a valid HTTP request";
       const HttpAnswer answer = http_error(response.status, why);
       response.set_content(answer.body, answer.content_type);
     });

@@ -123,7 +123,7 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
       erase_slot(now_, &slot);  // does not advance, because another key may have moved into this slot
   }
   in_sweep_ = sweep_ < end;
-  return true;  // the task continues even if the sweep has ended, because the table may then shrink
+  return true;  // also if the sweep has just ended, because the next call may begin to shrink the table
 }
 
 }  // namespace kvferry::controller

@@ -43,7 +43,7 @@ KVFERRY_DEVICE std::uint32_t stripe_of(std::uint32_t lane, std::uint32_t block, 
 struct BlockSums {
   std::uint64_t even = 0, odd = 0;
 
-  /// Adds 16 bytes of stripe `stripe` of the segment.
+  /// Adds `bytes`, the 16 bytes of quarter `quarter` in stripe `stripe` of the segment.
   KVFERRY_DEVICE void add(const SegmentSecret& secret, std::uint32_t quarter, std::uint32_t stripe,
                           const Vec16& bytes) {
     const bool is_last = stripe == kSegmentStripes - 1;

@@ -45,9 +45,14 @@ void raise_file_limit() {
 Result<std::optional<controller::HttpCertificate>> http_certificate(const ControllerConfig& config) {
   if (config.http_cert_file.empty() && config.http_key_file.empty())
     return std::optional<controller::HttpCertificate>();
-  if (config.http_cert_file.empty() || config.http_key_file.empty() || config.http == "none")
-    return Error{ErrorCode::kInvalidArgument,
-                 "HTTPS needs http, http-cert-file and http-key-file; only some of them are set"};
+  for (const auto& [name, is_set] :
+       {std::pair("http", config.http != "none"), std::pair("http-cert-file", !config.http_cert_file.empty()),
+        std::pair("http-key-file", !config.http_key_file.empty())})
+    if (!is_set)
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("HTTPS needs the settings 'http', 'http-cert-file' and 'http-key-file', but '{}' is not "
+                               "set",
+                               name)};
   return std::optional(KVFERRY_TRY(controller::HttpCertificate::read(config.http_cert_file, config.http_key_file)));
 }
 

@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[Callable[[], tuple[KVCacheSpec, ...]], str]] = {
         "a": state(), "b": state(shapes=((3, 41), (2, 64, 16)))}),), "has layers with states of different sizes"),
     "sinks": (lambda: (kinds.SinkFullAttentionSpec(**SHAPE, sink_len=4),), "has layers with attention sink tokens"),
     "windows of latents": (lambda: (kinds.SlidingWindowMLASpec(**LATENT, sliding_window=64),),
-                           "has layers with latent attention and sliding windows"),
+                           "has layers that combine latent attention with a sliding window"),
     "prefix LM": (lambda: (full(non_causal=True),), "has layers with attention that isn't causal"),
     "compressed": (lambda: (kinds.MLAAttentionSpec(**LATENT, tokens_per_state=4),), "kept for 4 tokens at a time"),
     "no KV": (lambda: (), "this model keeps no KV"),

@@ -10,9 +10,9 @@
 
 namespace kvferry::shm {
 
-/// One thread's copy is limited by its outstanding cache misses, far below the memory's bandwidth: two threads copy
-/// twice as fast, for the same processor time. Helpers spin for a moment after each piece, since a transfer's next
-/// piece soon follows, and then sleep.
+/// Threads that share the work of a copy with the calling thread. One thread's copy is limited by its outstanding cache
+/// misses, far below the memory's bandwidth: two threads copy twice as fast, for the same processor time. After each
+/// share() the helper threads spin for a moment, since a transfer's next share() soon follows, and then sleep.
 class CopyThreadPool {
  public:
   /// `num_threads` includes the caller of share(); 0: chosen by the number of processors this process may use.

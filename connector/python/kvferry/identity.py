@@ -203,7 +203,9 @@ def effective_config(model: "ModelConfig") -> Any:
         if nested:
             model._apply_dict_overrides(config, nested)
     except Exception as error:  # get_config() raises many types of error; vLLM's own copy is used instead
-        logger.warning("kvferry: can't read the configuration of %s again; vLLM's copy is used: %s", model.model, error)
+        logger.warning("kvferry: can't read the configuration of %s again (%s); vLLM's copy is used, by which nodes of "
+                       "another parallelism may get another fingerprint and share no KV with this one",
+                       model.model, error)
         return model.hf_config
     return config
 

@@ -24,7 +24,7 @@ _WORDS = {
     "HiddenStateCacheSpec": "layers with cached hidden states",
     "RSWASpec": "layers with reference sliding windows",
     "SinkFullAttentionSpec": "layers with attention sink tokens",
-    "SlidingWindowMLASpec": "layers with latent attention and sliding windows",
+    "SlidingWindowMLASpec": "layers that combine latent attention with a sliding window",
 }
 
 

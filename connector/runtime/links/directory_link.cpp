@@ -120,8 +120,9 @@ void DirectoryLink::take(controller::ClientEvent& event) {
               else
                 core.evict_ordered(wanted.keys);
             });
-            log().info("evicted {} on the controller's order",
-                       wanted.all ? "all chunks" : fmt::format("{} chunks", wanted.keys.size()));
+            log().info(
+                "evicted {} on the controller's order",
+                wanted.all ? "all chunks" : fmt::format("those of {} named chunks that it had", wanted.keys.size()));
           },
       },
       event);

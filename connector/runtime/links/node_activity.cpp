@@ -21,7 +21,8 @@ bool is_failure(const LifeEvent& event) {
   }
 }
 
-/// Returns which kinds of memory a transfer went between, such as "GPU to GPU", and for a pull why.
+/// Returns the kinds of memory that a transfer went between, such as "GPU to GPU". For a pull without failures, the
+/// text also says why chunks went through host slots, if the event's note does.
 std::string memory_of(const LifeEvent& event) {
   const bool has_why = event.what() == LifeKind::kPulled && event.failed == 0 && !event.note.view().empty();
   const std::string why = has_why ? ": " + std::string(event.note.view()) : "";

@@ -29,8 +29,9 @@ class PeerVersions {
   explicit PeerVersions(VersionRange ours = kNodeWire) : ours_(ours) {}
 
   std::uint32_t spoken_with(const std::string& endpoint) const;
-  /// Records the versions that an answer names. Errors: kRefused with a sentence, if the nodes share no version or this
-  /// answer is in a version that this node does not speak.
+  /// Records the newest version that this node shares with the sender of an answer; later messages use it. Errors:
+  /// kRefused with a sentence, if they share none (nothing is recorded), or if this node can't read the answer's
+  /// version.
   Result<void> learn(const std::string& endpoint, const Envelope& envelope);
   void drop(const std::string& endpoint) { spoken_.erase(endpoint); }
   /// Checks that this node can read a request. Errors: kRefused for the same reasons as learn(), with a sentence for

@@ -13,8 +13,8 @@ namespace kvferry::bench {
 
 /// Installs what is missing for "nixl", "mooncake", "ucx", "plot", "connector_lmcache", or "controller_" followed by
 /// one of kControllerPeers. Calls `say` with a line for each step that takes a while. The environment variable PYTHON
-/// names the interpreter (python3 by default), and pip's own settings are honoured. Failures: kUnavailable with the
-/// reason in one line, kCancelled.
+/// names the interpreter (python3 by default), and pip's own settings are honoured. Failures: kInvalidArgument for
+/// another `what`, kUnavailable with the reason in one line, kCancelled.
 void ensure_installed(const std::string& what, const Say& say);
 
 /// Returns the command that runs a script with the virtual environment's Python. Before the command is run, the caller

@@ -37,8 +37,8 @@ CONTROLLER_PANELS: list[tuple[str, str, float, list[tuple[str, str, str]]]] = [
         ("vLLM's events", "vllm_event_hashes_per_s", OURS)]),
 ]
 
-# Each panel has a title, a unit, names of kvferry's figure and names of the peers' figure. The first name that exists
-# counts.
+# Each panel has a title, a unit, names of kvferry's figure and names of the peers' figure. The first name
+# that the results contain is drawn.
 PEER_PANELS = [
     ("lookups of 128 keys, in process", "a second", ["lookup_128_per_s"], ["lookup_128_per_s"]),
     ("lookups of 128 keys, remote, 16 in flight", "per second of the server's processor time",

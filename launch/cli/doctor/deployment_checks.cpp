@@ -133,8 +133,9 @@ Findings check_versions(const Status& status, const std::string&) {
   for (const NodeStatus& node : status.nodes)
     if (!node.version.empty()) versions.insert(node.version);
   if (versions.size() == 1) return {};
-  return {{.what = fmt::format("the deployment runs different releases of kvferry: {}", fmt::join(versions, ", ")),
-           .advice = "finish the upgrade; launch/docs/compatibility.md says which releases work together",
+  return {{.what = fmt::format("nodes, controller and this command are of different releases of kvferry: {}",
+                               fmt::join(versions, ", ")),
+           .advice = "finish the upgrade, controllers first; kvferry status shows the release of each node",
            .is_hint = true}};
 }
 

@@ -48,7 +48,7 @@ struct FreeOpenSsl {
   void operator()(SSL* session) const { ::SSL_free(session); }
 };
 
-/// Does the same over TLS, with a listener of any certificate: it gets no secret.
+/// Same as answer_of(), but over TLS. Accepts any certificate, because the listener is sent no secret.
 std::string answer_over_tls(const net::HostPort& address, std::string_view said) {
   const OwnedFd socket = connected(address);
   const std::unique_ptr<SSL_CTX, FreeOpenSsl> context(::SSL_CTX_new(::TLS_client_method()));

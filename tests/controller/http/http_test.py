@@ -70,6 +70,14 @@ def connect(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
+def test_what_is_refused_without_a_handler_is_named(address: str) -> None:
+    for path, method, status, words in (("/" + "x" * 9000, "GET", 414, "longer than 8192 bytes"),
+                                        ("/nodes", "DELETE", 404, "DELETE requests are not served")):
+        found, text = ask(address, path, method=method)
+        assert found == status
+        assert words in text
+
+
 def test_metrics_status_and_the_page_are_there(address: str) -> None:
     status, metrics = ask(address, "/metrics")
     assert status == 200

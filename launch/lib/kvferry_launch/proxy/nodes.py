@@ -287,7 +287,7 @@ class Nodes:
         states = Counter("draining" if node.draining else "failed for this request" if node.engine_id in exclude
                          else "not ready" for node in there)
         known = ", ".join(f"{count} {state}" for state, count in states.items())
-        away = "" if self.controller_up else f"; the controller at {self.controller} does not answer"
+        away = "" if self.controller_up else f"; no usable answer from the controller at {self.controller}"
         return (f"no {kind} server takes requests in namespace '{self.name_space}': "
                 f"{known or 'none is registered with its URL (the setting serves)'}{away}")
 
