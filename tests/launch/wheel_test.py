@@ -11,7 +11,7 @@ from kvferry_launch.paths import REPO
 
 def run(*command: str) -> str:
     # Names the compiler c++, as CMake does by default, so that ccache finds the objects of the release build.
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False,
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False,
                           env={"CXX": "c++"} | os.environ)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
