@@ -85,6 +85,11 @@ def figures(rounds: list[tuple[Times, Times]], output_tokens: int) -> dict[str, 
     return found
 
 
+def ttft_alone(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures without rates: a pair's prefill server alone is asked for one token of each answer."""
+    return {name: value for name, value in found.items() if name.startswith("ttft_")}
+
+
 async def turn(http: aiohttp.ClientSession, side: Side, length: int) -> Times:
     """Sends requests with new prompts, one after the other."""
     firsts = []
@@ -124,4 +129,5 @@ def measure(model: Path, options: argparse.Namespace, rows: list[dict[str, Any]]
             for length in options.lengths:
                 rounds = asyncio.run(by_turns(sides, length, options.repeat, step))
                 row = {"load": "costs", "compared": name, "prompt_tokens": length, "rounds": len(rounds)}
-                rows.append(row | figures(rounds, options.output_tokens))
+                found = figures(rounds, options.output_tokens)
+                rows.append(row | (ttft_alone(found) if compared is pair else found))
