@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from kvferry_launch.cluster import front, job, kubectl, kubernetes, leaving, mpi, slurm, status
 from kvferry_launch.cluster.control import ask
+from kvferry_launch.cluster.keys import repeated
 from kvferry_launch.cluster.plan import ENGINE_ROLES, Planner
 from kvferry_launch.cluster.schema import BACKENDS, SpecError
 from kvferry_launch.cluster.spec import Spec, load, run_folder
@@ -204,9 +205,8 @@ def change_keys(arguments: argparse.Namespace) -> int:
                         f"those in {run_folder(spec)}")
     if arguments.role and not arguments.add_node:
         raise SpecError("--role is for --add-node")
-    flags = [arguments.step] if arguments.step else [
-        word for flag, names in (("--revoke", arguments.revoke), ("--add-node", arguments.add_node))
-        for name in names for word in (flag, name)]
+    flags = [arguments.step] if arguments.step else [*repeated("--revoke", arguments.revoke),
+                                                     *repeated("--add-node", arguments.add_node)]
     return kubectl.keys(spec, [*flags, "--role", arguments.role] if arguments.role else flags)
 
 

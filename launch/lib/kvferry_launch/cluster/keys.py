@@ -96,11 +96,18 @@ class Keys:
     def _change(self, flag: str, names: list[str], *more: str) -> None:
         if not names or not self._keygen:
             return
-        words = [word for name in names for word in (flag, name)]
-        done = subprocess.run([*self._keygen, *words, *more, str(self._folder / KEY_NAME)], capture_output=True,
-                              text=True, check=False)
-        if done.returncode != 0:
-            raise SpecError(f"can't change the nodes' keys: {' '.join(done.stderr.split())}")
+        run_keygen([*self._keygen, *repeated(flag, names), *more, str(self._folder / KEY_NAME)], "nodes")
+
+
+def run_keygen(command: Sequence[str], whose: str, cwd: Path | None = None) -> None:
+    """Runs `kvferry keygen`. Errors: SpecError, which says whose keys it could not change."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SpecError(f"can't change the {whose}' keys: {' '.join(done.stderr.split())}")
+
+
+def repeated(flag: str, names: Sequence[str]) -> list[str]:
+    return [word for name in names for word in (flag, name)]
 
 
 def names_in(members: str) -> list[str]:

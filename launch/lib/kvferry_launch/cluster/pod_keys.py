@@ -14,14 +14,13 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvferry_launch.cluster.keys import MEMBERS_HEAD, ROLES, names_in
+from kvferry_launch.cluster.keys import MEMBERS_HEAD, ROLES, names_in, repeated, run_keygen
 from kvferry_launch.cluster.kubernetes import labels, secret_name, selector
 from kvferry_launch.cluster.plan import ENGINE_ROLES
 from kvferry_launch.cluster.schema import SpecError
@@ -90,9 +89,7 @@ def write(folder: Path, files: Files) -> None:
 
 
 def keygen(binary: str, folder: Path, *flags: str) -> None:
-    done = subprocess.run([binary, "keygen", *flags, KEY_NAME], cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SpecError(f"can't change the pods' keys: {' '.join(done.stderr.split())}")
+    run_keygen([binary, "keygen", *flags, KEY_NAME], "pods", folder)
 
 
 def step(binary: str, folder: Path, flags: Sequence[str]) -> list[str]:
@@ -115,10 +112,6 @@ def add_missing(binary: str, folder: Path, wanted: Mapping[str, str]) -> list[st
         if names := [name for name in missing if wanted[name] == role]:
             keygen(binary, folder, *repeated("--add-node", names), "--role", role)
     return [f"# made keys of {', '.join(missing)}"] if missing else []
-
-
-def repeated(flag: str, names: Sequence[str]) -> list[str]:
-    return [word for name in names for word in (flag, name)]
 
 
 def read(spec: Spec, kubectl: Kubectl) -> dict[str, Any]:
