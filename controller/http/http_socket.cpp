@@ -35,9 +35,6 @@ int no_password(char*, int, int, void*) { return 0; }  // OpenSSL would ask for 
 
 }  // namespace
 
-void FreeTls::operator()(ssl_ctx_st* context) const { ::SSL_CTX_free(context); }
-void FreeTls::operator()(ssl_st* session) const { ::SSL_free(session); }
-
 HttpCertificate::HttpCertificate(std::string certificate_file, std::string key_file, Context context)
     : certificate_file_(std::move(certificate_file)), key_file_(std::move(key_file)), context_(std::move(context)) {}
 
@@ -119,11 +116,12 @@ ssize_t HttpSocket::receive(std::string& to) {
     return -1;
   }
   const std::size_t before = to.size();
-  const bool is_sound = ::BIO_write(::SSL_get_rbio(tls_.get()), bytes.data(), static_cast<int>(got)) == got &&
-                        decrypt(to) && (flush() || errno == EAGAIN) && unsent_.size() <= kUnsentMax;
+  const bool is_valid =
+      ::BIO_write(::SSL_get_rbio(tls_.get()), bytes.data(), static_cast<int>(got)) == got && decrypt(to);
+  const bool is_answered = (flush() || errno == EAGAIN) && unsent_.size() <= kUnsentMax;  // by an alert if invalid
   if (to.size() > before) return static_cast<ssize_t>(to.size() - before);
   if ((::SSL_get_shutdown(tls_.get()) & SSL_RECEIVED_SHUTDOWN) != 0) return 0;
-  errno = is_sound ? EAGAIN : EPROTO;
+  errno = is_valid && is_answered ? EAGAIN : EPROTO;
   return -1;
 }
 
@@ -136,9 +134,7 @@ bool HttpSocket::decrypt(std::string& to) {
     if (::SSL_read_ex(tls_.get(), bytes.data(), bytes.size(), &count) != 1) break;
     to.append(bytes.data(), count);
   }
-  const bool waits = ::SSL_get_error(tls_.get(), 0) == SSL_ERROR_WANT_READ;
-  if (!waits) flush();  // sends OpenSSL's alert
-  return waits;
+  return ::SSL_get_error(tls_.get(), 0) == SSL_ERROR_WANT_READ;
 }
 
 ssize_t HttpSocket::send(std::string_view bytes) {

@@ -3,23 +3,15 @@
 
 #include <sys/types.h>
 
-#include <memory>
 #include <string>
 #include <string_view>
 
 #include "transport/base/clock.h"
+#include "transport/base/net/tls/owned_openssl.h"
 #include "transport/base/owned_fd.h"
 #include "transport/base/result.h"
 
-struct ssl_ctx_st;
-struct ssl_st;
-
 namespace kvferry::controller {
-
-struct FreeTls {
-  void operator()(ssl_ctx_st* context) const;
-  void operator()(ssl_st* session) const;
-};
 
 /// The certificate of an HTTPS listener. Files that change are read again, so that a renewed certificate needs no
 /// restart. Threads: the one that accepts connections.
@@ -34,7 +26,7 @@ class HttpCertificate {
   ssl_ctx_st* current(TimeNs now);
 
  private:
-  using Context = std::unique_ptr<ssl_ctx_st, FreeTls>;
+  using Context = net::OwnedOpenSsl<ssl_ctx_st>;
   HttpCertificate(std::string certificate_file, std::string key_file, Context context);
   Result<Context> load() const;
   std::string times() const;
@@ -67,7 +59,7 @@ class HttpSocket {
   bool flush();
 
   OwnedFd socket_;
-  std::unique_ptr<ssl_st, FreeTls> tls_;
+  net::OwnedOpenSsl<ssl_st> tls_;
   bool is_begun_ = false;  // if true, the client began with a TLS message
   std::string unsent_;     // bytes of TLS that the socket has not taken
 };

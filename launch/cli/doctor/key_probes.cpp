@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <string>
 #include <string_view>
 
 #include "transport/base/net/cluster_key.h"
 #include "transport/base/net/tcp_socket.h"
 #include "transport/base/net/tls.h"
+#include "transport/base/net/tls/owned_openssl.h"
 
 namespace kvferry::cli {
 namespace {
@@ -43,16 +43,11 @@ std::string answer_of(const net::HostPort& address, std::string_view said) {
   return answer;
 }
 
-struct FreeOpenSsl {
-  void operator()(SSL_CTX* context) const { ::SSL_CTX_free(context); }
-  void operator()(SSL* session) const { ::SSL_free(session); }
-};
-
 /// Same as answer_of(), but over TLS. Accepts any certificate, because the listener is sent no secret.
 std::string answer_over_tls(const net::HostPort& address, std::string_view said) {
   const OwnedFd socket = connected(address);
-  const std::unique_ptr<SSL_CTX, FreeOpenSsl> context(::SSL_CTX_new(::TLS_client_method()));
-  const std::unique_ptr<SSL, FreeOpenSsl> session(context ? ::SSL_new(context.get()) : nullptr);
+  const net::OwnedOpenSsl<SSL_CTX> context(::SSL_CTX_new(::TLS_client_method()));
+  const net::OwnedOpenSsl<SSL> session(context ? ::SSL_new(context.get()) : nullptr);
   std::string answer(kAnswerBytes, '\0');
   std::size_t count = 0;
   if (!socket || !session || ::SSL_set_fd(session.get(), socket.get()) != 1 || ::SSL_connect(session.get()) != 1 ||

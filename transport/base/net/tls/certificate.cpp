@@ -3,26 +3,20 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
-#include <memory>
-
 #include "transport/base/check.h"
+#include "transport/base/net/tls/owned_openssl.h"
 
 namespace kvferry::net {
 namespace {
 
 constexpr long kVersion3 = 2, kValidForSeconds = 60L * 60 * 24 * 365;
 
-struct FreeOpenSsl {
-  void operator()(EVP_PKEY* key) const { ::EVP_PKEY_free(key); }
-  void operator()(X509* certificate) const { ::X509_free(certificate); }
-};
-
 }  // namespace
 
 void use_certificate(ssl_st* ssl, const Bytes32& secret) {
-  const std::unique_ptr<EVP_PKEY, FreeOpenSsl> key(
+  const OwnedOpenSsl<EVP_PKEY> key(
       ::EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, secret.data(), secret.size()));
-  const std::unique_ptr<X509, FreeOpenSsl> made(::X509_new());
+  const OwnedOpenSsl<X509> made(::X509_new());
   // The times are there because the format wants them; a key is valid as long as the list of members has it.
   const bool is_used = key != nullptr && made != nullptr && ::X509_set_version(made.get(), kVersion3) == 1 &&
                        ::ASN1_INTEGER_set(::X509_get_serialNumber(made.get()), 1) == 1 &&

@@ -2,21 +2,13 @@
 
 #include <openssl/evp.h>
 
-#include <memory>
-
 #include "transport/base/check.h"
+#include "transport/base/net/tls/owned_openssl.h"
 
 namespace kvferry::net {
 namespace {
 
 constexpr std::size_t kEd25519Bytes = 64;
-
-struct FreeSigning {
-  void operator()(EVP_PKEY* key) const { ::EVP_PKEY_free(key); }
-  void operator()(EVP_MD_CTX* digest) const { ::EVP_MD_CTX_free(digest); }
-};
-using SigningKey = std::unique_ptr<EVP_PKEY, FreeSigning>;
-using SigningDigest = std::unique_ptr<EVP_MD_CTX, FreeSigning>;
 
 const unsigned char* signing_bytes(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
@@ -25,9 +17,9 @@ const unsigned char* signing_bytes(std::string_view text) {
 }  // namespace
 
 std::string signature_of(const Bytes32& certificate_secret, std::string_view text) {
-  const SigningKey key(
+  const OwnedOpenSsl<EVP_PKEY> key(
       ::EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, certificate_secret.data(), certificate_secret.size()));
-  const SigningDigest digest(::EVP_MD_CTX_new());
+  const OwnedOpenSsl<EVP_MD_CTX> digest(::EVP_MD_CTX_new());
   std::string made(kEd25519Bytes, '\0');
   std::size_t num_bytes = made.size();
   const bool is_made = key != nullptr && digest != nullptr &&
@@ -39,9 +31,9 @@ std::string signature_of(const Bytes32& certificate_secret, std::string_view tex
 }
 
 bool is_signed_by(const Bytes32& certificate, std::string_view text, std::string_view signature) {
-  const SigningKey key(
+  const OwnedOpenSsl<EVP_PKEY> key(
       ::EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, nullptr, certificate.data(), certificate.size()));
-  const SigningDigest digest(::EVP_MD_CTX_new());
+  const OwnedOpenSsl<EVP_MD_CTX> digest(::EVP_MD_CTX_new());
   return key != nullptr && digest != nullptr && signature.size() == kEd25519Bytes &&
          ::EVP_DigestVerifyInit(digest.get(), nullptr, nullptr, nullptr, key.get()) == 1 &&
          ::EVP_DigestVerify(digest.get(), signing_bytes(signature), signature.size(), signing_bytes(text),
