@@ -11,10 +11,10 @@ from pathlib import Path
 import report
 import resume
 from configurations import CONFIGURATIONS, MAX_TOKENS, Configuration
+from families import FAMILIES
 from judge import Outcome
 from kvferry_launch.paths import LOGS
 from kvferry_launch.progress import Step
-from kvferry_launch.testbed import toy_model
 from kvferry_launch.testbed.answers import Answer, Generation
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.preloaded import vllm_is_preloaded
@@ -25,6 +25,7 @@ from proof_deployment import Deployment
 from proof_models import Model, kept
 from toy_weights import let_servers_generate
 
+LARGE, LARGE_LAYERS = "wide", 32  # the model of --resume, and the layers of its other models
 PROMPT_SETS = 3  # the configurations share the prompt sets, so that the plain server answers each prompt only once
 
 
@@ -35,9 +36,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], metavar="TEXT",
                         help="only configurations whose name contains it; may be repeated")
     parser.add_argument("--list", action="store_true", help="name the configurations and end")
-    parser.add_argument("--resume", action="store_true",
+    parser.add_argument("--resume", nargs="?", const=LARGE, choices=[LARGE, *FAMILIES], metavar="MODEL",
                         help="instead: how long a preempted request waits, beside a plain server, on a model with "
-                        "the KV of one of 8B parameters")
+                        f"the KV of one of 8B parameters, or on a family of tests/models with {LARGE_LAYERS} layers, "
+                        "for example granite-hybrid")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
     return parser.parse_args()
@@ -105,8 +107,10 @@ def main() -> int:
         print("\n".join(configuration.name for configuration in CONFIGURATIONS))
         return 0
     if flags.resume:
-        with Step("time to resume"):
-            text = resume.table(toy_model.kept("wide"), LOGS / "proof")
+        let_servers_generate()
+        with Step(f"time to resume, model {flags.resume}"):
+            text = resume.table(kept(flags.resume, LARGE_LAYERS),
+                                {} if flags.resume == LARGE else {"chunk_tokens": 64}, LOGS / "proof")
         print(text)
         return 0
     configurations = chosen(flags.only)

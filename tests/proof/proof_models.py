@@ -4,10 +4,11 @@ import hashlib
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import toy_weights
 from engine import write_model
-from families import FAMILIES
+from families import FAMILIES, LAYERS
 from kvferry_launch.paths import MODELS
 from kvferry_launch.testbed import toy_model
 
@@ -21,8 +22,10 @@ class Model:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def kept(name: str) -> Model:
-    """Returns a model, and makes its folder if it is missing."""
+def kept(name: str, num_layers: int = LAYERS) -> Model:
+    """Returns a model, and makes its folder if it is missing. `num_layers`: of a family of tests/models, a multiple of
+    its toy's.
+    """
     if name not in FAMILIES:
         return Model(toy_model.kept(name))
     flags = list(toy_weights.FLAGS)
@@ -30,14 +33,26 @@ def kept(name: str) -> Model:
         if flag == "num_gpu_blocks_override":  # enough for the engines of tests/models
             continue
         flags += [f"--{flag.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return Model(_family_folder(name), tuple(flags), toy_weights.ENVIRONMENT)
+    return Model(_family_folder(name, num_layers), tuple(flags), toy_weights.ENVIRONMENT)
 
 
-def _family_folder(name: str) -> Path:
-    """Returns build/models/family-NAME. Its configuration names the code that generates the weights, so that answers
-    of a plain server that are kept are those of these weights.
+def _family_folder(name: str, num_layers: int) -> Path:
+    """Returns build/models/family-NAME-LAYERS. Its configuration names the code that generates the weights, so that
+    answers of a plain server that are kept are those of these weights.
     """
     made_by = hashlib.sha256(Path(toy_weights.__file__).read_bytes()).hexdigest()
-    folder = MODELS / f"family-{name}"
+    folder = MODELS / f"family-{name}-{num_layers}"
     shutil.rmtree(folder, ignore_errors=True)
-    return write_model(replace(FAMILIES[name], config=FAMILIES[name].config | {"weights_made_by": made_by}), folder)
+    config = _deepened(FAMILIES[name].config, num_layers) | {"weights_made_by": made_by}
+    return write_model(replace(FAMILIES[name], config=config), folder)
+
+
+def _deepened(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
+    """Returns the configuration with so many layers, whose kinds repeat those of the toy."""
+    deeper = config | {"num_hidden_layers": num_layers}
+    for name in ("layer_types", "interleaved_sliding_window"):
+        if name in config:
+            deeper[name] = config[name] * (num_layers // LAYERS)
+    if "first_k_dense_replace" in config:  # as in the toy, no layer has experts
+        deeper["first_k_dense_replace"] = num_layers
+    return deeper

@@ -12,11 +12,13 @@ import random
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from kvferry_launch.node.vllm import KVFERRY_CONNECTOR
 from kvferry_launch.testbed.pair import own_cores
 from kvferry_launch.testbed.servers import Controller, VllmServer
+from proof_models import Model
 
 CONTEXTS = (512, 1024, 2048)
 REPEAT = 5
@@ -66,17 +68,21 @@ async def measure(server: VllmServer, contexts: tuple[int, ...]) -> dict[int, fl
     return found
 
 
-def table(model: Path, log_folder: Path) -> str:
-    """Measures both servers, one after the other, on the same core. Returns a Markdown table."""
+def table(model: Model, extra: dict[str, Any], log_folder: Path) -> str:
+    """Measures both servers, one after the other, on the same core. Returns a Markdown table. `extra`:
+    settings of kvferry.
+    """
     controller = Controller("resume-controller", log_folder=log_folder)
     controller.start()
     controller.wait_ready()
-    config = KVFERRY_CONNECTOR.config("kv_both", controller.address, extra={"pool_bytes": "3GiB"})
+    config = KVFERRY_CONNECTOR.config("kv_both", controller.address, extra={"pool_bytes": "3GiB"} | extra)
     found = {}
     try:
         for name, kv_config in (("plain", None), ("kvferry", config)):
-            server = VllmServer(f"resume-{name}", model, own_cores()[0], kv_config, ("--max-model-len", "4096"),
-                                {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}, log_folder=log_folder)
+            server = VllmServer(f"resume-{name}", model.folder, own_cores()[0], kv_config,
+                                ("--max-model-len", "4096", *model.flags),
+                                {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"} | model.env,
+                                log_folder=log_folder)
             server.start()
             try:
                 server.wait_ready()
