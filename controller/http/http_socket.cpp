@@ -118,7 +118,7 @@ ssize_t HttpSocket::receive(std::string& to) {
   const std::size_t before = to.size();
   const bool is_valid =
       ::BIO_write(::SSL_get_rbio(tls_.get()), bytes.data(), static_cast<int>(got)) == got && decrypt(to);
-  const bool is_answered = (flush() || errno == EAGAIN) && unsent_.size() <= kUnsentMax;  // by an alert if invalid
+  const bool is_answered = (flush() || errno == EAGAIN) && unsent_.size() <= kUnsentMax;
   if (to.size() > before) return static_cast<ssize_t>(to.size() - before);
   if ((::SSL_get_shutdown(tls_.get()) & SSL_RECEIVED_SHUTDOWN) != 0) return 0;
   errno = is_valid && is_answered ? EAGAIN : EPROTO;
