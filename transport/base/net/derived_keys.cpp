@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "transport/base/check.h"
-#include "transport/base/net/tls/owned_openssl.h"
 
 namespace kvferry::net {
 namespace {
@@ -14,8 +13,9 @@ namespace {
 Bytes32 public_of(int kind, const Bytes32& secret) {
   Bytes32 made{};
   std::size_t num_bytes = made.size();
-  const OwnedOpenSsl<EVP_PKEY> key(::EVP_PKEY_new_raw_private_key(kind, nullptr, secret.data(), secret.size()));
-  const bool is_made = key != nullptr && ::EVP_PKEY_get_raw_public_key(key.get(), made.data(), &num_bytes) == 1;
+  EVP_PKEY* const key = ::EVP_PKEY_new_raw_private_key(kind, nullptr, secret.data(), secret.size());
+  const bool is_made = key != nullptr && ::EVP_PKEY_get_raw_public_key(key, made.data(), &num_bytes) == 1;
+  ::EVP_PKEY_free(key);
   KVFERRY_CHECK(is_made && num_bytes == made.size(), "OpenSSL failed to compute a public key");
   return made;
 }
