@@ -244,6 +244,8 @@ def test_a_push_needs_a_ticket_too(make_member: MakeEngine, key: dict[str, Any])
         run_patiently(prefill)
         wait_until(lambda: prefill.metrics()["open_pushes"] == 0)
     assert num_refused(prefill) == 3
+    # The decode node learns of the end of a push by a message, which the prefill node does not wait for.
+    wait_until(lambda: decode.metrics()["received_chunks_total"] >= 2)
     assert decode.metrics()["received_chunks_total"] == 2, "those of the last, which was signed"
     prefill.check_done(held_chunks=None)
 
