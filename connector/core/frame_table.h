@@ -69,12 +69,13 @@ class FrameTable {
   FramePin pin(FrameRef ref, std::string owner);
   void unpin(FramePin pin);
 
-  // State transitions. They must be called in this order, and return false if the frame no longer belongs to the chunk.
+  // These four return false if the frame no longer belongs to the chunk. The first three change its state: all three of
+  // them, in this order, follow a gather or a landing; only filled() follows a fill from the slot.
   /// Records that the frame has all its bytes: kGathering or kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
   bool write_back_started(FrameRef ref);
   bool written_back(FrameRef ref);
-  /// Stores the checksum of the frame's bytes.
+  /// Stores the checksum of the frame's bytes, at any time after filled().
   bool hashed(FrameRef ref, std::uint64_t checksum);
 
   /// Marks the frame as just used.

@@ -60,7 +60,7 @@ Result<void> check_has_handle(const std::byte* memory) {
   if (code != CUDA_SUCCESS || has_handle != 0) return {};
   return Error{ErrorCode::kUnavailable,
                fmt::format("the GPU memory at {} is not from cudaMalloc() but from a memory pool or cuMemCreate() "
-                           "(PyTorch's expandable_segments, vLLM's sleep mode), of which CUDA makes no IPC handle",
+                           "(PyTorch's expandable_segments, vLLM's sleep mode), for which CUDA makes no IPC handle",
                            fmt::ptr(memory))};
 }
 

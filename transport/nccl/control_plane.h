@@ -70,7 +70,8 @@ class ControlPlane {
   void lose(ControlPeer& peer, const std::string& why);
   void receive(Notification note, TimeNs now, std::vector<Incoming>& incoming);
 
-  std::array<std::byte, 64> memory_{};  // the region that all transfers of inner_ name; never read or written
+  // A transfer of inner_ needs a region, although those here only carry notifications. These bytes are never used.
+  std::array<std::byte, 64> memory_{};
   std::unique_ptr<Transport> inner_;
   RegionId region_;
   ControlAddress address_;

@@ -176,8 +176,8 @@ class NcclCommunicators final : public Communicators {
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    // A transfer between two ranks is limited by its link and not by how many processors copy, and the model needs
-    // them.
+    // The link between two ranks limits their transfers, not the number of multiprocessors that copy, and the model
+    // needs the multiprocessors.
     config.maxCTAs = kCtasMax;
     ::cudaSetDevice(device_);
     ncclComm_t communicator = nullptr;

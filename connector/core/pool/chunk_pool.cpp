@@ -147,7 +147,7 @@ void ChunkPool::erase_key(const Slot& slot) {
 }
 
 void ChunkPool::invalidate(ChunkRef chunk) {
-  // The slot has been reused for another chunk.
+  // There is nothing to drop if no such slot exists, or if the slot was reused for another chunk.
   if (chunk.slot >= slots_.size() || slots_[chunk.slot].ref != chunk) return;
   if (slots_[chunk.slot].state == State::kReady) evict(slots_[chunk.slot]);
 }

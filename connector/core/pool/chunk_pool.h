@@ -69,7 +69,7 @@ class ChunkPool {
   /// frame, and slot_written() follows.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum, bool in_frame = false);
   /// Records that a rank's copy of the chunk from a frame to the slot has ended. If it failed, the chunk is dropped.
-  /// Returns true if the chunk is ready and every rank has it in its slot by this.
+  /// Returns true if the chunk is ready and, with this copy, is in every rank's slot.
   bool slot_written(ChunkRef chunk, std::uint32_t rank, bool ok);
   /// Adds to Slot::givers of a chunk that is being written.
   void add_givers(ChunkRef chunk, const Givers& givers);

@@ -141,7 +141,7 @@ class SchedulerCore {
     std::uint64_t num_bytes = 0;      // size of the KV in these chunks
     std::uint64_t num_of_engine = 0;  // number of purges of KV that the engine had loaded, since this node's start
   };
-  /// When num_of_engine grows, the engine must not use blocks any more that it has cached before.
+  /// When num_of_engine grows, the engine must stop using all blocks that it cached before.
   const Purge& last_purge() const { return purge_; }
   const Provenance& provenance() const { return provenance_; }
 

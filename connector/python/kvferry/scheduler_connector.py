@@ -74,7 +74,7 @@ class SchedulerConnector:
         self._block_hashes = BlockHashes(vllm_config, hash_block_size(kv_cache_config), config["chunk_tokens"])
         self._engine_id = transfer.engine_id
         self._tp_size = parallel.tensor_parallel_size
-        self._known_tokens: dict[str, int] = {}  # [request id] number of tokens that the node has
+        self._known_tokens: dict[str, int] = {}  # [request id] how many of its tokens the node was told
         self._requests: dict[str, Request] = {}
         self._extras = make_extras(vllm_config, config)
         # [request id] what besides model and tokens goes into the request's chunk keys (adapter, weights epoch,

@@ -140,7 +140,8 @@ Findings check_leftovers(const Host& host) {
   if (number == 0) return {};
   return {{.what = fmt::format("{} files in /dev/shm with {} belong to no process that this user can see", number,
                                mib(bytes)),
-           .advice = "if no server of another user runs, remove /dev/shm/psm_*: vLLM leaves them when it is killed",
+           .advice = "remove those /dev/shm/psm_* that no running vLLM or other Python program uses: a killed vLLM "
+                     "leaves its files there",
            .is_hint = true}};
 }
 

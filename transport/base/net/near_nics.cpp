@@ -88,7 +88,8 @@ bool is_named(std::span<const std::string> names, const std::string& device, con
   return std::ranges::any_of(names, [&](const std::string& name) { return name == device || name == with_port; });
 }
 
-/// Returns whether this process has the file through which programs use an RDMA device; a container often lacks it.
+/// Returns false if the file through which programs use the RDMA device is missing here, as in many containers; true if
+/// the kernel names no such file.
 bool can_be_opened(const fs::path& root, const fs::path& device) {
   const std::vector<std::string> files = entries(device / "device/infiniband_verbs");
   std::error_code ignored;

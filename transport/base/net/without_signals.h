@@ -9,7 +9,7 @@
 
 namespace kvferry {
 
-/// Starts a thread that no signal interrupts, because the process's own threads handle signals.
+/// Starts a thread that blocks all signals, so that the program's other threads handle them.
 template <class Body>
 std::thread start_without_signals(Body body) {
   sigset_t all, before;

@@ -64,7 +64,7 @@ def change(spec: Spec, kubectl: Kubectl, replicas: Mapping[str, int], flags: Seq
     secrets = read(spec, kubectl)
     before = {file: base64.b64decode(data) for secret in secrets.values()
               for file, data in (secret.get("data") or {}).items()}
-    # In memory where there is such a folder, so that no key comes to a disk.
+    # /dev/shm is in memory: if it can be used, no key is written to a disk.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="kvferry-keys-", dir=memory) as name:
         folder = Path(name)

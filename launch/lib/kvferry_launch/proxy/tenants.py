@@ -18,7 +18,7 @@ _NAME_DIGITS, _SHARE_DIGITS = 8, 32
 
 
 class NoTenantError(Exception):
-    """The request does not have one header that names its tenant; the message does not contain the credential."""
+    """The request has no header with its tenant's credential, or several. The message does not contain any of them."""
 
 
 @dataclass(frozen=True)
