@@ -49,10 +49,8 @@ def _family_folder(name: str, num_layers: int) -> Path:
 
 def _deepened(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
     """Returns the configuration with so many layers, whose kinds repeat those of the toy."""
-    deeper = config | {"num_hidden_layers": num_layers}
-    for name in ("layer_types", "interleaved_sliding_window"):
-        if name in config:
-            deeper[name] = config[name] * (num_layers // LAYERS)
+    deeper = {name: value * (num_layers // LAYERS) if isinstance(value, list) and len(value) == LAYERS else value
+              for name, value in config.items()} | {"num_hidden_layers": num_layers}
     if "first_k_dense_replace" in config:  # as in the toy, no layer has experts
         deeper["first_k_dense_replace"] = num_layers
     return deeper

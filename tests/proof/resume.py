@@ -69,8 +69,9 @@ async def measure(server: VllmServer, contexts: tuple[int, ...]) -> dict[int, fl
 
 
 def table(model: Model, extra: dict[str, Any], log_folder: Path) -> str:
-    """Measures both servers, one after the other, on the same core. Returns a Markdown table. `extra`:
-    settings of kvferry.
+    """Measures both servers, one after the other, on the same core. Returns a Markdown table.
+
+    extra: settings of kvferry.
     """
     controller = Controller("resume-controller", log_folder=log_folder)
     controller.start()
