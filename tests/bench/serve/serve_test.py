@@ -46,8 +46,8 @@ def test_the_proxy_tells_when_prefill_answered(of_prefill: bool) -> None:
         answer = await through_proxy(c.session, Door(c.url), body)
         assert answer.first_is_of_prefill == of_prefill
         assert answer.prefilled is not None
-        assert 0 <= answer.prefilled - answered[0] < 0.25
-        assert answer.tokens[0] > answer.prefilled
+        # Counted back from the end of the answer, which the client sees some ms later than the proxy.
+        assert answered[0] <= answer.prefilled < answer.tokens[1]
         assert figures(answer)["step_ms"] >= 290
 
     run(test, first_token_of_prefill=of_prefill)
