@@ -14,7 +14,12 @@ CheckHandler set_check_handler(CheckHandler handler) { return g_handler.exchange
 void check_failed(const char* condition, const char* file, int line, const std::string& reason) {
   const std::string message = fmt::format("kvferry: broken promise: {} ({}) [{}:{}]", reason, condition, file, line);
   if (CheckHandler handler = g_handler.load()) handler(message);
-  std::fprintf(stderr, "%s\n", message.c_str());
+  // The message comes last, because the last line of a process that has aborted is what supervisors and tests show.
+  std::fprintf(stderr,
+               "kvferry: this is an internal error of kvferry, which ends this process. Please report it as an issue "
+               "of kvferry, unless the next line says that memory or file descriptors are short here. Include that "
+               "line, the log before it, the output of kvferry --version, and vLLM's version and command line.\n%s\n",
+               message.c_str());
   std::abort();
 }
 

@@ -18,11 +18,12 @@ namespace {
 constexpr std::array<std::byte, kSegmentBytes> kZeros{};
 
 void feed(XXH3_state_t* state, std::span<const std::byte> bytes) {
-  KVFERRY_CHECK(XXH3_64bits_update(state, bytes.data(), bytes.size()) == XXH_OK, "XXH3 failed to update a checksum");
+  KVFERRY_CHECK(XXH3_64bits_update(state, bytes.data(), bytes.size()) == XXH_OK,
+                "the library xxHash failed to add {} bytes to a checksum", bytes.size());
 }
 
 void reset(XXH3_state_t* state) {
-  KVFERRY_CHECK(XXH3_64bits_reset(state) == XXH_OK, "XXH3 failed to reset a checksum");
+  KVFERRY_CHECK(XXH3_64bits_reset(state) == XXH_OK, "the library xxHash failed to begin a checksum");
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ std::uint64_t chunk_checksum(std::span<const std::byte> bytes) {
 }
 
 ChecksumStream::ChecksumStream() : unfinished_(XXH3_createState()) {
-  KVFERRY_CHECK(unfinished_ != nullptr, "no memory for a checksum's state");
+  KVFERRY_CHECK(unfinished_ != nullptr, "the library xxHash has no memory for another checksum");
 }
 
 void ChecksumStream::update(std::span<const std::byte> bytes) {
@@ -77,7 +78,7 @@ std::uint64_t ChecksumStream::digest() const {
   std::vector<std::uint64_t> segments = segments_;
   if (const std::size_t had = num_bytes_ % kSegmentBytes; had != 0) {
     const std::unique_ptr<XXH3_state_s, Free> last(XXH3_createState());
-    KVFERRY_CHECK(last != nullptr, "no memory for a checksum's state");
+    KVFERRY_CHECK(last != nullptr, "the library xxHash has no memory for another checksum");
     XXH3_copyState(last.get(), unfinished_.get());
     feed(last.get(), std::span(kZeros).subspan(had));
     segments.push_back(XXH3_64bits_digest(last.get()));

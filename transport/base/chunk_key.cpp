@@ -22,11 +22,11 @@ class Sha256 {
     thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> ctx(EVP_MD_CTX_new(), EVP_MD_CTX_free);
     ctx_ = ctx.get();
     KVFERRY_CHECK(md != nullptr && ctx_ != nullptr && EVP_DigestInit_ex2(ctx_, md, nullptr) == 1,
-                  "OpenSSL has no SHA-256");
+                  "OpenSSL failed to begin a SHA-256 digest: it lacks SHA-256 or memory");
     update(&domain, sizeof domain);
   }
   void update(const void* data, std::size_t size) {
-    KVFERRY_CHECK(EVP_DigestUpdate(ctx_, data, size) == 1, "OpenSSL failed to update a SHA-256 digest");
+    KVFERRY_CHECK(EVP_DigestUpdate(ctx_, data, size) == 1, "OpenSSL failed to add {} bytes to a SHA-256 digest", size);
   }
   /// Hashes the length first, so that ("ab", "c") and ("a", "bc") differ.
   void update_string(std::string_view text) {

@@ -28,7 +28,7 @@ Result<std::vector<SettingEntry>> read_file(const std::string& path) {
     const YAML::Node file = YAML::LoadFile(path);
     std::vector<SettingEntry> entries;
     if (file.IsNull()) return entries;
-    if (!file.IsMap()) return bad(fmt::format("{}: the file is not a list of 'key: value' lines", path));
+    if (!file.IsMap()) return bad(fmt::format("{}: the config file does not consist of 'key: value' lines", path));
     for (const auto& line : file) {
       const auto key = line.first.as<std::string>();
       if (!line.second.IsScalar())
@@ -37,9 +37,9 @@ Result<std::vector<SettingEntry>> read_file(const std::string& path) {
     }
     return entries;
   } catch (const YAML::BadFile&) {
-    return bad(fmt::format("{}: the config file can't be read", path));
+    return bad(fmt::format("{}: the config file can't be read: it does not exist, or this user may not read it", path));
   } catch (const YAML::Exception& failure) {
-    return bad(fmt::format("{}: {}", path, failure.what()));
+    return bad(fmt::format("{}: the config file is not YAML of 'key: value' lines: {}", path, failure.what()));
   }
 }
 

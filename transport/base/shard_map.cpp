@@ -98,8 +98,9 @@ Result<void> check_shards(std::span<const Shard> shards) {
   const auto missing = std::find(is_there.begin(), is_there.end(), false);
   if (missing == is_there.end()) return {};
   const auto cell = static_cast<std::size_t>(missing - is_there.begin());
-  return bad(fmt::format("no rank has layer {}, head {}; the ranks must have all layers and heads", cell / size.heads,
-                         cell % size.heads));
+  return bad(fmt::format(
+      "no rank of the node has layer {}, head {} (counted from 0); together the ranks must have all layers and heads",
+      cell / size.heads, cell % size.heads));
 }
 
 Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_t num_heads, std::uint32_t tp_rank,
@@ -122,9 +123,11 @@ Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shar
   std::uint64_t num_cells = 0;
   for (const Shard& reader : readers) num_cells += reader.num_cells();
   if (num_cells * holders.size() > kMaxWork)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} ranks can't read a model with {} layers of {} KV heads from {} ranks: use fewer ranks",
-                             readers.size(), here.layers, here.heads, holders.size())};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} ranks can't read a model with {} layers of {} KV heads from {} ranks: they have {} "
+                    "combinations of a layer, a head and two ranks, of which at most {} are allowed; use fewer ranks",
+                    readers.size(), here.layers, here.heads, holders.size(), num_cells * holders.size(), kMaxWork)};
   ShardMap map;
   std::map<Shard, std::size_t> turns;
   for (const Shard& reader : readers) map.push_back(runs_of(reader, turns[reader]++, holders));

@@ -25,7 +25,8 @@ std::string encode(const T& value) {
 /// Returns why bytes are not a well-formed message. The text of msgpack's type_error is only "std::bad_cast".
 inline std::string why_malformed(const std::exception& failure) {
   const bool is_type_error = dynamic_cast<const msgpack::type_error*>(&failure) != nullptr;
-  return is_type_error ? "a field is missing or has another type" : failure.what();
+  if (is_type_error) return "a field is missing or has another type";
+  return fmt::format("its bytes are no complete msgpack value ({})", failure.what());
 }
 
 /// Decodes a T. kCorrupt: the bytes are not a well-formed T; the message names `what_it_is`. Never throws,

@@ -184,8 +184,9 @@ TEST(ShardMap, WhatCantBeRightIsRefused) {
     const auto map = map_shards(good, shards);
     return map ? std::string() : map.error().what;
   };
-  EXPECT_EQ(refusal({{0, 2, 0, 4}, {3, 1, 0, 4}}),
-            "no rank has layer 2, head 0; the ranks must have all layers and heads");
+  EXPECT_EQ(
+      refusal({{0, 2, 0, 4}, {3, 1, 0, 4}}),
+      "no rank of the node has layer 2, head 0 (counted from 0); together the ranks must have all layers and heads");
   EXPECT_EQ(refusal({{0, 3, 0, 4}}),
             "the reading node's model has 4 layers of 4 KV heads, the holding node's has 3 layers of 4 KV heads; both "
             "must run the same model");

@@ -57,8 +57,8 @@ Result<KeyContent> content_of_file(const std::string& file) {
     if (!own) return refused(own.error());
     content.own = *std::move(own);
     if (!content.members && content.own->identity.role >= Role::kWorker)
-      return unusable(fmt::format("cluster_key_file {} is the key of {}, which needs the list of members, {}", file,
-                                  content.own->identity.str(), members_file_of(file)));
+      return unusable(fmt::format("cluster_key_file {}: the key of {} needs the list of members, but {} is missing",
+                                  file, content.own->identity.str(), members_file_of(file)));
     return content;
   }
   Result<std::vector<std::string>> keys = parse_cluster_keys(bytes);
@@ -269,7 +269,7 @@ Result<std::string> read_key_file(const std::string& file) {
         fmt::format("the file has mode {:04o}; allowed: 0600 and 0400, so that only its owner reads it", mode));
   std::optional<std::string> bytes = read_some_of(opened.get(), kFileBytesMax);
   if (!bytes) return unreadable();
-  if (bytes->size() > kFileBytesMax) return refused("the file has more than 65536 bytes; allowed: 32 to 65536");
+  if (bytes->size() > kFileBytesMax) return refused("the file is too large; allowed: 1 or 2 keys of 32 to 65536 bytes");
   return std::move(*bytes);
 }
 

@@ -118,18 +118,21 @@ Result<std::vector<Member>> parse_members(std::string_view content) {
   if (!content.ends_with('\n') || !content.starts_with(fmt::format("{}\n", kMembersHead)))
     return damaged(fmt::format("the list is not complete; it must begin with the line '{}' and end with a line break",
                                kMembersHead));
-  if (lines.size() - 1 > kMembersMax) return damaged(fmt::format("the list has more than {} members", kMembersMax));
+  if (lines.size() - 1 > kMembersMax)
+    return damaged(fmt::format("the list has {} members; at most {} are allowed", lines.size() - 1, kMembersMax));
   std::vector<Member> members;
   std::set<std::string> names;
   for (std::size_t i = 1; i < lines.size(); ++i) {
     Member member;
     if (lines[i].size() < 2 || !read_identity(lines[i][0], lines[i][1], member.identity) ||
         !read_keys(lines[i], 2, {&member.curve, &member.certificate, &member.token_hash}))
-      return damaged(fmt::format(
-          "line {} is no member; allowed: a name, a role (reader, worker, admin) and three keys in hexadecimal",
-          i + 1));
+      return damaged(
+          fmt::format("line {} is no member; allowed: a name of 1 to 63 letters, digits and dashes, a role (reader, "
+                      "worker, admin) and three keys of 64 hexadecimal digits (0-9, a-f)",
+                      i + 1));
     if (!names.insert(member.identity.name).second)
-      return damaged(fmt::format("the list has two members with the name '{}'", member.identity.name));
+      return damaged(
+          fmt::format("the list has two members with the name '{}'; each name may occur once", member.identity.name));
     members.push_back(std::move(member));
   }
   return members;
@@ -156,7 +159,8 @@ Result<MemberKey> parse_member_key(std::string_view content) {
     MemberKey::Shared& one = key.shared.emplace_back();
     is_right = read_keys(lines[i], 0, {&one.controller, &one.certificate, &one.secret});
   }
-  if (!is_right) return damaged("the file is a damaged key of a member; 'kvferry keygen --add-node' makes such keys");
+  if (!is_right)
+    return damaged("the file is a damaged key of a member; make a new key with 'kvferry keygen --add-node'");
   return key;
 }
 

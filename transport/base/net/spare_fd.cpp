@@ -25,8 +25,10 @@ bool SpareFd::refuse(int listener, const char* who) {
   const bool is_refused = OwnedFd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)).get() >= 0;
   spare_ = open_something();
   if (is_refused && std::has_single_bit(++num_refused_))
-    log().error("{}: refused a connection ({} so far): no file descriptor is left; raise the limit (ulimit -n)", who,
-                num_refused_);
+    log().error(
+        "{}: refused a connection ({} so far): no file descriptor is left; raise the limit of this process (ulimit -n) "
+        "or of the machine (fs.file-max)",
+        who, num_refused_);
   return is_refused;
 }
 

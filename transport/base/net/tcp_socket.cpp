@@ -92,7 +92,7 @@ Result<OwnedFd> begin_connect_tcp(const HostPort& address) {
   if (!socket) return Error{ErrorCode::kUnavailable, fmt::format("cannot create a socket: {}", std::strerror(errno))};
   set_tcp_options(socket.get());
   if (::connect(socket.get(), info.ai_addr, info.ai_addrlen) != 0 && errno != EINPROGRESS)
-    return Error{ErrorCode::kPeerLost, std::strerror(errno)};
+    return Error{ErrorCode::kPeerLost, fmt::format("cannot connect: {}", std::strerror(errno))};
   return socket;
 }
 

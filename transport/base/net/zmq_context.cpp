@@ -39,7 +39,8 @@ bool leaves_the_host(std::string_view endpoint) { return endpoint.starts_with("t
 
 Error no_curve() {
   return Error{ErrorCode::kUnavailable,
-               "this libzmq was built without CURVE, which a cluster key needs; use one that has it"};
+               "the libzmq of this process was built without CURVE encryption, which cluster_key_file needs; install a "
+               "libzmq that has it"};
 }
 
 Error failed(const char* what) {
@@ -114,7 +115,8 @@ Result<std::string> ZmqContext::secure_server(void* socket, std::string_view end
   if (keys.empty()) return no_curve();
   if (keys[0].server_secret.empty())
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("a controller needs the cluster key itself, but cluster_key_file has the key of {}",
+                 fmt::format("a controller needs the cluster key itself, but cluster_key_file has the key of {}; give "
+                             "it the file that kvferry keygen made first",
                              key_->own_identity().str())};
   KVFERRY_TRY(start_authenticator());
   constexpr int kYes = 1;

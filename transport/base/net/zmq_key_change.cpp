@@ -25,7 +25,10 @@ void ZmqSocket::follow_key(bool was_refused) {
   if (accepted.size() == 1) {
     connections_.reset();
   } else if (!connections_) {
-    if (Result<void> watching = start_watching(0); !watching) log().error("{}: {}", endpoint_, watching.error().what);
+    if (Result<void> watching = start_watching(0); !watching)
+      log().error(
+          "{}: refusals of the cluster key will not be noticed, so the other accepted key will not be tried: {}",
+          endpoint_, watching.error().what);
   }
   const bool is_accepted = std::find(accepted.begin(), accepted.end(), key_) != accepted.end();
   if (is_accepted && !(tries_other && accepted.size() > 1)) return;
@@ -33,7 +36,8 @@ void ZmqSocket::follow_key(bool was_refused) {
   ::zmq_disconnect(handle_, endpoint_.c_str());
   Result<std::string> key = context_->secure_client(handle_, endpoint_, key_);
   if (key) key_ = *std::move(key);
-  if (Result<void> connected = connect_again(); !connected) log().error("{}", connected.error().what);
+  if (Result<void> connected = connect_again(); !connected)
+    log().error("after a change of the cluster key: {}", connected.error().what);
 }
 
 void ZmqSocket::listen_again(std::uint64_t version) {

@@ -122,7 +122,9 @@ Result<void> ZmqSocket::bind(std::string endpoint) {
   set(handle_, ZMQ_IPV6, endpoint.starts_with("tcp://[") || endpoint.starts_with("tcp://*:") ? 1 : 0);
   if (endpoint.starts_with("ipc://") && !set(handle_, ZMQ_IPC_FILTER_UID, ::geteuid()))
     return Error{ErrorCode::kUnavailable,
-                 "this libzmq has no ZMQ_IPC_FILTER_UID to keep other users from connecting to " + endpoint};
+                 fmt::format("cannot keep other users from connecting to {}: libzmq has no ZMQ_IPC_FILTER_UID; use a "
+                             "tcp:// endpoint, or a libzmq that has it",
+                             endpoint)};
   key_version_ = context_->key_version();
   key_ = KVFERRY_TRY(context_->secure_server(handle_, endpoint));
   if (is_router_ && endpoint.starts_with("tcp://")) KVFERRY_TRY(start_watching(ZMQ_EVENT_ACCEPTED));
@@ -230,7 +232,7 @@ Result<std::unique_ptr<ZmqSocket>> ZmqSocket::monitor(int events) {
   made->monitored_ = handle_;
   if (made->handle_ == nullptr || ::zmq_socket_monitor(handle_, name.c_str(), events) != 0 ||
       ::zmq_connect(made->handle_, name.c_str()) != 0)
-    return Error{ErrorCode::kUnavailable, "cannot monitor a ZeroMQ socket: " + last_error()};
+    return Error{ErrorCode::kUnavailable, "cannot monitor the connections of a ZeroMQ socket: " + last_error()};
   set(made->handle_, ZMQ_LINGER, 0);
   return made;
 }

@@ -25,7 +25,7 @@ void use_certificate(ssl_st* ssl, const Bytes32& secret) {
                        ::X509_set_pubkey(made.get(), key.get()) == 1 &&
                        ::X509_sign(made.get(), key.get(), nullptr) > 0 && ::SSL_use_certificate(ssl, made.get()) == 1 &&
                        ::SSL_use_PrivateKey(ssl, key.get()) == 1;
-  KVFERRY_CHECK(is_used, "OpenSSL failed to make a certificate");
+  KVFERRY_CHECK(is_used, "OpenSSL failed to make or use the Ed25519 certificate of this node");
 }
 
 std::string key_in_certificate(x509_store_ctx_st* verified) {

@@ -26,7 +26,7 @@ std::string signature_of(const Bytes32& certificate_secret, std::string_view tex
                        ::EVP_DigestSignInit(digest.get(), nullptr, nullptr, nullptr, key.get()) == 1 &&
                        ::EVP_DigestSign(digest.get(), reinterpret_cast<unsigned char*>(made.data()), &num_bytes,
                                         signing_bytes(text), text.size()) == 1;
-  KVFERRY_CHECK(is_made && num_bytes == made.size(), "OpenSSL makes no signature");
+  KVFERRY_CHECK(is_made && num_bytes == made.size(), "OpenSSL failed to sign {} bytes with Ed25519", text.size());
   return made;
 }
 

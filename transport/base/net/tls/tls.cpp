@@ -84,7 +84,7 @@ struct TlsCallbacks {
   static const BIO_METHOD* methods() {
     static BIO_METHOD* const made = [] {
       BIO_METHOD* const one = ::BIO_meth_new(::BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket without SIGPIPE");
-      KVFERRY_CHECK(one != nullptr, "no memory for OpenSSL's BIO methods");
+      KVFERRY_CHECK(one != nullptr, "OpenSSL has no memory for its table of socket functions");
       ::BIO_meth_set_read_ex(one, read);
       ::BIO_meth_set_write_ex(one, write);
       ::BIO_meth_set_ctrl(one, control);
@@ -221,7 +221,7 @@ TlsSession::TlsSession(const TlsContext& context, int fd, bool is_server)
       members_(context.key_.content()->members ? context.key_.content() : nullptr),
       ssl_(::SSL_new(context.handle_)) {
   BIO* const bio = ::BIO_new(TlsCallbacks::methods());
-  KVFERRY_CHECK(ssl_ != nullptr && bio != nullptr, "no memory for a TLS session");
+  KVFERRY_CHECK(ssl_ != nullptr && bio != nullptr, "OpenSSL has no memory for another TLS session");
   ::BIO_set_data(bio, this);
   ::BIO_set_init(bio, 1);
   ::SSL_set_bio(ssl_, bio, bio);
@@ -257,7 +257,9 @@ Result<bool> TlsSession::handshake() {
   const int code = ::SSL_do_handshake(ssl_);
   const bool waits = code != 1 && ::SSL_get_error(ssl_, code) == SSL_ERROR_WANT_READ;
   const bool is_flushed = flush();  // if the handshake failed, this sends OpenSSL's alert to the peer
-  if (!is_flushed && (code == 1 || waits)) return Error{ErrorCode::kPeerLost, std::strerror(errno)};
+  if (!is_flushed && (code == 1 || waits))
+    return Error{ErrorCode::kPeerLost,
+                 fmt::format("the connection broke during the TLS handshake: {}", std::strerror(errno))};
   if (waits) return false;
   if (code != 1 || !has_proof())
     return Error{ErrorCode::kRefused,
