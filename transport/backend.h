@@ -113,8 +113,8 @@ struct OptionCheck {
   std::string_view name;
   std::int64_t value, least, most;
 };
-/// Returns kInvalidArgument if a number is out of its range; the message names the first one. `options`: name of the
-/// options' struct.
+/// Returns kInvalidArgument if a number is out of its range; the message names the first one. `options`: whose
+/// options these are, such as "the TCP backend".
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks);
 
 /// Decodes a peer's address, whose first field is its protocol version. kInvalidArgument: the address is malformed or

@@ -34,7 +34,7 @@ bool is_same_secret(std::string_view said, std::string_view own) {
 }
 
 std::string refusal_text(const std::string& reason) {
-  return reason.empty() ? "the peer refused the transfer without a reason" : reason;
+  return reason.empty() ? "the peer refused the transfer and gave no reason" : reason;
 }
 
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks) {
@@ -42,7 +42,7 @@ Result<void> check_options(std::string_view options, const std::vector<OptionChe
     if (check.value >= check.least && check.value <= check.most) continue;
     const bool is_bounded = check.most < std::numeric_limits<std::int64_t>::max();
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("bad {}: {} is {}; allowed: {}{}", options, check.name, check.value, check.least,
+                 fmt::format("option {} of {} is {}; allowed: {}{}", check.name, options, check.value, check.least,
                              is_bounded ? fmt::format(" to {}", check.most) : " and more")};
   }
   return {};

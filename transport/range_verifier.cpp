@@ -18,7 +18,8 @@ std::vector<std::uint32_t> RangeVerifier::corrupt_ranges() const {
 }
 
 std::string RangeVerifier::what() const {
-  return fmt::format("{} of {} ranges differ from their checksums", corrupt_.size(), transfer_.checksums.size());
+  return fmt::format("the bytes of {} of {} ranges differ from their checksums", corrupt_.size(),
+                     transfer_.checksums.size());
 }
 
 Result<void> RangeVerifier::start_on_device(Device& device, DeviceStream stream) {

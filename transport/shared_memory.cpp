@@ -43,7 +43,9 @@ Error no_memory(std::string_view what, std::uint64_t bytes) {
 
 Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
   return Error{ErrorCode::kUnavailable,
-               fmt::format("pool_bytes is {}, but only {} bytes are free; lower pool_bytes", wanted_bytes, available)};
+               fmt::format("cannot get {} bytes of shared memory, because only {} bytes are free on this machine and "
+                           "in the memory limit of this container; free memory or lower pool_bytes",
+                           wanted_bytes, available)};
 }
 
 /// Allocates the pages: huge ones if the kernel follows the mapping's madvise(), while fallocate() alone would allocate
@@ -80,7 +82,7 @@ Result<SharedMemory> SharedMemory::create(std::string_view label, std::uint64_t 
         fmt::format("'{}' is not a label for shared memory: 1 to 64 letters, digits, '_' or '.' are allowed", label)};
   if (bytes == 0 || bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()))
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("pool_bytes is {}: at least 1 and at most {} bytes are allowed", bytes,
+                 fmt::format("cannot make shared memory of {} bytes; allowed: 1 to {} (setting pool_bytes)", bytes,
                              std::numeric_limits<off_t>::max())};
   const std::string name = fmt::format("kvferry-{}", label);
   if (bytes >= kHugePageBytes && bytes <= reserved_huge_page_bytes()) {

@@ -8,6 +8,11 @@
 
 namespace kvferry {
 
+static Error not_registered(RegionId region, SourceLine where = SourceLine::current()) {
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("memory region {} is not registered: it never was, or it was unregistered", region), where};
+}
+
 Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_at, bool writes, TimeNs now) {
   if (expires_at != 0 && now >= expires_at)
     return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired", grant)};
@@ -20,8 +25,9 @@ Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_
 Result<void> TransferTable::check_region(const void* base, std::uint64_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(base);
   if (base == nullptr || bytes == 0 || bytes > std::numeric_limits<std::uintptr_t>::max() - first)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("cannot register {} bytes at {}: null, empty or ends beyond 2^64", bytes, fmt::ptr(base))};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("cannot register {} bytes of memory at address {}: they must "
+                                                          "be at least 1, not begin at 0 and end below 2^64",
+                                                          bytes, fmt::ptr(base))};
   return {};
 }
 
@@ -46,18 +52,14 @@ void TransferTable::add_region(RegionId id, const MemoryRegion& memory, std::str
 Result<std::string> TransferTable::exported(RegionId region) const {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(region);
-  if (found == regions_.end())
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("memory region {} is not registered with this transport", region)};
+  if (found == regions_.end()) return not_registered(region);
   return found->second.exported;
 }
 
 Result<void> TransferTable::remove_region(RegionId region) {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(region);
-  if (found == regions_.end())
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("memory region {} is not registered with this transport", region)};
+  if (found == regions_.end()) return not_registered(region);
   if (found->second.num_users > 0)
     return Error{ErrorCode::kFull,
                  fmt::format("{} transfers still use region {}; unregister it after their completions",
@@ -74,15 +76,15 @@ Result<GrantId> TransferTable::add_grant(RegionId region, std::uint64_t offset, 
                                          const GrantTerms& terms, std::string rkey) {
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(region);
-  if (found == regions_.end())
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("memory region {} is not registered with this transport", region)};
+  if (found == regions_.end()) return not_registered(region);
   if (bytes == 0 || !is_inside(offset, bytes, found->second.bytes))
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("a grant of {} bytes at offset {} is empty or exceeds region {} of {} bytes", bytes,
                              offset, region, found->second.bytes)};
   if (terms.lasts_ns < 0 || (!terms.reads && !terms.writes))
-    return Error{ErrorCode::kInvalidArgument, "a grant must allow reads or writes, and can't last less than 0 ns"};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("a grant (reads {}, writes {}) of {} ns must allow reads or writes, and last 0 ns or more",
+                             terms.reads, terms.writes, terms.lasts_ns)};
   if (grants_.size() >= kGrantsMax)
     return Error{ErrorCode::kFull, fmt::format("the limit of {} grants is reached; revoke one first", kGrantsMax)};
   RegionDescriptor descriptor = decode<RegionDescriptor>(found->second.exported, "own descriptor").value();
@@ -206,12 +208,11 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
   if (peer == peers_.end())
     return Error{ErrorCode::kInvalidArgument, fmt::format("peer {} is not connected", transfer.peer)};
   const auto region = regions_.find(transfer.local);
-  if (region == regions_.end())
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("memory region {} is not registered with this transport", transfer.local)};
+  if (region == regions_.end()) return not_registered(transfer.local);
   if (remote->incarnation != peer->second.incarnation)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the remote region was exported by another incarnation of peer {}", transfer.peer)};
+                 fmt::format("the remote region is of another process than peer {}, which has restarted; get it anew",
+                             transfer.peer)};
   // Unread completions count too, so that the completion queue of a caller that never polls stays bounded.
   if (open_.size() + completion_queue_.num_completions() >= transfers_max_)
     return Error{
@@ -285,7 +286,7 @@ void TransferTable::complete(TransferId id, ErrorCode code, std::string what, st
                              std::string_view path) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(id);
-  KVFERRY_CHECK(found != open_.end(), "transfer {} completed twice", id);
+  KVFERRY_CHECK(found != open_.end(), "transfer {} was completed, but is not pending", id);
   --regions_.at(found->second.region).num_users;
   open_.erase(found);
   completion_queue_.complete({id, code, std::move(what), std::move(corrupt_ranges), path});

@@ -6,7 +6,8 @@ from kvferry_launch.testbed.log_paths import chosen_path, path_complaints, path_
 START = "2026-11-24 14:51:56.848 kvferry[17478] info transport: measured the paths to peer 1, uses the fastest: "
 SHM = START + "pools by shm 17.7 GB/s, tcp 1.6 GB/s; other memory by cma 8.4 GB/s, tcp 1.3 GB/s"
 TCP = START + "pools by tcp 1.6 GB/s, no shm (the peer is on another host); other memory by cma 8.4 GB/s"
-FAILED = START + "pools by no tcp (too slow to measure: less than about 3 MB/s); other memory by tcp 0.1 GB/s"
+FAILED = START + ("pools by no tcp (too slow to measure: less than about 3 MB/s, or no connection in time); "
+                  "other memory by tcp 0.1 GB/s")
 SETTING = "2026-11-24 14:51:50.000 kvferry[17478] info rank 0: pool of 64.0 MiB of shared memory; path tcp; tcp"
 
 

@@ -49,7 +49,7 @@ TEST(RangeVerifier, NamesTheCorruptRangesInOrder) {
   EXPECT_THAT(verifier.corrupt_ranges(), ElementsAre(2));
   verifier.compare(0, *digest.add({memory.data(), 39}, true));
   EXPECT_THAT(verifier.corrupt_ranges(), ElementsAre(0, 2));
-  EXPECT_EQ(verifier.what(), "2 of 3 ranges differ from their checksums");
+  EXPECT_EQ(verifier.what(), "the bytes of 2 of 3 ranges differ from their checksums");
 }
 
 }  // namespace

@@ -237,11 +237,12 @@ void GpuIpcBackend::stop() {
 namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options) {
-  if (options.device == nullptr) return Error{ErrorCode::kInvalidArgument, "bad GpuIpcOptions: device is not set"};
-  KVFERRY_TRY(check_options("GpuIpcOptions", {{"transfers_max", options.transfers_max},
-                                              {"piece_bytes", options.piece_bytes},
-                                              {"in_flight_bytes", options.in_flight_bytes},
-                                              {"silence_ns", options.silence_ns}}));
+  if (options.device == nullptr)
+    return Error{ErrorCode::kInvalidArgument, "path gpu_ipc needs a GPU, but this process was given no device"};
+  KVFERRY_TRY(check_options("the gpu_ipc backend", {{"transfers_max", options.transfers_max},
+                                                    {"piece_bytes", options.piece_bytes},
+                                                    {"in_flight_bytes", options.in_flight_bytes},
+                                                    {"silence_ns", options.silence_ns}}));
   ShmOptions link;
   link.spin_ns = gpu_ipc::kDeviceSpinNs;  // polls on while pieces run, since a notification follows the last one
   link.silence_ns = options.silence_ns;

@@ -193,14 +193,15 @@ namespace {
 
 Result<void> check(const NcclOptions& options) {
   constexpr std::uint32_t kPiecesMax = kServedMax / 2;
-  if (options.device == nullptr) return Error{ErrorCode::kInvalidArgument, "bad NcclOptions: device is not set"};
-  return check_options("NcclOptions", {{"transfers_max", options.transfers_max},
-                                       {"piece_bytes", options.piece_bytes, 1, kPieceBytesMax},
-                                       {"pieces_per_peer_max", options.pieces_per_peer_max, 1, kPiecesMax},
-                                       {"spin_ns", options.spin_ns, 0},
-                                       {"silence_ns", options.silence_ns, kMillisecond},
-                                       {"stuck_ns", options.stuck_ns},
-                                       {"hung_ns", options.hung_ns}});
+  if (options.device == nullptr)
+    return Error{ErrorCode::kInvalidArgument, "path nccl needs a GPU, but this process was given no device"};
+  return check_options("the NCCL backend", {{"transfers_max", options.transfers_max},
+                                            {"piece_bytes", options.piece_bytes, 1, kPieceBytesMax},
+                                            {"pieces_per_peer_max", options.pieces_per_peer_max, 1, kPiecesMax},
+                                            {"spin_ns", options.spin_ns, 0},
+                                            {"silence_ns", options.silence_ns, kMillisecond},
+                                            {"stuck_ns", options.stuck_ns},
+                                            {"hung_ns", options.hung_ns}});
 }
 
 }  // namespace

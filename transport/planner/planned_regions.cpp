@@ -28,7 +28,12 @@ Result<RegionId> PlannedRegions::register_region(const MemoryRegion& memory) {
       return id;
     }
   }
-  if (!is_reached) return Error{ErrorCode::kUnavailable, fmt::format("no path reaches this memory: {}", problems)};
+  if (!is_reached)
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("no path reaches this memory: {}",
+                             problems.empty()
+                                 ? "it is host memory, and this process uses paths for GPU memory only (setting path)"
+                                 : problems)};
   const std::lock_guard lock(mutex_);
   const RegionId id{++num_regions_made_};
   regions_.emplace(id, std::move(region));

@@ -120,8 +120,8 @@ class PlannedTransport final : public Transport {
       peer.ids.push_back(inner ? std::optional(*inner) : std::nullopt);
     }
     if (reached.empty())
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("no backend reaches the peer (path {}): {}", name_of(options_.path), problems)};
+      return Error{ErrorCode::kInvalidArgument, fmt::format("no backend reaches the peer (setting path is {}): {}",
+                                                            name_of(options_.path), problems)};
     const std::lock_guard lock(mutex_);
     const auto known = connected_.find(bytes);
     if (known != connected_.end() && peers_.at(known->second).ids == peer.ids)
@@ -160,9 +160,10 @@ class PlannedTransport final : public Transport {
       const std::lock_guard lock(mutex_);
       const Ends ends = KVFERRY_TRY(ends_of(transfer.peer, transfer.local, *remote));
       if (ends.routes.empty())
-        return Error{ErrorCode::kInvalidArgument,
-                     fmt::format("no path to peer {} reaches both region {} on this side and the remote region",
-                                 transfer.peer, transfer.local)};
+        return Error{
+            ErrorCode::kInvalidArgument,
+            fmt::format("no path to peer {} reaches both region {} here and the peer's region (setting path is {})",
+                        transfer.peer, transfer.local, name_of(options_.path))};
       route = ends.routes.front();
       transfer.peer = *ends.peer->ids[route];
       transfer.local = *ends.region.ids[route];
@@ -225,14 +226,18 @@ class PlannedTransport final : public Transport {
         if (ends.region.ids[index]) here += fmt::format("{}{}", here.empty() ? "" : ", ", backends_[index].name);
       for (const planner::Part& part : remote->parts)
         there += fmt::format("{}{}", there.empty() ? "" : ", ", printable(part.backend));
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("no path reaches the peer and the memory of both ends (here by: {}; there by: {})",
-                               here.empty() ? "none" : here, there.empty() ? "none" : there)};
+      return Error{
+          ErrorCode::kUnavailable,
+          fmt::format(
+              "no path reaches the peer and the memory of both sides (paths to the memory here: {}; at the peer: {})",
+              here.empty() ? "none" : here, there.empty() ? "none" : there)};
     }
     const std::string_view fastest = backends_[ends.routes.front()].name;
     if (ends.kind != MemoryClass::kDevice) return fastest;
     // A path that failed its measurement is no path to GPU memory, since there is another way: host memory.
-    if (!ends.peer->is_measured) return Error{ErrorCode::kUnavailable, "the paths to the peer are not measured yet"};
+    if (!ends.peer->is_measured)
+      return Error{ErrorCode::kUnavailable,
+                   "the paths to the peer are not measured yet, so its GPU memory is not used"};
     std::string problems;
     for (const planner::Measured& one : ends.peer->measured.of(ends.kind)) {
       const std::string_view name = planner::info_of(one.path).backend;

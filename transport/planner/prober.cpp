@@ -135,7 +135,7 @@ Result<double> Prober::pull(Path path, const std::string& address, const std::st
     std::vector<Completion> completions;
     while (completions.empty()) {
       if (is_stopping_ || clock.now() >= deadline)
-        return Error{ErrorCode::kTimeout, "too slow to measure: less than about 3 MB/s"};
+        return Error{ErrorCode::kTimeout, "too slow to measure: less than about 3 MB/s, or no connection in time"};
       transport.wait(20 * kMillisecond);
       completions = transport.poll();
     }

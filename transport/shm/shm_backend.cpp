@@ -189,7 +189,7 @@ namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options) {
   KVFERRY_TRY(check_options(
-      "ShmOptions",
+      "the shared memory backend",
       {{"transfers_max", options.transfers_max}, {"spin_ns", options.spin_ns, 0}, {"silence_ns", options.silence_ns}}));
   auto backend = std::make_unique<shm::ShmBackend>(options);
   KVFERRY_TRY(backend->start());

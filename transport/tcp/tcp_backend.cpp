@@ -266,13 +266,13 @@ namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options) {
   constexpr std::size_t kLanesMax = tcp::InboundLink::kLanesMax;
-  KVFERRY_TRY(check_options("TcpOptions", {{"transfers_max", options.transfers_max},
-                                           {"connections", options.connections, 1, kLanesMax},
-                                           {"local_connections", options.local_connections, 1, kLanesMax},
-                                           {"segment_bytes", options.segment_bytes, 4096, tcp::kPayloadMax},
-                                           {"window_bytes", options.window_bytes},
-                                           {"spin_ns", options.spin_ns, 0},
-                                           {"silence_ns", options.silence_ns, kMillisecond}}));
+  KVFERRY_TRY(check_options("the TCP backend", {{"transfers_max", options.transfers_max},
+                                                {"connections", options.connections, 1, kLanesMax},
+                                                {"local_connections", options.local_connections, 1, kLanesMax},
+                                                {"segment_bytes", options.segment_bytes, 4096, tcp::kPayloadMax},
+                                                {"window_bytes", options.window_bytes},
+                                                {"spin_ns", options.spin_ns, 0},
+                                                {"silence_ns", options.silence_ns, kMillisecond}}));
   auto backend = std::make_unique<tcp::TcpBackend>(options);
   KVFERRY_TRY(backend->start());
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));

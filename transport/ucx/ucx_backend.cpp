@@ -224,13 +224,13 @@ TimeNs UcxBackend::next_deadline(TimeNs now) const {
 namespace kvferry {
 
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options) {
-  KVFERRY_TRY(check_options("UcxOptions", {{"transfers_max", options.transfers_max},
-                                           {"operations_per_transfer_max", options.operations_per_transfer_max},
-                                           {"operations_per_peer_max", options.operations_per_peer_max},
-                                           {"operation_bytes_max", options.operation_bytes_max},
-                                           {"spin_ns", options.spin_ns, 0},
-                                           {"stuck_ns", options.stuck_ns},
-                                           {"silence_ns", options.silence_ns}}));
+  KVFERRY_TRY(check_options("the UCX backend", {{"transfers_max", options.transfers_max},
+                                                {"operations_per_transfer_max", options.operations_per_transfer_max},
+                                                {"operations_per_peer_max", options.operations_per_peer_max},
+                                                {"operation_bytes_max", options.operation_bytes_max},
+                                                {"spin_ns", options.spin_ns, 0},
+                                                {"stuck_ns", options.stuck_ns},
+                                                {"silence_ns", options.silence_ns}}));
   ucx::NetDevices devices = KVFERRY_TRY(ucx::choose_net_devices(options, "/", ::getenv));
   auto backend = std::make_unique<ucx::UcxBackend>(options, std::move(devices));
   KVFERRY_TRY(backend->start());

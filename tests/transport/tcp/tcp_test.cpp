@@ -420,11 +420,11 @@ TEST(TcpOptions, ANumberOutOfItsRangeIsNamedWithTheRange) {
     return make_tcp_transport(options).error().what;
   };
   EXPECT_EQ(refusal([](TcpOptions& options) { options.local_connections = 65; }),
-            "bad TcpOptions: local_connections is 65; allowed: 1 to 64");
+            "option local_connections of the TCP backend is 65; allowed: 1 to 64");
   EXPECT_EQ(refusal([](TcpOptions& options) { options.segment_bytes = std::uint64_t{1} << 40; }),
-            "bad TcpOptions: segment_bytes is 1099511627776; allowed: 4096 to 67108864");
+            "option segment_bytes of the TCP backend is 1099511627776; allowed: 4096 to 67108864");
   EXPECT_EQ(refusal([](TcpOptions& options) { options.spin_ns = -1; }),
-            "bad TcpOptions: spin_ns is -1; allowed: 0 and more");
+            "option spin_ns of the TCP backend is -1; allowed: 0 and more");
 }
 
 }  // namespace
