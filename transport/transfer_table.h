@@ -65,7 +65,7 @@ class TransferTable {
       : transfers_max_(transfers_max), clock_(clock), grant_ids_(std::move(grant_ids)) {}
 
   /// Returns the error of calls after a transport's shutdown.
-  static Error is_shut_down() { return Error{ErrorCode::kCancelled, "the transport is shut down"}; }
+  static Error is_shut_down() { return Error{ErrorCode::kCancelled, "this process has shut its transport down"}; }
   /// Checks memory to be registered. kInvalidArgument: the memory is null, empty or wraps around the address space.
   static Result<void> check_region(const void* base, std::uint64_t bytes);
   /// Same as check_region(), for backends that copy with the CPU. kUnavailable: the memory is GPU memory.

@@ -17,11 +17,13 @@ Error cma_failed(int code, int pid) {
   if (code == EPERM || code == ENOSYS)
     return Error{
         ErrorCode::kUnavailable,
-        fmt::format("the system does not let this process copy memory of the peer's process {} by CMA ({}): allow "
-                    "ptrace between the two processes, or register shared memory",
+        fmt::format("the system does not let this process copy memory of the peer's process {} by CMA, that is "
+                    "process_vm_readv() ({}): allow ptrace between the two processes (kernel.yama.ptrace_scope=0, in "
+                    "containers the capability SYS_PTRACE), or use another path than cma",
                     pid, std::strerror(code))};
   return Error{ErrorCode::kRefused,
-               fmt::format("memory of the peer's process {} can't be reached by CMA: {}", pid, std::strerror(code))};
+               fmt::format("memory of the peer's process {} can't be copied by CMA (process_vm_readv): {}", pid,
+                           std::strerror(code))};
 }
 
 }  // namespace

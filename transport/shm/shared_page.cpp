@@ -21,10 +21,12 @@ Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint
   if (::fstat(fd.get(), &stats) != 0 || bytes == 0 || offset > static_cast<std::uint64_t>(stats.st_size) ||
       bytes > static_cast<std::uint64_t>(stats.st_size) - offset)
     return Error{ErrorCode::kRefused,
-                 fmt::format("the peer's shared memory does not have {} bytes at offset {}", bytes, offset)};
+                 fmt::format("the peer offers {} bytes at offset {} of its shared memory, whose file has {} bytes",
+                             bytes, offset, stats.st_size)};
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // negative for files that can't be sealed
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    return Error{ErrorCode::kRefused, "the peer's shared memory is not sealed against shrinking (F_SEAL_SHRINK)"};
+    return Error{ErrorCode::kRefused,
+                 "the peer's shared memory is not mapped, because it is not sealed against shrinking (F_SEAL_SHRINK)"};
   return SharedMapping::map(std::move(fd), offset, bytes, is_writable);
 }
 

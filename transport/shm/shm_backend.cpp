@@ -60,7 +60,8 @@ std::string ShmBackend::describe() const {
 Result<std::uint64_t> ShmBackend::check_address(const std::string& address) {
   const Address parsed = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "shared memory"));
   if (parsed.host != address_.host)
-    return Error{ErrorCode::kInvalidArgument, "the peer is on another host or in another network namespace"};
+    return Error{ErrorCode::kInvalidArgument,
+                 "the peer is on another host or in another network namespace; shared memory needs the same"};
   return parsed.incarnation;
 }
 
@@ -100,7 +101,7 @@ void ShmBackend::cancel(PeerId peer, TransferId id) {
 }
 
 void ShmBackend::stop() {
-  for (const auto& [peer, link] : links_) link->cancel_all("the transport is shut down");
+  for (const auto& [peer, link] : links_) link->cancel_all("this process shuts its transport down");
   links_.clear();
   if (control_) control_->close_all();
   await_copies();
@@ -115,8 +116,10 @@ void ShmBackend::await_copies() const {
   };
   while (std::any_of(inbound_.begin(), inbound_.end(), is_copying)) {
     if (clock_.now() >= ends_at) {
-      log().warn("shm: a peer has been in the middle of a copy for {} ms; not waiting for it any longer",
-                 options_.silence_ns / kMillisecond);
+      log().warn(
+          "shm: a peer has not finished a copy from or to this process's memory for {} ms (setting silence_ms); this "
+          "process shuts down without waiting for it any longer",
+          options_.silence_ns / kMillisecond);
       return;
     }
     ::usleep(20);

@@ -45,7 +45,7 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
                     "release on both",
                     kProtocolVersion, hello->protocol_version));
   if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
-    return refuse("another process has this address now, or the secret is wrong");
+    return refuse("this address is outdated (the peer has restarted) or wrong");
   Result<SharedMapping> pages = SharedMapping::create("kvferry", NoteRing::kPageBytes);
   if (!pages) return refuse(pages.error().what);
   inbound.ring.emplace(std::move(*pages));
@@ -76,7 +76,7 @@ void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
   // Opens the same file once more, read-only, so that the peer can't write through the descriptor.
   const OwnedFd reads(::open(fmt::format("/proc/self/fd/{}", region->second.fd.get()).c_str(), O_RDONLY | O_CLOEXEC));
   if (!reads)
-    return refuse(fmt::format("the owner of region {} can't open its memory read-only: {}", request->region,
+    return refuse(fmt::format("the peer can't open the memory of its region {} read-only: {}", request->region,
                               std::strerror(errno)));
   reply.fd_offset = region->second.fd_offset;
   reply.bytes = region->second.bytes;
@@ -93,7 +93,7 @@ bool ShmBackend::deliver_notes(Inbound& inbound) {
     }
     std::optional<std::string> note = inbound.ring->pop();
     if (!note) {
-      log().warn("shm: disconnected the peer with process id {}, because it wrote a malformed notification",
+      log().warn("shm: disconnected the peer with process id {}, because it wrote a notification whose length is wrong",
                  peer_process(inbound.socket.get()));
       return false;
     }

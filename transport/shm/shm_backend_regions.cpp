@@ -28,11 +28,10 @@ Result<Backend::RegionKey> ShmBackend::open_region(RegionId id, const MemoryRegi
   if (memory.fd >= 0) {
     fd = OwnedFd(::fcntl(memory.fd, F_DUPFD_CLOEXEC, 0));
     if (!fd)
-      return Error{
-          ErrorCode::kInvalidArgument,
-          fmt::format("cannot duplicate descriptor {} of the memory to register: it is closed, or the process has no "
-                      "descriptor left",
-                      memory.fd)};
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("cannot duplicate file descriptor {} of the memory to register: it is closed, or the "
+                               "process has no descriptor left (ulimit -n)",
+                               memory.fd)};
   }
   const std::uint32_t slot = KVFERRY_TRY(reserve_slot());
   const RegionMemoryKey key{bool{fd}, reinterpret_cast<std::uintptr_t>(memory.base), slot, memory.needs_grant_to_write};

@@ -36,7 +36,7 @@ void ShmLink::expect_answer(TimeNs now) {
 void ShmLink::on_readable(TimeNs now) {
   while (!is_failed_) {
     Received received = receive_packet(socket_.get());
-    if (received.is_closed) return fail("the peer is gone");
+    if (received.is_closed) return fail("the peer is gone: its process has ended or closed the connection");
     if (!received.packet) return;
     received_at_ = now;
     owed_since_ = 0;
@@ -67,9 +67,11 @@ void ShmLink::on_packet(Packet packet, TimeNs now) {
 void ShmLink::on_welcome(Packet packet) {
   const Result<Welcome> welcome = decode<Welcome>(packet.body, "welcome");
   if (!welcome) return fail(welcome.error().what);
-  if (!welcome->refusal.empty()) return fail("the peer refused the hello: " + welcome->refusal);
+  if (!welcome->refusal.empty()) return fail("the peer refused the connection: " + welcome->refusal);
   if (packet.fds.size() != 2 || control_)
-    return fail(fmt::format("the peer's welcome came twice, or has {} descriptors instead of 2", packet.fds.size()));
+    return fail(
+        fmt::format("the peer accepted the connection twice, or sent {} file descriptors with its answer instead of 2",
+                    packet.fds.size()));
   Result<SharedMapping> ring = map_peers_file(std::move(packet.fds[0]), 0, NoteRing::kPageBytes, true);
   if (!ring) return fail(ring.error().what);
   Result<SharedMapping> control = map_peers_file(std::move(packet.fds[1]), 0, ControlPage::kPageBytes, false);
@@ -77,14 +79,15 @@ void ShmLink::on_welcome(Packet packet) {
   ring_.emplace(std::move(*ring));
   control_.emplace(std::move(*control));
   if (!options_.use_cma) {
-    cma_refusal_ = "CMA is switched off in this process (option use_cma)";
+    cma_refusal_ = "this process does not use CMA (its path is shm)";
   } else if (pid_ == 0) {
     cma_refusal_ = "the peer runs in another PID namespace (set hostPID, or run both processes in one container)";
   } else {
     std::byte probe[8];
     const CopyRange range{0, 0, sizeof(probe)};
     if (const Result<void> ok = copy_by_cma({&range, 1}, probe, welcome->probe, Direction::kPull, pid_); !ok) {
-      if (ok.error().code == ErrorCode::kPeerLost || control_->is_closed()) return fail("the peer is gone");
+      if (ok.error().code == ErrorCode::kPeerLost || control_->is_closed())
+        return fail("the peer is gone: its process has ended or closed the connection");
       cma_refusal_ = ok.error().what;
     }
   }
@@ -105,7 +108,8 @@ void ShmLink::on_map_reply(Packet packet) {
   region->second.refusal = reply->refusal;
   if (!reply->refusal.empty()) return;
   if (packet.fds.size() != 1)
-    return fail(fmt::format("the peer's map reply has {} descriptors instead of 1", packet.fds.size()));
+    return fail(fmt::format("the peer sent {} file descriptors instead of 1 when it was asked for its shared memory",
+                            packet.fds.size()));
   Result<SharedMapping> pages = map_peers_file(std::move(packet.fds[0]), reply->fd_offset, reply->bytes, reply->writes);
   if (pages) {
     region->second.pages.emplace(std::move(*pages));
@@ -139,7 +143,7 @@ bool ShmLink::feed(const FedCopies& more) {
 
 void ShmLink::cancel(TransferId id) {
   const auto transfer = find(id);
-  if (transfer != transfers_.end()) finish(transfer, ErrorCode::kCancelled, "cancelled");
+  if (transfer != transfers_.end()) finish(transfer, ErrorCode::kCancelled, "the transfer was cancelled");
 }
 
 void ShmLink::cancel_all(const std::string& what) {
@@ -179,7 +183,8 @@ bool ShmLink::advance(TimeNs now) {
   // Time in which this process itself did not run does not count as the peer's silence.
   if (now - std::exchange(advanced_at_, now) >= options_.silence_ns / 2 && owed_since_ != 0) owed_since_ = now;
   if (owed_since_ != 0 && now - std::max(owed_since_, received_at_) >= options_.silence_ns) {
-    fail(fmt::format("the peer was silent for {} ms", options_.silence_ns / kMillisecond));
+    fail(fmt::format("the peer owes an answer and was silent for more than {} ms (setting silence_ms)",
+                     options_.silence_ns / kMillisecond));
     return true;
   }
   if (!is_ready()) return false;
@@ -255,7 +260,7 @@ bool ShmLink::advance(Transfers::iterator transfer) {
     return true;
   }
   if (!copied && copied.error().code == ErrorCode::kPeerLost) {
-    fail("the peer is gone");
+    fail("the peer is gone: its process has ended or closed the connection");
   } else if (!copied) {
     finish(transfer, ErrorCode::kRefused, copied.error().what);
   } else if (moving.is_copied()) {

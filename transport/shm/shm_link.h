@@ -30,7 +30,7 @@ class ShmLink {
         table_(transfer_table),
         threads_(threads),
         clock_(clock) {}
-  ~ShmLink() { fail("disconnected"); }
+  ~ShmLink() { fail("this process disconnected the peer"); }
   ShmLink(const ShmLink&) = delete;
   ShmLink& operator=(const ShmLink&) = delete;
 

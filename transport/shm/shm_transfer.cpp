@@ -47,9 +47,10 @@ void ShmTransfer::cut_piece(std::uint64_t bytes_max) {
 Result<void> ShmTransfer::copy_piece(const RemoteMemory& remote, CopyThreadPool& threads) {
   const std::uint64_t offset = accepted_.remote.base - key_.region_base;  // offset of the grant in its region
   if (remote.mapped_region != nullptr && !is_inside(offset, accepted_.remote.bytes, remote.mapped_bytes))
-    return Error{ErrorCode::kRefused,
-                 fmt::format("the peer's region has {} bytes, but its descriptor says {} bytes from offset {} on",
-                             remote.mapped_bytes, accepted_.remote.bytes, offset)};
+    return Error{
+        ErrorCode::kRefused,
+        fmt::format("the peer's mapped memory has {} bytes, but the peer describes it as {} bytes from offset {} on",
+                    remote.mapped_bytes, accepted_.remote.bytes, offset)};
   if (cursor_.is_at_begin()) bypass_cache_ = !has_checksums() && bytes_left() > kCacheBytes;
   cut_piece(kPieceBytes * threads.num_threads());
   threads.share(parts_.size(), [&](std::size_t part) { copy_part(parts_[part], remote); });

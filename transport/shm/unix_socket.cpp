@@ -27,7 +27,7 @@ Result<Name> abstract_name(const std::string& name) {
   Name made;
   if (name.empty() || name.size() + 1 > sizeof(made.address.sun_path))
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("a Unix socket's name has {} bytes; 1 to 107 are allowed", name.size())};
+                 fmt::format("the name of a peer's Unix socket has {} bytes; 1 to 107 are allowed", name.size())};
   made.address.sun_family = AF_UNIX;
   std::memcpy(made.address.sun_path + 1, name.data(), name.size());
   made.bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());

@@ -23,7 +23,7 @@ Acceptor::Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secr
 void Acceptor::accept(OwnedFd socket) {
   if (pending_.size() >= kPendingMax)
     on_broken(*pending_.front().connection,
-              fmt::format("no hello arrived, and {} newer connections wait", kPendingMax));
+              fmt::format("no hello arrived, and {} newer connections waited for its place", kPendingMax));
   pending_.push_back({&host_.adopt(std::move(socket), *this, false), host_.now()});
   host_.arm_silence_check();
 }
@@ -42,8 +42,8 @@ std::string Acceptor::refusal(const MessageHead& head, Hello& hello) const {
   if (!said) return said.error().what;
   hello = std::move(*said);
   if (hello.protocol_version != kProtocolVersion) return "wrong protocol version";
-  if (hello.to_incarnation != incarnation_) return "wrong incarnation";
-  if (!is_same_secret(hello.secret, secret_)) return "wrong secret";
+  if (hello.to_incarnation != incarnation_) return "address is outdated";
+  if (!is_same_secret(hello.secret, secret_)) return "wrong secret in address";
   return "";
 }
 
@@ -60,8 +60,12 @@ void Acceptor::on_broken(Connection& connection, const std::string& why) {
   // If the flush() below fails, it calls this function again; then the connection is not pending any more.
   if (!remove(connection)) return host_.close(connection);
   // Only the 1st, 2nd, 4th, 8th ... refusal is logged, because unknown peers can connect as often as they like.
-  if (const std::uint64_t count = ++num_refused_; std::has_single_bit(count))
-    log().warn("tcp: closed a connection before its hello was accepted ({} of them so far): {}", count, why);
+  if (const std::uint64_t count = ++num_refused_; std::has_single_bit(count)) {
+    const net::HostPort from = net::peer_address(connection.fd());
+    log().warn(
+        "tcp: closed a connection from {} before its hello, the first message, was accepted ({} of them so far): {}",
+        from.host.empty() ? "an unknown address" : net::to_text(from), count, why);
+  }
   if (!connection.is_shaking_hands()) {  // a peer gets no answer before it has proved that it has the key
     connection.send({.kind = MessageKind::kWelcome}, why.size() <= kRefusalBytesMax ? std::string_view(why) : kNoHello);
     connection.flush(1);

@@ -37,6 +37,8 @@ std::byte* zeros() {
   return memory.data();
 }
 
+std::string broken_by(int code) { return fmt::format("the connection broke: {}", std::strerror(code)); }
+
 /// Returns the number of sent bytes that the peer's host has not acknowledged.
 std::uint64_t unacknowledged_bytes(int fd) {
   int bytes = 0;
@@ -80,7 +82,7 @@ bool Connection::advance(TimeNs now) {
   if (is_connecting_) {
     if (!is_writable_) return false;
     if (const std::string error = net::connect_error(fd()); !error.empty()) {
-      fail(error);
+      fail("cannot connect: " + error);
       return false;
     }
     is_connecting_ = false;
@@ -149,7 +151,7 @@ void Connection::receive(TimeNs now) {
       if (got < 0 && errno == EAGAIN) {
         is_readable_ = false;
       } else {
-        fail(got == 0 ? "the peer closed the connection" : std::strerror(errno));
+        fail(got == 0 ? "the peer closed the connection" : broken_by(errno));
       }
       return;
     }
@@ -275,7 +277,7 @@ bool Connection::flush(std::uint64_t bytes_max) {
       if (errno == EAGAIN) {
         is_writable_ = false;
       } else {
-        fail(std::strerror(errno));
+        fail(broken_by(errno));
       }
       return false;
     }

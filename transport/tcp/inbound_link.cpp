@@ -29,8 +29,8 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
     return protocol_error(
         fmt::format("the peer sent a text of {} bytes; at most 65536 are allowed", header.text_bytes));
   if (header.kind != MessageKind::kPush && header.payload_bytes != 0)
-    return protocol_error(
-        fmt::format("the peer sent {} bytes of payload with a message whose kind has none", header.payload_bytes));
+    return protocol_error(fmt::format("the peer sent {} bytes of payload with a message of kind {}, which has none",
+                                      header.payload_bytes, static_cast<int>(header.kind)));
   switch (header.kind) {
     case MessageKind::kPush:
       return begin_push(connection, head);
@@ -47,7 +47,8 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
       return {};
     default:
       return protocol_error(
-          fmt::format("the peer sent a message of kind {}, which is not allowed here", static_cast<int>(header.kind)));
+          fmt::format("the peer sent a message of kind {}, which the target of a transfer does not accept",
+                      static_cast<int>(header.kind)));
   }
 }
 
@@ -85,23 +86,29 @@ Result<void> InboundLink::begin_push(Connection& connection, const MessageHead& 
   if (is_new && pushes_.size() > kPushesMax)
     return protocol_error(fmt::format("the peer began {} pushes at a time; at most 65536 are allowed", pushes_.size()));
   if ((header.flags & kFinal) != 0) {
-    if (std::exchange(push.is_final, true)) return protocol_error("the peer ended a push twice");
+    if (std::exchange(push.is_final, true))
+      return protocol_error(fmt::format("the peer ended push {} twice", header.id));
     push.is_aborted = (header.flags & kAborted) != 0;
     push.is_unsound = (header.flags & kUnsound) != 0;
     push.num_segments = header.number;
     push.notification = head.text();
     pending_text_bytes_ += push.notification.size();
     if (pending_text_bytes_ > kPendingTextBytesMax)
-      return protocol_error("the notifications of the peer's unfinished pushes exceed the limit of 64 MiB");
+      return protocol_error(
+          fmt::format("the notifications of the peer's unfinished pushes have {} bytes; at most {} are allowed",
+                      pending_text_bytes_, kPendingTextBytesMax));
   }
   // A push ends only after all of its segments, so pushes_ contains the push while any connection receives payload of
   // it.
   if (header.num_entries > 0) ++push.num_segments_begun;
   if (push.is_final && push.num_segments_begun > push.num_segments)
-    return protocol_error(
-        fmt::format("the peer sent more than the {} segments that it announced for a push", push.num_segments));
+    return protocol_error(fmt::format("the peer sent {} segments of push {}, but announced only {}",
+                                      push.num_segments_begun, header.id, push.num_segments));
   if (header.num_entries == 0)
-    return header.payload_bytes == 0 ? Result<void>{} : protocol_error("the peer sent payload without a range");
+    return header.payload_bytes == 0
+               ? Result<void>{}
+               : protocol_error(fmt::format("the peer sent {} bytes of payload without a range to write them to",
+                                            header.payload_bytes));
   const auto span =
       KVFERRY_TRY(span_of(header.num_entries, header.payload_bytes, [&](auto index) { return head.entry(index); }));
   if (push.code != ErrorCode::kOk) {
@@ -211,7 +218,7 @@ void InboundLink::cancel_pull(Lane& lane, std::uint64_t transfer) {
   for (std::deque<Pull>& queue : lane.pulls) {
     std::erase_if(queue, [&](const Pull& pull) {
       if (pull.header.id != transfer) return false;
-      refuse_pull(*lane.connection, pull.header, "cancelled");
+      refuse_pull(*lane.connection, pull.header, "the transfer was cancelled");
       return true;
     });
   }
@@ -256,13 +263,14 @@ bool InboundLink::check(TimeNs now) {
     is_owed = true;
     if (const TimeNs silence_ns = now - lane->connection->alive_at(now); silence_ns >= host_.options().silence_ns)
       on_broken(*lane->connection,
-                fmt::format("the peer was silent for {} ms in the middle of a message", silence_ns / kMillisecond));
+                fmt::format("the peer was silent for {} ms in the middle of a message, longer than silence_ms allows",
+                            silence_ns / kMillisecond));
   }
   return is_owed && !is_closed_;
 }
 
 void InboundLink::on_broken(Connection&, const std::string& why) {
-  log().debug("tcp: a link that a peer had opened has ended: {}", why);
+  log().debug("tcp: the connections that a peer had opened to this process have ended: {}", why);
   close();
 }
 

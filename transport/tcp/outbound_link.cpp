@@ -113,12 +113,14 @@ void OutboundLink::finish_corrupt(OutTransfer& transfer) {
 Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& head) {
   Lane& lane = lanes_[connection.lane()];
   if (head.header.kind != MessageKind::kData && head.header.payload_bytes != 0)
-    return protocol_error("the peer sent payload with a message whose kind has none");
+    return protocol_error(fmt::format("the peer sent {} bytes of payload with a message of kind {}, which has none",
+                                      head.header.payload_bytes, static_cast<int>(head.header.kind)));
   if (!lane.is_open) {
     if (head.header.kind != MessageKind::kWelcome)
-      return protocol_error("the peer answered the hello with another message than a welcome");
+      return protocol_error(fmt::format("the peer answered the hello with a message of kind {} instead of a welcome",
+                                        static_cast<int>(head.header.kind)));
     if (head.header.text_bytes > 0)
-      return Error{ErrorCode::kRefused, fmt::format("the peer refused the hello: {}", head.text())};
+      return Error{ErrorCode::kRefused, fmt::format("the peer refused the connection: {}", head.text())};
     lane.is_open = true;
     connection.trust();
     if (connection.lane() == 0 && std::any_of(transfers_.begin(), transfers_.end(), [&](const auto& one) {
@@ -135,8 +137,9 @@ Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& he
     case MessageKind::kPong:
       return {};
     default:
-      return protocol_error(fmt::format("the peer sent a message of kind {}, which is not allowed here",
-                                        static_cast<int>(head.header.kind)));
+      return protocol_error(
+          fmt::format("the peer sent a message of kind {}, which the initiator of a transfer does not accept",
+                      static_cast<int>(head.header.kind)));
   }
 }
 
@@ -144,7 +147,8 @@ Result<void> OutboundLink::on_data(Connection& connection, const MessageHead& he
   Lane& lane = lanes_[connection.lane()];
   const auto found = std::find_if(lane.requests.begin(), lane.requests.end(),
                                   [&](const Request& one) { return one.number == head.header.number; });
-  if (found == lane.requests.end()) return protocol_error("the peer answered a request that was not made");
+  if (found == lane.requests.end())
+    return protocol_error(fmt::format("the peer answered request {}, which was not made", head.header.number));
   lane.current = *found;
   lane.requests.erase(found);
   lane.requested_bytes -= lane.current.segment.bytes;
@@ -193,9 +197,9 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
   const bool is_pull = transfer.what().direction == Direction::kPull;
   if (is_pull && (code == ErrorCode::kCorrupt || !transfer.is_final_sent))
     return protocol_error(
-        "the peer answered a pull's notification before it was sent, or as a push whose bytes differ");
+        "the peer answered a pull's notification before it was sent, or answered it as if it were a push");
   if (code == ErrorCode::kOk) {
-    if (!transfer.is_final_sent) return protocol_error("the peer confirmed a push before the push was complete");
+    if (!transfer.is_final_sent) return protocol_error("the peer confirmed a push before all of it was sent");
     finish(transfer, ErrorCode::kOk, "");
     return {};
   }
@@ -219,7 +223,7 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
 
 void OutboundLink::cancel(TransferId id) {
   const auto found = transfers_.find(id);
-  if (found != transfers_.end()) finish(*found->second, ErrorCode::kCancelled, "cancelled");
+  if (found != transfers_.end()) finish(*found->second, ErrorCode::kCancelled, "the transfer was cancelled");
 }
 
 void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt) {
@@ -271,7 +275,9 @@ bool OutboundLink::check(TimeNs now) {
     is_owed = true;
     const TimeNs alive_at = lane.connection->alive_at(now);
     if (now - alive_at >= silence_ns) {
-      on_broken(*lane.connection, fmt::format("the peer was silent for {} ms", (now - alive_at) / kMillisecond));
+      on_broken(*lane.connection,
+                fmt::format("the peer owes an answer and was silent for {} ms, longer than silence_ms allows",
+                            (now - alive_at) / kMillisecond));
       if (is_over_) return false;
     } else if (lane.is_open && now - alive_at >= silence_ns / 8 && lane.pinged_at <= alive_at) {
       lane.pinged_at = now;

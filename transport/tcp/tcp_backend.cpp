@@ -71,10 +71,9 @@ std::string TcpBackend::describe() const {
 Result<std::uint64_t> TcpBackend::check_address(const std::string& address) {
   const Address peer = KVFERRY_TRY(read_address<Address>(address, kProtocolVersion, "TCP"));
   if (peer.has_key != (tls_ != nullptr))
-    return Error{
-        ErrorCode::kInvalidArgument,
-        fmt::format("the peer has {} cluster key for TCP, and this side has {}; both sides need the same key, or none",
-                    peer.has_key ? "a" : "no", tls_ != nullptr ? "one" : "none")};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("the peer has {} cluster key for TCP, and this side has {}; "
+                                                          "both sides need the same key (cluster_key_file), or none",
+                                                          peer.has_key ? "a" : "no", tls_ != nullptr ? "one" : "none")};
   return peer.incarnation;
 }
 
@@ -103,7 +102,7 @@ void TcpBackend::accept_all() {
     }
     if (connections_.size() >= kConnectionsMax) {
       if (std::has_single_bit(++num_refused_))
-        log().error("tcp: refused a peer's connection ({} so far): the limit of {} connections is reached",
+        log().error("tcp: refused a connection to this process ({} so far): the limit of {} connections is reached",
                     num_refused_, kConnectionsMax);
       continue;
     }
@@ -147,7 +146,8 @@ void TcpBackend::welcome(Connection& connection, const Hello& hello) {
   if (link == nullptr)
     link = std::make_unique<InboundLink>(*this, hello.from, [this, id = hello.link] { drop_inbound(id); });
   const bool is_added = link->add(connection, tls_ ? tls_->member_of(connection.key_name()) : std::nullopt);
-  connection.send({.kind = MessageKind::kWelcome}, is_added ? "" : "the link has its 64 connections already");
+  connection.send({.kind = MessageKind::kWelcome},
+                  is_added ? "" : "at most 64 connections from one process are allowed");
   if (is_added) return;
   connection.flush(1);
   close(connection);
@@ -228,7 +228,7 @@ void TcpBackend::add_peer(PeerId peer, const std::string& address) {
 
 void TcpBackend::drop_peer(PeerId peer) {
   const auto found = outbound_.find(peer);
-  found->second->end(ErrorCode::kPeerLost, "the peer was disconnected");
+  found->second->end(ErrorCode::kPeerLost, "this process disconnected the peer");
   closed_links_.push_back(std::move(found->second));
   outbound_.erase(found);
 }
@@ -247,7 +247,7 @@ void TcpBackend::cancel(PeerId peer, TransferId id) {
 }
 
 void TcpBackend::stop() {
-  for (const auto& [peer, link] : outbound_) link->end(ErrorCode::kCancelled, "the transport was shut down");
+  for (const auto& [peer, link] : outbound_) link->end(ErrorCode::kCancelled, "this process shuts its transport down");
   std::vector<InboundLink*> inbound;
   for (const auto& [token, link] : inbound_) inbound.push_back(link.get());
   for (InboundLink* link : inbound) link->close();

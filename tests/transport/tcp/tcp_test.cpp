@@ -92,7 +92,7 @@ TEST_F(TcpTarget, SendsUnknownPeersAwayWithOneSentence) {
   EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("secret"));
   said.secret = address_.secret;
   ++said.to_incarnation;
-  EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("wrong incarnation"));
+  EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("address is outdated"));
   said.to_incarnation = address_.incarnation;
   ++said.protocol_version;
   EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("protocol"));
