@@ -51,12 +51,12 @@ Result<std::uint64_t> GpuIpcBackend::check_address(const std::string& address) {
 
 Result<Backend::RegionKey> GpuIpcBackend::open_region(RegionId, const MemoryRegion& memory) {
   if (memory.device == nullptr)
-    return Error{ErrorCode::kUnavailable, "the backend of mapped GPU memory can't reach host memory"};
+    return Error{ErrorCode::kUnavailable, "the gpu_ipc backend moves GPU memory only and can't reach host memory"};
   if (memory.device != &device_)
     return Error{ErrorCode::kUnavailable, fmt::format("the gpu_ipc backend of {} can't reach memory of {}",
                                                       device_.describe(), memory.device->describe())};
   Result<std::string> handle = device_.export_memory({static_cast<const std::byte*>(memory.base), memory.bytes});
-  if (!handle) return std::move(handle).error().with("cannot export GPU memory to other processes");
+  if (!handle) return std::move(handle).error().with("the gpu_ipc backend can't use this GPU memory");
   return RegionKey{std::move(*handle), true};
 }
 
@@ -168,7 +168,7 @@ bool GpuIpcBackend::post_piece(Transfer& transfer) {
 
 void GpuIpcBackend::lose(Peer& peer, const std::string& why) {
   if (!peer.why_lost.empty()) return;
-  peer.why_lost = why.empty() ? "the peer is gone" : why;
+  peer.why_lost = why.empty() ? "the peer is gone: its process has ended or closed the connection" : why;
   peer.mappings.reset();
   control_->disconnect(peer.control);
   table_.lose_peer(peer.id);
@@ -203,7 +203,7 @@ void GpuIpcBackend::add_peer(PeerId peer, const std::string& bytes) {
 void GpuIpcBackend::drop_peer(PeerId peer) {
   const PeerPtr dropped = std::move(peers_.extract(peer).mapped());
   control_->disconnect(dropped->control);
-  if (dropped->why_lost.empty()) dropped->why_lost = "the peer was disconnected";
+  if (dropped->why_lost.empty()) dropped->why_lost = "this process disconnected the peer";
   dropped->mappings.reset();
 }
 
@@ -222,13 +222,14 @@ void GpuIpcBackend::cancel(PeerId, TransferId id) {
   Transfer* const transfer = find(id);
   if (transfer == nullptr) return;
   if (transfer->notification.value != 0) return control_->cancel(transfer->notification);
-  transfer->device.end(ErrorCode::kCancelled, "cancelled");
+  transfer->device.end(ErrorCode::kCancelled, "the transfer was cancelled");
 }
 
 void GpuIpcBackend::stop() {
   is_stopping_ = true;
   for (auto& ones : transfers_) {
-    for (auto& [id, transfer] : ones) transfer->device.end(ErrorCode::kCancelled, "the transport was shut down");
+    for (auto& [id, transfer] : ones)
+      transfer->device.end(ErrorCode::kCancelled, "this process shuts its transport down");
   }
 }
 

@@ -37,7 +37,8 @@ Layout lay_out(const PieceTransfer& piece, std::byte* staging) {
     end += piece.is_drained ? part.size() : 0;
   }
   KVFERRY_CHECK(end <= staging + kPieceBytesMax,
-                "a piece of an NCCL transfer is larger than the staging buffer of {} bytes", kPieceBytesMax);
+                "a piece of an NCCL transfer has {} bytes, more than the staging buffer of {} bytes", end - staging,
+                kPieceBytesMax);
   return layout;
 }
 

@@ -114,7 +114,7 @@ class Channel {
   /// After abort(): finds out whether the channel is quiet, which is assumed if the device's events fail for too long.
   void settle(TimeNs now);
   void fail(const Error& error) {
-    if (why_.empty()) why_ = error.what.empty() ? "no reason was given" : error.what;
+    if (why_.empty()) why_ = error.what.empty() ? "NCCL or the GPU gave no reason" : error.what;
   }
 
   Device& device_;

@@ -16,10 +16,10 @@ Error success() { return Error{ErrorCode::kOk, ""}; }
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
   const bool is_hash = ask.purpose == static_cast<std::uint8_t>(Purpose::kHash);
   if (ask.extents.empty() || ask.extents.size() % 2 != 0 || ask.extents.size() > 2 * kExtentsMax)
-    return protocol_error(fmt::format(
-        "the peer's request has {} numbers for its extents; allowed: an offset and a length for each of 1 to "
-        "{} extents",
-        ask.extents.size(), kExtentsMax));
+    return protocol_error(
+        fmt::format("the peer's request has {} numbers for its ranges of bytes; allowed: an offset and a length for "
+                    "each of 1 to {} ranges",
+                    ask.extents.size(), kExtentsMax));
   std::uint64_t first = UINT64_MAX;
   std::uint64_t end = 0;
   std::uint64_t total = 0;
@@ -30,7 +30,7 @@ Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
       return protocol_error(
           fmt::format("the peer requested {} bytes at offset {}, which are none or end beyond 2^64", bytes, offset));
     if (!is_hash && bytes > kPieceBytesMax - total)
-      return protocol_error(fmt::format("the peer requested more than {} bytes at once", kPieceBytesMax));
+      return protocol_error(fmt::format("the peer requested more than the allowed {} bytes at once", kPieceBytesMax));
     total += bytes;
     first = std::min(first, offset);
     end = std::max(end, offset + bytes);
@@ -55,25 +55,31 @@ Result<void> InboundLink::on_message(const Message& message) {
       return {};
     }
     default:
-      return protocol_error("the peer sent a message that only the target of a transfer may send");
+      return protocol_error(
+          fmt::format("the peer sent a message of kind {}, which the target of a transfer does not accept",
+                      static_cast<int>(message.kind)));
   }
 }
 
 Result<void> InboundLink::on_open(const Open& open) {
   if (channel(open.is_pull) != nullptr)
-    return protocol_error(fmt::format("the peer opened the channel for {} twice", open.is_pull ? "pulls" : "pushes"));
+    return protocol_error(
+        fmt::format("the peer opened the NCCL communicator for {} twice", open.is_pull ? "pulls" : "pushes"));
   return open_channel(open.is_pull, open.id, 1, open.is_pull ? Role::kSender : Role::kReceiver);
 }
 
 Result<void> InboundLink::on_ask(const Ask& ask) {
   if (ask.purpose > static_cast<std::uint8_t>(Purpose::kHash))
-    return protocol_error(fmt::format("the peer's request has the unknown purpose {}", ask.purpose));
+    return protocol_error(fmt::format("the peer's request has the unknown purpose {}; allowed: 0 to {}", ask.purpose,
+                                      static_cast<int>(Purpose::kHash)));
   const auto purpose = static_cast<Purpose>(ask.purpose);
   if (served_.size() >= kServedMax || served_.contains(ask.token))
     return protocol_error(
-        fmt::format("the peer has more than {} unanswered requests, or used a token twice", kServedMax));
+        fmt::format("the peer sent request {} twice, or has more than {} unanswered requests", ask.token, kServedMax));
   Channel* const through = channel(purpose == Purpose::kPull);
-  if (through == nullptr) return protocol_error("the peer made a request before it opened a channel");
+  if (through == nullptr)
+    return protocol_error(
+        fmt::format("the peer made request {} before it opened an NCCL communicator for it", ask.token));
   const auto span = KVFERRY_TRY(span_of(ask));
 
   const RegionId region{ask.region};
@@ -147,7 +153,7 @@ void InboundLink::advance_work() {
   for (auto it = served_.begin(); it != served_.end();) {
     Served& served = it->second;
     const Result<bool> is_done = served.checksums == nullptr ? Result<bool>(false) : served.checksums->is_done();
-    if (!is_done) return lose("the device failed: " + is_done.error().what);
+    if (!is_done) return lose("the GPU failed while it computed checksums: " + is_done.error().what);
     if (!*is_done) {
       ++it;
       continue;
@@ -161,6 +167,8 @@ void InboundLink::advance_work() {
   }
 }
 
-void InboundLink::on_lost(const std::string& why) { log().debug("nccl: a peer's session ended: {}", why); }
+void InboundLink::on_lost(const std::string& why) {
+  log().debug("nccl: the connection that a peer had opened to this process has ended: {}", why);
+}
 
 }  // namespace kvferry::nccl

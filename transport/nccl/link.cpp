@@ -26,7 +26,8 @@ void Link::advance() {
     if (one->is_failed() && !is_lost_) lose("the NCCL communicator failed: " + one->why());
     const TimeNs hung_ns = context_.options.hung_ns;
     if (!is_lost_ && one->progressed_at() != 0 && context_.now - one->progressed_at() >= hung_ns)
-      lose(fmt::format("the NCCL communicator made no progress for {} ms", hung_ns / kMillisecond));
+      lose(fmt::format("the NCCL communicator made no progress for {} ms, so the connection was ended",
+                       hung_ns / kMillisecond));
   }
   advance_work();
   if (!is_lost_ || !is_quiet()) return;

@@ -128,7 +128,7 @@ void NcclBackend::dispatch(const ControlPlane::Incoming& incoming) {
   if (found->second.from != incoming.from || link.is_lost()) return;
   if (message->kind == Kind::kBye) {
     const Result<Bye> bye = decode<Bye>(message->body, "bye");
-    return link.lose("the peer ended the session: " + (bye ? bye->why : bye.error().what), false);
+    return link.lose("the peer ended the connection: " + (bye ? bye->why : bye.error().what), false);
   }
   if (Result<void> ok = link.on_message(*message); !ok) link.lose(ok.error().what);
 }
@@ -143,14 +143,14 @@ void NcclBackend::welcome(const Message& message, const std::string& from) {
   const auto refuse = [&](const std::string& why) {
     control_->send(*peer, pack_message(message.session, Kind::kBye, encode(Bye{why})));
   };
-  if (!is_hello) return refuse("the peer no longer has this session");
+  if (!is_hello) return refuse("the peer does not know this connection; it may have restarted");
   if (hello->protocol_version != kProtocolVersion)
     return refuse(fmt::format(
         "the peer's NCCL protocol has version {}, this side has version {}; run the same kvferry release on both",
         kProtocolVersion, hello->protocol_version));
-  if (is_stopping_) return refuse("the transport was shut down");
+  if (is_stopping_) return refuse("the process that accepted the connection shuts its transport down");
   if (inbound_.size() >= kInboundMax)
-    return refuse(fmt::format("the peer has {} sessions and takes no more", kInboundMax));
+    return refuse(fmt::format("the peer has the limit of {} connections and takes no more", kInboundMax));
   inbound_.push_back(std::make_unique<InboundLink>(context_, message.session, std::move(peer)));
   sessions_[message.session] = {inbound_.back().get(), from};
 }
@@ -165,7 +165,7 @@ void NcclBackend::add_peer(PeerId peer, const std::string& bytes) {
 
 void NcclBackend::drop_peer(PeerId peer) {
   auto link = std::move(outbound_.extract(peer).mapped());
-  link->end(ErrorCode::kPeerLost, "the peer was disconnected");
+  link->end(ErrorCode::kPeerLost, "the process that made the connection has ended it");
   dropped_.push_back(std::move(link));
 }
 
@@ -185,8 +185,9 @@ void NcclBackend::cancel(PeerId peer, TransferId id) {
 void NcclBackend::stop() {
   is_stopping_ = true;
   stop_until_ = context_.now + kFlushNs;
-  for (const auto& [peer, link] : outbound_) link->end(ErrorCode::kCancelled, "the transport was shut down");
-  for (const auto& link : inbound_) link->lose("the transport was shut down");
+  for (const auto& [peer, link] : outbound_)
+    link->end(ErrorCode::kCancelled, "the process that made the connection shuts its transport down");
+  for (const auto& link : inbound_) link->lose("the process that accepted the connection shuts its transport down");
 }
 
 namespace {

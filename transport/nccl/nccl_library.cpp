@@ -141,7 +141,8 @@ class NcclCommunicator final : public Communicator {
   }
   void fail(ncclResult_t result) {
     const char* const detail = api_.last_error(communicator_);
-    why_ = fmt::format("NCCL: {} ({})", api_.error_string(result), detail == nullptr ? "" : detail);
+    const bool has_detail = detail != nullptr && *detail != '\0';
+    why_ = fmt::format("NCCL: {}{}", api_.error_string(result), has_detail ? fmt::format(" ({})", detail) : "");
   }
 
   const Api api_;
@@ -200,8 +201,9 @@ Result<int> ordinal_of(Device& device) {
   const cudaError_t result = ::cudaPointerGetAttributes(&attributes, memory);
   device.release(MemoryKind::kDevice, memory);
   if (result != cudaSuccess || attributes.type != cudaMemoryTypeDevice)
-    return Error{ErrorCode::kUnavailable, fmt::format("NCCL needs a CUDA device, but {} is not one: {}",
-                                                      device.describe(), ::cudaGetErrorString(result))};
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("NCCL needs a CUDA device, but {} is not one: {}", device.describe(),
+                             result != cudaSuccess ? ::cudaGetErrorString(result) : "CUDA does not know its memory")};
   return attributes.device;
 }
 

@@ -4,8 +4,9 @@ namespace kvferry::nccl {
 namespace {
 
 Error has_none() {
-  return {ErrorCode::kUnavailable,
-          "this build has no NCCL: it needs the option KVFERRY_CUDA and the header nccl.h from nvidia-nccl-cu13"};
+  return {
+      ErrorCode::kUnavailable,
+      "this build of kvferry has no NCCL; build it with -DKVFERRY_CUDA=ON and the header nccl.h of nvidia-nccl-cu13"};
 }
 
 }  // namespace

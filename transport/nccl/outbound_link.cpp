@@ -42,7 +42,7 @@ void OutboundLink::feed(const FedCopies& more) {
 
 void OutboundLink::cancel(TransferId id) {
   for (const auto& transfer : transfers_) {
-    if (transfer->what().id == id) return end_transfer(*transfer, ErrorCode::kCancelled, "cancelled");
+    if (transfer->what().id == id) return end_transfer(*transfer, ErrorCode::kCancelled, "the transfer was cancelled");
   }
 }
 
@@ -131,14 +131,17 @@ Result<void> OutboundLink::on_message(const Message& message) {
     return on_data(data.token);
   }
   if (message.kind != Kind::kAnswer)
-    return protocol_error("the peer sent a message that only the initiator of a transfer may send");
+    return protocol_error(
+        fmt::format("the peer sent a message of kind {}, which the initiator of a transfer does not accept",
+                    static_cast<int>(message.kind)));
   return on_answer(KVFERRY_TRY(decode<Answer>(message.body, "answer")));
 }
 
 Result<void> OutboundLink::on_data(std::uint64_t token) {
   const auto found = requests_.find(token);
   if (found == requests_.end() || found->second.wants != Wants::kPull || std::exchange(found->second.is_touching, true))
-    return protocol_error("the peer announced bytes that were not requested");
+    return protocol_error(
+        fmt::format("the peer announced the bytes of request {}, which was not made or has them", token));
   Request& request = found->second;
   // The bytes arrive in any case. If the transfer has ended, they are dropped.
   if (request.transfer != nullptr && request.transfer->is_ended()) request.transfer = nullptr;
@@ -153,7 +156,8 @@ Result<void> OutboundLink::on_answer(const Answer& answer) {
   const bool is_ok = answer.code == static_cast<std::int32_t>(ErrorCode::kOk);
   if (found == requests_.end() || found->second.is_answered ||
       (found->second.wants == Wants::kPull && (is_ok || found->second.is_touching)))
-    return protocol_error("the peer answered a request that was not made");
+    return protocol_error(
+        fmt::format("the peer answered request {}, which was not made or needs no answer", answer.token));
   Request& request = found->second;
   OutTransfer* const transfer = request.transfer;
   if (transfer != nullptr && !is_ok) {
@@ -199,7 +203,7 @@ void OutboundLink::poll_hashes() {
   for (std::size_t index = 0; index < hashing_.size() && !is_lost();) {
     Hashing& hashing = hashing_[index];
     const Result<bool> is_done = hashing.checksums->is_done();
-    if (!is_done) return lose("the device failed: " + is_done.error().what);
+    if (!is_done) return lose("the GPU failed while it computed checksums: " + is_done.error().what);
     if (!*is_done) {
       ++index;
       continue;
@@ -233,7 +237,8 @@ void OutboundLink::advance_work() {
              context_.now - std::max(one->ended_at, progressed_at) >= context_.options.stuck_ns;
     });
     if (is_stuck)
-      lose(fmt::format("a cancelled transfer made no progress for {} ms", context_.options.stuck_ns / kMillisecond));
+      lose(fmt::format("a cancelled transfer made no progress for {} ms, so the connection was ended",
+                       context_.options.stuck_ns / kMillisecond));
   }
   if (is_quiet() && !(requests_.empty() && hashing_.empty())) {
     hashing_.clear();

@@ -33,7 +33,7 @@ Result<NetDevices> choose_net_devices(const UcxOptions& options, const std::file
   if (const std::vector<std::string> unknown = net::unknown_nics(root, options.nics); !unknown.empty())
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("no network card of this host is called {}; allowed are names that /sys/class/infiniband "
-                             "or /sys/class/net shows",
+                             "or /sys/class/net shows (setting nics)",
                              fmt::join(unknown, ", "))};
   const NetDevices as_named{options.nics, fmt::format("{}", fmt::join(options.nics, ", "))};
   if (options.gpu_bus_id.empty()) return as_named;

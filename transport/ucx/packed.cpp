@@ -28,9 +28,11 @@ std::string serve(TransferTable& transfer_table, const BlocksMessage& message, s
   is_served = false;
   const std::optional<std::uint64_t> total = total_of(message, payload);
   if (!total)
-    return refuse(message, ErrorCode::kInvalidArgument,
-                  fmt::format("the peer received a malformed message: at most {} blocks and {} bytes are allowed",
-                              kMessageExtentsMax, kMessageBytesMax));
+    return refuse(
+        message, ErrorCode::kInvalidArgument,
+        fmt::format("the peer received a malformed message with {} numbers for its blocks and {} bytes; allowed: an "
+                    "offset and a length for each of at most {} blocks of at most {} bytes in all",
+                    message.extents.size(), payload.size(), kMessageExtentsMax, kMessageBytesMax));
   const RegionId region{message.region};
   const GrantId grant{message.grant};
   std::string answer = begin_packed(BlocksAnswer{message.token, 0, ""}, message.is_pull ? *total : 0);

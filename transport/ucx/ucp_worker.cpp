@@ -61,7 +61,8 @@ void set_tcp_segments(ucp_config_t* config) {
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
     if (std::getenv(fmt::format("UCX_TCP_{}", name).c_str()) != nullptr) continue;
     if (const ucs_status_t status = api().ucp_config_modify(config, name, "256k"); status != UCS_OK)
-      log().warn("transport: cannot set a UCX option for TCP: {}", describe_status(name, status));
+      log().warn("transport: cannot set UCX's option TCP_{} to 256k, so transfers over TCP may be slow: {}", name,
+                 api().ucs_status_string(status));
   }
 }
 
@@ -88,7 +89,8 @@ void turn_registration_cache_off(ucp_config_t* config) {
   if (std::getenv("UCX_RCACHE_ENABLE") != nullptr) return;
   const ucs_status_t status = api().ucp_config_modify(config, "RCACHE_ENABLE", "n");
   if (status != UCS_OK && status != UCS_ERR_NO_ELEM)  // earlier versions do not have this option
-    log().warn("transport: cannot set a UCX option: {}", describe_status("RCACHE_ENABLE", status));
+    log().warn("transport: cannot set UCX's option RCACHE_ENABLE to n, so UCX may refuse GPU memory: {}",
+               api().ucs_status_string(status));
 }
 
 Error unavailable(const char* doing, ucs_status_t status) {
@@ -203,9 +205,11 @@ Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes,
   ucp_context_attr_t known{};
   known.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
   if (api().ucp_context_query(context_, &known) != UCS_OK || (known.memory_types & UCS_BIT(type)) == 0)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("UCX {} does not support {} memory here: it needs CUDA's transports and the driver",
-                             api().ucp_get_version_string(), type == UCS_MEMORY_TYPE_CUDA ? "cuda" : "host")};
+    return Error{
+        ErrorCode::kUnavailable,
+        fmt::format("UCX {} does not support {} on this host", api().ucp_get_version_string(),
+                    type == UCS_MEMORY_TYPE_CUDA ? "GPU memory (it needs UCX's CUDA transports and NVIDIA's driver)"
+                                                 : "host memory")};
   ucp_mem_map_params_t params{};
   params.field_mask =
       UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;

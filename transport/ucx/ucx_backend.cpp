@@ -164,8 +164,8 @@ void UcxBackend::advance_transfers(TimeNs now) {
     transfer->advance(now, *worker_, source_address_);
     const TimeNs deadline = transfer->stuck_deadline();
     if (deadline != 0 && now >= deadline)
-      transfer->peer().fail(
-          fmt::format("a cancelled transfer made no progress for {} ms", options_.stuck_ns / kMillisecond));
+      transfer->peer().fail(fmt::format("a cancelled transfer made no progress for {} ms, so the connection was ended",
+                                        options_.stuck_ns / kMillisecond));
   }
 }
 

@@ -35,7 +35,7 @@ Result<void> UcxBackend::set_up() {
     const auto* handler = static_cast<const Handler*>(arg);
     const bool has_reply_ep = (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0;
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
-      log().warn("transport: dropped a UCX message of {} bytes, which is too long for an eager message", bytes);
+      log().warn("transport: dropped a UCX message of {} bytes, which is longer than those of a kvferry node", bytes);
     } else {
       handler->backend->on_message(handler->id, {static_cast<const char*>(data), bytes},
                                    has_reply_ep ? param->reply_ep : nullptr);
@@ -89,7 +89,7 @@ void UcxBackend::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
         "the peer's UCX protocol has version {}, this side has version {}; run the same kvferry release on both",
         kProtocolVersion, hello.protocol_version);
   else if (hello.to_incarnation != incarnation_)
-    welcome.refusal = "another process has this address now";
+    welcome.refusal = "another process has this address now, because the peer has ended or restarted";
   static_cast<void>(worker_->send(reply_ep, kWelcomeAm, encode(welcome), false));
 }
 
@@ -100,8 +100,10 @@ void UcxBackend::on_welcome(const Welcome& welcome) {
 bool UcxBackend::is_invited(const std::string& secret) {
   if (is_same_secret(secret, secret_)) return true;
   if (std::has_single_bit(++num_uninvited_messages_))
-    log().warn("transport: dropped a UCX message without this address's secret ({} of them so far)",
-               num_uninvited_messages_);
+    log().warn(
+        "transport: dropped a UCX message of an unknown sender, which lacks the secret of this node's address ({} of "
+        "them so far)",
+        num_uninvited_messages_);
   return false;
 }
 
@@ -114,7 +116,7 @@ UcxPeer* UcxBackend::find_peer(std::uint64_t token) {
 
 void UcxBackend::on_notification(NotificationMessage message) {
   if (!table_.completion_queue().notify({std::move(message.from), std::move(message.body)}))
-    log().error("transport: dropped a notification, because {} notifications are unread already",
+    log().error("transport: dropped a peer's notification, because this process has {} unread ones, which is the limit",
                 CompletionQueue::kNotificationsMax);
 }
 
@@ -127,11 +129,11 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   if (worker_->unsent_bytes(reply_ep) > kUnsentBytesMax) return;
   const auto memory = memories_.find(RegionId{message.region});
   if (memory != memories_.end() && memory->second.device != nullptr) {
-    static_cast<void>(
-        worker_->send(reply_ep, kAnswerAm,
-                      refuse(message, ErrorCode::kRefused,
-                             fmt::format("region {} is GPU memory, which no message can carry", message.region)),
-                      false));
+    static_cast<void>(worker_->send(
+        reply_ep, kAnswerAm,
+        refuse(message, ErrorCode::kRefused,
+               fmt::format("the peer's region {} is GPU memory, which UCX can't send in messages", message.region)),
+        false));
     return;
   }
   bool is_served = false;

@@ -79,7 +79,8 @@ Result<void> load() {
   if (missing == nullptr && internal::api.name == nullptr) missing = #name;
   KVFERRY_UCX_FUNCTIONS(KVFERRY_UCX_FIND)
 #undef KVFERRY_UCX_FIND
-  if (missing != nullptr) return unavailable(fmt::format("the UCX library has no function {}", missing));
+  if (missing != nullptr)
+    return unavailable(fmt::format("the UCX library has no function {} (it may be too old)", missing));
   return {};
 }
 

@@ -45,9 +45,10 @@ void UcxPeer::connect() {
   params.err_handler.arg = this;
   if (const ucs_status_t status = api().ucp_ep_create(worker_.handle(), &params, &ep_); status != UCS_OK) {
     ep_ = nullptr;
-    return fail(describe_status(
-        "cannot connect (both sides need a transport that UCX_TLS allows and that reports dead peers, such as tcp)",
-        status));
+    return fail(
+        describe_status("UCX cannot connect to the peer (both sides need a transport that UCX_TLS allows and that "
+                        "reports dead peers, such as tcp)",
+                        status));
   }
   state_ = State::kConnecting;
   hello_ = encode(Hello{kProtocolVersion, address_.incarnation, token_, address_.secret});
@@ -61,7 +62,7 @@ void UcxPeer::connect() {
 
 void UcxPeer::on_welcome(const Welcome& welcome) {
   if (state_ != State::kConnecting) return;
-  if (!welcome.refusal.empty()) return fail(fmt::format("the peer refused the hello: {}", welcome.refusal));
+  if (!welcome.refusal.empty()) return fail(fmt::format("the peer refused the connection: {}", welcome.refusal));
   state_ = State::kReady;
   const std::set<std::string> names = lanes();
   prefers_packing_ =
@@ -78,7 +79,8 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   // Only an unanswered hello or ping shows that the peer is silent. Without one, this thread itself may have had no
   // time to receive.
   if (state_ == State::kConnecting || pinged_at_ > alive_at_)
-    return fail(fmt::format("the peer owes an answer and was silent for {} ms", (now - alive_at_) / kMillisecond));
+    return fail(fmt::format("the peer owes an answer and was silent for {} ms, longer than silence_ms allows",
+                            (now - alive_at_) / kMillisecond));
   pinged_at_ = now;
   if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{token_, address_.secret}), true);
       status != UCS_OK)
@@ -112,7 +114,7 @@ void UcxPeer::drain(TimeNs deadline) {
 void UcxPeer::advance_close(TimeNs now) {
   if (is_over(hello_request_) && state_ == State::kReady) hello_.clear();
   if (is_draining() && !is_failed() && ((is_over(flush_request_) && num_posted == 0) || now >= drain_deadline_))
-    fail("disconnected");
+    fail("this process disconnected the peer");
   if (state_ != State::kFailed) return;
   if (ep_ != nullptr) {
     ucp_request_param_t request{};
@@ -134,7 +136,7 @@ Result<RkeyPtr> UcxPeer::rkey(const std::string& packed) {
                  fmt::format("the peer's remote key has {} bytes; 1 to {} are allowed", packed.size(), kRkeyBytesMax)};
   ucp_rkey_h rkey = nullptr;
   if (const ucs_status_t status = api().ucp_ep_rkey_unpack(ep_, padded(packed).data(), &rkey); status != UCS_OK)
-    return Error{ErrorCode::kInternal, describe_status("cannot read the peer's remote key", status)};
+    return Error{ErrorCode::kInternal, describe_status("UCX cannot read the peer's remote key", status)};
   return rkeys_.emplace(packed, RkeyPtr(rkey, api().ucp_rkey_destroy)).first->second;
 }
 

@@ -106,7 +106,7 @@ std::string UcxTransfer::what() const {
   const ErrorCode outcome = code();
   if (outcome == ErrorCode::kOk) return "";
   if (outcome == ErrorCode::kCorrupt) return verifier_.what();
-  if (outcome == ErrorCode::kCancelled) return "cancelled";
+  if (outcome == ErrorCode::kCancelled) return "the transfer was cancelled";
   return outcome == ErrorCode::kPeerLost ? peer_.why() : failure_;
 }
 
