@@ -27,8 +27,10 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
   if (format.cache_type == format.chunk_type) return {};
   const std::uint32_t cache_bytes = bytes_of(format.cache_type), chunk_bytes = bytes_of(format.chunk_type);
   if (cache_bytes == 0 || chunk_bytes == 0 || (cache_bytes == 1 && chunk_bytes == 1))
-    return bad(fmt::format("cannot convert {} in the cache to {} in chunks; allowed: two of bf16, fp16, fp32 and fp8",
-                           name_of(format.cache_type), name_of(format.chunk_type)));
+    return bad(
+        fmt::format("cannot convert {} in the cache to {} in chunks; allowed: two of bf16, fp16, fp32 and fp8, of "
+                    "which at most one is fp8",
+                    name_of(format.cache_type), name_of(format.chunk_type)));
   if (!format.scales.empty() && chunk_bytes != 1)
     return bad(
         fmt::format("scales are given for chunks of {}; only chunks of fp8 have scales", name_of(format.chunk_type)));
@@ -62,7 +64,11 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
   Wide end = Wide{plane.base} + layout.element_bytes;
   for (const Axis& axis : axes) (axis.stride_bytes < 0 ? lowest : end) += axis.reach();
   if (lowest < 0 || end > Wide{INT64_MAX})  // if this is false, every offset in the plane fits std::int64_t
-    return bad(fmt::format("{}: the plane's strides reach beyond the 63-bit address space", who));
+    return bad(
+        fmt::format("{}: from address {:#x} on, the strides of {}, {}, {} and {} bytes (block, head, token, dim) reach "
+                    "beyond the 63-bit address space",
+                    who, plane.base, plane.block_stride_bytes, plane.head_stride_bytes, plane.token_stride_bytes,
+                    plane.dim_stride_bytes));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });
   // Span in bytes of one element and of the axes checked so far; the step of the next axis must not be shorter.
@@ -70,8 +76,8 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
   for (const Axis& axis : axes) {
     if (axis.count == 1) continue;
     if (axis.step() < inner_bytes)
-      return bad(fmt::format("{}: elements overlap, the {} stride of {} bytes must be at least {}", who, axis.name,
-                             axis.stride_bytes, static_cast<std::uint64_t>(inner_bytes)));
+      return bad(fmt::format("{}: elements overlap, the {} stride of {} bytes must be at least {} (without its sign)",
+                             who, axis.name, axis.stride_bytes, static_cast<std::uint64_t>(inner_bytes)));
     inner_bytes += Wide{axis.count - 1} * axis.step();
   }
   return {};
@@ -84,8 +90,9 @@ Result<void> check_run(const KvLayout& layout, const TokenRun& run) {
   const std::uint64_t end_block = (end_token - 1) / layout.block_tokens + 1;
   for (const LayerLayout& layer : layout.layers) {
     if (layer.group >= run.block_ids.size())
-      return bad(fmt::format("layer '{}' is in KV group {}, but the run has block tables of {} groups", layer.name,
-                             layer.group, run.block_ids.size()));
+      return bad(
+          fmt::format("layer '{}' is in KV group {} (counted from 0), but there are block tables of only {} groups",
+                      layer.name, layer.group, run.block_ids.size()));
     const std::vector<BlockId>& table = run.block_ids[layer.group];
     if (table.size() < end_block)
       return bad(fmt::format("layer '{}': tokens [{}, {}) need {} blocks of {} tokens, but KV group {} has {} blocks",
@@ -105,8 +112,8 @@ Result<void> check_run(const KvLayout& layout, const TokenRun& run) {
 Result<void> check_chunk(const ChunkShape& shape, std::size_t chunk_bytes, std::uint32_t num_tokens) {
   const Wide needed = Wide{shape.bytes_per_token} * num_tokens;
   if (Wide{chunk_bytes} >= needed) return {};
-  return bad(fmt::format("chunk buffer of {} bytes is too small for {} tokens of {} bytes", chunk_bytes, num_tokens,
-                         shape.bytes_per_token));
+  return bad(fmt::format("a chunk buffer of {} bytes is too small for {} tokens of {} bytes each", chunk_bytes,
+                         num_tokens, shape.bytes_per_token));
 }
 
 }  // namespace
@@ -135,7 +142,9 @@ Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format) {
   const std::uint64_t row_bytes = std::uint64_t{layout.head_dim} * shape.chunk_element_bytes;
   if (__builtin_mul_overflow(row_bytes * layout.planes, layout.layers.size(), &shape.bytes_per_token) ||
       __builtin_mul_overflow(shape.bytes_per_token, shape.chunk_heads, &shape.bytes_per_token))
-    return bad(fmt::format("bytes per token of a chunk of {} heads don't fit 64 bits", shape.chunk_heads));
+    return bad(
+        fmt::format("the bytes per token of a chunk of {} heads, head_dim {} and element bytes {} don't fit 64 bits",
+                    shape.chunk_heads, layout.head_dim, shape.chunk_element_bytes));
   return shape;
 }
 
@@ -172,8 +181,9 @@ Result<void> check_layout(const KvLayout& layout) {
 Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
                           std::size_t chunk_bytes) {
   if (!shape.is_whole())
-    return bad(fmt::format("cannot gather {} of a chunk's {} heads: the checksum covers all of them", shape.num_heads,
-                           shape.chunk_heads));
+    return bad(fmt::format(
+        "cannot gather {} of a chunk's {} heads: a chunk is gathered whole, because its checksum covers all heads",
+        shape.num_heads, shape.chunk_heads));
   KVFERRY_TRY(check_run(layout, run));
   return check_chunk(shape, chunk_bytes, run.num_tokens);
 }

@@ -35,17 +35,18 @@ class CudaChecksums final : public Device::Checksums {
       host_ = KVFERRY_TRY(pinned_.take(segments * sizeof(std::uint64_t)));
       KVFERRY_TRY(launch(ranges));
     }
-    return cuda_result(cudaEventRecord(done_.get(), stream), "cannot record the end of the checksums");
+    return cuda_result(cudaEventRecord(done_.get(), stream),
+                       "cannot record a CUDA event after the checksums of GPU memory");
   }
 
   Result<bool> is_done() override {
     const CurrentDevice current(ordinal_);
-    return is_event_reached(done_.get(), "cannot query whether the checksums are done");
+    return is_event_reached(done_.get(), "cannot ask CUDA whether the checksums of GPU memory are done");
   }
 
   Result<std::vector<std::uint64_t>> take() override {
     const CurrentDevice current(ordinal_);
-    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "cannot wait for the checksums"));
+    KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "cannot wait for the checksums of GPU memory"));
     return checksums_of(range_bytes_, host_.data());
   }
 
@@ -58,7 +59,7 @@ class CudaChecksums final : public Device::Checksums {
       segments += num_segments(ranges[i].size());
       if (batch.num_jobs < cuda::HashJobs::kMax && i + 1 < ranges.size()) continue;
       KVFERRY_TRY(cuda_result(cuda::launch_hash(batch, device::segment_secret(), stream_),
-                              "cannot launch the checksum kernel"));
+                              "cannot launch the CUDA kernel for checksums of GPU memory"));
       batch.num_jobs = 0;
     }
     return {};

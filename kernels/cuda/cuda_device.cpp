@@ -49,7 +49,9 @@ class CudaDevice final : public Device {
   std::string describe() const override { return name_; }
   std::string pci_bus_id() const override { return pci_bus_id_; }
   std::string uuid() const override { return uuid_; }
-  Result<void> bind_thread() override { return cuda_result(cudaSetDevice(ordinal_), "cannot choose the thread's GPU"); }
+  Result<void> bind_thread() override {
+    return cuda_result(cudaSetDevice(ordinal_), "cannot make the GPU the current one of a thread");
+  }
 
   Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override {
     const CurrentDevice current(ordinal_);
@@ -186,7 +188,7 @@ class CudaDevice final : public Device {
     if (!flushes_) return {};
     return cuda_result(cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
                                                           cudaFlushGPUDirectRDMAWritesToOwner),
-                       "cannot flush GPUDirect writes");
+                       "cannot flush what network cards wrote to GPU memory (GPUDirect RDMA)");
   }
 
   /// Returns whether the memory is page-locked, but not by this device: UCX for example registers memory by itself. The
@@ -220,7 +222,7 @@ class CudaDevice final : public Device {
       code = cuda::launch_ranges(batch.data(), static_cast<std::uint32_t>(batch.size()), bytes_max, stream);
     }
     KVFERRY_TRY(keep_until_read(std::move(buffer), stream));
-    return cuda_result(code, "cannot launch the copies");
+    return cuda_result(code, "cannot launch the CUDA kernel that copies GPU memory");
   }
 
   /// Holds the buffer until the device has read it, and returns buffers that it has read to the pool.
@@ -258,7 +260,7 @@ Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   if (ordinal < 0 || ordinal >= num_devices)
     return Error{ErrorCode::kUnavailable,
                  fmt::format("GPU {} does not exist: CUDA has {} GPUs, numbered from 0", ordinal, num_devices)};
-  constexpr const char* kAsking = "cannot query the GPU's properties";
+  constexpr const char* kAsking = "cannot ask CUDA for the GPU's properties";
   cudaDeviceProp properties{};
   KVFERRY_TRY(cuda_result(cudaGetDeviceProperties(&properties, ordinal), kAsking));
   int is_supported = 0, ordering = cudaGPUDirectRDMAWritesOrderingNone, flush_options = 0;
@@ -271,7 +273,7 @@ Result<std::shared_ptr<Device>> make_cuda_device(int ordinal) {
   if (needs_flush && !can_flush)
     log().warn(
         "GPU: {} (cuda:{}) can't flush what network cards write to its memory (GPUDirect RDMA), so kernels may read "
-        "old bytes",
+        "old bytes; with the setting lands_in_gpu=false, kvferry lets no network card write chunks there",
         properties.name, ordinal);
   return std::shared_ptr<Device>(std::make_shared<CudaDevice>(ordinal, properties, needs_flush && can_flush));
 }

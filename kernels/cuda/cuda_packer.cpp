@@ -69,12 +69,15 @@ class CudaPass final : public StreamPacker::Pass {
   Result<void> copy_layers(std::uint32_t first, std::uint32_t end) override {
     const CurrentDevice current(state_->ordinal);
     if (first != next_layer_ || end <= first || end > launch_.plan.num_layers)
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("layers [{}, {}) are out of order: {} of {} layers are copied", first, end, next_layer_,
-                               launch_.plan.num_layers)};
+      return Error{
+          ErrorCode::kInvalidArgument,
+          fmt::format(
+              "layers [{}, {}) can't be copied now: {} of {} layers are copied, and the next ones must follow in order",
+              first, end, next_layer_, launch_.plan.num_layers)};
     next_layer_ = end;
     launch_.layers = {first, end};
-    for (const cuda::PackJobs& batch : batches_) KVFERRY_TRY(cuda_result(copy(batch), "cannot launch a copy of KV"));
+    for (const cuda::PackJobs& batch : batches_)
+      KVFERRY_TRY(cuda_result(copy(batch), "cannot launch the CUDA kernel that copies KV"));
     if (hashes_while_scattering()) are_hashed_ = true;
     return {};
   }
@@ -82,16 +85,18 @@ class CudaPass final : public StreamPacker::Pass {
   Result<void> finish() override {
     const CurrentDevice current(state_->ordinal);
     if (next_layer_ != launch_.plan.num_layers)
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("finish() was called after {} of {} layers; copy all layers first", next_layer_,
-                               launch_.plan.num_layers)};
+      return Error{
+          ErrorCode::kInvalidArgument,
+          fmt::format("a gather or scatter of KV can't be finished after {} of {} layers; copy all layers first",
+                      next_layer_, launch_.plan.num_layers)};
     if (wants_checksums_ && !(gathers_ ? by_segments_ : are_hashed_)) {
       for (const cuda::HashJobs& batch : hashes_)
-        KVFERRY_TRY(
-            cuda_result(cuda::launch_hash(batch, state_->secret, stream_), "cannot launch the checksum kernel"));
+        KVFERRY_TRY(cuda_result(cuda::launch_hash(batch, state_->secret, stream_),
+                                "cannot launch the CUDA kernel for checksums of KV"));
     }
     is_finished_ = true;
-    return cuda_result(cudaEventRecord(done_.get(), stream_), "cannot record the end of a gather or scatter of KV");
+    return cuda_result(cudaEventRecord(done_.get(), stream_),
+                       "cannot record a CUDA event after a gather or scatter of KV");
   }
 
   Result<bool> is_done() const override {
@@ -102,7 +107,8 @@ class CudaPass final : public StreamPacker::Pass {
 
   Result<std::vector<std::uint64_t>> wait() override {
     const CurrentDevice current(state_->ordinal);
-    if (!is_finished_) return Error{ErrorCode::kInvalidArgument, "wait() was called before finish()"};
+    if (!is_finished_)
+      return Error{ErrorCode::kInvalidArgument, "a gather or scatter of KV can't be waited for before it is finished"};
     KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "cannot wait for a gather or scatter of KV"));
     if (!wants_checksums_) return std::vector<std::uint64_t>{};
     return checksums_of(chunk_bytes_, host_.data());
@@ -219,7 +225,7 @@ class CudaPackerImpl final : public StreamPacker {
       if (job.chunk_tokens != job.run.num_tokens || job.skip_tokens != 0)
         return Error{
             ErrorCode::kInvalidArgument,
-            fmt::format("a gather must copy all {} tokens of a chunk, but the job has {} tokens from token {} on",
+            fmt::format("a gather must copy all {} tokens of a chunk, but {} tokens from token {} on were given",
                         job.chunk_tokens, job.run.num_tokens, job.skip_tokens)};
       KVFERRY_TRY(check_gather(state_->layout, state_->shape, job.run, job.chunk_bytes));
     }
@@ -239,8 +245,9 @@ class CudaPackerImpl final : public StreamPacker {
   Result<std::unique_ptr<Pass>> start(std::span<const PackerJob> jobs, DeviceStream stream, bool gathers,
                                       bool wants_checksums) {
     if (jobs.empty() || jobs.size() > cuda::kJobsMax)
-      return Error{ErrorCode::kInvalidArgument,
-                   fmt::format("a pass has {} jobs; 1 to {} are allowed", jobs.size(), cuda::kJobsMax)};
+      return Error{
+          ErrorCode::kInvalidArgument,
+          fmt::format("a gather or scatter of KV has {} chunks; 1 to {} are allowed", jobs.size(), cuda::kJobsMax)};
     auto pass = std::make_unique<CudaPass>(state_, static_cast<cudaStream_t>(stream), gathers, wants_checksums);
     KVFERRY_TRY(pass->start(jobs));
     return std::unique_ptr<Pass>(std::move(pass));

@@ -44,8 +44,9 @@ Result<Allocation> allocation_of(const std::byte* memory) {
   std::size_t bytes = 0;
   const CUresult code = reinterpret_cast<AddressRange>(found)(&base, &bytes, reinterpret_cast<std::uintptr_t>(memory));
   if (code != CUDA_SUCCESS)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("{} is not GPU memory (error {} of the CUDA driver)", fmt::ptr(memory), int{code})};
+    return Error{
+        ErrorCode::kUnavailable,
+        fmt::format("the memory at {} is not GPU memory (error {} of the CUDA driver)", fmt::ptr(memory), int{code})};
   return Allocation{base, bytes};
 }
 
@@ -88,7 +89,10 @@ Result<std::byte*> SharedAllocations::own_memory(std::uint64_t address, std::uin
   const std::lock_guard lock(mutex_);
   const auto found = exported_.find(address);
   if (found == exported_.end() || found->second < bytes)
-    return Error{ErrorCode::kCorrupt, "the handle of GPU memory names memory of this process that was not exported"};
+    return Error{
+        ErrorCode::kCorrupt,
+        fmt::format("a handle of GPU memory names {} bytes at address {:#x} of this process, which were not exported",
+                    bytes, address)};
   return reinterpret_cast<std::byte*>(address);
 }
 

@@ -57,7 +57,8 @@ TEST_P(PackerErrors, ALayoutThatIsNotValidIsRefused) {
 
 TEST_P(PackerErrors, ALayoutWhoseElementsShareBytesIsRefused) {
   expect_layout_refused([](KvLayout& l) { l.layers[1].key.token_stride_bytes = 0; },
-                        "K of layer 'layers.1.attn': elements overlap, the token stride of 0 bytes must be at least 4");
+                        "K of layer 'layers.1.attn': elements overlap, the token stride of 0 bytes must be at least 4 "
+                        "(without its sign)");
   expect_layout_refused([](KvLayout& l) { l.layers[0].value.head_stride_bytes = 100; },
                         "V of layer 'layers.0.attn': elements overlap, the head stride of 100 bytes");
   expect_layout_refused([](KvLayout& l) { l.layers[0].value.dim_stride_bytes = -3; }, "the dim stride of -3 bytes");
@@ -72,7 +73,7 @@ TEST_P(PackerErrors, ALatentLayoutIsNotAskedForItsUnusedV) {
 }
 
 TEST_P(PackerErrors, ALayoutThatLeavesTheAddressSpaceIsRefused) {
-  const std::string reason = "the plane's strides reach beyond the 63-bit address space";
+  const std::string reason = "bytes (block, head, token, dim) reach beyond the 63-bit address space";
   expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MAX; }, reason);
   expect_layout_refused([](KvLayout& l) { l.layers[0].key.block_stride_bytes = INT64_MIN; }, reason);
   expect_layout_refused([](KvLayout& l) { l.layers[0].value.base = UINT64_MAX - 8; }, reason);
@@ -93,9 +94,9 @@ TEST_P(PackerErrors, ALayoutWhoseTokenSizeOverflowsIsRefused) {
 TEST_P(PackerErrors, AConversionBetweenOtherTypesIsRefused) {
   using enum ElementType;
   KvLayout fp8 = TestCache(CacheShape{.element_bytes = 1}).layout();
-  expect_refused(
-      GetParam()(fp8, {{}, kE4m3, kE5m2, {}}),
-      "cannot convert fp8 e4m3 in the cache to fp8 e5m2 in chunks; allowed: two of bf16, fp16, fp32 and fp8");
+  expect_refused(GetParam()(fp8, {{}, kE4m3, kE5m2, {}}),
+                 "cannot convert fp8 e4m3 in the cache to fp8 e5m2 in chunks; allowed: two of bf16, fp16, fp32 and "
+                 "fp8, of which at most one is fp8");
   expect_refused(GetParam()(fp8, {{}, kBytes, kBf16, {}}), "cannot convert bytes in the cache to bf16 in chunks");
   expect_refused(GetParam()(cache_.layout(), {{}, kFp32, kBytes, {}}), "cannot convert fp32 in the cache to bytes");
   expect_refused(GetParam()(fp8, {{}, kE4m3, kBf16, {1, 1, 1, 1}}),
@@ -131,18 +132,19 @@ TEST_P(PackerErrors, ABlockTableTooShortForTheTokensIsRefused) {
 
 TEST_P(PackerErrors, AMissingGroupIsRefused) {
   const std::vector<std::vector<BlockId>> tables = {{0, 1, 2}};
-  expect_run_refused({0, 1, tables},
-                     "layer 'layers.1.attn' is in KV group 1, but the run has block tables of 1 groups");
+  expect_run_refused(
+      {0, 1, tables},
+      "layer 'layers.1.attn' is in KV group 1 (counted from 0), but there are block tables of only 1 groups");
 }
 
 TEST_P(PackerErrors, AChunkBufferOneByteTooShortIsRefused) {
   std::vector<std::byte> chunk(5 * 256 - 1, std::byte{1});
-  const std::string reason = "chunk buffer of 1279 bytes is too small for 5 tokens of 256 bytes";
+  const std::string reason = "a chunk buffer of 1279 bytes is too small for 5 tokens of 256 bytes each";
   expect_refused(packer_->gather({0, 5, tables_}, chunk), reason);
   EXPECT_EQ(chunk, std::vector<std::byte>(chunk.size(), std::byte{1}));
   expect_refused(packer_->scatter(chunk, 5, 1, {0, 2, tables_}), reason);
   EXPECT_EQ(cache_.memory(), before_);
-  expect_refused(packer_->scatter(chunk, UINT32_MAX, 0, {0, 2, tables_}), "4294967295 tokens of 256 bytes");
+  expect_refused(packer_->scatter(chunk, UINT32_MAX, 0, {0, 2, tables_}), "4294967295 tokens of 256 bytes each");
 }
 
 TEST_P(PackerErrors, TokensThatTheChunkDoesNotHaveAreRefused) {
