@@ -150,7 +150,8 @@ void BackendTransport::shutdown() {
     backend_->post([this] { backend_->stop(); });
   }
   backend_->join();
-  KVFERRY_CHECK(table().num_open() == 0, "{} transfers were shut down without a completion", table().num_open());
+  KVFERRY_CHECK(table().num_open() == 0, "the transport was shut down, but {} transfers have not ended",
+                table().num_open());
 }
 
 }  // namespace kvferry

@@ -196,7 +196,7 @@ void TransferTable::lose_peer(PeerId peer) {
 }
 
 Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
-  Result<RegionDescriptor> remote = decode<RegionDescriptor>(transfer.remote_region, "region descriptor");
+  Result<RegionDescriptor> remote = decode<RegionDescriptor>(transfer.remote_region, "description of a region");
   if (!remote) return Error{ErrorCode::kInvalidArgument, std::move(remote.error().what)};
   if (transfer.notification.size() > kNotificationBytesMax)
     return Error{ErrorCode::kInvalidArgument,

@@ -12,7 +12,8 @@ bool GpuIpcBackend::drain_control() {
   for (const Completion& completion : completions) {
     const auto found = control_requests_.find(completion.id);
     KVFERRY_CHECK(found != control_requests_.end(),
-                  "the control link completed transfer {}, which was not submitted or has ended", completion.id);
+                  "the connection for control messages completed transfer {}, which was not submitted or has ended",
+                  completion.id);
     const ControlRequest request = std::move(found->second);
     control_requests_.erase(found);
     on_control_request(request, completion);

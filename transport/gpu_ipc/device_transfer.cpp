@@ -75,8 +75,9 @@ void DeviceTransfer::settle(const Error& refusal, TimeNs now) {
   end(ErrorCode::kInternal, refusal.what);
   if (refused_since_ == 0) refused_since_ = now;
   if (now - refused_since_ < kSettleNs) return;
-  log().error("gpu_ipc: {} is treated as dead, because its CUDA events have failed for {} ms: {}", device_.describe(),
-              kSettleNs / kMillisecond, refusal.what);
+  log().error(
+      "gpu_ipc: {} is treated as dead and a transfer with it ends, because its CUDA events have failed for {} ms: {}",
+      device_.describe(), kSettleNs / kMillisecond, refusal.what);
   for (const Launch& launch : launches_) unfenced_bytes_ += launch.bytes;
   launches_.clear();
   lacks_fence_ = false;

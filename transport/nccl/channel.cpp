@@ -54,7 +54,8 @@ Result<std::unique_ptr<Channel>> Channel::open(Device& device, StagingPool& stag
 }
 
 Channel::~Channel() {
-  KVFERRY_CHECK(communicator_ == nullptr || is_quiet_, "an NCCL channel that may still touch memory was destroyed");
+  KVFERRY_CHECK(communicator_ == nullptr || is_quiet_,
+                "an NCCL communicator was dropped while it may still read or write memory");
   if (stream_ != nullptr) device_.drop_stream(stream_);
   if (staging_ != nullptr) pool_.give_back(staging_);
 }
@@ -171,8 +172,9 @@ void Channel::settle(TimeNs now) {
     }
   }
   if (!is_reached && now >= settle_until_) {
-    log().error("nccl: {} is treated as dead, because its CUDA events have failed for {} ms: {}", device_.describe(),
-                kSettleNs / kMillisecond, is_reached.error().what);
+    log().error(
+        "nccl: {} is treated as dead and transfers with it end, because its CUDA events have failed for {} ms: {}",
+        device_.describe(), kSettleNs / kMillisecond, is_reached.error().what);
     is_quiet_ = true;
   }
   if (!is_reached || !*is_reached) return;

@@ -45,13 +45,13 @@ Result<void> InboundLink::on_message(const Message& message) {
     case Kind::kPing:
       return {};
     case Kind::kOpen: {
-      return on_open(KVFERRY_TRY(decode<Open>(message.body, "offer of a communicator")));
+      return on_open(KVFERRY_TRY(decode<Open>(message.body, "offer of an NCCL communicator by the peer")));
     }
     case Kind::kAsk: {
-      return on_ask(KVFERRY_TRY(decode<Ask>(message.body, "request")));
+      return on_ask(KVFERRY_TRY(decode<Ask>(message.body, "request of the peer")));
     }
     case Kind::kNotify: {
-      on_notify(KVFERRY_TRY(decode<Notify>(message.body, "notification")));
+      on_notify(KVFERRY_TRY(decode<Notify>(message.body, "notification of the peer")));
       return {};
     }
     default:

@@ -127,14 +127,14 @@ void OutboundLink::post_notification(OutTransfer& transfer) {
 Result<void> OutboundLink::on_message(const Message& message) {
   if (message.kind == Kind::kPing) return {};
   if (message.kind == Kind::kData) {
-    Data data = KVFERRY_TRY(decode<Data>(message.body, "announcement"));
+    Data data = KVFERRY_TRY(decode<Data>(message.body, "announcement of the peer"));
     return on_data(data.token);
   }
   if (message.kind != Kind::kAnswer)
     return protocol_error(
         fmt::format("the peer sent a message of kind {}, which the initiator of a transfer does not accept",
                     static_cast<int>(message.kind)));
-  return on_answer(KVFERRY_TRY(decode<Answer>(message.body, "answer")));
+  return on_answer(KVFERRY_TRY(decode<Answer>(message.body, "answer of the peer")));
 }
 
 Result<void> OutboundLink::on_data(std::uint64_t token) {

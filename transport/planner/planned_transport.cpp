@@ -153,7 +153,7 @@ class PlannedTransport final : public Transport {
 
   Result<TransferId> submit(PagedTransfer transfer) override {
     const Result<planner::RegionParts> remote =
-        decode<planner::RegionParts>(transfer.remote_region, "region descriptor");
+        decode<planner::RegionParts>(transfer.remote_region, "description of the peer's memory region");
     if (!remote) return Error{ErrorCode::kInvalidArgument, remote.error().what};
     std::size_t route = 0;
     {
@@ -216,7 +216,7 @@ class PlannedTransport final : public Transport {
   }
 
   Result<std::string_view> path_between(PeerId id, RegionId local, const std::string& remote_region) const override {
-    const auto remote = decode<planner::RegionParts>(remote_region, "region descriptor");
+    const auto remote = decode<planner::RegionParts>(remote_region, "description of the peer's memory region");
     if (!remote) return Error{ErrorCode::kInvalidArgument, remote.error().what};
     const std::lock_guard lock(mutex_);
     const Ends ends = KVFERRY_TRY(ends_of(id, local, *remote));

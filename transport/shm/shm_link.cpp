@@ -65,7 +65,7 @@ void ShmLink::on_packet(Packet packet, TimeNs now) {
 }
 
 void ShmLink::on_welcome(Packet packet) {
-  const Result<Welcome> welcome = decode<Welcome>(packet.body, "welcome");
+  const Result<Welcome> welcome = decode<Welcome>(packet.body, "welcome of the peer");
   if (!welcome) return fail(welcome.error().what);
   if (!welcome->refusal.empty()) return fail("the peer refused the connection: " + welcome->refusal);
   if (packet.fds.size() != 2 || control_)
@@ -95,12 +95,13 @@ void ShmLink::on_welcome(Packet packet) {
 }
 
 std::string ShmLink::describe() const {
-  return fmt::format("{}{}", options_.use_mappings ? "the peer's shared memory is mapped, " : "",
-                     cma_refusal_.empty() ? "other memory is reached by CMA" : "no CMA: " + cma_refusal_);
+  return fmt::format(
+      "{}{}", options_.use_mappings ? "the peer's shared memory is mapped, " : "",
+      cma_refusal_.empty() ? "other memory is copied by CMA (process_vm_readv)" : "no CMA: " + cma_refusal_);
 }
 
 void ShmLink::on_map_reply(Packet packet) {
-  const Result<MapReply> reply = decode<MapReply>(packet.body, "map reply");
+  const Result<MapReply> reply = decode<MapReply>(packet.body, "answer of the peer to a request for its shared memory");
   if (!reply) return fail(reply.error().what);
   const auto region = regions_.find({reply->region, reply->writes});
   if (region == regions_.end() || !region->second.is_requested) return;
@@ -121,7 +122,8 @@ void ShmLink::on_map_reply(Packet packet) {
 void ShmLink::submit(AcceptedTransfer accepted) {
   const TransferId id = accepted.id;
   if (is_failed_) return table_.complete(id, ErrorCode::kPeerLost, why_);
-  Result<RegionMemoryKey> key = decode<RegionMemoryKey>(accepted.remote.rkey, "region key");
+  Result<RegionMemoryKey> key =
+      decode<RegionMemoryKey>(accepted.remote.rkey, "description of the peer's memory region");
   if (!key) return table_.complete(id, ErrorCode::kInternal, key.error().what);
   transfers_.push_back(std::make_unique<ShmTransfer>(std::move(accepted), *key));
   // If this is the only transfer and it is small, the calling thread copies it at once.

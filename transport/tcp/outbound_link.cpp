@@ -205,7 +205,7 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
   }
   AnswerBody body;
   if (head.header.text_bytes > 0) {
-    body = KVFERRY_TRY(decode<AnswerBody>(head.text(), "answer"));
+    body = KVFERRY_TRY(decode<AnswerBody>(head.text(), "answer of the peer"));
   }
   for (const std::uint32_t index : body.corrupt_ranges) {
     if (index >= transfer.what().copies.size())

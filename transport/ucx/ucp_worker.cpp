@@ -71,7 +71,8 @@ void set_tcp_segments(ucp_config_t* config) {
 void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics) {
   const auto set = [config](const char* name, const std::string& value) {
     if (const ucs_status_t status = api().ucp_config_modify(config, name, value.c_str()); status != UCS_OK)
-      log().warn("transport: cannot set UCX's option {} to {}: {}", name, value, api().ucs_status_string(status));
+      log().warn("transport: cannot set UCX's option {} to {}, so UCX uses its own value: {}", name, value,
+                 api().ucs_status_string(status));
   };
   set("NET_DEVICES", fmt::format("{}", fmt::join(nics, ",")));
   if (nics.size() < 2) return;
@@ -161,7 +162,7 @@ Result<void> UcpWorker::on_active_message(unsigned am_id, ucp_am_recv_callback_t
   params.cb = handler;
   params.arg = arg;
   if (const ucs_status_t status = api().ucp_worker_set_am_recv_handler(worker_, &params); status != UCS_OK)
-    return unavailable("cannot receive UCX active messages", status);
+    return unavailable("UCX cannot receive active messages", status);
   return {};
 }
 
@@ -218,7 +219,9 @@ Result<UcpWorker::Memory> UcpWorker::map_memory(void* base, std::uint64_t bytes,
   params.memory_type = type;
   Memory memory;
   if (const ucs_status_t status = api().ucp_mem_map(context_, &params, &memory.handle); status != UCS_OK)
-    return Error{ErrorCode::kUnavailable, describe_status("cannot register memory with UCX", status)};
+    return Error{
+        ErrorCode::kUnavailable,
+        describe_status("cannot register memory with UCX (for RDMA, ulimit -l must allow to lock it)", status)};
   void* rkey = nullptr;
   std::size_t rkey_bytes = 0;
   if (const ucs_status_t status = api().ucp_rkey_pack(context_, memory.handle, &rkey, &rkey_bytes); status != UCS_OK) {

@@ -29,7 +29,9 @@ bool is_over(ucs_status_ptr_t& request) {
 
 }  // namespace
 
-UcxPeer::~UcxPeer() { KVFERRY_CHECK(ep_ == nullptr, "UCX peer {} was dropped before its endpoint was closed", id_); }
+UcxPeer::~UcxPeer() {
+  KVFERRY_CHECK(ep_ == nullptr, "peer {} of the UCX backend was dropped before its connection was closed", id_);
+}
 
 void UcxPeer::connect() {
   if (state_ != State::kIdle) return;

@@ -31,8 +31,8 @@ NumaPreference::NumaPreference(int node) {
   is_set_ = set_policy(MPOL_PREFERRED, nodes.data(), kNodesMax) == 0;
   if (!is_set_)
     log().info(
-        "the kernel does not let this process choose NUMA node {} for its pool (a container may need the "
-        "capability SYS_NICE)",
+        "the kernel does not let this process choose NUMA node {} for its pool, which may be slower then (a container "
+        "may need the capability SYS_NICE)",
         node);
 }
 

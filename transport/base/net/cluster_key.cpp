@@ -229,8 +229,8 @@ Result<std::vector<std::string>> parse_cluster_keys(std::string_view content) {
       const std::size_t end = content.find('\n');
       std::optional<std::string> key = bytes_of_hex(content.substr(0, end));
       if (!key || end == std::string_view::npos)
-        return unusable(fmt::format(
-            "the file is a list of keys, but its line {} is no key in hexadecimal with a line break", keys.size() + 2));
+        return unusable(fmt::format("the key list's line {} is no key in hexadecimal (0-9, a-f) ended by a line break",
+                                    keys.size() + 2));
       keys.push_back(std::move(*key));
       content.remove_prefix(end + 1);
     }
