@@ -42,10 +42,11 @@ Error no_memory(std::string_view what, std::uint64_t bytes) {
 }
 
 Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
-  return Error{ErrorCode::kUnavailable,
-               fmt::format("cannot get {} bytes of shared memory, because only {} bytes are free on this machine and "
-                           "in the memory limit of this container; free memory or lower pool_bytes",
-                           wanted_bytes, available)};
+  return Error{
+      ErrorCode::kUnavailable,
+      fmt::format("cannot get {} bytes of shared memory, because only {} bytes are free on this machine and "
+                  "in the memory limit of this container; free memory or, if it is for the pool, lower pool_bytes",
+                  wanted_bytes, available)};
 }
 
 /// Allocates the pages: huge ones if the kernel follows the mapping's madvise(), while fallocate() alone would allocate
