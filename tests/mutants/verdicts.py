@@ -100,9 +100,9 @@ def named_in(text: str) -> str:
     """
     thrown = re.search(r"^C\+\+ exception with description \"(.*)", text, re.MULTILINE)
     if thrown is not None:
-        found = re.match(rf"(?:kvferry: broken promise: )?({NAME}):", thrown[1])
+        found = re.match(rf"(?:kvferry: failed check: )?({NAME}):", thrown[1])
         return found[1] if found else "no-engine-death"
-    found = re.search(rf"kvferry: broken promise: ({NAME}):|breaks no promise, expected ({NAME})\b", text)
+    found = re.search(rf"kvferry: failed check: ({NAME}):|breaks no promise, expected ({NAME})\b", text)
     return (found[1] or found[2]) if found else ""
 
 
@@ -113,7 +113,7 @@ def what_failed(failure: str) -> str:
 
 def shortened(message: str, named: str) -> str:
     message = message.removeprefix('C++ exception with description "')
-    message = message.removeprefix("kvferry: broken promise: ")
+    message = message.removeprefix("kvferry: failed check: ")
     return message.removeprefix(f"{named}: ")
 
 

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from verdicts import Ended, Evidence, Outcome, of_simulator, of_tests, summary, worst
 
-CHECK = "kvferry: broken promise: exact-load: request a loads 3 tokens (next == n) [promises.cpp:21]"
+CHECK = "kvferry: failed check: exact-load: request a loads 3 tokens (next == n) [promises.cpp:21]"
 
 
 def simulated(promise: str, message: str, status: int = 1) -> Ended:
@@ -63,7 +63,7 @@ def test_hangs_and_crashes_of_the_simulator_are_no_proof_of_no_engine_death_but_
     (failed("Rows/Row000.A/On, where GetParam() = true", thrown("exact-load: 5 tokens")), Outcome.CAUGHT),
     (failed("Steps.A", "a.cpp:1: Failure\nFailed\nf() breaks no promise, expected exact-load\n"), Outcome.CAUGHT),
     (failed("Steps.A", "a.cpp:1: Failure\nFailed\nf() breaks no promise, expected sane-counts\n"), Outcome.ANOTHER),
-    (failed("Steps.A", thrown("kvferry: broken promise: sane-counts: 3 of 2")), Outcome.ANOTHER),
+    (failed("Steps.A", thrown("kvferry: failed check: sane-counts: 3 of 2")), Outcome.ANOTHER),
     (failed("Steps.A", thrown("map::at")), Outcome.ANOTHER),
     (failed("Steps.A", ASSERTION), Outcome.NAMELESS),
     (failed("Steps.A", "a.cpp:1: Failure\nthe name of a request is exact-load: x\n"), Outcome.NAMELESS),
@@ -71,7 +71,7 @@ def test_hangs_and_crashes_of_the_simulator_are_no_proof_of_no_engine_death_but_
     (failed("Steps.A", ASSERTION, status=-11), Outcome.CRASHES),
     (failed("Steps.A", thrown(CHECK), status=-11), Outcome.CAUGHT),
     (Ended(-6, f"{CHECK}\n"), Outcome.CAUGHT),
-    (Ended(-6, "kvferry: broken promise: sane-counts: 3 of 2\n"), Outcome.ANOTHER),
+    (Ended(-6, "kvferry: failed check: sane-counts: 3 of 2\n"), Outcome.ANOTHER),
     (Ended(-6, "terminate called after throwing an instance of 'std::bad_alloc'\n"), Outcome.CRASHES),
     (Ended(None, f"{CHECK}\n"), Outcome.HANGS),
     (Ended(127, "error while loading shared libraries\n"), Outcome.NAMELESS),

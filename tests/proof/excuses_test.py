@@ -138,7 +138,7 @@ def test_what_is_left_over_is_told_and_a_missing_gauge_is_an_error(
 def test_a_log_is_read_for_alarms_and_paths(server: Server) -> None:
     path = "kvferry[7] info transport: measured the paths to peer 1, uses the fastest: pools by tcp 1.6 GB/s"
     server.server.process.kill()
-    server.server.process.log.write_text(f"fine\nkvferry: broken promise: exact-load\n2026 {path}\n")
+    server.server.process.log.write_text(f"fine\nkvferry: failed check: exact-load\n2026 {path}\n")
     server.read_log()
-    assert server.alarms == ["decode0 says: kvferry: broken promise: exact-load"]
+    assert server.alarms == ["decode0 says: kvferry: failed check: exact-load"]
     assert server.paths == [f"decode0 says: {path}"]

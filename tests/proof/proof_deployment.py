@@ -19,7 +19,7 @@ from proof_models import Model
 READY_TIMEOUT_S = 300.0
 IDLE_TIMEOUT_S = 80.0  # longer than the 60 s for which a prefill server holds KV that no decode server has pulled
 SAMPLE_INTERVAL_S = 0.5
-LOG_ALARMS = re.compile(r"broken promise|EngineDeadError|AssertionError|Traceback \(most recent call last\)")
+LOG_ALARMS = re.compile(r"kvferry: failed check|EngineDeadError|AssertionError|Traceback \(most recent call last\)")
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
           "kvferry_pool_pinned_chunks")
 

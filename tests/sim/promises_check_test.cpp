@@ -106,7 +106,7 @@ TEST_F(Checks, WhoeverIsIdleHoldsNothing) {
 }
 
 TEST(PromiseOf, TheFirstNameCountsAndWithoutOneTheCoreGaveUp) {
-  EXPECT_EQ(promise_of("kvferry: broken promise: exact-load: a (verified-only: b)"), "exact-load");
+  EXPECT_EQ(promise_of("kvferry: failed check: exact-load: a (verified-only: b)"), "exact-load");
   EXPECT_EQ(promise_of("unordered_map::at"), "no-engine-death");
 }
 

@@ -12,7 +12,7 @@ std::atomic<CheckHandler> g_handler{nullptr};
 CheckHandler set_check_handler(CheckHandler handler) { return g_handler.exchange(handler); }
 
 void check_failed(const char* condition, const char* file, int line, const std::string& reason) {
-  const std::string message = fmt::format("kvferry: broken promise: {} ({}) [{}:{}]", reason, condition, file, line);
+  const std::string message = fmt::format("kvferry: failed check: {} ({}) [{}:{}]", reason, condition, file, line);
   if (CheckHandler handler = g_handler.load()) handler(message);
   // The message comes last, because the last line of a process that has aborted is what supervisors and tests show.
   std::fprintf(stderr,
