@@ -149,7 +149,7 @@ Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format) {
 }
 
 Result<void> KvLayout::validate() const {
-  if (layers.empty()) return bad("KV layout has no layers");
+  if (layers.empty()) return bad("KV layout has no layers; at least 1 is needed");
   if (num_kv_heads == 0 || head_dim == 0 || element_bytes == 0 || block_tokens == 0 || num_blocks == 0)
     return bad(fmt::format(
         "KV layout has a size that is zero: heads {}, head_dim {}, element bytes {}, block tokens {}, blocks {}",

@@ -23,7 +23,7 @@ constexpr TimeNs kHandBackNs = 300'000;
 
 void add_to(int epoll_fd, int fd, epoll_event event) {
   const int code = ::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
-  KVFERRY_CHECK(code == 0, "cannot watch file descriptor {}: {}", fd, std::strerror(errno));
+  KVFERRY_CHECK(code == 0, "cannot watch file descriptor {} with epoll: {}", fd, std::strerror(errno));
 }
 
 int milliseconds_until(TimeNs deadline, TimeNs now) {
@@ -40,7 +40,8 @@ ProgressLoop::ProgressLoop(Owner& owner, const char* thread_name, TimeNs spin_ns
       look_ns_(look_ns),
       epoll_fd_(::epoll_create1(EPOLL_CLOEXEC)),
       wakeup_fd_(::epoll_create1(EPOLL_CLOEXEC)) {
-  KVFERRY_CHECK(epoll_fd_ >= 0 && wakeup_fd_ >= 0, "no descriptor is left for epoll; raise ulimit -n: {}",
+  KVFERRY_CHECK(epoll_fd_ >= 0 && wakeup_fd_ >= 0,
+                "cannot create an epoll descriptor: {}; if descriptors are used up, raise the limit (ulimit -n)",
                 std::strerror(errno));
   watch(inbox_.wake().fd(), EPOLLIN, kWakeTag);
 }

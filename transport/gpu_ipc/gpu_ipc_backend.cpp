@@ -222,7 +222,7 @@ void GpuIpcBackend::cancel(PeerId, TransferId id) {
   Transfer* const transfer = find(id);
   if (transfer == nullptr) return;
   if (transfer->notification.value != 0) return control_->cancel(transfer->notification);
-  transfer->device.end(ErrorCode::kCancelled, "the transfer was cancelled");
+  transfer->device.end(ErrorCode::kCancelled, "this process cancelled the transfer");
 }
 
 void GpuIpcBackend::stop() {

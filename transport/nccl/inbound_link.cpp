@@ -56,8 +56,10 @@ Result<void> InboundLink::on_message(const Message& message) {
     }
     default:
       return protocol_error(
-          fmt::format("the peer sent a message of kind {}, which the target of a transfer does not accept",
-                      static_cast<int>(message.kind)));
+          fmt::format("the peer sent a message of kind {}; allowed: {} (communicator), {} (request), {} "
+                      "(notification), {} (ping) and {} (end)",
+                      static_cast<int>(message.kind), static_cast<int>(Kind::kOpen), static_cast<int>(Kind::kAsk),
+                      static_cast<int>(Kind::kNotify), static_cast<int>(Kind::kPing), static_cast<int>(Kind::kBye)));
   }
 }
 

@@ -127,7 +127,7 @@ void NcclBackend::dispatch(const ControlPlane::Incoming& incoming) {
   Link& link = *found->second.link;
   if (found->second.from != incoming.from || link.is_lost()) return;
   if (message->kind == Kind::kBye) {
-    const Result<Bye> bye = decode<Bye>(message->body, "reason of the peer");
+    const Result<Bye> bye = decode<Bye>(message->body, "last message of the peer");
     return link.lose("the peer ended the connection: " + (bye ? bye->why : bye.error().what), false);
   }
   if (Result<void> ok = link.on_message(*message); !ok) link.lose(ok.error().what);

@@ -42,7 +42,8 @@ void OutboundLink::feed(const FedCopies& more) {
 
 void OutboundLink::cancel(TransferId id) {
   for (const auto& transfer : transfers_) {
-    if (transfer->what().id == id) return end_transfer(*transfer, ErrorCode::kCancelled, "the transfer was cancelled");
+    if (transfer->what().id == id)
+      return end_transfer(*transfer, ErrorCode::kCancelled, "this process cancelled the transfer");
   }
 }
 
@@ -132,16 +133,17 @@ Result<void> OutboundLink::on_message(const Message& message) {
   }
   if (message.kind != Kind::kAnswer)
     return protocol_error(
-        fmt::format("the peer sent a message of kind {}, which the initiator of a transfer does not accept",
-                    static_cast<int>(message.kind)));
+        fmt::format("the peer sent a message of kind {}; allowed: {} (data), {} (answer), {} (ping) and {} (end)",
+                    static_cast<int>(message.kind), static_cast<int>(Kind::kData), static_cast<int>(Kind::kAnswer),
+                    static_cast<int>(Kind::kPing), static_cast<int>(Kind::kBye)));
   return on_answer(KVFERRY_TRY(decode<Answer>(message.body, "answer of the peer")));
 }
 
 Result<void> OutboundLink::on_data(std::uint64_t token) {
   const auto found = requests_.find(token);
   if (found == requests_.end() || found->second.wants != Wants::kPull || std::exchange(found->second.is_touching, true))
-    return protocol_error(
-        fmt::format("the peer announced the bytes of request {}, which was not made or has them", token));
+    return protocol_error(fmt::format(
+        "the peer announced the bytes of request {}, which is no pull of this process or was announced before", token));
   Request& request = found->second;
   // The bytes arrive in any case. If the transfer has ended, they are dropped.
   if (request.transfer != nullptr && request.transfer->is_ended()) request.transfer = nullptr;
@@ -166,8 +168,8 @@ Result<void> OutboundLink::on_answer(const Answer& answer) {
     end_transfer(*transfer, is_refusal ? ErrorCode::kRefused : ErrorCode::kInternal, why);
   } else if (transfer != nullptr && request.wants == Wants::kHash) {
     if (answer.checksums.size() != request.parts.size())
-      return protocol_error(
-          fmt::format("the peer sent {} checksums for {} ranges", answer.checksums.size(), request.parts.size()));
+      return protocol_error(fmt::format("the peer sent {} checksums for {} ranges; each range needs one",
+                                        answer.checksums.size(), request.parts.size()));
     transfer->hashed(request.parts, answer.checksums);
   } else if (transfer != nullptr && request.wants == Wants::kNotify) {
     transfer->is_notified = true;

@@ -44,7 +44,9 @@ class PlannedTransport final : public Transport {
         private_probe_(planner::kProbeBytes),
         regions_(backends_),
         prober_(options) {
-    KVFERRY_CHECK(events_, "no descriptor is left for epoll; raise ulimit -n: {}", std::strerror(errno));
+    KVFERRY_CHECK(events_,
+                  "cannot create an epoll descriptor: {}; if descriptors are used up, raise the limit (ulimit -n)",
+                  std::strerror(errno));
     for (const OpenBackend& backend : backends_) {
       epoll_event event{EPOLLIN, {}};
       ::epoll_ctl(events_.get(), EPOLL_CTL_ADD, backend.transport->event_fd(), &event);

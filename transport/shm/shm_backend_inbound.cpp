@@ -45,7 +45,7 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
                     "release on both",
                     kProtocolVersion, hello->protocol_version));
   if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
-    return refuse("this address is outdated (the peer has restarted) or wrong");
+    return refuse("the address is of an earlier start of the peer, or is wrong");
   Result<SharedMapping> pages = SharedMapping::create("kvferry", NoteRing::kPageBytes);
   if (!pages) return refuse(pages.error().what);
   inbound.ring.emplace(std::move(*pages));

@@ -65,7 +65,7 @@ void ShmLink::on_packet(Packet packet, TimeNs now) {
 }
 
 void ShmLink::on_welcome(Packet packet) {
-  const Result<Welcome> welcome = decode<Welcome>(packet.body, "welcome of the peer");
+  const Result<Welcome> welcome = decode<Welcome>(packet.body, "answer of the peer to the handshake");
   if (!welcome) return fail(welcome.error().what);
   if (!welcome->refusal.empty()) return fail("the peer refused the connection: " + welcome->refusal);
   if (packet.fds.size() != 2 || control_)
@@ -145,7 +145,7 @@ bool ShmLink::feed(const FedCopies& more) {
 
 void ShmLink::cancel(TransferId id) {
   const auto transfer = find(id);
-  if (transfer != transfers_.end()) finish(transfer, ErrorCode::kCancelled, "the transfer was cancelled");
+  if (transfer != transfers_.end()) finish(transfer, ErrorCode::kCancelled, "this process cancelled the transfer");
 }
 
 void ShmLink::cancel_all(const std::string& what) {

@@ -13,7 +13,7 @@ namespace {
 /// Limit on the reason that is sent to an unauthenticated client, which with the header gets at most 64 bytes.
 constexpr std::size_t kRefusalBytesMax = 64 - sizeof(MessageHeader);
 // Reason for a client that sent no valid Hello, or whose real reason is too long and only logged.
-constexpr std::string_view kNoHello = "no valid hello";
+constexpr std::string_view kNoHello = "no valid handshake";
 
 }  // namespace
 
@@ -23,7 +23,7 @@ Acceptor::Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secr
 void Acceptor::accept(OwnedFd socket) {
   if (pending_.size() >= kPendingMax)
     on_broken(*pending_.front().connection,
-              fmt::format("no hello arrived, and {} newer connections waited for its place", kPendingMax));
+              fmt::format("no handshake arrived, while {} newer connections waited for its place", kPendingMax));
   pending_.push_back({&host_.adopt(std::move(socket), *this, false), host_.now()});
   host_.arm_silence_check();
 }
@@ -31,14 +31,14 @@ void Acceptor::accept(OwnedFd socket) {
 TimeNs Acceptor::check(TimeNs now) {
   const TimeNs patience = std::min(kHelloNs, host_.options().silence_ns);
   while (!pending_.empty() && now - pending_.front().since >= patience)
-    on_broken(*pending_.front().connection, "no hello arrived in time");
+    on_broken(*pending_.front().connection, "no handshake in time");
   return pending_.empty() ? ProgressLoop::kNever : pending_.front().since + patience;
 }
 
 std::string Acceptor::refusal(const MessageHead& head, Hello& hello) const {
   if (head.header.kind != MessageKind::kHello || head.header.id != kMagic || head.header.payload_bytes != 0)
     return std::string(kNoHello);
-  Result<Hello> said = decode<Hello>(head.text(), "hello");
+  Result<Hello> said = decode<Hello>(head.text(), "handshake");
   if (!said) return said.error().what;
   hello = std::move(*said);
   if (hello.protocol_version != kProtocolVersion) return "wrong protocol version";
@@ -62,9 +62,8 @@ void Acceptor::on_broken(Connection& connection, const std::string& why) {
   // Only the 1st, 2nd, 4th, 8th ... refusal is logged, because unknown peers can connect as often as they like.
   if (const std::uint64_t count = ++num_refused_; std::has_single_bit(count)) {
     const net::HostPort from = net::peer_address(connection.fd());
-    log().warn(
-        "tcp: closed a connection from {} before its hello, the first message, was accepted ({} of them so far): {}",
-        from.host.empty() ? "an unknown address" : net::to_text(from), count, why);
+    log().warn("tcp: closed a connection from {} without accepting its handshake ({} such connections so far): {}",
+               from.host.empty() ? "an unknown address" : net::to_text(from), count, why);
   }
   if (!connection.is_shaking_hands()) {  // a peer gets no answer before it has proved that it has the key
     connection.send({.kind = MessageKind::kWelcome}, why.size() <= kRefusalBytesMax ? std::string_view(why) : kNoHello);

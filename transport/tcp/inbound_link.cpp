@@ -29,8 +29,9 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
     return protocol_error(
         fmt::format("the peer sent a text of {} bytes; at most 65536 are allowed", header.text_bytes));
   if (header.kind != MessageKind::kPush && header.payload_bytes != 0)
-    return protocol_error(fmt::format("the peer sent {} bytes of payload with a message of kind {}, which has none",
-                                      header.payload_bytes, static_cast<int>(header.kind)));
+    return protocol_error(
+        fmt::format("the peer sent {} bytes of payload with a message of kind {}, which must have none",
+                    header.payload_bytes, static_cast<int>(header.kind)));
   switch (header.kind) {
     case MessageKind::kPush:
       return begin_push(connection, head);
@@ -47,8 +48,11 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
       return {};
     default:
       return protocol_error(
-          fmt::format("the peer sent a message of kind {}, which the target of a transfer does not accept",
-                      static_cast<int>(header.kind)));
+          fmt::format("the peer sent a message of kind {}; allowed: {} (push), {} (pull), {} (notification), {} "
+                      "(cancel) and {} (ping)",
+                      static_cast<int>(header.kind), static_cast<int>(MessageKind::kPush),
+                      static_cast<int>(MessageKind::kPull), static_cast<int>(MessageKind::kNotify),
+                      static_cast<int>(MessageKind::kCancel), static_cast<int>(MessageKind::kPing)));
   }
 }
 
@@ -65,8 +69,9 @@ Result<std::pair<std::uint64_t, std::uint64_t>> span_of(std::size_t num_entries,
   for (std::size_t index = 0; index < num_entries; ++index) {
     const Entry entry = entry_at(index);
     if (entry.bytes == 0 || entry.bytes > std::numeric_limits<std::uint64_t>::max() - entry.offset)
-      return protocol_error(fmt::format("the peer named {} bytes at offset {}, which are none or end beyond 2^64",
-                                        entry.bytes, entry.offset));
+      return protocol_error(
+          fmt::format("the peer named a range of {} bytes at offset {}; a range must have bytes and end below 2^64",
+                      entry.bytes, entry.offset));
     first = std::min(first, entry.offset);
     end = std::max(end, entry.offset + entry.bytes);
     bytes += entry.bytes;
@@ -263,8 +268,9 @@ bool InboundLink::check(TimeNs now) {
     is_owed = true;
     if (const TimeNs silence_ns = now - lane->connection->alive_at(now); silence_ns >= host_.options().silence_ns)
       on_broken(*lane->connection,
-                fmt::format("the peer was silent for {} ms in the middle of a message, longer than silence_ms allows",
-                            silence_ns / kMillisecond));
+                fmt::format(
+                    "the peer was silent for {} ms in the middle of a message; the limit is {} ms (setting silence_ms)",
+                    silence_ns / kMillisecond, host_.options().silence_ns / kMillisecond));
   }
   return is_owed && !is_closed_;
 }

@@ -113,12 +113,13 @@ void OutboundLink::finish_corrupt(OutTransfer& transfer) {
 Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& head) {
   Lane& lane = lanes_[connection.lane()];
   if (head.header.kind != MessageKind::kData && head.header.payload_bytes != 0)
-    return protocol_error(fmt::format("the peer sent {} bytes of payload with a message of kind {}, which has none",
-                                      head.header.payload_bytes, static_cast<int>(head.header.kind)));
+    return protocol_error(
+        fmt::format("the peer sent {} bytes of payload with a message of kind {}, which must have none",
+                    head.header.payload_bytes, static_cast<int>(head.header.kind)));
   if (!lane.is_open) {
     if (head.header.kind != MessageKind::kWelcome)
-      return protocol_error(fmt::format("the peer answered the hello with a message of kind {} instead of a welcome",
-                                        static_cast<int>(head.header.kind)));
+      return protocol_error(fmt::format("the peer answered the handshake with a message of kind {}; allowed: kind {}",
+                                        static_cast<int>(head.header.kind), static_cast<int>(MessageKind::kWelcome)));
     if (head.header.text_bytes > 0)
       return Error{ErrorCode::kRefused, fmt::format("the peer refused the connection: {}", head.text())};
     lane.is_open = true;
@@ -138,8 +139,9 @@ Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& he
       return {};
     default:
       return protocol_error(
-          fmt::format("the peer sent a message of kind {}, which the initiator of a transfer does not accept",
-                      static_cast<int>(head.header.kind)));
+          fmt::format("the peer sent a message of kind {}; allowed: {} (data), {} (answer) and {} (pong)",
+                      static_cast<int>(head.header.kind), static_cast<int>(MessageKind::kData),
+                      static_cast<int>(MessageKind::kAnswer), static_cast<int>(MessageKind::kPong)));
   }
 }
 
@@ -196,10 +198,12 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
   const auto code = static_cast<ErrorCode>(head.header.code);
   const bool is_pull = transfer.what().direction == Direction::kPull;
   if (is_pull && (code == ErrorCode::kCorrupt || !transfer.is_final_sent))
-    return protocol_error(
-        "the peer answered a pull's notification before it was sent, or answered it as if it were a push");
+    return protocol_error(fmt::format("the peer answered a pull's notification {} (transfer {})",
+                                      transfer.is_final_sent ? "as if it were a push" : "before it was sent",
+                                      head.header.id));
   if (code == ErrorCode::kOk) {
-    if (!transfer.is_final_sent) return protocol_error("the peer confirmed a push before all of it was sent");
+    if (!transfer.is_final_sent)
+      return protocol_error(fmt::format("the peer confirmed push {} before all of it was sent", head.header.id));
     finish(transfer, ErrorCode::kOk, "");
     return {};
   }
@@ -209,8 +213,9 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
   }
   for (const std::uint32_t index : body.corrupt_ranges) {
     if (index >= transfer.what().copies.size())
-      return protocol_error(fmt::format("the peer reported range {} of {} as corrupt, counted from 0", index,
-                                        transfer.what().copies.size()));
+      return protocol_error(
+          fmt::format("the peer reported range {} (counted from 0) of a transfer of {} ranges as corrupt", index,
+                      transfer.what().copies.size()));
   }
   if (code == ErrorCode::kCorrupt) {
     for (const std::uint32_t index : body.corrupt_ranges) transfer.verifier.mark_corrupt(index);
@@ -223,7 +228,7 @@ Result<void> OutboundLink::on_answer(const MessageHead& head) {
 
 void OutboundLink::cancel(TransferId id) {
   const auto found = transfers_.find(id);
-  if (found != transfers_.end()) finish(*found->second, ErrorCode::kCancelled, "the transfer was cancelled");
+  if (found != transfers_.end()) finish(*found->second, ErrorCode::kCancelled, "this process cancelled the transfer");
 }
 
 void OutboundLink::finish(OutTransfer& transfer, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt) {
@@ -276,8 +281,8 @@ bool OutboundLink::check(TimeNs now) {
     const TimeNs alive_at = lane.connection->alive_at(now);
     if (now - alive_at >= silence_ns) {
       on_broken(*lane.connection,
-                fmt::format("the peer owes an answer and was silent for {} ms, longer than silence_ms allows",
-                            (now - alive_at) / kMillisecond));
+                fmt::format("the peer owes an answer and was silent for {} ms; the limit is {} ms (setting silence_ms)",
+                            (now - alive_at) / kMillisecond, silence_ns / kMillisecond));
       if (is_over_) return false;
     } else if (lane.is_open && now - alive_at >= silence_ns / 8 && lane.pinged_at <= alive_at) {
       lane.pinged_at = now;

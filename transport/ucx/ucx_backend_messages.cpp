@@ -17,7 +17,7 @@ constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
 template <class Message>
 std::optional<Message> checked(Result<Message> message, std::string_view what) {
   if (message) return std::move(*message);
-  log().warn("transport: dropped a UCX message ({}): {}", what, message.error().what);
+  log().warn("transport: dropped a message that came by UCX and is no valid {}: {}", what, message.error().what);
   return std::nullopt;
 }
 
@@ -51,12 +51,13 @@ Result<void> UcxBackend::set_up() {
 void UcxBackend::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) {
   switch (id) {
     case kHelloAm:
-      if (auto hello = checked(decode<Hello>(bytes, "hello"), "hello");
+      if (auto hello = checked(decode<Hello>(bytes, "handshake"), "handshake");
           hello && reply_ep != nullptr && is_invited(hello->secret))
         on_hello(*hello, reply_ep);
       break;
     case kWelcomeAm:
-      if (auto welcome = checked(decode<Welcome>(bytes, "welcome"), "welcome")) on_welcome(*welcome);
+      if (auto welcome = checked(decode<Welcome>(bytes, "answer to a handshake"), "answer to a handshake"))
+        on_welcome(*welcome);
       break;
     case kNotificationAm:
       if (auto note = checked(decode<NotificationMessage>(bytes, "notification"), "notification");
@@ -69,7 +70,7 @@ void UcxBackend::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) 
         static_cast<void>(worker_->send(reply_ep, kPongAm, encode(Ping{ping->token, ""}), false));
       break;
     case kPongAm:
-      if (auto pong = checked(decode<Ping>(bytes, "pong"), "pong")) {
+      if (auto pong = checked(decode<Ping>(bytes, "answer to a ping"), "answer to a ping")) {
         if (UcxPeer* const peer = find_peer(pong->token)) peer->note_life(clock_.now());
       }
       break;
@@ -121,7 +122,7 @@ void UcxBackend::on_notification(NotificationMessage message) {
 }
 
 void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
-  auto read = checked(read_packed<BlocksMessage>(packed, "message of blocks"), "message of blocks");
+  auto read = checked(read_packed<BlocksMessage>(packed, "request to copy blocks"), "request to copy blocks");
   if (!read) return;
   auto& [message, payload] = *read;
   if (!is_invited(message.secret)) return;
@@ -144,7 +145,7 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
 }
 
 void UcxBackend::on_answer(std::string_view packed) {
-  auto read = checked(read_packed<BlocksAnswer>(packed, "answer"), "answer");
+  auto read = checked(read_packed<BlocksAnswer>(packed, "answer with blocks"), "answer with blocks");
   if (!read) return;
   // A cancelled transfer has removed its messages from pending_messages_, so answers to them are dropped.
   if (const auto message = pending_messages_.take(read->first.token))

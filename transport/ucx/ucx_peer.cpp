@@ -59,7 +59,7 @@ void UcxPeer::connect() {
   request.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
   hello_request_ = api().ucp_am_send_nbx(ep_, kHelloAm, nullptr, 0, hello_.data(), hello_.size(), &request);
   if (UCS_PTR_IS_ERR(hello_request_))
-    fail(describe_status("UCX cannot send the hello to the peer", UCS_PTR_STATUS(hello_request_)));
+    fail(describe_status("UCX cannot send the handshake to the peer", UCS_PTR_STATUS(hello_request_)));
 }
 
 void UcxPeer::on_welcome(const Welcome& welcome) {
@@ -81,8 +81,8 @@ void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   // Only an unanswered hello or ping shows that the peer is silent. Without one, this thread itself may have had no
   // time to receive.
   if (state_ == State::kConnecting || pinged_at_ > alive_at_)
-    return fail(fmt::format("the peer owes an answer and was silent for {} ms, longer than silence_ms allows",
-                            (now - alive_at_) / kMillisecond));
+    return fail(fmt::format("the peer owes an answer and was silent for {} ms; the limit is {} ms (setting silence_ms)",
+                            (now - alive_at_) / kMillisecond, silence_ns / kMillisecond));
   pinged_at_ = now;
   if (const ucs_status_t status = worker_.send(ep_, kPingAm, encode(Ping{token_, address_.secret}), true);
       status != UCS_OK)

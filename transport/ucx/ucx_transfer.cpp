@@ -106,7 +106,7 @@ std::string UcxTransfer::what() const {
   const ErrorCode outcome = code();
   if (outcome == ErrorCode::kOk) return "";
   if (outcome == ErrorCode::kCorrupt) return verifier_.what();
-  if (outcome == ErrorCode::kCancelled) return "the transfer was cancelled";
+  if (outcome == ErrorCode::kCancelled) return "this process cancelled the transfer";
   return outcome == ErrorCode::kPeerLost ? peer_.why() : failure_;
 }
 
@@ -199,7 +199,7 @@ void UcxTransfer::post_messages(UcpWorker& worker, const std::string& from) {
     ++num_unanswered_;
     ++peer_.num_unanswered;
     if (const ucs_status_t status = worker.send(peer_.ep(), kBlocksAm, std::move(packed), true); status != UCS_OK)
-      peer_.fail(describe_status("UCX refused to send a message of blocks", status));
+      peer_.fail(describe_status("UCX refused to send a request to copy blocks", status));
   }
 }
 
@@ -269,7 +269,7 @@ void UcxTransfer::account(ucs_status_ptr_t posted) {
     ++num_posted_;
     ++peer_.num_posted;
   } else if (UCS_PTR_IS_ERR(posted)) {
-    peer_.fail(describe_status("UCX refused a get, put or flush", UCS_PTR_STATUS(posted)));
+    peer_.fail(describe_status("UCX refused to read, write or flush the peer's memory", UCS_PTR_STATUS(posted)));
   }
 }
 
@@ -278,7 +278,7 @@ void UcxTransfer::retire(ucs_status_t status) {
   --peer_.num_posted;
   has_retired_ = true;
   // An operation fails only on a broken connection. UCX reports the failure before the endpoint's error handler runs.
-  if (status != UCS_OK) peer_.fail(describe_status("a UCX get, put or flush failed", status));
+  if (status != UCS_OK) peer_.fail(describe_status("UCX failed to read, write or flush the peer's memory", status));
 }
 
 ucp_request_param_t UcxTransfer::request_param() {

@@ -96,10 +96,10 @@ TEST_F(TcpTarget, SendsUnknownPeersAwayWithOneSentence) {
   said.to_incarnation = address_.incarnation;
   ++said.protocol_version;
   EXPECT_THAT(sent_away(hello_of(said)), HasSubstr("protocol"));
-  EXPECT_THAT(sent_away("GET / HTTP/1.1\r\nHost: somebody\r\n\r\n\r\n\r\n\r\n"), HasSubstr("no valid hello"));
-  EXPECT_THAT(sent_away(frame({.kind = tcp::MessageKind::kPull, .id = 1})), HasSubstr("no valid hello"));
+  EXPECT_THAT(sent_away("GET / HTTP/1.1\r\nHost: somebody\r\n\r\n\r\n\r\n\r\n"), HasSubstr("no valid handshake"));
+  EXPECT_THAT(sent_away(frame({.kind = tcp::MessageKind::kPull, .id = 1})), HasSubstr("no valid handshake"));
   EXPECT_THAT(sent_away(frame({.kind = tcp::MessageKind::kHello, .id = tcp::kMagic}, "garbage")),
-              HasSubstr("no valid hello"));
+              HasSubstr("no valid handshake"));
   expect_alive();
 }
 

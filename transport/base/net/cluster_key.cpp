@@ -269,7 +269,7 @@ Result<std::string> read_key_file(const std::string& file) {
         fmt::format("the file has mode {:04o}; allowed: 0600 and 0400, so that only its owner reads it", mode));
   std::optional<std::string> bytes = read_some_of(opened.get(), kFileBytesMax);
   if (!bytes) return unreadable();
-  if (bytes->size() > kFileBytesMax) return refused("the file is too large; allowed: 1 or 2 keys of 32 to 65536 bytes");
+  if (bytes->size() > kFileBytesMax) return refused("the file exceeds 256 KiB; allowed: 2 keys of up to 65536 bytes");
   return std::move(*bytes);
 }
 

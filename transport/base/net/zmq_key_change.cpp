@@ -27,7 +27,8 @@ void ZmqSocket::follow_key(bool was_refused) {
   } else if (!connections_) {
     if (Result<void> watching = start_watching(0); !watching)
       log().error(
-          "{}: refusals of the cluster key will not be noticed, so the other accepted key will not be tried: {}",
+          "cannot watch the connection to {} for refusals of the cluster key, so the other accepted key will not be "
+          "tried: {}",
           endpoint_, watching.error().what);
   }
   const bool is_accepted = std::find(accepted.begin(), accepted.end(), key_) != accepted.end();

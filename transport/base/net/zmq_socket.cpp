@@ -149,7 +149,9 @@ Result<void> ZmqSocket::connect(const std::string& endpoint) {
   set(handle_, ZMQ_IPV6, is_ipv6_ ? 1 : 0);
   if (!key_.empty() && context_->public_keys().size() > 1) KVFERRY_TRY(start_watching(0));
   if (::zmq_connect(handle_, endpoint.c_str()) == 0) return {};
-  return Error{ErrorCode::kInvalidArgument, fmt::format("cannot connect to {}: {}", endpoint, last_error())};
+  return Error{
+      ErrorCode::kInvalidArgument,
+      fmt::format("cannot connect to {}: {}; allowed: tcp://HOST:PORT and ipc://PATH", endpoint, last_error())};
 }
 
 Result<void> ZmqSocket::reconnect() {

@@ -176,7 +176,7 @@ TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
   KVFERRY_CHECK(handle_ != nullptr && ::SSL_CTX_set_min_proto_version(handle_, TLS1_3_VERSION) == 1 &&
                     ::SSL_CTX_set_ciphersuites(handle_, kCipher) == 1 &&
                     ::SSL_CTX_set1_groups_list(handle_, "X25519") == 1 && ::SSL_CTX_set_num_tickets(handle_, 0) == 1,
-                "cannot set up TLS 1.3: {}", reason());
+                "OpenSSL cannot set up TLS 1.3 with {} and X25519: {}", kCipher, reason());
   // A peer without the key could offer a certificate instead; TlsCallbacks::verify() accepts those of members alone.
   ::SSL_CTX_set_verify(handle_, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   ::SSL_CTX_set_session_id_context(handle_, &kContext, sizeof kContext);
@@ -263,7 +263,7 @@ Result<bool> TlsSession::handshake() {
   if (waits) return false;
   if (code != 1 || !has_proof())
     return Error{ErrorCode::kRefused,
-                 fmt::format("{}, or encrypt_tcp differs between the two sides: {}",
+                 fmt::format("{}, or the setting encrypt_tcp differs between the two sides (TLS reports: {})",
                              members_ == nullptr ? "the peer has no cluster key or a different one"
                                                  : "the peer is not a member with the role worker or admin",
                              reason())};
