@@ -20,7 +20,10 @@ Error bad(std::string what) { return Error{ErrorCode::kInvalidArgument, std::mov
 Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
   for (const ElementType type : {format.cache_type, format.chunk_type})
     if (static_cast<std::size_t>(type) >= kTypes.size())
-      return bad(fmt::format("unknown element type {}; allowed: 0 to {}", static_cast<int>(type), kTypes.size() - 1));
+      return bad(
+          fmt::format("unknown element type number {}; allowed: 0 to {}, which stand for bytes, bf16, fp16, fp32, fp8 "
+                      "e4m3 and fp8 e5m2",
+                      static_cast<int>(type), kTypes.size() - 1));
   if (const std::uint32_t bytes = bytes_of(format.cache_type); bytes != 0 && bytes != layout.element_bytes)
     return bad(fmt::format("the cache's elements have {} bytes, but an element of type {} has {}", layout.element_bytes,
                            name_of(format.cache_type), bytes));
@@ -149,16 +152,18 @@ Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format) {
 }
 
 Result<void> KvLayout::validate() const {
-  if (layers.empty()) return bad("KV layout has no layers; at least 1 is needed");
+  if (layers.empty()) return bad("the layout of the KV cache has no layers; at least 1 is needed");
   if (num_kv_heads == 0 || head_dim == 0 || element_bytes == 0 || block_tokens == 0 || num_blocks == 0)
-    return bad(fmt::format(
-        "KV layout has a size that is zero: heads {}, head_dim {}, element bytes {}, block tokens {}, blocks {}",
-        num_kv_heads, head_dim, element_bytes, block_tokens, num_blocks));
+    return bad(
+        fmt::format("the layout of the KV cache has {} heads, head_dim {}, element bytes {}, block tokens {} and {} "
+                    "blocks; each must be at least 1",
+                    num_kv_heads, head_dim, element_bytes, block_tokens, num_blocks));
   if (planes != 1 && planes != 2)
-    return bad(fmt::format("KV layout has {} planes; 1 (latent) or 2 (K, V) are allowed", planes));
+    return bad(fmt::format("the layout of the KV cache has {} planes; 1 (latent) or 2 (K, V) are allowed", planes));
   for (const LayerLayout& layer : layers) {
     if (layer.key.base == 0 || (planes == 2 && layer.value.base == 0))
-      return bad(fmt::format("KV layout of layer '{}' has no address", layer.name));
+      return bad(
+          fmt::format("the layout of the KV cache has no address for layer '{}'; each layer needs one", layer.name));
   }
   return {};
 }
@@ -168,7 +173,7 @@ Result<void> check_layout(const KvLayout& layout) {
   const Wide row_bytes = Wide{layout.head_dim} * layout.element_bytes;
   const Wide rows = Wide{layout.num_kv_heads} * layout.planes * layout.layers.size();
   if (row_bytes > Wide{UINT64_MAX} / rows)
-    return bad(fmt::format("KV layout's bytes per token don't fit 64 bits: {} heads, head_dim {}, element bytes {}",
+    return bad(fmt::format("the KV cache's bytes per token don't fit 64 bits: {} heads, head_dim {}, element bytes {}",
                            layout.num_kv_heads, layout.head_dim, layout.element_bytes));
   for (const LayerLayout& layer : layout.layers) {
     KVFERRY_TRY(check_plane(layout, layer.key, fmt::format("K of layer '{}'", layer.name)));

@@ -15,7 +15,7 @@ static Error not_registered(RegionId region, SourceLine where = SourceLine::curr
 
 Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_at, bool writes, TimeNs now) {
   if (expires_at != 0 && now >= expires_at)
-    return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired", grant)};
+    return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired; get a new one", grant)};
   if (writes ? !terms.writes : !terms.reads)
     return Error{ErrorCode::kRefused,
                  fmt::format("the peer's grant {} does not allow {}", grant, writes ? "writes" : "reads")};
@@ -156,7 +156,7 @@ Result<std::byte*> TransferTable::open_access(RegionId region, GrantId grant, st
     return Error{ErrorCode::kRefused, fmt::format("the peer has revoked grant {}, or never gave it", grant)};
   KVFERRY_TRY(check_terms(grant, granted->second.terms, granted->second.expires_at, writes, clock_.now()));
   if (member && !granted->second.terms.member.empty() && *member != granted->second.terms.member)
-    return Error{ErrorCode::kRefused, fmt::format("the peer gave grant {} to another member", grant)};
+    return Error{ErrorCode::kRefused, fmt::format("the peer gave grant {} to another member alone", grant)};
   if (!is_inside(offset, bytes, granted->second.bytes))
     return Error{ErrorCode::kRefused,
                  fmt::format("{} bytes at offset {} are not inside the peer's grant {}, which has {} bytes", bytes,

@@ -28,7 +28,8 @@ Result<std::pair<std::uint64_t, std::uint64_t>> span_of(const Ask& ask) {
     const std::uint64_t bytes = ask.extents[index + 1];
     if (bytes == 0 || !is_inside(offset, bytes, UINT64_MAX))
       return protocol_error(
-          fmt::format("the peer requested {} bytes at offset {}, which are none or end beyond 2^64", bytes, offset));
+          fmt::format("the peer requested a range of {} bytes at offset {}; a range must have bytes and end below 2^64",
+                      bytes, offset));
     if (!is_hash && bytes > kPieceBytesMax - total)
       return protocol_error(fmt::format("the peer requested more than the allowed {} bytes at once", kPieceBytesMax));
     total += bytes;
@@ -72,8 +73,9 @@ Result<void> InboundLink::on_open(const Open& open) {
 
 Result<void> InboundLink::on_ask(const Ask& ask) {
   if (ask.purpose > static_cast<std::uint8_t>(Purpose::kHash))
-    return protocol_error(fmt::format("the peer's request has the unknown purpose {}; allowed: 0 to {}", ask.purpose,
-                                      static_cast<int>(Purpose::kHash)));
+    return protocol_error(
+        fmt::format("the peer's request has the unknown purpose {}; allowed: 0 (pull), 1 (push) and {} (checksums)",
+                    ask.purpose, static_cast<int>(Purpose::kHash)));
   const auto purpose = static_cast<Purpose>(ask.purpose);
   if (served_.size() >= kServedMax || served_.contains(ask.token))
     return protocol_error(
