@@ -16,7 +16,7 @@ void ZmqSocket::follow_key(bool was_refused) {
     if (is_unbound_ || version != key_version_) listen_again(version);
     return;
   }
-  constexpr TimeNs kTryAfterNs = 100 * kMillisecond;  // limits the attempts at a server that accepts neither key
+  constexpr TimeNs kTryAfterNs = 100 * kMillisecond;  // least time between attempts if a server accepts neither key
   const TimeNs now = was_refused ? SteadyClock().now() : 0;
   const bool tries_other = was_refused && now - changed_at_ >= kTryAfterNs;
   if (version == key_version_ && !tries_other) return;
@@ -52,7 +52,7 @@ void ZmqSocket::listen_again(std::uint64_t version) {
   }
   Result<std::string> key = context_->secure_server(handle_, endpoint_);
   if (key) key_ = *key;
-  // Fails until ZeroMQ's thread has closed the former listening socket; the next call tries again.
+  // zmq_bind() fails until ZeroMQ's thread has closed the former listening socket; the next call tries again.
   is_unbound_ = !key || ::zmq_bind(handle_, endpoint_.c_str()) != 0;
   if (!is_unbound_ || changed_at_ == kNever || now - changed_at_ < kPatienceNs) return;
   log().error("cannot listen on {} with the new cluster key and will try again: {}", endpoint_,

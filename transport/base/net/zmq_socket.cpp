@@ -212,7 +212,8 @@ Identity ZmqSocket::sender_of(std::span<const ZmqPart> parts) const {
   const char* const user_id = ::zmq_msg_gets(part, "User-Id");
   std::optional<Identity> sender = user_id == nullptr ? std::nullopt : context_->identity_of(user_id);
   if (sender) return *std::move(sender);
-  // The connection's descriptor may belong to another connection by now; that of another host is not ended.
+  // The connection's descriptor may belong to another connection by now. The comparison of the addresses avoids ending
+  // a connection from another host.
   const int fd = ::zmq_msg_get(part, ZMQ_SRCFD);
   const char* const host = ::zmq_msg_gets(part, "Peer-Address");
   const std::string peer = fd < 0 ? "" : peer_address(fd).host;
@@ -230,7 +231,7 @@ Result<std::unique_ptr<ZmqSocket>> ZmqSocket::monitor(int events) {
   static std::atomic<std::uint64_t> num_monitors{0};
   const std::string name = fmt::format("inproc://kvferry-monitor-{}", ++num_monitors);
   std::unique_ptr<ZmqSocket> made(new ZmqSocket(context_, ZMQ_PAIR));
-  if (made->handle_ != nullptr) set(made->handle_, ZMQ_RCVHWM, 0);  // no limit: a full queue blocks ZeroMQ's thread
+  if (made->handle_ != nullptr) set(made->handle_, ZMQ_RCVHWM, 0);  // no limit, since a full queue blocks ZeroMQ
   made->monitored_ = handle_;
   if (made->handle_ == nullptr || ::zmq_socket_monitor(handle_, name.c_str(), events) != 0 ||
       ::zmq_connect(made->handle_, name.c_str()) != 0)

@@ -35,7 +35,7 @@ class ZmqPart {
 enum class ZmqKind {
   kRouter,      // a server; the first part of a message is the peer's routing id; send() fails if the peer is gone
   kDealer,      // a client of one server
-  kSubscriber,  // receives what a publisher sends, of all topics
+  kSubscriber,  // receives the messages of all topics from a publisher
 };
 
 struct ZmqOptions {
@@ -62,7 +62,7 @@ class ZmqSocket {
   /// interface or "localhost"; port 0 selects a free port. kUnavailable: the address cannot be bound.
   Result<void> bind(std::string endpoint);
   /// Connects in the background, and again whenever the connection breaks. A host name is resolved to an IPv4 address.
-  /// kInvalidArgument: `endpoint` is malformed.
+  /// kInvalidArgument: `endpoint` is malformed. kUnavailable: this libzmq has no CURVE, or no descriptor is left.
   Result<void> connect(const std::string& endpoint);
   /// Drops the connection that connect() made and starts a new one, with the same cluster key. A host name is resolved
   /// to IPv6 and IPv4 addresses in turn, because ZeroMQ resolves a name to only one of the two kinds at a time.
@@ -76,8 +76,8 @@ class ZmqSocket {
   /// readable.
   int fd() const;
 
-  /// Sends one message of one or more parts. Returns false, and drops the message, if there is no connection or no
-  /// room in the queue.
+  /// Sends one message of one or more parts. Returns false, and drops the message, if the queue has no room, or if
+  /// there is no connection and the socket is a router or was made without ZmqOptions::queues_unconnected.
   bool send(std::string_view part) { return send(std::span(&part, 1)); }
   bool send(std::span<const std::string_view> parts);
 
@@ -86,7 +86,7 @@ class ZmqSocket {
   std::size_t receive(std::span<ZmqPart> parts);
 
   /// Returns who sent a message, of which `parts` are all parts that receive() has returned. The role kNone: the sender
-  /// was a member and has no accepted key any more; the caller must ignore the message, and this call ends the
+  /// was a member whose key is no longer accepted; the caller must ignore the message, and this call ends the
   /// connection. An admin without a name: the holder of the cluster key, or any peer if the socket needs no key.
   Identity sender_of(std::span<const ZmqPart> parts) const;
 
