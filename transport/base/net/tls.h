@@ -75,7 +75,7 @@ class TlsSession {
   TlsSession& operator=(const TlsSession&) = delete;
 
   /// Continues the handshake. Returns true if it is done, false if it waits for the peer. kRefused: the peer does not
-  /// have the cluster key, or the two ends disagree about encryption.
+  /// have the cluster key, or the two ends disagree about encryption. kPeerLost: the connection broke.
   Result<bool> handshake();
   /// Returns whether the connection stays encrypted. If not, the session is no longer needed, and the caller reads and
   /// writes the socket directly.

@@ -17,7 +17,7 @@ void use_certificate(ssl_st* ssl, const Bytes32& secret) {
   const OwnedOpenSsl<EVP_PKEY> key(
       ::EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, nullptr, secret.data(), secret.size()));
   const OwnedOpenSsl<X509> made(::X509_new());
-  // The times are there because the format wants them; a key is valid as long as the list of members has it.
+  // The certificate has times because the format requires them; peers ignore the times.
   const bool is_used = key != nullptr && made != nullptr && ::X509_set_version(made.get(), kVersion3) == 1 &&
                        ::ASN1_INTEGER_set(::X509_get_serialNumber(made.get()), 1) == 1 &&
                        ::X509_gmtime_adj(X509_getm_notBefore(made.get()), 0) != nullptr &&

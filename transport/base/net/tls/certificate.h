@@ -1,5 +1,5 @@
-// Certificates of members in TLS handshakes. Only their keys count, which must be in the list of members; each is
-// signed by its own key.
+// Certificates in TLS handshakes. Only the key in a certificate counts: it must be in the list of members, or be that
+// of the holders of the cluster key. Each certificate is signed with its own key.
 #pragma once
 
 #include <string>

@@ -25,9 +25,9 @@ constexpr const char* kCipher = "TLS_AES_128_GCM_SHA256";
 constexpr std::array<std::uint8_t, 2> kCipherId = {0x13, 0x01};  // the number of kCipher in TLS messages
 constexpr std::uint8_t kContext = 'k';  // session id context, which OpenSSL requires of a server that verifies clients
 constexpr std::size_t kReadAheadBytes = 128 << 10;  // OpenSSL reads up to this many bytes at a time
-// The first byte of the name that the connecting end sends in TLS messages tells whether the connection stays
+// The connecting end sends an identity of its pre-shared key (PSK), whose first byte tells whether the connection stays
 // encrypted. The name of the key follows if the connecting end accepts several keys. An end with one key leaves the
-// name out, as old releases do, which know no key names; the byte alone means the key in use.
+// name out, as old releases do, which have no key names; the byte alone means the key in use.
 constexpr std::uint8_t kEncrypted = 'e', kClear = 'c';
 // Members with keys of their own send the byte as TLS's application protocol (ALPN), after its length.
 constexpr std::size_t kWantedBytes = 2;
@@ -123,7 +123,9 @@ struct TlsCallbacks {
     TlsSession& session = session_of(ssl);
     *made = nullptr;
     if (name_bytes == 0 || (*name != kEncrypted && *name != kClear)) return 1;
-    if (session.members_ != nullptr) {  // fails as a wrong key does, so that the peer learns that a key is required
+    // With a list of members no pre-shared key is accepted. A key that no peer has makes the handshake fail as with a
+    // wrong key.
+    if (session.members_ != nullptr) {
       const Bytes32 unknown = derive(text_of(session.members_->own_certificate()), kRefusedPurpose);
       *made = make_session(ssl, ClusterKey(std::string(text_of(unknown))));
       return *made != nullptr ? 1 : 0;
@@ -177,7 +179,8 @@ TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
                     ::SSL_CTX_set_ciphersuites(handle_, kCipher) == 1 &&
                     ::SSL_CTX_set1_groups_list(handle_, "X25519") == 1 && ::SSL_CTX_set_num_tickets(handle_, 0) == 1,
                 "OpenSSL cannot set up TLS 1.3 with {} and X25519: {}", kCipher, reason());
-  // A peer without the key could offer a certificate instead; TlsCallbacks::verify() accepts those of members alone.
+  // A peer without the key could offer a certificate instead. TlsCallbacks::verify() accepts certificates only if there
+  // is a list of members, and then only those of members and of holders of the cluster key.
   ::SSL_CTX_set_verify(handle_, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   ::SSL_CTX_set_session_id_context(handle_, &kContext, sizeof kContext);
   ::SSL_CTX_set_session_cache_mode(handle_, SSL_SESS_CACHE_OFF);
