@@ -14,7 +14,7 @@ CheckHandler set_check_handler(CheckHandler handler) { return g_handler.exchange
 void check_failed(const char* condition, const char* file, int line, const std::string& reason) {
   const std::string message = fmt::format("kvferry: failed check: {} ({}) [{}:{}]", reason, condition, file, line);
   if (CheckHandler handler = g_handler.load()) handler(message);
-  // The message comes last, because the last line of a process that has aborted is what supervisors and tests show.
+  // The message is printed last, because supervisors and tests show the last line of an aborted process.
   std::fprintf(stderr,
                "kvferry: this is an internal error of kvferry, which ends this process. Please report it as an issue "
                "of kvferry, unless the next line says that memory or file descriptors are short here. Include that "

@@ -8,7 +8,8 @@
 
 namespace kvferry {
 
-/// Receives the whole message when a check fails, and must not return. Tests install a handler that throws.
+/// Receives the whole message when a check fails. Tests install a handler that throws. If a handler returns, the
+/// process aborts.
 using CheckHandler = void (*)(const std::string& message);
 
 /// Installs `handler` and returns the previous one. nullptr restores the default: print to stderr and abort.

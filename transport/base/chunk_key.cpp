@@ -10,7 +10,7 @@
 namespace kvferry {
 namespace {
 
-// The first byte that is hashed, so that a root key, a chunk key and a tail group key differ even if all other inputs
+// The first byte that is hashed. It makes a root key, a chunk key and a tail group key differ even if all other inputs
 // are equal.
 enum class Domain : std::uint8_t { kRoot = 1, kChunk = 2, kTailGroup = 3 };
 

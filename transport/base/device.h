@@ -45,8 +45,9 @@ class Device {
   virtual std::string uuid() const { return ""; }
   /// Returns true if the host can access the device's memory, which only a simulated GPU allows.
   virtual bool is_host() const { return false; }
-  /// Makes this the calling thread's GPU for good. Only for threads that kvferry has started: the other functions leave
-  /// a thread its GPU, unless the process has no context on it, since to restore it would make one of some 500 MiB.
+  /// Makes this the calling thread's GPU for good. Only for threads that kvferry has started. The other functions
+  /// restore the GPU that the thread had before, unless the process has no context on that GPU: restoring it would make
+  /// a context, which takes some 500 MiB.
   virtual Result<void> bind_thread() { return {}; }
 
   virtual Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) = 0;
@@ -91,7 +92,7 @@ class Device {
   virtual void close_memory(std::byte*) {}
 
   /// A pending computation of chunk_checksum() for several ranges, in the order of a stream. Owns the memory to which
-  /// the device writes the checksums.
+  /// the device writes its results.
   class Checksums {
    public:
     virtual ~Checksums() = default;

@@ -1,4 +1,4 @@
-// Each kind of id has its own type, so that ids of two kinds can't be swapped by accident.
+// Each kind of id except BlockId has its own type, so that ids of two kinds can't be swapped by accident.
 #pragma once
 
 #include <fmt/format.h>

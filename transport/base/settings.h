@@ -1,6 +1,6 @@
-// The settings engine of the connector and of the commands. A table has one row for each setting. The sources of its
-// value, from the highest precedence to the lowest: the caller (flags, or vLLM's extra config), KVFERRY_<KEY> in the
-// environment, a YAML file, the default.
+// The settings engine of the connector and of the commands. A table has one row for each setting. The sources of a
+// setting's value, from the highest precedence to the lowest: the caller (flags, or vLLM's extra config), KVFERRY_<KEY>
+// in the environment, a YAML file, the default.
 #pragma once
 
 #include <algorithm>

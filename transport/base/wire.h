@@ -10,7 +10,7 @@
 #include "transport/base/ids.h"
 #include "transport/base/result.h"
 
-/// The fields of a wire struct, in wire order. Needs a semicolon at its end, unlike msgpack's own macro.
+/// Lists the fields of a wire struct, in wire order. Unlike msgpack's own macro, this macro needs a semicolon after it.
 #define KVFERRY_FIELDS(...) MSGPACK_DEFINE_ARRAY(__VA_ARGS__) static_assert(true)
 
 namespace kvferry {

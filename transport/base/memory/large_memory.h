@@ -13,14 +13,16 @@ constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
 std::uint64_t huge_page_bytes(std::span<const std::byte> memory);
 /// Rounds the size of a file's mapping up to whole pages of that file, as munmap() requires.
 std::uint64_t whole_pages(int fd, std::uint64_t bytes);
-/// Returns the size in bytes of all reserved huge pages of kHugePageBytes (vm.nr_hugepages) that no process uses.
+/// Returns the total size of the huge pages of kHugePageBytes that the system has set aside (vm.nr_hugepages) and that
+/// no process uses or has reserved.
 std::uint64_t reserved_huge_page_bytes();
 
 /// memcpy for amounts larger than a cache: its stores bypass the caches, so that memory is not read before it is
 /// overwritten, and the next source is prefetched during the copy.
 ///
 /// Copies `bytes` bytes; uses ordinary stores if the processor has no streaming stores. Call finish_streams() before
-/// another thread reads `to`. `ahead` is the source of the next copy, which is prefetched meanwhile.
+/// another thread reads `to`. `ahead` is the source of the next copy, which is prefetched meanwhile; nullptr: nothing
+/// is prefetched.
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes, const std::byte* ahead = nullptr);
 /// Makes the stores of this thread's stream_copy() calls visible to other threads.
 void finish_streams();

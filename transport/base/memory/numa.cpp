@@ -15,7 +15,8 @@ namespace {
 constexpr int kNodesMax = 1024;
 constexpr int kBitsPerWord = sizeof(unsigned long) * CHAR_BIT;
 
-// The C library has no functions for these calls; libnuma's would be another dependency.
+// The C library has no functions for the system calls set_mempolicy and get_mempolicy, and libnuma would be another
+// dependency.
 long set_policy(int mode, const unsigned long* nodes, unsigned long num_bits) {
   return ::syscall(SYS_set_mempolicy, mode, nodes, num_bits);
 }

@@ -150,7 +150,7 @@ class ClusterKey::Keys {
   std::shared_ptr<const KeyContent> content_;
   mutable std::optional<std::map<std::string, Identity, std::less<>>> identities_;  // made from content_ when needed
   std::atomic<std::uint64_t> version_{0};
-  Found done_, seen_;  // what was used or logged last, and what the last read found; for the thread alone
+  Found done_, seen_;  // the read that was last used or logged, and the last read; only follower_ accesses both
   std::thread follower_;
 };
 

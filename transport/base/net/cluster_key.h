@@ -21,15 +21,16 @@ namespace kvferry::net {
 struct KeyContent {
   std::vector<std::string> keys{};  // accepted cluster keys, the one in use first; empty if `own` is set
   std::optional<MemberKey> own{};   // the member's key, if this process is a member
-  // Without a value there is no list, and every process that has the cluster key is accepted.
+  // nullopt: there is no list of members, and every process that has the cluster key is accepted.
   std::optional<std::vector<Member>> members{};
   bool operator==(const KeyContent&) const = default;
 
-  /// Returns the secrets that nodes share, the one in use first: the cluster keys if there is no list of members.
+  /// Returns the secrets that nodes share, the one in use first. If there is neither a list of members
+  /// nor a member's own key, these are the cluster keys.
   std::vector<std::string> node_secrets() const;
   /// Returns the secret key of this process's certificate.
   Bytes32 own_certificate() const;
-  /// Returns the public keys, 32 bytes each, of the certificates that nodes accept from each other.
+  /// Returns the public keys, 32 bytes each, of the certificates that nodes accept.
   std::vector<std::string> node_certificates() const;
   /// Returns the peers that may connect, by public CURVE key in hexadecimal.
   std::map<std::string, Identity, std::less<>> identities() const;
@@ -40,7 +41,7 @@ struct KeyContent {
 ///
 /// While the key is being rotated, its file has two keys: a process uses the first when it sends or connects, and
 /// accepts both from others. If the key was read from a file, a thread reads the file again every kLookEveryNs. It
-/// takes a new content only after two equal reads, so that no half-copied file is used; a file that can't be used is
+/// uses a new content only after two equal reads, so that no half-copied file is used; a file that can't be used is
 /// logged once, and the former keys stay. The list of members is read in the same way. Copies of a ClusterKey share
 /// its keys. Threads: any.
 class ClusterKey {
@@ -61,12 +62,12 @@ class ClusterKey {
   /// Returns KeyContent::node_secrets() as keys, which don't follow the file.
   std::vector<ClusterKey> accepted_by_nodes() const;
   std::shared_ptr<const KeyContent> content() const;
-  /// Returns who has this public CURVE key, in hexadecimal, or nullopt if the key was removed.
+  /// Returns who has the public CURVE key `curve_key`, which is in hexadecimal, or nullopt if the key is not accepted.
   std::optional<Identity> identity_of(std::string_view curve_key) const;
   /// Returns who this process is.
   Identity own_identity() const;
-  /// Returns a number that changes with the keys. Owners of connections compare it at least every kLookEveryNs, to end
-  /// those whose key is no longer accepted.
+  /// Returns a number that changes with the keys. Owners of connections compare it regularly, to end connections whose
+  /// key is no longer accepted.
   std::uint64_t version() const;
   bool has_file() const;
   /// Returns whether both have the same key in use, or are copies of one key.

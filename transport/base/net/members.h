@@ -18,7 +18,7 @@ enum class Role : std::uint8_t {
   kNone,    // allows nothing: the member was revoked
   kReader,  // routers and dashboards: ask the controller for its status and which nodes hold a prompt
   kWorker,  // role of nodes: register, publish, read and write KV
-  kAdmin,   // operators: drain, clear, set quotas; the holder of the cluster key itself
+  kAdmin,   // operators, and holders of the cluster key itself: drain, clear, set quotas
 };
 constexpr std::array<std::string_view, 4> kRoleNames = {"none", "reader", "worker", "admin"};
 constexpr std::string_view name_of(Role role) { return kRoleNames[static_cast<std::size_t>(role)]; }
@@ -30,8 +30,8 @@ struct Identity {
   bool operator==(const Identity&) const = default;
   /// Returns "member 'NAME' (role ROLE)" or "the holder of the cluster key".
   std::string str() const;
-  /// Returns whether this sender may register a node with this engine id: a member's must be its name, or its name, "_"
-  /// or ".", and any text; the holder of the cluster key may use any.
+  /// Returns whether this sender may register a node with this engine id. A member's engine id must be the member's
+  /// name, or begin with that name and "_" or "."; the holder of the cluster key may use any engine id.
   bool owns(std::string_view engine_id) const;
 };
 
@@ -62,7 +62,8 @@ struct MemberKey {
   std::string http_token() const;  // Returns 64 hexadecimal digits.
 };
 
-/// Secret keys of the holder of a cluster key. A member's are derived from its own secret in the same way.
+/// curve_secret() and certificate_secret() return secret keys of the holder of a cluster key. The secret keys
+/// of a member are derived from its own secret in the same way.
 Bytes32 curve_secret(std::string_view cluster_key);
 Bytes32 certificate_secret(std::string_view cluster_key);
 /// Returns the secret that takes the cluster key's place between nodes as soon as there is a list of members.
@@ -79,7 +80,8 @@ bool is_member_name(std::string_view name);
 /// Returns the path of the list of members that belongs to `key_file`: kvferry.members in the same folder.
 std::string members_file_of(const std::string& key_file);
 
-/// Format and parse both kinds of files. Errors of both parsers: kInvalidArgument; the message does not name the file.
+/// These functions format and parse the list of members and a member's key file. Errors of both parsers:
+/// kInvalidArgument; the message does not name the file.
 std::string format_members(const std::vector<Member>& members);
 Result<std::vector<Member>> parse_members(std::string_view content);
 bool is_member_key(std::string_view content);

@@ -60,7 +60,8 @@ Place place_of(const fs::path& device) {
   return place;
 }
 
-/// How far two devices are from each other; for two below the same switch, also how many bridges are between them.
+/// How far two devices are from each other; for two below the same switch, also how many steps in the tree are between
+/// them.
 struct Separation {
   PciDistance distance = PciDistance::kFar;
   std::size_t num_hops = 0;
@@ -146,8 +147,8 @@ std::pair<std::vector<Nic>, PciDistance> nearest(const Place& gpu, const std::ve
   return {std::move(found), std::get<0>(best).distance};
 }
 
-/// Returns the cards of taker number `taker` of `num_takers`: all cards if there is one taker, one card, which others
-/// may get too, if there are fewer cards than takers.
+/// Divides `nics` among `num_takers` GPUs and returns the part of GPU number `taker`. If there are fewer cards than
+/// GPUs, the part is one card, which other GPUs get too.
 std::span<const Nic> share(std::span<const Nic> nics, std::size_t taker, std::size_t num_takers) {
   if (nics.empty()) return nics;
   if (nics.size() < num_takers) return nics.subspan(taker % nics.size(), 1);
