@@ -56,8 +56,8 @@ struct AcceptedTransfer {
   }
 };
 
-/// The regions, grants, peers and pending transfers of one transport. Threads: any. While the table holds its lock, it
-/// calls only the completion queue.
+/// The regions, grants, peers and pending transfers of one transport. Threads: any. While the table holds its lock, the
+/// only other lock that it takes is the completion queue's.
 class TransferTable {
  public:
   /// `grant_ids`: where the ids of grants come from. `clock`: says when they expire; it must outlive the table.
@@ -90,11 +90,11 @@ class TransferTable {
   /// The name of the member whose node asks for an access, which is empty for the holder of the cluster key. Without a
   /// value: the backend does not know the member.
   using Asking = std::optional<std::string_view>;
-  /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `grant` 0:
-  /// offsets count from the region's start. kRefused: the region was unregistered, the grant was never given, is
-  /// revoked or has expired, the region or grant does not cover the bytes, the grant does not allow this direction, or
-  /// the region can be written only with a grant. With `member` also: the grant is another member's. Each refusal is
-  /// counted.
+  /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `offset`
+  /// counts from the grant's start or, if `grant` is 0, from the region's. kRefused: the region was unregistered, the
+  /// grant was never given, is revoked or has expired, the region or grant does not cover the bytes, the grant does not
+  /// allow this direction, or the region can be written only with a grant. With `member` also: the grant is another
+  /// member's. Each refusal is counted.
   Result<std::byte*> begin_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes,
                                   bool writes, Asking member = std::nullopt);
   void end_access(RegionId region, GrantId grant);

@@ -171,8 +171,9 @@ class Transport {
   /// From now on wait() also returns, with false, while `fd` is readable. Further calls add descriptors. Must be called
   /// before the first wait().
   virtual void set_wait_interrupt_fd(int fd) = 0;
-  /// Returns how many accesses of peers to this transport's memory were refused: without a grant that is needed, by an
-  /// unknown, revoked or expired grant, outside of it, or against its terms.
+  /// Returns how many accesses of peers to this transport's memory were refused: the region was unregistered, a needed
+  /// grant was missing, the grant was unknown, revoked or expired, or the access exceeded the region, the grant or the
+  /// grant's terms.
   virtual std::uint64_t num_refused() const { return 0; }
   /// Returns the rate that was measured to the peer over the path of this name (Completion::path), in bytes per second.
   /// 0: not measured, or not yet.

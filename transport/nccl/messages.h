@@ -68,7 +68,7 @@ struct Ask {
   std::uint64_t token = 0;
   std::uint8_t purpose = 0;
   std::uint32_t region = 0;
-  std::uint64_t grant = 0;             // 0: no grant; offsets count from the start of the region
+  std::uint64_t grant = 0;             // 0: no grant, so offsets count from the region's start, not from the grant's
   std::uint64_t packed_bytes_max = 0;  // extents of up to this many bytes are sent together
   std::vector<std::uint64_t> extents;  // offset and length of each extent, one after the other
   KVFERRY_FIELDS(token, purpose, region, grant, packed_bytes_max, extents);

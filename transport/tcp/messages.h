@@ -39,7 +39,7 @@ enum class MessageKind : std::uint8_t {
 enum Flags : std::uint8_t {
   kFinal = 1,      // the last message of a push; its number counts the segments of the whole push
   kAborted = 2,    // with kFinal: the initiator has given up the push; the target sends no answer and no notification
-  kChecksums = 4,  // the message has a checksum for each entry, compared when its range ends
+  kChecksums = 4,  // the message has a checksum for each entry, compared when the entry's range has arrived
   kRefused = 8,    // in a kData message: the pull is refused, and there is no payload
   kUnsound = 16,   // with kFinal: the initiator has found a corrupt range itself, so there is no notification
 };
@@ -51,7 +51,7 @@ struct MessageHeader {
   std::uint8_t code = 0;          // an ErrorCode, in an answer
   std::uint32_t num_entries = 0;  // a push's messages without entries do not count as segments
   std::uint64_t id = 0;           // id of the transfer, from the initiator
-  std::uint64_t grant = 0;        // 0: no grant; offsets count from the start of the region
+  std::uint64_t grant = 0;        // 0: no grant, so offsets count from the region's start, not from the grant's
   std::uint32_t region = 0;
   std::uint32_t number = 0;  // kPull, kData: number of the pull on its connection; kFinal: number of segments
   std::uint32_t text_bytes = 0;

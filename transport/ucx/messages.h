@@ -67,7 +67,7 @@ struct BlocksMessage {
   std::uint64_t token = 0;  // random; the answer repeats it
   bool is_pull = false;
   std::uint32_t region = 0;
-  std::uint64_t grant = 0;             // 0: no grant; offsets count from the start of the region
+  std::uint64_t grant = 0;             // 0: no grant, so offsets count from the region's start, not from the grant's
   std::vector<std::uint64_t> extents;  // offset and length of each block, one after the other
   std::string from;                    // the notification's source address
   std::string notification;            // the notification, delivered unless the message is refused
