@@ -245,7 +245,8 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
                                                     {"in_flight_bytes", options.in_flight_bytes},
                                                     {"silence_ns", options.silence_ns}}));
   ShmOptions link;
-  link.spin_ns = gpu_ipc::kDeviceSpinNs;  // polls on while pieces run, since a notification follows the last one
+  // The link polls for longer than a piece takes, so that it need not be woken for the notification after a last piece.
+  link.spin_ns = gpu_ipc::kDeviceSpinNs;
   link.silence_ns = options.silence_ns;
   link.transfers_max = 1 << 20;  // enough for every pending notification, and for a hello and a watch for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
