@@ -55,7 +55,7 @@ Result<std::unique_ptr<Communicators>> open_nccl(const std::string& path, Device
 /// Returns the version, like "NCCL 2.32.3". Needs no GPU. Errors: those of open_nccl().
 Result<std::string> find_nccl(const std::string& path);
 
-/// Makes an NCCL transport over any source of communicators. Errors: those of make_nccl_transport().
+/// Makes an NCCL transport over any implementation of Communicators. Errors: those of make_nccl_transport().
 Result<std::unique_ptr<Transport>> make_transport_over(std::unique_ptr<Communicators> communicators,
                                                        const NcclOptions& options);
 

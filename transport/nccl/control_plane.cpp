@@ -9,7 +9,7 @@
 namespace kvferry::nccl {
 namespace {
 
-// Limit of uncompleted transfers to a peer. Further ones wait in the queue_ of the peer.
+// Limit of message parts that are sent to a peer and not completed. Further ones wait in the queue_ of the peer.
 constexpr std::size_t kSentMax = 64;
 constexpr std::size_t kPartBytes = 48 << 10;       // longer messages are split into several notifications
 constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer messages are dropped
@@ -23,7 +23,7 @@ constexpr std::size_t kHeadBytes = kStreamBytes + 1;
 Result<std::unique_ptr<ControlPlane>> ControlPlane::open(const TcpOptions& options) {
   TcpOptions own = options;
   own.connections = own.local_connections = 1;  // one connection keeps the messages in order
-  own.transfers_max = 1 << 20;                  // so high that kSentMax, which counts for each peer, is the real limit
+  own.transfers_max = 1 << 20;                  // so high that kSentMax, a limit for each peer, is reached first
   std::unique_ptr<Transport> inner = KVFERRY_TRY(make_tcp_transport(own));
   std::unique_ptr<ControlPlane> plane(new ControlPlane(std::move(inner)));
   plane->region_ = KVFERRY_TRY(plane->inner_->register_region(plane->memory_.data(), plane->memory_.size()));

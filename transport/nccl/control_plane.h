@@ -70,7 +70,7 @@ class ControlPlane {
   void lose(ControlPeer& peer, const std::string& why);
   void receive(Notification note, TimeNs now, std::vector<Incoming>& incoming);
 
-  // A transfer of inner_ needs a region, although those here only carry notifications. These bytes are never used.
+  // A transfer of inner_ needs a region, even if it only carries a notification. These bytes are never used.
   std::array<std::byte, 64> memory_{};
   std::unique_ptr<Transport> inner_;
   RegionId region_;

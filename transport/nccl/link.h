@@ -1,4 +1,5 @@
-// Base class of both ends of a session: control connection, two channels, end of the session. Private to this folder.
+// Base class of both ends of a session: has the control connection and two channels, and ends the session. Private to
+// this folder.
 #pragma once
 
 #include <array>

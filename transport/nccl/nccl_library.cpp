@@ -18,8 +18,8 @@ namespace {
 // The first version whose point-to-point calls never block on a non-blocking communicator.
 constexpr int kVersionMin = NCCL_VERSION(2, 20, 3);
 
-// Maximum of thread blocks, and so of the GPU's processors, that a communicator's kernels occupy while they run; NCCL
-// takes up to 32 by itself. NCCL_MAX_CTAS, which the user may set, has priority.
+// Maximum of thread blocks, and so of the GPU's multiprocessors, that a communicator's kernels occupy while they run;
+// NCCL takes up to 32 by itself. NCCL_MAX_CTAS, which the user may set, has priority.
 constexpr int kCtasMax = 8;
 
 std::string version_name(int version) {
@@ -114,7 +114,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  /// Runs on a thread of its own, because NCCL's abort waits for kernels and for NCCL's own threads.
+  /// Aborts on a thread of its own, because NCCL's function waits for kernels and for NCCL's own threads.
   void abort() override {
     if (aborter_.joinable()) return;
     aborter_ = std::thread([this] {
@@ -177,8 +177,8 @@ class NcclCommunicators final : public Communicators {
     std::memcpy(unique.internal, id.data(), id.size());
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    // The link between two ranks limits their transfers, not the number of multiprocessors that copy, and the model
-    // needs the multiprocessors.
+    // The speed of transfers is limited by the link between the two ranks and not by the number of multiprocessors that
+    // copy, and the model needs the multiprocessors.
     config.maxCTAs = kCtasMax;
     ::cudaSetDevice(device_);
     ncclComm_t communicator = nullptr;
