@@ -58,7 +58,7 @@ Result<std::unique_ptr<Transport>> make_nccl(const TransportOptions& options) {
   return make_nccl_transport(nccl);
 }
 
-// Limit on the time in which NCCL makes a communicator, for which it examines the machine and opens connections.
+// Limit on the time that NCCL takes to make a communicator: it examines the machine and opens connections.
 constexpr TimeNs kNcclSetup = 10 * kSecond;
 
 constexpr std::uint32_t kShared = PathInfo::bit_of(MemoryClass::kShared);

@@ -132,8 +132,8 @@ Result<void> PlannedRegions::revoke(GrantId id) {
   const auto grant = grants_.find(id);
   if (grant == grants_.end()) return unknown("grant", id);
   grant->second.is_revoked = true;
-  // A backend returns kFull while a peer's copy still uses the grant. The grant is revoked in the other backends even
-  // so, so that no further copy begins there.
+  // A backend returns kFull while a peer's copy still uses the grant. The other backends revoke the grant nevertheless,
+  // so that no further copy begins there.
   Result<void> outcome;
   for (std::size_t index = 0; index < backends_.size(); ++index) {
     std::optional<GrantId>& inner = grant->second.ids[index];

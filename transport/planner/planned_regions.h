@@ -33,7 +33,7 @@ class PlannedRegions {
 
   struct Found {
     MemoryClass kind = MemoryClass::kOther;
-    // The region's id in each backend; none if it is not registered with that backend.
+    // The region's id in each backend; nullopt if the region is not registered with that backend.
     std::vector<std::optional<RegionId>> ids;
   };
   std::optional<Found> find(RegionId id) const;

@@ -85,7 +85,8 @@ Measurements Prober::measure(const Job& job) const {
       if (!info.reaches_class(kind) || (kind == MemoryClass::kDevice && options_.device == nullptr)) continue;
       const std::string* address = find_part(job.address.parts, info.backend);
       const std::string* region = find_part(probe.parts, info.backend);
-      if (address == nullptr || region == nullptr) continue;  // the peer does not have this backend
+      // The path is left out if the peer does not have this backend, or has not registered this memory with it.
+      if (address == nullptr || region == nullptr) continue;
       const Result<double> speed = pull(info.path, *address, *region, kind == MemoryClass::kDevice);
       found.of(kind).push_back(speed ? Measured{info.path, *speed, ""} : Measured{info.path, 0, speed.error().what});
     }
