@@ -10,14 +10,14 @@
 
 namespace kvferry::shm {
 
-/// Copies ranges within mapped memory, on this thread. `bypass_cache`: stores go past the cache, which is a third to a
+/// Copies ranges within mapped memory, on this thread. `bypass_cache`: stores bypass the cache, which is a third to a
 /// half faster for amounts of memory that exceed the cache.
 void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::byte* remote_base, Direction direction,
                  bool bypass_cache);
 
 /// Copies by CMA (process_vm_readv() and process_vm_writev()), many ranges for each system call. `remote_base` is an
-/// address in process `pid`. kPeerLost: the process is gone; kRefused: the memory is not mapped there; kUnavailable:
-/// the system forbids it.
+/// address in process `pid`. kPeerLost: the process is gone; kUnavailable: the system forbids such copies; kRefused:
+/// any other failure, for example because the memory is not mapped there.
 Result<void> copy_by_cma(std::span<const CopyRange> ranges, std::byte* local_base, std::uint64_t remote_base,
                          Direction direction, int pid);
 

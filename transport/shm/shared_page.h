@@ -91,7 +91,8 @@ class ControlPage {
   void open(std::uint32_t slot, std::uint64_t pass) { state(slot).store(pass, std::memory_order_release); }
   void close(std::uint32_t slot) { state(slot).store(0, std::memory_order_seq_cst); }
   void close_all() { header().is_closed.store(1, std::memory_order_seq_cst); }
-  /// Returns false after the owner has closed the slot. Only peers call this function.
+  /// Returns true if the slot is open and holds `pass`, and the owner is not shutting down. Only peers call this
+  /// function.
   bool is_open(std::uint32_t slot, std::uint64_t pass) const {
     return state(slot).load(std::memory_order_seq_cst) == pass && !is_closed();
   }

@@ -182,7 +182,7 @@ void ShmBackend::set_spinning(bool is_spinning) {
   is_spinning_ = is_spinning;
   if (!control_) return;
   control_->set_spinning(is_spinning);
-  // Makes advance() read all rings, because no peer has woken a thread until now.
+  // While this side polled, peers woke no thread, so advance() must read all rings now.
   if (!is_spinning) has_backlog_ = true;
 }
 

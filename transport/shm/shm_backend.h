@@ -103,7 +103,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   std::unordered_map<std::uint32_t, Inbound> inbound_;  // key: number of the connection
   std::uint32_t num_inbound_made_ = 0;
   std::size_t num_pending_handshakes_ = 0;
-  bool has_backlog_ = false;  // notes wait in rings, because the completion queue is full
+  bool has_backlog_ = false;  // advance() must read all rings: the completion queue was full, or polling has ended
   std::unordered_map<RegionId, SharedRegion> shared_regions_;
   bool is_spinning_ = false;
 

@@ -195,7 +195,8 @@ bool ShmLink::advance(TimeNs now) {
   if (transfer == transfers_.end()) return false;
   is_blocked_ = !advance(transfer);
   if (!is_blocked_) return true;
-  // The peer has to send a region's descriptor or to empty its ring. Ping the peer, so that its silence is noticed.
+  // The peer has to send a region's descriptor or to empty its ring. The peer is pinged, so that its silence is
+  // noticed.
   tried_at_ = now;
   if (owed_since_ == 0) send_packet(socket_.get(), Type::kPing);
   expect_answer(now);
@@ -208,8 +209,8 @@ TimeNs ShmLink::next_deadline() const {
   return owed_since_ == 0 ? ProgressLoop::kNever : advanced_at_ + options_.silence_ns / 4;
 }
 
-/// Returns kRefused if the transfer's grant has expired or does not allow its direction. The peer can't check this at
-/// each copy; it only refuses to send the region's file descriptor for such a grant.
+/// Also returns kRefused if the transfer's grant has expired or does not allow the transfer's direction. The peer can't
+/// check this at each copy; it only refuses to send the region's file descriptor for such a grant.
 Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) {
   const RegionDescriptor& remote = transfer.accepted().remote;
   const RegionMemoryKey& key = transfer.key();

@@ -26,7 +26,7 @@ struct Received {
 };
 
 Result<OwnedFd> listen_on(const std::string& name);
-/// kPeerLost: no socket with this name listens.
+/// Connects to the socket with this name. kPeerLost: no process listens on such a socket.
 Result<OwnedFd> connect_to(const std::string& name);
 /// Returns an empty descriptor if no connection waits, or if it is from a user other than this process's and root.
 OwnedFd accept_from(int listener);
