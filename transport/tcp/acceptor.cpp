@@ -12,7 +12,7 @@ namespace {
 
 /// Limit on the reason that is sent to an unauthenticated client, which with the header gets at most 64 bytes.
 constexpr std::size_t kRefusalBytesMax = 64 - sizeof(MessageHeader);
-// Reason for a client that sent no valid Hello, or whose real reason is too long and only logged.
+// Reason that is sent to a client without a valid Hello, or in place of a reason that is too long and is only logged.
 constexpr std::string_view kNoHello = "no valid handshake";
 
 }  // namespace

@@ -17,7 +17,8 @@ namespace kvferry::tcp {
 namespace {
 
 constexpr std::uint64_t kTurnBytes = 2 << 20;  // bytes that one connection moves before the next one's turn
-// Room of the receive buffer, enough for a small message. Payload that arrives in this buffer must be copied once more.
+// Room in the receive buffer beyond the message that is awaited, enough for a small message. Payload that arrives in
+// this buffer must be copied once more.
 constexpr std::size_t kReadAheadBytes = 6 << 10;
 constexpr std::size_t kHeadsBytes = 64 << 10;  // messages without payload are joined until they are this long
 // Limit on queued bytes of answers that the peer has not read; at this limit, nothing is received from the peer.

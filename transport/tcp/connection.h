@@ -71,14 +71,14 @@ class Connection {
   /// Returns the index that the handler has given to this connection.
   std::size_t lane() const { return lane_; }
   void set_lane(std::size_t lane) { lane_ = lane; }
-  /// Lets the connection begin with a TLS handshake; messages pass after it. Must precede the first advance().
+  /// Makes the connection begin with a TLS handshake, before any message. Must be called before the first advance().
   void secure(std::unique_ptr<net::TlsSession> tls) {
     tls_ = std::move(tls);
     is_shaking_hands_ = true;
   }
   /// Returns whether the TLS handshake is not finished yet.
   bool is_shaking_hands() const { return is_shaking_hands_; }
-  /// Returns the name of the cluster key that the connection was made with, or "" without a key.
+  /// Returns TlsSession::key_name(), also after TLS has ended, or "" if there is no cluster key.
   const std::string& key_name() const { return tls_ != nullptr ? tls_->key_name() : key_name_; }
   /// Called when the peer has sent a valid Hello or Welcome: from then on its messages may hold longer texts.
   void trust() { text_bytes_max_ = kAnswerBytesMax; }
@@ -97,9 +97,10 @@ class Connection {
   void add_sink(std::byte* to, std::uint64_t bytes) { sink_.push_back({to, bytes}); }
   void want_pieces() { wants_pieces_ = true; }
   void set_access(MemoryAccess access) { in_access_ = std::move(access); }
-  /// Reads the rest of the incoming payload and drops it.
+  /// From now on drops the rest of the payload that is being received.
   void drop_payload();
-  /// Sends the rest of this transfer's payload as zeros, so that the transfer's memory is no longer read.
+  /// If payload of this transfer is being sent, replaces the rest of it by zeros, so that the transfer's memory is no
+  /// longer read.
   void send_zeros_for(std::uint64_t transfer);
 
   /// Reports the connection as broken to the handler.

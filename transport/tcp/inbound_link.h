@@ -24,10 +24,11 @@ class InboundLink final : public MessageHandler {
   /// `over` is called once, after all connections were closed, by close() or because a connection has broken.
   InboundLink(TcpBackend& host, std::string from, std::function<void()> over);
 
-  /// Returns false if the link has kLanesMax connections already. `member`: name of the member that has made the
-  /// connection, see TransferTable::Asking.
+  /// Adds a connection. Returns false if the link has kLanesMax connections already. `member`: name of the member that
+  /// has made the connection, see TransferTable::Asking.
   bool add(Connection& connection, std::optional<std::string> member);
-  /// Closes the link if a connection is silent in the middle of a message. Returns whether any message is incomplete.
+  /// Closes the link if a connection is silent for too long in the middle of a message. Returns whether the link is
+  /// open and a message is incomplete.
   bool check(TimeNs now);
   void close();
 

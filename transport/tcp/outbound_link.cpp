@@ -193,7 +193,7 @@ Result<void> OutboundLink::on_message_end(Connection& connection) {
 
 Result<void> OutboundLink::on_answer(const MessageHead& head) {
   const auto found = transfers_.find(TransferId{head.header.id});
-  if (found == transfers_.end()) return {};  // the transfer was cancelled meanwhile
+  if (found == transfers_.end()) return {};  // the transfer has ended meanwhile, for example because it was cancelled
   OutTransfer& transfer = *found->second;
   const auto code = static_cast<ErrorCode>(head.header.code);
   const bool is_pull = transfer.what().direction == Direction::kPull;

@@ -77,12 +77,12 @@ class OutboundLink final : public MessageHandler {
   TcpBackend& host_;
   const PeerId peer_;
   const Address address_;
-  std::uint64_t token_;  // names the link to the peer
+  std::uint64_t token_;  // Hello::link of the connections
   std::size_t endpoint_ = 0;
   std::string failures_;  // the endpoints that failed, and why
   std::vector<Lane> lanes_;
   std::unordered_map<TransferId, std::unique_ptr<OutTransfer>> transfers_;
-  std::array<std::vector<OutTransfer*>, 3> queues_;  // transfers with bytes to distribute, by priority
+  std::array<std::vector<OutTransfer*>, 3> queues_;  // transfers with something left to send or request, by priority
   bool is_over_ = false;
   std::string why_over_;
 };

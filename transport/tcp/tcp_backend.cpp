@@ -17,7 +17,7 @@ constexpr std::size_t kConnectionsMax = 4096;
 constexpr int kAcceptsAtOnce = 32;
 
 /// Returns the addresses at which peers can reach the listener, the most useful first. A listener on all interfaces has
-/// all addresses of this host; loopback is the last one, because it reaches this host only.
+/// this host's addresses, at most kAddressesMax; loopback is the last one, because it reaches this host only.
 std::vector<net::HostPort> reachable_addresses(const net::HostPort& listening_on) {
   constexpr std::size_t kAddressesMax = 16;
   const bool is_any_ipv4 = listening_on.host == "0.0.0.0";

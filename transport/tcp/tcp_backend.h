@@ -55,7 +55,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   Connection& adopt(OwnedFd socket, MessageHandler& handler, bool is_connecting);
   /// Queues the connection for the next advance().
   void wake(Connection& connection);
-  /// Closes the connection. The object stays valid until the current call has returned.
+  /// Closes the connection. The object stays valid until the next advance().
   void close(Connection& connection);
   /// Schedules a check of the links for silence. Called when a peer owes an answer.
   void arm_silence_check();
