@@ -11,8 +11,9 @@
 namespace kvferry::ucx {
 namespace {
 
-/// Returns whether a value of UCX_TLS allows RDMA: it names an RDMA transport or, if it begins with '^', the list of
-/// what UCX leaves out, it does not name all of them ("ib").
+/// Returns whether a value of UCX_TLS allows RDMA. A value that begins with '^' lists transports that UCX leaves out;
+/// it allows RDMA unless it lists "ib", which means all RDMA transports. Any other value allows RDMA if it lists "all"
+/// or an RDMA transport.
 bool allows_rdma(std::string_view transports) {
   if (transports.starts_with('^')) return fmt::format(",{},", transports.substr(1)).find(",ib,") == std::string::npos;
   constexpr std::string_view kRdma[] = {"all", "ib", "rc", "ud", "dc", "srd"};

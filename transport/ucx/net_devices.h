@@ -19,9 +19,10 @@ struct NetDevices {
   std::string why;                 // for logs, such as "mlx5_0:1 (behind one PCIe switch with the GPU)"; may be empty
 };
 
-/// Chooses the network cards. UCX decides if the user has set UCX_NET_DEVICES, if UCX_TLS leaves out RDMA, or if
-/// nothing is asked for or found. Errors: kInvalidArgument if `options` names a card that this host does not have.
-/// `root`: the folder that contains /sys and /dev.
+/// Chooses the network cards. UCX decides if the user has set UCX_NET_DEVICES. UCX also decides if `options` names no
+/// card and either names no GPU, or UCX_TLS leaves out RDMA, or this host lacks the GPU or an RDMA device. Errors:
+/// kInvalidArgument if `options` names a card that this host does not have. `root`: the folder that contains /sys and
+/// /dev.
 Result<NetDevices> choose_net_devices(const UcxOptions& options, const std::filesystem::path& root,
                                       const Environment& get_env);
 

@@ -18,7 +18,7 @@
 
 namespace kvferry::ucx {
 
-/// Returns the length of the encoded message, followed by the message; the caller appends the payload.
+/// Returns the encoded message, preceded by its length; the caller appends the payload.
 template <class Message>
 std::string begin_packed(const Message& message, std::uint64_t payload_bytes) {
   const std::string head = encode(message);
@@ -70,7 +70,8 @@ class PendingMessages {
   /// Returns a random token. Only the peer that receives the message learns it, so no other peer can answer.
   std::uint64_t next_token() { return (std::uint64_t{random_()} << 32) | random_(); }
   void add(std::uint64_t token, Pending message) { pending_.emplace(token, std::move(message)); }
-  /// Removes and returns a message, or returns nullopt if its transfer has ended.
+  /// Removes and returns a message. Returns nullopt if none with this token is pending, for example because its
+  /// transfer has ended.
   std::optional<Pending> take(std::uint64_t token) {
     auto found = pending_.extract(token);
     return found ? std::optional(std::move(found.mapped())) : std::nullopt;

@@ -15,7 +15,7 @@
 namespace kvferry::ucx {
 namespace {
 
-/// Returns the version of the library that was loaded, as UCP_VERSION() writes it.
+/// Returns the version of the library that was loaded, in the form of UCP_VERSION().
 unsigned loaded_version() {
   unsigned major = 0;
   unsigned minor = 0;
@@ -66,8 +66,8 @@ void set_tcp_segments(ucp_config_t* config) {
   }
 }
 
-/// Restricts UCX to these network cards, and lets one operation use all of them. UCX takes up to two for a message by
-/// default, and one for a get or a put; UCX 1.13 has no option for the latter.
+/// Restricts UCX to these network cards, and lets one operation use all of them. By default UCX uses up to two for a
+/// message, and one for a get or a put; versions before 1.16 have no option for gets and puts.
 void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics) {
   const auto set = [config](const char* name, const std::string& value) {
     if (const ucs_status_t status = api().ucp_config_modify(config, name, value.c_str()); status != UCS_OK)
@@ -83,9 +83,9 @@ void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics)
   }
 }
 
-/// Turns UCX's cache of registrations off. Each region is registered once, so nothing is looked up in it; and where UCX
-/// does not see CUDA's allocations, as those of a static CUDA runtime, the cache refuses all GPU memory (seen with
-/// UCX 1.22). The user's UCX_RCACHE_ENABLE takes precedence.
+/// Turns UCX's cache of registrations off. Each region is registered once, so the cache is of no use. Where UCX does
+/// not see CUDA's allocations, such as those of a static CUDA runtime, the cache refuses all GPU memory (seen with UCX
+/// 1.22). The user's UCX_RCACHE_ENABLE takes precedence.
 void turn_registration_cache_off(ucp_config_t* config) {
   if (std::getenv("UCX_RCACHE_ENABLE") != nullptr) return;
   const ucs_status_t status = api().ucp_config_modify(config, "RCACHE_ENABLE", "n");

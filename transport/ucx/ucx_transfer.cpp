@@ -183,7 +183,7 @@ void UcxTransfer::post_messages(UcpWorker& worker, const std::string& from) {
       message.extents.push_back(pieces.back().bytes);
       bytes += pieces.back().bytes;
     }
-    // If a transfer has only one message, that message carries the notification as well.
+    // A transfer's only message also carries the notification, unless a checksum is wrong or will be compared later.
     const bool is_checked_later = is_pull() && accepted_.has_checksums();
     if (is_first && is_all_posted() && !verifier_.has_corrupt() && !is_checked_later &&
         !accepted_.notification.empty()) {
