@@ -28,6 +28,7 @@ class CompletionQueue {
   bool has_something() const { return has_something_.load(std::memory_order_acquire); }
   int event_fd() const { return event_.fd(); }
   /// Sleeps until a completion or notification is unread, one of `interrupt_fds` is readable or the time has passed.
+  /// Returns has_something().
   bool wait(TimeNs timeout_ns, std::span<const int> interrupt_fds) const;
 
   static constexpr std::size_t kNotificationsMax = 65536;

@@ -15,7 +15,7 @@
 namespace kvferry {
 
 /// A backend with a thread that runs tasks from an inbox. Threads: any may call post() and join(); only the progress
-/// thread calls the other methods.
+/// thread calls the protected methods.
 class InboxBackend : public Backend {
  public:
   using Backend::Backend;

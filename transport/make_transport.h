@@ -24,7 +24,7 @@ struct CommonOptions {
   TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
 };
 
-/// UCX itself is configured by its environment variables (UCX_TLS, UCX_NET_DEVICES), which have priority.
+/// Options of the UCX backend. UCX's environment variables (UCX_TLS, UCX_NET_DEVICES) take precedence over them.
 struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // limit of operations of one transfer posted to UCX at a time
   std::uint32_t operations_per_peer_max = 64;      // limit of operations of all transfers with one peer

@@ -16,8 +16,8 @@
 
 namespace kvferry {
 
-/// One lock guards all of the owner's state. The thread that holds it runs the loop: the progress thread, a caller in
-/// call(), or a caller in drive(), which is called the driver. So a backend needs no lock of its own, and a call to an
+/// One lock guards all of the owner's state. The thread that holds it runs the loop: the progress thread, a caller of
+/// call(), or a caller of drive() (the driver). So a backend needs no lock of its own, and a call to an
 /// idle backend wakes no other thread. While there is a driver, the progress thread is parked: it waits outside the
 /// loop.
 class ProgressLoop {
@@ -64,7 +64,7 @@ class ProgressLoop {
   void kick() { inbox_.wake().set(); }
 
   /// May be called by any thread that does not hold the loop's lock. Runs the task under the lock: at once if the lock
-  /// is free, otherwise soon. Tasks run in the order of the calls. Blocks at most as long as a task takes.
+  /// is free, otherwise soon. Tasks run in the order of the calls. Blocks only while posted tasks run.
   void call(TaskInbox::Task task);
   /// May be called by any thread. Does the loop's work until is_over() returns true or the time has passed. is_over()
   /// is called often and without the lock. Returns the last result of is_over(), or nullopt at once if another thread
