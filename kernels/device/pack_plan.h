@@ -33,13 +33,13 @@ struct PackPlan {
   }
 };
 
-/// Tokens of one chunk to copy. Its *run* is the copied bytes in canonical order, tightly packed: the whole chunk for a
-/// gather, possibly a part for a scatter.
+/// Tokens of one chunk to copy. The job's *run* is the copied bytes in canonical order, tightly packed: the whole chunk
+/// for a gather, possibly a part for a scatter.
 struct PackJob {
   std::byte* chunk;
-  const std::int32_t* tables;  // block ids of the sequence's blocks, group by group; -1: no block
+  const std::int32_t* tables;  // ids of consecutive blocks of the sequence, group by group; -1: no block
   std::uint32_t table_blocks;  // number of blocks in the table of each group
-  std::uint32_t first_token;   // position of the first token in the sequence
+  std::uint32_t first_token;   // position of the first token, counted from the start of the first block in the tables
   std::uint32_t num_tokens;
   // Number of tokens in the chunk, and of tokens at its start that are not copied.
   std::uint32_t chunk_tokens, skip_tokens;
