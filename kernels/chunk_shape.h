@@ -22,21 +22,22 @@ struct ChunkShape {
 };
 
 /// Checks `format` against the layout and fills in its defaults. Errors: kInvalidArgument if heads are out of range,
-/// the conversion is not supported, an element type's size differs from the layout's, or scales are given, but not one
-/// positive scale for each layer's K and V. Precondition: the layout has passed check_layout().
+/// the conversion is not supported, the size of the cache's element type differs from the layout's, or scales are not
+/// allowed (only chunks of fp8 have scales: one positive scale for each layer's K and V, or none). Precondition: the
+/// layout has passed check_layout().
 Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format);
 
 std::string_view name_of(ElementType type);
 /// Returns the size of an element in bytes; 0 for kBytes.
 std::uint32_t bytes_of(ElementType type);
 
-/// Returns kInvalidArgument unless the layout is valid, its sizes and addresses fit 64 bits, and no two elements of a
-/// plane share a byte (a stride left at zero would make scatter lose tokens silently).
+/// Returns kInvalidArgument unless the layout is valid, its sizes fit 64 bits and its addresses 63 bits, and no two
+/// elements of a plane share a byte (a stride left at zero would make scatter lose tokens silently).
 Result<void> check_layout(const KvLayout& layout);
 
-/// Returns kInvalidArgument unless each layer's block table names a valid block for every token of the run, the chunk
-/// buffer has room for run.num_tokens tokens, and all heads of the chunk are copied. `layout` must have passed
-/// check_layout().
+/// Returns kInvalidArgument unless each layer's block table has a valid block or kNoBlock for every token of the run,
+/// the chunk buffer has room for run.num_tokens tokens, and all heads of the chunk are copied. `layout` must have
+/// passed check_layout().
 Result<void> check_gather(const KvLayout& layout, const ChunkShape& shape, const TokenRun& run,
                           std::size_t chunk_bytes);
 

@@ -37,7 +37,7 @@ class HostPacker final : public Packer {
     const std::size_t head_bytes = run.num_tokens * row_bytes();
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       copy_head<CopyDirection::kGather>(plane, head, run, rows);
-      checksum.update({rows, head_bytes});  // the rows are hashed while they are in this core's cache
+      checksum.update({rows, head_bytes});  // the rows are hashed while they are in this core's CPU cache
       rows += head_bytes;
     });
     return checksum.digest();
@@ -57,7 +57,8 @@ class HostPacker final : public Packer {
   }
 
  private:
-  /// Adds the rows to `hashes`, unless it is nullptr, while they are in this core's cache.
+  /// Copies the rows to the KV blocks. First adds each row to `hashes`, unless that is nullptr, so that the copy finds
+  /// it in this core's CPU cache.
   Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                        const TokenRun& run, SegmentHashes* hashes) const {
     KVFERRY_TRY(check_scatter(layout_, shape_, run, chunk.size(), chunk_tokens, skip_tokens));

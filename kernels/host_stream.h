@@ -20,8 +20,9 @@ struct HostStream {
   const ChunkShape& shape;
   std::span<const PlanePlan> planes;
 
-  /// Returns true if this class suits the run: the run is large enough, a head's rows in a block fit a small buffer
-  /// and, for a gather, these rows are whole checksum segments.
+  /// Returns true if this class suits the run: the run is large enough, and a head's rows in a block fit a small
+  /// buffer. For a gather, the run must also consist of whole blocks, in each of which a head's rows are whole checksum
+  /// segments.
   bool suits_gather(const TokenRun& run) const;
   bool suits_scatter(const TokenRun& run) const;
   /// Same as the functions of Packer with these names, but the arguments must have passed the checks in chunk_shape.h.

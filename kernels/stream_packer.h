@@ -48,8 +48,8 @@ class StreamPacker {
   virtual const KvLayout& layout() const = 0;
   virtual std::uint64_t chunk_bytes_per_token() const = 0;
 
-  /// Starts a pass. Errors: kInvalidArgument if Packer::gather() would reject a job, kFull if there is no memory for
-  /// the pass; nothing is copied then.
+  /// Starts a pass. Errors: kInvalidArgument if Packer::gather() would reject a job, or if there is no job or too many,
+  /// kFull if there is no memory for the pass; nothing is copied then.
   virtual Result<std::unique_ptr<Pass>> gather(std::span<const PackerJob> jobs, DeviceStream stream,
                                                bool wants_checksums) = 0;
   /// Same as gather(). The checksums cover the whole chunks as read, even if only a part of each chunk is scattered.

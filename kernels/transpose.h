@@ -10,7 +10,7 @@ namespace kvferry {
 
 constexpr std::size_t kTileBytes = 16;
 
-/// A 16-byte vector of T. The type requires alignment; vectors are loaded and stored by memcpy, so memory needs none.
+/// A 16-byte vector of T. The type is aligned, but matrices need not be, since vectors are loaded and stored by memcpy.
 template <class T>
 struct TileRow {
   using Type __attribute__((vector_size(kTileBytes))) = T;

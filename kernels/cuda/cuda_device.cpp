@@ -23,8 +23,8 @@
 namespace kvferry {
 namespace {
 
-// Minimum size of a range that a copy engine copies. A copy engine takes microseconds to start but leaves the GPU's
-// processors to the model. One kernel launch copies all smaller ranges.
+// Minimum size of a range that a copy engine copies if a call copies several ranges. A copy engine takes microseconds
+// to start but leaves the GPU's multiprocessors to the model. Smaller ranges are copied together by a kernel.
 constexpr std::uint64_t kCopyEngineBytes = 256 << 10;
 
 class CudaDevice final : public Device {
@@ -191,8 +191,8 @@ class CudaDevice final : public Device {
                        "cannot flush what network cards wrote to GPU memory (GPUDirect RDMA)");
   }
 
-  /// Returns whether the memory is page-locked, but not by this device: UCX for example registers memory by itself. The
-  /// caller holds mutex_.
+  /// Returns whether the memory is page-locked, but not by this object: UCX for example page-locks memory by itself.
+  /// The caller holds mutex_.
   bool is_pinned_by_others(std::span<std::byte> memory) const {
     const auto after = pins_.lower_bound(memory.data() + memory.size());
     if (after != pins_.begin() && std::prev(after)->first + std::prev(after)->second.bytes > memory.data())
@@ -225,7 +225,7 @@ class CudaDevice final : public Device {
     return cuda_result(code, "cannot launch the CUDA kernel that copies GPU memory");
   }
 
-  /// Holds the buffer until the device has read it, and returns buffers that it has read to the pool.
+  /// Holds the buffer until the device has read it. Gives buffers that the device has read back to the pool.
   Result<void> keep_until_read(PinnedBuffer buffer, cudaStream_t stream) {
     Event event = KVFERRY_TRY(make_event());
     KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream), "cannot record a CUDA event"));

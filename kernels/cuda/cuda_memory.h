@@ -9,8 +9,9 @@
 
 namespace kvferry {
 
-/// Returns kFull if memory is exhausted, kUnavailable for any other error of CUDA. CUDA keeps an error for each thread
-/// until it is read; it is cleared here, because the engine would take it for an error of its own next launch.
+/// Returns kFull if memory is exhausted, kUnavailable for any other error of CUDA. CUDA keeps a thread's last error
+/// until it is read. The error is read here, because the engine would otherwise take it for an error of its own next
+/// launch.
 inline Result<void> cuda_result(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return {};
   cudaGetLastError();

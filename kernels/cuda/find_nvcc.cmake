@@ -1,4 +1,5 @@
-# Finds nvcc: CMAKE_CUDA_COMPILER or CUDACXX if set, the one on the PATH, or the one that launch/setup put into build/.
+# Finds nvcc: CMAKE_CUDA_COMPILER or CUDACXX if set, the one on the PATH or in /usr/local/cuda, or the one that
+# launch/setup put into build/.
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(KVFERRY_NVCC nvcc
     PATHS /usr/local/cuda/bin ${PROJECT_SOURCE_DIR}/build/cuda-toolkit/nvidia/cu13/bin REQUIRED)

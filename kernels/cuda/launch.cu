@@ -14,7 +14,7 @@ using namespace device;
 constexpr std::uint32_t kThreads = 128;
 constexpr std::uint32_t kSegmentsPerBlock = kThreads / kSegmentLanes;
 
-/// Runs one of the kSegmentLanes lanes of a segment. With kHashes, returns the segment's hash in all of them.
+/// Runs one of the kSegmentLanes lanes of a segment. With kHashes, every lane returns the hash of the whole segment.
 template <bool kHashes, class Lane>
 __device__ std::uint64_t run_lane(Lane lane, std::uint32_t number, const SegmentSecret& secret) {
   const unsigned together = ((1U << kSegmentLanes) - 1) << (threadIdx.x % 32 / kSegmentLanes * kSegmentLanes);
@@ -44,10 +44,11 @@ __device__ void share_secret(SegmentSecret& shared, const SegmentSecret& secret)
   __syncthreads();
 }
 
-/// Returns the thread's first segment, and how many segments the grid's blocks of one job take at once.
+/// Returns the index of the thread's first segment.
 __device__ std::uint64_t first_segment() {
   return std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
 }
+/// Returns how many segments the blocks of one job copy at a time.
 __device__ std::uint64_t segments_at_once() { return std::uint64_t{gridDim.x} * kSegmentsPerBlock; }
 
 template <class Format, bool kGathers, bool kHashes>
@@ -109,7 +110,8 @@ constexpr std::uint64_t blocks_for(std::uint64_t segments) {
 }
 
 /// Returns a grid with `blocks` blocks for each job, or fewer if the chunks are in host memory: kernels of other
-/// streams begin only after the last block of this grid, and so would wait for nearly all that goes over the PCIe link.
+/// streams begin only after the last block of this grid has begun, and so would wait for nearly all transfers over the
+/// PCIe link.
 dim3 grid_for(std::uint64_t blocks, std::uint32_t num_jobs, bool in_host_memory) {
   constexpr std::uint32_t kHostBlocks = 32;  // for all jobs together; they fill about 92 % of a PCIe 5 link
   if (in_host_memory) blocks = std::min<std::uint64_t>(blocks, std::max(1U, kHostBlocks / num_jobs));

@@ -16,8 +16,8 @@ namespace kvferry::cuda {
 class PackJobs {
  public:
   explicit PackJobs(bool in_host_memory) : in_host_memory_(in_host_memory) {}
-  /// Adds a job whose tables have `entries`. If job.tables is null, a copy of the entries travels with the job;
-  /// otherwise they are there already, in memory that the device can read. Returns false if there is no room.
+  /// Adds a job whose tables have `entries`. If job.tables is null, this object keeps a copy of the entries; otherwise
+  /// job.tables points to them, in memory that the device can read. Returns false if there is no room.
   bool add(const device::PackJob& job, std::span<const std::int32_t> entries) {
     const std::size_t table = job.tables == nullptr ? entries.size_bytes() : 0;
     if ((num_jobs_ + 1) * sizeof(Entry) + tables_ + table > kBytes) return false;

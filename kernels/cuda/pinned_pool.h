@@ -24,7 +24,7 @@ struct PinnedBuffer {
 class PinnedPool {
  public:
   Result<PinnedBuffer> take(std::size_t bytes);
-  /// Keeps the buffer, unless kKeptBytes are kept already.
+  /// Keeps the buffer for take(), or frees it if more than kKeptBytes would be kept.
   void give_back(PinnedBuffer buffer);
   /// Frees the buffers that are not taken.
   void clear();

@@ -36,8 +36,8 @@ struct SmallFloat {
   KVFERRY_DEVICE static Storage from_float(float value) {
     const std::uint32_t bits = bits_of(value), magnitude = bits & 0x7FFFFFFF;
     const std::uint32_t sign = bits >> 31 << kSignBit;
-    // The code has no branches, so that compilers can vectorise it.
-    // Drops mantissa bits with round to nearest even; a carry correctly runs into the exponent.
+    // The code has no branches, so that compilers can vectorise it. `normal` is the magnitude without kDropped
+    // of its mantissa bits, rounded to nearest even; a carry correctly runs into the exponent.
     constexpr int kDropped = 23 - kMantissaBits;
     constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // a float's biased exponent for the smallest normal number
     const std::uint32_t normal = ((magnitude + (1U << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1)) >> kDropped) -
@@ -82,7 +82,7 @@ struct Bf16 {
 
 struct Fp32 {
   using Storage = std::uint32_t;
-  /// Processors differ in the NaN that a multiplication by the scale returns; this stores the same one everywhere.
+  /// Processors differ in the NaN that a multiplication by the scale returns, so all NaNs are stored as the same one.
   KVFERRY_DEVICE static Storage from_float(float value) {
     const std::uint32_t bits = bits_of(value);
     return (bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FFFFFFF : bits;

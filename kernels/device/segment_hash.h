@@ -2,10 +2,10 @@
 // hashes 16 bytes of every fourth 64-byte stripe.
 //
 // XXH3 mixes its eight accumulators only in pairs, which this file calls quarters: quarter j holds accumulators 2j and
-// 2j + 1 and reads bytes 16j to 16j + 15 of each stripe. Between two scrambles a stripe only adds to them, so the four
-// lanes of a quarter sum up different stripes, and their sums are added before the scramble. The results of the four
-// quarters are added at the end. Constants and order are XXH3's (its specification: doc/xxhash_spec.md of xxHash 0.8)
-// for 4096 bytes, no seed and the default secret.
+// 2j + 1 and reads bytes 16j to 16j + 15 of each stripe. Between two scrambles a stripe only adds to the accumulators,
+// so the four lanes of a quarter sum up different stripes, and their sums are added before the scramble. The results of
+// the four quarters are added at the end. Constants and order are XXH3's (its specification: doc/xxhash_spec.md of
+// xxHash 0.8) for 4096 bytes, no seed and the default secret.
 #pragma once
 
 #include <cstdint>
