@@ -21,7 +21,7 @@ namespace kvferry::net {
 struct KeyContent {
   std::vector<std::string> keys{};  // accepted cluster keys, the one in use first; empty if `own` is set
   std::optional<MemberKey> own{};   // the member's key, if this process is a member
-  // nullopt: there is no list of members, and every process that has the cluster key is accepted.
+  // The listed members. Without a list there is no value, and every process that has the cluster key is accepted.
   std::optional<std::vector<Member>> members{};
   bool operator==(const KeyContent&) const = default;
 
