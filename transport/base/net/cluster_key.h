@@ -54,7 +54,8 @@ class ClusterKey {
   /// Makes a key that is in no file and never changes.
   explicit ClusterKey(std::string bytes);
 
-  /// Returns HMAC-SHA256 of `purpose` under the key in use, or under a member's secret in its place.
+  /// Returns HMAC-SHA256 of `purpose` under the key in use or, if this is a member's key, under
+  /// MemberKey::Shared::secret.
   Derived derived(std::string_view purpose) const;
   /// Returns the keys accepted at this moment, the key in use first; they don't follow the file. Empty: this is a
   /// member's key.
