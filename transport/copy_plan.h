@@ -13,11 +13,11 @@ inline bool is_inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t r
   return offset <= region_bytes && bytes <= region_bytes - offset;
 }
 
-/// kInvalidArgument: a range exceeds local_bytes or remote_bytes; the message names the first such range.
+/// Returns kInvalidArgument if a range exceeds local_bytes or remote_bytes; the message names the first such range.
 Result<void> check_ranges(std::span<const CopyRange> ranges, std::uint64_t local_bytes, std::uint64_t remote_bytes);
 
-/// Removes empty ranges, and joins a range that directly follows the previous one in both the local and the remote
-/// region to it, because every copy costs a fixed time.
+/// Removes empty ranges. Joins a range to the previous one if it directly follows that one in both the local and the
+/// remote region, because every copy costs a fixed time.
 void join_ranges(std::vector<CopyRange>& ranges);
 
 }  // namespace kvferry

@@ -84,7 +84,7 @@ struct GpuIpcOptions : CommonOptions {
   Device* device = nullptr;  // the GPU that copies; must outlive the transport
   // Maximum of bytes copied in one launch. The host takes as long to prepare a launch as the GPU to copy some 20 MiB.
   std::uint64_t piece_bytes = 64 << 20;
-  // Limit of enqueued bytes, because cancel() and urgent transfers wait for the enqueued copies.
+  // Limit of enqueued bytes. It is needed because cancel() and urgent transfers wait for the enqueued copies.
   std::uint64_t in_flight_bytes = 256 << 20;
 };
 

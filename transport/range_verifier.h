@@ -19,8 +19,8 @@ namespace kvferry {
 /// Computes the checksums of consecutive ranges, whose bytes are added in order and in pieces of any size.
 class RangeDigest {
  public:
-  /// Hashes a piece. With `ends_range`, which says that the piece is the last one of its range, returns the range's
-  /// checksum; the next piece then begins another range.
+  /// Hashes a piece. `ends_range`: the piece is the last one of its range. The range's checksum is then returned, and
+  /// the next piece begins another range.
   std::optional<std::uint64_t> add(std::span<const std::byte> bytes, bool ends_range) {
     if (ends_range && !stream_) return chunk_checksum(bytes);
     if (!stream_) stream_.emplace();

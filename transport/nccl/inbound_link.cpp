@@ -140,7 +140,7 @@ void InboundLink::answer(std::uint64_t token, const Error& outcome, std::vector<
 void InboundLink::on_report(bool is_pull, Channel::Report& report) {
   if (report.is_started) return send(Kind::kData, Data{report.token});
   auto served = served_.extract(report.token);
-  served.mapped().access.end();  // the answer comes after this, so that the grant can be revoked once it has arrived
+  served.mapped().access.end();  // the access ends first, so that the grant can be revoked once the answer has arrived
   if (!report.outcome) {
     answer(report.token, report.outcome.error());
   } else if (!is_pull) {

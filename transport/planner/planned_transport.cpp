@@ -284,7 +284,7 @@ class PlannedTransport final : public Transport {
     MemoryClass kind = MemoryClass::kOther;
     std::vector<std::size_t> routes;  // indexes of the backends that reach both ends, the fastest first
   };
-  /// The caller must hold mutex_.
+  /// Finds the two ends of a transfer. The caller must hold mutex_.
   Result<Ends> ends_of(PeerId id, RegionId local, const planner::RegionParts& remote) const {
     const auto peer = peers_.find(id);
     if (peer == peers_.end()) return Error{ErrorCode::kInvalidArgument, fmt::format("peer {} is not connected", id)};

@@ -34,7 +34,8 @@ class NoteRing {
   /// Returns nullopt if the ring is empty or malformed; if malformed, is_broken() is true.
   std::optional<std::string> pop();
   bool has_notes() const { return header().tail.load(std::memory_order_seq_cst) != head_; }
-  /// The consumer calls this and then checks the ring once more before it sleeps: the next push() sets `must_wake`.
+  /// The consumer calls this function, and then checks the ring once more, before it sleeps. The next push() sets
+  /// `must_wake`.
   void ask_to_be_woken() { header().is_woken.store(0, std::memory_order_seq_cst); }
   bool is_broken() const { return is_broken_; }
 

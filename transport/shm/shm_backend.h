@@ -75,7 +75,8 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
 
   void accept_all();
   // The functions up to drop_pending_handshakes() are defined in shm_backend_inbound.cpp.
-  /// Handles what the peer has sent. Returns false, like the next three functions, if the connection must be closed.
+  /// serve() handles what the peer has sent. It returns false, like the next three functions, if the connection must be
+  /// closed.
   bool serve(Inbound& inbound);
   bool on_packet(Inbound& inbound, const Packet& packet);
   bool on_hello(Inbound& inbound, const Packet& packet);

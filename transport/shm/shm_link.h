@@ -42,8 +42,8 @@ class ShmLink {
   bool feed(const FedCopies& more);
   void cancel(TransferId id);
   void cancel_all(const std::string& what);
-  /// Copies the next piece of the most urgent transfer, notifies the peer of ended transfers and pings a silent peer.
-  /// Returns true if the caller should call advance() again soon.
+  /// Copies the next piece of the most urgent transfer, or notifies the peer that the transfer has ended. Pings the
+  /// peer if the transfer has to wait for it. Returns true if the caller should call advance() again soon.
   bool advance(TimeNs now);
   TimeNs next_deadline() const;
   void fail(const std::string& why);

@@ -27,7 +27,8 @@ fs::path own_file() {
   link_map* map = nullptr;
   const void* const inside = reinterpret_cast<const void*>(&load_ucx);
   if (::dladdr1(inside, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 || map == nullptr) return {};
-  std::error_code failure;  // the program itself has no name in the loader's list
+  // The program itself has no name in the loader's list, so /proc/self/exe stands for it.
+  std::error_code failure;
   return fs::canonical(*map->l_name != '\0' ? map->l_name : "/proc/self/exe", failure);
 }
 

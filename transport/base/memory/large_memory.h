@@ -17,7 +17,7 @@ std::uint64_t whole_pages(int fd, std::uint64_t bytes);
 /// no process uses or has reserved.
 std::uint64_t reserved_huge_page_bytes();
 
-/// memcpy for amounts larger than a cache: its stores bypass the caches, so that memory is not read before it is
+/// A memcpy for amounts larger than a cache: its stores bypass the caches, so that memory is not read before it is
 /// overwritten, and the next source is prefetched during the copy.
 ///
 /// Copies `bytes` bytes; uses ordinary stores if the processor has no streaming stores. Call finish_streams() before

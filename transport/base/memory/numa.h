@@ -7,9 +7,9 @@
 
 namespace kvferry {
 
-/// While it exists, pages that the calling thread touches first are allocated on this NUMA node, or on another one if
-/// the node has no free page. A thread that has a memory policy already, set by numactl for example, keeps it. Threads:
-/// to be destroyed by the thread that made it.
+/// While this object exists, pages that the calling thread touches first are allocated on this NUMA node, or on another
+/// one if the node has no free page. A thread that has a memory policy already, set by numactl for example, keeps it.
+/// The thread that made the object must destroy it.
 class NumaPreference {
  public:
   /// Does nothing if `node` is negative.

@@ -37,7 +37,7 @@ int numa_node_of(const std::filesystem::path& root, std::string_view pci_bus_id)
 /// the order of the PCI addresses, so that every process comes to the same result by itself. Never chosen are inactive
 /// ports, devices that have no file in this container's /dev, and ports with less than half the rate of the fastest
 /// port, which are for management. Of equally near ports the fastest are chosen, and of these InfiniBand rather than
-/// Ethernet. Returns no cards if the GPU or an RDMA device is missing.
+/// Ethernet. Returns no cards if the GPU is missing, or if there is no card to choose from.
 ///
 /// `allowed`: names of RDMA devices, with or without a port, and of interfaces; only these are chosen from, whatever
 /// their rate. Empty: all RDMA devices.

@@ -15,7 +15,7 @@
 namespace kvferry::net {
 namespace {
 
-constexpr int kBacklog = 4096;  // connections that may arrive at once, e.g. after a restart
+constexpr int kBacklog = 4096;  // limit on connections that wait to be accepted, e.g. after a restart
 constexpr int kNonBlocking = SOCK_NONBLOCK | SOCK_CLOEXEC;
 
 struct FreeAddrinfo {

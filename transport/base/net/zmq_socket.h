@@ -113,8 +113,8 @@ class ZmqSocket {
   void watch_connections();
   Result<void> connect_again();
   /// Called if the socket has a cluster key. A router listens anew if the key that it was bound with is not in use any
-  /// more, which ends its connections. A client connects anew if its key is not accepted any more, and with the other
-  /// accepted key if `was_refused`, i.e. a handshake has failed.
+  /// more, which ends its connections. A client connects anew if its key is not accepted any more. If
+  /// `was_refused`, i.e. a handshake has failed, a client connects anew with the other accepted key.
   void follow_key(bool was_refused);
   void listen_again(std::uint64_t version);
   struct Event {
