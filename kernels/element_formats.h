@@ -10,7 +10,7 @@
 
 namespace kvferry {
 
-/// Calls call(class that converts elements of this type), unless the type is kBytes.
+/// Calls `call` with an object of the class that converts elements of this type, unless the type is kBytes.
 template <class Call>
 void with_element_type(ElementType type, Call call) {
   if (type == ElementType::kBf16) call(device::Bf16{});

@@ -148,7 +148,7 @@ void HostStream::scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std
     const std::size_t row = piece.canonical_row + skipped_heads * layout.planes;
     const std::byte* const rows = chunk + row * head_bytes + (skip_tokens + piece.first) * row_bytes();
     expect(rows + layout.planes * head_bytes, 8 * 64);  // prefetches the first rows of the next head
-    if (hashes != nullptr) hashes->add({rows, piece.tokens * row_bytes()});  // the copy then reads them from the cache
+    if (hashes != nullptr) hashes->add({rows, piece.tokens * row_bytes()});  // put() then finds the rows in cache
     put(piece, rows, stage);
   });
   finish_streams();

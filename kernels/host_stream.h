@@ -25,7 +25,7 @@ struct HostStream {
   /// segments.
   bool suits_gather(const TokenRun& run) const;
   bool suits_scatter(const TokenRun& run) const;
-  /// Same as the functions of Packer with these names, but the arguments must have passed the checks in chunk_shape.h.
+  /// Same as Packer's functions with the same names, but the arguments must have passed the checks in chunk_shape.h.
   std::uint64_t gather(const TokenRun& run, std::byte* chunk) const;
   /// Adds the rows that it copies to `hashes`, unless that is nullptr.
   void scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens, const TokenRun& run,

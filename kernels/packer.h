@@ -56,8 +56,8 @@ class Packer {
   virtual std::uint64_t chunk_bytes_per_token() const = 0;
 
   /// Copies run.num_tokens tokens into chunk as canonical bytes of a chunk of exactly that many tokens, and returns
-  /// their chunk_checksum(). chunk.size() >= run.num_tokens * chunk_bytes_per_token(). The format must select all heads
-  /// of the chunk, since the checksum covers all of them.
+  /// their chunk_checksum(). chunk.size() must be at least run.num_tokens * chunk_bytes_per_token(). The format must
+  /// select all heads of the chunk, since the checksum covers all of them.
   virtual Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const = 0;
 
   /// Copies tokens [skip_tokens, skip_tokens + run.num_tokens) of a canonical chunk of `chunk_tokens` tokens into the

@@ -1,4 +1,4 @@
-// Gathers and scatters KV in GPU memory: many chunks, all layers and all blocks in one launch.
+// Gathers and scatters KV in GPU memory. One launch can copy many chunks, with all their layers and blocks.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace kvferry {
 
-/// One chunk and the tokens to copy, with the meaning of the arguments of Packer's functions. gather() and scatter()
-/// read the block ids before they return.
+/// One chunk and the tokens to copy. The fields mean what the arguments of Packer's functions mean. gather() and
+/// scatter() read the block ids before they return.
 struct PackerJob {
   TokenRun run;
   std::byte* chunk = nullptr;
@@ -34,9 +34,9 @@ class StreamPacker {
    public:
     virtual ~Pass() = default;
     /// Enqueues the copy of layers [first, end). The layers of a pass are copied in order, each once. Errors:
-    /// kUnavailable if the device rejects the launch.
+    /// kInvalidArgument if these are not the next layers, kUnavailable if the device rejects the launch.
     virtual Result<void> copy_layers(std::uint32_t first, std::uint32_t end) = 0;
-    /// Enqueues the checksums, if the pass has any; returns at once. Must be called after the last layer.
+    /// Enqueues the checksums, if the pass has any; returns at once. Must be called after the last layer is enqueued.
     virtual Result<void> finish() = 0;
     /// Returns true if the device has finished all work of the pass.
     virtual Result<bool> is_done() const = 0;

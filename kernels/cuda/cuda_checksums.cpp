@@ -16,7 +16,7 @@ class CudaChecksums final : public Device::Checksums {
   CudaChecksums(PinnedPool& pinned, int ordinal) : pinned_(pinned), ordinal_(ordinal) {}
   ~CudaChecksums() override {
     const CurrentDevice current(ordinal_);
-    // Waits first, because the device may still access the buffer in host memory.
+    // The destructor waits first, because the device may still access the buffer in host memory.
     if (host_.data() != nullptr) cudaStreamSynchronize(stream_);
     pinned_.give_back(std::move(host_));
     done_.reset();

@@ -47,7 +47,7 @@ class CudaPass final : public StreamPacker::Pass {
       : state_(std::move(state)), stream_(stream), gathers_(gathers), wants_checksums_(wants_checksums) {}
   ~CudaPass() override {
     const CurrentDevice current(state_->ordinal);
-    // Waits first, because the device may still access the buffer in host memory.
+    // The destructor waits first, because the device may still access the buffer in host memory.
     if (is_finished_)
       cudaEventSynchronize(done_.get());
     else if (host_.data() != nullptr)

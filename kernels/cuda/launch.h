@@ -21,15 +21,16 @@ struct Launch {
   std::uint64_t run_elements_max;
 };
 
-/// Each thread copies 16 bytes at a time. The plan must be is_vectorisable(), and chunk addresses multiples of 16. With
-/// `hashes` the kernel also fills each job's `segments`, which may be in pinned host memory; in a scatter, all runs
-/// must then be whole chunks, and `layers` must be all layers.
+/// launch_gather() and launch_scatter() launch kernels whose threads copy 16 bytes at a time. The plan must be
+/// is_vectorisable(), and chunk addresses multiples of 16. With `hashes` the kernel also fills each job's `segments`,
+/// which may be in pinned host memory; in a scatter, all runs must then be whole chunks, and `layers` must be all
+/// layers.
 cudaError_t launch_gather(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
                           bool hashes, cudaStream_t stream);
 cudaError_t launch_scatter(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
                            bool hashes, cudaStream_t stream);
 
-/// Each thread copies one element at a time, for any layout.
+/// Launches a kernel whose threads copy one element at a time, for any layout.
 cudaError_t launch_elements(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
                             bool gathers, cudaStream_t stream);
 
@@ -42,7 +43,8 @@ struct RangeJob {
   const std::byte* from;
   std::uint64_t num_bytes;
 };
-/// `jobs` may be in pinned host memory. `bytes_max`: the largest job's number of bytes.
+/// Launches a kernel that copies the ranges. `jobs` may be in pinned host memory. `bytes_max`: the largest job's number
+/// of bytes.
 cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream);
 
 /// Calls `launch`, which launches a kernel, and returns the launch's error. The errors that earlier calls left on this

@@ -20,7 +20,7 @@ struct PinnedBuffer {
 };
 
 /// Reuses pinned buffers: allocating one takes longer than a transfer, and freeing one waits for all kernels that run.
-/// Threads: any; the GPU must be current.
+/// Threads: any; the GPU must be the calling thread's current one.
 class PinnedPool {
  public:
   Result<PinnedBuffer> take(std::size_t bytes);

@@ -18,7 +18,7 @@ namespace kvferry {
 namespace {
 
 struct Exported {
-  std::uint64_t process = 0;  // random number that stands for the owner's process; pids would not be unique
+  std::uint64_t process = 0;  // random number for the owner's process; pids of different containers may be equal
   std::uint64_t address = 0;  // address in the owner's process
   std::string handle;         // CUDA's handle of the allocation
   std::uint64_t allocation_bytes = 0;

@@ -12,8 +12,8 @@
 
 namespace kvferry {
 
-/// Exports GPU memory to other processes, and maps theirs. Threads: any. The GPU of the memory must be the calling
-/// thread's current device.
+/// Exports GPU memory to other processes, and maps GPU memory that they export. Threads: any. The GPU of the memory
+/// must be the calling thread's current device.
 class SharedAllocations {
  public:
   /// Returns a handle for open() in other processes. Errors: kUnavailable if the memory is not from cudaMalloc()

@@ -1,7 +1,7 @@
 // Bodies of the copy kernels: sixteen threads, called lanes, copy one segment of a job's run.
 //
-// A lane moves 16 bytes at a time, those that it also hashes (segment_hash.h), so the lanes of a segment read and write
-// 256 contiguous bytes. Sizes and addresses of rows must be multiples of 16, as in all of vLLM's GPU layouts.
+// A lane moves 16 bytes at a time, the same ones that it hashes (segment_hash.h), so the lanes of a segment read and
+// write 256 contiguous bytes. Sizes and addresses of rows must be multiples of 16, as in all of vLLM's GPU layouts.
 #pragma once
 
 #include <cstddef>
@@ -100,8 +100,8 @@ class GatherLane : LanePlace {
   bool is_whole_;
 };
 
-/// Scatters a lane's bytes of one segment that are in `layers`. With kHashes, it also hashes the segment; that requires
-/// that the run is the whole chunk and that `layers` are all layers; the hash is then that of the chunk's segment.
+/// Scatters a lane's bytes of one segment that are in `layers`. With kHashes, it also hashes the segment. The run must
+/// then be the whole chunk, and `layers` all layers, so that the hash is that of the chunk's segment.
 template <class Format, bool kHashes>
 class ScatterLane : LanePlace {
  public:
