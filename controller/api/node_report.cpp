@@ -16,7 +16,7 @@ bool is_text(std::string_view text) { return text == report_text(text); }
 std::string wrong_part(const NodeReport& report) {
   if (report.paths.size() > kReportPathsMax || report.failures.size() > kReportFailuresMax ||
       report.prefixes.size() > kReportPrefixesMax)
-    return fmt::format("too many elements: {} paths, {} failures and {} prefixes; at most {}, {} and {} are allowed",
+    return fmt::format("it lists {} paths, {} failures and {} prefixes; at most {}, {} and {} are allowed",
                        report.paths.size(), report.failures.size(), report.prefixes.size(), kReportPathsMax,
                        kReportFailuresMax, kReportPrefixesMax);
   const bool has_numbers =
@@ -27,7 +27,11 @@ std::string wrong_part(const NodeReport& report) {
                                    is_number(one.limit_gb_per_s) && is_number(one.best_gb_per_s);
                           }) &&
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_number(one.per_minute); });
-  if (!has_numbers) return fmt::format("a number is out of range; 0 to {:g} are allowed", kNumberMax);
+  if (!has_numbers)
+    return fmt::format(
+        "a number of tokens ({:g}, {:g} or {:g}), a speed in GB/s or a number of prompts a minute is out of range; "
+        "0 to {:g} are allowed",
+        report.tokens, report.local_tokens, report.loaded_tokens, kNumberMax);
   const bool has_texts =
       std::ranges::all_of(
           report.paths,
@@ -36,8 +40,10 @@ std::string wrong_part(const NodeReport& report) {
                           [](const FailureReport& one) { return is_text(one.what) && is_text(one.peer); }) &&
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_text(one.chunk); });
   if (has_texts) return "";
-  return fmt::format("a text is too long or not printable; up to {} bytes of printable ASCII are allowed",
-                     kReportTextMax);
+  return fmt::format(
+      "a text about a path, a failure or a prefix is too long or not printable; up to {} bytes of printable "
+      "ASCII are allowed",
+      kReportTextMax);
 }
 
 }  // namespace

@@ -63,7 +63,8 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
     const bool same_incarnation = old != nullptr && old->info.incarnation == info.incarnation;
     if (old != nullptr && old->info.incarnation > info.incarnation) {
       return Error{ErrorCode::kRefused,
-                   fmt::format("node '{}' is registered with the newer incarnation {}; incarnation {} is out of date",
+                   fmt::format("node '{}' is registered with the newer incarnation {}, so incarnation {} is refused as "
+                               "out of date; if both processes are to run, give each an engine id of its own",
                                info.engine_id, old->info.incarnation, info.incarnation)};
     }
     if (home->fingerprint != info.fingerprint && (others_alive || same_incarnation)) {
@@ -76,9 +77,10 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
     if (same_incarnation && !old->info.secret.empty() && old->info.secret != info.secret) {
       return Error{
           ErrorCode::kRefused,
-          fmt::format("node '{}' is registered with incarnation {} by another process; each process must use an "
-                      "incarnation of its own",
-                      info.engine_id, info.incarnation)};
+          fmt::format(
+              "node '{}' is registered with incarnation {} by another process; start this process again, so "
+              "that it gets an incarnation of its own, and if both are to run, give each an engine id of its own",
+              info.engine_id, info.incarnation)};
     }
     if (same_incarnation) {
       // A repeated Hello can't set the secret: otherwise another process could set the secret of a node whose older
@@ -102,7 +104,9 @@ Result<Joined> Directory::join(const NodeInfo& info, std::uint64_t next_sequence
   }
   if (old == nullptr && nodes_.size() >= options_.nodes_max) {
     return Error{ErrorCode::kFull,
-                 fmt::format("{} nodes are registered, which is this controller's limit", nodes_.size())};
+                 fmt::format("node '{}' cannot register: {} nodes are registered already, which is the limit of this "
+                             "controller; stop other nodes first",
+                             info.engine_id, nodes_.size())};
   }
   if (old != nullptr) {
     joined.fenced = joined.id;
@@ -140,7 +144,7 @@ bool Directory::leave(NodeId id) {
 
 Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& query, TimeNs now) {
   if (!find_holders(asker, query, now, found_))
-    return Error{ErrorCode::kNotFound, "the node that sent the lookup is not registered"};
+    return Error{ErrorCode::kNotFound, "the node that sent the lookup is not registered; it must register first"};
   std::vector<Holder> holders;
   holders.reserve(found_.size());
   for (const HolderView& found : found_) {

@@ -66,7 +66,7 @@ wire::AdminReply Orders::pin(const wire::AdminRequest& request, std::optional<No
   }
   for (const auto& [node, keys] : by_node) order_pins(node, keys, now);
   return done(request,
-              fmt::format("{} of {} chunks were found on {} nodes and are pinned there", num_found,
+              fmt::format("{} of {} chunks were found; the {} nodes that have them were ordered to pin them", num_found,
                           pins_.find(*id)->keys.size(), by_node.size()),
               id->value);
 }

@@ -9,7 +9,7 @@ namespace kvferry::controller {
 Result<ControllerPinId> Pins::add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys,
                                   TimeNs now, std::uint64_t ttl_ms) {
   const auto bad = [](std::string what) { return Error{ErrorCode::kInvalidArgument, std::move(what)}; };
-  if (owner.empty()) return bad("a pin needs an owner's name");
+  if (owner.empty()) return bad("a pin needs an owner's name, but the owner's name is empty");
   const auto ttl_ms_max = static_cast<std::uint64_t>(options_.ttl_max / kMillisecond);
   if (ttl_ms == 0 || ttl_ms > ttl_ms_max)
     return bad(fmt::format("a pin can't last {} ms; 1 to {} are allowed", ttl_ms, ttl_ms_max));

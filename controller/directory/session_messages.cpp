@@ -37,7 +37,8 @@ struct Sessions::Receiver {
     }
     if (joined->fenced) {
       ++self.counters_.nodes_fenced;
-      log().info("node {} is replaced by its newer incarnation {}", self.name_of(*joined->fenced), info.incarnation);
+      log().info("node {} was started again and is replaced by its newer incarnation {}", self.name_of(*joined->fenced),
+                 info.incarnation);
       self.end_session(*joined->fenced, turn.now);
     }
     self.begin_session(turn, joined->id, info);
@@ -59,7 +60,9 @@ struct Sessions::Receiver {
     request_repair_if(self.directory_.heartbeat(session->node, heartbeat.next_sequence, turn.now, heartbeat.digests),
                       *session);
     if (self.directory_.num_digests_differed() != num_differed) {
-      log().warn("node {}: its chunks differ from the index; requesting a full snapshot", self.name_of(session->node));
+      log().warn(
+          "node {}: its chunks differ from the controller's index; the node is asked to list all its chunks again",
+          self.name_of(session->node));
     }
     self.directory_.set_load(session->node, heartbeat.load, turn.now);
     if (self.wall_ms_ != nullptr && heartbeat.wall_ms > 0)
@@ -68,8 +71,9 @@ struct Sessions::Receiver {
       if (Result<NodeReport> report = parse_report(heartbeat.report))
         self.directory_.set_report(session->node, std::move(*report), turn.now);
       else if (std::has_single_bit(++self.counters_.reports_malformed))
-        log().warn("dropped a report of node {} ({} dropped so far): {}", self.name_of(session->node),
-                   self.counters_.reports_malformed, report.error().what);
+        log().warn(
+            "dropped a report of node {} for the status page ({} dropped so far; the node is served as before): {}",
+            self.name_of(session->node), self.counters_.reports_malformed, report.error().what);
     }
     self.reply(turn, wire::HeartbeatAck{.incarnation = heartbeat.incarnation,
                                         .kept_below = self.directory_.kept_below(session->node),
@@ -131,7 +135,7 @@ struct Sessions::Receiver {
     const Session* session = session_of(leave.incarnation);
     if (session == nullptr) return;
     const NodeId node = session->node;
-    log().info("node {} left", self.name_of(node));
+    log().info("node {} has ended its registration and is removed with its chunks", self.name_of(node));
     self.directory_.leave(node);
     self.end_session(node, turn.now);
   }

@@ -27,8 +27,9 @@ Result<std::vector<ChunkEntry>> join_entries(const KeyBlob& full, const TailColu
   const std::size_t num_tails = tails.keys.keys.size();
   if (tails.groups.keys.size() != num_tails || tails.num_tokens.size() != num_tails) {
     return Error{ErrorCode::kCorrupt,
-                 fmt::format("malformed controller message: it has {} tails, but {} groups and {} lengths", num_tails,
-                             tails.groups.keys.size(), tails.num_tokens.size())};
+                 fmt::format("a message of the controller's protocol lists {} keys of tails, {} groups of tails and {} "
+                             "token counts of tails; the three numbers must be equal",
+                             num_tails, tails.groups.keys.size(), tails.num_tokens.size())};
   }
   std::vector<ChunkEntry> entries;
   entries.reserve(num_tails + full.keys.size());

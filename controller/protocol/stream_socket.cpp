@@ -39,17 +39,22 @@ Result<BoundSocket> listen_on_path(const std::string& path) {
   // The kernel releases the lock when the process that holds it ends.
   const std::string lock_path = path + ".lock";
   OwnedFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock) return cannot_listen(endpoint, fmt::format("{}: {}", lock_path, std::strerror(errno)));
+  if (!lock)
+    return cannot_listen(endpoint,
+                         fmt::format("its lock file {} can't be opened: {}", lock_path, std::strerror(errno)));
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0)
-    return cannot_listen(endpoint, "the address is in use by a running controller");
+    return cannot_listen(endpoint, fmt::format("the path is in use by another process, probably a controller, which "
+                                               "has locked {}; stop it or choose another path",
+                                               lock_path));
   const sockaddr_un address = unix_address(path);
   const auto* plain = reinterpret_cast<const sockaddr*>(&address);
   struct stat file {};
   if (::lstat(path.c_str(), &file) == 0) {
-    if (!S_ISSOCK(file.st_mode)) return cannot_listen(endpoint, "the file exists and is not a socket");
+    if (!S_ISSOCK(file.st_mode))
+      return cannot_listen(endpoint, "the file exists and is not a socket; remove it or choose another path");
     const OwnedFd probe = make_unix_socket();
     if (::connect(probe.get(), plain, sizeof(address)) == 0 || errno != ECONNREFUSED)
-      return cannot_listen(endpoint, "Address already in use");
+      return cannot_listen(endpoint, "the path is in use by another process; stop it or choose another path");
     ::unlink(path.c_str());
   }
   OwnedFd socket = make_unix_socket();

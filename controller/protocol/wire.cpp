@@ -12,7 +12,10 @@ constexpr std::size_t kDepthMax = 16;
 template <class Message, std::size_t I = 0>
 Result<Message> convert_by_type(std::uint32_t type, const msgpack::object& object) {
   if constexpr (I == std::variant_size_v<Message>) {
-    return Error{ErrorCode::kCorrupt, fmt::format("malformed controller message: unknown type {}", type)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("a message of the controller's protocol has type {}, which this release of kvferry does "
+                             "not know; its sender may be of a newer release",
+                             type)};
   } else {
     using Candidate = std::variant_alternative_t<I, Message>;
     if (Candidate{}.header.type == type) return Message(object.as<Candidate>());
@@ -36,14 +39,17 @@ Result<Message> parse(std::string_view bytes, VersionRange versions) {
     const auto header = object.via.array.ptr[0].as<Header>();
     const bool is_of_all_versions = header.type == Refused{}.header.type || header.type == Hello{}.header.type;
     if (!versions.has(header.version) && !is_of_all_versions) {
-      const auto refused = common_version("controller protocol", {"this side", kvferry::version(), versions},
-                                          {"the other", "", {header.version, header.version}});
+      constexpr bool kIsController = std::is_same_v<Message, FromNode>;
+      const auto refused = common_version(
+          "controller protocol", {kIsController ? "the controller" : "this process", kvferry::version(), versions},
+          {kIsController ? "the sender" : "the controller", "of unknown release", {header.version, header.version}});
       return refused.error();
     }
     return convert_by_type<Message>(header.type, object);
   } catch (const std::exception& failure) {
     return Error{ErrorCode::kCorrupt,
-                 fmt::format("malformed controller message ({} bytes): {}", bytes.size(), why_malformed(failure))};
+                 fmt::format("{} bytes can't be read as a message of the controller's protocol: {}", bytes.size(),
+                             why_malformed(failure))};
   }
 }
 
@@ -59,7 +65,8 @@ std::size_t version_at(std::string_view bytes) {
   const std::size_t at = is_long ? 4 : 2;
   KVFERRY_CHECK(bytes.size() > at && static_cast<unsigned char>(bytes[at - 1]) == 0x92 &&
                     static_cast<unsigned char>(bytes[at]) < 0x80,
-                "the bytes are not an encoded message");
+                "a message of {} bytes does not begin with a header that has a protocol version below 128",
+                bytes.size());
   return at;
 }
 
@@ -83,8 +90,10 @@ SnapshotMark mark_of(const Publish& publish) {
 
 Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish) {
   if (tier_of(publish.tier)) return join_entries(publish.full, publish.tails);
-  return Error{ErrorCode::kCorrupt,
-               fmt::format("malformed controller message: tier {}; 0 to {} are allowed", publish.tier, kNumTiers - 1)};
+  return Error{
+      ErrorCode::kCorrupt,
+      fmt::format("a message that publishes chunks names tier {}; 0 to {} are allowed (gpu, host, disk, remote)",
+                  publish.tier, kNumTiers - 1)};
 }
 
 std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange versions) {

@@ -82,7 +82,7 @@ TEST_F(OrdersTest, APinIsKeptByWhoeverHasItAndByWhoGetsItLater) {
   publish(a, keys_of(0, 4));
   const auto reply = rule({.verb = "pin", .owner = "ops", .keys = {keys_of(2, 6)}, .ttl_ms = 10'000});
   ASSERT_TRUE(reply.is_done) << reply.text;
-  EXPECT_EQ(reply.text, "2 of 4 chunks were found on 1 nodes and are pinned there");
+  EXPECT_EQ(reply.text, "2 of 4 chunks were found; the 1 nodes that have them were ordered to pin them");
   const auto kept = heard<wire::Pin>(a);
   ASSERT_THAT(kept, SizeIs(1));
   EXPECT_EQ(kept[0].pin_id, reply.number);
