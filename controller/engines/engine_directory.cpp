@@ -53,7 +53,8 @@ class EngineDirectory::Engine final : public EngineStreamSink, public EngineEven
     const Result<EngineBatch> batch = decoder_.decode(payload, *this);
     if (!batch) {
       if (std::has_single_bit(++counters_.batches_malformed))
-        log().warn("engine '{}': {}; dropping all its blocks", info_.instance_id, batch.error().what);
+        log().warn("engine '{}': {}; all blocks of this engine are removed from the controller's index",
+                   info_.instance_id, batch.error().what);
       drop_everything();  // events that could not be read may have removed any block
       return;
     }
@@ -234,9 +235,12 @@ Result<std::vector<RankMatch>> EngineDirectory::match(const PromptQuery& query) 
     match_in(*space, query, has_own ? std::string_view() : std::string_view(query.salt), found);
   }
   if (!is_known)
-    return Error{ErrorCode::kNotFound,
-                 fmt::format("no engine of model '{}', tenant '{}'{} is registered", query.model, query.tenant,
-                             query.block_size ? fmt::format(", block size {}", *query.block_size) : std::string())};
+    return Error{
+        ErrorCode::kNotFound,
+        fmt::format("no engine of model '{}', tenant '{}'{} is registered without a salt or with the query's salt; "
+                    "GET /status lists the registered engines",
+                    query.model, query.tenant,
+                    query.block_size ? fmt::format(", block size {}", *query.block_size) : std::string())};
   return found;
 }
 

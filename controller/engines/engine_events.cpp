@@ -93,8 +93,8 @@ GroupKind group_kind_of(std::string_view kind) {
 }
 
 Error broken(const MsgpackReader& reader, std::string_view payload, std::string_view what) {
-  return Error{ErrorCode::kCorrupt, fmt::format("malformed batch of KV events: expected {} at byte {} of {}", what,
-                                                payload.size() - reader.num_left(), payload.size())};
+  return Error{ErrorCode::kCorrupt, fmt::format("a batch of KV events can't be read: {} was expected at byte {} of {}",
+                                                what, payload.size() - reader.num_left(), payload.size())};
 }
 
 }  // namespace
@@ -273,7 +273,7 @@ Result<EngineBatch> EngineEventDecoder::decode(std::string_view payload, EngineE
   }
   for (std::uint32_t i = 2; i < num_fields; ++i) {
     const bool is_read = i == 2 ? read_optional(reader, batch.dp_rank) : reader.skip();
-    if (!is_read) return broken(reader, payload, i == 2 ? "a rank" : "a value");
+    if (!is_read) return broken(reader, payload, i == 2 ? "a data parallel rank" : "another field");
   }
   return batch;
 }

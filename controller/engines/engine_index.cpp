@@ -51,7 +51,8 @@ void EngineIndex::remove_holder(HolderIndex holder) {
 void EngineIndex::clear(HolderIndex holder) {
   flush();
   Holder& cleared = holders_[holder];
-  KVFERRY_CHECK(cleared.is_used, "holder {} does not exist; it was removed before", holder);
+  KVFERRY_CHECK(cleared.is_used,
+                "the blocks of engine rank number {} are removed from the index, which has no such rank", holder);
   const std::size_t num_placements = index_.num_placements(cleared.node);
   cleared.own_keys.clear();
   cleared.group.reset();

@@ -59,7 +59,8 @@ HttpAnswer HttpApi::answer(const std::string& method, const std::string& path, c
   } catch (const HttpFailure& failure) {
     return failed(failure.error);
   } catch (const std::exception& failure) {
-    return http_error(500, failure.what());
+    return http_error(500, fmt::format("{} {} failed because of an error in the controller: {}", method,
+                                       path.substr(0, 100), failure.what()));
   }
 }
 

@@ -88,12 +88,12 @@ std::array<double, kNumTiers> parse_weights(const HttpRequest& request) {
   std::array<double, kNumTiers> weights = kWeights;
   const json* value = request.find({"weights"});
   if (value == nullptr) return weights;
-  const std::string allowed = "an object with the fields gpu, cpu, disk or remote, each a number from 0 to 1";
-  if (!value->is_object()) bad_field("weights", value, allowed);
+  const std::string allowed = "the fields gpu, cpu, disk and remote, each a number from 0 to 1";
+  if (!value->is_object()) bad_field("weights", value, "an object with " + allowed);
   for (const auto& [name, weight] : value->items()) {
     const auto* tier = std::find(std::begin(kTierNames), std::end(kTierNames), name);
     if (tier == std::end(kTierNames) || !weight.is_number() || weight.get<double>() < 0 || weight.get<double>() > 1)
-      bad_field("weights." + name, &weight, allowed);
+      bad_field("weights." + name.substr(0, 64), &weight, allowed);
     weights[static_cast<std::size_t>(tier - std::begin(kTierNames))] = weight.get<double>();
   }
   return weights;
@@ -155,8 +155,10 @@ json handle_unregister(HttpApi& api, const HttpRequest& request) {
   if (removed.empty())
     throw HttpFailure(
         {ErrorCode::kNotFound,
-         fmt::format("no engine with instance_id '{}' (and the given model, tenant and rank) is registered",
-                     instance)});
+         fmt::format(
+             "no engine with instance_id '{}' and the given model, tenant and rank is registered; GET /workers lists "
+             "the registered engines",
+             instance)});
   return {{"status", "unregistered successfully"}, {"removed_instances", removed}};
 }
 

@@ -47,7 +47,9 @@ class OwnerCalls {
             ErrorCode::kUnavailable,
             fmt::format("the controller is busy and did not answer within {} ms; try again", timeout / kMillisecond)};
     }
-    if (is_closed_) return Error{ErrorCode::kUnavailable, "the controller is shutting down"};
+    if (is_closed_)
+      return Error{ErrorCode::kUnavailable,
+                   "the controller is shutting down; try again once it runs, or ask another replica"};
     return Error{
         ErrorCode::kUnavailable,
         fmt::format("the controller is busy: {} requests wait for it, which is the limit; try again", kCallsMax)};
@@ -176,7 +178,7 @@ class HttpListener final : public BoundListener {
       const std::string why = response.status == 413   ? "the body is longer than 16 MiB, which is the limit"
                               : response.status == 414 ? "the URL is longer than 8192 bytes, which is the limit"
                               : is_other ? request.method + " requests are not served; allowed: GET and POST"
-                                         : "this is not a valid HTTP request";
+                                         : "this HTTP request is malformed in its line, headers or length";
       const HttpAnswer answer = http_error(response.status, why);
       response.set_content(answer.body, answer.content_type);
     });

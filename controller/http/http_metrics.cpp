@@ -143,7 +143,7 @@ std::string label_value(const std::string& text) {
 void Metrics::add(const std::string& name, double value, const Labels& labels) {
   const auto [found, is_new] = samples_.try_emplace(name);
   KVFERRY_CHECK(!is_new || std::ranges::find(kMetrics, name, &MetricRow::name) != std::end(kMetrics),
-                "the table of metrics lacks {}", name);
+                "metric kvferry_controller_{} has no row in the table of metrics", name);
   std::string& samples = found->second;
   samples += "kvferry_controller_" + name;
   for (std::size_t i = 0; i < labels.size(); ++i)

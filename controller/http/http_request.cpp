@@ -35,7 +35,9 @@ HttpRequest::HttpRequest(const std::string& body) {
   if (is_deep || !body_.is_object())
     throw HttpFailure(
         {ErrorCode::kInvalidArgument,
-         fmt::format("the body of {} bytes is not a JSON object; allowed: {{\"field\": value, ...}}", body.size())});
+         fmt::format(
+             "the body of {} bytes is not a JSON object of at most 8 levels; allowed: {{\"field\": value, ...}}",
+             body.size())});
 }
 
 const nlohmann::json* HttpRequest::find(std::initializer_list<const char*> names, const char** name) const {

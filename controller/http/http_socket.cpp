@@ -50,18 +50,20 @@ Result<HttpCertificate::Context> HttpCertificate::load() const {
   Context made(::SSL_CTX_new(::TLS_server_method()));
   if (!made || ::SSL_CTX_set_min_proto_version(made.get(), TLS1_3_VERSION) != 1 ||
       ::SSL_CTX_set_num_tickets(made.get(), 0) != 1)
-    return Error{ErrorCode::kUnavailable, "cannot set up TLS 1.3: " + reason()};
+    return Error{ErrorCode::kUnavailable, "OpenSSL cannot set up TLS 1.3 for HTTPS: " + reason()};
   ::SSL_CTX_set_mode(made.get(), SSL_MODE_RELEASE_BUFFERS);
   ::SSL_CTX_set_options(made.get(), SSL_OP_NO_RENEGOTIATION);
   ::SSL_CTX_set_default_passwd_cb(made.get(), no_password);
   if (::SSL_CTX_use_certificate_chain_file(made.get(), certificate_file_.c_str()) != 1)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("http-cert-file '{}' has no certificate in PEM: {}", certificate_file_, reason())};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("http-cert-file '{}' can't be read as a certificate in PEM: {}", certificate_file_, reason())};
   if (::SSL_CTX_use_PrivateKey_file(made.get(), key_file_.c_str(), SSL_FILETYPE_PEM) != 1)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("http-key-file '{}' has no private key in PEM, without a password, for the certificate in "
-                             "'{}': {}",
-                             key_file_, certificate_file_, reason())};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("http-key-file '{}' can't be read as a PEM file without a password that has the private key of the "
+                    "certificate in '{}': {}",
+                    key_file_, certificate_file_, reason())};
   return made;
 }
 

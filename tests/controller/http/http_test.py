@@ -101,8 +101,8 @@ def test_only_a_controller_with_a_state_folder_says_whether_its_state_is_on_disk
 
 
 @pytest.mark.parametrize(("path", "body", "word"), [
-    ("/query", b"{nonsense", "not a JSON object"),
-    ("/query", b"[1, 2]", "not a JSON object"),
+    ("/query", b"{nonsense", "not a JSON object of at most 8 levels"),
+    ("/query", b"[1, 2]", "not a JSON object of at most 8 levels"),
     ("/query", b'{"model": 1}', "model is 1; allowed:"),
     ("/query_by_hash", b'{"model": "m", "seq_hashes": "x"}', "seq_hashes"),
     ("/score", b"{}", "model is missing"),

@@ -155,7 +155,7 @@ def test_files_that_are_no_certificate_are_refused_by_one_sentence(files: tuple[
     web = ("--http", "127.0.0.1:0", "--http-cert-file", certificate)
     assert "but 'http-key-file' is not set" in refusal(*web)
     assert "but 'http' is not set" in refusal("--http-cert-file", certificate, "--http-key-file", key)
-    assert "has no certificate in PEM: no start line" in refusal(*web[:3], key, "--http-key-file", key)
+    assert "can't be read as a certificate in PEM: no start line" in refusal(*web[:3], key, "--http-key-file", key)
     assert "No such file" in refusal(*web[:3], tmp_path / "none", "--http-key-file", key)
     assert "key values mismatch" in refusal(*web, "--http-key-file", other)
     assert "without a password" in refusal(*web, "--http-key-file", lock(key, tmp_path / "locked.key"))
