@@ -34,8 +34,8 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
     if (link.has_broken()) is_sent = false;
     const TimeNs left = deadline - clock.now();
     if (left <= 0) {
-      return Error{ErrorCode::kUnavailable, fmt::format("controller {} not reachable within {} ms{}", endpoint,
-                                                        timeout_ms, cluster_key_hint(key.has_value()))};
+      return Error{ErrorCode::kUnavailable, fmt::format("controller {} is not reachable: no answer within {} ms{}",
+                                                        endpoint, timeout_ms, cluster_key_hint(key.has_value()))};
     }
     pollfd item{link.fd(), POLLIN, 0};
     ::poll(&item, 1, static_cast<int>(std::min<TimeNs>(left / kMillisecond + 1, 50)));
@@ -49,7 +49,9 @@ Result<Reply> ask_for(const std::string& endpoint, Request request, std::int64_t
   request.header.version = wire::kProtocol.oldest;
   wire::FromController message = KVFERRY_TRY(ask(endpoint, encode(request), timeout_ms, key));
   if (auto* reply = std::get_if<Reply>(&message)) return std::move(*reply);
-  return Error{ErrorCode::kCorrupt, fmt::format("controller {} sent a reply of an unexpected type", endpoint)};
+  return Error{ErrorCode::kCorrupt, fmt::format("controller {} answered with a message of another kind than requested; "
+                                                "run this command with the controller's release of kvferry",
+                                                endpoint)};
 }
 
 }  // namespace

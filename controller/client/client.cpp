@@ -59,7 +59,8 @@ class SingleClient final : public Client {
 Result<std::string> make_secret() {
   std::array<std::uint8_t, 16> bits{};
   if (::getrandom(bits.data(), bits.size(), 0) != static_cast<ssize_t>(bits.size()))
-    return Error{ErrorCode::kUnavailable, "can't make this node's secret: getrandom() returned too few bytes"};
+    return Error{ErrorCode::kUnavailable,
+                 "this node can't get the random bytes of its secret from Linux: getrandom() gave fewer than 16 bytes"};
   return fmt::format("{:02x}", fmt::join(bits, ""));
 }
 
@@ -103,11 +104,11 @@ Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t ti
     if (client.registered()) return {};
     const TimeNs left = deadline - clock.now();
     if (left <= 0) {
-      return Error{ErrorCode::kUnavailable,
-                   fmt::format("controller {} not reachable within {} ms; start it with "
-                               "`kvferry controller`, or name another one in the "
-                               "setting `controller`{}",
-                               client.controller(), timeout_ms, cluster_key_hint(client.has_cluster_key()))};
+      return Error{
+          ErrorCode::kUnavailable,
+          fmt::format("controller {} is not reachable: no answer within {} ms; start it with `kvferry controller`, "
+                      "or name another one in the setting `controller`{}",
+                      client.controller(), timeout_ms, cluster_key_hint(client.has_cluster_key()))};
     }
     pollfd item{client.fd(), POLLIN, 0};
     ::poll(&item, 1, static_cast<int>(std::min<TimeNs>(left / kMillisecond + 1, 100)));
@@ -132,7 +133,8 @@ Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, c
     if (registered) return client;
     if (newest < options.node.incarnation || tries == kTriesMax) return std::move(registered).error();
     log().warn(
-        "an earlier process of node '{}' started at a later time than this host's clock shows now; check the clock",
+        "an earlier process of node '{}' started at a later time than this host's clock shows now; check the clock; "
+        "the node now registers with a higher incarnation",
         options.node.engine_id);
     options.node.incarnation = Incarnation{newest.value + 1};
   }

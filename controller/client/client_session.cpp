@@ -55,7 +55,8 @@ struct ClientSession::Receiver {
   }
   void operator()(const wire::Unregistered& message) const {
     if (!is_for_us(message.incarnation)) return;
-    session.lose(fmt::format("controller {} dropped this node's registration: it restarted, or the lease expired",
+    session.lose(fmt::format("controller {} has no registration of this node any more: it was started again, or the "
+                             "node's lease expired; the node registers again",
                              session.options_.controller),
                  events);
     session.sent_at_.reset();  // the controller is reachable, so the next Hello need not wait
@@ -108,7 +109,8 @@ bool ClientSession::check_silence(TimeNs now, std::vector<ClientEvent>& events) 
   const TimeNs patience = (options_.lost_after_ms * kMillisecond) << std::min(num_silences_, kHelloDoublingsMax);
   if (!waiting_since_ || now - *waiting_since_ <= patience) return false;
   if (is_registered())
-    lose(fmt::format("no message from controller {} for {} ms", options_.controller, options_.lost_after_ms), events);
+    lose(fmt::format("no message came from controller {} for {} ms", options_.controller, options_.lost_after_ms),
+         events);
   else
     ++num_silences_;
   waiting_since_.reset();

@@ -148,7 +148,7 @@ class ReplicaClient final : public Client {
     }
     if (!pending.ends_at) pending.ends_at = now + timeout_;
     if (now >= *pending.ends_at) {
-      events.emplace_back(LookupFailed{token, fmt::format("no answer from controller {} within {} ms",
+      events.emplace_back(LookupFailed{token, fmt::format("no answer came from controller {} within {} ms",
                                                           options_.controller, options_.lookup_timeout_ms)});
       return drop(token);
     }

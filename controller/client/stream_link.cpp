@@ -75,7 +75,7 @@ class StreamLink final : public ClientLink {
         const std::uint32_t length = frame_length(rest);
         if (options_.is_bounded && length > wire::kMessageBytesMax) {
           log().warn(
-              "controller {} announced a message of {} bytes, but at most {} are allowed; closing the connection",
+              "controller {} announced a message of {} bytes, but at most {} are allowed; this process connects again",
               endpoint_, length, wire::kMessageBytesMax);
           close();
           return std::nullopt;

@@ -47,8 +47,8 @@ Result<std::unique_ptr<ClientLink>> make_zmq_link(const std::string& endpoint, c
                                                                      : "one";
     return Error{
         ErrorCode::kInvalidArgument,
-        fmt::format("the connection to {} is made with {} cluster key, but the ZeroMQ context that it shares has "
-                    "{}; both need the same",
+        fmt::format("the connection to {} is to use {} cluster key, but the ZeroMQ context that it shares with others "
+                    "uses {}; both need the same key, or none",
                     endpoint, options.cluster_key ? "a" : "no", context_has)};
   }
   auto context = options.zmq_context

@@ -22,13 +22,14 @@ NodeIndex PlacementIndex<Key>::add_node(std::uint32_t num_reached) {
 
 template <class Key>
 void PlacementIndex<Key>::show_node(NodeIndex node) {
-  KVFERRY_CHECK(nodes_[node].num_reached == kHidden, "node {} is shown again, but was not hidden from lookups", node);
+  KVFERRY_CHECK(nodes_[node].num_reached == kHidden,
+                "node number {} is shown to lookups again, but was not hidden from them", node);
   nodes_[node].num_reached = 0;
 }
 
 template <class Key>
 void PlacementIndex<Key>::remove_node(NodeIndex node) {
-  KVFERRY_CHECK(is_alive(node), "node {} is removed from the index twice", node);
+  KVFERRY_CHECK(is_alive(node), "node number {} is removed from the index twice", node);
   nodes_[node] = Node{.num_reached = kNever};
   (num_placements(node) == 0 ? free_ : removed_).push_back(node);
   digests_[node] = TierDigests{};

@@ -55,8 +55,10 @@ class HttpEtcd final : public Etcd {
     for (const std::uint64_t token : refused_) {
       events.emplace_back(EtcdReply{
           .token = token,
-          .error = Error{ErrorCode::kFull,
-                         fmt::format("{} requests to etcd are waiting, which is the limit", options_.requests_max)}});
+          .error =
+              Error{ErrorCode::kFull,
+                    fmt::format("{} requests to etcd wait already, which is the limit; this one is sent again later",
+                                options_.requests_max)}});
     }
     refused_.clear();
     return events;
@@ -137,7 +139,11 @@ class HttpEtcd final : public Etcd {
       return std::move(all).error();
     }
     if (!wants_all && all->revision + 1 < *next_revision)
-      return Error{ErrorCode::kUnavailable, "etcd's revision decreased, so etcd has lost data"};
+      return Error{
+          ErrorCode::kUnavailable,
+          fmt::format(
+              "etcd's revision decreased from {} to {}, so etcd has lost data; the controller reads all keys again",
+              *next_revision - 1, all->revision)};
     if (wants_all) {
       next_revision = all->revision + 1;
       if (!events_.put(std::move(*all))) return {};
@@ -155,7 +161,10 @@ class HttpEtcd final : public Etcd {
       } else if (watched->is_compacted) {
         is_compacted = true;
       } else if (watched->is_cancelled) {
-        broken = Error{ErrorCode::kUnavailable, "etcd cancelled the watch"};
+        broken = Error{
+            ErrorCode::kUnavailable,
+            fmt::format("etcd cancelled the watch of the keys that begin with '{}'; the controller begins it again",
+                        options_.watched_prefix)};
       } else if (!watched->changes.changes.empty()) {
         // Use the last change's revision, because the revision in the header may be ahead of the changes.
         const auto& last = watched->changes.changes.back();
@@ -181,7 +190,11 @@ class HttpEtcd final : public Etcd {
     }
     // httplib reports a timeout and a broken connection alike, but only a timeout comes after quiet_ms without input.
     if (std::chrono::steady_clock::now() - received_at >= Milliseconds(options_.quiet_ms) * 9 / 10) return {};
-    return ended ? Error{ErrorCode::kUnavailable, "etcd closed the watch"} : Result<void>(ended.error());
+    return ended ? Error{ErrorCode::kUnavailable,
+                         fmt::format(
+                             "etcd closed the watch of the keys that begin with '{}'; the controller begins it again",
+                             options_.watched_prefix)}
+                 : Result<void>(ended.error());
   }
 
   const EtcdOptions options_;

@@ -25,7 +25,7 @@ std::string from_base64(std::string_view text) {
   const int size =
       ::EVP_DecodeBlock(reinterpret_cast<unsigned char*>(plain.data()),
                         reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
-  if (size < 0) throw std::invalid_argument("a key or value is not base64");
+  if (size < 0) throw std::invalid_argument("a key or value in it is not base64");
   std::size_t num_padding = 0;
   while (num_padding < 2 && num_padding < text.size() && text[text.size() - 1 - num_padding] == '=') ++num_padding;
   plain.resize(static_cast<std::size_t>(size) - num_padding);
@@ -50,7 +50,7 @@ std::int64_t number_at(const json& object, const char* name) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc{} || end != text.data() + text.size())
-    throw std::invalid_argument(fmt::format("the field '{}' is not a number", name));
+    throw std::invalid_argument(fmt::format("its field '{}' is not a number", name));
   return number;
 }
 
@@ -76,13 +76,13 @@ json read_key(const std::string& key) { return json::array({{{"request_range", {
 Error error_of(const json& object) {
   // gRPC's status codes: 3 invalid, 5 not found, 7 denied, 12 unknown call, 16 not logged in.
   const std::int64_t code = number_at(object, "code");
-  const std::string what = object.value("message", object.value("error", std::string("error without a message")));
+  const std::string what = object.value("message", object.value("error", std::string("no reason was given")));
   const bool final = code == 3 || code == 7 || code == 12;
   return {code == 5    ? ErrorCode::kNotFound
           : code == 16 ? ErrorCode::kCancelled
           : final      ? ErrorCode::kRefused
                        : ErrorCode::kUnavailable,
-          fmt::format("etcd: {}", what.substr(0, 200))};
+          fmt::format("etcd answered with an error: {}", what.substr(0, 200))};
 }
 
 /// Calls `read` with the parsed body, unless the body is an error.
@@ -90,13 +90,13 @@ template <class Read>
 auto parse_reply(std::string_view body, const Read& read) -> Result<decltype(read(json{}))> {
   try {
     const json object = json::parse(body);
-    if (!object.is_object()) throw std::invalid_argument("the reply is not a JSON object");
+    if (!object.is_object()) throw std::invalid_argument("it is not a JSON object");
     if (const auto error = object.find("error"); error != object.end())
       return error_of(error->is_object() ? *error : object);
     return read(object);
   } catch (const std::exception& failure) {
     return Error{ErrorCode::kUnavailable,
-                 fmt::format("malformed reply of etcd ({} bytes): {}", body.size(), failure.what())};
+                 fmt::format("a reply of etcd of {} bytes can't be read: {}", body.size(), failure.what())};
   }
 }
 

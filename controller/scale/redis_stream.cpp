@@ -180,7 +180,9 @@ class HiredisStream final : public RedisStream {
     const ServiceUrl& server = options_.url.server;
     redisContext* context =
         ::redisConnectWithTimeout(server.address.host.c_str(), server.address.port, to_timeval(options_.connect_ms));
-    if (context == nullptr) return Error{ErrorCode::kUnavailable, "out of memory for a connection to Redis"};
+    if (context == nullptr)
+      return Error{ErrorCode::kUnavailable,
+                   fmt::format("no memory is left for a connection to Redis at {}", server.host_port())};
     {
       const std::lock_guard lock(mutex_);
       context_ = context;
@@ -225,12 +227,12 @@ class HiredisStream final : public RedisStream {
     if (reply == nullptr) return broken();
     if (reply->type != REDIS_REPLY_ERROR) return {};
     return Error{ErrorCode::kRefused,
-                 fmt::format("Redis at {}: {}", options_.url.server.host_port(),
+                 fmt::format("Redis at {} answered with an error: {}", options_.url.server.host_port(),
                              std::string_view(reply->str, std::min<std::size_t>(reply->len, 200)))};
   }
   Error broken() const {
     return {ErrorCode::kUnavailable,
-            fmt::format("Redis at {}: {}", options_.url.server.host_port(),
+            fmt::format("the connection to Redis at {} failed: {}", options_.url.server.host_port(),
                         context_->err == REDIS_ERR_IO ? std::strerror(errno) : context_->errstr)};
   }
   bool is_stopping() const {

@@ -89,8 +89,8 @@ class ReplicaListener final : public Listener, private SessionObserver {
     const std::optional<Incarnation> newest = shared_.newest(name_of(info));
     if (!newest || *newest <= info.incarnation) return std::nullopt;
     return fmt::format(
-        "node '{}' registered with the newer incarnation {} at one of this controller's replicas; "
-        "incarnation {} is out of date",
+        "node '{}' is registered with the newer incarnation {} at one of this controller's replicas, so incarnation {} "
+        "is refused as out of date; if both processes are to run, give each an engine id of its own",
         info.engine_id, *newest, info.incarnation);
   }
   Incarnation newest(const NodeInfo& info) const override {
@@ -191,7 +191,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
     if (endpoints == endpoints_) return;
     endpoints_ = std::move(endpoints);
     ++endpoints_version_;
-    log().info("replicas of this controller: {}", fmt::join(endpoints_, ", "));
+    log().info("endpoints of the live replicas of this controller: {}", fmt::join(endpoints_, ", "));
   }
 
   /// Applies a few entries of the event log to the directory. Returns true if more entries wait.
@@ -212,7 +212,8 @@ class ReplicaListener final : public Listener, private SessionObserver {
     if (is_at_end || now - started_at_ > kReadMsMax * kMillisecond) {
       is_reading_ = false;
       log_->stop_reading();
-      log().info("finished reading the event log: {} entries", num_read_);
+      log().info("finished reading the event log at {}, of which {} entries were read",
+                 options_.event_log->server.host_port(), num_read_);
     }
     return false;
   }
@@ -222,17 +223,19 @@ class ReplicaListener final : public Listener, private SessionObserver {
     if (is_gone == is_etcd_gone_) return;
     is_etcd_gone_ = is_gone;
     if (is_gone)
-      log().warn("etcd is unreachable ({}); this controller continues from memory", shared_.etcd_error());
+      log().warn("etcd can't be used ({}); this controller continues with what it knows and keeps trying",
+                 shared_.etcd_error());
     else
-      log().info("etcd is reachable");
+      log().info("etcd can be used");
   }
   void log_event_log_state(const LogState& state) {
     if (state.is_connected == is_log_connected_) return;
     is_log_connected_ = state.is_connected;
     if (is_log_connected_)
-      log().info("the event log at {} is reachable", options_.event_log->server.host_port());
+      log().info("the event log at {} can be used", options_.event_log->server.host_port());
     else
-      log().warn("the event log is unreachable ({}); this controller continues without it", state.trouble);
+      log().warn("the event log can't be used ({}); this controller continues without it and keeps trying",
+                 state.trouble);
   }
 
   /// Revokes this replica's lease, so that the other replicas notice its shutdown at once.

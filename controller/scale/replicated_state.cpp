@@ -94,9 +94,11 @@ Result<void> ReplicatedState::set(SharedRecord record, TimeNs now) {
   const auto known = records_.find(key);
   if (known == records_.end() && records_.size() >= options_.records_max)
     return Error{ErrorCode::kFull,
-                 fmt::format("replicas already share {} records, which is the limit", records_.size())};
+                 fmt::format("the replicas share {} values through etcd already, which is the limit", records_.size())};
   if (record.kind.empty() || record.kind.find('/') != std::string::npos || record.deadline <= now)
-    return Error{ErrorCode::kInvalidArgument, "a shared record needs a kind without '/' and a future deadline"};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("a value that replicas share needs a kind without '/' and "
+                                                          "time until its end; its kind is '{}', and {} ms are left",
+                                                          record.kind, left_ms(record, now))};
   record.version = known == records_.end() ? 1 : known->second.version + 1;
   if (const auto own = own_.find(key); own != own_.end())
     record.version = std::max(record.version, own->second.record.version + 1);

@@ -92,7 +92,12 @@ Result<EtcdUrl> parse_etcd_url(std::string_view text) {
       one = one.substr(0, slash);
     }
     std::optional<ServiceUrl> member = authority(one, std::nullopt);
-    if (!member) return bad(fmt::format("member {} of etcd is malformed", url.members.size() + 1), kEtcdAllowed);
+    if (!member)
+      return bad(
+          fmt::format(
+              "member {} of the list is not HOST:PORT, with a port of 1 to 65535, after an optional USER:PASSWORD@",
+              url.members.size() + 1),
+          kEtcdAllowed);
     url.members.push_back(std::move(*member));
   }
   if (url.members.empty()) return bad("the list of etcd's members is empty", kEtcdAllowed);
@@ -120,7 +125,8 @@ Result<RedisUrl> parse_redis_url(std::string_view text) {
                  bytes && *bytes >= std::size_t{1} << 20) {
         url.bytes_max = *bytes;
       } else {
-        return bad("an option of the event log is unknown or out of range", kRedisAllowed);
+        return bad("an option after '?' is neither stream=NAME, with 1 to 256 printable ASCII characters, nor bytes=N",
+                   kRedisAllowed);
       }
     }
     text = text.substr(0, query);

@@ -56,8 +56,8 @@ bool has_good_batch(std::string_view bytes) {
 
 void end_batch(std::string& batch) {
   KVFERRY_CHECK(batch.size() - sizeof(Head) <= kBatchBodyBytesMax,
-                "the body of a batch has {} bytes; readers accept at most {}", batch.size() - sizeof(Head),
-                kBatchBodyBytesMax);
+                "a batch of changes for the state folder has {} bytes; at most {} can be read back",
+                batch.size() - sizeof(Head), kBatchBodyBytesMax);
   Head head{.length = static_cast<std::uint32_t>(batch.size() - sizeof(Head))};
   std::memcpy(batch.data(), &head, sizeof head);
   head.checksum = checksum_of(batch);

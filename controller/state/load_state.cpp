@@ -104,7 +104,10 @@ class Loader {
       log().info("{}: an interrupted write left an incomplete end of {} bytes, which is dropped", file.path,
                  file.bytes().size() - scan.good_bytes);
       if (::truncate(file.path.c_str(), static_cast<off_t>(scan.good_bytes)) != 0)
-        return Error{ErrorCode::kUnavailable, fmt::format("{} cannot be written; check its permissions", file.path)};
+        return Error{ErrorCode::kUnavailable,
+                     fmt::format("the incomplete end of {} cannot be cut off; check the file's permissions and the "
+                                 "disk, or choose another folder with --state",
+                                 file.path)};
     }
     loaded_.log_bytes += scan.good_bytes;
     ++loaded_.num_logs;

@@ -21,7 +21,7 @@ constexpr std::string_view kAdvice = "choose another folder with --state, or --s
 
 Error unavailable(const std::string& path, std::string_view what, int why) {
   return {ErrorCode::kUnavailable,
-          fmt::format("the controller's state folder {} {}: {}; {}", path, what, std::strerror(why), kAdvice)};
+          fmt::format("the controller can't keep its state: {} {}: {}; {}", path, what, std::strerror(why), kAdvice)};
 }
 
 std::optional<std::uint64_t> number_after(std::string_view prefix, std::string_view name) {
