@@ -55,7 +55,7 @@ Result<void> check_endpoint(std::string_view endpoint, EndpointUse use) {
     if (endpoint.starts_with(kUnix) && is_absolute_path(after(kUnix))) return {};
   }
   return Error{ErrorCode::kInvalidArgument,
-               fmt::format("'{}' is not an endpoint; allowed: {}", endpoint, allowed_endpoints(use))};
+               fmt::format("'{}' can't be used as an endpoint here; allowed: {}", endpoint, allowed_endpoints(use))};
 }
 
 Result<void> check_for_cluster_key(std::string_view endpoint) {

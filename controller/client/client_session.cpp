@@ -55,10 +55,11 @@ struct ClientSession::Receiver {
   }
   void operator()(const wire::Unregistered& message) const {
     if (!is_for_us(message.incarnation)) return;
-    session.lose(fmt::format("controller {} has no registration of this node any more: it was started again, or the "
-                             "node's lease expired; the node registers again",
-                             session.options_.controller),
-                 events);
+    session.lose(
+        fmt::format("controller {} no longer has a registration of this node: the controller was started again, or the "
+                    "node's lease expired",
+                    session.options_.controller),
+        events);
     session.sent_at_.reset();  // the controller is reachable, so the next Hello need not wait
   }
   void operator()(wire::Pin& message) const {

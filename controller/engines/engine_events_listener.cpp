@@ -185,8 +185,8 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
     if (!sequence || (*sequence == kEndOfReplay && !is_replay)) {
       if (std::has_single_bit(++num_malformed_))
         log().warn(
-            "engines have sent {} malformed messages so far; the last one has {} parts; allowed: 2 to {} parts, the "
-            "last but one of which is a sequence number of 8 bytes",
+            "dropped a malformed message of an engine ({} so far): it has {} parts; allowed: 2 to {} parts, the last "
+            "but one of which is a sequence number of 8 bytes",
             num_malformed_, num_parts, kPartsMax);
       return;
     }

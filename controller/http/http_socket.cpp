@@ -97,7 +97,8 @@ HttpSocket::HttpSocket(OwnedFd socket, ssl_ctx_st* tls) : socket_(std::move(sock
   tls_.reset(::SSL_new(tls));
   BIO* const in = ::BIO_new(::BIO_s_mem());
   BIO* const out = ::BIO_new(::BIO_s_mem());
-  KVFERRY_CHECK(tls_ != nullptr && in != nullptr && out != nullptr, "no memory for a TLS session");
+  KVFERRY_CHECK(tls_ != nullptr && in != nullptr && out != nullptr,
+                "no memory is left for the TLS session of an HTTPS client");
   BIO_set_mem_eof_return(in, -1);  // an empty BIO means that more bytes will come
   ::SSL_set_bio(tls_.get(), in, out);
   ::SSL_set_accept_state(tls_.get());

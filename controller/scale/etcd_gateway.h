@@ -60,7 +60,8 @@ class EtcdGateway {
     };
     const httplib::Result result = client->send(request);
     if (result) return {};
-    return Error{ErrorCode::kUnavailable, fmt::format("etcd at {}: {}", name(), httplib::to_string(result.error()))};
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("the request to etcd at {} failed: {}", name(), httplib::to_string(result.error()))};
   }
 
   /// Logs in if the URL has a user and there is no login token yet.

@@ -81,7 +81,7 @@ class ZmqListener final : public BoundListener, private ReplySender {
     const std::size_t num_parts = router_->receive(parts);
     if (num_parts == 0) return false;
     if (num_parts != std::size(parts)) {
-      sessions_.count_malformed(fmt::format("the message has {} parts; exactly one is allowed", num_parts - 1));
+      sessions_.count_malformed(fmt::format("the ZeroMQ message has {} parts; exactly one is allowed", num_parts - 1));
       return true;
     }
     const ConnectionId from = connections_.id_of(std::string(parts[0].bytes()));
