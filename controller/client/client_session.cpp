@@ -178,14 +178,19 @@ Result<std::uint64_t> ClientSession::lookup(const LookupQuery& query) {
   KVFERRY_TRY(check_lookup(query));
   if (!is_registered())
     return Error{ErrorCode::kUnavailable,
-                 fmt::format("this node is not registered with controller {}", options_.controller)};
+                 fmt::format("this node is not registered with controller {}, so it can't look up chunks there",
+                             options_.controller)};
   const std::uint64_t token = ++last_token_;
   if (!send(encode(wire::Lookup{.incarnation = incarnation(),
                                 .token = token,
                                 .keys = {query.keys},
                                 .tail_groups = {query.tail_groups},
                                 .exact_tails = {query.exact_tails}}))) {
-    return Error{ErrorCode::kUnavailable, fmt::format("controller {} is not connected", options_.controller)};
+    return Error{
+        ErrorCode::kUnavailable,
+        fmt::format(
+            "a lookup can't be sent to controller {}: there is no connection, or too many messages wait to be sent",
+            options_.controller)};
   }
   if (pending_.size() == kPendingMax) pending_.erase(pending_.begin());
   pending_.insert(token);

@@ -86,7 +86,8 @@ class ReplicaClient final : public Client {
     KVFERRY_TRY(check_lookup(query));
     if (timeout_ > 0 && pending_.size() == kPendingLookupsMax)
       return Error{ErrorCode::kFull,
-                   fmt::format("{} lookups are unanswered, which is the limit; try again later", pending_.size())};
+                   fmt::format("controller {} has not answered {} lookups, which is the limit; try again later",
+                               options_.controller, pending_.size())};
     Pending pending{.query = query, .replica = nullptr, .ends_at = {}, .asked_at = {}};
     const std::uint64_t token = ++last_token_;
     const Result<void> asked = ask(token, pending, 0);
@@ -133,7 +134,8 @@ class ReplicaClient final : public Client {
     Replica* replica = first_registered(begin);
     if (replica == nullptr)
       return Error{ErrorCode::kUnavailable,
-                   fmt::format("this node is not registered with controller {}", options_.controller)};
+                   fmt::format("this node is not registered with controller {}, so it can't look up chunks there",
+                               options_.controller)};
     const std::uint64_t asked = KVFERRY_TRY(replica->client->lookup(pending.query));
     replica->asked[asked] = token;
     pending.replica = replica;

@@ -12,12 +12,15 @@ constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines that one call of
 Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
   const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
   if (text.size() > size_max || (text.empty() && !may_be_empty)) {
-    return Error{ErrorCode::kInvalidArgument, fmt::format("a node's {} has {} bytes; {} to {} are allowed", field,
-                                                          text.size(), may_be_empty ? 0 : 1, size_max)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("the field {} of a node's registration has {} bytes; {} to {} are allowed", field,
+                             text.size(), may_be_empty ? 0 : 1, size_max)};
   }
   if (!std::all_of(text.begin(), text.end(), printable)) {
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("a node's {} contains control characters; only printable text is allowed", field)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("the field {} of a node's registration contains control characters; only printable text is allowed",
+                    field)};
   }
   return {};
 }

@@ -18,8 +18,9 @@ Result<ControllerPinId> Pins::add(const std::string& name_space, const std::stri
   if (keys.empty() || keys.size() > options_.keys_per_pin_max)
     return bad(fmt::format("a pin can't have {} keys; 1 to {} are allowed", keys.size(), options_.keys_per_pin_max));
   const auto full = [&](std::string_view whose, std::size_t num_pinned, std::size_t max) {
-    return Error{ErrorCode::kFull, fmt::format("{} has {} pinned keys, and {} more would exceed the limit of {}", whose,
-                                               num_pinned, keys.size(), max)};
+    return Error{ErrorCode::kFull,
+                 fmt::format("{} has {} pinned keys, and {} more would exceed the limit of {}; unpin some first", whose,
+                             num_pinned, keys.size(), max)};
   };
   if (num_keys_ + keys.size() > options_.keys_max) return full("this controller", num_keys_, options_.keys_max);
   const auto known = num_keys_of_.find(owner);

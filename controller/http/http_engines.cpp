@@ -156,9 +156,10 @@ json handle_unregister(HttpApi& api, const HttpRequest& request) {
     throw HttpFailure(
         {ErrorCode::kNotFound,
          fmt::format(
-             "no engine with instance_id '{}' and the given model, tenant and rank is registered; GET /workers lists "
-             "the registered engines",
-             instance)});
+             "no engine with instance_id '{}' (model: {}, tenant: {}, rank: {}) is registered; GET /workers lists the "
+             "registered engines",
+             instance, model.empty() ? "any" : model, tenant.empty() ? "any" : tenant,
+             rank ? std::to_string(*rank) : "any")});
   return {{"status", "unregistered successfully"}, {"removed_instances", removed}};
 }
 

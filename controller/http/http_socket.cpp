@@ -84,7 +84,8 @@ ssl_ctx_st* HttpCertificate::current(TimeNs now) {
     times_ = std::move(changed);
     if (Result<Context> loaded = load()) {
       context_ = std::move(*loaded);
-      log().info("HTTP: read the certificate in '{}' again", certificate_file_);
+      log().info("HTTP: read the certificate in '{}' again, because its file or its key's file changed",
+                 certificate_file_);
     } else {
       log().warn("HTTP: the former certificate stays in use: {}", loaded.error().what);
     }
