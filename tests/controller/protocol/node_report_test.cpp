@@ -36,9 +36,10 @@ TEST(NodeReports, ThatAreWrongInOnePlaceAreRefusedWithAReason) {
     std::function<void(NodeReport&)> change;
     const char* why;
   } cases[] = {
-      {[](NodeReport& report) { report.paths.emplace_back(); }, "too many elements"},
-      {[](NodeReport& report) { report.failures.emplace_back(); }, "too many elements"},
-      {[](NodeReport& report) { report.prefixes.emplace_back(); }, "too many elements"},
+      {[](NodeReport& report) { report.paths.emplace_back(); },
+       "it lists 17 paths, 4 failures and 8 prefixes; at most 16, 4 and 8"},
+      {[](NodeReport& report) { report.failures.emplace_back(); }, "it lists 16 paths, 5 failures and 8 prefixes"},
+      {[](NodeReport& report) { report.prefixes.emplace_back(); }, "it lists 16 paths, 4 failures and 9 prefixes"},
       {[](NodeReport& report) { report.tokens = -1; }, "out of range"},
       {[](NodeReport& report) { report.loaded_tokens = kNan; }, "out of range"},
       {[](NodeReport& report) { report.local_tokens = 1e300; }, "out of range"},

@@ -66,9 +66,13 @@ TEST(ControllerKey, ALinkSharesOnlyAContextOfItsOwnKey) {
       {{}, {}, ""},
       {kOurKey, kOurKey, ""},
       {kForeignKey, kOurKey,
-       "made with a cluster key, but the ZeroMQ context that it shares has another one; both need"},
-      {{}, kOurKey, "made with a cluster key, but the ZeroMQ context that it shares has none; both need the same"},
-      {kOurKey, {}, "made with no cluster key, but the ZeroMQ context that it shares has one; both need the same"}};
+       "is to use a cluster key, but the ZeroMQ context that it shares with others uses another one; both need"},
+      {{},
+       kOurKey,
+       "is to use a cluster key, but the ZeroMQ context that it shares with others uses none; both need the same"},
+      {kOurKey,
+       {},
+       "is to use no cluster key, but the ZeroMQ context that it shares with others uses one; both need the same"}};
   for (const Row& row : rows) {
     const auto context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, row.context);
     const auto link = make_link("tcp://127.0.0.1:1", {.zmq_context = context, .cluster_key = row.link});
