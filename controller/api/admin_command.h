@@ -34,7 +34,8 @@ struct AdminResult {
 
 /// Sends `command` to the controller at `endpoint`, whose cluster key is `key`, and waits for its answer, up to
 /// `timeout_ms`. Threads: any. Errors: kInvalidArgument: `endpoint` is malformed; kUnavailable: no answer in time;
-/// kRefused: the controller speaks another protocol version or refused the command; the message has the reason.
+/// kRefused: the controller speaks another protocol version or refused the command; the message has the reason;
+/// kCorrupt: the answer can't be read or is of another kind.
 Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command, std::int64_t timeout_ms,
                                       const std::optional<net::ClusterKey>& key = {});
 

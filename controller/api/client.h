@@ -1,5 +1,5 @@
 // The controller's client: registers a node, reports the node's chunks, and looks up which nodes hold given chunks. No
-// call of a Client waits for a reply; the owner's poll loop calls process() on one thread, which returns the replies.
+// call of a Client waits for a reply: the owner calls process() in its poll loop, and process() returns the replies.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 namespace kvferry::controller {
 
 /// One chunk that a node holds. If it is a tail, `tail_group` names the group under which other nodes can find the tail
-/// (see chunk_key.h).
+/// (see transport/base/chunk_key.h).
 struct ChunkEntry {
   ChunkKey key;
   std::uint32_t num_tokens = 0;
@@ -53,19 +53,19 @@ struct Holder {
   Incarnation incarnation;
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;  // this node holds keys[0 .. num_full_chunks)
-  // At most 16 tails that this node holds: first those in exact_tails, then those in tail_groups, from the last group
-  // to the first, the newest tail of a group first. Tails of the groups tail_groups[i] with i < num_full_chunks are
-  // left out.
+  // At most 16 tails that this node holds: first those in the query's exact_tails, then those in its tail_groups, from
+  // the last group to the first, the newest tail of a group first. Tails of the groups tail_groups[i] with
+  // i < num_full_chunks are left out.
   std::vector<ChunkEntry> tails;
   Tier tier = Tier::kHost;  // slowest tier in which any of the full chunks is stored
-  bool confirmed = true;    // false: messages were lost or the controller restarted, so these chunks may be out of date
+  bool confirmed = true;    // false: this entry may be out of date, e.g. after lost messages or a controller restart
 };
 
 struct LookupReply {
   std::uint64_t token = 0;  // token of the answered lookup, as lookup() returned it
   // At most 64 holders, without the node that asks. Draining nodes come after all others. Within each of these two
-  // groups, nodes with more full chunks come first; among nodes with equally many, the node with the newest message
-  // comes first.
+  // groups, nodes with more full chunks come first; among nodes with equally many, the node from which the controller
+  // received a message last comes first.
   std::vector<Holder> holders;
   // Increases with each change of the index, and a restart of the controller does not lower it if the controller has a
   // state folder. Without a state folder it is 0 after a restart.
@@ -90,9 +90,9 @@ struct LookupFailed {
   std::uint64_t token = 0;
   std::string reason;
 };
-// Requests of the controller. A node may ignore any of them; the controller sees the outcome in what the node
-// publishes and evicts.
-/// Pin those of `keys` that this node holds. Ids are unique until the controller restarts.
+// The following structs are requests of the controller to this node. The node may ignore any of them; the controller
+// sees the outcome in what the node publishes and evicts.
+/// A request to pin those of `keys` that this node holds. Pin ids are unique until the controller restarts.
 struct PinChunks {
   std::uint64_t pin_id = 0;
   std::vector<ChunkKey> keys;
@@ -112,8 +112,8 @@ struct EvictChunks {
   bool all = false;
   std::vector<ChunkKey> keys;  // ignored if `all` is true
 };
-/// Drop the chunks that came from the node at `endpoint`, and accept no more from it until a PurgeChunks with purge_id
-/// 0 for this endpoint says that another process uses the endpoint.
+/// A request to drop the chunks that came from the node at `endpoint`, and to accept no more chunks from there. If
+/// purge_id is 0: a request to accept chunks from `endpoint` again, because another process uses it now.
 struct PurgeChunks {
   std::uint64_t purge_id = 0;
   std::string endpoint;
@@ -155,7 +155,8 @@ class Client {
   virtual std::uint64_t kept_below() const = 0;
   /// Sets the number of requests on this node. Heartbeats report it, at the latest 200 ms after a change.
   virtual void set_load(std::uint64_t num_requests) = 0;
-  /// Sets the encoded NodeReport (node_report.h) that the next heartbeat carries. It makes no heartbeat come earlier.
+  /// Sets the encoded NodeReport (node_report.h) that the next heartbeat carries. The heartbeat is not sent earlier
+  /// because of the report.
   virtual void set_report(std::string report) = 0;
 
   /// While the client is not registered, up to 16 MiB of published and evicted entries are stored and sent after
@@ -164,9 +165,9 @@ class Client {
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
   /// Completes the answer to SnapshotWanted. The caller must have published everything that this node holds.
   virtual void end_snapshot() = 0;
-  /// Returns the token of the LookupReply (or, after lookup_timeout_ms, the LookupFailed) that process() returns later;
-  /// if lookup_timeout_ms is 0, no event may ever come. kUnavailable, only without a timeout: the node is not
-  /// registered, or the lookup can't be sent; kInvalidArgument: `query` has more than 65536 keys; kFull: 16384
+  /// Returns the token of the LookupReply (or, after lookup_timeout_ms, the LookupFailed) that process() returns later.
+  /// If lookup_timeout_ms is 0, a lost lookup has no event at all. kUnavailable, only without a timeout: the node is
+  /// not registered, or the lookup can't be sent; kInvalidArgument: `query` has more than 65536 keys; kFull: 16384
   /// lookups with a timeout are unanswered.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
   /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms for
@@ -175,7 +176,8 @@ class Client {
 };
 
 /// Makes a client, which is not registered yet. kInvalidArgument: an endpoint is malformed or repeated, or an endpoint
-/// is stream:// although there is a cluster key.
+/// is stream:// although there is a cluster key; kUnavailable: no file descriptor is left, or
+/// Linux returned no random bytes.
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 
 /// Blocks until the client is registered. Drops all events, and answers SnapshotWanted with an empty snapshot, so a

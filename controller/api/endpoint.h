@@ -1,4 +1,5 @@
-// The endpoints that kvferry accepts. They are checked before use, because ZeroMQ's error is just "Invalid argument".
+// The endpoints that kvferry accepts. kvferry checks them itself, because ZeroMQ reports each malformed endpoint just
+// as "Invalid argument".
 #pragma once
 
 #include <string>

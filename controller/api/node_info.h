@@ -15,9 +15,9 @@ namespace kvferry::controller {
 /// which tells other code which fields to check and show.
 struct NodeDetails {
   std::string host{};    // name of the machine or pod on which the node runs
-  std::string member{};  // the member whose key the node has, as the controller knows; empty: it has the cluster key
-  std::string prepared_tokens_max{};  // longest prompt in tokens of which the node takes preparations; empty: none
-  std::string conversion{};  // how the node converts chunks that it loads, as "bfloat16 to fp8"; empty: not at all
+  std::string member{};  // the member whose key the node used, set by the controller; empty: not a member's key
+  std::string prepared_tokens_max{};  // longest prompt, in tokens, that the node prepares for its request; empty: none
+  std::string conversion{};  // how the node converts chunks that it loads, e.g. "bfloat16 to fp8"; empty: not at all
   KVFERRY_FIELDS(host, member, prepared_tokens_max, conversion);
 };
 

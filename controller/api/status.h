@@ -74,7 +74,7 @@ struct LostNode {
   KVFERRY_FIELDS(node, lost_ago_ms);
 };
 
-/// State that outlives the controller's process.
+/// What the controller stores in its state folder, whose contents outlive its process.
 struct StateStatus {
   std::string folder;                   // path of the state folder; empty: nothing is stored
   bool durable = false;                 // acknowledged messages outlive the process
@@ -95,7 +95,8 @@ struct ReplicaStatus {
   KVFERRY_FIELDS(name, endpoint);
 };
 
-/// This controller's connections to other replicas, etcd and the event log. An empty name or address: not used.
+/// This controller's connections to other replicas, etcd and the event log. If a name or an address is empty, the
+/// controller does not use that service.
 struct ScaleStatus {
   std::string name;                     // name of this replica
   std::vector<ReplicaStatus> replicas;  // live replicas, this one included
@@ -137,7 +138,7 @@ struct Status {
 
 /// Requests the status of the controller at `endpoint`, whose cluster key is `key`; blocks up to `timeout_ms`. Threads:
 /// any. Errors: kInvalidArgument: `endpoint` is malformed; kUnavailable: no answer in time; kRefused: the controller
-/// speaks another protocol version.
+/// speaks another protocol version; kCorrupt: the answer can't be read or is of another kind.
 Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms,
                             const std::optional<net::ClusterKey>& key = {});
 
