@@ -12,8 +12,8 @@
 
 namespace kvferry::controller::wire {
 
-/// Keys that are serialised as one binary with 16 bytes for each: an array of a thousand small binaries takes ten times
-/// as long to parse.
+/// Keys that are serialised as one binary with 16 bytes for each key, because an array of a thousand small binaries
+/// takes ten times as long to parse.
 struct KeyBlob {
   std::vector<ChunkKey> keys;
 };

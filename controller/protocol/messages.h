@@ -1,7 +1,7 @@
 // The messages between nodes and the controller, which PROTOCOL.md lists. Each is a msgpack array whose first element
 // is the header. A struct grows only at its end: an old reader ignores new fields, a new reader keeps the defaults of
-// missing ones. Any other change raises kProtocol.newest. Header, Hello and Refused must never change except at their
-// end, so that any two releases can agree on a version or refuse each other. Over 200 lines, because it's a list.
+// missing ones. Any other change must raise kProtocol.newest. Header, Hello and Refused must never change except at
+// their end, so that any two releases can agree on a version or refuse each other. Over 200 lines, because it's a list.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct Header {
 };
 
 // Messages from a node to the controller. kLeastRole: the lowest role that a member's key must have for the controller
-// to accept the message. A message without it does not compile.
+// to accept the message. If a struct lacks kLeastRole, the controller does not compile.
 struct Hello {
   static constexpr net::Role kLeastRole = net::Role::kWorker;
   Header header{kProtocolVersion, 1};
@@ -60,7 +60,8 @@ struct Publish {
   Header header{kProtocolVersion, 6};
   std::uint64_t incarnation = 0;
   std::uint64_t sequence = 0;  // Publish and Evict are numbered in one series without gaps
-  // Voids what this node held before: at once, or if has_end is set, when the snapshot ends.
+  // If true, this message begins a snapshot. What the node published before it becomes void at once or, if has_end is
+  // set, when the snapshot ends.
   bool begins_snapshot = false;
   KeyBlob full{};
   TailColumns tails{};

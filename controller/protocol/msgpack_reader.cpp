@@ -61,7 +61,7 @@ bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t cou
     at += form.num_bytes;
   }
   MsgpackReader rest = *this;
-  for (rest.at_ = at; i < count; ++i) {  // reads what is left: fewer than eight bytes, or numbers in a longer form
+  for (rest.at_ = at; i < count; ++i) {  // the rest: less than eight bytes are left, or a value has another form
     std::uint64_t value = 0;
     if (!rest.read_integer(value) || value > 0xffffffff) return false;
     values[i] = static_cast<std::uint32_t>(value);

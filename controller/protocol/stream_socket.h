@@ -21,8 +21,9 @@ struct BoundSocket {
 /// kUnavailable: the address cannot be bound, e.g. because it is in use.
 Result<BoundSocket> listen_on(const StreamAddress& address);
 
-/// Starts a connection without blocking; over TCP it may still be in progress. A TCP host must be numeric. Fails if no
-/// process listens on the address.
+/// Starts a connection without blocking. A Unix socket is connected at once; kPeerLost: it can't be connected, e.g.
+/// because no process listens on the path. A TCP connection may still be in progress, and may fail later; its errors
+/// are those of net::begin_connect_tcp().
 Result<OwnedFd> begin_connect(const StreamAddress& address);
 
 /// Each message is preceded by its length, a little-endian integer of this many bytes.

@@ -26,9 +26,8 @@ enum class SnapshotMark {
   kEnds,      // last message of the snapshot
 };
 
-/// A digest of the keys that a node holds in one tier. If node and controller applied the same changes, in any
-/// order, their digests are equal. Keys are hashes, so different sets have equal digests with a probability of
-/// 2^-64.
+/// A digest of the keys that a node holds in one tier. Equal sets of keys have equal digests, in whatever order the
+/// keys were added. Keys are hashes, so different sets of the same size have equal digests with a probability of 2^-64.
 struct TierDigest {
   std::uint64_t num_keys = 0;
   std::uint64_t xor_of_keys = 0;  // XOR of the keys' first eight bytes

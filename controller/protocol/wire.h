@@ -16,9 +16,9 @@
 
 namespace kvferry::controller::wire {
 
-// Limit on a message; ZeroMQ closes connections with longer ones.
+// Limit on the size of a message. The receiver ends a connection on which a longer message arrives.
 constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;
-// Limit on a Publish's chunks, which keeps it far below kMessageBytesMax.
+// Limit on the chunks in a Publish, which keeps the message far below kMessageBytesMax.
 constexpr std::size_t kChunksPerPublishMax = 16'384;
 constexpr std::size_t kKeysPerLookupMax = 65'536;  // limit on keys, groups and exact tails together
 
