@@ -109,7 +109,7 @@ class ReplicaClient final : public Client {
   };
   struct Pending {
     LookupQuery query;
-    Replica* replica = nullptr;  // the controller to which the lookup was sent; nullptr: it was not sent yet
+    Replica* replica = nullptr;  // controller to which the lookup was sent; nullptr: process() must send it
     std::optional<TimeNs> ends_at, asked_at;
   };
   using PendingMap = std::map<std::uint64_t, Pending>;
@@ -155,7 +155,7 @@ class ReplicaClient final : public Client {
       return drop(token);
     }
     if (pending.replica == nullptr) {
-      // If this fails, the next process() tries again, until the lookup's time has passed.
+      // If ask() fails, the next process() tries again, until the lookup's time has passed.
       (void)ask(token, pending, 0);
     } else if (pending.asked_at && now - *pending.asked_at >= timeout_ / kAsksPerTimeout) {
       (void)ask(token, pending, static_cast<std::size_t>(pending.replica - replicas_.data()) + 1);
@@ -216,7 +216,7 @@ class ReplicaClient final : public Client {
   std::uint64_t unique_pin_id(const Replica& replica, std::uint64_t pin_id) const {
     return pin_id * replicas_.size() + static_cast<std::uint64_t>(&replica - replicas_.data());
   }
-  // Never called, because replica.client has no lookup timeout.
+  // Never called, because the clients of single controllers ignore lookup_timeout_ms.
   void on(Replica&, LookupFailed&, std::vector<ClientEvent>&) {}
 
   ClientOptions options_;

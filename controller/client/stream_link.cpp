@@ -53,7 +53,7 @@ class StreamLink final : public ClientLink {
     if (host_lookup_) return end_lookup(now);
     if (!socket_) {
       if (now < retry_at_) return;
-      // The earliest time of the next connection attempt, even if this connection breaks at once.
+      // The next attempt is not made earlier than this, even if this connection breaks at once.
       retry_at_ = now + back_off_;
       return begin(now);
     }

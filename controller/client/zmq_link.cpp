@@ -30,7 +30,7 @@ class ZmqLink final : public ClientLink {
   void reconnect() override {
     if (Result<void> connected = socket_->reconnect(); !connected) log().error("{}", connected.error().what);
   }
-  bool has_broken() override { return false; }  // ZeroMQ does not report broken connections
+  bool has_broken() override { return false; }  // without a monitor, ZeroMQ reports no broken connection
   void linger(int ms) override { socket_->set_linger(ms); }
 
  private:
