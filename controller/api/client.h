@@ -176,8 +176,8 @@ class Client {
 };
 
 /// Makes a client, which is not registered yet. kInvalidArgument: an endpoint is malformed or repeated, or an endpoint
-/// is stream:// although there is a cluster key; kUnavailable: no file descriptor is left, or
-/// Linux returned no random bytes.
+/// is stream:// although there is a cluster key; kUnavailable: no file descriptor is left, or Linux
+/// returned no random bytes.
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 
 /// Blocks until the client is registered. Drops all events, and answers SnapshotWanted with an empty snapshot, so a

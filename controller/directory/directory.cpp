@@ -246,8 +246,9 @@ void Directory::remove(NodeId id) {
   if (journal_ != nullptr) journal_->gone(id);
 }
 
-/// Each call of tidy() works on one namespace, the one after the namespace of the last call. A namespace without nodes
-/// is erased when its table is empty: freeing a full table at once would take too long.
+/// Each call of tidy() works on one namespace: the next one, in the order of the names, whose table has work left. A
+/// namespace without nodes is erased when its table has no work left, because freeing a full table at once would take
+/// too long.
 void Directory::tidy() {
   for (std::size_t i = namespaces_.size(); i > 0; --i) {
     auto it = namespaces_.upper_bound(tidied_last_);

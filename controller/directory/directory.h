@@ -1,4 +1,5 @@
-// Over 200 lines, because one class owns all of this state and answers every question about it.
+// The directory of nodes and of their chunks. Over 200 lines, because one class owns the nodes, leases and chunks and
+// answers all questions about them.
 #pragma once
 
 #include <cstddef>
@@ -73,8 +74,7 @@ struct Joined {
 /// messages irrelevant, so it is applied even after a loss. A snapshot is collected in a separate Generation, which
 /// lookups don't see until the snapshot ends; then it replaces the former Generation. Messages that arrive during a
 /// snapshot change both generations. A snapshot that takes too long, or that the node begins again, is dropped. Lookups
-/// skip a node as soon as it leaves or its lease expires. The time of a call does not depend on how many chunks a node
-/// had.
+/// skip a node as soon as it leaves or its lease expires. Its removal takes the same time however many chunks it had.
 /// Threads: one at a time. `now` must never decrease.
 class Directory {
   struct Namespace;
@@ -90,13 +90,13 @@ class Directory {
     Namespace* home = nullptr;
     Generation seen;                   // chunks that lookups see
     std::optional<Generation> next{};  // the unfinished snapshot; it shares the index of `seen` if `seen` was empty
-    TimeNs snapshot_begun_at = 0;      // time at which `next` was begun
+    TimeNs snapshot_begun_at = 0;      // time at which the node's last snapshot began
     TimeNs heard_at = 0;
     std::uint64_t next_sequence = 0;  // all messages with lower numbers were applied
     // The node has used all lower numbers; if this is above next_sequence, messages are missing.
     std::uint64_t heard_below = 0;
     bool owes_snapshot = true;         // a snapshot of the node is needed and has not ended
-    bool is_reloaded = false;          // reloaded after a restart and not yet confirmed by a heartbeat
+    bool is_reloaded = false;          // reloaded after a restart, and no heartbeat or snapshot has confirmed it yet
     std::optional<TimeNs> asked_at{};  // time of the last repair request, or of the last message that answers it
     unsigned num_differed = 0;         // number of consecutive heartbeats with differing digests
     std::size_t num_counted = 0;       // number of this node's chunks that are counted in num_chunks_
@@ -138,7 +138,8 @@ class Directory {
   bool leave(NodeId node);
 
   /// Returns the nodes that hold chunks of the query, without the node that asks, at most holders_per_reply_max. Nodes
-  /// that are leaving come last; then nodes with more full chunks come first, then nodes with a newer last message.
+  /// that are leaving come after all others. Within each of these two groups, nodes with more full chunks come first;
+  /// among nodes with equally many, the node whose last message is newest comes first.
   /// kNotFound: the node that asks is not registered.
   Result<std::vector<Holder>> lookup(NodeId asker, const LookupQuery& query, TimeNs now);
   /// Same as lookup(), but does not copy. `found` is valid until the next non-const call. Returns false if the node
@@ -147,11 +148,11 @@ class Directory {
   /// Same as find_holders() above, for callers that are not registered; an unknown namespace has no holders.
   void find_holders(const std::string& name_space, const LookupView& query, std::vector<HolderView>& found);
 
-  /// Removes the nodes whose lease expired and returns them. The caller must call it many times within lease_ms, each
-  /// time after it has handled all received messages. If more than half a lease has passed since the previous call, no
-  /// lease ends within grace_ms of this call, because heartbeats may have arrived and not been read. Also drops
-  /// snapshots that took longer than snapshot_ms, frees some memory of removed nodes and resizes tables. Takes well
-  /// below a millisecond.
+  /// Removes the nodes whose lease expired and returns them. The caller must call expire() many times within lease_ms,
+  /// each time after it has handled all received messages. If more than half a lease has passed since the previous
+  /// call, no lease ends within grace_ms of this call, because heartbeats may have arrived and not been read. Also
+  /// drops snapshots that took longer than snapshot_ms, frees some memory of removed nodes and resizes tables. Takes
+  /// well below a millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
   /// Returns nullptr for an unknown node. The pointer is valid until a node joins or is removed.
@@ -167,7 +168,7 @@ class Directory {
   std::vector<NodeId> holders_of(const std::string& name_space, const ChunkKey& key) const;
   /// Returns the entries of those `keys` that `node` holds.
   std::vector<ChunkEntry> entries_of(NodeId node, std::span<const ChunkKey> keys) const;
-  /// Makes repair() request a snapshot from the node.
+  /// Makes repair() request a snapshot from the node, unless a snapshot of the node has begun and not ended.
   void want_snapshot(NodeId node);
   /// Marks the node as leaving or not leaving. Lookups rank leaving nodes last.
   void set_leaving(NodeId node, bool is_leaving);

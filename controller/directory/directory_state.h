@@ -56,7 +56,8 @@ class DirectoryState {
   DirectoryImage image() const;
   /// Begins a walk through all tables. The tables do not compact their entries until end_walk().
   void begin_walk();
-  /// Sets `block` to the next block, which may be empty, and `name_space` to its namespace. Returns false at the end.
+  /// Sets `block` to the next block, which may be empty, and `name_space` to its namespace. Returns false if this block
+  /// is the last one.
   bool walk(TableBlock& block, std::string& name_space);
   void end_walk();
 

@@ -22,9 +22,10 @@ struct DrainOptions {
   unsigned tries_max = 3;  // number of target nodes that are tried for a chunk
 };
 
-/// After begin() the caller must request a snapshot from the node, because the snapshot lists all chunks of the node.
-/// Chunks that the node publishes during the drain are replicated as well. The index shows which chunks have arrived at
-/// other nodes; no acknowledgements are needed. Pure: time is an argument. Threads: one at a time.
+/// Decides which chunks of draining nodes are replicated, and where to. After begin() the caller must request a
+/// snapshot from the node, because the snapshot lists all chunks of the node. Chunks that the node publishes during the
+/// drain are replicated as well. The index shows which chunks have arrived at other nodes; no acknowledgements are
+/// needed. Pure: time is an argument. Threads: one at a time.
 class Drains {
  public:
   enum class Place { kNowhere, kOnlyThere, kElsewhere };
@@ -32,8 +33,8 @@ class Drains {
   class Cluster {
    public:
     virtual ~Cluster() = default;
-    /// Returns kElsewhere if a node that stays holds the chunk, kOnlyThere if only `leaving` holds it, otherwise
-    /// kNowhere.
+    /// Returns kElsewhere if a node that is not leaving holds the chunk; otherwise kOnlyThere if `leaving` holds it,
+    /// and kNowhere if not.
     virtual Place place_of(NodeId leaving, const ChunkKey& key) const = 0;
     /// Returns the nodes that may receive the chunks of `leaving`, the one with the fewest chunks first.
     virtual std::vector<NodeId> targets(NodeId leaving) const = 0;

@@ -13,8 +13,8 @@
 
 namespace kvferry::controller {
 
-/// Each call reports a change that was just made, in order; replaying all calls yields the same directory.
-/// Threads: the directory's. No call blocks or fails.
+/// The calls of joined(), gone(), published(), evicted() and snapshot_dropped() report the changes in order, each after
+/// it was made; replaying all of them yields the same directory. Threads: the directory's. No call blocks or fails.
 class Journal {
  public:
   virtual ~Journal() = default;

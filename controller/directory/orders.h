@@ -36,7 +36,7 @@ class Orders final : private Drains::Cluster {
   /// node that sent the request, if any.
   wire::AdminReply execute(const wire::AdminRequest& request, std::optional<NodeId> asker, TimeNs now);
   void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark, TimeNs now);
-  /// Orders a node that has just registered to carry out the purges of the last 24 hours.
+  /// Queues the orders that follow from the registration of `node`; see Purges::joined().
   void joined(NodeId node, TimeNs now);
   /// Ends the drain, moves and read leases of a node that was removed from the directory.
   void gone(NodeId node);

@@ -62,7 +62,7 @@ Result<Pair> Pairing::choose(const PairQuery& query, std::vector<PairNode>& node
   if (decodes.empty()) return unavailable("decode", "kv_consumer or kv_both", query, nodes, may_decode);
 
   Pair pair{.decode = best(decodes)};
-  // A kv_both node handles the whole request alone only if no other node can prefill.
+  // The decode node is also the prefill node only if no other node can prefill.
   if (prefills.size() > 1) std::erase_if(prefills, [&](const auto& cost) { return cost.second == pair.decode; });
   pair.prefill = best(prefills);
   pair.skip_prefill = can_skip(nodes[pair.decode]) || pair.prefill == pair.decode;

@@ -25,7 +25,7 @@ constexpr std::uint64_t kSkipTokensMax = 64;  // the decode node computes up to 
 struct PairNode {
   std::string engine_id, role, serves, endpoint;
   std::uint64_t load = 0;        // number of requests on the node, as the node reported it
-  TimeNs load_reported_at = 0;   // time of that report, which includes all requests assigned before it
+  TimeNs load_reported_at = 0;   // time of that report, which counts all requests assigned before this time
   std::uint64_t num_cached = 0;  // length of the prompt's cached prefix, in tokens
   bool is_leaving = false;
 };

@@ -38,8 +38,8 @@ Result<Purges::Purge> Purges::add(const Directory& directory, const std::string&
     return one.ends_at <= now || (one.name_space == name_space && one.endpoint == purge.endpoint);
   });
   if (purges_.size() >= kPurgesMax) purges_.erase(purges_.begin());
-  // Ids are taken from the clock, so that a node's report of a purge that an earlier process of the controller ordered
-  // is not mistaken for a report of this one.
+  // Ids are taken from the clock. Ids that start at 1 in each process of the controller could repeat: then a node's
+  // report of an older purge would count as its report of this purge.
   purge.id = last_id_ = std::max(last_id_ + 1, static_cast<std::uint64_t>(now));
   purges_.push_back(purge);
   return purge;

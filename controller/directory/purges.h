@@ -11,8 +11,8 @@
 
 namespace kvferry::controller {
 
-/// Remembers the purges of the last 24 hours, for nodes that register later. Pure: time is an argument. Threads: one at
-/// a time.
+/// Remembers the purges of the last 24 hours, at most 128 of them, for nodes that register later. Pure: time is an
+/// argument. Threads: one at a time.
 class Purges {
  public:
   struct Purge {
@@ -28,8 +28,8 @@ class Purges {
     std::string endpoint;
   };
 
-  /// `name`: engine id of a registered node or of one lost in the last ten minutes, or an endpoint. kNotFound: it is
-  /// none of these.
+  /// Adds a purge of the node `name`: the engine id of a registered node or of one lost in the last ten minutes, or an
+  /// endpoint. kNotFound: `name` is none of these.
   Result<Purge> add(const Directory& directory, const std::string& name_space, const std::string& name, TimeNs now);
   /// Returns the orders that the registration of `node` causes: the purges of its namespace, to this node. If the node
   /// is a newer process at a purged endpoint, that purge ends, and all nodes of the namespace get an order with

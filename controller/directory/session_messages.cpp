@@ -86,8 +86,8 @@ struct Sessions::Receiver {
     Result<std::vector<ChunkEntry>> chunks = wire::chunks_of(publish);
     if (!chunks) {
       self.count_malformed(fmt::format("node {}: {}", self.name_of(session->node), chunks.error().what));
-      // The message still counts as received, with no chunks, because the message would be malformed again if it were
-      // requested again.
+      // The message still counts as received, with no chunks: if the controller requested it again, it would be
+      // malformed again.
       chunks = std::vector<ChunkEntry>{};
     }
     self.counters_.chunks_published += chunks->size();
@@ -150,7 +150,7 @@ struct Sessions::Receiver {
 
   void operator()(const wire::StatusRequest&) { self.reply(turn, wire::StatusReply{.status = self.status(turn.now)}); }
 
-  /// Returns whether the sender's role allows the message. If not, the sender gets the reason.
+  /// Returns true if the sender's role allows the message. Otherwise replies to the sender with the reason.
   bool is_allowed(const wire::FromNode& message) {
     const auto* const request = std::get_if<wire::AdminRequest>(&message);
     const net::Role least = request != nullptr ? wire::least_role_for(request->verb)
@@ -177,8 +177,8 @@ struct Sessions::Receiver {
     return self.observer_ == nullptr ? here : std::max(here, self.observer_->newest(info).value);
   }
 
-  /// Returns whether the request drains a node that the sender, a member, has registered. A worker needs no higher role
-  /// for that, so that it can empty its node before it stops.
+  /// Returns true if the request drains a node that the sender, a member, has registered. The role kWorker is enough
+  /// for such a request, so that a worker can empty its node before it stops.
   bool drains_own_node(const wire::AdminRequest& request) const {
     if (request.verb != "drain" || turn.sender.role < net::Role::kWorker || turn.sender.name.empty()) return false;
     const std::optional<NodeId> id = self.directory_.find_node(request.name_space, request.engine_id);

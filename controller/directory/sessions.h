@@ -24,7 +24,7 @@ namespace kvferry::controller {
 /// Identifies a connection of a listener. Ids are never reused.
 using ConnectionId = StrongId<struct ConnectionIdTag, std::uint64_t>;
 
-/// Observes the nodes' messages, so that replicas can share them. It may also refuse registrations.
+/// Observes the nodes' messages, so that replicas can share them. An observer may also refuse registrations.
 /// Threads: the directory's owner. No call blocks or throws.
 class SessionObserver {
  public:
