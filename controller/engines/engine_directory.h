@@ -1,5 +1,6 @@
 // The engines registered with their KV event endpoints: their properties, their blocks, and how much of a prompt each
-// one has cached. Pure: the caller passes the time. Sockets are in engine_events_listener.h, JSON in http_api.h.
+// one has cached. Pure: the caller passes the time. The sockets are in engine_events_listener.h, the HTTP requests in
+// http/http_engines.cpp.
 #pragma once
 
 #include <map>

@@ -17,7 +17,8 @@ namespace kvferry::controller {
 /// attention have all of its blocks.
 enum class GroupKind { kUnknown, kFullAttention, kOther };
 
-/// Views and spans point into the batch and the decoder, and are valid only during the call of the sink.
+/// Blocks that the engine stored. The views and spans in this struct and in BlocksRemoved point into the batch and the
+/// decoder; they are valid only during the call of the sink.
 struct BlocksStored {
   std::span<const ShortKey> hashes;
   std::optional<ShortKey> parent;         // none: the first block starts a prompt

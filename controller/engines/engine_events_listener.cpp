@@ -17,7 +17,7 @@
 namespace kvferry::controller {
 namespace {
 
-// Limit on a batch; enough for a prompt of millions of tokens.
+// Limit on the size of a batch; enough for a prompt of millions of tokens.
 constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;
 constexpr int kQueueMax = 1000;  // limit on queued batches of an engine; further ones are dropped and requested again
 constexpr int kMessagesPerSocketMax = 64;  // limit on messages taken from one socket before the next socket is read

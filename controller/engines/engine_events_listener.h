@@ -12,7 +12,7 @@ namespace kvferry::controller {
 /// Threads: all functions, including add() and remove(), are called on the owner thread, as for any Listener.
 class EngineEventsListener : public Listener {
  public:
-  /// `directory` must outlive the listener. Only the listener may add engines to it and remove them.
+  /// `directory` must outlive the listener. Only the listener may add engines to `directory` and remove them from it.
   static std::unique_ptr<EngineEventsListener> make(EngineDirectory& directory);
 
   /// Subscribes to an engine, which need not run yet. Keeps the subscription if an identical engine is registered.

@@ -130,9 +130,10 @@ void EngineIndex::move_placements(ShortKey from, ShortKey to) {
   }
 }
 
-/// Maps `hash` to `key`. If it is mapped to another key already and one of the two is an unplaced_key(), the one made
-/// from tokens becomes both the mapped key and `key`. If no holder has the mapped key, `key` replaces it. In all other
-/// cases the hash is ambiguous: the mapping stays, and the holder's own_keys get `key`.
+/// Maps `hash` to `key`. There are three cases if `hash` is mapped to another key already. If one of the two keys is an
+/// unplaced_key(), the other key, which is made from tokens, becomes both the mapped key and `key`. If no holder has
+/// the mapped key, `key` replaces it. Otherwise the hash is ambiguous: the mapping stays, and own_keys of `holder` gets
+/// `key`.
 void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
   ShortKey* known = key_of(holder, hash);
   if (known == nullptr) {

@@ -40,7 +40,7 @@ struct EngineIndexCounters {
   std::uint64_t hashes_ambiguous = 0;  // hashes that two engines use for different tokens
 };
 
-/// Request fields that change the KV cache besides the tokens.
+/// The fields of a request, besides its tokens, on which its KV depends.
 struct PromptSalt {
   std::string_view lora_name;
   std::optional<std::uint64_t> lora_id;  // number of the LoRA adapter; used if lora_name is empty

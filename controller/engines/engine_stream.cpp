@@ -172,7 +172,7 @@ void EngineStream::replay_ended(TimeNs now) {
   const Replay ended = std::exchange(replay_, Replay::kNone);
   num_tries_ = 0;
   if (ended == Replay::kProbe) return;
-  // An empty replay: the engine has restarted and published fewer batches.
+  // The replay was empty, so the engine has restarted and has published fewer batches than were applied.
   if (ended == Replay::kVerify && !has_answered_) return restart(now);
   if (ended == Replay::kLater || (!has_answered_ && !next_)) {
     // The replay was empty, so the engine has published nothing since its start.
@@ -189,8 +189,7 @@ void EngineStream::apply_waiting(TimeNs now) {
   for (const Waiting& batch : waiting) take_in_order(batch.sequence, batch.payload, now);
 }
 
-/// Stops waiting for the missing batches and applies the waiting ones, because the replay endpoint is silent or too
-/// slow.
+/// Gives up the missing batches and applies those in waiting_, because the replay endpoint is silent or too slow.
 void EngineStream::continue_without_replay(TimeNs now) {
   if (replay_ == Replay::kVerify || !waiting_.empty()) {
     if (has_applied_ && (replay_ == Replay::kVerify)) ++counters_.gaps_unrepaired;

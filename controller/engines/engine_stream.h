@@ -67,7 +67,7 @@ class EngineStream {
 
   /// Returns false if the engine is lost; lookups then ignore its blocks.
   bool is_live() const { return is_live_; }
-  /// Returns true if no batch is known to be missing.
+  /// Returns true if the engine is live and no batch is known to be missing.
   bool is_confirmed() const { return is_live_ && !is_replaying() && replay_ != Replay::kLater; }
   bool is_connected() const { return is_connected_; }
   TimeNs last_received() const { return last_received_at_; }

@@ -24,7 +24,7 @@ struct TableBlock {
     Tier tier = Tier::kGpu;
   };
   struct Run {
-    std::uint32_t set = 0;  // number of the keys' set of holders, see set_ends
+    std::uint32_t set = 0;  // index in set_ends of the set of the keys' holders
     std::uint32_t num_keys = 0;
   };
   struct Tail {

@@ -88,8 +88,8 @@ class KeyMap {
   };
   /// While the map is pinned, entries stay in place, so a walk sees every key that exists from its begin to its end.
   void set_pinned(bool is_pinned) { is_pinned_ = is_pinned; }
-  /// Calls `see(key, value)`, which returns its cost, in log order until the cost reaches `budget`. Returns false at
-  /// the end of the log.
+  /// Calls `see(key, value)`, which returns the cost of the call, for the next keys in log order, until the costs add
+  /// up to `budget`. Returns false at the end of the log.
   template <class See>
   bool walk(Walk& at, std::size_t budget, const See& see) const {
     for (; at.segment < log_.num_segments(); ++at.segment) {

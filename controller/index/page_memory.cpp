@@ -19,7 +19,7 @@ std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit
 PageMemory::PageMemory(std::size_t size_bytes, Pages pages) {
   const bool huge = pages == Pages::kHuge && size_bytes >= kHugePageBytes;
   size_bytes_ = round_up(size_bytes, kPageBytes);
-  // A further huge page makes room to align the memory to huge pages.
+  // One more huge page is mapped, so that the memory can begin at a huge page's boundary.
   const std::size_t mapped_bytes = size_bytes_ + (huge ? kHugePageBytes : 0);
   void* mapped =
       ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -160,7 +160,8 @@ std::size_t PlacementIndex<Key>::add(NodeIndex node, Tier tier, std::span<const 
       report(i, is_new ? Outcome::kNew : Outcome::kKnown);
       num_new += is_new ? 1 : 0;
       if (is_known || is_fetched) continue;
-      // Prefetches the other keys, because keys after an unknown one are mostly unknown too.
+      // Prefetches the buckets of the other keys, because keys after an unknown one are mostly unknown too, and each
+      // unknown key needs a search in the table.
       fetch(keys.subspan(i + 1, end - i - 1));
       is_fetched = true;
     }
