@@ -18,8 +18,8 @@ enum class HttpRole : std::uint8_t {
   kAdmin,   // may send all requests; POST /register, for example, makes the controller connect to an address
 };
 
-/// Returns the token that gives a client the role kReader or kAdmin: 64 hexadecimal digits that are derived from the
-/// key in use.
+/// Returns the token that gives a client `role`, which is kReader or kAdmin: 64 hexadecimal digits that are derived
+/// from the key in use in `key` (see ClusterKey).
 std::string http_token(const net::ClusterKey& key, HttpRole role);
 
 struct HttpRefusal {

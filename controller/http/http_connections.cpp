@@ -189,7 +189,7 @@ bool HttpConnections::parse(std::uint64_t id, Connection& connection) {
   connection.in.erase(0, job.bytes.size());
   framing = {};
   connection.is_continued = false;
-  connection.state = State::kAnswering;  // until the answer is sent, the socket is not armed in epoll
+  connection.state = State::kAnswering;  // epoll does not report the socket until the answer is ready
   {
     const std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
@@ -219,8 +219,8 @@ bool HttpConnections::write(std::uint64_t id, Connection& connection) {
   return connection.in.empty() ? arm(id, connection, EPOLLIN) : parse(id, connection);
 }
 
-/// Updates the number of bytes that the connection has in memory. Returns false if all connections together have too
-/// many bytes in memory. The bytes of a request count until its answer is ready.
+/// Updates the connection's part of large_bytes_. Returns false if this part has grown and large_bytes_ exceeds
+/// kHttpLargeBytesMax. The bytes of a request count until its answer is ready.
 bool HttpConnections::account(Connection& connection) {
   const std::size_t bytes = connection.in.size() + connection.out.size();
   const std::size_t num_large = bytes > kHttpSmallBytes ? bytes : 0;

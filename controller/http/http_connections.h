@@ -44,7 +44,7 @@ class HttpConnections {
   /// thread that reads requests.
   using MaySend = std::function<bool(const std::string& authorization)>;
 
-  /// With a certificate, clients use HTTPS.
+  /// With a certificate, clients must use HTTPS.
   HttpConnections(Answer answer, MaySend may_send_body, std::optional<HttpCertificate> certificate)
       : answer_(std::move(answer)), may_send_body_(std::move(may_send_body)), certificate_(std::move(certificate)) {}
   ~HttpConnections();
@@ -66,7 +66,7 @@ class HttpConnections {
     bool is_last = false;
     bool is_continued = false;
     std::size_t num_large = 0;  // bytes of this connection that are counted in large_bytes_
-    TimeNs since = 0;           // when the connection was made, or its state changed, or a request's first byte came
+    TimeNs since = 0;           // start of the current wait for the client; see end_overdue()
   };
   struct Job {
     std::uint64_t connection = 0;

@@ -135,7 +135,7 @@ class HttpParser final : public httplib::Server {
   }
 
  private:
-  /// httplib prefers Brotli and compresses as well as it can: a status of 2 MB would occupy this thread for 4 s.
+  /// httplib prefers Brotli, at its highest quality: compressing a status of 2 MB would occupy this thread for 4 s.
   static void leave_gzip_only(httplib::Request& request) {
     const bool takes_gzip = request.get_header_value("Accept-Encoding").find("gzip") != std::string::npos;
     request.headers.erase("Accept-Encoding");

@@ -22,10 +22,10 @@ struct HttpBackend {
   std::string endpoint;  // address of the ZeroMQ listener; only displayed
 };
 
-/// Reads, parses and answers requests on threads of its own; serve() runs the threads' calls into `backend` on the
-/// owner thread. With a `key`, the listener answers only requests that HttpAccess allows; with a `certificate`, only
-/// over HTTPS. Port 0 means any free port; the listener's address has the port in use, e.g. "127.0.0.1:41234". Errors:
-/// those of HttpConnections::start().
+/// Makes a listener that reads, parses and answers requests on threads of its own; its serve() runs the threads' calls
+/// into `backend` on the owner thread. With a `key`, the listener refuses requests that HttpAccess does not allow; with
+/// a `certificate`, clients must use HTTPS. Port 0 means any free port; the listener's address has the port in use,
+/// e.g. "127.0.0.1:41234". Errors: those of HttpConnections::start().
 Result<std::unique_ptr<BoundListener>> listen_http(const net::HostPort& address, const HttpBackend& backend,
                                                    const std::optional<net::ClusterKey>& key,
                                                    std::optional<HttpCertificate> certificate);

@@ -40,7 +40,8 @@ class HttpRequest {
   /// Parses the body of a request. Fails if `body` is not a JSON object.
   explicit HttpRequest(const std::string& body);
 
-  /// Returns the first field of `names` that is present and not null, because indexers use different names for a field.
+  /// Returns the first field of `names` that is present and not null; clients of different indexers name a field
+  /// differently.
   /// If there is none, returns `fallback`, or throws if there is no fallback.
   std::string text(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
   /// Same as text(), but also accepts an integer and returns its digits.

@@ -31,7 +31,7 @@ std::string reason() {
   return text == nullptr ? "unknown error" : text;
 }
 
-int no_password(char*, int, int, void*) { return 0; }  // OpenSSL would ask for it at the terminal
+int no_password(char*, int, int, void*) { return 0; }  // by default OpenSSL asks for a password at the terminal
 
 }  // namespace
 
@@ -129,7 +129,8 @@ ssize_t HttpSocket::receive(std::string& to) {
   return -1;
 }
 
-/// Decrypts all that has arrived, and continues the handshake. Returns false if the client's bytes are no valid TLS.
+/// Decrypts all that has arrived, and continues the handshake. Returns false if the client's bytes are not valid TLS,
+/// or if the client has ended the TLS session.
 bool HttpSocket::decrypt(std::string& to) {
   std::array<char, 16 << 10> bytes;
   for (;;) {

@@ -17,12 +17,13 @@ namespace kvferry::controller {
 /// restart. Threads: the one that accepts connections.
 class HttpCertificate {
  public:
-  /// `certificate_file`: the certificate, followed by those that lead to its authority; `key_file`: its private key.
-  /// Both in PEM. kInvalidArgument: they are not.
+  /// Reads two files in PEM. `certificate_file`: the certificate, followed by those that lead to its authority;
+  /// `key_file`: its private key. kInvalidArgument: one of the files can't be read as such; kUnavailable: OpenSSL
+  /// cannot set up TLS 1.3.
   static Result<HttpCertificate> read(std::string certificate_file, std::string key_file);
 
-  /// Returns what new connections use. If changed files can't be used, that is what was read before, and the log says
-  /// why.
+  /// Returns the TLS context for new connections. Reads the files again if they have changed, which is checked at most
+  /// once a second. If the changed files can't be used, logs the reason and returns the previous context.
   ssl_ctx_st* current(TimeNs now);
 
  private:
@@ -33,7 +34,7 @@ class HttpCertificate {
 
   std::string certificate_file_, key_file_;
   Context context_;
-  std::string times_;  // when the files changed last
+  std::string times_;  // inodes and modification times of the files that were read
   TimeNs checked_at_ = 0;
 };
 
@@ -44,12 +45,12 @@ class HttpSocket {
   HttpSocket(OwnedFd socket, ssl_ctx_st* tls);
 
   int fd() const { return socket_.get(); }
-  /// Appends what has arrived to `to`. Returns the number of bytes, 0 if the client sends no more, and -1 with errno if
-  /// there is an error, or nothing yet (EAGAIN).
+  /// Appends the bytes that have arrived to `to`. Returns their number, 0 if the client sends no more, or -1 with
+  /// errno: EAGAIN if nothing has arrived yet, otherwise an error.
   ssize_t receive(std::string& to);
-  /// Returns how many of the bytes were taken, or -1 with errno. Bytes that were taken may still wait for the socket.
+  /// Returns how many of the bytes were accepted, or -1 with errno. With TLS, accepted bytes may still wait in unsent_.
   ssize_t send(std::string_view bytes);
-  /// Returns whether bytes wait until the socket takes them.
+  /// Returns true if accepted bytes still wait until the socket has room for them.
   bool has_unsent() const { return !unsent_.empty(); }
   /// Tells the client that no more bytes follow.
   void end_sending();

@@ -1,5 +1,6 @@
-// The answer to GET /overview, which the status page requests every two seconds. To keep it small, the names of the
-// nodes' fields are sent only once, and of the lists in the nodes' reports only what the page shows.
+// The answer to GET /overview, which the status page requests every two seconds. To keep it small, the
+// names of the nodes' fields are sent only once, and the lists in the nodes' reports only as far as the page shows
+// them.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -14,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kListMax = 20;  // limit on the failures, paths and prefixes in an answer
+constexpr std::size_t kListMax = 20;  // limit on each of the lists in an answer: failures, paths, prefixes
 
 struct Shown {
   const NodeStatus& node;

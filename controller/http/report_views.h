@@ -14,11 +14,11 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PathReport, peer, path, is_push, bytes, num_f
                                    limit_gb_per_s, best_gb_per_s, memory)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FailureReport, what, peer, ago_ms)
 
-constexpr std::uint64_t kReportStaleMs = 5000;  // an older report no longer says how the node is now
+constexpr std::uint64_t kReportStaleMs = 5000;  // a report that is older than this counts as stale
 
 inline bool is_fresh(const NodeStatus& node) { return node.report && node.report_age_ms <= kReportStaleMs; }
 
-/// What a node receives from other nodes, and sends to them.
+/// Speeds at which a node receives from other nodes and sends to them.
 struct Flow {
   double in_gb_per_s = 0, out_gb_per_s = 0;
 };
@@ -26,7 +26,8 @@ struct Flow {
 /// peer too.
 std::map<std::string, Flow, std::less<>> flows_of(const Status& status);
 
-/// Returns a report as JSON, or null. The keys are the names of the fields, with age_ms, is_stale and the node's flow.
+/// Returns a report as JSON, or null. The keys are the names of NodeReport's fields, and also age_ms, is_stale
+/// and the names of Flow's fields.
 nlohmann::json report_json(const NodeStatus& node, const Flow& flow);
 
 }  // namespace kvferry::controller
