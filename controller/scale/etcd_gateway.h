@@ -22,7 +22,8 @@ class EtcdGateway {
  public:
   explicit EtcdGateway(const EtcdOptions& options) : options_(options) {}
 
-  /// Sends a request to the current member. kUnavailable: no reply arrived; the request may have been executed.
+  /// Sends a request to the current member. kUnavailable: no reply arrived, or the reply is empty or too long; the
+  /// request may have been executed. kCancelled: stop() was called.
   Result<std::string> post(const HttpPost& what, std::int64_t timeout_ms) {
     std::string body;
     const Result<void> done = stream(what, timeout_ms, [&](std::string_view bytes) {

@@ -153,8 +153,8 @@ HttpPost login_of(std::string_view user, std::string_view password) {
 Result<EtcdReply> reply_of(const EtcdRequest& request, std::string_view body) {
   return parse_reply(body, [&](const json& object) {
     EtcdReply reply;
-    const json& result =
-        object.contains("result") ? object.at("result") : object;  // in a streamed reply, each line wraps one "result"
+    // In a streamed reply, each line is an object that has the reply in its field "result".
+    const json& result = object.contains("result") ? object.at("result") : object;
     reply.revision = number_at(result.value("header", json::object()), "revision");
     reply.lease = number_at(result, "ID");
     reply.ttl_s = number_at(result, "TTL");

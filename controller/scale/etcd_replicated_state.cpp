@@ -27,7 +27,7 @@ void ReplicatedState::on(const EtcdEvent& event, TimeNs now) {
       const auto& erased = std::get<EtcdErased>(change);
       note_absent(erased.key, erased.revision, true);
       // A replica erases a node's key if the node has been gone for long. If the node is registered at this replica,
-      // note_absent() has the key restored.
+      // the key is written again, because note_absent() marked it as dirty.
       const std::optional<NodeName> name = node_of(erased.key);
       if (!name) continue;
       const auto node = nodes_.find(*name);

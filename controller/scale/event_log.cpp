@@ -187,7 +187,7 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
   }
   if (!may_join_(info)) return;
   const Result<Joined> joined = directory_.join(info, kFirstSequence, now);
-  if (!joined) return;  // refused: a newer incarnation is registered, or the directory is full
+  if (!joined) return;  // refused, e.g. because a newer incarnation is registered or the directory is full
   nodes_[name] = {joined->id, info.incarnation.value, writer, hello->next_sequence, kFirstSequence};
 }
 

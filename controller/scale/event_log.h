@@ -29,7 +29,7 @@ struct LogRecord {
   std::uint32_t kind = 0;
   std::string name_space{}, engine_id{};
   std::uint64_t incarnation = 0;
-  std::uint64_t sequence = 0;  // sequence number of the message in a kUpdate record
+  std::uint64_t sequence = 0;  // in kUpdate: number of the message; in kHello: number of the node's next message
   std::string bytes{};
   KVFERRY_FIELDS(kind, name_space, engine_id, incarnation, sequence, bytes);
 };
@@ -44,8 +44,8 @@ struct LogEntry {
 
 struct LogWriterOptions {
   std::string writer{};  // name and run number of this replica
-  /// Records older than this are dropped. The default is three times lease_s (replicated_state.h): a new writer,
-  /// which takes over when the last one's lease has expired, still remembers what that one did not write.
+  /// Records older than this are dropped. The default is three times lease_s (replicated_state.h): a new writer takes
+  /// over when the former writer's lease has expired, and then still has the records that the former one did not write.
   std::int64_t remember_ms = 15'000;
   std::size_t remember_bytes_max = 8U << 20;  // limit on the size of all remembered records
   std::size_t entry_bytes_max = 64U << 10;    // limit on the size of an entry; further records go into the next entry

@@ -14,7 +14,7 @@ struct RedisStreamOptions {
   RedisUrl url;
   std::int64_t connect_ms = 1000;
   std::int64_t reply_ms = 2000;
-  std::int64_t retry_ms_max = 2000;          // longest pause between attempts to connect; it starts at 100 and doubles
+  std::int64_t retry_ms_max = 2000;  // longest pause between attempts to connect; the first is 100, then it doubles
   std::size_t buffer_bytes_max = 16U << 20;  // limit on unsent and unconfirmed entries
   std::int64_t trim_ms = 1000;               // period of the check of the stream's memory
   std::size_t entries_per_read = 32;
@@ -28,7 +28,7 @@ struct LogPart {
 
 struct LogState {
   bool is_connected = false;
-  std::string trouble;  // why the last connection or attempt failed; empty if none has failed
+  std::string trouble;  // why the last connection, or attempt to connect, failed; empty while connected
   std::size_t buffered_bytes = 0;
   std::uint64_t num_appended = 0;  // entries confirmed by Redis
 };
