@@ -207,7 +207,7 @@ class StreamListener final : public BoundListener, private ReplySender {
   OwnedFd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
   net::SpareFd spare_;
   std::unordered_map<ConnectionId, std::unique_ptr<StreamConnection>> connections_;
-  std::vector<ConnectionId> ending_;  // refused connections whose peer has not read the refusal yet
+  std::vector<ConnectionId> ending_;  // refused connections that are still open, see StreamConnection::ends_at
   std::vector<ConnectionId> over_;    // connections to close at the end of this turn
   std::string scratch_ = std::string(kReadBytesMax, '\0');
   StreamConnection* current_ = nullptr;  // the connection whose messages are being received

@@ -27,7 +27,7 @@ class BackgroundFile {
     std::uint64_t num_opened = 0;  // number of processed open() calls; the last three fields are about the newest file
     std::uint64_t written = 0;     // mark of the last append() that was written, in any file
     std::uint64_t synced = 0;      // mark of the last append() that survives a loss of power
-    bool is_finished = false;      // whether finish() has succeeded
+    bool is_finished = false;      // true if finish() has succeeded
     std::uint64_t size_bytes = 0;
     std::string failure;  // why the file could not be written; empty: no failure
   };
@@ -39,8 +39,9 @@ class BackgroundFile {
 
   /// Creates a file, after syncing and closing the previous one.
   void open(std::string path);
-  /// Queues `bytes` to be written. `mark` must be higher than in the last call; progress() reports `mark` once the
-  /// bytes are written.
+  /// Queues `bytes` to be written. progress() reports `mark`, which must be higher than in the last call, once the
+  /// bytes are written. A caller that passes 0 in all calls gets no such report, and the bytes are synced only by
+  /// finish().
   void append(std::string bytes, std::uint64_t mark);
   void sync();
   /// Syncs the file and renames it to its final path; then the file's thread calls `after`, unless something failed.

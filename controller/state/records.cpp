@@ -62,7 +62,7 @@ bool take(std::string_view& in, T& item) {
   return true;
 }
 
-/// Writes the frame of one record: the constructor begins the record, and the destructor fills in its length.
+/// Writes the type and length of one record: the constructor begins the record, and the destructor fills in its length.
 class Record {
  public:
   Record(std::string& out, Type type) : out_(out), begin_(out.size()) {

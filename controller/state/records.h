@@ -19,9 +19,9 @@ namespace kvferry::controller {
 
 constexpr std::uint32_t kStateFormat = 1;  // must be raised with each change that an older release would misread
 
-/// A log continues the log with the next lower number. If `begins_anew` is set, changes between them are missing; only
-/// the snapshot with this log's number has them. A snapshot and all logs whose number is not lower than the snapshot's
-/// contain the whole state.
+/// A log continues the log with the next lower number. If `begins_anew` is set, changes between the two logs are
+/// missing; only the snapshot with this log's number has them. A snapshot and all logs whose number is not lower than
+/// the snapshot's contain the whole state.
 struct FileHead {
   std::string kind;  // "log" or "snapshot"
   std::uint32_t format = kStateFormat;

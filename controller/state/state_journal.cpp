@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kWriteBytesMax = std::size_t{1} << 20;
 constexpr std::size_t kSnapshotQueuedMax = std::size_t{8} << 20;
-// If a start loads more logs, a snapshot follows, so that restarts don't accumulate files.
+// If a start loads more logs than this, a snapshot follows, so that restarts don't accumulate files.
 constexpr std::uint64_t kLogsMax = 8;
 constexpr std::int64_t kSnapshotRetryMs = 10'000;  // pause after a failed snapshot if the log is intact
 
@@ -197,7 +197,7 @@ void StateJournal::begin_snapshot() {
   phase_ = Phase::kWalking;
 }
 
-/// Runs the next step of the snapshot. Returns true if the step after it need not wait for the disk.
+/// Runs the next step of the snapshot. Returns true if the step after that one need not wait for the disk.
 bool StateJournal::step_snapshot(TimeNs now) {
   switch (phase_) {
     case Phase::kIdle:

@@ -33,7 +33,7 @@ struct StateOptions {
   WriteCall write = ::write;
 };
 
-/// As the directory's Journal it records changes, and as a Listener of the server it makes snapshots. Threads: the
+/// Records changes as the directory's Journal, and makes snapshots as a Listener of the server. Threads: the
 /// directory's owner thread.
 class StateJournal final : public Journal, public Listener {
  public:
@@ -51,7 +51,7 @@ class StateJournal final : public Journal, public Listener {
   std::uint64_t kept_below(NodeId node, std::uint64_t next_sequence) override;
   StateStatus status(TimeNs now) const override;
 
-  /// Queues the current batch for writing. The server calls it at the end of each turn.
+  /// Queues the current batch for writing. The server calls flush() at the end of each turn.
   void flush();
 
   int fd() const override;
