@@ -110,7 +110,7 @@ struct ScaleStatus {
   bool log_ok = false;
   std::string log_trouble;
   bool log_writer = false;          // this replica writes the log
-  std::uint64_t log_lag_bytes = 0;  // bytes sent to the log and not yet confirmed
+  std::uint64_t log_lag_bytes = 0;  // size of the entries that Redis has not confirmed yet
   std::uint64_t log_appended = 0;   // entries that this replica wrote to the log
   std::uint64_t log_holes = 0;      // gaps where entries were dropped because the log did not accept them in time
   std::uint64_t log_read = 0;       // entries that this replica read from the log

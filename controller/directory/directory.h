@@ -43,7 +43,7 @@ struct DirectoryOptions {
 };
 
 enum class Update {
-  // The message was applied, or it was dropped: because it is old, or because it follows a loss whose repair was
+  // The message was applied or dropped. A message is dropped if it is old, or if it follows a loss whose repair was
   // already requested.
   kApplied,
   kUnknownNode,   // the sender is not registered, and nothing changed
@@ -54,7 +54,7 @@ enum class Update {
 struct Repair {
   std::uint64_t heard_below = 0;  // the node has used all sequence numbers below this one
   std::uint64_t resend_from = 0;  // first missing sequence number
-  // Whether sending messages again is enough; if false, the node must begin a snapshot at resend_from or later.
+  // If true, sending messages again is enough; if false, the node must begin a snapshot at resend_from or later.
   bool resend_will_do = false;
 };
 
@@ -125,7 +125,8 @@ class Directory {
   /// nodes are registered.
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
-  /// `next_sequence`: number of the node's next publish or evict, which shows whether the node's last message was lost.
+  /// Handles a heartbeat. `next_sequence`: number of the node's next publish or evict, which shows whether the node's
+  /// last message was lost.
   /// `digests`: digest of the node's chunks in each tier at that number; ignored unless there are kNumTiers. If the
   /// digests differ from the index although no message is missing, the node must send a snapshot. If the digests still
   /// differ after that, the wait before the next snapshot doubles, up to about a minute.

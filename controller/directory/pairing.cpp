@@ -91,7 +91,7 @@ std::size_t Pairing::best(const std::vector<std::pair<std::uint64_t, std::size_t
 }
 
 void Pairing::count(const PairQuery& query, const PairNode& node) {
-  if (chosen_.size() >= kChosenMax) chosen_.clear();  // nearly all of these entries belong to nodes that were removed
+  if (chosen_.size() >= kChosenMax) chosen_.clear();  // nearly all entries belong to nodes that were removed
   Chosen& chosen = chosen_[{query.name_space, node.engine_id}];
   if (chosen.load_reported_at != node.load_reported_at) chosen = {node.load_reported_at, 0};
   ++chosen.num_requests;

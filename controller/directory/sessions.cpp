@@ -74,7 +74,7 @@ void Sessions::count_malformed(std::string_view reason) {
 
 void Sessions::count_refused(std::string_view why, TimeNs now) {
   ++counters_.nodes_refused;
-  // The text quotes what the node sent, and commands print it on terminals.
+  // The text quotes what the node sent, and commands print the text on terminals, so it may have printable bytes only.
   refusal_ = printable(why.substr(0, kRefusalBytesMax));
   refused_at_ = now;
 }
@@ -107,7 +107,7 @@ void Sessions::fence(NodeId node, TimeNs now) {
 
 void Sessions::begin_session(const Turn& turn, NodeId node, const NodeInfo& info) {
   // A connection serves one node: if another node used this connection before, that node has to register again on
-  // another one.
+  // another connection.
   if (const Session* other = session(turn.from); other != nullptr && other->node != node) disconnected(turn.from);
   if (const auto known = peers_.find(node); known == peers_.end()) {
     ++counters_.nodes_registered;

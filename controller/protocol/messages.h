@@ -60,7 +60,7 @@ struct Publish {
   Header header{kProtocolVersion, 6};
   std::uint64_t incarnation = 0;
   std::uint64_t sequence = 0;  // Publish and Evict are numbered in one series without gaps
-  // If true, this message begins a snapshot. What the node published before it becomes void at once or, if has_end is
+  // If true, this message begins a snapshot. All that the node published earlier is void: at once or, if has_end is
   // set, when the snapshot ends.
   bool begins_snapshot = false;
   KeyBlob full{};
