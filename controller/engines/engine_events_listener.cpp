@@ -25,7 +25,7 @@ constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
 constexpr int kSocketsMax = 8192;
 constexpr std::size_t kTidyLinesPerTake = 1024;
 constexpr TimeNs kRound = 100 * kMillisecond;  // period at which all engines are polled
-constexpr std::size_t kPartsMax = 4;  // parts of a message: delimiter, topic (optional), sequence number, batch
+constexpr std::size_t kPartsMax = 4;           // limit on a message's parts: delimiter, topic, sequence number, batch
 constexpr std::uint64_t kEndOfReplay = ~std::uint64_t{0};
 
 std::optional<std::uint64_t> sequence_of(std::string_view part) {
@@ -177,7 +177,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
   }
 
   /// Passes a message to the stream. The message's last part is the batch, the part before that is the sequence number,
-  /// and a topic may precede both.
+  /// and a delimiter and a topic may precede both.
   void pass_batch(EngineStream& stream, const net::ZmqPart* parts, std::size_t num_parts, bool is_replay, TimeNs now,
                   std::size_t& num_bytes) {
     const std::optional<std::uint64_t> sequence =

@@ -92,7 +92,8 @@ ShortKey EngineIndex::unplaced_key(ShortKey hash) const {
   return next_block_key(options_.index.seed ^ 0x756e706c61636564, halves, 0);
 }
 
-/// Fills chain_ with the keys of the blocks. Returns false if tokens are missing or the parent is unknown.
+/// Fills chain_ with the keys of the blocks. Returns false if tokens are missing, or if there is no key made from
+/// tokens for the parent.
 bool EngineIndex::chain(Holder& holder, const BlocksStored& blocks) {
   const std::size_t size = options_.block_size;
   if (blocks.block_size != size || blocks.tokens.size() != blocks.hashes.size() * size) return false;

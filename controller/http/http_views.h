@@ -1,4 +1,5 @@
-// What the GET requests return: status, engines, metrics and the status page. `kvferry status` prints the same JSON.
+// What the GET requests return: status, engines, metrics and the status page. `kvferry status --json` prints the same
+// JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -99,7 +99,7 @@ class ChunkTable {
 
   using Walk = PlacementIndex<ChunkKey>::Walk;
   /// Writes the next keys of live holders, including hidden ones, to `block`: `budget` keys, or fewer if there are
-  /// tails. With set_pinned(true), a walk sees every key that exists from its begin to its end, and may see a key twice
+  /// tails. With set_pinned(true), a walk sees every key that exists during the whole walk, and may see a key twice
   /// or miss a change made meanwhile. Returns false at the end of the table.
   bool walk(Walk& at, std::size_t budget, TableBlock& block) const;
   void set_pinned(bool is_pinned) { index_.set_pinned(is_pinned); }

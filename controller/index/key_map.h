@@ -86,7 +86,7 @@ class KeyMap {
     std::size_t segment = 0;
     typename Log::Position position = 0;
   };
-  /// While the map is pinned, entries stay in place, so a walk sees every key that exists from its begin to its end.
+  /// While the map is pinned, entries stay in place, so a walk sees every key that exists during the whole walk.
   void set_pinned(bool is_pinned) { is_pinned_ = is_pinned; }
   /// Calls `see(key, value)`, which returns the cost of the call, for the next keys in log order, until the costs add
   /// up to `budget`. Returns false at the end of the log.

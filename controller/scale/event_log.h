@@ -50,7 +50,7 @@ struct LogWriterOptions {
   std::size_t remember_bytes_max = 8U << 20;  // limit on the size of all remembered records
   std::size_t entry_bytes_max = 64U << 10;    // limit on the size of an entry; further records go into the next entry
   std::size_t checkpoint_bytes =
-      32U << 20;  // after this many bytes the Hellos of all nodes are written again, because the log is trimmed
+      32U << 20;  // after this many bytes all Hellos are written again, because trimming removes older ones
 };
 
 /// Writes the event log. One replica writes at a time. The other replicas remember recent records, so that the next

@@ -19,7 +19,8 @@ constexpr std::int64_t kRedisRetryMsMin = 100;
 constexpr std::int64_t kPollMs = 20;       // poll interval at the stream's end
 constexpr std::size_t kPartsMax = 4;       // limit on parts that wait for the owner to take them
 constexpr std::size_t kPipelinedMax = 64;  // limit on entries in flight
-// Assumed least memory of an entry in Redis. The stream's limit in bytes, divided by it, is the limit on its entries.
+// Assumed least memory of an entry in Redis. The stream's limit in bytes divided by this number is the limit on its
+// entries.
 constexpr std::size_t kBytesPerEntryMin = 256;
 
 timeval to_timeval(std::int64_t ms) { return {ms / 1000, (ms % 1000) * 1000}; }

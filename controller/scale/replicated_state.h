@@ -20,7 +20,7 @@ struct ReplicatedStateOptions {
   std::string prefix = "kvferry/";  // prefix of all keys in etcd
   std::string name{};               // this replica's name
   std::string endpoint{};           // address of this replica's listener for nodes
-  std::uint64_t run = 0;  // grows with each start; if replicas have the same name, the one with the highest run owns it
+  std::uint64_t run = 0;  // grows with each start; if replicas share a name, the one with the highest run owns the name
   std::int64_t lease_s = 5;         // lease of this replica; when it expires, the other replicas consider this one dead
   std::int64_t retry_ms_min = 100;  // pause after a failed request; it doubles with each failure
   std::int64_t retry_ms_max = 2000;

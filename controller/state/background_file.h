@@ -67,7 +67,7 @@ class BackgroundFile {
 
   WriteCall write_;
   std::function<void()> on_progress_;
-  // Used by the file's thread only.
+  // The members up to last_synced_ are used by the file's thread only.
   std::string path_;
   OwnedFd file_;
   std::uint64_t last_written_ = 0;
