@@ -71,7 +71,7 @@ std::string text_of(Cause cause) {
     case Cause::kLoadFailed:
       return "the load into the engine's blocks failed";
   }
-  return fmt::format("unknown cause {}", static_cast<int>(cause));
+  return fmt::format("unknown cause {} of a newer release", static_cast<int>(cause));
 }
 
 Cause cause_of(ErrorCode code) {

@@ -96,7 +96,7 @@ inline constexpr std::string_view kCauseNames[] = {
 inline constexpr std::size_t kNumCauses = std::size(kCauseNames);
 static_assert(kNumCauses == static_cast<std::size_t>(Cause::kLoadFailed) + 1);
 
-/// Returns the cause as a part of a sentence, "unknown cause N" for a number that only a newer release knows.
+/// Returns the cause as a part of a sentence; "unknown cause N of a newer release" for an unknown number.
 std::string text_of(Cause cause);
 /// Returns the cause of a transfer that failed with this code; kFailed for kOk, which says nothing about a failure.
 Cause cause_of(ErrorCode code);

@@ -24,7 +24,8 @@ FrameTable::FrameTable(std::uint32_t num_frames) : frames_(num_frames) {
 
 std::optional<FrameTable::Reserved> FrameTable::reserve(ChunkRef chunk, State purpose, std::string owner) {
   KVFERRY_CHECK(purpose == State::kGathering || purpose == State::kLanding || purpose == State::kFillingFromSlot,
-                "a frame can be reserved for kGathering, kLanding or kFillingFromSlot only");
+                "a GPU frame can't be reserved as {}; allowed: gathering, landing, filling from its slot",
+                name_of(purpose));
   promise::fenced_reuse(0, !by_slot_.contains(chunk.slot), chunk.slot);
   if (free_.empty()) {
     const auto victim = std::find_if(lru_.begin(), lru_.end(), [&](std::uint32_t i) { return frames_[i].pins == 0; });
@@ -59,15 +60,15 @@ std::optional<FrameTable::FrameRef> FrameTable::find_whole(ChunkRef chunk) const
 }
 
 const FrameTable::Frame& FrameTable::frame(FrameRef ref) const {
-  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} does not exist: the table has {} frames", ref.frame,
-                frames_.size());
+  KVFERRY_CHECK(ref.frame < frames_.size(), "GPU frame {} does not exist: the pool in GPU memory has {} frames",
+                ref.frame, frames_.size());
   return frames_[ref.frame];
 }
 
 FramePin FrameTable::pin(FrameRef ref, std::string owner) {
   Frame* const frame = current(ref);
-  KVFERRY_CHECK(frame != nullptr, "frame {} belongs to no chunk and cannot be pinned", ref.frame);
-  KVFERRY_CHECK(!owner.empty(), "bounded-hold: a pin of frame {} has no owner", ref.frame);
+  KVFERRY_CHECK(frame != nullptr, "GPU frame {} can't be pinned: its chunk was removed or replaced", ref.frame);
+  KVFERRY_CHECK(!owner.empty(), "bounded-hold: a pin of GPU frame {} has no owner", ref.frame);
   frame->pins += 1;
   pins_.emplace(++last_pin_, Pin{ref, std::move(owner)});
   return FramePin{last_pin_};
@@ -75,10 +76,11 @@ FramePin FrameTable::pin(FrameRef ref, std::string owner) {
 
 void FrameTable::unpin(FramePin pin) {
   const auto found = pins_.find(pin.value);
-  promise::exactly_once(found != pins_.end(), "the end of pin {} on a GPU frame", pin.value);
+  promise::exactly_once(found != pins_.end(), "the end of pin {} of a GPU frame", pin.value);
   const std::uint32_t index = found->second.frame.frame;
   Frame& frame = frames_[index];
-  KVFERRY_CHECK(frame.use == found->second.frame.use && frame.pins > 0, "frame {} was reused while pinned", index);
+  KVFERRY_CHECK(frame.use == found->second.frame.use && frame.pins > 0, "GPU frame {} was reused while it was pinned",
+                index);
   pins_.erase(found);
   if (--frame.pins > 0 || frame.state != State::kRetired) return;
   frame.state = State::kFree;
@@ -123,8 +125,8 @@ void FrameTable::drop(FrameRef ref) {
 
 /// Returns the frame, nullptr if this use of the frame has ended.
 FrameTable::Frame* FrameTable::current(FrameRef ref) {
-  KVFERRY_CHECK(ref.frame < frames_.size(), "frame {} does not exist: the table has {} frames", ref.frame,
-                frames_.size());
+  KVFERRY_CHECK(ref.frame < frames_.size(), "GPU frame {} does not exist: the pool in GPU memory has {} frames",
+                ref.frame, frames_.size());
   Frame& frame = frames_[ref.frame];
   const bool is_claimed = frame.state != State::kFree && frame.state != State::kRetired;
   return frame.use == ref.use && is_claimed ? &frame : nullptr;

@@ -10,8 +10,9 @@ namespace kvferry {
 
 EngineDigest engine_digest(std::string_view digest) {
   EngineDigest first_bytes;
-  KVFERRY_CHECK(digest.size() >= first_bytes.bytes.size(), "a digest of {} bytes is too short: {} are needed",
-                digest.size(), first_bytes.bytes.size());
+  KVFERRY_CHECK(digest.size() >= first_bytes.bytes.size(),
+                "a block hash of vLLM of {} bytes is too short: at least {} are needed", digest.size(),
+                first_bytes.bytes.size());
   std::memcpy(first_bytes.bytes.data(), digest.data(), first_bytes.bytes.size());
   return first_bytes;
 }

@@ -8,8 +8,9 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
   for (const LoadItem& item : job.items) {
     KVFERRY_CHECK(
         item.first_token == next && item.num_tokens > 0 && item.skip_tokens + item.num_tokens <= item.chunk_tokens,
-        "exact-load: request {} has an item of {} tokens at token {}; it must begin at {} and end within its chunk",
-        job.request_id, item.num_tokens, item.first_token, next);
+        "exact-load: request {} loads {} tokens of a chunk from its token {} on; they must begin at token {} and lie "
+        "in the chunk of {} tokens, {} of which are skipped",
+        job.request_id, item.num_tokens, item.first_token, next, item.chunk_tokens, item.skip_tokens);
     next += item.num_tokens;
   }
   KVFERRY_CHECK(next - first_token == n,
@@ -25,7 +26,8 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
                   "exact-load: request {} has {} blocks of {} tokens in KV group {}, too few for {} tokens",
                   job.request_id, blocks.size(), block_tokens, group, next);
     for (std::size_t i = needed_from[group] / block_tokens; i < blocks.size(); ++i)
-      KVFERRY_CHECK(blocks[i] != kNoBlock, "exact-load: request {} has no block {} in KV group {}", job.request_id, i,
+      KVFERRY_CHECK(blocks[i] != kNoBlock,
+                    "exact-load: request {} has no block {} in KV group {}, into which it loads KV", job.request_id, i,
                     group);
   }
 }
@@ -35,9 +37,10 @@ void saved_is_computed(const SaveJob& job, std::uint32_t job_start, std::uint32_
   for (const SaveItem& item : job.items) {
     const std::uint64_t end_in_job = std::uint64_t{item.first_token} + item.num_tokens;
     const std::uint64_t end = std::uint64_t{job_start} + end_in_job;
-    KVFERRY_CHECK(item.num_tokens > 0 && end <= computed && end <= known,
-                  "saved-is-computed: request {} saves up to token {}, but only {} are computed and {} known",
-                  job.request_id, end, computed, known);
+    KVFERRY_CHECK(
+        item.num_tokens > 0 && end <= computed && end <= known,
+        "saved-is-computed: request {} saves {} tokens up to token {}, but only {} tokens are computed and {} known",
+        job.request_id, item.num_tokens, end, computed, known);
     for (std::size_t group = 0; group < job.block_ids.size(); ++group) {
       const std::vector<BlockId>& blocks = job.block_ids[group];
       KVFERRY_CHECK(std::uint64_t{blocks.size()} * groups[group].block_tokens >= end_in_job,

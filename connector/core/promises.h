@@ -27,10 +27,10 @@ inline void idempotent_lookup(std::uint32_t first_hit, std::uint32_t hit_now, co
 /// compute at least one token itself.
 inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64_t num_tokens,
                         const std::string& request) {
-  KVFERRY_CHECK(
-      external == 0 || local + external < num_tokens,
-      "sane-counts: request {} can't use {} local + {} external tokens: at least one of its {} must be computed",
-      request, local, external, num_tokens);
+  KVFERRY_CHECK(external == 0 || local + external < num_tokens,
+                "sane-counts: request {} can't use {} local and {} external tokens: at least one of its {} tokens must "
+                "be computed",
+                request, local, external, num_tokens);
 }
 
 /// The promise exact-load: after an allocation with n > 0 external tokens, the job's items load exactly n tokens from
@@ -42,8 +42,8 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
 
 /// The promise no-stale-spec: when a step is planned, no lookup of an earlier admission attempt is still open.
 inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
-  KVFERRY_CHECK(specs_left == 0, "no-stale-spec: {} lookups are still open after step {} was planned", specs_left,
-                step);
+  KVFERRY_CHECK(specs_left == 0, "no-stale-spec: {} lookups of earlier steps are still open when step {} is planned",
+                specs_left, step);
 }
 
 /// A save covers only tokens that are computed and known, and the job's blocks contain these tokens. `job_start` is the
@@ -53,42 +53,48 @@ void saved_is_computed(const SaveJob& job, std::uint32_t job_start, std::uint32_
 
 /// A node that converts chunks when it loads them saves none: its blocks have other KV than its fingerprint says.
 inline void saved_is_computed_alike(bool only_reads, const std::string& request) {
-  KVFERRY_CHECK(!only_reads, "saved-is-computed: request {} saves KV of a node that converts the chunks that it loads",
-                request);
+  KVFERRY_CHECK(
+      !only_reads,
+      "saved-is-computed: request {} saves KV, but this node converts chunks (chunk_dtype) and must save none",
+      request);
 }
 
 /// The promise fenced-reuse: a slot is written by one writer at a time, and only while it has no readers.
 inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {
-  KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: slot {} is reused although it has {} readers{}", slot, pins,
-                idle ? "" : " and a writer");
+  KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: pool slot {} is reused too early: it has {} readers{}", slot, pins,
+                idle ? "" : ", and a write, a copy or a GPU frame of it has not ended or its chunk is newer");
 }
 
 /// The promise fair-eviction: a chunk is evicted for another tenant's only if its tenant is idle or has more slots than
 /// its share.
 inline void fair_eviction(bool is_own_or_idle, std::uint32_t num_slots, std::uint32_t share) {
   KVFERRY_CHECK(is_own_or_idle || num_slots > share,
-                "fair-eviction: a tenant with {} slots, whose share is {}, loses a chunk to another tenant", num_slots,
-                share);
+                "fair-eviction: a chunk of a tenant with {} slots, which is within its share of {}, is evicted for "
+                "another tenant",
+                num_slots, share);
 }
 
 /// The promise purged-is-gone: a chunk that a purged node gave, or that was computed from such a chunk, is not offered.
 inline void purged_is_gone(bool is_purged, std::uint32_t slot) {
-  KVFERRY_CHECK(!is_purged, "purged-is-gone: slot {} is offered, but a purged node gave its chunk", slot);
+  KVFERRY_CHECK(!is_purged,
+                "purged-is-gone: the chunk in pool slot {} is offered to other nodes, but it came, or was computed, "
+                "from KV of a purged node",
+                slot);
 }
 
 /// The promise exactly-once: every job, pull and pin that was requested ends exactly once, and nothing ends that was
 /// not requested. `what` and `args` name it. They are formatted only if the promise is broken.
 template <class... Args>
 void exactly_once(bool expected, fmt::format_string<const Args&...> what, const Args&... args) {
-  KVFERRY_CHECK(expected, "exactly-once: {} was reported twice or never requested", fmt::format(what, args...));
+  KVFERRY_CHECK(expected, "exactly-once: {} came twice, or was not requested", fmt::format(what, args...));
 }
 
 /// The promise bounded-hold: every pin has an owner and, when it is made, a deadline in the future.
 inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) {
   KVFERRY_CHECK(
       deadline > now && !owner.empty(),
-      "bounded-hold: a pin needs an owner and a deadline in the future; its owner is '{}' and its deadline {} ns "
-      "at time {} ns",
+      "bounded-hold: a pin, pull or push needs an owner and a deadline in the future, but has the owner '{}' and the "
+      "deadline {} ns at time {} ns",
       owner, deadline, now);
 }
 
@@ -96,20 +102,22 @@ inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) 
 /// other nodes, and other nodes are offered only chunks that every rank has in its slot.
 inline void verified_only(bool ready, std::size_t checksums, std::size_t ranks, std::uint32_t slot) {
   KVFERRY_CHECK(ready && checksums == ranks,
-                "verified-only: slot {} is offered, but is not ready or has only {} of {} checksums", slot, checksums,
-                ranks);
+                "verified-only: the chunk in pool slot {} is loaded or offered, but it is incomplete or has checksums "
+                "of {} ranks instead of {}",
+                slot, checksums, ranks);
 }
 inline void verified_only_in_slots(std::uint32_t ranks_in_frames, std::uint32_t slot) {
   KVFERRY_CHECK(ranks_in_frames == 0,
-                "verified-only: slot {} is offered to other nodes, but {} ranks have its chunk in a frame of GPU "
+                "verified-only: pool slot {} is offered to other nodes, but {} ranks have its chunk in a frame of GPU "
                 "memory only",
                 slot, ranks_in_frames);
 }
 inline void verified_only_when_prepared(bool ended_in_order, const std::string& request) {
-  KVFERRY_CHECK(ended_in_order,
-                "verified-only: the preparation {} is loaded, but its end was not ordered, so that some of its chunks "
-                "may not be verified",
-                request);
+  KVFERRY_CHECK(
+      ended_in_order,
+      "verified-only: request {}, which prepares the load of a later one, was loaded completely before all of its "
+      "chunks were verified",
+      request);
 }
 
 }  // namespace kvferry::promise

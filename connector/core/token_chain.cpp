@@ -12,7 +12,7 @@ namespace kvferry {
 TokenChain::TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras,
                        TenantId tenant)
     : root_(root), chunk_tokens_(chunk_tokens), extras_(std::move(extras)), tenant_(tenant) {
-  KVFERRY_CHECK(chunk_tokens_ > 0, "chunk_tokens must be greater than 0");
+  KVFERRY_CHECK(chunk_tokens_ > 0, "a chunk must have at least 1 token, but chunk_tokens is 0");
 }
 
 void TokenChain::append(std::span<const std::int32_t> tokens) {
@@ -31,7 +31,8 @@ void TokenChain::truncate(std::uint32_t num_tokens) {
 }
 
 const ChunkKey& TokenChain::key(std::uint32_t i) {
-  KVFERRY_CHECK(i < num_full_chunks(), "chunk {} does not exist: the tokens fill {} chunks", i, num_full_chunks());
+  KVFERRY_CHECK(i < num_full_chunks(), "chunk {} does not exist: the request's tokens fill {} chunks", i,
+                num_full_chunks());
   while (keys_.size() <= i) {
     const auto first = static_cast<std::uint32_t>(keys_.size()) * chunk_tokens_;
     const ChunkKey& before = keys_.empty() ? root_ : keys_.back();
@@ -48,16 +49,17 @@ std::span<const ChunkKey> TokenChain::keys() {
 
 void TokenChain::adopt_key(const ChunkKey& key) {
   KVFERRY_CHECK(keys_.size() < num_full_chunks(),
-                "no key can be added, because all {} full chunks of the prompt have keys", num_full_chunks());
+                "no key can be added: all {} full chunks of the request's tokens have keys", num_full_chunks());
   keys_.push_back(key);
 }
 
 ChunkKey TokenChain::tail_key(std::uint32_t i, std::uint32_t num_tokens) {
   const std::uint32_t first = i * chunk_tokens_;
-  KVFERRY_CHECK(num_tokens > 0 && num_tokens < chunk_tokens_ && first + num_tokens <= size(),
-                "there is no tail of {} tokens at token {}: a tail is shorter than a chunk and ends within the "
-                "prompt's {} tokens",
-                num_tokens, first, size());
+  KVFERRY_CHECK(
+      num_tokens > 0 && num_tokens < chunk_tokens_ && first + num_tokens <= size(),
+      "there is no tail of {} tokens at token {}: a tail has at least 1 token, fewer than a chunk ({}), and ends "
+      "within the request's {} tokens",
+      num_tokens, first, chunk_tokens_, size());
   return chunk_key(parent(i), std::span(tokens_).subspan(first, num_tokens), extras_in(first, num_tokens));
 }
 

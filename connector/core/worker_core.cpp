@@ -13,7 +13,8 @@ constexpr std::int64_t kPullTimeoutMaxMs = 24 * 3600 * 1000;
 }  // namespace
 
 WorkerCore::Slot& WorkerCore::slot(ChunkRef chunk) {
-  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} does not exist: the pool has {} slots", chunk.slot, slots_.size());
+  KVFERRY_CHECK(chunk.slot < slots_.size(), "pool slot {} does not exist: the pool has {} slots", chunk.slot,
+                slots_.size());
   return slots_[chunk.slot];
 }
 
@@ -35,15 +36,15 @@ bool WorkerCore::writable(ChunkRef chunk) const {
 void WorkerCore::end_write(ChunkRef chunk, bool ok) {
   Slot& target = slot(chunk);
   promise::exactly_once(target.writing && target.generation == chunk.generation && !target.in_frame,
-                        "the write of pool slot {}", chunk.slot);
+                        "the report on the write of pool slot {}", chunk.slot);
   target.writing = false;
   target.complete = ok;
 }
 
 void WorkerCore::slot_written(ChunkRef chunk, bool ok) {
   Slot& target = slot(chunk);
-  promise::exactly_once(target.generation == chunk.generation && target.in_frame, "the copy to pool slot {}",
-                        chunk.slot);
+  promise::exactly_once(target.generation == chunk.generation && target.in_frame,
+                        "the report on the copy to pool slot {}", chunk.slot);
   target.in_frame = false;
   end_write(chunk, ok);
 }
@@ -85,18 +86,21 @@ std::optional<WorkerReport> WorkerCore::take_report() {
 
 Result<void> WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
   if (pulls_.contains(order.pull))
-    return Error{ErrorCode::kInvalidArgument, fmt::format("pull {} is in progress already", order.pull)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("pull {} is in progress already, so it can't be started again", order.pull)};
   if (order.timeout_ms <= 0 || order.timeout_ms > kPullTimeoutMaxMs)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("the timeout of pull {} is {} ms; allowed: 1 to {}",
+    return Error{ErrorCode::kInvalidArgument, fmt::format("the timeout of pull {} is {} ms; allowed: 1 to {} ms",
                                                           order.pull, order.timeout_ms, kPullTimeoutMaxMs)};
   std::set<std::uint32_t> slots;
   for (const PullItem& item : order.items) {
     if (!writable(item.local) || !slots.insert(item.local.slot).second)
       return Error{
           ErrorCode::kInvalidArgument,
-          fmt::format("pull {} can't write slot {} in generation {}: the pool of {} slots has no such slot, or "
-                      "the slot is being written, is named twice, or already has this generation or a newer one",
-                      order.pull, item.local.slot, item.local.generation, slots_.size())};
+          fmt::format(
+              "pull {} can't write pool slot {} in its generation {} (number of chunks it has had): the pool of {} "
+              "slots has no such slot, or the slot is being written, is named twice in the order, or is in "
+              "this generation or a later one already",
+              order.pull, item.local.slot, item.local.generation, slots_.size())};
   }
   Pull pull;
   pull.deadline = now + order.timeout_ms * kMillisecond;
@@ -112,7 +116,7 @@ Result<void> WorkerCore::pull_ordered(const PullOrder& order, TimeNs now) {
 PullOutcome WorkerCore::pull_ended(std::uint64_t id, std::vector<bool> ok, std::string what,
                                    std::vector<bool> in_frames) {
   const auto found = pulls_.find(id);
-  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.chunks.size(), "pull {}", id);
+  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.chunks.size(), "the end of pull {}", id);
   in_frames.resize(ok.size(), false);
   for (std::size_t i = 0; i < ok.size(); ++i) {
     const ChunkRef chunk = found->second.chunks[i];

@@ -116,8 +116,8 @@ def test_row_000_a_resumed_request_loads_what_its_look_up_found(
     assert admissions, "nobody was preempted, so this proved nothing"
     assert all(0 < admission.to_load == admission.loaded for admission in admissions), admissions
     assert all(admission.hit == admission.local + admission.to_load for admission in admissions), admissions
-    told = re.findall(r"\(resumed\): \d+ tokens, (\d+) found in a cache, (\d+) of these in the engine's; "
-                      r"(\d+) to load, (\d+) loaded", server.process.log_text())
+    told = re.findall(r"\(resumed\): of \d+ tokens (\d+) were found in a cache, (\d+) of these in the engine's; "
+                      r"of (\d+) tokens to load (\d+) were loaded", server.process.log_text())
     assert [tuple(map(int, line)) for line in told] == [
         (admission.hit, admission.local, admission.to_load, admission.loaded) for admission in admissions]
 

@@ -31,16 +31,19 @@ std::vector<const ChunkPool::Slot*> ChunkPool::tails(const ChunkKey& group) cons
 }
 
 ChunkPool::Slot& ChunkPool::checked(ChunkRef chunk) {
-  KVFERRY_CHECK(chunk.slot < slots_.size(), "slot {} does not exist: the pool has {} slots", chunk.slot, slots_.size());
+  KVFERRY_CHECK(chunk.slot < slots_.size(), "pool slot {} does not exist: the pool has {} slots", chunk.slot,
+                slots_.size());
   Slot& slot = slots_[chunk.slot];
-  KVFERRY_CHECK(slot.ref == chunk, "slot {} has generation {}, but the caller refers to generation {}", chunk.slot,
-                slot.ref.generation, chunk.generation);
+  KVFERRY_CHECK(slot.ref == chunk,
+                "pool slot {} is in generation {} (number of chunks it has had), but generation {} was expected",
+                chunk.slot, slot.ref.generation, chunk.generation);
   return slot;
 }
 
 std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::string& writer, Givers givers) {
   KVFERRY_CHECK(!by_key_.contains(meta.key) && !writer.empty(),
-                "chunk {} can't be written: the pool has it already, or the writer's name is empty", meta.key);
+                "chunk {} can't be written by '{}': the pool has it already, or the writer has no name", meta.key,
+                writer);
   if (free_.empty()) {
     const std::uint32_t share = tenants_.share(meta.tenant);
     const auto victim = tenants_.victim(meta.tenant, share, [&](std::uint32_t i) { return !is_used(slots_[i]); });
@@ -74,7 +77,7 @@ std::optional<ChunkRef> ChunkPool::reserve(const ChunkMeta& meta, const std::str
 bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum, bool in_frame) {
   Slot& slot = checked(chunk);
   promise::exactly_once(slot.state == State::kWriting && rank < num_ranks_ && !slot.written[rank],
-                        "the write of pool slot {} by rank {}", chunk.slot, rank);
+                        "the report on the write of pool slot {} by rank {}", chunk.slot, rank);
   slot.written[rank] = true;
   slot.checksums[rank] = checksum;
   slot.write_failed |= !ok;
@@ -104,8 +107,8 @@ bool ChunkPool::rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::u
 
 bool ChunkPool::slot_written(ChunkRef chunk, std::uint32_t rank, bool ok) {
   Slot& slot = checked(chunk);
-  promise::exactly_once(rank < num_ranks_ && slot.in_frame[rank], "the copy to pool slot {} by rank {}", chunk.slot,
-                        rank);
+  promise::exactly_once(rank < num_ranks_ && slot.in_frame[rank], "the report on the copy to pool slot {} by rank {}",
+                        chunk.slot, rank);
   if (!ok && slot.state == State::kReady) evict(slot);
   slot.write_failed |= !ok;
   slot.in_frame[rank] = false;
@@ -116,22 +119,24 @@ bool ChunkPool::slot_written(ChunkRef chunk, std::uint32_t rank, bool ok) {
 
 void ChunkPool::add_givers(ChunkRef chunk, const Givers& givers) {
   Slot& slot = checked(chunk);
-  KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is not being written, so it gets no more givers", chunk.slot);
+  KVFERRY_CHECK(slot.state == State::kWriting,
+                "pool slot {} is not being written, so its chunk can't come from further nodes", chunk.slot);
   kvferry::add_givers(slot.givers, givers);
 }
 
 void ChunkPool::set_windows(ChunkRef chunk, const ChunkMeta& meta) {
   Slot& slot = checked(chunk);
   KVFERRY_CHECK(slot.state == State::kWriting && meta.window_from <= slot.meta.num_tokens,
-                "slot {} of {} tokens is not being written, or is too short for a window from token {} on", chunk.slot,
-                slot.meta.num_tokens, meta.window_from);
+                "pool slot {} is not being written, or its chunk of {} tokens has no token {}, where its window begins",
+                chunk.slot, slot.meta.num_tokens, meta.window_from);
   slot.meta.window_from = meta.window_from;
   slot.meta.windows_from = meta.windows_from;
 }
 
 void ChunkPool::fail_write(ChunkRef chunk) {
   Slot& slot = checked(chunk);
-  KVFERRY_CHECK(slot.state == State::kWriting, "slot {} is not being written, so its write cannot fail", chunk.slot);
+  KVFERRY_CHECK(slot.state == State::kWriting, "pool slot {} is not being written, so its write cannot fail",
+                chunk.slot);
   slot.write_failed = true;
 }
 
@@ -225,7 +230,7 @@ PinId ChunkPool::pin(std::vector<ChunkRef> chunks, std::string owner, TimeNs now
   for (ChunkRef chunk : chunks) {
     Slot& slot = checked(chunk);
     KVFERRY_CHECK(slot.state == State::kWriting || slot.state == State::kReady,
-                  "slot {} has no chunk that can be pinned", chunk.slot);
+                  "pool slot {} can't be pinned: it has no chunk, or its chunk was evicted", chunk.slot);
     pinned_ += slot.pins++ == 0 ? 1 : 0;
   }
   pins_.emplace(++last_pin_, Pin{std::move(chunks), std::move(owner), deadline});

@@ -18,7 +18,11 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   Reservation reservation;
   add_givers(reservation.givers, {offer.from});
   if (parts_.provenance.is_purged(reservation.givers)) {
-    reply.refused = fmt::format("KV of node {} is not accepted: an operator has purged it", reservation.givers[0]);
+    const std::string& giver = reservation.givers[0];
+    reply.refused =
+        giver == kUnknownGiver
+            ? "KV of a node that does not name itself is not accepted: it may be one that an operator has purged"
+            : fmt::format("KV of node {} is not accepted: an operator has purged it", giver);
     return reply;
   }
   // Nothing is granted: the shards differ, so this node will pull the chunks.
@@ -100,13 +104,13 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
   std::vector<ChunkRef> ready;
   const auto found = reservations_.find(answer.reservation);
   promise::exactly_once(found != reservations_.end() && answer.rank < parts_.config.num_ranks,
-                        "the revocation of slot reservation {}", answer.reservation);
+                        "the report on the revocation of slot reservation {}", answer.reservation);
   Reservation& reservation = found->second;
   for (const RevokedChunk& back : answer.chunks) {
     const auto entry = reservation.chunks.find(back.index);
     promise::exactly_once(
         entry != reservation.chunks.end() && !entry->second.is_granted && entry->second.slot == back.chunk,
-        "the revocation of slot reservation {}, chunk {}", answer.reservation, back.index);
+        "the report on the revocation of slot reservation {}, chunk {}", answer.reservation, back.index);
     Chunk& chunk = entry->second;
     const bool ok = back.ok && back.checksums.size() == parts_.config.num_ranks;
     if (parts_.pool.rank_written(back.chunk, answer.rank, ok, ok ? back.checksums[answer.rank] : 0)) {

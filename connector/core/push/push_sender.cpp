@@ -52,7 +52,9 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
     item.is_granted = is_granted;
     const bool is_declined = !is_granted && (index >= reply.verdicts.size() ||
                                              reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kPresent));
-    if (is_declined) note(push, Cause::kRefused, "the decode node has no free slot, or the two nodes' shards differ");
+    if (is_declined)
+      note(push, Cause::kRefused,
+           "the decode node has no slot left for pushes, or its ranks hold other layers or heads");
     push.event.failed += is_declined;
     push.is_incomplete |= is_declined;
     if (item.state == State::kFinished) {  // the request finished before the answer arrived
@@ -147,7 +149,7 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
   const bool is_known = outcome.index < push.items.size() && outcome.rank < parts_.config.num_ranks &&
                         push.items[outcome.index].state == State::kTransferring &&
                         push.items[outcome.index].ranks_done.insert(outcome.rank).second;
-  promise::exactly_once(is_known, "the end of push {}, chunk {}, on rank {}", outcome.push, outcome.index,
+  promise::exactly_once(is_known, "the end of push {} of chunk {} by rank {}", outcome.push, outcome.index,
                         outcome.rank);
   push.items[outcome.index].failed |= !outcome.ok;
   if (!outcome.ok) note(push, cause_of(static_cast<ErrorCode>(outcome.code)), outcome.what);

@@ -21,7 +21,7 @@ SchedulerCore::SchedulerCore(CoreConfig config)
                 unpin_handoff(handoffs_.find(id.value));
               }),
       receiver_({config_, pool_, actions_, counters_, numbers_, recorder_, provenance_, now_}) {
-  KVFERRY_CHECK(!config_.groups.empty(), "the engine must have at least one KV group");
+  KVFERRY_CHECK(!config_.groups.empty(), "the engine has no KV cache group; at least one is needed");
   const KvGroup* windowed = nullptr;  // the last KV group with a window
   for (const KvGroup& group : config_.groups) {
     block_tokens_ = std::lcm(block_tokens_, group.block_tokens);
@@ -34,7 +34,9 @@ SchedulerCore::SchedulerCore(CoreConfig config)
     windowed = &group;
   }
   has_windows_ = windowed != nullptr;
-  KVFERRY_CHECK(has_windows_ || !config_.keeps_state, "a model with state needs a KV group with a window");
+  KVFERRY_CHECK(has_windows_ || !config_.keeps_state,
+                "a model with state needs a KV cache group with a window, which none of its {} groups has",
+                config_.groups.size());
 }
 
 RequestState* SchedulerCore::find(const RequestId& id) {

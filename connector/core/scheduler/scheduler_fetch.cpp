@@ -34,7 +34,7 @@ void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
   counters_.holders_suspected += 1;
   actions_.push_back(LogLine{
       fmt::format("nothing arrived from node {} within {} ms; no KV is fetched from it for {} s. If this message "
-                  "repeats, check that it runs, and that no firewall blocks the ports of its workers",
+                  "repeats, check that the node runs, and that no firewall blocks the ports of its workers",
                   endpoint, config_.try_timeout / kMillisecond, pause / kSecond),
       true, endpoint});
 }
@@ -104,7 +104,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     }
     std::vector<ChunkMeta> wanted;
     if (provenance_.is_purged({offer.endpoint}))
-      blame(request, Cause::kRefused, offer.endpoint, "its KV is not accepted: an operator has purged it");
+      blame(request, Cause::kRefused, offer.endpoint, "no KV is accepted from it, because an operator has purged it");
     else if (suspects_.allows(offer.endpoint, now))
       wanted = missing_from(request, offer);
     else
@@ -252,7 +252,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
                               const std::vector<bool>& in_frames) {
   now_ = now;
   const auto found = pulls_.find(id);
-  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), "pull {}", id);
+  promise::exactly_once(found != pulls_.end() && ok.size() == found->second.items.size(), "the end of pull {}", id);
   FetchPull& pull = found->second;
   for (std::size_t i = 0; i < ok.size(); ++i) {
     const PullItem& item = pull.items[i];  // ok[i] is true if the bytes match the holder's checksums

@@ -38,7 +38,8 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
   if (chunks.empty()) {
     if (num_allowed == 0) {
       counters_.leases_refused += 1;
-      reply.refused = "the holder has leased as many chunks as it allows at a time";
+      reply.refused =
+          fmt::format("the holder has leased {} chunks to other nodes, the most that it allows", num_leased_chunks_);
     }
     return reply;
   }
@@ -80,7 +81,9 @@ void SchedulerCore::erase_ended_leases() {
 void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now) {
   now_ = now;
   if (!reply.refused.empty())
-    actions_.push_back(LogLine{fmt::format("node {} refuses pushes: {}", endpoint, reply.refused), true});
+    actions_.push_back(LogLine{
+        fmt::format("node {} refuses the KV of a prompt that was to be pushed to it: {}", endpoint, reply.refused),
+        true});
   sender_.answered(push, endpoint, reply, now);
 }
 

@@ -80,8 +80,9 @@ void SchedulerCore::purge_ordered(std::uint64_t id, const std::string& endpoint,
     end_sharing_if_purged(request);
   }
   purge_.num_of_engine += (provenance_.drop_loaded_if_purged() || is_own) ? 1 : 0;
-  actions_.push_back(LogLine{fmt::format("purged {} chunks that node {} gave, or that were computed from its KV; "
-                                         "no KV is accepted from it for a day, or until it restarts",
+  actions_.push_back(LogLine{fmt::format("on the controller's order, purged {} chunks that came, or were computed, "
+                                         "from KV of node {}; no KV is accepted from this node for a day, or until "
+                                         "it has restarted",
                                          num_dropped, endpoint.substr(0, 256)),
                              true});
   announce_evictions();

@@ -151,7 +151,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
     const auto found = loads_.find({done.request_id, done.attempt});
     promise::exactly_once(
         found != loads_.end() && report.rank < config_.num_ranks && found->second.ranks_done.insert(report.rank).second,
-        "the load of request {}", done.request_id);
+        "the report on the load of request {}", done.request_id);
     PendingLoad& load = found->second;
     Admission& admission = load.admission;
     admission.loaded = std::min(admission.loaded, done.tokens_loaded);
@@ -182,12 +182,12 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
         if (own.attempt == done.attempt) own.loaded = admission.loaded;
       load_ended(*request, load);
     }
-    actions_.push_back(
-        LogLine{fmt::format("request {} attempt {}{}: {} tokens, {} found in a cache, {} of these in the engine's; {} "
-                            "to load, {} loaded",
-                            done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", admission.tokens,
-                            admission.hit, admission.local, admission.to_load, admission.loaded),
-                admission.loaded < admission.to_load});
+    actions_.push_back(LogLine{
+        fmt::format("request {}, attempt {}{}: of {} tokens {} were found in a cache, {} of these in the engine's; "
+                    "of {} tokens to load {} were loaded",
+                    done.request_id, done.attempt, admission.resumed ? " (resumed)" : "", admission.tokens,
+                    admission.hit, admission.local, admission.to_load, admission.loaded),
+        admission.loaded < admission.to_load});
     loads_.erase(found);
   }
   for (const SaveDone& save : report.saves) {

@@ -92,7 +92,8 @@ TEST_F(Frames, BrokenPromisesAreFound) {
   FrameTable table(2);
   const auto reserved = table.reserve({1, 1}, FrameState::kGathering, "save").value();
   EXPECT_BREAKS(table.reserve({1, 2}, FrameState::kGathering, "save"), "fenced-reuse");
-  EXPECT_BREAKS(table.reserve({2, 1}, FrameState::kClean, "save"), "can be reserved for kGathering");
+  EXPECT_BREAKS(table.reserve({2, 1}, FrameState::kClean, "save"),
+                "can't be reserved as clean; allowed: gathering, landing");
   EXPECT_BREAKS(table.reserve({2, 1}, FrameState::kLanding, ""), "bounded-hold");
   EXPECT_BREAKS(table.written_back(reserved.frame), "but should be writing back");
   EXPECT_BREAKS(table.write_back_started(reserved.frame), "but should be dirty");

@@ -73,7 +73,7 @@ TEST_F(KnownKeysTest, OnlyTheLastUsedKeysAreKept) {
 
 TEST_F(KnownKeysTest, ADigestHasAtLeast128Bits) {
   EXPECT_EQ(engine_digest(std::string(32, '\x05')), digest(5));
-  EXPECT_BREAKS(engine_digest("too short"), "a digest of 9 bytes is too short");
+  EXPECT_BREAKS(engine_digest("too short"), "a block hash of vLLM of 9 bytes is too short");
 }
 
 TEST_F(KnownKeysTest, ALookupWithDigestsFindsWhatALookupWithoutFinds) {

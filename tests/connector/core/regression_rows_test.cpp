@@ -102,9 +102,10 @@ TEST_P(Row000, AResumedRequestLoadsWhatTheEngineLostIntoTheBlocksItGot) {
   EXPECT_EQ(admissions[1].local, 16u);
   EXPECT_EQ(admissions[1].to_load, hit - 16);
   EXPECT_EQ(admissions[1].loaded, hit - 16);
-  const std::string line =
-      fmt::format("(resumed): 49 tokens, {} found in a cache, 16 of these in the engine's; {} to load, {} loaded", hit,
-                  hit - 16, hit - 16);
+  const std::string line = fmt::format(
+      "(resumed): of 49 tokens {} were found in a cache, 16 of these in the engine's; of {} tokens to load {} were "
+      "loaded",
+      hit, hit - 16, hit - 16);
   EXPECT_THAT(log_, ::testing::Contains(HasSubstr(line)));
 }
 
@@ -229,9 +230,8 @@ TEST_F(Row001Engine, TwoPromptsThatDifferInTheirFirstTokenLoad40Of40AfterAPreemp
   run(engine);
   EXPECT_EQ(engine.outputs().at("0"), plain_output(zero));
   EXPECT_EQ(engine.outputs().at("1"), plain_output(one));
-  EXPECT_THAT(log_,
-              ElementsAre(HasSubstr(
-                  "(resumed): 65 tokens, 40 found in a cache, 0 of these in the engine's; 40 to load, 40 loaded")));
+  EXPECT_THAT(log_, ElementsAre(HasSubstr("(resumed): of 65 tokens 40 were found in a cache, 0 of these in the "
+                                          "engine's; of 40 tokens to load 40 were loaded")));
 }
 
 // ---- row 003: a counter that became negative ----
