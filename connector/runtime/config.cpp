@@ -43,7 +43,11 @@ std::span<const Setting<ConnectorConfig>> connector_settings() {
 
 Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv& get_env) {
   const Json extra = Json::parse(extra_json, nullptr, false);
-  if (!extra.is_object()) return Error{ErrorCode::kInvalidArgument, "kv_connector_extra_config is not a JSON object"};
+  if (!extra.is_object())
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("kv_connector_extra_config is '{}'; allowed: a JSON object such as {{\"chunk_tokens\": 256}}",
+                    extra_json.substr(0, 100))};
   SettingSources sources{{}, get_env, {}};
   if (const char* const named = get_env("KVFERRY_CONFIG")) sources.config_file = named;
   for (const auto& [key, value] : extra.items()) {

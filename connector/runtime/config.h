@@ -127,7 +127,7 @@ inline std::vector<Setting<ConnectorConfig>> make_connector_settings() {
           "TCP ports at which other nodes reach this node, for firewalls: a vLLM server needs one port; "
           "each of its ranks needs one port with path tcp or nccl, and two with path auto",
           [](const std::string& ports) { return static_cast<bool>(net::parse_port_range(ports)); }),
-      setting<C, std::string>("namespace", &C::name_space, "a name",
+      setting<C, std::string>("namespace", &C::name_space, "a name that is not empty",
                               "Nodes of one namespace serve one model; a node with another model is refused at start",
                               is_given),
       setting<C, std::string>(

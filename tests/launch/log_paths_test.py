@@ -8,7 +8,8 @@ SHM = START + "pools by shm 17.7 GB/s, tcp 1.6 GB/s; other memory by cma 8.4 GB/
 TCP = START + "pools by tcp 1.6 GB/s, no shm (the peer is on another host); other memory by cma 8.4 GB/s"
 FAILED = START + ("pools by no tcp (too slow to measure: less than about 3 MB/s, or no connection in time); "
                   "other memory by tcp 0.1 GB/s")
-SETTING = "2026-11-24 14:51:50.000 kvferry[17478] info rank 0: pool of 64.0 MiB of shared memory; path tcp; tcp"
+SETTING = ("2026-11-24 14:51:50.000 kvferry[17478] info rank 0: its pool has 64.0 MiB of shared memory; "
+           "transport: path tcp; tcp")
 
 
 @pytest.mark.parametrize(("line", "path"), [(SHM, "shm"), (TCP, "tcp"), (FAILED, None), (SETTING, None)])

@@ -78,17 +78,21 @@ void DirectoryLink::take(controller::ClientEvent& event) {
           // The core needs no event for a failed lookup, since the core has its own deadline for the answer.
           [&](controller::LookupFailed& failed) { fetch_of_lookup_.erase(failed.token); },
           [&](controller::Registered&) {
-            log().info("registered with the controller");
+            log().info("registered with controller {}", directory_->controller());
             set_up(true);
           },
           [&](controller::Refused& refused) {
-            log().error("the controller refuses this node: {}", refused.reason);
+            log().error(
+                "controller {} refuses this node: {}; the node does not ask again until it is restarted, and works "
+                "without the controller",
+                directory_->controller(), refused.reason);
             set_up(false);
           },
           [&](controller::Lost& lost) {
             log().warn(
-                "lost the connection to the controller ({}); this node keeps trying, and requests continue without it",
-                lost.reason);
+                "lost the connection to controller {} ({}); this node connects again as soon as it can, and serves "
+                "requests without the controller until then",
+                directory_->controller(), lost.reason);
             set_up(false);
           },
           [&](controller::SnapshotWanted&) { publish_snapshot(); },
@@ -120,9 +124,10 @@ void DirectoryLink::take(controller::ClientEvent& event) {
               else
                 core.evict_ordered(wanted.keys);
             });
-            log().info(
-                "evicted {} on the controller's order",
-                wanted.all ? "all chunks" : fmt::format("those of {} named chunks that it had", wanted.keys.size()));
+            log().info("on the controller's order, evicted {}",
+                       wanted.all
+                           ? "all chunks of this node's pool"
+                           : fmt::format("those of {} chunks that were in this node's pool", wanted.keys.size()));
           },
       },
       event);
@@ -143,7 +148,7 @@ void DirectoryLink::publish_snapshot() {
   parts_.with_core([&](SchedulerCore& core, TimeNs) { entries = entries_of(core.snapshot()); });
   directory_->publish(entries);
   directory_->end_snapshot();
-  log().info("published a snapshot of {} chunks to the controller", entries.size());
+  log().info("published a list of all {} chunks of this node's pool to the controller", entries.size());
 }
 
 void DirectoryLink::set_up(bool is_up) {

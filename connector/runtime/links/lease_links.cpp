@@ -67,8 +67,8 @@ bool LeaseLinks::progress() {
   for (const RunChecksums::Ready& ready : all) {
     if (!ready.damaged.empty() || ready.num_late > 0)
       log().warn(
-          "a node of other parallelism gets no lease on {} damaged chunks (now evicted) and on {} chunks that were not "
-          "hashed within {} ms",
+          "a node with other tensor or pipeline parallelism gets no lease on {} chunks that were found damaged and "
+          "evicted, nor on {} chunks whose checksums took over {} ms",
           ready.damaged.size(), ready.num_late, kHashPatience / kMillisecond);
     if (!ready.damaged.empty())
       parts_.with_core([&](SchedulerCore& core, TimeNs) { core.evict_ordered(ready.damaged); });

@@ -190,7 +190,7 @@ bool NodeLinks::take_outcomes() {
       const Result<Envelope> envelope = decode<Envelope>(*bytes, "worker message");
       Result<WorkerOutcome> outcome = envelope ? unseal<WorkerOutcome>(*envelope) : envelope.error();
       if (!outcome) {
-        log().error("ignoring a message from a worker: {}", outcome.error().what);
+        log().error("a message of one of this server's workers is ignored: {}", outcome.error().what);
         continue;
       }
       std::visit(Overloaded{

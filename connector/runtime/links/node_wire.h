@@ -181,7 +181,7 @@ std::string seal(std::uint64_t id, const Body& body, std::uint32_t version = kNo
 template <class Message, std::size_t kIndex = 0>
 Result<Message> unseal(const Envelope& envelope) {
   if constexpr (kIndex == std::variant_size_v<Message>) {
-    return Error{ErrorCode::kNotFound, fmt::format("a message between nodes has the unknown type {}", envelope.type)};
+    return Error{ErrorCode::kNotFound, fmt::format("a message has type {}, unknown to this release", envelope.type)};
   } else {
     using Body = std::variant_alternative_t<kIndex, Message>;
     if (envelope.type != kMessageType<Body>) return unseal<Message, kIndex + 1>(envelope);

@@ -61,7 +61,8 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
   if (!says_shape || ours == theirs) {
     if (!is_like) return refuse(difference_of(here, there) + (says_shape ? "" : kOldHolder));
     if (!says_shape && !is_one_stage(ours))
-      return refuse("this node has pipeline stages, which the holder's version of kvferry does not serve");
+      return refuse(
+          "this node has pipeline stages, which the holder's version of kvferry does not serve; upgrade kvferry there");
     for (LeasedChunk& chunk : answer.reply.chunks) {
       chunk.run_checksums.clear();
       if (chunk.frames.size() != here.size()) chunk.frames.clear();
@@ -129,11 +130,15 @@ Result<std::shared_ptr<const ShardMap>> RunChecksums::map_for(const std::vector<
 
 Result<void> RunChecksums::check(const LeaseRequest& request) {
   if (request.shards.empty() && !is_one_stage(here_))
-    return Error{ErrorCode::kRefused,
-                 "this node has pipeline stages, which the reading node's version of kvferry can't read"};
+    return Error{
+        ErrorCode::kRefused,
+        "this node has pipeline stages, which the reading node's version of kvferry can't read; upgrade it there"};
   if (!is_needed(request)) return {};
   if (waiting_.size() >= kWaitingMax)
-    return Error{ErrorCode::kRefused, "too many nodes of other parallelism wait for checksums; try again later"};
+    return Error{
+        ErrorCode::kRefused,
+        fmt::format("{} lease requests of nodes with other parallelism wait for checksums, the most allowed; try later",
+                    waiting_.size())};
   KVFERRY_TRY(map_for(request.shards));
   return {};
 }

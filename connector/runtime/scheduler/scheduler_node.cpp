@@ -35,7 +35,7 @@ SchedulerNode::SchedulerNode(SchedulerOptions options, net::HostPort address, In
 template <class Call>
 auto SchedulerNode::with_core(Call call) {
   std::unique_lock lock(shared_.mutex);
-  KVFERRY_CHECK(shared_.core, "a request arrived before the workers were attached");
+  KVFERRY_CHECK(shared_.core, "vLLM has called the scheduler connector before it passed on the workers' handshakes");
   const auto enqueue = [&] {
     const bool is_urgent = links_.enqueue(shared_.core->take_actions());
     lock.unlock();
@@ -70,14 +70,17 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
   const std::string listens_at = "tcp://" + net::to_text(address);
   if (!key && !config.insecure) KVFERRY_TRY(controller::check_without_key(listens_at));
   if (!key && controller::is_beyond_loopback(listens_at))
-    log().warn("insecure: every host that reaches {} can read and replace this node's chunks", address.host);
+    log().warn("insecure: without cluster_key_file, every host that reaches {} can read and replace this node's chunks",
+               address.host);
   ZmqContextRef context;
   if (key) context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key, net::Servers::kNodes);
   const net::PortRange ports = KVFERRY_TRY(net::parse_port_range(config.ports));
   auto peers = net::listen_in_range(ports, [&](std::uint16_t port) {
     return ServerSocket::bind("tcp://" + net::to_text({address.host, port}), context);
   });
-  if (!peers) return std::move(peers).error().with(fmt::format("advertise_host '{}'", address.host));
+  if (!peers)
+    return std::move(peers).error().with(
+        fmt::format("can't listen at {}, the address of this host (advertise_host)", address.host));
   address.port = net::address_of_endpoint((*peers)->endpoint()).value().port;
   const std::string endpoint = "tcp://" + net::to_text(address);
   log().info("other nodes reach this node at {}", endpoint);
@@ -109,18 +112,20 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   for (const std::string& bytes : hellos) {
     WorkerHello hello = KVFERRY_TRY(decode<WorkerHello>(bytes, "worker handshake"));
     if (hello.rank != workers.size()) {
-      return Error{
-          ErrorCode::kInvalidArgument,
-          fmt::format(
-              "worker handshake number {} is that of rank {}; the handshakes must come in the order of the ranks",
-              workers.size(), hello.rank)};
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("the handshake at position {} is that of the worker of rank {}; vLLM must pass the "
+                               "handshakes on in the order of the ranks, from rank 0",
+                               workers.size(), hello.rank)};
     }
     workers.push_back(std::move(hello));
   }
-  if (workers.empty()) return Error{ErrorCode::kInvalidArgument, "no worker sent a handshake"};
+  if (workers.empty())
+    return Error{ErrorCode::kInvalidArgument,
+                 "vLLM has passed on no handshake of a worker; one of each rank is needed"};
   std::vector<Shard> shards;
   for (const WorkerHello& worker : workers) shards.push_back(worker.endpoint.shard);
-  if (auto ok = check_shards(shards); !ok) return std::move(ok).error().with("the workers' shards");
+  if (auto ok = check_shards(shards); !ok)
+    return std::move(ok).error().with("kvferry can't serve the parts of the model that the workers hold");
   CoreConfig config;
   const ConnectorConfig& from = options_.config;
   config.fingerprint = options_.fingerprint;
@@ -170,7 +175,7 @@ std::uint32_t SchedulerNode::num_tokens(const RequestId& id) {
 
 Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
   std::unique_lock lock(shared_.mutex);
-  KVFERRY_CHECK(shared_.core, "a request arrived before the workers were attached");
+  KVFERRY_CHECK(shared_.core, "vLLM has called the scheduler connector before it passed on the workers' handshakes");
   while (true) {
     const Answer answer = shared_.core->lookup(id, num_local, clock_.now());
     num_engine_purges_ = shared_.core->last_purge().num_of_engine;

@@ -24,8 +24,8 @@ GpuStore::GpuStore(ChunkStoreParts parts, GpuTier tier)
 Result<void> GpuStore::start() {
   if (tier_.bytes > 0 && table_.num_frames() == 0) {
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("gpu_pool_bytes {} is too small; it must hold at least one chunk of {} bytes", tier_.bytes,
-                             frame_bytes_)};
+                 fmt::format("gpu_pool_bytes {} is too small; allowed: 0, or room for at least one chunk of {} bytes",
+                             tier_.bytes, frame_bytes_)};
   }
   if (parts_.layouts.size() != 1)
     return Error{ErrorCode::kInvalidArgument,
@@ -41,7 +41,9 @@ Result<void> GpuStore::start() {
   }
   if (table_.num_frames() == 0) return {};
   auto frames = device().allocate(MemoryKind::kDevice, table_.num_frames() * frame_bytes_);
-  if (!frames) return std::move(frames).error().with(fmt::format("gpu_pool_bytes {}", tier_.bytes));
+  if (!frames)
+    return std::move(frames).error().with(
+        fmt::format("can't allocate the pool in GPU memory (gpu_pool_bytes {})", tier_.bytes));
   frames_ = *frames;
   if (tier_.is_landing_place) register_frames();
   return {};
@@ -54,7 +56,8 @@ void GpuStore::register_frames() {
   if (region)
     region_ = *region;
   else
-    log().info("chunks from other nodes are written to host memory, not to the GPU: {}", region.error().what);
+    log().info("chunks from other nodes are written to host memory, because transfers can't write to this GPU: {}",
+               region.error().what);
 }
 
 GpuStore::~GpuStore() {
@@ -62,7 +65,8 @@ GpuStore::~GpuStore() {
     // Work without an event is finished once the frames are released below, which waits for the whole device.
     if (is_over(work) || !work.event) continue;
     if (const Result<void> waited = work.event->wait(); !waited)
-      log().error("waiting for the GPU to finish its work failed: {}", waited.error().what);
+      log().error("waiting for the GPU to finish its copies of chunks, before their memory is freed, failed: {}",
+                  waited.error().what);
   }
   works_.clear();
   if (region_) {
@@ -132,7 +136,7 @@ void GpuStore::end(Work& work) {
     if (ok)
       checksums = std::move(*taken);
     else
-      log().error("saving {} chunks failed: {}", work.items.size(),
+      log().error("saving {} chunks failed, so their KV is not kept: {}", work.items.size(),
                   taken ? "the checksums of the saved chunks are missing" : taken.error().what);
   }
   for (std::size_t i = 0; i < work.items.size(); ++i) {
@@ -163,7 +167,7 @@ void GpuStore::report(const Work& work, const Work::Item& item, bool ok, std::ui
 /// finished the work.
 void GpuStore::give_up(Work& work, std::string_view why) {
   const bool is_load = work.loads != nullptr;
-  log().error("{} {} chunks failed: {}; {} slots are not reused until the GPU has finished",
+  log().error("{} {} chunks failed: {}; {} pool slots are not reused until the GPU has finished with them",
               is_load                             ? "loading"
               : work.kind == Work::Kind::kLanding ? "receiving"
                                                   : "saving",

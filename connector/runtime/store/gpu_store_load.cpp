@@ -49,7 +49,9 @@ void GpuStore::start_loads(Work& work) {
     const DeviceEvent free = KVFERRY_TRY(DeviceEvent::record(device(), work.engine));
     return free.make_wait(*unpack_);
   }();
-  if (!ordered) return log().error("loading {} chunks failed: {}", work.loads->parts.size(), ordered.error().what);
+  if (!ordered)
+    return log().error("loading {} chunks failed, so their tokens are computed again: {}", work.loads->parts.size(),
+                       ordered.error().what);
   find_sources(work);
   for (const bool wants_checksums : {false, true}) {
     LoadParts group;
@@ -112,7 +114,8 @@ void GpuStore::find_sources(Work& work) {
     return copied.make_wait(*unpack_);
   }();
   if (given) return;
-  log().error("copying {} chunks from host to GPU memory failed: {}", up.size(), given.error().what);
+  log().error("copying {} chunks from host to GPU memory failed, so their tokens are computed again: {}", up.size(),
+              given.error().what);
   Work stray;  // keeps the frames and slots in use, because the device may have begun some of the copies
   stray.kind = Work::Kind::kLoad;
   stray.stream = *up_;
@@ -141,7 +144,8 @@ void GpuStore::unpack(const LoadParts& parts, bool wants_checksums, Work& work) 
   }
   const auto fail = [&](const Error& error) {
     const std::string& request = jobs[parts.front()->job].request_id;
-    log().error("loading {} chunks of request {} and others failed: {}", parts.size(), request, error.what);
+    log().error("loading {} chunks, the first for request {}, failed, so their tokens are computed again: {}",
+                parts.size(), request, error.what);
     for (LoadPart* part : parts) part->state = LoadPart::State::kFailed;
   };
   Result<PassPtr> pass = packer_->scatter(scatters, *unpack_, wants_checksums);
@@ -163,7 +167,9 @@ void GpuStore::verify(Work& work) {
   for (const LoadPass& pass : work.loads->passes) {
     // wait() returns at once, because the pass has ended.
     const Result<std::vector<std::uint64_t>> checksums = work.passes[pass.index]->wait();
-    if (!checksums) log().error("verifying {} chunks failed: {}", pass.parts.size(), checksums.error().what);
+    if (!checksums)
+      log().error("reading the checksums of {} loaded chunks failed, so their tokens are computed again: {}",
+                  pass.parts.size(), checksums.error().what);
     for (std::size_t i = 0; checksums && i < pass.parts.size(); ++i) {
       LoadPart& part = *pass.parts[i];
       const std::uint64_t wanted = part.item->checksums[parts_.rank];

@@ -18,8 +18,10 @@ void GpuStore::save(const std::vector<SaveJob>& jobs, DeviceStream stream) {
         parts.push_back({&job, &item});
         continue;
       }
-      log().error("saving {} tokens of request {} failed: the GPU still copies from or to pool slot {}",
-                  item.num_tokens, job.request_id, slot);
+      log().error(
+          "saving {} tokens of request {} failed, so their KV is not kept: the GPU still copies from or to pool slot "
+          "{}",
+          item.num_tokens, job.request_id, slot);
       saved_.push_back({item.chunk, false, 0});
     }
   }
@@ -54,7 +56,8 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
   if (!pass) {  // no work was given to the GPU
     const bool is_one_bad = pass.error().code == ErrorCode::kInvalidArgument && parts.size() > 1;
     if (!is_one_bad)
-      log().error("saving chunks of request {} failed: {}", parts.front().job->request_id, pass.error().what);
+      log().error("saving {} chunks, the first of request {}, failed, so their KV is not kept: {}", parts.size(),
+                  parts.front().job->request_id, pass.error().what);
     for (const Work::Item& item : work.items) {
       if (item.frame) table_.drop(*item.frame);
       if (!is_one_bad) report(work, item, false, 0);

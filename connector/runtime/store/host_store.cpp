@@ -97,8 +97,8 @@ void HostStore::save(const std::vector<SaveJob>& jobs, DeviceStream) {
     for (const SaveItem& item : job.items) {
       const Result<std::uint64_t> checksum = pack(job, item);
       if (!checksum)
-        log().error("saving {} tokens of request {} failed: {}", item.num_tokens, job.request_id,
-                    checksum.error().what);
+        log().error("saving {} tokens of request {} failed, so their KV is not kept: {}", item.num_tokens,
+                    job.request_id, checksum.error().what);
       const std::lock_guard lock(mutex_);
       saved_.push_back({item.chunk, static_cast<bool>(checksum), checksum ? *checksum : 0});
     }
@@ -138,9 +138,9 @@ Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& 
   KVFERRY_TRY(make_layers());
   Layered& layered = layered_[item.chunk];
   if (layer != layered.num_layers || layer >= layers_.size())
-    return Error{
-        ErrorCode::kInvalidArgument,
-        fmt::format("layer {} of a save came after {} layers; layers must come in order", layer, layered.num_layers)};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("layer {} of a save came when layer {} of {} was due; layers must come in order, from 0",
+                             layer, layered.num_layers, layers_.size())};
   const std::uint64_t bytes = item.num_tokens * layers_[layer]->chunk_bytes_per_token();
   const std::span<std::byte> run = slot_bytes(item.chunk, item.num_tokens).subspan(layered.num_bytes, bytes);
   std::uint64_t checksum = KVFERRY_TRY(layers_[layer]->gather({item.first_token, item.num_tokens, job.block_ids}, run));
@@ -243,7 +243,8 @@ LoadOutcome HostStore::unpack(const LoadJob& job, const IsReadable& is_readable)
     }
     const Result<std::uint64_t> checksum = unpack(job, item);
     if (!checksum) {
-      log().error("loading {} tokens of request {} failed: {}", item.num_tokens, job.request_id, checksum.error().what);
+      log().error("loading {} tokens of request {} failed, so they are computed again: {}", item.num_tokens,
+                  job.request_id, checksum.error().what);
       return outcome;
     }
     if (*checksum != item.checksums[parts_.rank]) {

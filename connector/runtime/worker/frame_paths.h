@@ -25,7 +25,7 @@ class FramePaths {
     if (const auto pause = pauses_.find(address); pause != pauses_.end())
       return Error{ErrorCode::kUnavailable, pause->second.why};
     const auto frames = parts_.store.frames();
-    if (!frames) return Error{ErrorCode::kUnavailable, "no transfer path reaches the GPU frames of this worker"};
+    if (!frames) return Error{ErrorCode::kUnavailable, "no transfer path reaches this worker's pool in GPU memory"};
     KVFERRY_TRY(peers_.path_between(address, frames->region, remote_frames));
     return {};
   }

@@ -15,18 +15,18 @@ Result<void> Puller::check(const PullOrder& order) const {
   };
   for (const PullItem& item : order.items)
     if (!parts_.fits(item.local, item.num_tokens))
-      return bad(fmt::format("{} tokens in slot {}; there are {} slots of up to {} tokens", item.num_tokens,
-                             item.local.slot, parts_.pool.size() / parts_.slot_bytes,
+      return bad(fmt::format("it writes {} tokens into slot {}, but there are {} slots of up to {} tokens",
+                             item.num_tokens, item.local.slot, parts_.pool.size() / parts_.slot_bytes,
                              parts_.slot_bytes / parts_.bytes_per_token));
   if (order.sources.empty()) return {};
   for (const ShardRun& run : order.runs) {
     if (run.holder >= order.sources.size() || run.cells > order.num_cells || run.target > order.num_cells - run.cells)
       return bad(
-          fmt::format("its run of {} cells at cell {} from source {} is out of range; a chunk has {} cells, and there "
-                      "are {} sources",
+          fmt::format("its part of {} cells (heads of a layer) at cell {} from source {} is out of range; a chunk has "
+                      "{} cells, and there are {} sources",
                       run.cells, run.target, run.holder, order.num_cells, order.sources.size()));
   }
-  return order.num_cells > 0 ? Result<void>{} : bad("its chunks have no cells");
+  return order.num_cells > 0 ? Result<void>{} : bad("its chunks have 0 cells (heads of a layer); allowed: 1 or more");
 }
 
 /// Asks the store where each chunk lands, and starts a transfer for each region and source.
@@ -34,7 +34,7 @@ void Puller::start(PullOrder order) {
   Result<void> ok = check(order);
   if (ok) ok = parts_.core.locked([&](WorkerCore& core) { return core.pull_ordered(order, parts_.clock.now()); });
   if (!ok) {
-    log().error("refused an order to pull chunks: {}", ok.error().what);
+    log().error("an order of this server's scheduler node to pull chunks is refused: {}", ok.error().what);
     send_(seal(order.pull, PullOutcome{order.pull, parts_.core.rank(), std::vector<bool>(order.items.size(), false),
                                        std::move(ok.error().what)}));
     return;

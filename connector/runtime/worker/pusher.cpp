@@ -31,7 +31,8 @@ void Pusher::start(const PushStart& start) {
   item.is_saved = item.is_whole = true;
   std::string refusal;
   if (!parts_.fits(start.chunk, start.num_tokens))
-    refusal = fmt::format("pool slot {} does not exist or is too small for the chunk to push", start.chunk.slot);
+    refusal = fmt::format("pool slot {} does not exist or is too small for the chunk of {} tokens", start.chunk.slot,
+                          start.num_tokens);
   else if (rank >= start.checksums.size())
     refusal = fmt::format("the order to push has no checksum of rank {}", rank);
   else
@@ -114,7 +115,9 @@ void Pusher::advance(std::uint64_t id, std::uint32_t index) {
   if (is_ended) {
     // While a save writes the slot, the chunk's push is not over; saved() ends it.
     if (item.ended.code == ErrorCode::kOk)
-      item.ended = {{}, ErrorCode::kInternal, push.is_dropped || item.is_whole ? "" : "its save failed"};
+      item.ended = {{},
+                    ErrorCode::kInternal,
+                    push.is_dropped || item.is_whole ? "" : "its KV could not be saved in this node's pool"};
     if (item.is_saved) end(id, index, item, item.ended);
     return;
   }

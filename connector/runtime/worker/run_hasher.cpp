@@ -15,8 +15,8 @@ void RunHasher::start(ChecksumOrder order) {
   };
   if (order.num_cells == 0 || order.timeout_ms > kTimeoutMaxMs || std::ranges::any_of(order.runs, is_outside)) {
     log().error(
-        "refused an order to hash runs in chunks of {} cells within {} ms; allowed: runs inside a chunk, at most 60000 "
-        "ms",
+        "refused an order to hash parts of chunks of {} cells (heads of a layer) within {} ms; allowed: at least 1 "
+        "cell, parts inside a chunk, at most 60000 ms",
         order.num_cells, order.timeout_ms);
     return;
   }

@@ -44,7 +44,7 @@ bool ServiceLoop::take_orders() {
     if (!envelope || envelope->version != kNodeWireVersion) continue;
     Result<WorkerOrder> order = unseal<WorkerOrder>(*envelope);
     if (!order) {
-      log().error("ignoring an order from the scheduler node: {}", order.error().what);
+      log().error("an order of this server's scheduler node is ignored: {}", order.error().what);
       continue;
     }
     scheduler_ = std::move(message->sender);

@@ -39,8 +39,9 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   std::vector<std::uint64_t> layer_bytes;  // [layer] bytes of a token in a chunk
   std::uint64_t token_bytes = 0;
   if (!options.formats.empty() && options.formats.size() != options.layouts.size())
-    return Error{ErrorCode::kInvalidArgument, fmt::format("rank {} has {} KV layouts, but formats of {}", options.rank,
-                                                          options.layouts.size(), options.formats.size())};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("rank {} has {} KV layouts, but element types for {}; it needs one for each", options.rank,
+                             options.layouts.size(), options.formats.size())};
   for (std::size_t i = 0; i < options.layouts.size(); ++i) {
     const KvLayout& layout = options.layouts[i];
     KVFERRY_TRY(layout.validate());
@@ -48,7 +49,9 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
     layer_bytes.insert(layer_bytes.end(), layout.layers.size(), shape.bytes_per_token / layout.layers.size());
     token_bytes += shape.bytes_per_token;
   }
-  if (layer_bytes.empty()) return Error{ErrorCode::kInvalidArgument, "a rank needs at least one KV layout"};
+  if (layer_bytes.empty())
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("rank {} has no layers with KV; at least one is needed", options.rank)};
   const auto num_layers = static_cast<std::uint32_t>(layer_bytes.size());
   // If layers have unlike shapes, each layer is one cell, since their numbers of heads may differ.
   const std::uint32_t num_heads = options.layouts.size() == 1 ? options.layouts[0].num_kv_heads : 1;
@@ -66,8 +69,9 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   if (num_slots < 2 || num_slots > UINT32_MAX) {
     return Error{
         ErrorCode::kInvalidArgument,
-        fmt::format("pool_bytes {} holds {} chunks of {} bytes ({} tokens); allowed: 2 to {} chunks",
-                    options.config.pool_bytes, num_slots, chunk_bytes, options.config.chunk_tokens, UINT32_MAX)};
+        fmt::format(
+            "pool_bytes {} has room for {} chunks of {} bytes ({} tokens each); allowed: room for 2 to {} chunks",
+            options.config.pool_bytes, num_slots, chunk_bytes, options.config.chunk_tokens, UINT32_MAX)};
   }
   SharedMemory memory = KVFERRY_TRY(make_pool(options, num_slots * chunk_bytes));
   std::unique_ptr<WorkerNode> node(
@@ -120,7 +124,7 @@ void WorkerNode::choose_gpu_pool() {
   if (const auto free = options_.gpu->device->free_bytes())
     bytes = default_gpu_pool_bytes(*free, pool_.bytes());
   else
-    log().warn("no chunks are kept in GPU memory: {}", free.error().what);
+    log().warn("no chunks are kept in GPU memory, because its free size can't be read: {}", free.error().what);
   if (bytes < 2 * chunk_bytes_) bytes = 0;  // too little GPU memory is left for a pool of chunks
 }
 
@@ -132,23 +136,26 @@ Result<std::unique_ptr<ChunkStore>> WorkerNode::make_store() {
       *transport_};
   auto store = make_gpu_store(parts, tier);
   if (store || !has_default_gpu_pool_ || tier.bytes == 0) return store;
-  log().warn("no chunks are kept in GPU memory: {}", store.error().what);
+  log().warn("no chunks are kept in GPU memory, because the default of gpu_pool_bytes ({}) does not work: {}",
+             tier.bytes, store.error().what);
   tier.bytes = 0;
   return make_gpu_store(parts, tier);
 }
 
 std::string WorkerNode::describe() const {
   const std::string tiers = store_->describe();
+  const int numa_node = options_.gpu ? numa_node_at(pool_.data()) : -1;  // -1: unknown, or of no interest
   return fmt::format(
-      "rank {}: pool of {:.1f} MiB of shared memory{} ({:.0f} % in huge pages{}) for {} chunks of {} tokens, {:.1f} "
-      "KiB each; {}{}{}{}{}",
+      "rank {}: its pool has {:.1f} MiB of shared memory{}, {:.0f} % of it in huge pages{}, for {} chunks of {} tokens "
+      "and {:.1f} KiB each; transport: {}{}{}{}{}",
       options_.rank, static_cast<double>(pool_.bytes()) / (1 << 20),
       has_default_pool_ ? " (the default of pool_bytes)" : "",
       100.0 * static_cast<double>(huge_page_bytes(pool_.span())) / static_cast<double>(pool_.bytes()),
-      options_.gpu ? fmt::format(", NUMA node {}", numa_node_at(pool_.data())) : "", pool_.bytes() / chunk_bytes_,
+      numa_node >= 0 ? fmt::format(", on NUMA node {}", numa_node) : "", pool_.bytes() / chunk_bytes_,
       options_.config.chunk_tokens, static_cast<double>(chunk_bytes_) / 1024, transport_->describe(),
       tiers.empty() ? "" : "; ", tiers,
-      !tiers.empty() && has_default_gpu_pool_ ? " (the default of gpu_pool_bytes)" : "", conversions(options_.formats));
+      !tiers.empty() && has_default_gpu_pool_ ? " (by the default of gpu_pool_bytes)" : "",
+      conversions(options_.formats));
 }
 
 Result<void> WorkerNode::begin_step(std::string_view bytes, DeviceStream stream) {
@@ -237,7 +244,7 @@ void WorkerNode::loaded(const LoadJob& job, LoadOutcome outcome) {
   for (const LoadItem& item : job.items) wanted += item.num_tokens;
   const bool is_whole = outcome.tokens_loaded == wanted;
   if (!is_whole) {
-    log().warn("request {}: loaded {} of {} tokens; the rest is recomputed", job.request_id, outcome.tokens_loaded,
+    log().warn("request {}: loaded {} of {} tokens; the rest is computed again", job.request_id, outcome.tokens_loaded,
                wanted);
   }
   if (job.is_async) {

@@ -195,7 +195,7 @@ TEST(ConvertingWorkers, FormatsThatDontFitTheLayoutsAreRefused) {
   options.formats = {{{}, kE4m3, kBf16, {}}};
   EXPECT_THAT(WorkerNode::start(options).error().what, HasSubstr("the cache's elements have 2 bytes"));
   options.formats.push_back({});
-  EXPECT_THAT(WorkerNode::start(options).error().what, HasSubstr("rank 0 has 1 KV layouts, but formats of 2"));
+  EXPECT_THAT(WorkerNode::start(options).error().what, HasSubstr("rank 0 has 1 KV layouts, but element types for 2"));
 }
 
 }  // namespace

@@ -108,8 +108,9 @@ TEST_F(UnlikeNodes, AModelOfOtherLayersIsRefusedWithBothSidesNumbers) {
       std::string::npos);
   EXPECT_EQ(why({{"", "", 64, {0, 4, 0, 2}}, {"", "", 64, {0, 4, 2, 2}}}), "");
   // The ranks and bytes are equal, but there are stages, which that version does not have.
-  EXPECT_EQ(why({{"", "", 64, {0, 2, 0, 4}}, {"", "", 64, {2, 2, 0, 4}}}),
-            "this node has pipeline stages, which the holder's version of kvferry does not serve");
+  EXPECT_EQ(
+      why({{"", "", 64, {0, 2, 0, 4}}, {"", "", 64, {2, 2, 0, 4}}}),
+      "this node has pipeline stages, which the holder's version of kvferry does not serve; upgrade kvferry there");
 }
 
 TEST_F(UnlikeNodes, WhatDiffersIsNamed) {
