@@ -61,9 +61,9 @@ def test_the_parts_of_a_preempted_request_add_up_to_its_wall_time(
 
 
 @pytest.mark.parametrize(("change", "cause"), [
-    ({"kvferry_fingerprint": "chunk_tokens=128 weights_epoch=0"}, "other fingerprint: "),
+    ({"kvferry_fingerprint": "chunk_tokens=128 weights_epoch=0"}, "different models: "),
     ({"kvferry_fingerprint": " weights_epoch=7"}, "is '0' here and '7' there"),
-    ({"remote_port": "nonsense"}, "kv_transfer_params name no usable remote_host, remote_port"),
+    ({"remote_port": "nonsense"}, "remote_port is 'nonsense', not a number from 1 to 65535"),
 ])
 def test_a_hand_off_that_was_not_used_is_explained(
         make_engine: MakeEngine, controller: Controller, change: dict[str, str], cause: str) -> None:

@@ -99,7 +99,7 @@ def described(vllm_config: Any, *specs: Any, setting: str = "bfloat16", saves_dr
 def test_what_is_converted_is_described() -> None:
     assert described(config()) == described(config("fp8_e4m3")) == "bfloat16 to fp8"
     assert described(config("auto", dtype=torch.float16)) == "bfloat16 to float16"
-    assert described(config("bfloat16", dtype=torch.float16)) == "bfloat16 of another model type than float16"
+    assert described(config("bfloat16", dtype=torch.float16)) == "bfloat16 of a model with another --dtype than float16"
     assert described(config("auto")) == described(config("bfloat16")) == ""
     assert described(config(), setting="") == ""
     assert described(config(drafts=True), saves_draft_kv=False) == "bfloat16 to fp8"
@@ -112,7 +112,8 @@ def state() -> kinds.MambaSpec:
 REFUSED: dict[str, tuple[Callable[[], str], str]] = {
     "a type that it doesn't know": (
         lambda: described(config("int8_per_token_head")),
-        "can't convert chunks to KV of type int8_per_token_head; it can to float32, bfloat16, float16, fp8, fp8_e5m2"),
+        "can't convert chunks to KV of type int8_per_token_head; it can convert to float32, bfloat16, float16, fp8, "
+        "fp8_e5m2"),
     "a prefill server": (lambda: described(config(role="kv_producer")),
                          "this server's KV is of type fp8 and its model of bfloat16, so it saves nothing"),
     "both roles": (lambda: described(config(role="kv_both")), "its kv_role is kv_both and must be kv_consumer"),

@@ -151,7 +151,7 @@ def test_states_of_another_kind_or_device_have_another_format() -> None:
 
 
 def test_context_parallelism_is_refused() -> None:
-    with pytest.raises(KvFerryError, match="but not context parallelism"):
+    with pytest.raises(KvFerryError, match=r"--decode-context-parallel-size 2; .* but not context parallelism"):
         served_specs(groups(full()), config(context_parallel=2))
 
 

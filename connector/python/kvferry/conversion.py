@@ -42,7 +42,7 @@ def conversion(vllm_config: "VllmConfig", specs: "list[Any]", chunk_dtype: str, 
     model_dtype = dtype_name(vllm_config.model_config.dtype)
     speculative = vllm_config.speculative_config
     if to not in _ELEMENTS:
-        refuse_to_start(f"{what}, but this version can't convert chunks to KV of type {to}; it can to "
+        refuse_to_start(f"{what}, but this version can't convert chunks to KV of type {to}; it can convert to "
                         f"{', '.join(_ELEMENTS)}")
     if (role := vllm_config.kv_transfer_config.kv_role) != "kv_consumer":
         refuse_to_start(f"{what}, but this server's KV is of type {to} and its model of {model_dtype}, so it saves "
@@ -56,7 +56,8 @@ def conversion(vllm_config: "VllmConfig", specs: "list[Any]", chunk_dtype: str, 
     if saves_draft_kv and speculative is not None and speculative.uses_draft_kv_cache():
         refuse_to_start(f"{what}, but this server runs a draft model, whose KV this version can't convert; set "
                         "save_draft_kv to false")
-    return f"{chunk_dtype} to {to}" if to != chunk_dtype else f"{chunk_dtype} of another model type than {model_dtype}"
+    own = f"{chunk_dtype} of a model with another --dtype than {model_dtype}"
+    return f"{chunk_dtype} to {to}" if to != chunk_dtype else own
 
 
 def tell_conversion(chunk_dtype: str, converts: str) -> None:
@@ -65,7 +66,7 @@ def tell_conversion(chunk_dtype: str, converts: str) -> None:
         # vLLM shows lines only of loggers named vllm.*
         init_logger("vllm.kvferry").warning(
             "kvferry: this server reads chunks of servers with --dtype %s and converts them (%s): its answers may "
-            "differ from those of a server alone as far as the conversion rounds, and it saves no KV for others",
+            "differ from those of a server without kvferry, since the conversion rounds, and it saves no KV for others",
             chunk_dtype, converts,
         )  # fmt: skip
 

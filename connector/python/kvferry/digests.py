@@ -41,7 +41,7 @@ def _hash(files: list[Path], what: str) -> dict[Path, str]:
     total_bytes = sum(file.stat().st_size for file in files)
     threads = min(_THREADS_MAX, len(os.sched_getaffinity(0)))
     if total_bytes >= _SLOW_BYTES:
-        logger.warning("kvferry: hashing %.1f GB of %s with %d threads", total_bytes / 1e9, what, threads)
+        logger.warning("kvferry: reading %.1f GB of %s with %d threads, to hash them", total_bytes / 1e9, what, threads)
     found = {}
     with ThreadPoolExecutor(threads, thread_name_prefix="kvferry-digest") as pool:
         for file in files:

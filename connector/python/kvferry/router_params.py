@@ -42,21 +42,20 @@ class RouterParams:
         if theirs is not None and theirs != identity:
             difference = fingerprint_difference(identity, str(theirs))
             logger.error(
-                "kvferry: request %s is recomputed, because the two nodes serve different models: %s",
+                "kvferry: request %s gets no KV from the prefill node and asks the controller for other nodes, because "
+                'the two nodes serve different models ("here" is this node): %s',
                 request_id, difference,
             )  # fmt: skip
-            return "", f"other fingerprint: {difference}", num_tokens
+            return "", f"different models: {difference}", num_tokens
         host, port = params.get("remote_host"), params.get("remote_port")
         count = params.get("remote_num_tokens") or num_tokens
-        valid = isinstance(host, str) and host and isinstance(port, int) and 0 < port < 65536
-        if not valid or not isinstance(count, int) or not 0 < count < 2**31:
+        if (wrong := _why_unusable(host, port, count)) is not None:
             logger.warning(
-                "kvferry: request %s: kv_transfer_params name no usable remote_host, remote_port and "
-                "remote_num_tokens (%r, %r, %r; needed: a host name, 1 to 65535, at least 1); the controller is asked "
-                "instead",
-                request_id, host, port, count,
+                "kvferry: request %s gets no KV from the prefill node, because in its kv_transfer_params %s; the "
+                "controller is asked for other nodes instead",
+                request_id, wrong,
             )  # fmt: skip
-            return "", "kv_transfer_params name no usable remote_host, remote_port and remote_num_tokens", num_tokens
+            return "", wrong, num_tokens
         handoff = str(params.get("remote_request_id") or "")
         place = f"[{host}]" if ":" in str(host) else host
         return f"tcp://{place}:{port}", handoff, min(count, num_tokens)
@@ -74,7 +73,7 @@ class RouterParams:
         endpoint = fields.get("endpoint")
         if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
             logger.warning(
-                "kvferry: request %s: kvferry_push_to is %r, not \"tcp://HOST:PORT\" or "
+                "kvferry: request %s: kvferry_push_to is %.200r, not \"tcp://HOST:PORT\" or "
                 '{"engine_id": ..., "endpoint": "tcp://HOST:PORT"}; its KV is not pushed',
                 request_id, target,
             )  # fmt: skip
@@ -106,6 +105,17 @@ class RouterParams:
                 request_id[:200], refusal, self.num_refused,
             )  # fmt: skip
         return refusal
+
+
+def _why_unusable(host: object, port: object, count: object) -> str | None:
+    """Returns which of a hand-off's fields can't be used, its value and what is allowed; None if all can be used."""
+    if not isinstance(host, str) or not host:
+        return f"remote_host is {host!r:.40}, not a host name or address"
+    if not isinstance(port, int) or not 0 < port < 65536:
+        return f"remote_port is {port!r:.40}, not a number from 1 to 65535"
+    if not isinstance(count, int) or not 0 < count < 2**31:
+        return f"remote_num_tokens is {count!r:.40}, not a number from 1 to {2**31 - 1}"
+    return None
 
 
 def _signer(key_file: str) -> Signer | None:

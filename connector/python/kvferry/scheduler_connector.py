@@ -93,8 +93,8 @@ class SchedulerConnector:
             from kvferry import pool_events
 
             self.events = pool_events.EventSource(kv_cache_config, self._node, self._requests)
-        logger.info("kvferry: engine %s serves %s as %s at %s:%d", self._engine_id, self._fingerprint,
-                    transfer.kv_role, self._node.host, self._node.port)
+        logger.info("kvferry: engine %s serves the model of fingerprint '%s' as %s; other nodes reach it at %s:%d",
+                    self._engine_id, self._fingerprint, transfer.kv_role, self._node.host, self._node.port)
         tell_conversion(chunk_dtype, converts)
 
     def attach_workers(self, hellos: dict[tuple[int, int], WorkerHello]) -> None:

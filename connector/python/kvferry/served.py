@@ -37,7 +37,10 @@ def served_specs(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig") ->
                         "support; start vLLM without --kv-transfer-config")
     parallel = vllm_config.parallel_config
     if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
-        refuse_to_start("this version supports tensor, pipeline and data parallelism, but not context parallelism")
+        refuse_to_start(f"--prefill-context-parallel-size is {parallel.prefill_context_parallel_size} and "
+                        f"--decode-context-parallel-size {parallel.decode_context_parallel_size}; allowed: 1 for both, "
+                        "since this version supports tensor, pipeline and data parallelism, but not context "
+                        "parallelism")
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     if not specs:
         refuse_to_start(f"this model keeps no KV; {SERVED}")
@@ -153,7 +156,8 @@ def _check_states(states: "list[MambaSpec]", specs: "list[Any]", vllm_config: "V
     unit = vllm_config.cache_config.prefix_match_unit
     if unit not in (None, states[0].block_size):
         refuse_to_start(f"{what}; because of --prefix-match-unit {unit}, vLLM keeps copies of the state inside blocks; "
-                        "this version supports copies only at the ends of blocks")
+                        f"this version supports copies only at the ends of blocks, with --prefix-match-unit "
+                        f"{states[0].block_size} or without the option")
     if len({spec.num_prefill_checkpoint_blocks and spec.prefill_checkpoint_alignment for spec in states}) > 1:
         refuse_to_start(f"{what}; vLLM keeps copies of their states at different places; "
                         "this version supports states of one kind")

@@ -15,7 +15,7 @@ COUNTERS = {
     "hit_tokens_total": "Tokens admitted with KV from kvferry.",
     "loads_total": "Loads from the chunk pool into engine blocks.",
     "loaded_tokens_total": "Tokens loaded and verified.",
-    "load_failures_total": "Chunks whose checksum or generation did not match at a load.",
+    "load_failures_total": "Chunks not loaded because their checksum did not match or their slot had another chunk.",
     "resumed_total": "Admissions of requests that had been preempted.",
     "resumed_hit_tokens_total": "Tokens that preempted requests got back from kvferry.",
     "saved_chunks_total": "Chunks saved from engine blocks into the pool.",

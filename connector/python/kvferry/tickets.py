@@ -236,7 +236,7 @@ def _content_of(key_file: str) -> tuple[Content, float]:
         raise KeyFileError(f"the list of members {members} can't be read: {error}") from error
     else:
         if not _MEMBERS_LIST.fullmatch(text):
-            raise KeyFileError(f"the list of members {members} is damaged")
+            raise KeyFileError(f"the list of members {members} is damaged; copy it again from where it was made")
         listed = {name: (role, bytes.fromhex(key)) for name, role, key in _MEMBER.findall(text)}
     if content.startswith(b"kvferry member key"):
         return _content_of_member(key_file, content, listed), changed_at
@@ -270,12 +270,10 @@ def _bytes_of(key_file: str) -> tuple[bytes, float]:
             about = os.fstat(file.fileno())
             mode = stat.S_IMODE(about.st_mode)
             if not stat.S_ISREG(about.st_mode):
-                raise KeyFileError(f"cluster_key_file {key_file} is not a file")
+                raise KeyFileError(f"cluster_key_file {key_file} is not a regular file")
             if mode not in (0o600, 0o400):
-                raise KeyFileError(
-                    f"cluster_key_file {key_file} has mode {mode:04o}; allowed: 0600 and 0400, so that only its owner "
-                    "reads it"
-                )
+                raise KeyFileError(f"cluster_key_file {key_file} has mode {mode:04o}; allowed: 0600 and 0400, so that "
+                                   "only its owner reads it")
             return file.read(len(KEYS_HEAD) + KEYS_MAX * (2 * KEY_BYTES_MAX + 1) + 1), about.st_ctime
     except OSError as error:
         raise KeyFileError(f"cluster_key_file {key_file} can't be read: {error.strerror}") from error
@@ -294,7 +292,8 @@ def _cluster_keys(key_file: str, content: bytes) -> tuple[bytes, ...]:
     for key in keys:
         if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
             raise KeyFileError(
-                f"cluster_key_file {key_file} has {'more than 65536' if len(key) > KEY_BYTES_MAX else len(key)} bytes; "
-                f"allowed: {KEY_BYTES_MIN} to {KEY_BYTES_MAX} (kvferry keygen makes one)"
+                f"cluster_key_file {key_file} {'has' if len(keys) == 1 else 'lists a key of'} "
+                f"{'more than 65536' if len(key) > KEY_BYTES_MAX else len(key)} bytes; allowed: {KEY_BYTES_MIN} to "
+                f"{KEY_BYTES_MAX} (kvferry keygen makes one)"
             )
     return keys

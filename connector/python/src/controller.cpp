@@ -34,7 +34,8 @@ std::vector<ChunkKey> keys_from(const std::vector<nb::bytes>& keys) {
   std::vector<ChunkKey> result(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (keys[i].size() != sizeof(ChunkKey))
-      throw PythonError(fmt::format("kvferry: a key has {} bytes; it must have {}", keys[i].size(), sizeof(ChunkKey)));
+      throw PythonError(
+          fmt::format("kvferry: a chunk key has {} bytes; it must have {}", keys[i].size(), sizeof(ChunkKey)));
     std::memcpy(result[i].bytes.data(), keys[i].c_str(), sizeof(ChunkKey));
   }
   return result;
@@ -170,7 +171,7 @@ class PyClient {
   }
 
   void check_open() const {
-    if (is_closed_) throw PythonError("kvferry: the client is closed");
+    if (is_closed_) throw PythonError("kvferry: this client of the controller is closed; make a new one");
     if (!refused_.empty()) throw PythonError("kvferry: the controller refused this node: " + refused_);
   }
 

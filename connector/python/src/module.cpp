@@ -41,7 +41,9 @@ using NewBlocks = nb::typed<nb::list, std::optional<nb::typed<nb::sequence, Inte
 
 net::Bytes32 bytes32(const nb::bytes& bytes) {
   net::Bytes32 made{};
-  if (bytes.size() != made.size()) throw nb::value_error("a key of a certificate has 32 bytes");
+  if (bytes.size() != made.size())
+    throw nb::value_error(
+        fmt::format("a key of a certificate has {} bytes; it must have {}", bytes.size(), made.size()).c_str());
   std::copy_n(bytes.c_str(), made.size(), made.begin());
   return made;
 }

@@ -53,7 +53,7 @@ Value fitting_integer(PyObject* object) {
 /// contains integers that do not fit.
 inline std::vector<std::int32_t> integers(nanobind::handle list) {
   constexpr Py_ssize_t kAhead = 16;  // number of objects to prefetch ahead, since the objects are scattered in memory
-  if (!PyList_Check(list.ptr())) throw nanobind::type_error("token ids must be a list");
+  if (!PyList_Check(list.ptr())) throw nanobind::type_error("token ids and counts must be given as a list of integers");
   const Py_ssize_t size = NB_LIST_GET_SIZE(list.ptr());
   std::vector<std::int32_t> values(static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i) {
@@ -86,7 +86,10 @@ class RunningReader {
   void read(const RunningRequests& running, StepInput& step, HandleOf handle_of) {
     const std::size_t size = running.ids.size();
     if (running.computed.size() != size || running.blocks.size() != size)
-      throw nanobind::value_error("the lists of ids, counts and blocks of running requests must have the same length");
+      throw nanobind::value_error(fmt::format("the lists of ids, counts and blocks of running requests have {}, {} and "
+                                              "{} entries; they must have the same length",
+                                              size, running.computed.size(), running.blocks.size())
+                                      .c_str());
     const bool has_resumed = running.resumed.size() > 0;
     std::vector<nanobind::object> ids = std::exchange(ids_, {});  // ids_ stays empty if this function throws
     if (has_resumed || !are_same(ids, running.ids)) ids = name(running, ids, step.running, handle_of);

@@ -66,7 +66,7 @@ class PyTransport {
     if (PyObject_GetBuffer(buffer.ptr(), view.get(), PyBUF_WRITABLE) != 0) throw nb::python_error();
     BufferView held(view.release());
     PyRegion region = register_region({held->buf, static_cast<std::uint64_t>(held->len)});
-    if (is_closed_) throw PythonError("kvferry: the transport is closed");
+    if (is_closed_) throw PythonError("kvferry: this transport is closed; make a new one");
     buffers_.emplace(region.id, std::move(held));
     return region;
   }
@@ -154,7 +154,8 @@ class PyTransport {
     return {this, id, memory.bytes, unwrap(transport_->export_region(id))};
   }
   void check_owner(const PyRegion& region) const {
-    if (region.owner != this) throw PythonError("kvferry: the region is registered with another transport");
+    if (region.owner != this)
+      throw PythonError("kvferry: the region is registered with another transport; register its memory with this one");
   }
 
   std::shared_ptr<Device> gpu_;

@@ -33,7 +33,8 @@ ElementType element_type(const std::string& name) {
   if (name == "float32") return ElementType::kFp32;
   if (name == "fp8_e4m3") return ElementType::kE4m3;
   if (name == "fp8_e5m2") return ElementType::kE5m2;
-  throw nb::value_error("a type of elements is bfloat16, float16, float32, fp8_e4m3 or fp8_e5m2");
+  throw nb::value_error(
+      fmt::format("the element type is '{}'; allowed: bfloat16, float16, float32, fp8_e4m3, fp8_e5m2", name).c_str());
 }
 
 using Layers = std::vector<std::tuple<std::string, std::uint32_t, Plane, Plane>>;

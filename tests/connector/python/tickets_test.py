@@ -123,7 +123,7 @@ def test_a_key_file_that_others_read_or_is_short_is_named(tmp_path: Path, size: 
 
 def test_a_key_file_that_is_none_is_named(tmp_path: Path) -> None:
     for path, words in ((tmp_path / "none", "can't be read: No such file"), (tmp_path, "can't be read: Is a directory"),
-                        (Path("/dev/null"), "is not a file")):
+                        (Path("/dev/null"), "is not a regular file")):
         with pytest.raises(KeyFileError, match=f"^cluster_key_file {path} {words}"):
             signer_of(str(path))
 

@@ -78,7 +78,7 @@ def test_what_is_wrong_is_one_sentence(api: ModuleType, endpoint: str) -> None:
         api.Client("nonsense", engine_id="a", fingerprint="m")
     with api.Client(endpoint, engine_id="a", fingerprint="m") as a:
         assert a.wait_registered(20)
-        with pytest.raises(api.KvFerryError, match="a key has 3 bytes; it must have 16"):
+        with pytest.raises(api.KvFerryError, match="a chunk key has 3 bytes; it must have 16"):
             a.lookup([b"abc"])
         if "," in endpoint:
             return  # no further controllers are started, because one could get the port at which no controller must be
