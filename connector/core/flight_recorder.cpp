@@ -106,8 +106,8 @@ std::uint32_t recomputed_tokens(const LifeEvent& event) {
 FlightRecorder::FlightRecorder(std::uint32_t num_events, std::uint32_t num_requests)
     : records_(num_events), requests_(num_requests) {
   KVFERRY_CHECK(num_events > 0 && num_requests > 0,
-                "a flight recorder needs room for at least one event and one request, not {} and {}", num_events,
-                num_requests);
+                "a flight recorder needs room for at least one event and one request, not for {} and {} of them",
+                num_events, num_requests);
 }
 
 std::uint64_t FlightRecorder::begin(std::string_view request, std::string_view trace) {

@@ -8,8 +8,8 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
   for (const LoadItem& item : job.items) {
     KVFERRY_CHECK(
         item.first_token == next && item.num_tokens > 0 && item.skip_tokens + item.num_tokens <= item.chunk_tokens,
-        "exact-load: request {} loads {} tokens of a chunk from its token {} on; they must begin at token {} and lie "
-        "in the chunk of {} tokens, {} of which are skipped",
+        "exact-load: request {} loads {} tokens of a chunk at token {} of its blocks, but the next one to load is "
+        "token {}, and the chunk has {} tokens, {} of which are skipped",
         job.request_id, item.num_tokens, item.first_token, next, item.chunk_tokens, item.skip_tokens);
     next += item.num_tokens;
   }

@@ -19,7 +19,7 @@ WorkerCore::Slot& WorkerCore::slot(ChunkRef chunk) {
 }
 
 void WorkerCore::begin_step(std::uint64_t step) {
-  promise::exactly_once(step > step_, "the plan of step {}", step);
+  promise::exactly_once(step > step_, "the plan of step {} (the last one was that of step {})", step, step_);
   step_ = step;
 }
 

@@ -76,7 +76,7 @@ def test_a_revoked_member_is_out_within_a_second_and_no_other_notices(deployment
         traffic.goes_on()
         assert thief.ask({"decode": 30_002, "params": stolen}) == {"loaded": 0, "right": True}
         assert deployment.decode.ask({"decode": 30_003, "params": thief.ask({"prefill": 30_003})}) == {
-            "loaded": 0, "right": True, "why": "a ticket of a member that is not in the list"}
+            "loaded": 0, "right": True, "why": "a ticket of member other, which is not in the list of members"}
         assert deployment.status(thiefs_key).returncode != 0
         traffic.goes_on()
     assert traffic.failures == []

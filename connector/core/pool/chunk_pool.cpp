@@ -9,8 +9,8 @@ namespace kvferry {
 
 ChunkPool::ChunkPool(std::uint32_t num_slots, std::uint32_t num_ranks)
     : num_ranks_(num_ranks), slots_(num_slots), tenants_(num_slots) {
-  KVFERRY_CHECK(num_slots > 0 && num_ranks > 0, "a pool needs at least one slot and one rank, not {} and {}", num_slots,
-                num_ranks);
+  KVFERRY_CHECK(num_slots > 0 && num_ranks > 0,
+                "a pool needs at least one slot and one rank, not {} slots and {} ranks", num_slots, num_ranks);
   for (std::uint32_t i = num_slots; i-- > 0;) {
     slots_[i].ref.slot = i;
     free_.push_back(i);

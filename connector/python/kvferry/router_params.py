@@ -100,8 +100,8 @@ class RouterParams:
         # Logs only the 1st, 2nd, 4th, 8th ... refusal, so that clients can't fill the disk with logs.
         if self.num_refused.bit_count() == 1:
             logger.warning(
-                "kvferry: request %s: an address in its kv_transfer_params is ignored, because it came with %s "
-                "(%d such addresses so far)",
+                "kvferry: request %s: an address in its kv_transfer_params is ignored, because it came with %s; "
+                "routers need the cluster key, and must pass hand-offs on unchanged (%d such addresses so far)",
                 request_id[:200], refusal, self.num_refused,
             )  # fmt: skip
         return refusal

@@ -79,12 +79,13 @@ class Members:
             return None
         role, _ = (self.listed or {}).get(signer, ("", b""))
         if not role:
-            return "a ticket of a member that is not in the list"
+            return f"a ticket of member {signer}, which is not in the list of members"
         if names == PUSH_TARGET:
             return None
         engine_id = params["remote_engine_id"]
         is_own = engine_id == signer or str(engine_id).startswith((f"{signer}_", f"{signer}."))
-        return None if is_own and role != "reader" else "a ticket of a member that is not the node it names"
+        return None if is_own and role != "reader" else (
+            f"a ticket of member {signer}, which may not sign for node {engine_id!r:.60}")
 
     def certificates(self, signer: str) -> tuple[bytes, ...]:
         return (self.listed or {})[signer][1:] if signer else self.holders

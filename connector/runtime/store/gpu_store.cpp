@@ -34,7 +34,7 @@ Result<void> GpuStore::start() {
   packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layouts[0], parts_.format_of(0)));
   if (Result<void> pinned = device().pin(parts_.pool); !pinned)
     return std::move(pinned).error().with(
-        fmt::format("cannot pin the chunk pool of {} bytes for the GPU", parts_.pool.size()));
+        fmt::format("can't lock the chunk pool of {} bytes in memory for the GPU", parts_.pool.size()));
   is_pinned_ = true;
   for (std::optional<DeviceStream>* stream : {&down_, &up_, &unpack_}) {
     *stream = KVFERRY_TRY(device().make_stream());

@@ -28,8 +28,8 @@ std::string SlotGrants::grant(const GrantedChunk& wanted, const GrantTerms& term
   });
   if (!slot.has_begun) {
     log().error(
-        "refused an order to grant slot {} for {} tokens: there is no such slot, or the slot is too small, is being "
-        "written, or was reused",
+        "refused an order to grant pool slot {} for {} tokens: there is no such slot, or the slot is too small, is "
+        "being written, or was reused",
         wanted.chunk.slot, wanted.num_tokens);
     return {};
   }

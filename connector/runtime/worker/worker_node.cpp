@@ -88,14 +88,16 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
     Result<DevicePin> pin = DevicePin::make(*node->options_.gpu->device, node->pool_.span());
     if (!pin)
       return std::move(pin).error().with(
-          fmt::format("cannot pin the chunk pool of {} bytes for the GPU", node->pool_.bytes()));
+          fmt::format("can't lock the chunk pool of {} bytes in memory for the GPU", node->pool_.bytes()));
     node->pool_pin_ = std::move(*pin);
   }
   node->transport_ = KVFERRY_TRY(make_transport(transport));
   MemoryRegion pool = node->pool_.region();
   pool.needs_grant_to_write = true;
   auto region = node->transport_->register_region(pool);
-  if (!region) return std::move(region).error().with("cannot register the chunk pool with the transport");
+  if (!region)
+    return std::move(region).error().with(fmt::format(
+        "can't register the chunk pool of {} bytes with the transport (path {})", node->pool_.bytes(), config.path));
   node->region_ = *region;
   auto exported = KVFERRY_TRY(node->transport_->export_region(*region));
   node->store_ = KVFERRY_TRY(node->make_store());
