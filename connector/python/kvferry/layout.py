@@ -142,7 +142,8 @@ def shard_of(
     if len(layouts) > 1:
         if stages > 1 or tp_size > 1:
             refuse_to_start("this model's layers have KV of different shapes, which this version serves only without "
-                            "tensor and pipeline parallelism")
+                            f"tensor and pipeline parallelism; set --tensor-parallel-size ({tp_size}) and "
+                            f"--pipeline-parallel-size ({stages}) to 1")
         return first, num_layers, 0, 1  # a layer counts as one head: layers may differ in their number of heads
     if stages > 1:
         first, end = get_pp_indices(model.get_total_num_hidden_layers(), pp_rank, stages)
