@@ -8,9 +8,9 @@ void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, 
   for (const LoadItem& item : job.items) {
     KVFERRY_CHECK(
         item.first_token == next && item.num_tokens > 0 && item.skip_tokens + item.num_tokens <= item.chunk_tokens,
-        "exact-load: request {} loads {} tokens of a chunk at token {} of its blocks, but the next one to load is "
-        "token {}, and the chunk has {} tokens, {} of which are skipped",
-        job.request_id, item.num_tokens, item.first_token, next, item.chunk_tokens, item.skip_tokens);
+        "exact-load: request {} loads {} tokens at token {} of its blocks, from token {} of a chunk of {} tokens; it "
+        "must load at least 1, begin at token {} of its blocks, and end within the chunk",
+        job.request_id, item.num_tokens, item.first_token, item.skip_tokens, item.chunk_tokens, next);
     next += item.num_tokens;
   }
   KVFERRY_CHECK(next - first_token == n,
@@ -37,10 +37,10 @@ void saved_is_computed(const SaveJob& job, std::uint32_t job_start, std::uint32_
   for (const SaveItem& item : job.items) {
     const std::uint64_t end_in_job = std::uint64_t{item.first_token} + item.num_tokens;
     const std::uint64_t end = std::uint64_t{job_start} + end_in_job;
-    KVFERRY_CHECK(
-        item.num_tokens > 0 && end <= computed && end <= known,
-        "saved-is-computed: request {} saves {} tokens up to token {}, but only {} tokens are computed and {} known",
-        job.request_id, item.num_tokens, end, computed, known);
+    KVFERRY_CHECK(item.num_tokens > 0 && end <= computed && end <= known,
+                  "saved-is-computed: request {} saves {} tokens up to token {}; allowed: at least 1, up to token {} "
+                  "(computed) and token {} (known)",
+                  job.request_id, item.num_tokens, end, computed, known);
     for (std::size_t group = 0; group < job.block_ids.size(); ++group) {
       const std::vector<BlockId>& blocks = job.block_ids[group];
       KVFERRY_CHECK(std::uint64_t{blocks.size()} * groups[group].block_tokens >= end_in_job,

@@ -61,8 +61,8 @@ inline void saved_is_computed_alike(bool only_reads, const std::string& request)
 
 /// The promise fenced-reuse: a slot is written by one writer at a time, and only while it has no readers.
 inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {
-  KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: pool slot {} is reused too early: it has {} readers{}", slot, pins,
-                idle ? "" : ", and a write, a copy or a GPU frame of it has not ended or its chunk is newer");
+  KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: pool slot {} is reused while it has {} readers{}", slot, pins,
+                idle ? "" : " and a write that has not ended, a chunk in a GPU frame, or a newer chunk");
 }
 
 /// The promise fair-eviction: a chunk is evicted for another tenant's only if its tenant is idle or has more slots than
@@ -86,7 +86,8 @@ inline void purged_is_gone(bool is_purged, std::uint32_t slot) {
 /// not requested. `what` and `args` name it. They are formatted only if the promise is broken.
 template <class... Args>
 void exactly_once(bool expected, fmt::format_string<const Args&...> what, const Args&... args) {
-  KVFERRY_CHECK(expected, "exactly-once: {} came twice, or was not requested", fmt::format(what, args...));
+  KVFERRY_CHECK(expected, "exactly-once: {} came twice, or fits nothing that was requested",
+                fmt::format(what, args...));
 }
 
 /// The promise bounded-hold: every pin has an owner and, when it is made, a deadline in the future.
@@ -102,9 +103,9 @@ inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) 
 /// other nodes, and other nodes are offered only chunks that every rank has in its slot.
 inline void verified_only(bool ready, std::size_t checksums, std::size_t ranks, std::uint32_t slot) {
   KVFERRY_CHECK(ready && checksums == ranks,
-                "verified-only: the chunk in pool slot {} is loaded or offered, but it is incomplete or has checksums "
-                "of {} ranks instead of {}",
-                slot, checksums, ranks);
+                "verified-only: the chunk in pool slot {} is loaded or offered; it is {} and has checksums of {} of {} "
+                "ranks",
+                slot, ready ? "complete" : "incomplete or was replaced", checksums, ranks);
 }
 inline void verified_only_in_slots(std::uint32_t ranks_in_frames, std::uint32_t slot) {
   KVFERRY_CHECK(ranks_in_frames == 0,

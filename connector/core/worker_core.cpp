@@ -19,7 +19,9 @@ WorkerCore::Slot& WorkerCore::slot(ChunkRef chunk) {
 }
 
 void WorkerCore::begin_step(std::uint64_t step) {
-  promise::exactly_once(step > step_, "the plan of step {} (the last one was that of step {})", step, step_);
+  KVFERRY_CHECK(step > step_,
+                "exactly-once: the plan of step {} came after that of step {}; each must come once, in order", step,
+                step_);
   step_ = step;
 }
 

@@ -260,7 +260,7 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
   const std::string& id = request.id.value;
   KVFERRY_CHECK(request.open_lookup && num_external <= request.open_lookup->num_external &&
                     (!has_windows_ || num_external == request.open_lookup->num_external),
-                "exact-load: request {} was allocated {} external tokens, but the lookup offered {}", id, num_external,
+                "exact-load: request {} was allocated {} external tokens, but its lookup found {}", id, num_external,
                 request.open_lookup ? request.open_lookup->num_external : 0);
   KVFERRY_CHECK(blocks.size() == config_.groups.size(),
                 "exact-load: request {} has blocks in {} KV groups, but the engine has {} groups", id, blocks.size(),

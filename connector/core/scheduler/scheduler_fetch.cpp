@@ -183,8 +183,10 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   now_ = now;
   if (!reply.refused.empty()) {
     blame(request, Cause::kRefused, endpoint, reply.refused);
-    actions_.push_back(LogLine{
-        fmt::format("node {} refuses to lease KV for request {}: {}", endpoint, request.id, reply.refused), true});
+    actions_.push_back(
+        LogLine{fmt::format("node {} leases no KV for request {}: {}; other nodes are asked, and the rest is computed",
+                            endpoint, request.id, reply.refused),
+                true});
   } else if (reply.chunks.size() < current.wanted.size()) {
     blame(request, Cause::kEvictedThere, endpoint);
   }

@@ -82,7 +82,8 @@ void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoin
   now_ = now;
   if (!reply.refused.empty())
     actions_.push_back(LogLine{
-        fmt::format("node {} refuses the KV of a prompt that was to be pushed to it: {}", endpoint, reply.refused),
+        fmt::format("node {} takes no KV of a prompt that was to be pushed to it, and must fetch or compute it: {}",
+                    endpoint, reply.refused),
         true});
   sender_.answered(push, endpoint, reply, now);
 }

@@ -127,7 +127,7 @@ void DirectoryLink::take(controller::ClientEvent& event) {
             log().info("on the controller's order, evicted {}",
                        wanted.all
                            ? "all chunks of this node's pool"
-                           : fmt::format("those of {} chunks that were in this node's pool", wanted.keys.size()));
+                           : fmt::format("those of {} named chunks that were in this node's pool", wanted.keys.size()));
           },
       },
       event);

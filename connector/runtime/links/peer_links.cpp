@@ -17,15 +17,16 @@ Result<void> PeerVersions::learn(const std::string& endpoint, const Envelope& en
   if (ours_.has(envelope.version)) return {};
   return Error{
       ErrorCode::kRefused,
-      fmt::format("this node can't read the answer in node protocol version {}; its next request will be in version {}",
+      fmt::format("this node can't read the answer in node protocol version {}; its next request will use version {}",
                   envelope.version, version)};
 }
 
 Result<void> PeerVersions::check(const std::string& who, const Envelope& envelope) const {
   const std::uint32_t version = KVFERRY_TRY(common(who, envelope));
   if (ours_.has(envelope.version)) return {};
-  return Error{ErrorCode::kRefused, fmt::format("this node does not speak node protocol version {}; use version {}",
-                                                envelope.version, version)};
+  return Error{ErrorCode::kRefused,
+               fmt::format("the node that was asked can't read node protocol version {}; the nodes will use version {}",
+                           envelope.version, version)};
 }
 
 Result<std::uint32_t> PeerVersions::common(const std::string& who, const Envelope& envelope) const {

@@ -132,13 +132,15 @@ Result<void> RunChecksums::check(const LeaseRequest& request) {
   if (request.shards.empty() && !is_one_stage(here_))
     return Error{
         ErrorCode::kRefused,
-        "this node has pipeline stages, which the reading node's version of kvferry can't read; upgrade it there"};
+        "the holder has pipeline stages, which the reading node's version of kvferry can't read; upgrade it there"};
   if (!is_needed(request)) return {};
   if (waiting_.size() >= kWaitingMax)
     return Error{
         ErrorCode::kRefused,
-        fmt::format("{} lease requests of nodes with other parallelism wait for checksums, the most allowed; try later",
-                    waiting_.size())};
+        fmt::format(
+            "the holder has {} lease requests that wait for checksums, because their nodes have other tensor or "
+            "pipeline parallelism; it allows no more",
+            waiting_.size())};
   KVFERRY_TRY(map_for(request.shards));
   return {};
 }

@@ -268,7 +268,7 @@ TEST_F(Fetching, ARefusalIsToldInTheLogAndEndsTheWaiting) {
   ASSERT_THAT(lines, SizeIs(1));
   EXPECT_TRUE(lines[0].warning);
   EXPECT_THAT(lines[0].text,
-              HasSubstr("node tcp://far refuses to lease KV for request a: the two nodes serve different models"));
+              HasSubstr("node tcp://far leases no KV for request a: the two nodes serve different models"));
   EXPECT_FALSE(lookup("a").pending);
 }
 
