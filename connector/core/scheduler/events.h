@@ -47,16 +47,15 @@ struct NewRequest {
   /// With `handoff`: the endpoint of the decode node that receives the prompt while it is computed
   /// (kv_transfer_params.kvferry_push_to).
   std::optional<std::string> push_to;
-  /// True for a preparation (preparation.h): a request with the same prompt will follow, and until then this one's load
-  /// may begin.
+  /// True for a preparation (preparation.h), whose load may begin before the request with the same prompt arrives.
   bool prepares = false;
   // The next fields are for the flight recorder.
   TimeNs waited = 0;    // time since the server got the request, see wait_since(); 0: unknown
   std::string trace{};  // the request's W3C trace id; a malformed id counts as empty
 };
 
-/// Returns how long a request waited that the server got at `arrived_ms`, both in milliseconds of the wall clock. 0:
-/// the wait is unknown, because `arrived_ms` is 0 or less, or because the clock was set meanwhile.
+/// Returns how long ago the server got a request. `arrived_ms` and `now_ms` are milliseconds of the wall clock. Returns
+/// 0, for "unknown", if `arrived_ms` is 0 or less, lies after `now_ms`, or is more than kWaitMax ago.
 inline TimeNs wait_since(std::int64_t arrived_ms, std::int64_t now_ms) {
   const bool is_known = arrived_ms > 0 && arrived_ms <= now_ms && now_ms - arrived_ms <= kWaitMax / kMillisecond;
   return is_known ? (now_ms - arrived_ms) * kMillisecond : 0;
@@ -68,7 +67,7 @@ struct ScheduledRequest {
   std::uint32_t num_scheduled = 0;      // number of tokens to compute in this step
   std::optional<BlockTable> block_ids;  // the request's whole new block table, if the engine replaced the old table
 };
-/// A scheduled request that SchedulerCore::handle_of() has named, in an earlier step or for this one.
+/// A scheduled request whose handle the caller has from SchedulerCore::handle_of().
 struct RunningRequest {
   RequestHandle handle;
   std::uint32_t num_computed = 0;   // number of tokens computed before this step
@@ -93,7 +92,7 @@ struct Answer {
   bool pending = false;            // the engine must ask again in a later step
   std::uint32_t num_external = 0;  // number of tokens, after the local ones, that the pool can load
   bool is_async = false;           // the request is scheduled only after the load has ended
-  bool awaits_step = false;        // with `pending`: no message from elsewhere would change the answer
+  bool awaits_step = false;        // with `pending`: the caller must not wait for a message, but ask in a later step
 };
 
 /// Record of one admission of a request, for reports. Only `loaded` changes after the admission.
@@ -126,7 +125,7 @@ struct TransferEnd {
   std::string_view path{};                               // the path that moved the bytes
   std::uint32_t limit_mb_per_s = 0;                      // measured limit of this rank's path, see LifeEvent
   TimeNs post = 0, wire = 0, unpack = 0;                 // parts of the transfer's time, see LifeEvent
-  std::uint32_t num_in_frames = 0, num_past_frames = 0;  // chunks that came by GPU, by host memory, see PullOutcome
+  std::uint32_t num_in_frames = 0, num_past_frames = 0;  // numbers of chunks, see PullOutcome
   std::string_view host_why{};                           // why chunks went through host memory, see PullOutcome
 };
 

@@ -1,5 +1,5 @@
-// The fields of a request that nearly every step uses. Their records lie side by side, apart from the other fields,
-// because with hundreds of running requests those no longer fit into the CPU cache.
+// The fields of a request that nearly every step uses. The records of all requests lie side by side, apart from the
+// requests' other fields, which with hundreds of running requests no longer fit into the CPU cache.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Progress {
   /// Number of computed tokens when vLLM last freed blocks that lie before a sliding window.
   std::uint32_t window_end = 0;
   std::uint32_t step_end = 0;        // number of computed tokens after the last step
-  std::uint32_t computes_until = 0;  // number of tokens at which kComputed is recorded; 0: not due
+  std::uint32_t computes_until = 0;  // number of computed tokens at which kComputed is recorded; 0: never
   bool running = false;              // true if the request has blocks and does not wait for an asynchronous load
   bool cacheable = false;            // as in NewRequest; false once a load of the request has failed
   bool handoff = false;              // as in NewRequest: a decode worker will read the prompt

@@ -25,7 +25,7 @@ namespace kvferry {
 struct Coverage {
   std::vector<ChunkRef> chunks;  // the prefix's chunks in the pool, in order
   std::uint32_t tokens = 0;
-  bool growing = false;  // true if the next chunk is being written, so that a later lookup will find more
+  bool growing = false;  // true if the next chunk is being written, so that a later lookup may find more
 };
 
 /// A lookup that was answered in this step and is not allocated yet.
@@ -54,7 +54,7 @@ struct Fetch {
 };
 
 struct RequestState {
-  /// Takes the tokens of `from`, which are thousands.
+  /// Moves the tokens out of `from`, because a prompt may have many thousands of tokens.
   RequestState(NewRequest& from, const ChunkKey& root, std::uint32_t chunk_tokens, Progress& own_progress)
       : progress(own_progress),
         id(from.id),
@@ -69,7 +69,7 @@ struct RequestState {
   }
 
   Progress& progress;
-  // The fields of `progress`, by their own names.
+  // The next fields refer to those of `progress`.
   std::uint32_t& computed = progress.computed;
   std::uint32_t& saved = progress.saved;
   std::uint32_t& window_end = progress.window_end;
@@ -113,11 +113,12 @@ struct RequestState {
   // True if the request must be recomputed instead of loaded, because nothing runs or loads: no blocks would become
   // free for the load.
   bool skip_external_until_admitted = false;
-  /// Number of the request's tokens when its last load ended; 0: no load, or the request has computed more since.
+  /// Number of tokens whose KV the request has after its last asynchronous load into a device's memory. 0: there was no
+  /// such load, or the request had computed more tokens when it was preempted.
   std::uint32_t loaded_end = 0;
-  /// True if the request was preempted since its last load without having computed more than was loaded. It is not
-  /// loaded again before it has: two requests whose blocks don't fit at once would otherwise preempt each other for
-  /// ever, because a request that is being loaded can't be preempted.
+  /// True if the request had computed no token after its last load when it was preempted. Such a request is recomputed
+  /// instead of loaded, until it has computed more tokens than were loaded. Otherwise two requests whose blocks don't
+  /// fit at once would preempt each other for ever, because a request that is being loaded can't be preempted.
   bool was_loaded_in_vain = false;
   bool is_recomputed() const { return skip_external_until_admitted || was_loaded_in_vain; }
   std::uint64_t yield_in_step = 0;  // the step in which the lookup stays pending, so that vLLM tries other requests
@@ -171,7 +172,7 @@ struct Handoff {
   PinId pin;
   std::string name;  // FinishedRequest::handoff_name
 };
-using Handoffs = std::map<std::string, Handoff>;  // [request]
+using Handoffs = std::map<std::string, Handoff>;  // [request's id]
 
 struct ControllerPin {
   PinId pin;

@@ -77,8 +77,8 @@ std::uint32_t SchedulerCore::window_start(std::size_t group, std::uint32_t end) 
   return first_attended - first_attended % own.block_tokens;
 }
 
-/// Returns true if a chunk, whose first token is `chunk_start`, has all KV that the windows of a hit of `end` tokens
-/// need and the engine's cache, with the first num_local tokens, lacks.
+/// Returns true if a chunk, whose first token is `chunk_start`, has all its KV that the windows at the end of a hit of
+/// `end` tokens need. KV of the first num_local tokens is in the engine's cache, and not needed from the chunk.
 bool SchedulerCore::has_windows(const ChunkMeta& chunk, std::uint32_t chunk_start, std::uint32_t num_local,
                                 std::uint32_t end) const {
   if (chunk.window_from == 0 || chunk_start >= end) return true;
@@ -93,7 +93,7 @@ bool SchedulerCore::has_windows(const ChunkMeta& chunk, std::uint32_t chunk_star
 /// Returns the number of tokens that are left.
 std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
                                          std::uint32_t num_local) const {
-  if (num_local != reusable(num_local)) return num_local;  // models with state: loads begin at a block's start
+  if (num_local != reusable(num_local)) return num_local;  // in models with state a load begins at a block's start
   while (hit > num_local) {
     std::uint32_t fits = hit;
     std::uint32_t chunk_start = 0;
@@ -198,7 +198,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   RequestState* found = find(id);
   if (found == nullptr) return;
   RequestState& request = *found;
-  // A request that counts as running was preempted. lookup() releases the old blocks of cacheable requests only.
+  // If the request still counts as running, it was preempted, and lookup() has not released its old blocks.
   if (request.running) release_blocks(request);
   const bool continues = num_external == 0 && request.async_load == RequestState::AsyncLoad::kDone;
   request.async_load = RequestState::AsyncLoad::kNone;
@@ -210,7 +210,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
     request.running = true;
     return;
   }
-  if (!request.attempt_open) request.attempt.value += 1;  // the request is not cacheable, so lookup() opened no attempt
+  if (!request.attempt_open) request.attempt.value += 1;  // lookup() opened no attempt: not cacheable, or not called
   Admission admission;
   admission.attempt = request.attempt.value;
   admission.resumed = request.preemptions > 0;

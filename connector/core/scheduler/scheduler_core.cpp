@@ -60,7 +60,7 @@ void SchedulerCore::add_request(NewRequest request, TimeNs now) {
   if (state.source) state.source->num_tokens = reusable(state.source->num_tokens);
   const Coverage coverage = state.cacheable ? cover(state) : Coverage{};
   record_arrival(state, coverage, request);
-  // The prompt was handed over, so its push is nearly done. Chunks that do not arrive soon are pulled instead.
+  // If the prompt was handed over, its push is nearly done. Chunks that do not arrive soon are pulled instead.
   if (state.source && receiver_.num_reserved_chunks() > 0) receiver_.shorten_deadline(handed_off(state), now);
   if (state.cacheable && !state.prepares && could_grow(state, coverage, 0)) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to && !config_.only_reads)
@@ -126,8 +126,8 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   return result;
 }
 
-/// Pins the prompt's chunks until the decode node releases its lease, at most for handoff_ttl. Returns the hand-off's
-/// name.
+/// Pins the prompt's chunks until the decode node releases its lease, at most for handoff_ttl. Pins nothing if a push
+/// has delivered the prompt. Returns the hand-off's name.
 std::string SchedulerCore::pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now) {
   const std::string& id = request.id.value;
   unpin_handoff(handoffs_.find(id));

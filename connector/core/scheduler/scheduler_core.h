@@ -77,8 +77,8 @@ class SchedulerCore {
   /// planned now.
   void reset_cache();
 
-  // ---- events of the network; all but pull_done() and slot_written(), which a worker calls once for each pull and
-  // chunk, ignore late and unknown ids ----
+  // ---- events of the network; late and unknown ids are ignored, but not by pull_done() and slot_written(): these are
+  // called exactly once for each rank and pull, or rank and chunk ----
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
   /// One rank's outcome: ok[i] belongs to item i of the pull. checksums[i] is this rank's checksum of item i; it is
@@ -121,9 +121,9 @@ class SchedulerCore {
   void replicate_ordered(ReplicateOrder order, TimeNs now);
   /// Drops all chunks that the node at `endpoint` gave, directly or through others, and those that were computed from
   /// them. Chunks that are being written are dropped when the write has ended. For a day, or until admit_ordered(), no
-  /// KV of this node is accepted. Requests that attend to such KV go on, but nothing more of them is saved.
+  /// KV of that node is accepted. Requests that attend to its KV go on, but nothing more of them is saved.
   void purge_ordered(std::uint64_t id, const std::string& endpoint, TimeNs now);
-  /// Takes KV of the node at `endpoint` again.
+  /// Accepts KV of the node at `endpoint` again.
   void admit_ordered(const std::string& endpoint) { provenance_.admit(endpoint); }
 
   /// While the controller is unreachable, chunks are fetched from handoff sources only.
@@ -137,7 +137,7 @@ class SchedulerCore {
 
   struct Purge {
     std::uint64_t id = 0;             // id of the last order to purge; 0: there was none
-    std::uint64_t num_chunks = 0;     // chunks that were dropped because of it
+    std::uint64_t num_chunks = 0;     // number of chunks that were dropped because of this order
     std::uint64_t num_bytes = 0;      // size of the KV in these chunks
     std::uint64_t num_of_engine = 0;  // number of purges of KV that the engine had loaded, since this node's start
   };
@@ -147,11 +147,11 @@ class SchedulerCore {
 
   const FlightRecorder& recorder() const { return recorder_; }
   const CoreConfig& config() const { return config_; }
-  // ---- what the engine's KV events are made of; nothing is kept for them before track_pool() ----
+  // ---- data for the engine's KV events; none is collected before track_pool() ----
   void track_pool() { pool_.track_changes(); }
   PoolChanges take_pool_changes() { return pool_.take_changes(); }
-  /// Returns the chunks that were planned to be saved or were found for a request since the last call, each once. The
-  /// engine must call this in each step, and when a request has finished.
+  /// Returns the chunks that were planned to be saved or were found for a request since the last call, each once. Must
+  /// be called in each step, and when a request has finished.
   std::vector<NamedChunk> take_named_chunks() { return std::exchange(named_, {}); }
   const CoreCounters& counters() const { return counters_; }
   const ChunkPool& pool() const { return pool_; }
@@ -275,7 +275,7 @@ class SchedulerCore {
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] the request that started the fetch
   std::map<std::uint64_t, FetchPull> pulls_;
   std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;  // [request, attempt] the attempt's load
-  std::vector<Preparation> preparations_;                               // those whose load no rank has reported yet
+  std::vector<Preparation> preparations_;  // preparations whose load at least one rank has not reported yet
   Handoffs handoffs_;
   std::map<std::uint64_t, GrantedLease> leases_;  // [lease number] leases granted to other nodes
   std::size_t num_leased_chunks_ = 0;             // chunks in leases_; a chunk with two leases counts twice

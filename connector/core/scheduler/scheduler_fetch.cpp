@@ -1,5 +1,5 @@
-// Fetches: copies chunks of other nodes into this node's pool while a lookup is pending. The handoff source is asked
-// first, then the directory's holders, best first; each holder grants a lease before its chunks are pulled.
+// Fetches, which copy chunks of other nodes into this node's pool while a lookup is pending. The handoff source is
+// asked first, then the directory's holders, best first; each holder grants a lease before its chunks are pulled.
 #include <algorithm>
 #include <utility>
 
@@ -68,7 +68,7 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   return missing;
 }
 
-/// Requests a lease from the next node that can extend the prefix. Ends the fetch if there is no such node.
+/// Requests a lease from the next node with missing chunks, or asks the directory. Ends the fetch if no node is left.
 void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   Fetch& fetch = *request.fetch;
   if (fetch.stage == Fetch::Stage::kLease || fetch.stage == Fetch::Stage::kPull) {
@@ -159,7 +159,7 @@ void SchedulerCore::directory_answered(std::uint64_t fetch, std::vector<HolderOf
 
 void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply,
                                    TimeNs now) {
-  // A duplicate answer names a lease that is in use. That lease is released after its pull.
+  // If a pull uses the lease already, the answer is a duplicate. The lease is released after that pull.
   const auto is_in_use = [&](const auto& entry) {
     return reply.lease != 0 && entry.second.endpoint == endpoint && entry.second.lease == reply.lease;
   };
@@ -190,8 +190,8 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   } else if (reply.chunks.size() < current.wanted.size()) {
     blame(request, Cause::kEvictedThere, endpoint);
   }
-  // A push may have reserved slots for requested chunks in the meantime. Those chunks are not pulled, and the push may
-  // fail.
+  // A push may have reserved slots for requested chunks in the meantime. Those chunks are not pulled now; if the push
+  // fails, the source is asked again.
   if (request.source && has_writing(current.wanted)) {
     request.source_left = true;
     receiver_.shorten_deadline(current.wanted, now);
@@ -225,7 +225,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     add_givers(givers, leased.givers);
     if (provenance_.is_purged(givers)) continue;
     if (const ChunkPool::Slot* present = pool_.find(meta.key)) {
-      // The chunk is in the pool already, or is being fetched for another request.
+      // The chunk is in the pool or is being written. It is replaced only if it lacks the state that the holder has.
       if (meta.window_from > 0 || !lacks_state(*present)) continue;
       pool_.invalidate(present->ref);
     }

@@ -58,7 +58,7 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
 
 void SchedulerCore::lease_released(std::uint64_t lease) {
   const auto found = leases_.find(lease);
-  // The lease has expired, was released before, is of an earlier incarnation, or was never granted.
+  // An unknown lease has expired, was released before, is of an earlier incarnation, or was never granted.
   if (found == leases_.end()) {
     counters_.unknown_releases += 1;
     return;

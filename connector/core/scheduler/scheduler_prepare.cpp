@@ -7,7 +7,7 @@
 
 namespace kvferry {
 
-/// Returns true if the chunk is, or may become, whole.
+/// Returns true if the chunk is complete or may become complete.
 static bool is_coming(const ChunkPool::Slot* slot) {
   return slot != nullptr && !slot->write_failed &&
          (slot->state == ChunkPool::State::kWriting || slot->state == ChunkPool::State::kReady);
@@ -18,8 +18,9 @@ static bool are_ready(const ChunkPool& pool, const std::vector<ChunkRef>& chunks
                              [&](ChunkRef chunk) { return pool.slot(chunk.slot).state == ChunkPool::State::kReady; });
 }
 
-/// A preparation begins while all chunks of its prompt are in the pool or on the way to it, and at least one is on the
-/// way: otherwise there is no time to gain. Until then, and for ever if it can't begin, its lookup is pending.
+/// Answers the lookup of a preparation. The preparation can begin only if each chunk of its prompt is in the pool or is
+/// being written, and at least one is being written: otherwise a preparation would save no time. The lookup stays
+/// pending until then, and for ever if the preparation can't begin.
 Answer SchedulerCore::lookup_preparation(RequestState& request, std::uint32_t num_local, TimeNs now) {
   const Answer pending{true, 0, false, true};
   if (request.running) release_blocks(request);
@@ -54,7 +55,7 @@ Answer SchedulerCore::lookup_preparation(RequestState& request, std::uint32_t nu
   return answer;
 }
 
-/// `load`: the load of `job`, without a pin: chunks that are still being written can't be pinned.
+/// `load` is the load of `job`. It has no pin yet: end_preparation() pins the chunks once all of them are ready.
 void SchedulerCore::begin_preparation(const RequestState& request, LoadJob job, PendingLoad load) {
   const OpenLookup& open = *request.open_lookup;
   const TimeNs now = load.began;
@@ -125,7 +126,7 @@ void SchedulerCore::end_preparation(Preparation& preparation, TimeNs now, StepPl
   load.pin = pool_.pin(preparation.chunks, "load for " + job.request_id, now, now + config_.pin_ttl);
   load.is_verified = true;
   pool_.touch(preparation.chunks);
-  // The givers of a pushed chunk are known when it has arrived.
+  // The givers of a pushed chunk are known only when the chunk has arrived.
   note_givers(request, preparation.chunks, preparation.num_local, preparation.num_tokens, preparation.num_purges);
   preparation.is_ending = true;
   plan.loads.push_back(std::move(job));

@@ -20,7 +20,7 @@ void SchedulerCore::note_givers(RequestState& request, std::span<const ChunkRef>
     if (givers != nullptr) add_givers(request.givers, *givers);
     return givers != nullptr;
   };
-  // The tokens or chunks were found before the purge, so they may be from the purged node.
+  // If the engine's KV was purged since the tokens and chunks were found, they may be from the purged node.
   if (num_purges != purge_.num_of_engine) request.cacheable = false;
   std::uint32_t start = 0;
   for (const ChunkRef chunk : chunks) {
@@ -46,7 +46,8 @@ void SchedulerCore::note_givers(RequestState& request, std::span<const ChunkRef>
   end_sharing_if_purged(request);
 }
 
-/// Saves nothing more of a request whose KV is, or was computed from, what a purged node gave.
+/// If some KV of the request came from a purged node, or was computed from such KV, nothing more is loaded or saved for
+/// the request.
 void SchedulerCore::end_sharing_if_purged(RequestState& request) {
   if (!provenance_.is_purged(request.givers)) return;
   request.cacheable = false;

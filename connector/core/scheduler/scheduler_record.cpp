@@ -131,13 +131,14 @@ void SchedulerCore::record_load(RequestState* request, const PendingLoad& load) 
     event.chunks = (end - 1) / config_.chunk_tokens - admission.local / config_.chunk_tokens + 1;
   event.bytes = config_.bytes_of(admission.loaded);
   event.duration = now_ - load.began;
-  if (load.is_prepared) return;  // what a preparation lacks, the engine does not compute
+  if (load.is_prepared) return;  // the engine does not compute the tokens of a preparation whose load failed
   counters_.recomputed_tokens[event.cause] += recomputed_tokens(event);
-  // After a synchronous load the request runs on, and the engine has computed the missing tokens.
+  // A failed asynchronous load explains what the next admission lacks. After a failed synchronous load the request
+  // keeps running, and the engine computes the missing tokens.
   if (request != nullptr && !is_complete && loads_async()) note_cause(*request, cause);
 }
 
-/// Adds a rank's outcome to the pull's event, and records the event after the last rank.
+/// Adds a rank's outcome to the pull's event. After the last rank, records the event if the pull serves a request.
 void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, const TransferEnd& end) {
   LifeEvent& sum = pull.event;
   const auto num_failed = static_cast<std::uint32_t>(std::ranges::count(ok, false));

@@ -11,7 +11,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   tick(now);
   for (const RequestId& id : input.preempted) {
     RequestState* request = find(id);
-    // A request that was preempted and admitted again in one step released its old blocks at the lookup.
+    // A request that was preempted and admitted again in one step has released its old blocks already.
     if (request != nullptr && request->running && request->admitted_in <= step_) release_blocks(*request);
   }
   // vLLM has not admitted the requests whose lookup was answered but that got no blocks.
@@ -32,7 +32,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
   for (const RequestId& id : refused) {
     RequestState& request = requests_.at(id);
     lacks_blocks |= !request.prepares;
-    if (request.prepares) request.cacheable = false;  // it gives way to requests that wait for blocks
+    if (request.prepares) request.cacheable = false;  // a preparation gives way to requests that wait for blocks
   }
   for (const RequestId& id : refused) end_attempt(requests_.at(id));
   promise::no_stale_spec(open_lookups_.size(), step_ + 1);
@@ -66,8 +66,8 @@ void SchedulerCore::change_blocks(RequestState& request, const BlockChange& chan
   }
 }
 
-/// Plans what the step saves of one scheduled request. Most requests fill no chunk in a step: then this reads and
-/// writes only `progress`.
+/// Plans what the step saves of one scheduled request. For a request that fills no chunk, which is the usual case, the
+/// function rarely uses more than `progress`.
 void SchedulerCore::advance(Progress& progress, std::uint32_t num_computed, std::uint32_t num_scheduled,
                             const TokenSource& tokens, StepPlan& plan) {
   progress.running = true;
@@ -125,7 +125,7 @@ void SchedulerCore::release_blocks(RequestState& request) {
 void SchedulerCore::load_ended(RequestState& request, const PendingLoad& load) {
   constexpr std::uint32_t kMaxFailedLoads = 3;
   const bool is_complete = load.admission.loaded == load.admission.to_load;
-  if (request.prepares) request.cacheable = false;  // it neither saves anything nor is it prepared again
+  if (request.prepares) request.cacheable = false;  // a preparation saves nothing, and is not loaded again
   if (request.async_load == RequestState::AsyncLoad::kInProgress && request.attempt.value == load.admission.attempt)
     request.async_load = is_complete ? RequestState::AsyncLoad::kDone : RequestState::AsyncLoad::kNone;
   // A damaged chunk was invalidated, so the next lookup differs. A load that failed for another reason, or repeatedly,
@@ -174,7 +174,7 @@ void SchedulerCore::worker_report(const WorkerReport& report, TimeNs now) {
       });
     }
     pool_.unpin(load.pin);
-    // The request may be unknown by now: vLLM finishes requests before it calls worker_report() for the step.
+    // The request may be unknown by now: vLLM may finish it before it passes the workers' reports on.
     RequestState* const request = find(RequestId{done.request_id});
     record_load(request, load);
     if (request != nullptr) {
