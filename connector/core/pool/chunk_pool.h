@@ -41,12 +41,12 @@ class ChunkPool {
     /// [rank] true if the rank has verified the chunk in a frame of GPU memory, and is copying it to the slot. The
     /// chunk can be loaded, but other nodes can't read it, and the slot is not reused.
     std::vector<bool> in_frame;
-    std::uint32_t ranks_in_frames = 0;  // number of ranks in `in_frame`
+    std::uint32_t ranks_in_frames = 0;  // number of ranks for which `in_frame` is true
     bool write_failed = false;
     bool is_named = false;  // true if name() was called for the chunk
     std::uint32_t pins = 0;
     std::string writer;  // what writes the slot, such as a request's save; empty unless the state is kWriting
-    Givers givers;       // through which nodes the KV, or KV that it was computed from, has gone
+    Givers givers;       // nodes that the KV, or the KV from which it was computed, has passed through
     TenantSlots::Tenant* tenant = nullptr;  // tenant of the chunk; nullptr in state kFree
     TenantSlots::Lru::iterator lru;         // place in Tenant::ready; valid only in state kReady
 
@@ -57,16 +57,17 @@ class ChunkPool {
   /// Returns the slot that contains the chunk `key` or into which the chunk is being written, nullptr if there is none.
   const Slot* find(const ChunkKey& key) const;
   const Slot& slot(std::uint32_t index) const { return slots_[index]; }
-  /// Returns the ready tails of a group, newest first.
+  /// Returns the newest ready tails of a group, newest first.
   std::vector<const Slot*> tails(const ChunkKey& group) const;
 
   /// Reserves a slot for writing the chunk `meta`, which must not be in the pool. If no slot is free, evicts a chunk
-  /// without pins, and reserves that chunk's slot: the least recently used chunk of the tenant that is furthest above
-  /// its share, or else of the tenant of `meta` (tenant_slots.h). Returns nullopt if there is no such chunk.
+  /// without pins and reserves its slot. The evicted chunk is the least recently used one of the tenant that is
+  /// furthest above its share, or else of the tenant of `meta` (tenant_slots.h). Returns nullopt if there is no such
+  /// chunk.
   std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer, Givers givers = {});
   /// Records that a rank has ended the write of its share of the chunk. Once all ranks have reported, the slot becomes
-  /// ready, or free if any rank failed. Returns true if the slot became ready. `in_frame`: the rank has the chunk in a
-  /// frame, and slot_written() follows.
+  /// ready; if any rank failed, the slot becomes free, or kRetired while it is in use. Returns true if the slot
+  /// became ready. `in_frame` is true if the rank has the chunk in a frame; slot_written() then follows.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum, bool in_frame = false);
   /// Records that a rank's copy of the chunk from a frame to the slot has ended. If it failed, the chunk is dropped.
   /// Returns true if the chunk is ready and, with this copy, is in every rank's slot.
@@ -96,7 +97,7 @@ class ChunkPool {
   bool pinned(PinId id) const { return pins_.contains(id.value); }
   /// Ends the pins whose deadline has passed. Returns their owners.
   std::vector<std::string> expire_pins(TimeNs now);
-  /// Takes their share of the pool from tenants that have not used a chunk for `idle_after`.
+  /// Marks the tenants that have not used a chunk for `idle_after` as idle: an idle tenant has no share of the pool.
   void find_idle_tenants(TimeNs now, TimeNs idle_after) { tenants_.advance(now, idle_after); }
 
   /// Returns the keys evicted since the last call. The caller must report these keys to the controller before a plan

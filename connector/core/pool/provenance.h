@@ -39,9 +39,10 @@ class Provenance {
   void tick(TimeNs now);
   bool is_purged(const Givers& givers) const;
 
-  /// Remembers that the engine has loaded a chunk that others gave: blocks of its prefix cache whose tokens begin like
-  /// the chunk may have the chunk's KV. `place`: for a full chunk its key. A tail with a group has two places: the
-  /// group with the givers, and after(parent) without. A tail without a group has only after(parent), with the givers.
+  /// Records the givers of a chunk that the engine has loaded: blocks of the engine's prefix cache whose tokens begin
+  /// like the chunk may have the chunk's KV. `place` is a full chunk's key. For a tail with a group the caller records
+  /// two places: the group, with the givers, and after(parent), with empty givers. For a tail without a group it
+  /// records only after(parent), with the givers.
   void loaded(const ChunkKey& place, const Givers& givers);
   /// Returns the givers of what was loaded at this place, nullptr if there are none.
   const Givers* loaded_at(const ChunkKey& place);

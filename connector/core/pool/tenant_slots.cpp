@@ -6,7 +6,8 @@
 
 namespace kvferry {
 
-/// Calls `apply`, which changes fields of the tenant, and moves the tenant to the place in by_rank_ that follows.
+/// Calls `apply`, which changes fields of the tenant, and moves the tenant to the place in by_rank_ that its new fields
+/// give it.
 template <class Change>
 void TenantSlots::change(Tenant& tenant, Change apply) {
   auto node = by_rank_.extract(rank_of(tenant));  // the map's node is reused, so that nothing is allocated

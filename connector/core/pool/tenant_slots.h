@@ -49,9 +49,9 @@ class TenantSlots {
     const Tenant& tenant;
   };
   /// Returns the slot that makes room for a new chunk of `asker`: the first slot of Tenant::ready for which `may_go`
-  /// returns true, of an idle tenant, or else of the tenant with the most slots above its share. Among equals it is the
-  /// tenant that was not used for longest. If no tenant above its share has such a slot, it is one of `asker` itself.
-  /// Returns nullopt if it can't. `share` is what share(asker) returns.
+  /// returns true, of an idle tenant, or else of the tenant with the most slots above its share. Among equal tenants it
+  /// is the one that was not used for longest. If no tenant above its share has such a slot, returns the first such
+  /// slot of `asker` itself, or nullopt if `asker` has none. `share` is what share(asker) returns.
   std::optional<Victim> victim(TenantId asker, std::uint32_t share,
                                const std::function<bool(std::uint32_t slot)>& may_go) const;
 
@@ -75,7 +75,9 @@ class TenantSlots {
   TimeNs now_ = 0, next_check_ = 0;
   std::size_t num_idle_ = 0;
   std::unordered_map<TenantId, Tenant> tenants_;
-  std::map<Rank, Tenant*> by_rank_;  // idle ones, then those with the most slots; of equals the longest unused first
+  /// Idle tenants first, then the others by their number of slots, the highest first. Equal tenants are in the order of
+  /// their last use.
+  std::map<Rank, Tenant*> by_rank_;
 };
 
 }  // namespace kvferry

@@ -25,7 +25,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
             : fmt::format("KV of node {} is not accepted: an operator has purged it", giver);
     return reply;
   }
-  // Nothing is granted: the shards differ, so this node will pull the chunks.
+  // If the numbers of ranks differ, the shards differ too: nothing is granted, and this node will pull the chunks.
   if (offer.num_ranks != parts_.config.num_ranks) return reply;
   GrantOrder order;
   const std::uint64_t id = parts_.numbers.draw();
@@ -158,7 +158,8 @@ void PushReceiver::tick(TimeNs now) {
   }
 }
 
-/// Erases the key from reservation_of_. Returns false if the chunk belongs to another slot reservation, or to none.
+/// Erases the key from reservation_of_ if the key's chunk belongs to the slot reservation `id`. Returns false
+/// otherwise.
 bool PushReceiver::erase_reservation_of(const ChunkKey& key, std::uint64_t id) {
   const auto found = reservation_of_.find(key);
   if (found == reservation_of_.end() || found->second != id) return false;

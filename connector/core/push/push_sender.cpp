@@ -57,7 +57,7 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
            "the decode node has no slot left for pushes, or its ranks hold other layers or heads");
     push.event.failed += is_declined;
     push.is_incomplete |= is_declined;
-    if (item.state == State::kFinished) {  // the request finished before the answer arrived
+    if (item.state == State::kFinished) {  // the chunk's push ended before the answer arrived
       if (is_granted) settle(push, index, false);
     } else if (item.state == State::kTransferring) {
       if (!is_granted) item.failed = true;  // the workers have no grant and will report the failure
@@ -67,7 +67,7 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
     } else {
       item.state = State::kAccepted;
       const ChunkPool::Slot* slot = parts_.pool.find(item.meta.key);
-      // A chunk that is still being copied to its slot follows with chunk_ready().
+      // If the chunk is not complete in its slot yet, saving() or chunk_ready() starts its transfer later.
       if (slot != nullptr && slot->is_complete()) start_transfer(id, push, index, *slot, now);
     }
   }
@@ -94,7 +94,7 @@ void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t inde
                                 TimeNs now) {
   Item& item = push.items[index];
   promise::verified_only_in_slots(slot.ranks_in_frames, slot.ref.slot);
-  // The slot has a chunk with a wrong length, which another node has sent.
+  // If the lengths differ, another node has sent a wrong chunk with this key, which is not pushed.
   if (slot.meta.num_tokens != item.meta.num_tokens) return;
   item.state = State::kTransferring;
   item.chunk = slot.ref;
@@ -159,7 +159,7 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
   erase_if_finished(outcome.push);
 }
 
-/// Settles the item once its outcome is final.
+/// Ends the push of this item once its outcome is final, and settles the item if the decode node has answered.
 void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
   Item& item = push.items[index];
   if (item.ranks_done.size() < parts_.config.num_ranks) return;  // ranks that have not reported may still read the slot

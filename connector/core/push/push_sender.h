@@ -1,5 +1,5 @@
 // The prefill side of pushes: knows which chunk of which prompt is pushed to which decode node. At the end of a chunk's
-// push it settles the chunk: it tells the decode node, if that reserved a slot, whether the chunk is complete.
+// push it settles the chunk: if the decode node has reserved a slot, it tells that node whether the chunk is complete.
 //
 // A part of the scheduler core, which passes events to PushSender; the runtime executes the actions. `reservation` is
 // the id of a slot reservation. Calls and states of an offered chunk:
