@@ -73,7 +73,7 @@ using RevokeSlots = Revocation;
 struct LogLine {
   std::string text;
   bool warning = false;
-  // If the sentence says that no KV is fetched from a node for a while: the node's endpoint. Otherwise empty.
+  // Endpoint of the node from which, as the sentence says, no KV is fetched for a while. Empty for all other sentences.
   std::string paused_node = {};
 };
 

@@ -15,14 +15,14 @@ namespace kvferry {
 struct ChunkMeta {
   ChunkKey key;
   std::uint32_t num_tokens = 0;
-  bool is_tail = false;  // true if the chunk has fewer tokens than a full one: the last tokens of a prompt or request
+  bool is_tail = false;  // true if the chunk has fewer tokens than a full chunk
   /// A key that all tails with the same predecessor and the same first kTailGroupTokens tokens (chunk_key.h) share. Set
-  /// for tails of at least so many tokens.
+  /// only for tails of at least kTailGroupTokens tokens.
   std::optional<ChunkKey> tail_group;
   std::uint32_t window_from = 0;  // layers with an attention window have KV only from this token of the chunk on
   TenantId tenant = 0;            // tenant whose requests can use the chunk
-  /// [KV group] The same as window_from for each group, in models whose groups differ in window or block size:
-  /// `window_from` is then the largest. Otherwise empty.
+  /// [KV group] The first token with KV in each group, in models whose groups differ in window or block size;
+  /// `window_from` is then the largest of these. Empty in other models.
   std::vector<std::uint32_t> windows_from = {};
 
   /// Returns the token from which a KV group with a window has KV.

@@ -31,8 +31,8 @@ struct CoreConfig {
   /// at a checkpoint. Chunks and windows must be one block long, and a hit can end only after a block with a state.
   bool keeps_state = false;
   /// A checkpoint is a state that the engine keeps before the end of a step: at the last block boundary before the end,
-  /// if this boundary is a multiple of `checkpoint_alignment` tokens after the step's start. 0: there are no
-  /// checkpoints.
+  /// if the step starts at a block boundary and the two boundaries are a multiple of `checkpoint_alignment` tokens
+  /// apart. 0: there are no checkpoints.
   std::uint32_t checkpoint_alignment = 0;
   bool runs_ahead = false;  // true if the engine plans a step before the previous step has a result
   bool on_device = false;   // true if the blocks are in a device's memory: loads and saves may outlast their step
@@ -45,7 +45,7 @@ struct CoreConfig {
   bool only_reads = false;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
-  TimeNs load_timeout = 5 * kSecond;  // the longest time that a lookup stays pending
+  TimeNs load_timeout = 5 * kSecond;  // the longest time that a request's lookups stay pending for chunks
   /// Limit on the wait for an answer of the controller or of a node that has the chunks, and for pushed chunks that a
   /// waiting request needs.
   TimeNs try_timeout = 1 * kSecond;
@@ -54,14 +54,15 @@ struct CoreConfig {
   TimeNs handoff_ttl = 60 * kSecond;  // longest time that a finished prompt stays pinned for its decode worker
   TimeNs push_ttl = 60 * kSecond;     // limit on the time from a push offer to its last chunk, on both nodes
   TimeNs push_grace = 30 * kSecond;   // time that workers have to end a dropped push before its slots are unpinned
-  TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for every ttl in the controller's orders
+  TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for each ttl of the controller's orders; ttl of a purge
   TimeNs pin_ttl = 60 * kSecond;       // limit on the pins of lookups and loads, which normally end at the next step
   TimeNs tenant_idle = 600 * kSecond;  // time without a use after which a tenant has no share of the pool
   TimeNs refetch_after = 100 * kMillisecond;  // pause between a failed fetch and the next one of the same request
-  std::uint64_t chunk_bytes = 0;              // size of a full chunk in all ranks together, for the recorder
-  std::uint32_t num_recorded_events = 128;    // most events and requests that the flight recorder keeps
-  std::uint32_t num_recorded_requests = 32;
-  std::string secret;  // random bytes, new at each start, from which the ids of leases and reservations are derived
+  std::uint64_t chunk_bytes = 0;              // size of a full chunk in all ranks together, for reports
+  std::uint32_t num_recorded_events = 128;    // number of the latest events that the flight recorder keeps
+  std::uint32_t num_recorded_requests = 32;   // number of the latest requests that the flight recorder keeps
+  /// Random bytes, new at each start, from which the numbers of leases, reservations, pushes and hand-offs are derived.
+  std::string secret;
 
   std::uint64_t bytes_of(std::uint64_t num_tokens) const { return num_tokens * chunk_bytes / chunk_tokens; }
   /// Returns true if a request is scheduled only after its load has ended. The alternative is a load within a step. If

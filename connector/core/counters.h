@@ -27,7 +27,8 @@ struct CoreCounters {
 #define KVFERRY_FIELD(name) std::uint64_t name = 0;
   KVFERRY_CORE_COUNTERS(KVFERRY_FIELD)
 #undef KVFERRY_FIELD
-  std::array<std::uint64_t, kNumCauses> recomputed_tokens{};  // [cause] computed again, see recomputed_tokens()
+  /// [cause] Number of tokens that were computed again, see recomputed_tokens().
+  std::array<std::uint64_t, kNumCauses> recomputed_tokens{};
 };
 
 }  // namespace kvferry

@@ -146,7 +146,7 @@ std::vector<RequestLife> FlightRecorder::find_trace(std::string_view trace, Time
   return newest_where([trace](const Request& one) { return !trace.empty() && one.trace.view() == trace; }, now);
 }
 
-/// Returns the newest kLivesMax lives whose request meets the condition, the oldest first.
+/// Returns the lives of the newest requests that meet the condition, at most kLivesMax, the oldest life first.
 template <class Condition>
 std::vector<RequestLife> FlightRecorder::newest_where(Condition is_asked, TimeNs now) const {
   std::vector<RequestLife> lives;

@@ -45,8 +45,8 @@ enum class LifeKind : std::uint8_t {
   // The request's first lookup. Fields: duration (since the server got it), tokens (of the prompt), local (tokens in
   // this node's pool), expected (tokens handed over by `peer`), note (the request's id at `peer`).
   kArrived,
-  kWaits,      // a lookup stays pending for the first time since the request began to wait
-  kAnswered,   // the first answer of a wait. Fields: local (tokens in the engine's cache), loaded (tokens in the pool)
+  kWaits,      // a lookup stays pending, for the first time since the request's arrival or last admission
+  kAnswered,   // the first answer after kWaits. Fields: local (tokens in the engine's cache), loaded (more in the pool)
   kAdmitted,   // admitted by the engine. Fields: tokens, local, loaded, expected (computed before), cause, peer, note
   kLoadBegan,  // an asynchronous load began: the request runs only after it
   kLoaded,     // a load ended. Fields: expected (tokens to load), loaded, chunks, bytes, duration, cause
@@ -54,7 +54,7 @@ enum class LifeKind : std::uint8_t {
   kPreempted,  // the engine preempted the request. Field: tokens (computed so far)
   kFinished,   // the request ended. Fields: tokens, expected (kept for a decode node), cause if aborted
   kPulled,     // a pull ended. Fields: peer, path, tokens, chunks, failed, in_frames, bytes, all times, cause, note
-  kFetchFailed,  // no KV came from other nodes. Fields: peer (empty: no node is to blame), cause, note
+  kFetchFailed,  // KV did not come from other nodes. Fields: peer (empty: no node is to blame), cause, note
   kPushOffered,  // chunks were offered to `peer`. Field: chunks
   kPushed,       // a push ended. Fields: peer, path, tokens, chunks, failed, bytes, duration, wire, cause, note
 };
@@ -104,7 +104,7 @@ Cause cause_of(ErrorCode code);
 struct LifeEvent {
   std::uint8_t kind = 0;   // LifeKind
   std::uint8_t cause = 0;  // Cause
-  TimeNs at = 0;           // time of the event; in a RequestLife: how long before the node's answer it was
+  TimeNs at = 0;           // time of the event; in a RequestLife: time from the event to the query for the life
   TimeNs duration = 0;
   std::uint64_t bytes = 0;
   std::uint32_t tokens = 0, local = 0, loaded = 0, expected = 0;
@@ -114,13 +114,13 @@ struct LifeEvent {
   std::uint32_t limit_mb_per_s = 0;
   ShortText<8> path{};
   ShortText<55> peer{};
-  ShortText<103> note{};  // the other node's reason, in its words; kPulled: or why chunks bypassed GPU frames
+  ShortText<103> note{};  // reason of a failure; kPulled: or why chunks bypassed GPU frames; kArrived: a request's id
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
   // Parts of the duration of a pull, of the rank that ended last: until its last transfer was submitted, from then
   // until the last byte, from then until all chunks were in their slots, or verified in frames. With kPushed `wire` is
   // the time since the last chunk was in this node's pool.
   TimeNs post = 0, wire = 0, unpack = 0;
-  std::uint32_t in_frames = 0;  // with kPulled: the most chunks that a rank pulled from GPU memory to GPU memory
+  std::uint32_t in_frames = 0;  // kPulled: number of chunks from GPU memory to GPU memory, the largest of all ranks
   KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,
                  limit_mb_per_s, prefix, post, wire, unpack, in_frames);
 
@@ -135,13 +135,13 @@ constexpr TimeNs kWaitMax = 3600 * kSecond;
 /// Returns true if the text is a W3C trace id: 32 hexadecimal digits, lower case, not all of them zero.
 bool is_trace_id(std::string_view text);
 
-/// Returns how many tokens an event says were computed although they had been computed before.
+/// Returns the number of tokens that the engine computes again after this event, although their KV existed before.
 std::uint32_t recomputed_tokens(const LifeEvent& event);
 
 /// The recorded events of one request on one node, oldest first.
 struct RequestLife {
   std::string request;  // vLLM's id of the request on this node
-  bool is_cut = false;  // true if earlier events were overwritten
+  bool is_cut = false;  // true if earlier events were overwritten or left out
   std::vector<LifeEvent> events;
   std::string trace{};  // the request's W3C trace id; empty: it has none
   KVFERRY_FIELDS(request, is_cut, events, trace);
@@ -149,26 +149,26 @@ struct RequestLife {
 
 class FlightRecorder {
  public:
-  static constexpr std::size_t kLivesMax = 16, kEventsMax = 256;  // limits on the result of find()
+  static constexpr std::size_t kLivesMax = 16, kEventsMax = 256;  // limits on a result's lives, and on a life's events
 
   FlightRecorder(std::uint32_t num_events, std::uint32_t num_requests);
 
   /// Begins a request's life. Returns the request's number, for add(). A `trace` that is no trace id is dropped.
   std::uint64_t begin(std::string_view request, std::string_view trace = {});
   /// Records `event` with this kind and time, in place of the oldest event if the ring is full. The reference is valid
-  /// until the next call. After more than `num_requests` later begin() calls find() doesn't return the event.
+  /// until the next call. find() doesn't return events of a request after `num_requests` later requests have begun.
   LifeEvent& add(std::uint64_t request, LifeKind kind, TimeNs now, const LifeEvent& event = {});
   /// Returns the number of the event that was added last.
   std::uint64_t last() const { return num_events_; }
   /// Returns the number of the oldest event that was not overwritten.
   std::uint64_t oldest() const { return num_events_ - std::min<std::uint64_t>(num_events_, records_.size()) + 1; }
-  /// Returns an event by its number, nullptr if it was overwritten.
+  /// Returns event `number`, nullptr if it was overwritten.
   const LifeEvent* event(std::uint64_t number) const;
   /// Returns the newest lives of requests whose id is `id`, or has it as a part that hyphens or the id's ends enclose:
   /// vLLM adds a prefix and a suffix to the client's id. An empty `id` finds nothing.
   std::vector<RequestLife> find(std::string_view id, TimeNs now) const;
   std::vector<RequestLife> find_trace(std::string_view trace, TimeNs now) const;
-  /// Returns the lives of at most `num` and kLivesMax requests: the newest ones, or those that took longest.
+  /// newest() returns the lives of the newest requests, slowest() of the slowest ones: at most `num`, and kLivesMax.
   std::vector<RequestLife> newest(std::size_t num, TimeNs now) const;
   std::vector<RequestLife> slowest(std::size_t num, TimeNs now) const;
   /// Returns the loads, pulls and pushes whose end was recorded after event `number`, each as a RequestLife of one

@@ -69,8 +69,9 @@ class FrameTable {
   FramePin pin(FrameRef ref, std::string owner);
   void unpin(FramePin pin);
 
-  // These four return false if the frame no longer belongs to the chunk. The first three change its state: all three of
-  // them, in this order, follow a gather or a landing; only filled() follows a fill from the slot.
+  // The next four functions return false if the frame no longer belongs to the chunk. The first three change the
+  // frame's state. After a gather or a landing the caller calls all three, in this order; after a fill from the slot,
+  // only filled().
   /// Records that the frame has all its bytes: kGathering or kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
   bool write_back_started(FrameRef ref);
@@ -80,9 +81,10 @@ class FrameTable {
 
   /// Marks the frame as just used.
   void touch(FrameRef ref);
-  /// Both functions separate a frame from its chunk. Call drop_slot() before the slot gets other bytes, and drop() if
-  /// the frame's bytes are invalid. The frame becomes free when its last pin ends.
+  /// Separates the frame of this slot, if there is one, from its chunk. Must be called before the slot gets other
+  /// bytes. The frame becomes free when its last pin ends.
   void drop_slot(std::uint32_t slot);
+  /// Separates a frame whose bytes are invalid from its chunk.
   void drop(FrameRef ref);
 
   std::uint32_t num_frames() const { return static_cast<std::uint32_t>(frames_.size()); }

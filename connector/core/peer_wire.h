@@ -24,7 +24,7 @@ struct LeaseRequest {
   /// [rank] The reader's shards (shard_map.h). Empty if the reader runs an older version, which reads only from nodes
   /// with the same shards.
   std::vector<Shard> shards = {};
-  bool wants_frames = false;  // the reader has frames of GPU memory, into which it may pull from the holder's frames
+  bool wants_frames = false;  // true if the reader has frames of GPU memory, into which it can pull the holder's frames
   KVFERRY_FIELDS(fingerprint, keys, handoff, shards, wants_frames);
 };
 

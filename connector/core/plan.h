@@ -3,10 +3,10 @@
 //
 // Each rank executes a step in this order: saves_before (blocks of preempted and finished requests, before they are
 // overwritten), loads, the forward pass, saves_after. In host memory all four end within the step, so kvferry reads and
-// writes an engine block only in the step whose plan names that block. In a device's memory the two saves read their
-// blocks before later work of the engine's stream, and an asynchronous load, for which the engine keeps the blocks,
-// ends in the step whose report names it. This keeps the promise fenced-reuse for blocks: no block is reused before
-// every copy from or to it has ended.
+// writes an engine block only in the step whose plan names that block. In a device's memory a save reads its blocks
+// before any later work of the engine's stream, and an asynchronous load may outlast the step: the engine keeps the
+// load's blocks until a report names the load. This keeps the promise fenced-reuse for blocks: no block is reused
+// before every copy from or to it has ended.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct SaveItem {
 
 struct SaveJob {
   std::string request_id;
-  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] blocks that the items cover; kNoBlock: not saved
+  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] blocks of the items' tokens; kNoBlock: not saved
   std::vector<SaveItem> items;
   KVFERRY_FIELDS(request_id, block_ids, items);
 };
@@ -58,7 +58,9 @@ struct LoadItem {
 struct LoadJob {
   std::string request_id;
   std::uint32_t attempt = 0;
-  std::vector<std::vector<BlockId>> block_ids;  // [KV group][block] begins with the block of the first loaded token
+  /// [KV group][block] The blocks of the tokens to load. The first blocks of all groups begin at the same token, at or
+  /// before the first token to load. kNoBlock: nothing is loaded into the block.
+  std::vector<std::vector<BlockId>> block_ids;
   std::vector<LoadItem> items;
   /// True if the engine schedules the request only after the load, and uses the load only if all tokens were loaded.
   bool is_async = false;

@@ -9,10 +9,11 @@
 
 namespace kvferry {
 
+/// The state of a chunk that was added, removed or not written. If both fields are false, the pool has no such chunk.
 struct PoolChange {
   ChunkKey key;
   bool is_ready = false;    // true if the pool has the chunk
-  bool is_writing = false;  // true if the chunk is being written; false for both: the pool does not have it
+  bool is_writing = false;  // true if the chunk is being written into the pool
 };
 
 struct PoolChanges {

@@ -40,7 +40,7 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
 void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::span<const KvGroup> groups,
                 std::span<const std::uint32_t> needed_from);
 
-/// The promise no-stale-spec: when a step is planned, no lookup of an earlier admission attempt is still open.
+/// The promise no-stale-spec: when a step is planned, no lookup that was made before is still open.
 inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
   KVFERRY_CHECK(specs_left == 0, "no-stale-spec: {} lookups of earlier steps are still open when step {} is planned",
                 specs_left, step);
@@ -83,7 +83,7 @@ inline void purged_is_gone(bool is_purged, std::uint32_t slot) {
 }
 
 /// The promise exactly-once: every job, pull and pin that was requested ends exactly once, and nothing ends that was
-/// not requested. `what` and `args` name it. They are formatted only if the promise is broken.
+/// not requested. `what` and `args` name the event; they are formatted only if the promise is broken.
 template <class... Args>
 void exactly_once(bool expected, fmt::format_string<const Args&...> what, const Args&... args) {
   KVFERRY_CHECK(expected, "exactly-once: {} came twice, or fits nothing that was requested",

@@ -25,7 +25,7 @@ struct OfferedChunk {
 struct PushOffer {
   std::string fingerprint;
   std::uint32_t num_ranks = 0;
-  /// [rank] Set by the prefill node's runtime. A decode node with other shards declines all chunks.
+  /// [rank] The prefill node's shards, which its runtime sets. A decode node with other shards declines all chunks.
   std::vector<Shard> shards;
   std::vector<OfferedChunk> chunks;
   std::uint64_t tenant = 0;  // ChunkMeta::tenant of all chunks

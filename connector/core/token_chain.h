@@ -24,7 +24,7 @@ class TokenChain {
   TokenChain(const ChunkKey& root, std::uint32_t chunk_tokens, std::vector<TokenExtra> extras, TenantId tenant = 0);
 
   void append(std::span<const std::int32_t> tokens);
-  void append(std::vector<std::int32_t>&& tokens);  // does not copy the first tokens
+  void append(std::vector<std::int32_t>&& tokens);  // does not copy the tokens if the chain is empty
   /// Drops the tokens from index `num_tokens` on, for example output tokens that the engine has rejected.
   void truncate(std::uint32_t num_tokens);
 
@@ -36,9 +36,9 @@ class TokenChain {
   /// Returns the key of full chunk i. `i` must be less than num_full_chunks().
   const ChunkKey& key(std::uint32_t i);
   std::span<const ChunkKey> keys();
-  /// The keys of the full chunks that were hashed or adopted so far.
+  /// Returns the keys of the full chunks that were hashed or adopted so far.
   std::span<const ChunkKey> hashed_keys() const { return keys_; }
-  /// Takes the key of the first full chunk that has none yet, instead of hashing the chunk.
+  /// Sets the key of the first full chunk that has none yet, so that the chunk is not hashed.
   void adopt_key(const ChunkKey& key);
   /// Returns the key of the tail that has num_tokens tokens and follows i full chunks.
   ChunkKey tail_key(std::uint32_t i, std::uint32_t num_tokens);
@@ -47,7 +47,7 @@ class TokenChain {
   std::optional<ChunkKey> tail_group(std::uint32_t i);
   /// Returns the metadata of the chunk that has num_tokens tokens and follows i full chunks: a full chunk or a tail.
   ChunkMeta meta(std::uint32_t i, std::uint32_t num_tokens);
-  /// Returns the chunks of the first num_tokens tokens; the last one may be a tail.
+  /// Returns the metadata of the chunks of the first num_tokens tokens; the last chunk may be a tail.
   std::vector<ChunkMeta> prefix(std::uint32_t num_tokens);
 
  private:
