@@ -40,7 +40,7 @@ struct ConnectorConfig {
   std::string advertise_host;
   std::string ports;  // a range that net::parse_port_range() accepts; empty: any port
   std::string name_space = "default";
-  std::string update_group;                   // see connector_settings(); empty: the group of all that name none
+  std::string update_group;                   // see connector_settings(); empty: the group of all nodes without a name
   std::string serves;                         // URL under which routers reach this vLLM server; empty: none
   std::string cluster_key_file;               // path of the key file; empty: there is no key
   std::string encrypt_tcp = "between_hosts";  // one of the names in net::kEncryptNames
@@ -52,10 +52,10 @@ struct ConnectorConfig {
 /// to 512 characters. Checks only the form, and does not connect.
 bool is_server_url(const std::string& url);
 
-/// Returns true for up to 64 letters, digits, '.', '-' and '_'.
+/// Returns true if `name` has at most 64 characters, each a letter, a digit, '.', '-' or '_'.
 bool is_group_name(const std::string& name);
 
-/// Returns the names in a list with commas between; none if one of them is empty.
+/// Splits a list of names at its commas. Returns no names if one of them is empty.
 std::vector<std::string> split_nics(const std::string& names);
 
 /// Makes the table for connector_settings(), in the order in which the documentation lists the settings.
@@ -165,8 +165,8 @@ std::span<const Setting<ConnectorConfig>> connector_settings();
 /// Errors: kInvalidArgument with one sentence that names the key, the value and the allowed values.
 Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv& get_env);
 
-/// Returns the options of a worker's transport. Reads the key file. Errors: kInvalidArgument if that can't be read.
-/// `gpu_bus_id`: number of the rank's GPU on the PCI bus; empty: none.
+/// Returns the options of a worker's transport. Reads the key file. Errors: kInvalidArgument if the file can't be read.
+/// `gpu_bus_id` is the number of the rank's GPU on the PCI bus, empty if the rank has no GPU.
 Result<TransportOptions> transport_options(const ConnectorConfig& config, const std::string& gpu_bus_id = "");
 
 }  // namespace kvferry

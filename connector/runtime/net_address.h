@@ -22,7 +22,7 @@ AdvertisedHost select_advertised_host(const std::string& controllers,
 
 /// Resolves the setting advertise_host, a name or an address of this host, to a numeric address, preferably IPv4. If a
 /// name other than "localhost" resolves to loopback (on Debian, the host's own name does), returns
-/// select_advertised_host() instead. kInvalidArgument: the name cannot be resolved.
+/// select_advertised_host() instead. Errors: kInvalidArgument if the name cannot be resolved.
 Result<std::string> address_of_this_host(std::string name, const std::string& controllers);
 
 }  // namespace kvferry

@@ -18,8 +18,8 @@ class FrameLeases {
   static bool has_frames(const std::vector<RankEndpoint>& ranks);
 
   /// Stores the answer, which leases chunks. Returns the order to send to each worker; the caller sets its `rank`. The
-  /// pins end by themselves after `ttl`. After `patience_ends` the answer is sent without the frames of ranks that are
-  /// late.
+  /// pins end by themselves after `ttl`. At `patience_ends` the answer is ready without the frames of the ranks that
+  /// have not reported by then.
   FramePinOrder begin(Asker asker, LeaseAnswer answer, TimeNs now, TimeNs ttl, TimeNs patience_ends);
   void take(const FramePinOutcome& outcome);
   /// Returns true if the lease has pinned frames, which the workers must now unpin.

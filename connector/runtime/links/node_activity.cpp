@@ -6,7 +6,7 @@
 namespace kvferry {
 namespace {
 
-/// Returns true if the event says that something went wrong. kNoHolder doesn't: no node holds the KV of a new prompt.
+/// Returns true if the event says that something went wrong. kNoHolder is no failure: no node has a new prompt's KV.
 bool is_failure(const LifeEvent& event) {
   switch (event.what()) {
     case LifeKind::kPulled:

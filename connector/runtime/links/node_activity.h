@@ -45,7 +45,7 @@ class NodeActivity {
  private:
   static constexpr TimeNs kRateSpan = 3 * kSecond, kHitSpan = 120 * kSecond;
   static constexpr std::size_t kPathsMax = 64, kPrefixesMax = 64;
-  // A pull is large if it takes this time at the path's limit. Its speed then hardly depends on latencies.
+  // A pull is large if it takes at least this time at the path's limit. Its speed then hardly depends on latencies.
   static constexpr TimeNs kLargePull = 5 * kMillisecond;
   static constexpr std::size_t kLargePullsMin = 4, kLargePullsMax = 16;
   struct Path {

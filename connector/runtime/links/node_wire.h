@@ -1,7 +1,7 @@
 // Messages between nodes, and between a scheduler node and its workers. Each is sent in an Envelope, whose version is
 // checked first. New fields are added only at the end of a struct; any other change must raise kNodeWire.newest.
 //
-// A message is a struct in AnyMessage and in the variant of its direction. Code without a handler then won't compile.
+// A message is a struct in AnyMessage and in the variant of its direction. Code that does not handle it won't compile.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +78,7 @@ struct PushAnswer {
 };
 
 /// Asks for what the node's flight recorder has of a request, of the newest requests, of those that took longest, or of
-/// the requests of a trace; exactly one field is set. `kvferry explain` sends it.
+/// the requests of a trace; exactly one field is set. `kvferry explain` sends this message.
 struct LivesRequest {
   std::string request{};  // the whole id, or a part of it as FlightRecorder::find() says
   std::uint32_t num_newest = 0, num_slowest = 0;
@@ -127,7 +127,7 @@ struct FramePinOrder {
   std::vector<ChunkRef> chunks;
   KVFERRY_FIELDS(lease, rank, timeout_ms, chunks);
 };
-struct FrameUnpin : BareNumber {};
+struct FrameUnpin : BareNumber {};  // `value` is the number of the lease
 struct FramePinOutcome {
   std::uint64_t lease = 0;
   std::uint32_t rank = 0;
@@ -176,8 +176,8 @@ std::string seal(std::uint64_t id, const Body& body, std::uint32_t version = kNo
                          std::string(kvferry::version())});
 }
 
-/// Returns the message in an envelope. kNotFound: the variant has no message of this type, for example because the
-/// sender is newer. kCorrupt: the body is malformed.
+/// Returns the message in an envelope. Errors: kNotFound if the variant has no message of this type, for example
+/// because the sender is newer; kCorrupt if the body is malformed.
 template <class Message, std::size_t kIndex = 0>
 Result<Message> unseal(const Envelope& envelope) {
   if constexpr (kIndex == std::variant_size_v<Message>) {

@@ -126,7 +126,7 @@ void PushLinks::granted(const GrantOutcome& outcome) {
     parts_.with_core([&](SchedulerCore& core, TimeNs) { core.push_grant_failed(outcome.reservation, missing); });
   PushAnswer answer{granting.reply, parts_.ranks, std::move(granting.grants)};
   const bool is_granted = missing.size() < granting.indices.size();
-  for (RankEndpoint& rank : answer.ranks) {  // to write its chunks, the asker needs nothing but the grants
+  for (RankEndpoint& rank : answer.ranks) {  // to write, the asker needs the grants and addresses, but no regions
     rank.pool_region.clear();
     rank.frames_region.clear();
     if (!is_granted) rank.transport_address.clear();

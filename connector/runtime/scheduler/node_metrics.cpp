@@ -9,7 +9,7 @@
 namespace kvferry {
 namespace {
 
-/// Returns the name in the report of the counter of tokens that were computed again for a cause.
+/// Returns the metric name of the counter of tokens that were computed again for this cause.
 std::string_view recomputed_name(std::size_t cause) {
   static const auto names = [] {
     std::array<std::string, kNumCauses> made;

@@ -16,7 +16,7 @@ namespace kvferry {
 namespace {
 
 constexpr std::chrono::milliseconds kLookupPatience{2};  // limit on the time that lookups wait for answers, per step
-// Sizes of the flight recorder, about 9 MB: a request has about a dozen events.
+// Sizes of the flight recorder, which takes about 9 MB. A request has about a dozen events.
 constexpr std::uint32_t kRecordedEvents = 1 << 15, kRecordedRequests = 1 << 12;
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
 

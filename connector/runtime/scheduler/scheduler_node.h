@@ -32,13 +32,13 @@ struct SchedulerOptions {
   bool on_device = false;
   std::uint64_t prepared_tokens_max = 0;
   std::int64_t start_timeout_ms = 10'000;
-  /// From which type of chunks to which type of KV this node's loads convert, for the status; empty: they don't. With a
-  /// text the node saves nothing (CoreConfig::only_reads).
+  /// Names the types of chunks and KV between which this node's loads convert, for the status. Empty: the loads convert
+  /// nothing. A node that converts saves nothing (CoreConfig::only_reads).
   std::string conversion = {};
 };
 
-/// The scheduler node of one engine. All methods are called on the engine's scheduler thread. No method blocks on the
-/// network, except lookup(), which waits up to 2 ms per step for an answer.
+/// The scheduler node of one engine. All methods are called on the engine's scheduler thread. Between start() and
+/// shutdown() only lookup() waits for the network: in all lookups of a step together, for at most 2 ms.
 class SchedulerNode {
  public:
   /// Starts the node and registers it with the controller. Errors: kInvalidArgument if chunk_tokens is no multiple of
@@ -72,7 +72,8 @@ class SchedulerNode {
   /// Returns true if a worker has not reported a save yet. The engine must then run more steps, even without requests,
   /// because reports come with steps.
   bool has_unreported_saves() const;
-  /// Returns true if a worker has not reported a load yet. Loads keep the blocks even of an aborted request.
+  /// Returns true if a worker has not reported a load yet. Until the report the engine keeps the load's blocks, even if
+  /// the request was aborted.
   bool has_unreported_loads() const;
   /// Returns SchedulerCore::Purge::num_of_engine as of the last lookup() or build_step().
   std::uint64_t num_engine_purges() const { return num_engine_purges_; }
@@ -90,8 +91,8 @@ class SchedulerNode {
   /// function, so it has to be fast.
   std::optional<std::map<std::string, double>> take_metrics();
 
-  /// Returns the loads, pulls and pushes that FlightRecorder::transfers_after() has after this event, and the number of
-  /// the last event now, for the next call.
+  /// Returns the number of the last recorded event, for the next call, and the result of
+  /// FlightRecorder::transfers_after() for event `number`.
   std::pair<std::uint64_t, std::vector<RequestLife>> transfers_after(std::uint64_t number);
 
   /// Deregisters from the controller and joins the thread. A second call does nothing.
