@@ -31,9 +31,9 @@ class ChunkStore {
   /// Packs the KV that the stream has computed so far; later work in the stream may overwrite the blocks. take_saved()
   /// reports each item once, in this step or a later one.
   virtual void save(const std::vector<SaveJob>& jobs, DeviceStream stream) = 0;
-  /// Packs one layer of a save. The caller then packs the other layers in order, and calls save(), which does not pack
-  /// these layers again. Returns the chunk_checksum() of the layer's bytes in the slot. Errors: kUnavailable if this
-  /// store packs all layers at once.
+  /// Packs one layer of a save. The caller packs the layers in order, from 0, and then calls save(), which packs the
+  /// chunk again only if a layer is missing. Returns the chunk_checksum() of the layer's bytes in the slot. Errors:
+  /// kUnavailable if this store packs all layers at once.
   virtual Result<std::uint64_t> save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
     (void)job, (void)item, (void)layer;
     return Error{ErrorCode::kUnavailable, "this chunk store packs all layers of a chunk at once, not single layers"};
@@ -46,10 +46,11 @@ class ChunkStore {
   /// until take_loaded() reports their job, in this step or a later one.
   virtual void load(std::vector<LoadJob> jobs, const IsReadable& is_readable, DeviceStream stream) = 0;
   // ---- loads of chunks that still arrive (StepPlan::ahead); the default is to unpack nothing before load() ----
-  /// Takes a job without checksums, whose blocks belong to the store until load() gets the same job, or drop_ahead().
+  /// Takes a job without checksums. Its blocks belong to the store until the caller passes the same job to load() or
+  /// drop_ahead().
   virtual void begin_ahead(const LoadJob& job) { (void)job; }
-  /// Unpacks some of what has arrived of these jobs. What is read too early is noticed by load(), which compares the
-  /// checksums of what was unpacked, and unpacks such a chunk once more. `is_arriving`: a peer writes the chunk.
+  /// Unpacks some of what has arrived of these jobs' chunks. If bytes are unpacked before they have arrived, load()
+  /// finds a wrong checksum, and unpacks the chunk once more. `is_arriving` returns true if a peer may write the chunk.
   virtual void unpack_ahead(const IsReadable& is_readable, const IsReadable& is_arriving) {
     (void)is_readable, (void)is_arriving;
   }
@@ -58,10 +59,10 @@ class ChunkStore {
     LoadJob job;
     LoadOutcome outcome;
   };
-  /// Returns the jobs that have ended since the last call, whose chunks are verified and in the blocks. A job counts
-  /// the tokens up to the first chunk whose load failed or whose generation or checksum is wrong, because the tokens
-  /// after that chunk can't be used without it. The content of the blocks from that chunk on is undefined. Whatever the
-  /// outcome, the load does not overwrite what later work of a stream writes to the blocks.
+  /// Returns the jobs that have ended since the last call. An outcome counts the tokens whose chunks are verified and
+  /// in the blocks, up to the first chunk whose load failed or whose generation or checksum is wrong, because the
+  /// tokens after that chunk can't be used without it. The content of the blocks from that chunk on is undefined.
+  /// Whatever the outcome, the load does not overwrite what later work of the engine's stream writes to the blocks.
   virtual std::vector<Loaded> take_loaded() = 0;
 
   // ---- chunks from other nodes ----
@@ -74,7 +75,7 @@ class ChunkStore {
   virtual Result<Place> land(ChunkRef chunk, std::uint64_t bytes) = 0;
   /// Same as land(), but always returns a place in the slot. Used for a chunk whose checksum is unknown until all its
   /// parts have arrived, or which no transfer can bring into a frame. May also be called after land() for the same
-  /// chunk, once the transfer into the frame has ended without success; the frame is then given up.
+  /// chunk, once the transfer into the frame has failed; the frame is then dropped.
   virtual Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) { return land(chunk, bytes); }
   struct Landed {
     ChunkRef chunk;
@@ -84,8 +85,8 @@ class ChunkStore {
     /// take_landed() reports it once more when that copy has ended.
     bool is_in_frame = false;
   };
-  /// Takes chunks whose transfers no longer touch their memory and which are verified if they are `ok`, and copies the
-  /// chunks to their slots where necessary. take_landed() reports each chunk.
+  /// Takes chunks whose transfers have ended and no longer touch their memory, and copies the chunks in frames to their
+  /// slots. The caller has verified each chunk with `ok`. take_landed() reports each chunk.
   virtual void landed(std::span<const Landed> chunks) = 0;
   /// Returns the landings that have ended since the last call, and those whose chunk is in a frame. `ok` is true if the
   /// slot is whole and other nodes may read it, or if is_in_frame.
@@ -105,8 +106,8 @@ class ChunkStore {
   }
   virtual void unpin_frames(std::uint64_t lease) { (void)lease; }
 
-  /// Returns the number of slots that are not reused yet, because the GPU's work on them timed out and may still write
-  /// to them.
+  /// Returns the number of slots that can't be reused yet, because work of the GPU that was reported as failed may
+  /// still read or write them.
   virtual std::size_t num_fenced() const = 0;
 };
 

@@ -82,7 +82,7 @@ class GpuStore final : public ChunkStore {
     };
     std::vector<Item> items;        // chunks to report at the end; empty after the work has been given up
     std::unique_ptr<Loads> loads;   // loads to report at the end; nullptr after the work has been given up
-    DeviceStream engine = nullptr;  // stream of the engine that uses the loads' blocks
+    DeviceStream engine = nullptr;  // the engine's stream, in which the engine uses the loads' blocks
     TimeNs deadline = 0;
     bool is_reported() const { return items.empty() && !loads; }
   };

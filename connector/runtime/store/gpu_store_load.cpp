@@ -85,7 +85,7 @@ void GpuStore::find_sources(Work& work) {
       table_.touch(*frame);
       continue;
     }
-    // An earlier load fills the frame: `unpack_` already waits for that copy.
+    // If an earlier load fills a frame with the chunk, `unpack_` already waits for that copy.
     if (const auto frame = table_.find_filling(chunk)) {
       part.chunk = frame_base(*frame);
       work.pins.push_back(table_.pin(*frame, "load of slot " + std::to_string(chunk.slot)));
@@ -162,7 +162,7 @@ void GpuStore::unpack(const LoadParts& parts, bool wants_checksums, Work& work) 
   work.loads->passes.push_back({parts, work.passes.size() - 1});
 }
 
-/// Compares the checksums of passes that have all ended.
+/// Compares the checksums of the chunks that the work has unpacked. The work's passes must have ended.
 void GpuStore::verify(Work& work) {
   for (const LoadPass& pass : work.loads->passes) {
     // wait() returns at once, because the pass has ended.
@@ -198,7 +198,7 @@ void GpuStore::report_loads(Work& work) {
 }
 
 /// Returns true if the engine may use the blocks of work that the device has not finished: the work scatters into no
-/// block, or later work of the engine's stream waits for it.
+/// block, or this call has made later work of the engine's stream wait for it.
 bool GpuStore::leaves_blocks_alone(const Work& work) {
   return work.kind != Work::Kind::kLoad || work.passes.empty() || (work.event && work.event->make_wait(work.engine));
 }

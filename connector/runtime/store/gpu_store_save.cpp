@@ -142,7 +142,7 @@ void GpuStore::landed(std::span<const Landed> chunks) {
   std::vector<DeviceCopy> down;
   for (const Landed& chunk : chunks) {
     const auto found = landings_.find(chunk.chunk.slot);
-    // No landing: the transfer wrote straight into the slot.
+    // If there is no landing in a frame for the chunk, the transfer wrote straight into the slot.
     if (found == landings_.end() || found->second.chunk != chunk.chunk) {
       landed_.push_back(chunk);
       continue;

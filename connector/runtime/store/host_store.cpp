@@ -14,7 +14,7 @@ namespace {
 
 // Marks the end of a layer that has not arrived. A layer that happens to end with these bytes is unpacked later.
 constexpr std::uint64_t kNotArrived = 0x9d4f'6b13'e2a8'57c1;
-// Limit on what one step unpacks ahead: 4 ms of a core, by which requests that run wait longer.
+// Limit on the bytes that one step unpacks ahead. This takes about 4 ms of a core, by which the step becomes longer.
 constexpr std::uint64_t kAheadBytes = std::uint64_t{16} << 20;
 
 class HostStore final : public ChunkStore {
@@ -81,9 +81,9 @@ class HostStore final : public ChunkStore {
 
   ChunkStoreParts parts_;
   std::vector<std::unique_ptr<Packer>> packers_;  // [layout]
-  std::uint64_t bytes_per_token_ = 0;             // in a chunk
+  std::uint64_t bytes_per_token_ = 0;             // bytes of a token in a chunk
   std::vector<std::uint64_t> layer_bytes_;        // [layer] bytes of a token in a chunk
-  std::vector<std::unique_ptr<Packer>> layers_;   // [layer] packer of this layer alone; made when one is needed first
+  std::vector<std::unique_ptr<Packer>> layers_;   // [layer] packer of this layer alone; empty until one is needed
   std::map<ChunkRef, Layered> layered_;           // saves of which some layers are packed already
   std::map<std::pair<std::string, std::uint32_t>, Ahead> ahead_;  // [request, attempt]
   std::mutex mutex_;
@@ -176,8 +176,8 @@ void HostStore::begin_ahead(const LoadJob& job) {
   ahead.job = job;
 }
 
-/// Returns true if the next layer seems to have arrived: layers arrive in order, and bytes of the one after it are
-/// there.
+/// Returns true if the next layer seems to have arrived: layers arrive in order, and the last bytes of the layer after
+/// it are there.
 bool HostStore::has_arrived(const LoadItem& item, const Layered& layered) {
   const std::uint32_t next = layered.num_layers + 1;
   if (next >= layer_bytes_.size()) return false;
@@ -188,8 +188,8 @@ bool HostStore::has_arrived(const LoadItem& item, const Layered& layered) {
   return found != kNotArrived;
 }
 
-/// Unpacks the chunk's next layer. A peer may still be writing it. The bytes are hashed first and copied then: if the
-/// checksum is right, all bytes had arrived before the copy.
+/// Unpacks the chunk's next layer, which a peer may still be writing. The bytes are hashed before they are copied: if
+/// the checksum is right, all bytes had arrived before the copy.
 Result<void> HostStore::unpack_layer(const LoadJob& job, const LoadItem& item, Layered& layered) {
   const std::uint64_t bytes = item.chunk_tokens * layer_bytes_[layered.num_layers];
   const std::span<const std::byte> run = slot_bytes(item.chunk, item.chunk_tokens).subspan(layered.num_bytes, bytes);

@@ -8,8 +8,9 @@ namespace kvferry {
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 
-/// Returns the default of `pool_bytes`: a sixteenth of the host memory that is free, since a host may have eight ranks,
-/// and at most 16 GiB, which are reserved within seconds. At least 1 GiB, or half of what is free if that is less.
+/// Returns the default of `pool_bytes`: a sixteenth of the free host memory, since a host may have eight ranks. It is
+/// at most 16 GiB, which can be reserved within seconds, and at least 1 GiB, or half of the free memory if that is
+/// less.
 constexpr std::uint64_t default_pool_bytes(std::uint64_t free_bytes) {
   return std::min(std::max(free_bytes / 16, std::min(kGiB, free_bytes / 2)), 16 * kGiB);
 }

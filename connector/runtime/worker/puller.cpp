@@ -57,7 +57,7 @@ void Puller::start(PullOrder order) {
 void Puller::look_for_frames(Pull& pull) {
   const PullOrder& order = pull.order;
   const bool are_here = parts_.store.frames().has_value(), are_there = !order.remote_frames.empty();
-  if (!are_here && !are_there) return;  // two nodes without frames of GPU memory need no reason
+  if (!are_here && !are_there) return;  // no reason is reported if neither node has frames of GPU memory
   if (pull.has_runs())
     pull.frames_why = "the ranks of the two nodes hold different layers or heads";
   else if (!are_here)

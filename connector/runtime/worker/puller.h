@@ -1,7 +1,7 @@
 // Puller is the part of the service loop that executes PullOrders: it moves the bytes into this rank's pool, verifies
 // them, and reports one outcome for each order. A chunk has landed when the store reports that the chunk is in its
-// slot or, verified, in a frame, or that its landing failed. For a chunk in a frame, Puller later also reports by a
-// SlotsWritten message when it is in its slot.
+// slot or, verified, in a frame, or that its landing failed. For a chunk in a frame, Puller later sends a SlotsWritten
+// message, when the chunk's copy to its slot has ended.
 //
 // A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU.
 // All other chunks are pulled from slot to slot, and so is a chunk whose transfer from frame to frame fails.
@@ -34,7 +34,8 @@ class Puller {
   /// landed. Both return false if the transfer or the chunk belongs to no pull.
   bool completed(const Completion& completion, std::uint32_t limit_mb_per_s);
   bool landed(const ChunkStore::Landed& chunk);
-  /// Submits again the transfers for which the transport had no room, and cancels pulls whose deadline has passed.
+  /// Submits again the transfers for which the transport had no room, cancels pulls whose deadline has passed, and
+  /// cancels transfers between frames that have taken half of the pull's time. Sends SlotsWritten messages.
   void progress();
   /// Returns true if some chunk has been passed to the store and is not in its slot yet.
   bool is_landing() const { return !landing_.empty(); }
@@ -64,12 +65,12 @@ class Puller {
     std::uint32_t limit_mb_per_s = 0;       // measured limit of the path, see PullOutcome
     TimeNs began = 0, posted_at = 0, arrived_at = 0;  // times of the order, last submit, last transfer's end
     bool is_overdue = false;
-    bool uses_frames = false;                              // a path leads from the holder's frames to frames here
-    std::string frames_why;                                // why not; empty: it does, or neither node has frames
-    std::uint32_t num_in_frames = 0, num_past_frames = 0;  // chunks by GPU and by host memory, see PullOutcome
-    std::string host_why;
-    std::vector<bool> in_frames;  // [item] the chunk is in a frame, and still being copied to its slot
-    bool has_ended = false;       // the outcome was sent
+    bool uses_frames = false;  // true if a path leads from the holder's frames to frames here
+    std::string frames_why;    // why `uses_frames` is false; empty if it is true, or if neither node has frames
+    std::uint32_t num_in_frames = 0, num_past_frames = 0;  // numbers of chunks, see PullOutcome
+    std::string host_why;                                  // see PullOutcome
+    std::vector<bool> in_frames;  // [item] true if the chunk is in a frame, and still being copied to its slot
+    bool has_ended = false;       // true once the core has ended the pull
   };
   using PullPtr = std::shared_ptr<Pull>;
   /// One transfer: what a pull reads from one source into one region.
@@ -77,8 +78,8 @@ class Puller {
     PullPtr pull;
     std::string address, remote_region;
     RegionId region;
-    bool is_in_frames = false;  // the transfer is from the holder's frames into frames here
-    bool is_given_up = false;   // the transfer between frames was cancelled, since it took too long
+    bool is_in_frames = false;  // true if the transfer is from the holder's frames into frames here
+    bool is_given_up = false;   // true if the transfer between frames was cancelled, since it took too long
     std::vector<CopyRange> ranges;
     std::vector<std::uint64_t> checksums;  // [range] expected checksum
     std::vector<std::size_t> items;        // [range] index in PullOrder::items

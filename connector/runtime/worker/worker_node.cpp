@@ -17,7 +17,7 @@ namespace {
 
 std::string pci_bus_id(const WorkerOptions& options) { return options.gpu ? options.gpu->device->pci_bus_id() : ""; }
 
-/// Returns the words for the log on how loads convert chunks; empty if they don't.
+/// Returns a text for the log that says how loads convert chunks; empty if they convert nothing.
 std::string conversions(const std::vector<ChunkFormat>& formats) {
   std::set<std::string> found;
   for (const ChunkFormat& format : formats)
@@ -27,7 +27,7 @@ std::string conversions(const std::vector<ChunkFormat>& formats) {
   return found.empty() ? "" : fmt::format("; loads convert {}", fmt::join(found, ", "));
 }
 
-/// Makes the pool's memory, on the NUMA node of the rank's GPU if it has room.
+/// Makes the pool's memory, on the NUMA node of the rank's GPU if that node has room.
 Result<SharedMemory> make_pool(const WorkerOptions& options, std::uint64_t bytes) {
   const NumaPreference near_gpu(net::numa_node_of("/", pci_bus_id(options)));
   return SharedMemory::create(fmt::format("{}.{}", options.label, options.rank), bytes);
@@ -146,7 +146,7 @@ Result<std::unique_ptr<ChunkStore>> WorkerNode::make_store() {
 
 std::string WorkerNode::describe() const {
   const std::string tiers = store_->describe();
-  const int numa_node = options_.gpu ? numa_node_at(pool_.data()) : -1;  // -1: unknown, or of no interest
+  const int numa_node = options_.gpu ? numa_node_at(pool_.data()) : -1;  // -1: unknown, or the rank has no GPU
   return fmt::format(
       "rank {}: its pool has {:.1f} MiB of shared memory{}, {:.0f} % of it in huge pages{}, for {} chunks of {} tokens "
       "and {:.1f} KiB each; transport: {}{}{}{}{}",
@@ -185,7 +185,7 @@ void WorkerNode::begin_loads(DeviceStream stream) {
     core_.locked([&](WorkerCore& core) { core.loaded(job, {}); });
   }
   std::vector<LoadJob> jobs = std::exchange(plan_.loads, {});
-  // The forward pass would read the blocks of a synchronous load before the GPU has verified them.
+  // On a GPU a synchronous load fails: the forward pass would read its blocks before the GPU has verified them.
   for (const LoadJob& job : jobs)
     if (options_.gpu && !job.is_async) loaded(job, {});
   if (options_.gpu) std::erase_if(jobs, [](const LoadJob& job) { return !job.is_async; });

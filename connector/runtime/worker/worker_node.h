@@ -22,13 +22,13 @@ struct WorkerOptions {
   ConnectorConfig config;
   std::uint32_t rank = 0;
   std::string label;              // names the shared memory segment; unique per engine on this machine
-  std::vector<KvLayout> layouts;  // consecutive layers of one shape; several if the layers differ in shape
+  std::vector<KvLayout> layouts;  // each has consecutive layers of one shape; several if the layers differ in shape
   /// The part of the model that the layouts have; a shard without layers: the whole model.
   Shard shard = {};
   std::optional<Gpu> gpu = {};           // the GPU that has the engine's blocks; empty: the blocks are in host memory
   TimeNs device_timeout = 30 * kSecond;  // time after which work given to the GPU counts as failed
-  /// [layout] The types of the layout's elements in blocks and in chunks; empty: chunks have the blocks' elements. No
-  /// scales and no heads.
+  /// [layout] The types of the layout's elements in blocks and in chunks, with empty `scales` and `heads`. Empty:
+  /// chunks have the same types as blocks.
   std::vector<ChunkFormat> formats = {};
 };
 
