@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from kvferry.layout import CacheLayout
 
-# [name in fingerprints] ElementType of kernels/element_type.h by the name that _core has for it.
+# [a type's name in fingerprints] the name of the same type in _core.
 _ELEMENTS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "fp8": "fp8_e4m3",
              "fp8_e5m2": "fp8_e5m2"}  # fmt: skip
 
 
 def other_chunk_dtype(vllm_config: "VllmConfig", setting: str) -> str:
-    """Returns the data type of the chunks that this node reads, or an empty text if it is this server's own."""
+    """Returns `setting`, the data type of the chunks that this node reads; empty if this server's own KV has it."""
     own = {dtype_name(vllm_config.model_config.dtype), kv_dtype(vllm_config)}
     return "" if own == {setting} else setting
 

@@ -22,7 +22,7 @@ class EndedTransfer(NamedTuple):
     outcome: str  # ok or the name of a cause, as in the label `reason` of kvferry_recomputed_tokens_total
     # Stages of a pull: until its last transfer was submitted, from then until the last byte, from then until all chunks
     # were verified in the pool. The rest of its duration passed between scheduler and workers. A push has only the
-    # second: the time since its last chunk was saved in this node's pool.
+    # second stage: the time since its last chunk was saved in this node's pool.
     parts: tuple[int, int, int]
 
 

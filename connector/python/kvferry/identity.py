@@ -39,7 +39,7 @@ _NEUTRAL_NAMES = """
     return_dict_in_generate remove_invalid_values exponential_decay_length_penalty
 """
 _NEUTRAL = frozenset(_NEUTRAL_NAMES.split())
-# In models with embeddings of n-grams, an n-gram ends at these tokens. There their ids change KV.
+# In models with embeddings of n-grams, an n-gram ends at these tokens, so that in these models their ids change KV.
 _TOKENS_OF_NGRAMS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 _KV_DTYPES = {"fp8_e4m3": "fp8"}  # vLLM has two names for this type
 
@@ -222,7 +222,7 @@ def _kv_fields(model: "ModelConfig", config: Any) -> dict[str, Any]:
         "processor": getattr(multimodal, "mm_processor_kwargs", None),
         "video_pruning": getattr(multimodal, "video_pruning_rate", None),
     }
-    # These are left out unless they are set, so that releases without them have the same digest.
+    # The next fields are left out unless they are set, so that releases of kvferry without them have the same digest.
     fields |= _set_only({"classes": getattr(model, "model_class_overrides", None)})
     if multimodal is not None:
         scales = multimodal.mm_encoder_fp8_scale_path

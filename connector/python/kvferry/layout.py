@@ -172,8 +172,8 @@ def has_draft_kv(vllm_config: "VllmConfig") -> bool:
 
 
 def draft_layers(names: Iterable[str], vllm_config: "VllmConfig") -> set[str]:
-    """Returns the names of the draft model's layers. Errors: KvFerryError if there is a draft model, but no layer can
-    be recognized as its own by its name.
+    """Returns the names of the draft model's layers. Errors: KvFerryError if there is a draft model, but none of
+    `names` can be recognized as that of a draft layer.
     """
     if not has_draft_kv(vllm_config):
         return set()

@@ -189,14 +189,14 @@ class EventSource:
         self._node.track_pool()
 
     def bind(self, manager: "KVCacheManager") -> None:
-        """Makes vLLM's first event one that clears all blocks: routers may still have those of a process before this
-        one at the same address. Among the connector's own events it would come after the events of vLLM's first blocks.
+        """Puts AllBlocksCleared first into vLLM's event queue: routers may still list blocks of an earlier process at
+        this address. Sent with the connector's own events, it would come after the events of vLLM's first blocks.
         """
         self._manager = manager
         manager.block_pool.kv_event_queue.append(AllBlocksCleared())
 
     def name_chunks(self, finished: "Request | None" = None) -> None:
-        """Must be called in each step, and with each request that has finished."""
+        """Takes the tokens of the chunks that the node has named. Called in each step and for each finished request."""
         for request_id, key, first_token, num_tokens in self._node.take_named_chunks():
             request = self._requests.get(request_id, finished)
             if request is not None and request.request_id == request_id:

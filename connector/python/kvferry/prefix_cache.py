@@ -16,7 +16,7 @@ _CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
 
 class BlockHashes:
     def __init__(self, vllm_config: "VllmConfig", hashed_tokens: int | None, chunk_tokens: int) -> None:
-        """`hashed_tokens`: number of tokens of each hash; None if unknown."""
+        """`hashed_tokens` is the number of tokens that one of vLLM's hashes covers; None if unknown."""
         is_safe = vllm_config.cache_config.prefix_caching_hash_algo in _CRYPTOGRAPHIC
         # Number of vLLM's hashes in a chunk; 0 if the hashes can't be used.
         self._per_chunk = 0
@@ -44,9 +44,9 @@ class PrefixCache:
 
     def __init__(self, node: "SchedulerNode") -> None:
         self._node = node
-        self._num_seen = 0  # the node's purges after which this cache was emptied
+        self._num_seen = 0  # number of the node's purges after which the cache was emptied
         self._requests: dict[str, Request] = {}  # [id] all requests that vLLM has
-        self._from_before: set[str] = set()  # ids of those that vLLM already had at the last purge
+        self._from_before: set[str] = set()  # ids of the requests that vLLM already had at the last purge
         self._asking: Request | None = None
         self.manager: KVCacheManager | None = None  # None until vLLM passes it to the connector
 
@@ -54,7 +54,7 @@ class PrefixCache:
         """Empties vLLM's prefix cache if a new purge came before the node's last answer or plan. Returns True if so.
 
         `asking`: the request that vLLM is looking up right now. If its skip_reading_prefix_cache were set at once, vLLM
-        would load nothing for it, but keep the local blocks that it has found. So it is set at the step's end.
+        would load nothing for it, but use the local blocks found so far. So the flag is set at the step's end.
         """
         if asking is None and self._asking is not None:
             self._asking.skip_reading_prefix_cache = True

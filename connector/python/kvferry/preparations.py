@@ -1,5 +1,5 @@
-"""Preparations, whose KV is loaded before the request itself comes: how many tokens they may have, and the pause of an
-engine that has nothing else.
+"""Preparations, whose KV is loaded before the request itself arrives: the limit on their tokens, and the pause of an
+engine that has no other requests.
 """
 
 import time
@@ -13,10 +13,10 @@ REST_S = 0.003  # pause of a step in which an engine has only preparations: with
 
 
 def prepared_tokens_max(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
-    """Returns how many tokens' blocks preparations may hold together: a quarter of vLLM's, or 0 if there are none.
+    """Returns the limit on the tokens of all preparations: a quarter of vLLM's KV cache, or 0 if none are served.
 
-    A preparation is loaded layer by layer into blocks in host memory, and a request finds it in vLLM's prefix cache. So
-    it needs prefix caching, one rank, and one KV cache group with full attention.
+    A preparation's KV is loaded layer by layer into blocks in host memory, and a request finds it in vLLM's prefix
+    cache. So preparations need prefix caching, one rank, and one KV cache group with full attention.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 

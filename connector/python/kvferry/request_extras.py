@@ -112,7 +112,7 @@ class RequestExtras:
 
 
 def make_extras(vllm_config: "VllmConfig", config: dict[str, Any]) -> RequestExtras:
-    """`config`: the settings in effect."""
+    """Returns the RequestExtras of this server. `config` has the settings in effect."""
     return RequestExtras(lora_settings(vllm_config), config["update_group"], config["require_cache_salt"],
                          numbers_images(vllm_config))  # fmt: skip
 

@@ -84,7 +84,7 @@ class RouterParams:
         """Returns True if a router says that the request is a preparation for this node: a request with the same prompt
         will follow, when the prefill node has pushed the prompt's KV here.
 
-        `kvferry_prepare` is the target of that push, so that a router signs both alike.
+        `kvferry_prepare` has the fields of that push's target, so that a router signs both in the same way.
         """
         target = params.get("kvferry_prepare")
         if not isinstance(target, dict) or target.get("engine_id") != engine_id:

@@ -74,7 +74,7 @@ class SchedulerConnector:
         self._block_hashes = BlockHashes(vllm_config, hash_block_size(kv_cache_config), config["chunk_tokens"])
         self._engine_id = transfer.engine_id
         self._tp_size = parallel.tensor_parallel_size
-        self._known_tokens: dict[str, int] = {}  # [request id] how many of its tokens the node was told
+        self._known_tokens: dict[str, int] = {}  # [request id] number of the request's tokens that the node has
         self._requests: dict[str, Request] = {}
         self._extras = make_extras(vllm_config, config)
         # [request id] what besides model and tokens goes into the request's chunk keys (adapter, weights epoch,
@@ -150,14 +150,14 @@ class SchedulerConnector:
         req_id = request.request_id
         if (request.lora_request is not None and req_id in self._requests
                 and self._extras_of[req_id] != self._extras.of(request, num_computed_tokens)):  # fmt: skip
-            self._drop(req_id)  # the request's adapter was reloaded after the request came
+            self._drop(req_id)  # the extras have changed, for example because the adapter was reloaded
         if req_id not in self._known_tokens:
             self.on_new_request(request, num_computed_tokens)
         self._sync_tokens(request)
         if request.skip_reading_prefix_cache:  # a preparation must not compute its prompt
             return None if req_id in self._preparations else 0, False
-        # The KV is in this node's own pool, so on a CPU the load is a copy inside the step. There the load is
-        # asynchronous for vLLM only if vLLM could not recover from a failed synchronous load.
+        # The KV is in this node's own pool, so on a CPU the load is a copy inside the step. On a CPU the load is
+        # asynchronous for vLLM only for a preparation, or if vLLM could not recover from a failed synchronous load.
         answer = self._node.lookup(req_id, num_computed_tokens)
         # After a purge vLLM asks again in the next step: the blocks or chunks that were found may be purged ones.
         return (None, False) if self._prefix_cache.empty_after_purge(request) else answer

@@ -87,7 +87,7 @@ BUCKETS = {
     "transfer_chunks": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512],
     "pull_stage_seconds": [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5],
 }
-TRANSFERS = "transfers"  # in a report: the list of sample() of the transfers that have ended since the last one
+TRANSFERS = "transfers"  # in a report: sample() of each transfer that has ended since the last report
 
 
 class KvFerryStats(KVConnectorStats):

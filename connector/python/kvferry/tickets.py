@@ -20,7 +20,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # version of a ticket by a key that all have
+VERSION = 1  # version of a ticket that is signed with the cluster key itself
 VERSION_OF_MEMBERS = 2
 LIFETIME_S = 600  # longest time from the signing, by the signer's clock, to the use, by the reader's clock
 KEY_BYTES_MIN, KEY_BYTES_MAX = 32, 65536
@@ -52,7 +52,7 @@ class KeyFileError(Exception):
 class Key:
     """What a process has of one accepted cluster key."""
 
-    routers: bytes  # what all have; with a list of members it is no more than readers have
+    routers: bytes  # secret that every process with a key has; with a list of members, readers have no other
     whole: bytes = b""  # the cluster key itself; b"": a member does not have it
     token: str = ""  # a member's own token for the controller's HTTP API
 
@@ -66,7 +66,7 @@ def _hmac(key: bytes, purpose: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Members:
-    """The certificates by which tickets are signed and checked."""
+    """The secret with which this process signs tickets, and the certificates that check the tickets of others."""
 
     own_name: str  # "": this process has the cluster key
     own_secret: bytes
@@ -74,7 +74,7 @@ class Members:
     listed: Mapping[str, tuple[str, bytes]] | None  # [name] role and certificate of a member; None: no list is here
 
     def refusal(self, names: tuple[str, ...], params: Mapping[str, Any], signer: str) -> str | None:
-        """Returns why the ticket's signer may not sign this, or None."""
+        """Returns why the ticket's signer may not sign these fields, or None if it may."""
         if not signer:
             return None
         role, _ = (self.listed or {}).get(signer, ("", b""))
@@ -107,8 +107,8 @@ class Signer:
     """Signs fields of kv_transfer_params with the first of `keys`, and accepts what any of them has signed. `clock`
     returns seconds since 1970.
 
-    With a `file` it has the keys of the file, and reads them again when they are used. A file that can't be used any
-    more is logged once, and the former keys stay in use.
+    With a `file` the signer has the keys of the file, and reads them again when they are used. If the file can't be
+    used any more, an error is logged once, and the former keys stay in use.
     """
 
     def __init__(self, *keys: bytes, clock: Callable[[], float] = time.time, file: str = "") -> None:
@@ -154,8 +154,8 @@ class Signer:
         return "an expired ticket" if self._clock() > expiry else None
 
     def http_token(self, role: str = "reader") -> str:
-        """Returns the token for the controller's HTTP API that `kvferry token --role ROLE` prints. That of a member
-        has the member's role.
+        """Returns the token for the controller's HTTP API that `kvferry token --role ROLE` prints. A member's token
+        always has the member's own role.
         """
         return self.http_tokens(role)[0]
 
@@ -168,8 +168,8 @@ class Signer:
         return _hmac(self._accepted().keys[0].routers, b"kvferry tenants 1")
 
     def _accepted(self) -> Content:
-        """Returns the accepted keys. A change of the files within the last half second is taken only when a second look
-        finds the same, so that a file that is being copied is not.
+        """Returns the accepted keys. A change of the files within the last half second is accepted only if two looks
+        have found the same content, because the files may still be being copied.
         """
         if not self._file or time.monotonic() - self._looked_at < LOOK_EVERY_S:
             return self._content
@@ -200,8 +200,8 @@ def _ticket(key: bytes, names: tuple[str, ...], params: Mapping[str, Any], expir
 
 
 def _text_of_member(name: str, names: tuple[str, ...], params: Mapping[str, Any], expiry: int) -> bytes:
-    """Returns what a member signs. It begins as neither a certificate nor a message of TLS does, which are signed with
-    the same key.
+    """Returns what a member signs. The text can't be mistaken for a certificate or a message of TLS, which are signed
+    with the same key and begin in another way.
     """
     signed = [[field, params[field]] for field in names]
     return json.dumps(["kvferry ticket", VERSION_OF_MEMBERS, name, expiry, signed]).encode()
@@ -219,7 +219,7 @@ def _can_be_signed(value: object) -> bool:
 
 
 def signer_of(key_file: str) -> Signer:
-    """Returns a signer with the keys in a file, which it follows. Errors: KeyFileError."""
+    """Returns a signer with the keys in a file, which follows changes of the file. Errors: KeyFileError."""
     return Signer(file=key_file)
 
 
@@ -258,7 +258,7 @@ def _content_of_member(key_file: str, content: bytes, listed: Mapping[str, tuple
     own = bytes.fromhex(found[3].decode())
     token = _hmac(own, b"kvferry HTTP member 1").hex()
     shared = [[bytes.fromhex(word.decode()) for word in line.split()] for line in found[4].splitlines()]
-    is_reader = found[2] == b"reader"  # has no secret of nodes
+    is_reader = found[2] == b"reader"  # a reader has the secret of routers instead of that of nodes
     keys = tuple(Key(secret if is_reader else _hmac(secret, b"kvferry routers 1"), token=token)
                  for _, _, secret in shared)
     holders = tuple(certificate for _, certificate, _ in shared)

@@ -200,5 +200,5 @@ class KvFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
 # vLLM's MultiConnector looks up the class for its metrics by the class's name alone, without the module's path. The
 # name must therefore be registered.
-with contextlib.suppress(ValueError):  # the class is registered already
+with contextlib.suppress(ValueError):  # raised if the class is registered already
     KVConnectorFactory.register_connector(KvFerryConnector.__name__, __name__, KvFerryConnector.__name__)

@@ -28,7 +28,7 @@ class WorkerConnector:
         self._kv_cache_config = kv_cache_config
         self._node: WorkerNode | None = None
         self._device = torch.device("cpu")
-        self._layers: dict[str, int] = {}  # [layer name] index in the layout
+        self._layers: dict[str, int] = {}  # [layer name] index of the layer among those of all layouts
         self._wants_layers = False  # True if the current step has saves that are pushed layer by layer
         # A report that vLLM has already taken; save() adds the step's saves to it.
         self._open_report: StepReport | None = None

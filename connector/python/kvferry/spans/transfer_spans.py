@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvferry._core import SchedulerNode
 
 REQUESTS_MAX = 4096  # the flight recorder remembers as many requests
-# A push ends after its request, when the engine may have no further step.
+# Spans are exported once more this long after a request: a push ends after its request, maybe without a further step.
 FLUSH_AFTER_S = 1.0
 
 
@@ -28,7 +28,7 @@ class TransferSpans:
 
     def __init__(self, node: "SchedulerNode") -> None:
         self._transfers = EndedTransfers(node)
-        self._headers: dict[str, Mapping[str, Any]] = {}  # [request id] of traced requests, the oldest first
+        self._headers: dict[str, Mapping[str, Any]] = {}  # [request id] headers of traced requests, oldest first
         self._pulled_over: dict[str, str] = {}  # [request id] path of the last pull that was not loaded yet
         self._lock = threading.Lock()
         self._flush_at = 0.0
@@ -56,7 +56,7 @@ class TransferSpans:
             self._flusher.start()
 
     def _flush(self) -> None:
-        while (left := self._flush_at - time.monotonic()) > 0:  # requests that come later postpone _flush_at
+        while (left := self._flush_at - time.monotonic()) > 0:  # requests that finish later postpone _flush_at
             if self._is_shut_down.wait(left):
                 return
         self.export()
