@@ -34,8 +34,8 @@ inline std::int32_t one_digit_integer(PyObject* object) {
   return -1;
 }
 
-/// Converts an integer. Sets a Python error and returns 0 if the object is not an integer or, unlike a cast, if `Value`
-/// can't hold it.
+/// Converts an integer. If the object is not an integer, or if `Value` can't hold it, sets a Python error and returns 0
+/// or -1; an unsigned `Value` is then always 0.
 template <class Value>
 Value fitting_integer(PyObject* object) {
   if (const std::int32_t number = one_digit_integer(object); number >= 0) return static_cast<Value>(number);
@@ -49,8 +49,8 @@ Value fitting_integer(PyObject* object) {
   return 0;
 }
 
-/// Reads a list of integers. Throws TypeError if it is not a list or contains other objects, OverflowError if it
-/// contains integers that do not fit.
+/// Reads a list of integers. Throws TypeError if `list` is not a list or contains other objects, OverflowError if it
+/// contains integers that do not fit into 32 bits.
 inline std::vector<std::int32_t> integers(nanobind::handle list) {
   constexpr Py_ssize_t kAhead = 16;  // number of objects to prefetch ahead, since the objects are scattered in memory
   if (!PyList_Check(list.ptr())) throw nanobind::type_error("token ids and counts must be given as a list of integers");
@@ -64,7 +64,8 @@ inline std::vector<std::int32_t> integers(nanobind::handle list) {
   return values;
 }
 
-/// The fields of vLLM's CachedRequestData, not converted yet, because a step has hundreds of running requests.
+/// The fields of vLLM's CachedRequestData, and the counts of scheduled tokens. They are references to Python objects,
+/// since converting all of them would take too long in a step with hundreds of running requests.
 struct RunningRequests {
   const nanobind::list& ids;        // list[str]
   const nanobind::list& computed;   // list[int]
@@ -181,7 +182,7 @@ class RunningReader {
     Py_ssize_t at_ = 0;
     PyObject *key_ = nullptr, *value_ = nullptr;
   };
-  std::vector<nanobind::object> ids_;  // the running requests of the step before
+  std::vector<nanobind::object> ids_;  // ids of the running requests of the step before
 };
 
 }  // namespace kvferry

@@ -26,7 +26,7 @@ PlaneLayout plane_from(const Plane& plane) {
   return {base, block, head, token, dim};
 }
 
-/// Returns the type of elements that Python calls by this name.
+/// Returns the element type that has this name in Python.
 ElementType element_type(const std::string& name) {
   if (name == "bfloat16") return ElementType::kBf16;
   if (name == "float16") return ElementType::kFp16;
@@ -64,7 +64,8 @@ struct PyWorker {
 
 }  // namespace
 
-/// For calls that move or hash megabytes: they touch no Python object, and the caller keeps the bytes of a plan alive.
+/// Releases the interpreter's lock during calls that move or hash megabytes. They touch no Python object, and the
+/// caller keeps the bytes of a plan alive.
 using WithoutLock = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_worker(nb::module_& m) {
