@@ -25,9 +25,9 @@ struct ChunkMeta {
   /// `window_from` is then the largest of these. Empty in other models.
   std::vector<std::uint32_t> windows_from = {};
 
-  /// Returns the token from which a KV group with a window has KV.
+  /// Returns the first token of the chunk for which this KV group, which has a window, has KV.
   std::uint32_t from(std::size_t group) const { return windows_from.empty() ? window_from : windows_from[group]; }
-  /// Sets the windows as another node sent them. Returns false if no chunk of this length can have such windows.
+  /// Sets the windows that another node sent. Returns false if no chunk of this length can have such windows.
   bool set_windows(std::uint32_t from, const std::vector<std::uint32_t>& by_group, std::size_t num_groups) {
     window_from = from;
     windows_from = by_group;

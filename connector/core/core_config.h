@@ -23,7 +23,7 @@ struct KvGroup {
 
 struct CoreConfig {
   std::string fingerprint;
-  std::string endpoint = "?";  // where other nodes reach this one
+  std::string endpoint = "?";  // address at which other nodes reach this node
   std::uint32_t chunk_tokens = 256;
   std::vector<KvGroup> groups = {{}};
   /// True for models with state (Mamba, linear attention, short convolutions). A block of a KV group with a window then
@@ -41,7 +41,8 @@ struct CoreConfig {
   /// Limit on the tokens of all preparations (scheduler/preparation.h) together. 0: this node prepares nothing.
   std::uint64_t prepared_tokens_max = 0;
   /// True if this node converts chunks when it loads them. It saves none of its own KV: its blocks have other KV than
-  /// those of the nodes with its fingerprint, to which chunks must be equal. Its pool has what such nodes saved.
+  /// those of the nodes with its fingerprint, to which chunks must be equal. Its pool has chunks that those nodes
+  /// saved.
   bool only_reads = false;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
@@ -57,7 +58,7 @@ struct CoreConfig {
   TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for each ttl of the controller's orders; ttl of a purge
   TimeNs pin_ttl = 60 * kSecond;       // limit on the pins of lookups and loads, which normally end at the next step
   TimeNs tenant_idle = 600 * kSecond;  // time without a use after which a tenant has no share of the pool
-  TimeNs refetch_after = 100 * kMillisecond;  // pause between a failed fetch and the next one of the same request
+  TimeNs refetch_after = 100 * kMillisecond;  // pause between a request's fetch and the fetch of its next attempt
   std::uint64_t chunk_bytes = 0;              // size of a full chunk in all ranks together, for reports
   std::uint32_t num_recorded_events = 128;    // number of the latest events that the flight recorder keeps
   std::uint32_t num_recorded_requests = 32;   // number of the latest requests that the flight recorder keeps

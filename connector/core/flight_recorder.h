@@ -39,8 +39,8 @@ class ShortText {
   std::array<char, kSize> bytes_{};
 };
 
-/// What happened. The comment names the fields of LifeEvent that have a meaning. The numbers are sent between nodes, so
-/// new kinds are added at the end.
+/// What happened. The comment of each kind names the fields of LifeEvent that it sets. The numbers are sent between
+/// nodes, so new kinds are added at the end.
 enum class LifeKind : std::uint8_t {
   // The request's first lookup. Fields: duration (since the server got it), tokens (of the prompt), local (tokens in
   // this node's pool), expected (tokens handed over by `peer`), note (the request's id at `peer`).
@@ -98,7 +98,7 @@ static_assert(kNumCauses == static_cast<std::size_t>(Cause::kLoadFailed) + 1);
 
 /// Returns the cause as a part of a sentence; "unknown cause N of a newer release" for an unknown number.
 std::string text_of(Cause cause);
-/// Returns the cause of a transfer that failed with this code; kFailed for kOk, which says nothing about a failure.
+/// Returns the cause of a transfer that failed with this code; kFailed for codes without a cause of their own.
 Cause cause_of(ErrorCode code);
 
 struct LifeEvent {
@@ -114,13 +114,13 @@ struct LifeEvent {
   std::uint32_t limit_mb_per_s = 0;
   ShortText<8> path{};
   ShortText<55> peer{};
-  ShortText<103> note{};  // reason of a failure; kPulled: or why chunks bypassed GPU frames; kArrived: a request's id
+  ShortText<103> note{};  // why a transfer failed or bypassed GPU frames; kArrived: the request's id at `peer`
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
   // Parts of the duration of a pull, of the rank that ended last: until its last transfer was submitted, from then
   // until the last byte, from then until all chunks were in their slots, or verified in frames. With kPushed `wire` is
   // the time since the last chunk was in this node's pool.
   TimeNs post = 0, wire = 0, unpack = 0;
-  std::uint32_t in_frames = 0;  // kPulled: number of chunks from GPU memory to GPU memory, the largest of all ranks
+  std::uint32_t in_frames = 0;  // with kPulled: the most chunks that one rank pulled from GPU memory to GPU memory
   KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,
                  limit_mb_per_s, prefix, post, wire, unpack, in_frames);
 
@@ -164,11 +164,11 @@ class FlightRecorder {
   std::uint64_t oldest() const { return num_events_ - std::min<std::uint64_t>(num_events_, records_.size()) + 1; }
   /// Returns event `number`, nullptr if it was overwritten.
   const LifeEvent* event(std::uint64_t number) const;
-  /// Returns the newest lives of requests whose id is `id`, or has it as a part that hyphens or the id's ends enclose:
-  /// vLLM adds a prefix and a suffix to the client's id. An empty `id` finds nothing.
+  /// Returns the newest lives of requests whose id is `id`, or contains `id` as a part that hyphens separate from the
+  /// rest: vLLM adds a prefix and a suffix to the client's id. An empty `id` finds nothing.
   std::vector<RequestLife> find(std::string_view id, TimeNs now) const;
   std::vector<RequestLife> find_trace(std::string_view trace, TimeNs now) const;
-  /// newest() returns the lives of the newest requests, slowest() of the slowest ones: at most `num`, and kLivesMax.
+  /// These return at most min(`num`, kLivesMax) lives: newest() of the newest requests, slowest() of the slowest ones.
   std::vector<RequestLife> newest(std::size_t num, TimeNs now) const;
   std::vector<RequestLife> slowest(std::size_t num, TimeNs now) const;
   /// Returns the loads, pulls and pushes whose end was recorded after event `number`, each as a RequestLife of one

@@ -19,7 +19,8 @@ using FramePin = StrongId<struct FramePinTag, std::uint64_t>;
 
 class FrameTable {
  public:
-  /// One use of a frame. `use` grows with each reservation, so that calls about an earlier use have no effect.
+  /// One use of a frame. `use` grows with each reservation of the frame, so that a reference to an earlier use is
+  /// recognized.
   struct FrameRef {
     std::uint32_t frame = 0;
     std::uint64_t use = 0;

@@ -20,7 +20,7 @@ EngineDigest engine_digest(std::string_view digest);
 
 class KnownKeys {
  public:
-  /// At least the last `num_kept` keys that were recalled or remembered are kept, and at most twice as many.
+  /// At least the last `num_kept` keys that were recalled or remembered are kept, and at most 2 * num_kept keys.
   explicit KnownKeys(std::size_t num_kept) : num_kept_(num_kept) {}
 
   /// Gives the chain the keys of its first chunks, up to the first that is not known. digests[i] belongs to chunk i.

@@ -23,9 +23,9 @@ class LeasedFrames {
   /// `table` must outlive this object.
   explicit LeasedFrames(FrameTable& table) : table_(table) {}
 
-  /// Pins the clean frames of these chunks until end() or `until`, and returns [chunk] the frame or kNoFrame. An eighth
-  /// of all frames, and at least one, is never pinned, so that saves and loads find others. If the lease
-  /// has pins already, these end first.
+  /// Pins the clean frames of these chunks until end() or `until`. Returns for each chunk its pinned frame, or
+  /// kNoFrame. An eighth of all frames, and at least one frame, is never pinned for leases, so that saves and loads
+  /// find frames. If the lease has pins already, these end first.
   std::vector<std::uint32_t> begin(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until);
   /// Ends a lease's pins. A lease that is not known, or has expired, is ignored.
   void end(std::uint64_t lease);

@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// The number of a frame of GPU memory that stands for "in no frame".
+/// Stands for "in no frame" where a frame's number is expected.
 constexpr std::uint32_t kNoFrame = UINT32_MAX;
 
 struct LeaseRequest {
@@ -32,7 +32,7 @@ struct LeasedChunk {
   std::uint32_t index = 0;  // the chunk's place in LeaseRequest::keys
   ChunkRef chunk;           // slot in the holder's pool
   std::uint32_t num_tokens = 0;
-  std::vector<std::uint64_t> checksums;  // [rank]
+  std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's part of the chunk
   std::uint32_t window_from = 0;  // with a sliding window, KV exists from this token on (see ChunkMeta::window_from)
   /// [rank][run] Checksums of the parts of the chunk that the reader copies. Set instead of `checksums` if the two
   /// nodes' shards differ.
@@ -59,7 +59,7 @@ struct PullItem {
   ChunkRef remote;
   ChunkRef local;
   std::uint32_t num_tokens = 0;
-  /// [rank] Empty if the holder's shards differ: this node then computes the checksums.
+  /// [rank] The holder's checksums of the chunk. Empty if the holder's shards differ: this node then computes its own.
   std::vector<std::uint64_t> checksums;
   /// [rank][run] The holder's checksum of each copied run, set instead of `checksums`.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};

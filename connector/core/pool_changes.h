@@ -9,7 +9,8 @@
 
 namespace kvferry {
 
-/// The state of a chunk that was added, removed or not written. If both fields are false, the pool has no such chunk.
+/// The state of a chunk that was added or removed, or whose write failed. If is_ready and is_writing are both false,
+/// the pool has no such chunk.
 struct PoolChange {
   ChunkKey key;
   bool is_ready = false;    // true if the pool has the chunk

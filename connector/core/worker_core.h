@@ -44,7 +44,7 @@ struct PullOrder {
 struct PullOutcome {
   std::uint64_t pull = 0;
   std::uint32_t rank = 0;
-  std::vector<bool> ok;                       // [item]
+  std::vector<bool> ok;                       // [item] true if the chunk has arrived and is verified
   std::string what;                           // reason of the last failure, for the log; empty: none
   std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksums; set if the order had none
   std::uint8_t code = 0;                      // ErrorCode of the last failure
@@ -65,7 +65,7 @@ struct PullOutcome {
 struct SlotsWritten {
   std::uint32_t rank = 0;
   std::vector<ChunkRef> chunks;
-  std::vector<bool> ok;  // [chunk]
+  std::vector<bool> ok;  // [chunk] true if the chunk is in its slot now
   KVFERRY_FIELDS(rank, chunks, ok);
 };
 

@@ -72,7 +72,7 @@ class ChunkPool {
   /// Records that a rank's copy of the chunk from a frame to the slot has ended. If it failed, the chunk is dropped.
   /// Returns true if the chunk is ready and, with this copy, is in every rank's slot.
   bool slot_written(ChunkRef chunk, std::uint32_t rank, bool ok);
-  /// Adds to Slot::givers of a chunk that is being written.
+  /// Adds `givers` to Slot::givers of a chunk that is being written.
   void add_givers(ChunkRef chunk, const Givers& givers);
   /// Sets the windows of a chunk that is being written to those in `meta`.
   void set_windows(ChunkRef chunk, const ChunkMeta& meta);
@@ -105,7 +105,8 @@ class ChunkPool {
   std::vector<ChunkKey> take_evicted() { return std::exchange(evicted_, {}); }
   /// Begins to record which chunks the pool gets and loses, for take_changes().
   void track_changes() { changed_.emplace(); }
-  /// Returns the state of each chunk that became ready, was evicted or failed to be written since the last call.
+  /// Returns the state of each chunk that became ready, was evicted or failed to be written since the last call. If
+  /// some of these changes were dropped, returns the states of all chunks.
   PoolChanges take_changes();
   /// Returns true at the first call for a chunk, if changes are tracked. The caller then reports the chunk's tokens.
   bool name(ChunkRef chunk);

@@ -31,10 +31,10 @@ class TenantSlots {
     TimeNs used_at = 0;
     bool is_idle = false;
   };
-  /// Counts one more slot of the tenant, which is also a use. The reference is valid until give_back() was called for
-  /// each of the tenant's slots.
+  /// Counts one more slot of the tenant, and marks the tenant as just used. The reference is valid until give_back()
+  /// was called for each of the tenant's slots.
   Tenant& take(TenantId id);
-  /// Counts one slot less. A tenant without slots is dropped.
+  /// Counts one slot of the tenant less. A tenant without slots is dropped.
   void give_back(Tenant& tenant);
   void used(Tenant& tenant);
   /// Marks the tenants that were not used for `idle_after` as idle. Looks for them at most once per second.

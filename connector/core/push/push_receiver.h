@@ -26,8 +26,8 @@ class PushReceiver {
  public:
   explicit PushReceiver(PushParts parts) : parts_(parts) {}
 
-  /// Reserves slots in the order of the offer, until all reservations together have half of the pool's slots. `from` is
-  /// the prefill node's name, which Slot::writer shows.
+  /// Reserves slots in the order of the offer, until all reservations together have half of the pool's slots. `from`
+  /// describes the offer in Slot::writer.
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to the chunks' slots.
   void grant_failed(std::uint64_t id, std::span<const std::uint32_t> indices);

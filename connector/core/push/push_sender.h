@@ -1,8 +1,8 @@
 // The prefill side of pushes: knows which chunk of which prompt is pushed to which decode node. At the end of a chunk's
 // push it settles the chunk: if the decode node has reserved a slot, it tells that node whether the chunk is complete.
 //
-// A part of the scheduler core, which passes events to PushSender; the runtime executes the actions. `reservation` is
-// the id of a slot reservation. Calls and states of an offered chunk:
+// PushSender is a part of the scheduler core, which passes events to it; the runtime executes the actions.
+// `reservation` is the id of a slot reservation. Calls and states of an offered chunk:
 //
 //   offer() -> kOffered -> answered() -> kAccepted -> saving() or chunk_ready() -> kTransferring -> kFinished: settled
 //

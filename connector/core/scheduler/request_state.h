@@ -38,8 +38,8 @@ struct OpenLookup {
   std::uint64_t num_purges = 0;  // SchedulerCore::Purge::num_of_engine at this lookup
 };
 
-/// A fetch copies chunks from other nodes into the pool. It asks the directory, then requests a lease from one holder
-/// after another and pulls the leased chunks, until a deadline.
+/// A fetch copies chunks from other nodes into the pool. It requests a lease from the handoff source, then from one
+/// holder of the directory after another, and pulls the leased chunks, until a deadline.
 struct Fetch {
   std::uint64_t id = 0;
   enum class Stage : std::uint8_t { kDirectory, kLease, kPull } stage = Stage::kDirectory;
@@ -125,7 +125,7 @@ struct RequestState {
   std::vector<Admission> admissions;
 
   // The next fields serve the flight recorder.
-  std::uint64_t record = 0;                                                        // its number in the flight recorder
+  std::uint64_t record = 0;  // the request's number in the flight recorder
   enum class Wait : std::uint8_t { kNew, kPending, kAnswered } wait = Wait::kNew;  // what was recorded of this wait
   Cause cause = Cause::kNone;      // why the next admission will lack KV, as far as this is known
   std::uint64_t cause_event = 0;   // number of the event with the cause; 0: none

@@ -54,7 +54,7 @@ class SchedulerCore {
   /// Truncates the request's tokens to `keep`, then appends the new ones.
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id) const;
-  /// Names the request for StepInput::running. A handle of an unknown request, or of one that has ended, is ignored.
+  /// Returns a handle for StepInput::running. A handle of an unknown request, or of one that has ended, is ignored.
   RequestHandle handle_of(const RequestId& id) const;
   /// vLLM's get_num_new_matched_tokens: returns the number of tokens after num_local that can be loaded from the pool.
   Answer lookup(const RequestId& id, std::uint32_t num_local, TimeNs now);

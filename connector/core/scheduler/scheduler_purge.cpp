@@ -9,7 +9,7 @@ namespace kvferry {
 /// Adds the givers of the KV that a request was just admitted with: of the chunks that it loads, and of those that the
 /// engine's own prefix cache has because an earlier request loaded them. `chunks`: the chunks from the first token on;
 /// the request has the first `num_local` tokens from the engine's cache, and those up to `end` from the chunks.
-/// `num_purges`: Purge::num_of_engine when they were found.
+/// `num_purges`: Purge::num_of_engine when the chunks were found.
 void SchedulerCore::note_givers(RequestState& request, std::span<const ChunkRef> chunks, std::uint32_t num_local,
                                 std::uint32_t end, std::uint64_t num_purges) {
   TokenChain& chain = request.chain;

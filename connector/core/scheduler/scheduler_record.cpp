@@ -1,4 +1,4 @@
-// What the flight recorder gets of a request's life, and why a request is computed instead of loaded.
+// Records the events of requests' lives in the flight recorder, and why a request is computed instead of loaded.
 #include <algorithm>
 #include <utility>
 
@@ -37,7 +37,8 @@ void SchedulerCore::note_cause(RequestState& request, Cause cause) {
   request.cause_event = recorder_.last();
 }
 
-/// Records that nothing came from `peer`. Each cause is recorded once in a wait, since a request may try without end.
+/// Records that KV did not come from `peer`, or from any node if `peer` is empty. Each cause is recorded once in a
+/// wait, since a request may try without end.
 void SchedulerCore::blame(RequestState& request, Cause cause, std::string_view peer, std::string_view note) {
   const std::uint32_t bit = std::uint32_t{1} << static_cast<std::uint32_t>(cause);
   // A failure says more than the fact that no other node helped.
