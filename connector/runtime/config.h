@@ -40,7 +40,7 @@ struct ConnectorConfig {
   std::string advertise_host;
   std::string ports;  // a range that net::parse_port_range() accepts; empty: any port
   std::string name_space = "default";
-  std::string update_group;                   // see connector_settings(); empty: the group of all nodes without a name
+  std::string update_group;                   // see connector_settings(); empty: the group of nodes that name no group
   std::string serves;                         // URL under which routers reach this vLLM server; empty: none
   std::string cluster_key_file;               // path of the key file; empty: there is no key
   std::string encrypt_tcp = "between_hosts";  // one of the names in net::kEncryptNames

@@ -20,7 +20,7 @@ class PollLoop {
 
   ~PollLoop() { stop(); }
   void start(Turn turn);
-  /// Ends the wait in progress. If no wait is in progress, the next wait ends at once. May be called from any thread.
+  /// Makes the loop begin another turn without waiting for its file descriptors. May be called from any thread.
   void wake() { wake_.set(); }
   /// Ends the loop and joins its thread. A second call does nothing.
   void stop();

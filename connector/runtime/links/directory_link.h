@@ -22,7 +22,7 @@ class DirectoryLink {
 
   int fd() const { return directory_->fd(); }
   void set_load(std::size_t num_requests) { directory_->set_load(num_requests); }
-  /// Hands the controller's client a new report of this node's transfers, which the next heartbeat carries.
+  /// Hands the controller's client a new report of this node's pool and transfers, which the next heartbeat carries.
   void report();
 
   void execute(QueryDirectory& query);

@@ -22,7 +22,7 @@ class FrameLeases {
   /// have not reported by then.
   FramePinOrder begin(Asker asker, LeaseAnswer answer, TimeNs now, TimeNs ttl, TimeNs patience_ends);
   void take(const FramePinOutcome& outcome);
-  /// Returns true if the lease has pinned frames, which the workers must now unpin.
+  /// Returns true if the workers were asked to pin frames for the lease, and must now unpin them.
   bool end(std::uint64_t lease) { return leases_.erase(lease) > 0; }
 
   struct Ready {

@@ -9,7 +9,7 @@ namespace kvferry {
 namespace {
 
 constexpr TimeNs kTick = 50 * kMillisecond, kReportEvery = kSecond;
-// Longest time that actions for the controller wait: kBusyWaitMs while the engine has requests, otherwise kIdleWaitMs.
+// Longest time that actions that are not urgent wait: kBusyWaitMs while the engine has requests, else kIdleWaitMs.
 constexpr int kBusyWaitMs = 2, kIdleWaitMs = 20;
 
 template <class Answer>

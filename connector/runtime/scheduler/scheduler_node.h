@@ -47,8 +47,8 @@ class SchedulerNode {
   /// model.
   static Result<std::unique_ptr<SchedulerNode>> start(SchedulerOptions options);
 
-  /// Takes the workers' handshakes in rank order. Must be called before the first request. Errors: kInvalidArgument if
-  /// the handshakes contradict each other.
+  /// Takes the workers' handshakes in rank order. Must be called before the first request. Errors: kCorrupt if the
+  /// bytes are not handshakes, kInvalidArgument if the handshakes contradict each other.
   Result<void> attach_workers(const std::vector<std::string>& hellos);
 
   /// The address at which other nodes ask for leases: remote_host and remote_port in kv_transfer_params.

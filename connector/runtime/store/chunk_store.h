@@ -86,7 +86,7 @@ class ChunkStore {
     bool is_in_frame = false;
   };
   /// Takes chunks whose transfers have ended and no longer touch their memory, and copies the chunks in frames to their
-  /// slots. The caller has verified each chunk with `ok`. take_landed() reports each chunk.
+  /// slots. The caller has verified the chunks whose `ok` is true. take_landed() reports each chunk.
   virtual void landed(std::span<const Landed> chunks) = 0;
   /// Returns the landings that have ended since the last call, and those whose chunk is in a frame. `ok` is true if the
   /// slot is whole and other nodes may read it, or if is_in_frame.
@@ -99,7 +99,7 @@ class ChunkStore {
   };
   /// Returns the region of the frames; nullopt if there are no frames or no transfer reaches them.
   virtual std::optional<Frames> frames() const { return std::nullopt; }
-  /// Pins the frames of leased chunks until unpin_frames() or `until`. Returns [chunk] the frame, or kNoFrame.
+  /// Pins the frames of leased chunks until unpin_frames() or `until`. Returns for each chunk its frame, or kNoFrame.
   virtual std::vector<std::uint32_t> pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) {
     (void)lease, (void)until;
     return std::vector<std::uint32_t>(chunks.size(), kNoFrame);

@@ -42,7 +42,7 @@ std::uint32_t TransportPeers::completed(const Completion& completion) {
 }
 
 std::uint32_t TransportPeers::limit_of(Peer& peer, const Running& transfer, const Completion& completion) const {
-  constexpr double kMega = 1e6, kMost = 4e9;  // limits the result to 32 bits
+  constexpr double kMega = 1e6, kMost = 4e9;  // kMost limits the result to 32 bits
   auto found = peer.rates.find(completion.path);
   if (found == peer.rates.end()) found = peer.rates.emplace(completion.path, Rates{}).first;
   Rates& rates = found->second;

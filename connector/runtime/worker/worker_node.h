@@ -37,7 +37,7 @@ struct WorkerOptions {
 class WorkerNode {
  public:
   /// Starts the node. Errors: kUnavailable if no shared memory is left or there is no transport; kInvalidArgument if
-  /// the pool holds less than two chunks or the layout is invalid.
+  /// the pool has room for fewer than two chunks or the layout is invalid.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options);
   ~WorkerNode() { shutdown(); }
 
