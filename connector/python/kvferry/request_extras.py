@@ -118,8 +118,8 @@ def make_extras(vllm_config: "VllmConfig", config: dict[str, Any]) -> RequestExt
 
 
 def numbers_images(vllm_config: "VllmConfig") -> bool:
-    """Returns True if vLLM numbers the images of each process instead of hashing them, since it caches neither them nor
-    KV. Then different images in different processes have the same identifiers.
+    """Returns True if vLLM numbers the images of each process instead of hashing them, as it does if it caches neither
+    images nor KV. Then different images in different processes have the same identifiers.
     """
     multimodal = vllm_config.model_config.multimodal_config
     if not multimodal or multimodal.mm_processor_cache_gb > 0 or vllm_config.cache_config.enable_prefix_caching:

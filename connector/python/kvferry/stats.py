@@ -71,8 +71,8 @@ GAUGES = {
     "open_pushes": "Prompts that are being pushed.",
     "open_push_reservations": "Pushes from other nodes for which slots are reserved.",
 }
-# Histograms with the labels `direction`, push or pull, and `path`, the name of a transport. Failed transfers are not in
-# them: see pull_failures_total and push_failures_total.
+# Histograms with the labels `direction`, push or pull, and `path`, the name of a transport. They leave out transfers by
+# which no chunk arrived: see pull_failures_total and push_failures_total.
 HISTOGRAMS = {
     "transfer_seconds": "Time of transfers: of a pull from the order to the last chunk, of a push from when the last "
                         "of its chunks was computed.",

@@ -1,7 +1,7 @@
 """Spans of lookups, in the trace of vLLM's request. vLLM exports them if it has `--otlp-traces-endpoint`.
 
-The traceparent is also in kv_transfer_params: launch/proxy puts it there, since vLLM drops the header if it exports no
-spans, and so does a prefill node in its hand-off, for routers that don't pass the header on.
+The traceparent is also in kv_transfer_params. launch/proxy puts it there, since a vLLM that exports no spans drops the
+header. A prefill node puts it into its hand-off, for routers that don't pass the header on.
 """
 
 import re
