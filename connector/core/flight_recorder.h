@@ -42,8 +42,8 @@ class ShortText {
 /// What happened. The comment of each kind names the fields of LifeEvent that it sets. The numbers are sent between
 /// nodes, so new kinds are added at the end.
 enum class LifeKind : std::uint8_t {
-  // The request's first lookup. Fields: duration (since the server got it), tokens (of the prompt), local (tokens in
-  // this node's pool), expected (tokens handed over by `peer`), note (the request's id at `peer`).
+  // The request arrived. Fields: duration (since the server got it), tokens (of the prompt), local (tokens in this
+  // node's pool), expected (tokens handed over by `peer`), note (the request's id at `peer`).
   kArrived,
   kWaits,      // a lookup stays pending, for the first time since the request's arrival or last admission
   kAnswered,   // the first answer after kWaits. Fields: local (tokens in the engine's cache), loaded (more in the pool)

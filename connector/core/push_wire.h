@@ -51,7 +51,7 @@ struct SettledChunk {
   std::uint32_t index = 0;  // the chunk's place in PushOffer::chunks
   bool ok = false;          // false: the chunk is incomplete and nothing more will be written
   std::uint32_t window_from = 0;
-  std::vector<std::uint64_t> checksums;          // [rank]
+  std::vector<std::uint64_t> checksums;          // [rank] checksum of the rank's bytes
   std::vector<std::uint32_t> windows_from = {};  // [KV group] as ChunkMeta::windows_from
   std::vector<std::string> givers = {"?"};       // as LeasedChunk::givers
   KVFERRY_FIELDS(index, ok, window_from, checksums, windows_from, givers);
@@ -93,7 +93,7 @@ struct RevokedChunk {
   std::uint32_t index = 0;
   ChunkRef chunk;
   bool ok = false;
-  std::vector<std::uint64_t> checksums;  // [rank]
+  std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's bytes
   KVFERRY_FIELDS(index, chunk, ok, checksums);
 };
 
@@ -120,7 +120,7 @@ struct PushStart {
   std::uint32_t index = 0;
   ChunkRef chunk;
   std::uint32_t num_tokens = 0;
-  std::vector<std::uint64_t> checksums;  // [rank]
+  std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's bytes
   KVFERRY_FIELDS(push, index, chunk, num_tokens, checksums);
 };
 

@@ -122,7 +122,7 @@ class WorkerCore {
     std::uint64_t generation = 0;
     bool writing = false;
     bool complete = false;
-    bool in_frame = false;  // the chunk is complete in a frame, from which the slot is being written
+    bool in_frame = false;  // true if the chunk is complete in a frame, from which the slot is being written
   };
   struct Pull {
     std::vector<ChunkRef> chunks;

@@ -27,7 +27,7 @@ class TenantSlots {
     TenantId id = 0;
     Lru ready;                    // slots that may be evicted if they have no pins
     std::uint32_t num_slots = 0;  // slots in use, also those that are being written
-    std::uint64_t last_use = 0;   // number of the tenant's last use, counted over all tenants
+    std::uint64_t last_use = 0;   // number of the tenant's last use; the uses of all tenants are numbered together
     TimeNs used_at = 0;
     bool is_idle = false;
   };

@@ -51,7 +51,7 @@ class PushReceiver {
     ChunkKey key;
     ChunkRef slot;
     std::uint32_t num_tokens = 0;
-    bool is_granted = false;  // the sender may write the chunk; false once the revocation has begun
+    bool is_granted = false;  // true while the sender may write the chunk; false once the revocation has begun
     std::uint32_t ranks_left = 0;
   };
   struct Reservation {

@@ -70,10 +70,10 @@ class PushSender {
   struct Item {
     ChunkMeta meta;
     State state = State::kOffered;
-    bool is_granted = false;  // the decode node reserved a slot and waits for the settlement
+    bool is_granted = false;  // true while the decode node has a slot reserved and waits for the settlement
     ChunkRef chunk;           // the chunk's slot; valid from kTransferring on
     PinId pin;
-    bool is_ready = false;  // the chunk is verified in this node's pool
+    bool is_ready = false;  // true once the chunk is verified in this node's pool
     bool failed = false;
     std::set<std::uint32_t> ranks_done;
   };

@@ -89,10 +89,10 @@ using TokenSource = std::function<std::vector<std::int32_t>(const RequestId& id,
 
 /// The answer to a lookup.
 struct Answer {
-  bool pending = false;            // the engine must ask again in a later step
+  bool pending = false;            // true if the engine must ask again in a later step
   std::uint32_t num_external = 0;  // number of tokens, after the local ones, that the pool can load
-  bool is_async = false;           // the request is scheduled only after the load has ended
-  bool awaits_step = false;        // with `pending`: the caller must not wait for a message, but ask in a later step
+  bool is_async = false;           // true if the engine schedules the request only after the load has ended
+  bool awaits_step = false;        // with `pending`: true if the caller must not wait for messages within the step
 };
 
 /// Record of one admission of a request, for reports. Only `loaded` changes after the admission.
@@ -108,7 +108,7 @@ struct Admission {
 
 struct FinishedRequest {
   bool known = false;
-  bool handoff = false;  // a decode worker may read the prompt's first handoff_tokens tokens
+  bool handoff = false;  // true if a decode worker may read the prompt's first handoff_tokens tokens
   std::uint32_t handoff_tokens = 0;
   /// What a decode node has to name for this node to unpin the prompt early: the request's id and a secret number, so
   /// that only a node that was given the hand-off knows it.

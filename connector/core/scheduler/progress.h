@@ -20,7 +20,7 @@ struct Progress {
   std::uint32_t step_end = 0;        // number of computed tokens after the last step
   std::uint32_t computes_until = 0;  // number of computed tokens at which kComputed is recorded; 0: never
   bool running = false;              // true if the request has blocks and does not wait for an asynchronous load
-  bool cacheable = false;            // as in NewRequest; false once a load of the request has failed
+  bool cacheable = false;            // as in NewRequest; may become false, for example after a failed load
   bool handoff = false;              // as in NewRequest: a decode worker will read the prompt
 };
 

@@ -63,7 +63,7 @@ void SchedulerCore::lease_released(std::uint64_t lease) {
     counters_.unknown_releases += 1;
     return;
   }
-  unpin_handoff(find_handoff(found->second.handoff));  // the decode worker has read the prompt
+  unpin_handoff(find_handoff(found->second.handoff));  // the decode node's pull of the prompt has ended
   pool_.unpin(found->second.pin);
   num_leased_chunks_ -= found->second.num_chunks;
   leases_.erase(found);
