@@ -1,6 +1,6 @@
 """All that depends on vLLM's version: which versions are served, what was tested of each, and where they differ.
 
-No other module of this package looks at vLLM's version or probes whether vLLM has something.
+No other module of this package looks at vLLM's version.
 """
 
 import logging
