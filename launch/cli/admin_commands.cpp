@@ -61,7 +61,9 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
     });
     if (node == status.nodes.end())
       return Error{ErrorCode::kUnavailable,
-                   fmt::format("node '{}' left, or was lost, before it was drained", flags.node)};
+                   fmt::format("node '{}' left, or the controller lost it, before its drain had ended; chunks that "
+                               "only this node held may be gone",
+                               flags.node)};
     if (!node->is_leaving)
       return Error{
           ErrorCode::kRefused,

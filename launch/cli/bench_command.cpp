@@ -34,13 +34,14 @@ Bench add_transfer(CLI::App& bench_app) {
       "block in one direction.");
   auto flags = std::make_shared<bench::TransferFlags>();
   text(command, "--peers", flags->peers,
-       "Other engines to measure too, installed from PyPI on demand: nixl, mooncake, ucx");
+       "Other engines to measure too, separated by commas, installed from PyPI on demand: nixl, mooncake, ucx");
   text(command, "--path", flags->path, "Transport paths to measure, separated by commas: auto, shm, cma, ucx, tcp");
   text(command, "--memory", flags->memory,
        "Kinds of memory, separated by commas: kvferry (shared, like its pools), foreign (private)");
   text(command, "--op", flags->op, "Directions of the transfers, separated by commas: push, pull");
   text(command, "--block-bytes", flags->block_bytes, "Block sizes, such as 64KiB, separated by commas");
-  text(command, "--blocks", flags->blocks, "Number of blocks in one request [as many as are needed for 64 MiB]");
+  text(command, "--blocks", flags->blocks,
+       "Number of blocks in one request [as many as are needed for 64 MiB; with --model, as the prompt has]");
   text(command, "--model", flags->model,
        "Model whose block size and count to use: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3");
   text(command, "--dtype", flags->dtype, "Data type of the model's KV cache (with --model): bf16, fp8");
@@ -65,9 +66,10 @@ Bench add_controller(CLI::App& bench_app) {
       "machine's memory and round trips of empty messages.");
   auto flags = std::make_shared<bench::ControllerFlags>();
   text(command, "--hashes", flags->hashes, "Number of hashes (chunk keys) in the index");
-  text(command, "--repeat", flags->repeat, "Repetitions; their median is reported");
+  text(command, "--repeat", flags->repeat, "Number of repetitions; the median of their figures is reported");
   text(command, "--peers", flags->peers,
-       "Chunk directories of other projects to measure too, installed from PyPI: dynamo, lmcache, mooncake, redis");
+       "Chunk directories of other projects to measure too, separated by commas: dynamo, lmcache, mooncake (these are "
+       "installed from PyPI on demand), redis (needs the program redis-server)");
   text(command, "--json", flags->json_file, "File to which all figures are written as JSON");
   text(command, "--plot", flags->plot_file, "File to which a plot is written (.png); installs matplotlib on demand");
   return {command, [flags] { return bench::run_controller_bench(*flags); }};
@@ -81,8 +83,9 @@ Bench add_connector(CLI::App& bench_app) {
   auto flags = std::make_shared<bench::ConnectorFlags>();
   text(command, "--tokens", flags->tokens, "Prompt length in tokens of a request that is looked up");
   text(command, "--running", flags->running, "Number of requests that decode in each step");
-  text(command, "--repeat", flags->repeat, "Number of lookups and of steps; p50 and p99 are reported");
-  text(command, "--peers", flags->peers, "Other KV connectors of vLLM to measure too: nixl, lmcache");
+  text(command, "--repeat", flags->repeat, "Number of lookups and of steps; p50 and p99 of their times are reported");
+  text(command, "--peers", flags->peers,
+       "Other KV connectors of vLLM to measure too, separated by commas: nixl, lmcache");
   text(command, "--python", flags->python,
        "Python interpreter that has vLLM [that of the checkout's .venv; without a .venv, python3]");
   text(command, "--json", flags->json_file, "File to which all figures are written as JSON");
@@ -97,15 +100,16 @@ Bench add_fleet(CLI::App& bench_app) {
       "until all nodes have joined a restarted controller. The nodes are real clients of the controller; --chunks, "
       "--stores and --lookups are for each node.");
   auto flags = std::make_shared<bench::FleetFlags>();
-  text(command, "--nodes,--steps", flags->nodes, "Numbers of nodes, separated by commas");
+  text(command, "--nodes,--steps", flags->nodes, "Numbers of nodes, separated by commas; each is measured by itself");
   text(command, "--replicas", flags->replicas,
        "Number of controllers: 1, or 3 with an etcd and a Redis, which this command starts too");
   text(command, "--over", flags->over, "Kind of connection between nodes and controller: zmq, stream");
   text(command, "--seconds", flags->seconds, "Length of the measurement of steady traffic, in seconds");
-  text(command, "--chunks", flags->chunks, "Chunks that a node holds");
-  text(command, "--stores", flags->stores, "Chunks that a node stores per second; the node evicts as many chunks");
+  text(command, "--chunks", flags->chunks, "Number of chunks that each node holds");
+  text(command, "--stores", flags->stores,
+       "Number of chunks that each node stores per second; the node evicts as many");
   text(command, "--lookups", flags->lookups,
-       "Number of lookups per second, each of 128 keys; several rates separated by commas");
+       "Number of lookups of each node per second, each of 128 keys; several rates are separated by commas");
   text(command, "--json", flags->json_file, "File to which all figures are written as JSON");
   text(command, "--plot", flags->plot_file, "File to which a plot is written (.png); installs matplotlib on demand");
   return {command, [flags] { return bench::run_fleet_bench(*flags); }};

@@ -62,6 +62,6 @@ int main(int argc, char** argv) {
   try {
     return kvferry::cli::run(argc, argv);
   } catch (const std::exception& failure) {
-    return kvferry::cli::fail(1, failure.what());
+    return kvferry::cli::fail(1, fmt::format("an unexpected error ended this command: {}", failure.what()));
   }
 }

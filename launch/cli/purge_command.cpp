@@ -73,9 +73,9 @@ void tell(const PurgeFlags& flags, const Purged& purged) {
   for (const NodeStatus* node : purged.lost)
     fmt::print("node '{}' is lost: it gets the order to drop the chunks when it registers again\n", node->engine_id);
   fmt::print(
-      "{} chunks that came from '{}', directly or through others, were dropped on {} nodes, {}; these nodes accept "
+      "{} chunks ({}) that came from '{}', directly or through others, were dropped on {} nodes; these nodes accept "
       "nothing more from it\n",
-      purged.num_chunks, flags.producer, purged.done.size(), mib_text(purged.num_bytes));
+      purged.num_chunks, mib_text(purged.num_bytes), flags.producer, purged.done.size());
 }
 
 Result<void> purge(const PurgeFlags& flags) {

@@ -17,7 +17,8 @@ BenchMemory::BenchMemory(MemoryKind kind, std::uint64_t bytes) {
   }
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED)
-    throw Failure({ErrorCode::kUnavailable, fmt::format("cannot map {} bytes: {}", bytes, std::strerror(errno))});
+    throw Failure({ErrorCode::kUnavailable, fmt::format("can't allocate the {} bytes of memory of the measurement: {}",
+                                                        bytes, std::strerror(errno))});
   memory_ = {static_cast<std::byte*>(data), bytes};
   ::madvise(data, bytes, MADV_HUGEPAGE);
   std::memset(data, 0, bytes);

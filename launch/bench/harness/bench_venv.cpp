@@ -67,9 +67,12 @@ void write_scripts() {
 }  // namespace
 
 void ensure_installed(const std::string& what, const Say& say) {
-  if (!packages().contains(what))
-    throw Failure(
-        {ErrorCode::kInvalidArgument, fmt::format("'{}' is not a package that the benchmark can install", what)});
+  if (!packages().contains(what)) {
+    std::vector<std::string> known;
+    for (const auto& [name, words] : packages()) known.push_back(name);
+    throw Failure({ErrorCode::kInvalidArgument,
+                   fmt::format("the benchmark can't install '{}'; allowed: {}", what, fmt::join(known, ", "))});
+  }
   const fs::path python = venv() / "bin" / "python";
   const fs::path stamp = venv() / fmt::format(".kvferry-{}", what);
   std::error_code ignored;
@@ -101,11 +104,12 @@ void run_to_end(const Command& command) {
   ChildProcess child(command);
   int status = -1;
   while ((status = child.wait(100 * kMillisecond)) < 0) {
-    if (is_interrupted()) throw Failure({ErrorCode::kCancelled, "interrupted"});
+    if (is_interrupted()) throw Failure(interrupted());
   }
   if (status != 0)
-    throw Failure({ErrorCode::kUnavailable, fmt::format("'{}' failed with status {}: {}", fmt::join(command.words, " "),
-                                                        status, child.last_words())});
+    throw Failure({ErrorCode::kUnavailable,
+                   fmt::format("the command '{}' failed with status {}; the last line of its stderr: '{}'",
+                               fmt::join(command.words, " "), status, child.last_words())});
 }
 
 Command script_command(const std::string& script, std::vector<std::string> words) {

@@ -69,7 +69,7 @@ std::uint64_t FlagReader::number(std::string_view flag, std::string_view value, 
   std::uint64_t parsed = 0;
   const auto [end, failure] = std::from_chars(value.data(), value.data() + value.size(), parsed);
   if (failure != std::errc() || end != value.data() + value.size() || parsed < least || parsed > most)
-    fail(bad_flag(flag, value, fmt::format("{} to {}", least, most)));
+    fail(bad_flag(flag, value, fmt::format("a whole number from {} to {}", least, most)));
   return parsed;
 }
 
@@ -108,7 +108,7 @@ void FlagReader::file(std::string_view flag, const std::string& name, std::strin
   const std::filesystem::path path(name);
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   if (!std::filesystem::is_directory(folder, failure) || std::filesystem::is_directory(path, failure))
-    fail(bad_flag(flag, name, "a file in a folder that exists"));
+    fail(bad_flag(flag, name, "a file, not a folder, in a folder that exists"));
 }
 
 }  // namespace kvferry::bench

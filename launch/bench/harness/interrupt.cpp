@@ -27,10 +27,12 @@ void catch_interrupts() {
 
 bool is_interrupted() { return g_interrupted != 0; }
 
+Error interrupted() { return {ErrorCode::kCancelled, "the benchmark was interrupted by Ctrl-C or SIGTERM"}; }
+
 Deadline::Deadline(TimeNs timeout_ns) : timeout_(timeout_ns), end_(SteadyClock().now() + timeout_ns) {}
 
 Result<void> Deadline::check(const char* what) const {
-  if (is_interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
+  if (is_interrupted()) return interrupted();
   if (SteadyClock().now() >= end_)
     return Error{ErrorCode::kTimeout,
                  fmt::format("{} did not arrive within {} s", what, static_cast<double>(timeout_) / kSecond)};
@@ -39,7 +41,7 @@ Result<void> Deadline::check(const char* what) const {
 
 OwnedFd tcp_accept(const net::TcpListener& listener, const Deadline& deadline) {
   while (true) {
-    need(deadline.check("a connection"));
+    need(deadline.check("a connection of the benchmark's other process"));
     pollfd waiting{listener.socket.get(), POLLIN, 0};
     if (::poll(&waiting, 1, 100) != 1) continue;
     OwnedFd socket(::accept4(listener.socket.get(), nullptr, nullptr, SOCK_CLOEXEC));

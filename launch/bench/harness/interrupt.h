@@ -10,6 +10,8 @@ namespace kvferry::bench {
 /// Makes SIGINT and SIGTERM set the flag. If the process still runs 3 s after the signal, SIGALRM ends it.
 void catch_interrupts();
 bool is_interrupted();
+/// Returns the error kCancelled of a benchmark that a signal has interrupted.
+Error interrupted();
 
 /// The limit of a wait: a timeout or the user's interrupt, whichever comes first.
 class Deadline {

@@ -18,10 +18,11 @@ constexpr std::size_t kLineBytesMax = 1 << 20;  // a longer line is an error; ex
 
 /// Returns the error of a system call that failed. `what`: what the call did, such as "send to".
 Error failed(const char* what, int code) {
-  if (code == EINTR) return {ErrorCode::kCancelled, "interrupted"};
-  if (code == EPIPE || code == ECONNRESET) return {ErrorCode::kPeerLost, "the other process has closed the connection"};
+  if (code == EINTR) return interrupted();
+  if (code == EPIPE || code == ECONNRESET)
+    return {ErrorCode::kPeerLost, "the benchmark's other process has closed the connection"};
   return {ErrorCode::kUnavailable,
-          fmt::format("cannot {} the other process: {}", what, std::generic_category().message(code))};
+          fmt::format("can't {} the benchmark's other process: {}", what, std::generic_category().message(code))};
 }
 
 }  // namespace
@@ -44,12 +45,12 @@ Result<nlohmann::json> LineLink::receive(TimeNs timeout_ns) {
       nlohmann::json message = nlohmann::json::parse(received_.substr(0, end), nullptr, false);
       received_.erase(0, end + 1);
       if (message.is_object()) return message;
-      return Error{ErrorCode::kCorrupt, "the other process sent a line that is not a JSON object"};
+      return Error{ErrorCode::kCorrupt, "the benchmark's other process sent a line that is not a JSON object"};
     }
     if (received_.size() > kLineBytesMax)
       return Error{ErrorCode::kCorrupt,
-                   fmt::format("the other process sent a line of more than {} bytes", kLineBytesMax)};
-    if (Result<void> ok = deadline.check("an answer"); !ok) return std::move(ok).error();
+                   fmt::format("the benchmark's other process sent a line of more than {} bytes", kLineBytesMax)};
+    if (Result<void> ok = deadline.check("a line of the benchmark's other process"); !ok) return std::move(ok).error();
     pollfd waiting{in_.get(), POLLIN, 0};
     if (::poll(&waiting, 1, 100) <= 0) continue;
     char buffer[16384];
@@ -68,15 +69,17 @@ Result<nlohmann::json> checked(Result<nlohmann::json> message) {
   const nlohmann::json code = message->value("code", nlohmann::json());
   const int number = code.is_number_integer() ? code.get<int>() : 0;
   const bool is_known = number > 0 && number <= static_cast<int>(ErrorCode::kInternal);
-  return Error{is_known ? static_cast<ErrorCode>(number) : ErrorCode::kInternal,
-               what.is_string() ? what.get<std::string>() : "the other process reported an error without a text"};
+  return Error{
+      is_known ? static_cast<ErrorCode>(number) : ErrorCode::kInternal,
+      what.is_string() ? what.get<std::string>() : "the benchmark's other process reported an error without a text"};
 }
 
 std::string to_hex(std::string_view bytes) { return hex_of(bytes); }
 
 Result<std::string> from_hex(std::string_view text) {
   std::optional<std::string> bytes = net::bytes_of_hex(text);
-  if (!bytes) return Error{ErrorCode::kCorrupt, "the other process sent an address that is not hexadecimal"};
+  if (!bytes)
+    return Error{ErrorCode::kCorrupt, "the benchmark's other process sent an address that is not hexadecimal"};
   return *std::move(bytes);
 }
 

@@ -52,7 +52,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& extra)
 ChildProcess::ChildProcess(const Command& command) : errors_(::memfd_create("stderr", MFD_CLOEXEC)) {
   const auto failure = [&command] {
     return Failure({ErrorCode::kUnavailable,
-                    fmt::format("can't start a process for {}: {}", command.words.at(0), std::strerror(errno))});
+                    fmt::format("can't start the program {}: {}", command.words.at(0), std::strerror(errno))});
   };
   int to_child[2] = {-1, -1}, from_child[2] = {-1, -1};
   if (!errors_ || ::pipe2(to_child, O_CLOEXEC) != 0) throw failure();
@@ -139,7 +139,10 @@ std::string kvferry_program() {
   std::error_code failure;
   const fs::path program = own_program().parent_path() / "kvferry";
   if (!fs::exists(program, failure))
-    throw Failure({ErrorCode::kUnavailable, fmt::format("the program {} does not exist", program.string())});
+    throw Failure({ErrorCode::kUnavailable,
+                   fmt::format("the program {}, which the benchmark starts as a controller, does not exist; install "
+                               "kvferry again",
+                               program.string())});
   return program.string();
 }
 
@@ -157,7 +160,9 @@ void run_peer_program(const Command& command, const Json& spec, const Say& say,
     const Result<Json> received = checked(child.link().receive(kLinePatience));
     if (!received && received.error().code == ErrorCode::kPeerLost)
       throw Failure({ErrorCode::kUnavailable,
-                     fmt::format("the peer's program ended before it was done: {}", child.last_words())});
+                     fmt::format("the program {} ended before it had sent its figures; the last line of its stderr: "
+                                 "'{}'",
+                                 command.words.back(), child.last_words())});
     const Json line = need(received);
     if (line.contains("done")) return;
     if (line.contains("step") && line["step"].is_string())
@@ -172,7 +177,9 @@ TemporaryFolder::TemporaryFolder() {
   path_ = fs::temp_directory_path(failure) / "kvferry-benchXXXXXX";
   if (failure || ::mkdtemp(path_.data()) == nullptr)
     throw Failure({ErrorCode::kUnavailable,
-                   fmt::format("can't create the temporary folder {} (TMPDIR names another place)", path_)});
+                   fmt::format("can't create a temporary folder {}: {}; set TMPDIR to a folder in which this user may "
+                               "create others",
+                               path_, failure ? failure.message() : std::strerror(errno))});
 }
 
 TemporaryFolder::~TemporaryFolder() {

@@ -105,7 +105,7 @@ std::string event_text(const LifeEvent& event, const NodeNames& names) {
     case LifeKind::kLoaded:
       return load_text(event, names);
     case LifeKind::kComputed:
-      return "every known token is computed; decodes";
+      return "has computed every known token, and decodes";
     case LifeKind::kPreempted:
       return fmt::format("preempted with {} tokens computed", event.tokens);
     case LifeKind::kFinished:

@@ -130,7 +130,9 @@ Run add_explain_command(CLI::App& app) {
           ->add_option("REQUEST", flags->asked.request,
                        "The request's id, as the proxy's log, the client's X-Request-Id or the answer has it; the "
                        "prefix and suffix that vLLM adds may be left out")
-          ->check([](const std::string& id) { return id.empty() ? "REQUEST must not be empty" : ""; }),
+          ->check([](const std::string& id) {
+            return id.empty() ? "the id is empty; --last 16 lists the ids of requests" : "";
+          }),
       command
           ->add_option("--trace", flags->asked.trace,
                        fmt::format("Show the requests of this W3C trace, the newest {} on each node: a trace id, 32 "

@@ -42,7 +42,7 @@ std::string list_text(const std::vector<ListedLife>& lives) {
                         seconds(life.duration) * 1e3, life.is_running ? '+' : ' ', short_name(life.node),
                         life.preemptions, life.recomputed, life.request, life.cause.empty() ? "" : ": " + life.cause);
   }
-  return text + "+: runs still. RECOMPUTED: tokens computed again, and why at the end of the line\n";
+  return text + "+: the request still runs. RECOMPUTED: tokens computed again; the end of the line says why\n";
 }
 
 nlohmann::json list_json(const std::vector<ListedLife>& lives) {

@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "launch/cli/commands.h"
@@ -121,7 +123,9 @@ Result<void> run_screen(const TopFlags& flags, Frame frame, const std::optional<
   const OwnedFd received(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!received)
     return Error{ErrorCode::kUnavailable,
-                 "can't make a file descriptor for signals: the limit on open files is reached; raise it (ulimit -n)"};
+                 fmt::format("can't watch for signals, which the screen needs, because signalfd() failed: {}; use "
+                             "--once, or raise the limit on open files (ulimit -n) if it is reached",
+                             std::generic_category().message(errno))};
   const int keys = ::isatty(STDIN_FILENO) != 0 ? STDIN_FILENO : -1;
   Screen screen;
   for (;;) {

@@ -19,9 +19,10 @@ TEST(ControllerBench, RefusesBadFlagsAndSaysWhatIsAllowed) {
     ASSERT_FALSE(done) << hashes;
     EXPECT_EQ(done.error().code, ErrorCode::kInvalidArgument);
     EXPECT_THAT(done.error().what, HasSubstr("--hashes"));
-    EXPECT_THAT(done.error().what, HasSubstr("65536 to 100000000"));
+    EXPECT_THAT(done.error().what, HasSubstr("a whole number from 65536 to 100000000"));
   }
-  EXPECT_THAT(run_controller_bench({.repeat = "0"}).error().what, HasSubstr("--repeat is '0'; allowed: 1 to 100"));
+  EXPECT_THAT(run_controller_bench({.repeat = "0"}).error().what,
+              HasSubstr("--repeat is '0'; allowed: a whole number from 1 to 100"));
   EXPECT_THAT(run_controller_bench({.plot_file = "x.jpg"}).error().what,
               HasSubstr("--plot is 'x.jpg'; allowed: a file"));
   EXPECT_THAT(run_controller_bench({.json_file = "/no/folder/x"}).error().what, HasSubstr("--json is '/no/folder/x'"));

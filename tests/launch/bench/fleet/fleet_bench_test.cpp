@@ -24,16 +24,16 @@ TEST(FleetBench, RefusesBadFlagsAndSaysWhatIsAllowed) {
     const char* reason;
   };
   const Row rows[] = {
-      {{.nodes = "3"}, "--nodes is '3'; allowed: 4 to 100000"},
-      {{.nodes = ""}, "--nodes is ''; allowed: 4 to 100000"},
-      {{.nodes = "250,1k"}, "--nodes is '1k'; allowed: 4 to 100000"},
+      {{.nodes = "3"}, "--nodes is '3'; allowed: a whole number from 4 to 100000"},
+      {{.nodes = ""}, "--nodes is ''; allowed: a whole number from 4 to 100000"},
+      {{.nodes = "250,1k"}, "--nodes is '1k'; allowed: a whole number from 4 to 100000"},
       {{.nodes = "100000"}, "--nodes is '100000', but this process may open"},
       {{.replicas = "2"}, "--replicas is '2'; allowed: 1, 3"},
       {{.over = "udp"}, "--over is 'udp'; allowed: zmq, stream"},
-      {{.seconds = "0"}, "--seconds is '0'; allowed: 1 to 600"},
-      {{.chunks = "607"}, "--chunks is '607'; allowed: 608 to 1000000"},
-      {{.stores = "-1"}, "--stores is '-1'; allowed: 0 to 10000"},
-      {{.lookups = "2,x"}, "--lookups is 'x'; allowed: 0 to 10000"},
+      {{.seconds = "0"}, "--seconds is '0'; allowed: a whole number from 1 to 600"},
+      {{.chunks = "607"}, "--chunks is '607'; allowed: a whole number from 608 to 1000000"},
+      {{.stores = "-1"}, "--stores is '-1'; allowed: a whole number from 0 to 10000"},
+      {{.lookups = "2,x"}, "--lookups is 'x'; allowed: a whole number from 0 to 10000"},
       {{.json_file = "/no/folder/x"}, "--json is '/no/folder/x'"},
       {{.plot_file = "x.jpg"}, "--plot is 'x.jpg'; allowed: a file"},
   };

@@ -153,9 +153,9 @@ TEST(Options, EveryBadValueIsNamedWithWhatIsAllowed) {
   EXPECT_THAT(said([](auto& f) { f.peers = "gloo"; }), HasSubstr("nixl, mooncake, ucx"));
   EXPECT_THAT(said([](auto& f) { f.block_bytes = "4KB"; }), HasSubstr("--block-bytes: '4KB'"));
   EXPECT_THAT(said([](auto& f) { f.block_bytes = "100"; }), HasSubstr("multiples of 8"));
-  EXPECT_THAT(said([](auto& f) { f.blocks = "0"; }), HasSubstr("--blocks is '0'; allowed: 1 to"));
+  EXPECT_THAT(said([](auto& f) { f.blocks = "0"; }), HasSubstr("--blocks is '0'; allowed: a whole number from 1 to"));
   EXPECT_THAT(said([](auto& f) { f.blocks = "1e3"; }), HasSubstr("--blocks"));
-  EXPECT_THAT(said([](auto& f) { f.repeat = "-1"; }), HasSubstr("--repeat is '-1'; allowed: 1 to"));
+  EXPECT_THAT(said([](auto& f) { f.repeat = "-1"; }), HasSubstr("--repeat is '-1'; allowed: a whole number from 1 to"));
   EXPECT_THAT(said([](auto& f) { f.listen = "nowhere"; }), HasSubstr("HOST:PORT"));
   EXPECT_THAT(said([](auto& f) { f.connect = "host:99999"; }), HasSubstr("HOST:PORT"));
   EXPECT_THAT(said([](auto& f) { f.listen = f.connect = "a:1"; }), HasSubstr("exclude each other"));
@@ -212,14 +212,14 @@ TEST(LineLink, SaysWhyItCannotSendOrReceive) {
   ::close(ends[1]);
   for (const Error& error : {alone.send({}).error(), alone.receive(kSecond).error()}) {
     EXPECT_EQ(error.code, ErrorCode::kPeerLost);
-    EXPECT_EQ(error.what, "the other process has closed the connection");
+    EXPECT_EQ(error.what, "the benchmark's other process has closed the connection");
   }
   const Error full = LineLink(OwnedFd(), OwnedFd(::open("/dev/full", O_WRONLY | O_CLOEXEC))).send({}).error();
   EXPECT_EQ(full.code, ErrorCode::kUnavailable);
-  EXPECT_EQ(full.what, "cannot send to the other process: No space left on device");
+  EXPECT_EQ(full.what, "can't send to the benchmark's other process: No space left on device");
   const Error folder = LineLink(OwnedFd(::open("/", O_RDONLY | O_CLOEXEC))).receive(kSecond).error();
   EXPECT_EQ(folder.code, ErrorCode::kUnavailable);
-  EXPECT_EQ(folder.what, "cannot receive from the other process: Is a directory");
+  EXPECT_EQ(folder.what, "can't receive from the benchmark's other process: Is a directory");
 }
 
 TEST(FiguresFile, SaysWhichFileCannotBeWrittenAndWhy) {
