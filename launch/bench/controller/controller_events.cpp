@@ -208,10 +208,14 @@ void measure_events(const ControllerLoad& load, ControllerReport& report) {
       const auto take = [&](const Batch& batch) { bench.take(batch); };
       (hashes == Hashes::kIntegers ? stored : stored_bytes).push_back(bench.time(stores, take));
       if (!bench.holds_all(true))
-        throw Failure({ErrorCode::kCorrupt, "the index does not have all blocks that an engine stored"});
+        throw Failure({ErrorCode::kCorrupt,
+                       "the controller's index lacks blocks that the benchmark's events of an engine stored, so the "
+                       "benchmark ends without figures"});
       const double per_s = bench.time(removals, take);
       if (!bench.holds_all(false))
-        throw Failure({ErrorCode::kCorrupt, "the index still has blocks that an engine removed"});
+        throw Failure({ErrorCode::kCorrupt,
+                       "the controller's index still has blocks that the benchmark's events of an engine removed, so "
+                       "the benchmark ends without figures"});
       if (hashes == Hashes::kBytes) continue;
       removed.push_back(per_s);
       controller::EngineEventDecoder decoder;
@@ -222,7 +226,11 @@ void measure_events(const ControllerLoad& load, ControllerReport& report) {
       }));
       if (!is_right || sink.num_hashes != stores.size() * kBatchKeys)
         throw Failure(
-            {ErrorCode::kCorrupt, "the decoder rejected a batch of events or returned a wrong number of hashes"});
+            {ErrorCode::kCorrupt,
+             fmt::format("the controller's decoder of engine events {} and returned {} hashes instead of {}, so the "
+                         "benchmark ends without figures",
+                         is_right ? "accepted all events" : "rejected some events", sink.num_hashes,
+                         stores.size() * kBatchKeys)});
     }
   }
   const auto row = [&](const char* what, double per_s, const char* figure) {

@@ -135,7 +135,7 @@ ControllerFarSide::ControllerFarSide(const ControllerLoad& load) {
 
 void ControllerFarSide::wait_filled() {
   Result<nlohmann::json> up = checked(child_->receive(kReadyPatience));
-  if (!up) throw Failure(std::move(up).error().with("the benchmark's controller"));
+  if (!up) throw Failure(std::move(up).error().with("the controller that the benchmark starts"));
   zmq = up->at("zmq");
   stream = up->at("stream");
   zmq_echo = up->at("zmq_echo");

@@ -13,9 +13,14 @@ namespace kvferry::bench {
 constexpr std::uint64_t kLookupKeys = 128;
 
 inline Failure wrong_answer() {
-  return Failure({ErrorCode::kCorrupt, "a lookup returned a wrong answer; all figures of this run are invalid"});
+  return Failure(
+      {ErrorCode::kCorrupt, "the controller gave a wrong answer to a lookup, so the benchmark ends without figures"});
 }
-inline Failure no_answer() { return Failure({ErrorCode::kUnavailable, "the benchmark's controller does not answer"}); }
+inline Failure no_answer() {
+  return Failure(
+      {ErrorCode::kUnavailable,
+       "the controller that the benchmark started does not answer: it has ended, or this machine is too busy"});
+}
 
 inline controller::NodeInfo node_info(const std::string& name) {
   return {EngineId{name}, Incarnation{1}, "kv_both", "tcp://10.0.0.1:1", "", "model"};

@@ -26,9 +26,10 @@ bool is_peer(const Json& peer) {
 void measure_peer(const std::string& peer, const Json& spec, const PeerProgram& program, Json& peers, const Say& say) {
   run_peer_program(need(program(peer, say)), spec, say, [&](const Json& line) {
     if (!line.contains("peer") || !is_peer(line["peer"]))
-      throw Failure({ErrorCode::kCorrupt,
-                     fmt::format("the peer's program wrote a line that is neither a step, figures nor an error: {}",
-                                 line.dump())});
+      throw Failure(
+          {ErrorCode::kCorrupt,
+           fmt::format("the program that measures {} wrote a line that is neither a step, figures nor an error: {}",
+                       peer, line.dump())});
     peers.push_back(line["peer"]);
   });
 }

@@ -106,7 +106,9 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
   if (!is_told)
     throw Failure(
         {ErrorCode::kUnavailable,
-         fmt::format("a controller with a killed controller's state did not start: {}", process.last_words())});
+         fmt::format("a controller did not start with the state of a killed controller; the last line of its stderr: "
+                     "'{}'",
+                     process.last_words())});
   const std::unique_ptr<controller::Client> client =
       need(controller::make_client({.controller = endpoint, .node = worker_info(kNumWorkers + 1)}));
   need(wait_registered(*client, clock, kRecoveryPatience / kMillisecond));
@@ -124,7 +126,8 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
   }
   throw Failure(
       {ErrorCode::kUnavailable,
-       fmt::format("a controller that was started with a killed controller's state did not answer within {} s",
+       fmt::format("a controller that was started with the state of a killed controller did not answer a lookup "
+                   "within {} s",
                    kRecoveryPatience / kSecond)});
 }
 

@@ -36,9 +36,12 @@ void wait_listening(ChildProcess& process, std::uint16_t port) {
     if (is_open(port)) return;
     if (process.has_ended()) break;
   }
-  throw Failure({ErrorCode::kUnavailable,
-                 fmt::format("no server listened on {}:{} within {} s; the last line of its stderr: '{}'", kHost, port,
-                             kStartTime / kSecond, process.last_words())});
+  throw Failure(
+      {ErrorCode::kUnavailable,
+       fmt::format("the server that the benchmark started for {}:{} {}; the last line of its stderr: '{}'", kHost, port,
+                   process.has_ended() ? std::string("ended before it listened there")
+                                       : fmt::format("did not listen there within {} s", kStartTime / kSecond),
+                   process.last_words())});
 }
 
 }  // namespace

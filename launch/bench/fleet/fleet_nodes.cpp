@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 
 #include "launch/bench/harness/failure.h"
 
@@ -73,8 +75,9 @@ void Fleet::join(std::uint32_t index) {
   node.asked.clear();
   epoll_event event{.events = EPOLLIN, .data = {.u32 = index}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, node.client->fd(), &event) != 0)
-    throw Failure({ErrorCode::kUnavailable,
-                   fmt::format("can't wait for the socket of node {}: too many file descriptors", index)});
+    throw Failure(
+        {ErrorCode::kUnavailable, fmt::format("can't wait for the connection of node {} of {}: {}; give fewer --nodes",
+                                              index + 1, nodes_.size(), std::strerror(errno))});
 }
 
 void Fleet::leave(std::uint32_t index) {

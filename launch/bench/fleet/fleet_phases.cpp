@@ -38,9 +38,9 @@ class Phases {
 
   /// Waits until all nodes are registered and the controller has all their chunks.
   void cold_start(TimeNs begun) {
-    turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPhasePatience, "nodes did not register");
+    turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPhasePatience, "not all nodes registered");
     row_["register_s"] = in_seconds(fleet_.now() - begun);
-    turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPhasePatience, "nodes did not publish their chunks");
+    turn_until([&] { return fleet_.num_up() == num_nodes_; }, kPhasePatience, "not all nodes published their chunks");
     row_["told_s"] = in_seconds(fleet_.now() - begun);
   }
 
@@ -95,7 +95,7 @@ class Phases {
       }
       return all;
     };
-    turn_until(all_gone, kLeaseTime, "lookups still named dead nodes");
+    turn_until(all_gone, kLeaseTime, "lookups still name nodes that have died");
     std::vector<double> times;
     for (std::uint32_t i = 0; i < num_dead; ++i)
       times.push_back(in_seconds(*fleet_.seen_gone(dead(i, num_dead)) - killed_at));
@@ -103,7 +103,7 @@ class Phases {
     row_["dead_noticed_s_max"] = times.back();
     std::vector<std::uint32_t> nodes;
     for (std::uint32_t i = 0; i < num_dead; ++i) nodes.push_back(dead(i, num_dead));
-    restart(nodes, false, "dead nodes did not register again");
+    restart(nodes, false, "nodes that had died did not all register again");
   }
 
   /// Lets one node in ten leave and join again, eight nodes at a time, while the other nodes send traffic.
@@ -112,7 +112,7 @@ class Phases {
     for (std::uint32_t node = 5; node < num_nodes_; node += 10) nodes.push_back(node);
     fleet_.take_lookups();
     const TimeNs begun = fleet_.now();
-    restart(nodes, true, "restarting nodes did not register");
+    restart(nodes, true, "restarted nodes did not all register");
     row_["rolling_s"] = in_seconds(fleet_.now() - begun);
     LookupTimes lookups = fleet_.take_lookups();
     row_["rolling_lookup_us_p99"] = percentile(lookups.us, 99);
@@ -130,7 +130,7 @@ class Phases {
     if (!is_alone) {
       turn_for(5 * kSecond);
       turn_until([&] { return fleet_.num_waiting() < num_nodes_ / 10 + 5; }, kPhasePatience,
-                 "nodes did not get answers after a replica was killed");
+                 "many lookups had no answer after a replica was killed");
       const std::optional<TimeNs> last = fleet_.last_slow(100 * kMillisecond);
       row_["failover_s"] = last ? in_seconds(*last - killed_at) : 0.0;
       row_["failover_failed_lookups"] = fleet_.take_lookups().num_failed;
@@ -140,7 +140,7 @@ class Phases {
     controllers_.start_again(0);
     if (!is_alone) return turn_for(kWarmUp);
     turn_until([&] { return fleet_.num_registered() == num_nodes_; }, kPhasePatience,
-               "nodes did not register after a restart");
+               "not all nodes registered after the controller's restart");
     row_["restart_register_s"] = in_seconds(fleet_.now() - begun);
   }
 
@@ -230,15 +230,18 @@ class Phases {
   template <class Reached>
   void turn_until(const Reached& reached, TimeNs patience, const char* what) {
     if (turn_within(patience, reached)) return;
-    row_["broke"] = fmt::format("{} (waited {:.0f} s; {} of {} nodes are up){}", what, in_seconds(patience),
-                                fleet_.num_up(), num_nodes_, fleet_.refusal().empty() ? "" : ": " + fleet_.refusal());
-    throw Failure({ErrorCode::kTimeout, ""});
+    std::string broke =
+        fmt::format("{} (waited {:.0f} s; {} of {} nodes are registered and have published their chunks)", what,
+                    in_seconds(patience), fleet_.num_up(), num_nodes_);
+    if (!fleet_.refusal().empty()) broke += "; the controller's last refusal: " + fleet_.refusal();
+    row_["broke"] = broke;
+    throw Failure({ErrorCode::kTimeout, broke});
   }
   template <class Reached>
   bool turn_within(TimeNs time, const Reached& reached) {
     for (const TimeNs end = fleet_.now() + time; fleet_.now() < end;) {
       if (reached()) return true;
-      if (is_interrupted()) throw Failure({ErrorCode::kCancelled, "interrupted"});
+      if (is_interrupted()) throw Failure(interrupted());
       fleet_.turn();
     }
     return false;

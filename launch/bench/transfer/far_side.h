@@ -27,7 +27,7 @@ class FarSide {
  private:
   static constexpr TimeNs kInstallPatience = 900 * kSecond;
 
-  void greet();
+  void greet(const HostPort& where);
 
   std::optional<ChildProcess> child_;
   std::optional<LineLink> link_;  // destroyed before child_, which ends when the link closes

@@ -46,7 +46,9 @@ class Session {
     }
     if (!is_known_)
       throw Failure(
-          {ErrorCode::kCorrupt, "the driver's first message is not a hello from the same version of kvferry"});
+          {ErrorCode::kCorrupt,
+           "the client did not begin as kvferry bench transfer --connect of this listener's version does; install the "
+           "same version on both hosts"});
     if (what == "install") return install(message.value("what", Json()));
     if (what == "start_worker") return start(message.value("spec", Json::object()));
     if (what == "stop_worker") {
@@ -55,7 +57,8 @@ class Session {
     }
     if (!worker_)
       return answer(to_json(
-          Error{ErrorCode::kInvalidArgument, "the driver sent a command for a worker, but no worker is running"}));
+          Error{ErrorCode::kInvalidArgument,
+                "the listener got a command for its measuring process, but none runs; start_worker must come first"}));
     if (!worker_->link().send(message)) report_death();
   }
 
@@ -87,7 +90,9 @@ class Session {
   void report_death() {
     const std::string words = worker_->last_words();
     worker_.reset();
-    answer(to_json(Error{ErrorCode::kPeerLost, fmt::format("the target's program ended: {}", words)}));
+    answer(to_json(Error{
+        ErrorCode::kPeerLost,
+        fmt::format("the measuring process on the listener's side ended; the last line of its stderr: '{}'", words)}));
   }
 
   const std::string host_;
@@ -117,7 +122,7 @@ Result<void> run_listener(const HostPort& address, bool is_child) {
     if (is_child) listening->socket = OwnedFd();
     Result<void> served = attempt([&] { Session(*std::move(accepted)).run(); });
     if (is_child) return served;
-    fmt::print("{}\n", served ? "a driver has disconnected" : "disconnected a driver: " + served.error().what);
+    fmt::print("{}\n", served ? "a benchmark has disconnected" : "disconnected a client: " + served.error().what);
     std::fflush(stdout);
   }
   return {};

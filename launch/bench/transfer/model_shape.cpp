@@ -33,7 +33,7 @@ Result<ModelBlocks> blocks_of(const ModelShape& model, std::string_view dtype, s
   const std::uint64_t element_bytes = dtype == "bf16" ? 2 : dtype == "fp8" ? 1 : 0;
   if (element_bytes == 0) return bad_flag("--dtype", dtype, "bf16, fp8");
   if (tokens == 0 || tokens > kTokensMax)
-    return bad_flag("--tokens", std::to_string(tokens), fmt::format("1 to {}", kTokensMax));
+    return bad_flag("--tokens", std::to_string(tokens), fmt::format("a whole number from 1 to {}", kTokensMax));
   const bool is_mla = model.kv_heads == 0;
   if (tp == 0 || (!is_mla && model.kv_heads % tp != 0))
     return bad_flag("--tp", std::to_string(tp),

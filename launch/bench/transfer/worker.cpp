@@ -27,7 +27,8 @@ constexpr std::uint64_t kRoundsMax = 1'000'000;
 constexpr TimeNs kForever = 24 * 3600 * kSecond;
 
 Failure bad_message(const std::string& what) {
-  return Failure({ErrorCode::kInvalidArgument, fmt::format("bad benchmark message: {}", what)});
+  return Failure(
+      {ErrorCode::kInvalidArgument, fmt::format("the benchmark sent its measuring process a wrong message: {}", what)});
 }
 
 std::uint64_t number(const Json& message, const char* key) {
@@ -47,7 +48,8 @@ std::unique_ptr<Engine> make_worker_engine(const std::string& name) {
                                                                     {"socket", make_socket_engine},
                                                                     {"ucx", make_ucx_engine}};
   const auto found = makers.find(name);
-  if (found == makers.end()) throw bad_message(fmt::format("unknown engine '{}'", name));
+  if (found == makers.end())
+    throw bad_message(fmt::format("the engine is '{}'; allowed: kvferry, memcpy, cma, socket, ucx", name));
   return found->second();
 }
 
@@ -74,15 +76,16 @@ class Worker {
     if (what == "prepare") return prepare(message.value("job", Json::object()));
     if (what == "fill") return fill(number(message, "seed"));
     if (what == "verify") return verify(number(message, "seed"));
-    if (job_.num_blocks == 0) throw bad_message("a command needs a job, but no job was prepared");
+    if (job_.num_blocks == 0) throw bad_message(fmt::format("the command '{}' came before 'prepare'", what));
     if (what == "transfer") return transfer();
     if (what == "answer") return answer();
     const std::uint64_t rounds = number(message, "rounds");
     if (rounds == 0 || rounds > kRoundsMax)
-      throw bad_message(fmt::format("rounds is {}; allowed: 1 to {}", rounds, kRoundsMax));
+      throw bad_message(fmt::format("the number of rounds is {}; allowed: 1 to {}", rounds, kRoundsMax));
     if (what == "ping") return ping(rounds);
     if (what == "pong") return pong(rounds);
-    throw bad_message(fmt::format("unknown command '{}'", what));
+    throw bad_message(fmt::format(
+        "the command is '{}'; allowed: connect, prepare, fill, verify, transfer, answer, ping, pong", what));
   }
 
  private:
@@ -93,7 +96,7 @@ class Worker {
     if (job.block_bytes == 0 || job.block_bytes % 8 != 0 || job.num_blocks == 0 ||
         job.num_blocks > spec_.bytes / job.block_bytes)
       throw bad_message(
-          fmt::format("a job of {} blocks of {} bytes; allowed: at least one block, of a multiple of 8 bytes, "
+          fmt::format("a transfer has {} blocks of {} bytes; allowed: at least one block, of a multiple of 8 bytes, "
                       "and no more than fit into the {} bytes of memory",
                       job.num_blocks, job.block_bytes, spec_.bytes));
     job_ = job;
@@ -180,7 +183,7 @@ WorkerSpec worker_spec(const nlohmann::json& message) {
                   text(message, "host")};
   if (spec.bytes == 0 || spec.bytes > kBytesMax || spec.core >= CPU_SETSIZE)
     throw bad_message(
-        fmt::format("bytes is {} and core is {}; allowed: 1 to {} bytes, and the number of a core below {} or -1",
+        fmt::format("the memory has {} bytes and the core is {}; allowed: 1 to {} bytes, and a core below {} or -1",
                     spec.bytes, spec.core, kBytesMax, CPU_SETSIZE));
   return spec;
 }

@@ -8,8 +8,10 @@ namespace kvferry::bench {
 namespace {
 
 Failure unknown(const WorkerSpec& spec) {
-  return Failure({ErrorCode::kInvalidArgument, fmt::format("there is no engine '{}' with setting '{}' on path '{}'",
-                                                           spec.engine, spec.setting, spec.path)});
+  return Failure({ErrorCode::kInvalidArgument,
+                  fmt::format("the benchmark has no engine '{}' with setting '{}'; allowed: kvferry, memcpy, cma and "
+                              "socket, and nixl, mooncake and ucx with setting default or best",
+                              spec.engine, spec.setting)});
 }
 
 /// Returns UCX's environment variables. Path tcp restricts UCX to TCP. For engine ucx, the setting "best" uses the
@@ -37,7 +39,9 @@ Command worker_command(const WorkerSpec& spec) {
     const std::string folder = newest_ucx_folder();
     if (folder.empty())
       throw Failure(
-          {ErrorCode::kUnavailable, "the package libucx-cu13 is not installed in the benchmark's virtual environment"});
+          {ErrorCode::kUnavailable,
+           "the package libucx-cu13 is not in the benchmark's virtual environment (the folder bench-venv); remove that "
+           "folder, so that the benchmark installs the package again"});
     command = self_command({"bench", "worker"});
     command.environment.push_back("KVFERRY_UCX_LIBRARY=" + folder + "/libucp.so.0");
   } else if (spec.engine == "nixl" || spec.engine == "mooncake") {

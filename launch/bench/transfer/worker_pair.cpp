@@ -36,7 +36,9 @@ void WorkerPair::connect(const WorkerSpec& spec, int target_core) {
 Json WorkerPair::receive_from_initiator() {
   Result<Json> answer = checked(initiator_.link().receive(kPatienceWithWorker));
   if (!answer && answer.error().code == ErrorCode::kPeerLost)
-    throw Failure({ErrorCode::kPeerLost, fmt::format("the initiator's program ended: {}", initiator_.last_words())});
+    throw Failure({ErrorCode::kPeerLost,
+                   fmt::format("the measuring process on this side ended; the last line of its stderr: '{}'",
+                               initiator_.last_words())});
   return need(std::move(answer));
 }
 

@@ -44,7 +44,8 @@ class CmaEngine final : public Engine {
                                          : ::process_vm_readv(pid_, own_ranges_, count, others_ranges_, count, 0);
       if (moved != static_cast<ssize_t>(count * job_.block_bytes))
         throw Failure({ErrorCode::kUnavailable,
-                       fmt::format("copying between the processes failed: {}",
+                       fmt::format("copying between the benchmark's two processes by {} failed: {}",
+                                   job_.is_push ? "process_vm_writev()" : "process_vm_readv()",
                                    moved < 0 ? std::strerror(errno) : "the kernel copied only a part of the bytes")});
     }
   }

@@ -74,7 +74,7 @@ class KvferryEngine final : public Engine {
       }
       notifications_ += static_cast<int>(transport_->poll_notifications().size());
       if (notifications_ >= 0 && completions_ >= 0) return;
-      need(deadline.check("a completion or notification"));
+      need(deadline.check("the end of a transfer or the other side's notification"));
       transport_->wait(100 * kMillisecond);
     }
   }

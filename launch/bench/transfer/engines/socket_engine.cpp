@@ -117,12 +117,15 @@ class SocketEngine final : public Engine {
           is_send ? ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
       ranges_[end - 1].iov_len += cut;
       if (moved == 0 && !is_send)
-        throw Failure({ErrorCode::kPeerLost, "the other process has closed the connection of the raw socket"});
+        throw Failure(
+            {ErrorCode::kPeerLost, "the other side has closed the TCP connection that the benchmark measures"});
       if (moved < 0 && errno != EINTR && errno != EAGAIN)
-        throw Failure({ErrorCode::kPeerLost, fmt::format("the raw socket failed: {}", std::strerror(errno))});
+        throw Failure({ErrorCode::kPeerLost,
+                       fmt::format("the TCP connection that the benchmark measures failed: {}", std::strerror(errno))});
       if (moved < 0) {
         if (!is_send && ++num_polls % kPollsPerCheck != 0) continue;
-        need(deadline.check("data on the raw socket"));
+        need(deadline.check(is_send ? "an acknowledgement on the measured TCP connection"
+                                    : "data on the measured TCP connection"));
         continue;
       }
       for (auto left = static_cast<std::uint64_t>(moved); left > 0;) {

@@ -52,7 +52,7 @@ class UcxEngine final : public Engine {
     handler.id = kMessage;
     handler.cb = &UcxEngine::on_message;
     handler.arg = this;
-    check(api().ucp_worker_set_am_recv_handler(worker_, &handler), "UCX cannot set the message handler");
+    check(api().ucp_worker_set_am_recv_handler(worker_, &handler), "UCX cannot register a handler of messages");
     return map_memory();
   }
 
@@ -64,7 +64,8 @@ class UcxEngine final : public Engine {
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
     check(api().ucp_ep_create(worker_, &params, &endpoint_), "UCX cannot create an endpoint");
-    check(api().ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_), "UCX cannot unpack the peer's rkey");
+    check(api().ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_),
+          "UCX cannot use the key to the other side's memory");
   }
 
   std::string describe() const override { return fmt::format("UCX {}", api().ucp_get_version_string()); }
@@ -97,10 +98,10 @@ class UcxEngine final : public Engine {
     params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
     params.address = memory_.data();
     params.length = memory_.size();
-    check(api().ucp_mem_map(context_, &params, &mapped_), "UCX cannot map the memory");
+    check(api().ucp_mem_map(context_, &params, &mapped_), "UCX cannot register the memory of the measurement");
     void* rkey = nullptr;
     std::size_t rkey_bytes = 0;
-    check(api().ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes), "UCX cannot pack the rkey");
+    check(api().ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes), "UCX cannot make a key to this side's memory");
     const std::string rkey_hex = to_hex({static_cast<const char*>(rkey), rkey_bytes});
     api().ucp_rkey_buffer_release(rkey);
     ucp_address_t* address = nullptr;
@@ -119,7 +120,7 @@ class UcxEngine final : public Engine {
     ucs_status_t status = UCS_INPROGRESS;
     while ((status = api().ucp_request_check_status(request)) == UCS_INPROGRESS) {
       if (api().ucp_worker_progress(worker_) != 0) continue;
-      need(deadline.check("a completion of UCX"));
+      need(deadline.check("the end of an operation of UCX"));
     }
     api().ucp_request_free(request);
     check(status, "an operation of UCX failed");
@@ -151,7 +152,7 @@ class UcxEngine final : public Engine {
     const Deadline deadline(kPatience);
     while (num_messages_ == 0) {
       if (api().ucp_worker_progress(worker_) != 0) continue;
-      need(deadline.check("a message of UCX"));
+      need(deadline.check("the other side's message over UCX"));
     }
     --num_messages_;
   }
