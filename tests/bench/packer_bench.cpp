@@ -52,7 +52,7 @@ std::vector<double> measure(std::size_t chunk_bytes, std::size_t num_chunks,
 void bench(const std::string& name, const CacheShape& shape, const ChunkFormat& format = {}) {
   TestCache cache(shape);
   Result<std::unique_ptr<Packer>> made = make_host_packer(cache.layout(), format);
-  KVFERRY_CHECK(made, "{}: {}", name, made.error().what);
+  KVFERRY_CHECK(made, "no packer could be made for the row '{}': {}", name, made.error().what);
   const Packer& packer = **made;
 
   std::vector<std::vector<BlockId>> tables(1, std::vector<BlockId>(shape.blocks));

@@ -86,7 +86,8 @@ class Client:
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
         if b" 200 " not in head.split(b"\r\n")[0]:
-            raise RuntimeError(f"{path}: {head.decode()}")
+            status = head.split(b"\r\n")[0].decode()
+            raise RuntimeError(f"{self._host}:{self._port} answered {path} with '{status}', not with status 200")
 
 
 def processor_s(pid: int) -> float:
@@ -184,9 +185,11 @@ async def measure(proxy: str, more: list[str], seconds: float, rate: float) -> N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of each part")
-    parser.add_argument("--rate", type=float, default=200.0, help="requests per second, to measure the added time")
-    parser.add_argument("--proxy", default=str(REPO / "launch" / "proxy"), help="the program; of another checkout too")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each part of the measurement, in seconds")
+    parser.add_argument("--rate", type=float, default=200.0,
+                        help="requests per second while the time that the proxy adds is measured")
+    parser.add_argument("--proxy", default=str(REPO / "launch" / "proxy"),
+                        help="program of the proxy to measure, which may be in another checkout")
     parser.add_argument("more", nargs="*", help="options of the proxy, after --")
     arguments = parser.parse_args()
     asyncio.run(measure(arguments.proxy, arguments.more, arguments.seconds, arguments.rate))

@@ -145,7 +145,7 @@ void bench_pulls(const Clock& clock, const Costs& costs, Path path, std::uint64_
       here.transport->wait(kSecond);
       completions = here.transport->poll();
     }
-    KVFERRY_CHECK(completions[0].code == ErrorCode::kOk, "a pull failed: {}", completions[0].what);
+    KVFERRY_CHECK(completions[0].code == ErrorCode::kOk, "a pull of the measurement failed: {}", completions[0].what);
     LifeEvent& event = recorder.add(recorder.begin("r"), LifeKind::kPulled, began);
     event.limit_mb_per_s = peers.completed(completions[0]);
     event.path = completions[0].path;

@@ -93,7 +93,7 @@ class Engine:
                 self.num_notifications += self.new_notifications()
             return self.num_notifications > 0
 
-        poll_until(is_notified, "a notification")
+        poll_until(is_notified, "the other side's notification")
         self.num_notifications -= 1
 
     def transfer(self) -> None:

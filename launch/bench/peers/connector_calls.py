@@ -232,7 +232,9 @@ def measure_steps(engine: Engine, spec: dict[str, Any]) -> list[float]:
     times = []
     for _ in range(spec["repeat"]):
         engine.spent_us.clear()
-        assert engine.step() == spec["running"]
+        if (num_scheduled := engine.step()) != spec["running"]:
+            raise RuntimeError(f"vLLM's scheduler ran {num_scheduled} requests in a step, not all {spec['running']}; "
+                               "lower --running")
         times.append(sum(engine.spent_us.values()))
     return times
 

@@ -83,14 +83,14 @@ class Http:
                     return int(head.split()[1]), body[:length]
             data = self.socket.recv(1 << 16)
             if not data:
-                raise RuntimeError("the indexer has closed the connection")
+                raise RuntimeError("Dynamo's indexer has closed the connection")
             self.received += data
 
     def ask(self, request: bytes) -> bytes:
         self.socket.sendall(request)
         status, body = self.receive()
         if status // 100 != 2:
-            raise RuntimeError(f"the indexer answered {status}: {body[:200].decode(errors='replace')}")
+            raise RuntimeError(f"Dynamo's indexer answered {status}: {body[:200].decode(errors='replace')}")
         return body
 
 
@@ -108,7 +108,7 @@ class Indexer(RemoteDirectory):
         # The package's __main__ would import packages that the indexer does not need.
         self.server = start([sys.executable, "-c", "import sys; from dynamo._core import run_kv_indexer\n"
                              "run_kv_indexer(sys.argv[1:])", "--port", str(self.port)])
-        wait_until(lambda: answers_at(self.port), "the indexer to listen")
+        wait_until(lambda: answers_at(self.port), "Dynamo's indexer to listen")
         self.http = Http(self.port)
         self.num_events = [0] * NUM_WORKERS
         self.workers = [self.worker(number) for number in range(NUM_WORKERS)]
@@ -121,7 +121,7 @@ class Indexer(RemoteDirectory):
         self.http.ask(post("/register", {"instance_id": number, "endpoint": f"tcp://127.0.0.1:{port}",
                                          "model_name": MODEL, "block_size": BLOCK_TOKENS}))
         if not publisher.poll(10_000):
-            raise TimeoutError("the indexer did not subscribe to a worker's events within 10 s")
+            raise TimeoutError("Dynamo's indexer did not subscribe to a worker's events within 10 s")
         publisher.recv()
         return publisher
 
@@ -149,7 +149,7 @@ class Indexer(RemoteDirectory):
             depth = position + BATCH_KEYS if position else 0
             asked = query(keys_at(prefix, 0, max(depth, 1)))
             wait_until(lambda worker=worker, depth=depth, asked=asked:
-                       scores(self.http.ask(asked)).get(worker, 0) == depth, "the indexer to apply an event")
+                       scores(self.http.ask(asked)).get(worker, 0) == depth, "Dynamo's indexer to apply an event")
 
     def prepare_lookup(self, prefix: int, position: int) -> bytes:
         return query(keys_at(prefix, position, LOOKUP_KEYS))

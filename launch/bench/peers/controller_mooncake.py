@@ -84,7 +84,8 @@ class Master(RemoteDirectory):
                 codes = {store.put_batch(names, [b"x"] * len(names), config)}
             if codes != {0}:
                 done = "removed" if config is None else "stored"
-                raise RuntimeError(f"Mooncake returned {sorted(codes)} when objects were {done}; only 0 is success")
+                raise RuntimeError(f"Mooncake returned the codes {sorted(codes)} when objects were {done}; only 0 is "
+                                   "success")
 
     def prepare_lookup(self, prefix: int, position: int) -> list[str]:
         return names_of(prefix, position, LOOKUP_KEYS)

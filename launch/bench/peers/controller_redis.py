@@ -26,7 +26,7 @@ class RedisDirectory(RemoteDirectory):
     def __init__(self) -> None:
         binary = shutil.which("redis-server")
         if binary is None:
-            raise RuntimeError("there is no redis-server on this machine (Debian package redis-server)")
+            raise RuntimeError("redis-server is not on this machine; install the Debian package redis-server")
         port = free_port()
         self.server = start([binary, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"])
         wait_until(lambda: answers_at(port), "redis-server to listen")

@@ -24,7 +24,7 @@ class MooncakeEngine(Engine):
         self.scratch = make_memory(SCRATCH_BYTES, "foreign")
         for part in (memory, self.scratch):
             if self.engine.register_memory(part.ctypes.data, part.nbytes) != 0:
-                raise RuntimeError(f"Mooncake did not register {part.nbytes} bytes of memory")
+                raise RuntimeError(f"Mooncake could not register {part.nbytes} bytes of memory")
 
     def address(self) -> dict[str, Any]:
         return {"name": f"{self.spec['host']}:{self.engine.get_rpc_port()}", "base": self.memory.ctypes.data,

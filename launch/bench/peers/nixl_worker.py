@@ -59,7 +59,7 @@ class NixlEngine(Engine):
                 state = self.agent.check_xfer_state(handle)
             return state != "PROC"
 
-        poll_until(is_done, "a completion")
+        poll_until(is_done, "the end of NIXL's transfer")
         if state != "DONE":
             raise RuntimeError(f"NIXL's transfer ended in the state {state}, not DONE")
         self.agent.release_xfer_handle(handle)

@@ -50,7 +50,7 @@ def install(folder: Path, *packages: str) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), *packages],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ProcessError(f"pip can't install {packages[-1]}: {done.stderr.strip().splitlines()[-1:]}")
+        raise ProcessError(f"pip can't install {packages[-1]}: {(done.stderr.strip() or 'no reason').splitlines()[-1]}")
     mark.touch()
 
 

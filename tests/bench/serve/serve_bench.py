@@ -87,7 +87,7 @@ def one_bench(url: str, label: str, model: Path, length: int, requests: int, opt
             raise ProcessError(f"vllm bench serve ended with status {ran.returncode}; its log is {log}")
         told: dict[str, Any] = json.loads(result.read_text())
     if told["completed"] != requests:
-        raise ProcessError(f"{label}: {told['completed']} of {requests} requests were answered; the log is {log}")
+        raise ProcessError(f"{label}: only {told['completed']} of {requests} requests were answered; the log is {log}")
     return told
 
 
@@ -102,7 +102,8 @@ def rows_of(deployment: Deployment, door: Door, name: str, first_token: str, mod
             deployment, door, name, length, repeat)
         expected = repeat if first_token == "prefill" else 0
         if row["first_of_prefill"] != expected:
-            raise ProcessError(f"{name}: prefill sampled {row['first_of_prefill']} first tokens, not {expected}")
+            raise ProcessError(f"{name}: the prefill server sampled {row['first_of_prefill']} of {repeat} first "
+                               f"tokens, not {expected}")
         if requests and name != "nixl-third-core":  # in nixl-third-core, two requests at a time would share a core
             row |= bench_serve(door.url, f"{name} {first_token} {length}", model, length, requests, options)
         yield row
@@ -202,6 +203,13 @@ def names_of(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
     return parse
 
 
+def lengths_of(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers such as 128,512") from None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="tests/bench/serve/run",
@@ -209,38 +217,41 @@ def main() -> int:
                     "and NixlConnector pairs, on the same two cores; compare TTFT, the hand-over, ITL, throughput and "
                     "the processor time of each part.")
     parser.add_argument("--only", type=names_of(NAMES), default=list(NAMES), metavar="NAME,...",
-                        help=f"of {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")],
-                        default=[128, 512, 2048], metavar="N,...",
-                        help="prompt tokens, 8192 at most (default: 128,512,2048)")
+                        help=f"deployments to measure: {', '.join(NAMES)} (default: all)")
+    parser.add_argument("--lengths", type=lengths_of, default=[128, 512, 2048], metavar="N,...",
+                        help="prompt lengths in tokens, 8192 at most (default: 128,512,2048)")
     parser.add_argument("--first-token", type=names_of(("prefill", "decode")), default=["prefill", "decode"],
-                        metavar="NAME,...", help="of launch/proxy (default: prefill,decode)")
+                        metavar="NAME,...",
+                        help="values of launch/proxy's --first-token to measure (default: prefill,decode)")
     parser.add_argument("--prepare-from", type=int, default=0, metavar="TOKENS",
-                        help="of launch/proxy (default: 0, no prompt)")
+                        help="launch/proxy's --prepare-from (default: 0, no prompt)")
     parser.add_argument("--load", type=names_of(("random", "agent")), default=["random"], metavar="NAME,...",
-                        help="random prompts, or an agent's session that grows (default: random)")
+                        help="kinds of requests: random prompts, agent (a session that grows) (default: random)")
     parser.add_argument("--costs", action="store_true",
                         help="instead of --only: what saving all KV costs a server, and what a pair adds to the time "
                              "that its prefill server alone needs for a first token; requests go by turns to both")
     parser.add_argument("--turns", type=int, default=40, metavar="2..50",
-                        help="of the agent's session (default: %(default)s)")
+                        help="number of turns of the agent's session (default: %(default)s)")
     parser.add_argument("--model", default="wide", choices=toy_model.KINDS,
-                        help="%(choices)s (default: wide, the KV bytes of an 8B model)")
+                        help="model to serve: %(choices)s (default: wide, which has the KV bytes of an 8B model)")
     parser.add_argument("--requests", type=int, default=24,
-                        help="of each vllm bench serve run; 0: none (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, default=2, help="of it (default: %(default)s)")
-    parser.add_argument("--output-tokens", type=int, default=32, help="of each request of it (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=7, help="requests one at a time (default: %(default)s)")
+                        help="number of requests of each run of vllm bench serve; 0: no run (default: %(default)s)")
+    parser.add_argument("--concurrency", type=int, default=2,
+                        help="requests that vllm bench serve sends at the same time (default: %(default)s)")
+    parser.add_argument("--output-tokens", type=int, default=32,
+                        help="tokens of an answer in vllm bench serve and with --costs (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=7,
+                        help="number of requests that are sent one at a time (default: %(default)s)")
     parser.add_argument("--nixl-requests", type=int, default=4, metavar="N",
-                        help="most requests of either kind for NIXL, of which one may take a minute where its threads "
-                             "poll on the model's core (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them")
+                        help="limit on --repeat and --requests for pairs with NIXL, whose requests may take a minute "
+                             "each where its threads poll on the model's core (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file to which the rows are written as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="file to which a picture of the rows is drawn")
     options = parser.parse_args()
     if options.costs:
         options.only = []
         if options.plot or options.repeat < 2:
-            parser.error("--costs draws nothing and needs a --repeat of at least 2")
+            parser.error("with --costs, --plot is not allowed, and --repeat must be at least 2")
     LOG_FOLDER.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -253,7 +264,7 @@ def main() -> int:
     except (ProcessError, aiohttp.ClientError, TimeoutError) as error:
         problems.append(reason(error))
     except KeyboardInterrupt:
-        problems.append("interrupted")
+        problems.append("interrupted by Ctrl-C; rows that were measured before are printed")
     if rows:
         print_tables(rows)
         if options.json:
