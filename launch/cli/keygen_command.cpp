@@ -79,7 +79,8 @@ Result<void> replace_file(const std::string& name, const std::string& content) {
   std::error_code error;
   const std::string path = std::filesystem::canonical(name, error).string();  // replaces the target of a symbolic link
   struct stat like {};
-  if (error || ::stat(path.c_str(), &like) != 0) return failed(fmt::format("can't read {}", name), errno);
+  if (error || ::stat(path.c_str(), &like) != 0)
+    return failed(fmt::format("can't read {}", name), error ? error.value() : errno);
   const std::string written = fmt::format("{}.{}", path, ::getpid());
   KVFERRY_TRY(create(written, content, &like));
   if (::rename(written.c_str(), path.c_str()) == 0) return {};

@@ -20,7 +20,7 @@ from typing import Any
 
 from controller_load import BATCH_KEYS, LOOKUP_KEYS, NUM_WORKERS, PREFIX_KEYS, Batch, batches, workers_of
 from controller_server import cpu_seconds, resident_bytes
-from json_lines import JsonLines
+from json_lines import JsonLines, reason
 
 CHURN_PREFIXES = 64  # number of prefixes stored and evicted in each repetition of events()
 IN_FLIGHT = 16
@@ -264,7 +264,7 @@ def measured(version_of: Callable[[], str], layout: Layout, spec: dict[str, Any]
         except Exception as error:
             failures.append(error)
             name = directory.way if directory else make.__name__
-            notes.append(f"{name} not measured: {type(error).__name__}: {error}".splitlines()[0])
+            notes.append(f"{name} is not measured: {reason(error)}")
             continue
         finally:
             if directory:

@@ -11,6 +11,12 @@ Message = dict[str, Any]
 INTERNAL = 10  # the number of kInternal in transport/base/result.h
 
 
+def reason(error: Exception) -> str:
+    """Returns an error's text in one line, with the type's name unless the type says no more than the text."""
+    text = str(error) if type(error) in (RuntimeError, TimeoutError) else f"{type(error).__name__}: {error}"
+    return (text.splitlines() or [type(error).__name__])[0][:300]
+
+
 class JsonLines:
     """Reserves stdout for lines of JSON: what libraries print to stdout goes to stderr."""
 
@@ -37,7 +43,6 @@ class JsonLines:
         try:
             work()
         except Exception as error:
-            text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            self.say({"error": text, "code": INTERNAL})
+            self.say({"error": reason(error), "code": INTERNAL})
         self._out.flush()
         os._exit(0)  # some libraries hang or crash when they are torn down

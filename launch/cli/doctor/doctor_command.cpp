@@ -30,7 +30,9 @@ std::span<const Setting<DoctorOptions>> doctor_settings() {
           "pool-bytes", &DoctorOptions::pool_bytes,
           "a number of bytes, or a string like \"512MiB\" or \"4GiB\"; 0: the default",
           "Size of the pool that each rank on this host allocates (environment variable KVFERRY_POOL_BYTES)")
-          .with_shown_default("what a server takes by itself: a sixteenth of the free memory, 1GiB to 16GiB")};
+          .with_shown_default(
+              "what a server takes by itself: a sixteenth of the free memory, 1GiB to 16GiB; half, if less than "
+              "2GiB are free")};
   return settings;
 }
 

@@ -157,8 +157,8 @@ Findings check_locked_memory(const Host& host) {
   const std::vector<std::string> devices = rdma_devices(host);
   const std::uint64_t limit = hard_limit(host, "Max locked memory");
   if (devices.empty() || limit >= host.pool_bytes) return {};
-  return {{.what = fmt::format("a process may lock {}, so {} can't register a pool of {}", mib(limit), devices.front(),
-                               mib(host.pool_bytes)),
+  return {{.what = fmt::format("a process may lock {} of memory, so {} can't register a pool of {}", mib(limit),
+                               devices.front(), mib(host.pool_bytes)),
            .advice = "raise the limit (ulimit -l unlimited; LimitMEMLOCK=infinity in systemd)"}};
 }
 
