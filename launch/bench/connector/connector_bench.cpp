@@ -35,10 +35,10 @@ void run(const ConnectorCalls& calls, std::vector<std::string> connectors, const
   const Say say = [&](const std::string& line) { progress.begin_step(line); };
   const std::string step = fmt::format("step_{}", calls.running);
   Json core;
-  progress.begin_step("core: lookups");
+  progress.begin_step("kvferry's core alone: lookups");
   put(core, "lookup", time_core_lookups(static_cast<std::uint32_t>(calls.tokens), calls.repeat));
   progress.end_step();
-  progress.begin_step("core: steps");
+  progress.begin_step("kvferry's core alone: steps");
   put(core, step, time_core_steps(static_cast<std::uint32_t>(calls.running), calls.repeat));
   progress.end_step();
 

@@ -186,7 +186,7 @@ double resync(std::uint64_t num_prefixes) {
 void measure_recovery(const ControllerLoad& load, ControllerReport& report) {
   const TemporaryFolder folder;
   report.group("state");
-  report.begin("recovery");
+  report.begin("recovery of a killed controller");
   const StateFigures state = make_state(folder.path() + "/state", load.num_prefixes());
   const double recovery_s = recover(folder.path(), load.num_prefixes());
   const double resync_s = resync(load.num_prefixes());

@@ -102,9 +102,11 @@ Findings check_servers(const Status& status, const std::string&) {
   Findings found;
   for (const NodeStatus& node : status.nodes) {
     if (node.serves.empty()) {
-      found.push_back({.what = fmt::format("{} names no URL, so launch/proxy sends it no requests", name_of(node)),
-                       .advice = "set the node's setting serves, unless another router knows the node's server",
-                       .is_hint = true});
+      found.push_back(
+          {.what = fmt::format("{} does not say at which URL its server is, so launch/proxy sends it no requests",
+                               name_of(node)),
+           .advice = "set the node's setting serves, unless another router knows the node's server",
+           .is_hint = true});
       continue;
     }
     const auto address = address_of_url(node.serves);
@@ -155,8 +157,8 @@ Findings check_fingerprints(const Status& status, const std::string&) {
              "the controller has refused {} registrations{}", refused,
              is_known ? fmt::format("; the last one, {} s ago: {}", status.refusal_age_ms / 1000, status.refusal)
                       : ", and its log says why"),
-         .advice = "remove the reason; launch/docs/compatibility.md says what the nodes of a namespace must "
-                   "have in common",
+         .advice = "correct what the refusal names; launch/docs/compatibility.md says what the nodes of a namespace "
+                   "must have in common",
          .is_hint = !is_known || status.refusal_age_ms > kRefusalMs});
   }
   std::map<std::string, std::vector<const NodeStatus*>> models;  // [model] one node of each namespace
