@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
+#include <system_error>
 
 namespace kvferry {
 namespace {
@@ -31,13 +33,17 @@ Result<std::vector<SettingEntry>> read_file(const std::string& path) {
     if (!file.IsMap()) return bad(fmt::format("{}: the config file does not consist of 'key: value' lines", path));
     for (const auto& line : file) {
       const auto key = line.first.as<std::string>();
+      if (line.second.IsNull())
+        return bad(
+            fmt::format("{}: '{}' has no value; write one after the colon (\"\" for an empty text), or remove the line",
+                        path, key));
       if (!line.second.IsScalar())
         return bad(fmt::format("{}: '{}' needs a single value, not a list or a map", path, key));
       entries.push_back({key, {line.second.as<std::string>()}, path});
     }
     return entries;
   } catch (const YAML::BadFile&) {
-    return bad(fmt::format("{}: the config file can't be read: it does not exist, or this user may not read it", path));
+    return bad(fmt::format("{}: the config file can't be read: {}", path, std::generic_category().message(errno)));
   } catch (const YAML::Exception& failure) {
     return bad(fmt::format("{}: the config file is not YAML of 'key: value' lines: {}", path, failure.what()));
   }

@@ -288,10 +288,12 @@ class CliTest(unittest.TestCase):
     def test_bad_config_files_are_one_clear_line(self) -> None:
         path = self.config("bnd: tcp://127.0.0.1:0\n")
         self.assert_fails(run("controller", "--config", path), 2, path, "unknown key 'bnd'", "bind, ")
-        self.assert_fails(run("controller", "--config", "/nonexistent"), 2, "/nonexistent", "can't be read")
+        self.assert_fails(run("controller", "--config", "/nonexistent"), 2, "/nonexistent",
+                          "can't be read: No such file")
         self.assert_fails(run("controller", "--config", self.config("bind: [\n")), 2, "line")
         self.assert_fails(run("controller", "--config", self.config("just words\n")), 2, "key: value")
         self.assert_fails(run("controller", "--config", self.config("bind: {a: b}\n")), 2, "'bind'")
+        self.assert_fails(run("controller", "--config", self.config("bind:\n")), 2, "'bind' has no value")
 
     def test_prints_its_endpoint_and_ends_within_a_second_on_either_signal(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
