@@ -67,7 +67,9 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
     if (!node->is_leaving)
       return Error{
           ErrorCode::kRefused,
-          fmt::format("another client has cancelled the drain of node '{}' (kvferry drain --undo)", flags.node)};
+          fmt::format(
+              "another client has cancelled the drain of node '{}' (kvferry drain --undo), so the node stays in use",
+              flags.node)};
     const std::uint64_t done = node->num_replicated + node->num_lost;
     line.show(done, done + node->num_to_replicate,
               fmt::format("chunks copied, {} requests still run on the node", node->load));

@@ -93,10 +93,11 @@ Result<std::optional<controller::scale::ReplicaOptions>> replica_options(const C
   if (options.endpoint.empty()) {
     for (const std::string_view anywhere : {"tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:"}) {
       if (endpoint.starts_with(anywhere))
-        return Error{ErrorCode::kInvalidArgument,
-                     fmt::format("advertise is missing: other machines can't reach this replica at {}; allowed: "
-                                 "tcp://HOST:PORT as other machines reach it",
-                                 endpoint)};
+        return Error{
+            ErrorCode::kInvalidArgument,
+            fmt::format("the setting advertise is missing: other machines can't reach this replica at {}; allowed: "
+                        "tcp://HOST:PORT as other machines reach it",
+                        endpoint)};
     }
     options.endpoint = endpoint;
   }

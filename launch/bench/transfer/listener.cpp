@@ -56,9 +56,10 @@ class Session {
       return answer(Json::object());
     }
     if (!worker_)
-      return answer(to_json(
-          Error{ErrorCode::kInvalidArgument,
-                "the listener got a command for its measuring process, but none runs; start_worker must come first"}));
+      return answer(to_json(Error{
+          ErrorCode::kInvalidArgument,
+          "the listener got a command for its measuring process, but none runs: the benchmark has started none, or "
+          "it has ended"}));
     if (!worker_->link().send(message)) report_death();
   }
 

@@ -44,7 +44,7 @@ std::string why_unreachable(const net::HostPort& address) {
     }
     pollfd ready{socket->get(), POLLOUT, 0};
     if (::poll(&ready, 1, kConnectMs) == 0)
-      why = "no answer; a firewall may drop the packets";
+      why = fmt::format("no answer within {} ms; a firewall may drop the packets", kConnectMs);
     else
       why = net::connect_error(socket->get());
     if (why.empty()) return {};

@@ -102,9 +102,11 @@ Findings check_shared_memory(const Host& host) {
          .advice = "mount a tmpfs at /dev/shm (docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory)"}};
   const std::uint64_t total = space.f_blocks * space.f_frsize, free = space.f_bavail * space.f_frsize;
   if (total > kSharedMemoryMin && free > kSharedMemoryMin) return {};
-  return {{.what = fmt::format("/dev/shm has {} of {} left, and vLLM's processes exchange messages over it", mib(free),
-                               mib(total)),
-           .advice = "make it larger (docker run --shm-size=1g), or remove what killed servers left there"}};
+  return {
+      {.what = fmt::format("/dev/shm has {} of {} left, but vLLM's processes, which exchange messages over it, need "
+                           "more than {}",
+                           mib(free), mib(total), mib(kSharedMemoryMin)),
+       .advice = "make it larger (docker run --shm-size=1g), or remove what killed servers left there"}};
 }
 
 /// Returns the names of files in /dev/shm that a process has mapped or opened.
@@ -211,7 +213,7 @@ Findings check_huge_pages(const Host& host) {
   std::uint64_t free_pages = 0;
   std::ifstream(host.root / "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages") >> free_pages;
   if (!makes_none || free_pages * 2 * kMiB >= host.pool_bytes) return {};
-  return {{.what = "pools have pages of 4 KiB, which makes copies slower",
+  return {{.what = fmt::format("pools have pages of 4 KiB, which makes copies slower (shmem_enabled is '{}')", made),
            .advice = fmt::format("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, or set {} pages of "
                                  "2 MiB aside with vm.nr_hugepages for each rank",
                                  host.pool_bytes / (2 * kMiB) + 1),

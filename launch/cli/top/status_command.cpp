@@ -31,7 +31,7 @@ void print_replica(const controller::ScaleStatus& scale) {
     fmt::print("  etcd {}: unreachable for {:.1f} s{}\n", scale.etcd, static_cast<double>(scale.etcd_gone_ms) / 1000,
                trouble(scale.etcd_trouble));
   if (!scale.event_log.empty())
-    fmt::print("  event log {}: {}, {}; {} bytes not confirmed yet, {} gaps{}\n", scale.event_log,
+    fmt::print("  event log {}: {}, {}; {} bytes not confirmed yet, entries lost in {} gaps{}\n", scale.event_log,
                scale.log_ok ? "ok" : "unreachable",
                scale.log_writer ? "written by this replica" : "written by another replica", scale.log_lag_bytes,
                scale.log_holes, trouble(scale.log_trouble));

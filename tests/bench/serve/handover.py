@@ -70,7 +70,7 @@ async def streamed(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
     times, events = [], []
     async with http.post(url + PATH, json=body | {"stream": True}) as answer:
         if answer.status != 200:
-            raise ProcessError(f"{url} answers {answer.status}: {(await answer.text())[:300]}")
+            raise ProcessError(f"{url} answered with status {answer.status}: {(await answer.text())[:300]}")
         async for line in answer.content:
             if line.startswith(b"data: {"):
                 times.append(time.monotonic())
