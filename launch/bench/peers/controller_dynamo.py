@@ -90,7 +90,7 @@ class Http:
         self.socket.sendall(request)
         status, body = self.receive()
         if status // 100 != 2:
-            raise RuntimeError(f"Dynamo's indexer answered {status}: {body[:200].decode(errors='replace')}")
+            raise RuntimeError(f"Dynamo's indexer answered with status {status}: {body[:200].decode(errors='replace')}")
         return body
 
 

@@ -47,7 +47,7 @@ class MooncakeEngine(Engine):
         others = (self.peer["base"] + self.others_order[:num_blocks].astype(np.int64) * size).tolist()
         if self.engine.batch_transfer_sync(self.peer["name"], own, others, [size] * num_blocks, self.opcode,
                                            TransferNotify("bench", "moved")) != 0:
-            raise RuntimeError(f"Mooncake's batch transfer of {num_blocks} blocks failed")
+            raise RuntimeError(f"Mooncake's batch transfer of {num_blocks} blocks with {self.peer['name']} failed")
 
     def new_notifications(self) -> int:
         return len(self.engine.get_notifies())
@@ -56,7 +56,7 @@ class MooncakeEngine(Engine):
         self.wait_notified()
         if self.engine.transfer_sync(self.peer["name"], self.scratch.ctypes.data, self.peer["scratch"], 8,
                                      TransferOpcode.Write, TransferNotify("bench", "heard")) != 0:
-            raise RuntimeError("Mooncake's transfer of the answer failed")
+            raise RuntimeError(f"Mooncake's transfer of the answer to {self.peer['name']} failed")
 
 
 if __name__ == "__main__":

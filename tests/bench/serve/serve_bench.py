@@ -226,8 +226,8 @@ def main() -> int:
     parser.add_argument("--prepare-from", type=int, default=0, metavar="TOKENS",
                         help="launch/proxy's --prepare-from (default: 0, no prompt)")
     parser.add_argument("--load", type=names_of(("random", "agent")), default=["random"], metavar="NAME,...",
-                        help="kinds of requests: random (prompts of random tokens), agent (a session that grows) (default: "
-                             "random)")
+                        help="kinds of requests: random (prompts of random tokens), agent (a session that grows) "
+                             "(default: random)")
     parser.add_argument("--costs", action="store_true",
                         help="instead of --only: what saving all KV costs a server, and what a pair adds to the time "
                              "that its prefill server alone needs for a first token; requests go by turns to both")
