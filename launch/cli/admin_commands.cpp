@@ -20,10 +20,10 @@ using controller::AdminCommand;
 using controller::NodeStatus;
 using Time = std::chrono::steady_clock;
 
-constexpr double kDrainTimeoutMaxS = 604'800;               // the limit of --timeout is a week
-constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // no index has as many chunks
+constexpr double kDrainTimeoutMaxS = 604'800;               // largest value of --timeout: a week
+constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // larger than any index
 constexpr std::chrono::milliseconds kPollEvery{200};
-// A node must be idle for this time, since proxies may still send it requests.
+// The drain command ends only after the node was idle for this time, since proxies may still send requests to the node.
 constexpr std::chrono::milliseconds kIdleFor{1500};
 
 struct Flags {
@@ -48,7 +48,8 @@ Result<void> tell(const Flags& flags, const std::string& text, nlohmann::json ob
 }
 
 /// Waits until the node can be stopped, and returns the node's last status. Errors: kUnavailable after the timeout or
-/// if the node has left or was lost; kRefused if another client has cancelled the drain; those of fetch_status().
+/// if the node has left or was lost; kRefused if another client has cancelled the drain; those of controller_of() and
+/// fetch_status().
 Result<NodeStatus> wait_drained(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const auto deadline = Time::now() + std::chrono::duration<double>(flags.timeout_s);
@@ -84,7 +85,7 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
   }
 }
 
-/// Returns kRefused if the node is the last node for prefill or for decode in its namespace.
+/// Returns kRefused if the node is the last one for prefill or for decode in its namespace that is not draining.
 Result<void> check_not_last(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kControllerTimeoutMs, key));

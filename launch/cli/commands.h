@@ -1,8 +1,9 @@
 // The commands of the `kvferry` binary. Each function adds a command to the command line and returns the function that
-// main() calls if the user gave that command.
+// executes this command. That function is called only if the user gave the command.
 //
-// The exit status is 0 if the command succeeded, 1 after a failure (port in use, controller unreachable), and 2 if the
-// user's input is wrong. With 1 and 2 the command prints exactly one line "kvferry: ..." on stderr.
+// The exit status is 0 if the command succeeded, 1 after a failure (for example, a port is in use or the controller
+// can't be reached), and 2 if the user's input is wrong. With 1 and 2, the last line on stderr is "kvferry: " followed
+// by the reason.
 #pragma once
 
 #include <fmt/format.h>
@@ -20,8 +21,8 @@ namespace kvferry::cli {
 /// Executes a command. The error kInvalidArgument becomes exit status 2, any other error 1.
 using Run = std::function<Result<void>()>;
 
-/// Returns a check of an option's value, which must be a number from `least` to `most`. CLI11's own checks for ranges
-/// print the bounds of a double with six decimals and up to 309 digits before them.
+/// Returns a check of an option's value, which must be a number from `least` to `most`. CLI::Range is not used, because
+/// its errors print a bound of type double with six decimals, however many digits precede them.
 template <class Number>
 CLI::Validator number_between(Number least, Number most) {
   const auto what_is_wrong = [least, most](const std::string& value) {

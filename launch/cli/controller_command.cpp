@@ -21,8 +21,8 @@ namespace {
 
 std::atomic<controller::Server*> g_server{nullptr};
 
-/// Returns the newest incarnation that the controller accepts. An incarnation is the time of a start; an hour ahead of
-/// this host's clock is allowed, since the clocks of a cluster differ by less.
+/// Returns the newest incarnation that the controller accepts. An incarnation is the time at which a node started, in
+/// nanoseconds; it may be up to an hour ahead of this host's clock, since the clocks of a cluster differ by less.
 std::uint64_t newest_incarnation() {
   return static_cast<std::uint64_t>((std::chrono::system_clock::now() + std::chrono::hours(1)).time_since_epoch() /
                                     std::chrono::nanoseconds(1));
@@ -32,8 +32,8 @@ extern "C" void stop_server(int) {
   if (controller::Server* server = g_server.load()) server->stop();
 }
 
-/// Raises the limit on open files to the hard limit: shells often set 1024, but the connection of each node takes one
-/// file descriptor, and those of an engine that is registered over HTTP take several.
+/// Raises the limit on open files to the hard limit: shells often set 1024, but the controller needs one file
+/// descriptor for the connection of each node, and several for each engine that is registered over HTTP.
 void raise_file_limit() {
   rlimit files{};
   if (::getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= files.rlim_max) return;
@@ -41,7 +41,8 @@ void raise_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
-/// Returns the certificate of the HTTP listener, nullopt if it has none.
+/// Returns the certificate of the HTTP listener, nullopt if the settings name none. Errors: kInvalidArgument if only
+/// some of the settings that HTTPS needs are given; those of HttpCertificate::read().
 Result<std::optional<controller::HttpCertificate>> http_certificate(const ControllerConfig& config) {
   if (config.http_cert_file.empty() && config.http_key_file.empty())
     return std::optional<controller::HttpCertificate>();

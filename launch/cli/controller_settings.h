@@ -19,8 +19,8 @@ namespace kvferry::cli {
 
 constexpr std::int64_t kControllerTimeoutMs = 2000;  // time that a command waits for the controller's answer
 
-/// The settings of `kvferry controller`. An empty string means that the user has not given the setting;
-/// with_shown_default() shows the default that then applies.
+/// The values of the settings of `kvferry controller`. An empty string means that the user has not given the setting;
+/// the text passed to with_shown_default() says which default then applies.
 struct ControllerConfig {
   std::string bind = "tcp://127.0.0.1:14600";
   std::string stream = "none";
@@ -43,7 +43,7 @@ std::function<bool(const std::string&)> is_endpoint(controller::EndpointUse use,
 bool is_replica_name(const std::string& value);
 inline constexpr const char* kKeyFileAllowed = "the path of a file of 32 to 65536 bytes with mode 0600 or 0400";
 
-/// Makes the table of controller_settings(), in the order in which the documentation lists the settings.
+/// Makes the table that controller_settings() returns, in the order in which the documentation lists the settings.
 inline std::vector<Setting<ControllerConfig>> make_controller_settings() {
   using C = ControllerConfig;
   using controller::EndpointUse;
@@ -143,15 +143,15 @@ struct ControllerAddress {
 };
 /// Adds `--controller` and `--cluster-key-file`; KVFERRY_CONTROLLER and KVFERRY_CLUSTER_KEY_FILE also set them.
 void add_controller_option(CLI::App& command, SettingFlags& flags);
-/// Returns the controller that the flags or the environment name. Errors: kInvalidArgument if the name is not an
-/// endpoint; those of net::read_cluster_key().
+/// Returns the controller that the flags or the environment name. Errors: kInvalidArgument if its endpoint is
+/// malformed; those of net::read_cluster_key().
 Result<ControllerAddress> controller_of(const SettingFlags& flags);
 
 /// Returns the folder of the controller's state, or an empty text if the controller keeps no state.
 std::string state_folder(const ControllerConfig& config);
-/// Returns the options of a controller with replicas, nullopt if the settings name no etcd and no event log. The
-/// controller listens at `endpoint`. Errors: kInvalidArgument if an address can't be parsed, or if other machines can't
-/// reach this replica at any address.
+/// Returns the options of a controller with replicas, nullopt if the settings name neither etcd nor an event log. The
+/// controller listens at `endpoint`. Errors: kInvalidArgument if a URL can't be parsed, or if the setting `advertise`
+/// is missing and `endpoint` has a wildcard address, such as tcp://*, to which nodes can't connect.
 Result<std::optional<controller::scale::ReplicaOptions>> replica_options(const ControllerConfig& config,
                                                                          const std::string& endpoint);
 

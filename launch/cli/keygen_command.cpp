@@ -38,7 +38,7 @@ Result<std::string> new_key() {
 
 constexpr mode_t kKeyMode = 0600, kListMode = 0644;  // the list of members has public keys only
 
-/// Creates a file with this mode. If `like` is given, the file gets its owner, group and mode instead.
+/// Creates a file with this mode. If `like` is not null, the file gets the owner, group and mode in `*like` instead.
 Result<void> create(const std::string& path, const std::string& text, const struct stat* like, mode_t mode = kKeyMode) {
   const OwnedFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (!file && errno == EEXIST)
@@ -111,8 +111,8 @@ std::string key_of_member(const std::string& key_file, const std::string& name) 
   return key_file.substr(0, key_file.rfind('/') + 1) + name + ".key";
 }
 
-/// Executes a step in the file of the cluster key. The key files of the members, in the same folder, get the secrets
-/// and public keys that follow from the new content.
+/// Executes a step of a key rotation: changes the file of the cluster key, and writes what the new cluster keys imply
+/// into the key files of the members, which are in the same folder.
 Result<void> rotate(Step step, const std::string& name) {
   std::vector<std::string> before = KVFERRY_TRY(read_keys(name));
   const std::vector<std::string> keys = KVFERRY_TRY(keys_after(step, std::move(before), name));
@@ -137,7 +137,7 @@ Result<void> replace_members(const std::string& key_file, const std::vector<net:
   return std::filesystem::exists(file, error) ? replace_file(file, content) : create(file, content, nullptr, kListMode);
 }
 
-/// Makes the keys of members and adds a line for each to the list. Returns the paths of the keys.
+/// Makes a key file for each new member and adds the members to the list. Returns the paths of the key files.
 Result<std::vector<std::string>> add_members(const std::string& key_file, const std::vector<std::string>& names,
                                              net::Role role) {
   const std::vector<std::string> keys = KVFERRY_TRY(read_keys(key_file));
@@ -167,7 +167,8 @@ Result<std::vector<std::string>> add_members(const std::string& key_file, const 
   return files;
 }
 
-/// Removes members from the list, and their keys if these are beside the cluster key. Returns the path of the list.
+/// Removes members from the list, and deletes those of their key files that are in the folder of the cluster key.
+/// Returns the path of the list.
 Result<std::vector<std::string>> revoke_members(const std::string& key_file, const std::vector<std::string>& names) {
   KVFERRY_TRY(read_keys(key_file));
   std::vector<net::Member> members = KVFERRY_TRY(members_beside(key_file));
@@ -186,8 +187,8 @@ struct KeygenFlags {
   std::optional<Step> step;
 };
 
-/// Keeps other keygen commands from changing keys beside `key_file` at the same time, as long as the result lives. A
-/// file system without locks keeps none of them.
+/// Locks the folder of `key_file` until the result is destroyed, so that no other keygen command changes keys in it at
+/// the same time. Has no effect if the file system has no locks.
 OwnedFd locked(const std::string& key_file) {
   const std::string folder = key_file.substr(0, key_file.rfind('/') + 1);
   OwnedFd opened(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -195,7 +196,7 @@ OwnedFd locked(const std::string& key_file) {
   return opened;
 }
 
-/// Returns the paths of the files to print.
+/// Executes the command. Returns the paths of the files that it wrote, which the caller prints.
 Result<std::vector<std::string>> run_keygen(const KeygenFlags& flags) {
   const OwnedFd lock = locked(flags.path);
   if (!flags.added.empty()) {

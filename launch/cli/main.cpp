@@ -58,7 +58,7 @@ int run(int argc, const char* const* argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
-  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit then fails, but does not end this process
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit then only fails, and does not end this process
   try {
     return kvferry::cli::run(argc, argv);
   } catch (const std::exception& failure) {

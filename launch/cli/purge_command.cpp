@@ -17,7 +17,7 @@ using controller::NodeStatus;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kPurgeTimeoutMaxS = 3600;
-constexpr std::chrono::milliseconds kAskEvery{200};  // shorter than the second between two reports of a node
+constexpr std::chrono::milliseconds kAskEvery{200};  // less than the second between two reports of a node
 
 struct PurgeFlags {
   SettingFlags values;  // values of the flags that add_controller_option() has added
@@ -27,10 +27,10 @@ struct PurgeFlags {
   bool as_json = false;
 };
 
-/// What the nodes of the namespace have reported of the purge with the number `id`.
+/// What the nodes of the namespace have reported about the purge with the number `id`.
 struct Purged {
   std::uint64_t num_chunks = 0, num_bytes = 0;
-  std::vector<const NodeStatus*> done, silent;  // nodes that have, and that have not reported the end of the purge
+  std::vector<const NodeStatus*> done, silent;  // nodes that have reported the end of the purge; all others
   std::vector<const NodeStatus*> lost;          // lost nodes; they get the order to purge when they register again
 
   Purged(const controller::Status& status, const std::string& name_space, std::uint64_t id) {

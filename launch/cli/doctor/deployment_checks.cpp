@@ -31,7 +31,7 @@ constexpr double kTicketSeconds = 600;           // if clocks differ by more, no
 
 std::string name_of(const NodeStatus& node) { return fmt::format("node {}", node.engine_id.value); }
 
-/// Returns why nothing answers at an address, or an empty string if a server answers.
+/// Returns why no connection to an address can be made, or an empty string if one can be made.
 std::string why_unreachable(const net::HostPort& address) {
   const auto hosts = net::resolve(address.host);
   if (!hosts) return hosts.error().what;
@@ -178,7 +178,8 @@ Findings check_fingerprints(const Status& status, const std::string&) {
   return found;
 }
 
-/// `asked`, `answered`: this host's clock before and after the controller read its own.
+/// `asked`, `answered`: times on this host's clock, before the controller was asked for its status and after it
+/// answered.
 Findings check_clocks(const Status& status, std::int64_t asked, std::int64_t answered) {
   Findings found;
   const auto compare = [&found](const std::string& whose, std::int64_t ahead_ms, std::string_view others) {

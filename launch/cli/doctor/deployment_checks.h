@@ -16,8 +16,8 @@ struct DeploymentReport {
   std::vector<Finding> findings{};
   std::vector<PathSpeed> speeds{};
 };
-/// Checks the deployment. Blocks for up to three seconds for each node that does not answer. If the controller does not
-/// answer, that is a finding too. `host`: the host on which this process runs.
+/// Checks the deployment. Blocks for up to 1.5 seconds for each address of a node or of its server that does not
+/// answer. If the controller does not answer, this is the only finding. `host`: the host on which this process runs.
 DeploymentReport examine_deployment(const ControllerAddress& controller, const Host& host);
 
 }  // namespace kvferry::cli

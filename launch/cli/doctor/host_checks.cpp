@@ -24,7 +24,7 @@ using net::first_line;
 using Findings = std::vector<Finding>;  // findings without the check's name, which examine_host() adds
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-// /dev/shm must have more than this size, which is a container's default and too small for vLLM.
+// /dev/shm must be larger, and have more bytes free, than a container's default size, which is too small for vLLM.
 constexpr std::uint64_t kSharedMemoryMin = 64 * kMiB;
 constexpr std::uint64_t kDescriptorsMin = 4096;
 
@@ -36,7 +36,7 @@ std::optional<std::string> variable(const Host& host, const char* name) {
   return value != nullptr && *value != '\0' ? std::optional<std::string>(value) : std::nullopt;
 }
 
-/// Returns the InfiniBand and RoCE devices.
+/// Returns the names of the InfiniBand and RoCE devices.
 std::vector<std::string> rdma_devices(const Host& host) { return entries(host.root / "sys/class/infiniband"); }
 
 struct RdmaPort {
@@ -62,7 +62,7 @@ std::uint64_t memory_figure(const Host& host, const std::string& name) {
   return 0;
 }
 
-/// Returns the hard limit on a resource in /proc/self/limits, the highest number if there is no limit.
+/// Returns the hard limit on a resource in /proc/self/limits, or the largest number if there is no limit.
 std::uint64_t hard_limit(const Host& host, const std::string& name) {
   std::ifstream file(host.root / "proc/self/limits");
   for (std::string line; std::getline(file, line);) {

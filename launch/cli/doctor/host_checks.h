@@ -18,7 +18,7 @@ struct Host {
   std::uint64_t pool_bytes = 0;  // size of the pool that a rank allocates
 };
 
-/// Returns the bytes of memory that a process of this host or container can still get.
+/// Returns the number of bytes of memory that a process of this host or container can still allocate.
 std::uint64_t free_memory(const Host& host);
 
 /// Returns whether an InfiniBand or RoCE port of the host is active.

@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kAnswerBytes = 64;
 constexpr char kIllegalParameter = 47, kDecryptError = 51;  // numbers of two TLS alerts
 
-/// Connects to the listener. Reads of the socket end after a second without bytes. Returns an empty OwnedFd if the
+/// Connects to the listener. Each read of the socket ends after a second at the latest. Returns an empty OwnedFd if the
 /// listener accepts no connection.
 OwnedFd connected(net::HostPort address) {
   if (address.host == "0.0.0.0") address.host = "127.0.0.1";
@@ -32,8 +32,8 @@ OwnedFd connected(net::HostPort address) {
   return std::move(*socket);
 }
 
-/// Sends `said` to the listener and returns the first 64 bytes of its answer, or what has arrived when the listener
-/// ends the connection or a second has passed.
+/// Sends `said` to the listener and returns the first 64 bytes of its answer. Returns fewer bytes if the listener ends
+/// the connection or a second passes before they have all arrived.
 std::string answer_of(const net::HostPort& address, std::string_view said) {
   const OwnedFd socket = connected(address);
   if (!socket || ::send(socket.get(), said.data(), said.size(), MSG_NOSIGNAL) < 0) return {};
@@ -43,7 +43,7 @@ std::string answer_of(const net::HostPort& address, std::string_view said) {
   return answer;
 }
 
-/// Same as answer_of(), but over TLS. Accepts any certificate, because the listener is sent no secret.
+/// Same as answer_of(), but over TLS. Accepts any certificate, because `said` has no secrets.
 std::string answer_over_tls(const net::HostPort& address, std::string_view said) {
   const OwnedFd socket = connected(address);
   const net::OwnedOpenSsl<SSL_CTX> context(::SSL_CTX_new(::TLS_client_method()));
@@ -58,7 +58,7 @@ std::string answer_over_tls(const net::HostPort& address, std::string_view said)
   return answer;
 }
 
-/// The greeting of ZMTP 3.0: signature, version, mechanism and padding.
+/// Returns the greeting of ZMTP 3.0, ZeroMQ's protocol: signature, version, mechanism (CURVE) and padding.
 std::string curve_greeting() {
   std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE", 17);
   greeting.resize(kAnswerBytes);
@@ -80,15 +80,16 @@ std::string tls_hello() {
   return hello;
 }
 
-/// Returns whether the whole answer to tls_hello() is the alert for a wrong PSK binder, the hello's proof of its key:
-/// decrypt_error in TLS 1.3's specification, illegal_parameter from OpenSSL. A listener checks the binder only if it
-/// has a key with the identity in the hello. Other TLS servers answer with a message of their own, or with other
-/// alerts.
+/// Returns whether the whole answer to tls_hello() is the alert for a wrong PSK binder, with which a client proves that
+/// it has the key. The alert is decrypt_error in TLS 1.3's specification, and illegal_parameter from OpenSSL. A
+/// listener checks the binder only if it has a key with the identity in the hello. Other TLS servers answer with
+/// another message or another alert.
 bool is_refused_key(const std::string& answer) {
   constexpr std::size_t kVersion = 1, kVersionBytes = 2;
   std::string alert = answer;
   if (alert.size() > kVersion + kVersionBytes) alert.erase(kVersion, kVersionBytes);
-  // Head of a TLS record with an alert of two bytes, and the alert's first byte.
+  // Head of a TLS record with an alert of two bytes, without the version, and the alert's first byte, which says that
+  // it is fatal.
   const std::string fatal("\x15\0\2\2", 4);
   return alert == fatal + kDecryptError || alert == fatal + kIllegalParameter;
 }

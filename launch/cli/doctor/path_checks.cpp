@@ -30,7 +30,7 @@ double share_of_path(const PathReport& path) {
   return path.limit_gb_per_s > 0 ? path.best_gb_per_s / path.limit_gb_per_s : 0;
 }
 
-/// A path between two registered nodes. `begins`: the node that begins the transfers, and reported the path.
+/// A path between two registered nodes. `begins`: the node that begins the transfers and has reported the path.
 struct Pair {
   const NodeStatus& begins;
   const NodeStatus& peer;
@@ -64,7 +64,8 @@ bool is_on_one_host(const NodeStatus& a, const NodeStatus& b) {
   return address_a && address_b && address_a->host == address_b->host;
 }
 
-/// Leaves out paths within a host, whose limit is that of copies in the processor's caches: large pulls never reach it.
+/// Finds slow paths between hosts. Paths within a host are left out: their limit was measured with copies in the
+/// processor's caches, whose speed large pulls never reach.
 Findings check_speeds(const Status& status, const Host&) {
   Findings found;
   for (const Pair& pair : pairs_of(status)) {
@@ -120,8 +121,8 @@ bool has_reached(const NodeStatus& node, const NodeStatus& peer) {
          });
 }
 
-/// A transfer needs connections from the node that begins it to its peer. Only failed transfers show that such a
-/// connection is not possible.
+/// Finds nodes that can't connect to a peer. A node connects to a peer when it begins a transfer with the peer, so only
+/// failed transfers show this.
 Findings check_links(const Status& status, const Host&) {
   const std::string no_answer = text_of(Cause::kNoAnswer), broken = text_of(Cause::kLinkLost);
   const Nodes nodes = nodes_of(status);

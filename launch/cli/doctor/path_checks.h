@@ -1,4 +1,5 @@
-// Checks of the paths between nodes: how fast each is compared with its limit, and whether a better one should be used.
+// Checks of the paths between nodes: how fast each path is compared with its limit, and whether a better path should be
+// used.
 #pragma once
 
 #include <string>
@@ -10,10 +11,10 @@
 
 namespace kvferry::cli {
 
-/// The transfers of one node with another one in one direction, as the node that began them reported.
+/// The transfers between two nodes in one direction, as reported by the node that began these transfers.
 struct PathSpeed {
   std::string from{}, to{};  // short names of the nodes, or the address of a node that is not registered
-  std::string path{};        // "shm", "ucx/tcp"; empty: unknown
+  std::string path{};        // such as "shm" or "ucx/tcp"; empty: unknown
   bool is_push = false;
   double last_gb_per_s = 0, best_gb_per_s = 0, limit_gb_per_s = 0;  // see controller::PathReport
   double share = 0;  // best speed divided by the limit; 0: one of them is not known

@@ -25,16 +25,16 @@ std::string contents(const fs::path& file) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-/// Returns whether the process runs the program kvferry, or has loaded kvferry's Python module. The kernel shows other
-/// users' processes to root only.
+/// Returns whether the process runs the program kvferry, or has loaded kvferry's Python module. Returns false for
+/// another user's process unless this program runs as root, because the kernel hides what such a process runs.
 bool runs_kvferry(const fs::path& process) {
   std::error_code ignored;
   if (fs::read_symlink(process / "exe", ignored).filename() == "kvferry") return true;
   return contents(process / "maps").find("/kvferry/_core.") != std::string::npos;
 }
 
-/// Parses an address in /proc/PID/net/tcp or tcp6: "0100007F:390A", or with 32 digits. Each 32-bit word is in
-/// the byte order of the host.
+/// Parses an address in /proc/PID/net/tcp or tcp6: "0100007F:390A", with 32 digits before the colon for IPv6. Each
+/// 32-bit word is in the byte order of the host.
 net::HostPort parse_address(const std::string& text) {
   const std::size_t colon = text.find(':');
   std::array<std::uint8_t, 16> bytes{};

@@ -14,8 +14,8 @@ struct SecurityReport {
   std::vector<std::string> weaknesses;  // one sentence for each weakness
 };
 
-/// Examines the kvferry processes in `pids`, or all of this host if `pids` is empty. Examines also the controller at
-/// the endpoint `controller`, if it is not empty.
+/// Examines the kvferry processes in `pids`, or all kvferry processes of this host if `pids` is empty. If `controller`
+/// is not empty, also examines the controller at this endpoint.
 SecurityReport examine_security(const std::vector<int>& pids, const std::string& controller);
 
 }  // namespace kvferry::cli

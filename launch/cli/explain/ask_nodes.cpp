@@ -12,7 +12,7 @@
 namespace kvferry::cli {
 namespace {
 
-constexpr std::int64_t kUnixMsMax = 4'000'000'000'000;  // a time in the year 2096, which fits 64 bits in nanoseconds
+constexpr std::int64_t kUnixMsMax = 4'000'000'000'000;  // a time in the year 2096; in nanoseconds it fits 64 bits
 
 void take(const PeerLinks::Received& received, TimeNs asked_at, TimeNs now, std::span<NodeAnswer> answers) {
   const auto node = std::ranges::find_if(
@@ -31,7 +31,7 @@ void take(const PeerLinks::Received& received, TimeNs asked_at, TimeNs now, std:
   node->clock_ahead = answer->unix_ms * kMillisecond - std::chrono::nanoseconds(ours).count();
 }
 
-/// Asks nodes that are few enough for one socket each.
+/// Asks up to kPeersMax nodes, each over a socket of its own.
 void ask_some(std::span<NodeAnswer> answers, const LivesRequest& request, const ZmqContextRef& context,
               TimeNs timeout) {
   const SteadyClock clock;

@@ -124,7 +124,7 @@ std::string event_text(const LifeEvent& event, const NodeNames& names) {
 
 double share_of_limit(const LifeEvent& event) {
   if (event.duration <= 0 || event.limit_mb_per_s == 0) return 0;
-  // Bytes in a nanosecond are 10^9 bytes in a second.
+  // A rate in bytes per nanosecond is the same number in 10^9 bytes per second, the unit of limit_mb_per_s * 1e-3.
   return static_cast<double>(event.bytes) / static_cast<double>(event.duration) / (event.limit_mb_per_s * 1e-3);
 }
 

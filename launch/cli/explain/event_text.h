@@ -17,7 +17,8 @@ std::string kind_name(LifeKind kind);
 /// Returns the event's cause with the other node's name and its message: "the other node refused (prefill-0: ...)".
 std::string cause_text(const LifeEvent& event, const NodeNames& names);
 std::string event_text(const LifeEvent& event, const NodeNames& names);
-/// Returns the rate of a transfer divided by the limit of its path (LifeEvent::limit_mb_per_s); 0 if one is not known.
+/// Returns the rate of a transfer divided by the limit of its path (LifeEvent::limit_mb_per_s); 0 if the rate or the
+/// limit is not known.
 double share_of_limit(const LifeEvent& event);
 
 }  // namespace kvferry::cli

@@ -24,8 +24,8 @@ void print(const nlohmann::json& json) {
   fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-/// Asks the nodes for the request. If the answers say that the request was handed over from another id, asks for that
-/// id too: a router may give the prefill another id than the decode.
+/// Asks the nodes for the request or trace. If an answer says that the request had another id on the node that handed
+/// it over, asks for that id too, because a router may choose one id for prefill and another one for decode.
 std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainFlags& flags,
                                 const std::optional<net::ClusterKey>& key) {
   std::vector<NodeAnswer> answers = ask_nodes(status.nodes, flags.asked, key, flags.timeout());
@@ -40,13 +40,13 @@ std::vector<NodeAnswer> ask_all(const controller::Status& status, const ExplainF
         known.push_back(source);
         sources.push_back(source);
       }
-  // A node that did not answer would cost the whole timeout again.
+  // A node that did not answer is not asked again, because waiting for it would take the whole timeout again.
   std::vector<controller::NodeStatus> answering;
   for (std::size_t i = 0; i < status.nodes.size(); ++i)
     if (answers[i].has_answered) answering.push_back(status.nodes[i]);
   for (const std::string& source : sources) {
     for (NodeAnswer& more : ask_nodes(answering, {source}, key, flags.timeout())) {
-      more.has_answered = true;  // nodes that do not answer were reported after the first question
+      more.has_answered = true;  // so that the report names only nodes without an answer to the first question
       if (!more.lives.empty()) answers.push_back(std::move(more));
     }
   }

@@ -12,7 +12,7 @@ namespace kvferry::cli {
 /// A request on one node, which may still run there.
 struct ListedLife {
   std::string node, role, request;
-  TimeNs age = 0, duration = 0;  // time since the request arrived at the node; time that it spent there
+  TimeNs age = 0, duration = 0;  // time since the request came to the node; time that it spent there
   bool is_running = false;
   std::uint32_t preemptions = 0, recomputed = 0;  // number of preemptions; number of tokens computed again
   std::string cause{};                            // why the first of these tokens were computed again

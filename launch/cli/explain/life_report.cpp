@@ -42,7 +42,7 @@ std::string_view phase_after(const LifeEvent& event, std::string_view phase) {
   }
 }
 
-/// Times in the result are on this process's clock, as NodeAnswer::at is.
+/// Returns the request's life on the node. Its times are on this process's clock, as NodeAnswer::at is.
 NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeNames& names) {
   NodeLife made;
   made.node = printable(node.engine_id);
@@ -52,7 +52,7 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
   made.is_cut = life.is_cut;
   made.error = node.error;
   made.is_running = !life.events.empty();
-  made.began = made.ended = node.at;  // these times stay if all events of the life were overwritten
+  made.began = made.ended = node.at;  // these times are final if all events of the life were overwritten
   std::string_view phase = "before the first event that was not overwritten";
   for (const LifeEvent& event : life.events) {
     TimeNs at = node.at - std::clamp<TimeNs>(event.at, 0, kAgeMax);

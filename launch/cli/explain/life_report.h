@@ -1,4 +1,5 @@
-// Puts the nodes' answers about a request together: a time line, where the time went, and what was computed again.
+// Combines the nodes' answers about a request into a report: its events in order, where its time went, and what was
+// computed again.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,13 +14,13 @@ namespace kvferry::cli {
 
 /// A part of the time of a request, and what the request did in it.
 struct LifePart {
-  std::string node;  // engine id; empty: between two nodes
+  std::string node;  // engine id; empty: the request was between two nodes
   std::string what;
   TimeNs duration = 0;
 };
 
 struct LifeLine {
-  TimeNs at = 0;  // time since the first event of all nodes
+  TimeNs at = 0;  // time since the first life on any node began
   std::string kind, text;
   LifeEvent event;
 };
@@ -28,8 +29,8 @@ struct LifeLine {
 struct NodeLife {
   std::string node, role, request, trace;
   bool is_cut = false, is_running = false;
-  TimeNs began = 0, ended = 0;  // times since the first event of all nodes
-  TimeNs age = 0;               // time from the first event to the answer
+  TimeNs began = 0, ended = 0;  // times since the first life on any node began
+  TimeNs age = 0;               // time from `began` until the node answered
   TimeNs error = 0;             // limit on the error of the times, compared with another node's
   std::vector<LifeLine> lines;
   std::vector<LifePart> parts;  // their durations add up to ended - began
@@ -43,7 +44,7 @@ struct Recomputation {
 
 struct LifeReport {
   NodeNames names;
-  std::vector<NodeLife> lives;  // the request's lives on all nodes, in the order in which they began
+  std::vector<NodeLife> lives;  // the lives on all nodes, in the order in which they began
   /// What the time between the first and the last event was spent on, in order; empty if lives overlap, as those of a
   /// request with several answers (n > 1) do.
   std::vector<LifePart> parts;

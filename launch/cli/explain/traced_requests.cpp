@@ -22,7 +22,7 @@ std::string name_of(const RequestLife& life) {
   return std::string(name);
 }
 
-/// Returns when the first life began, on the clock of NodeAnswer::at.
+/// Returns the time of the earliest event of all lives, on this process's clock, as NodeAnswer::at is.
 TimeNs begin_of(const std::vector<NodeAnswer>& answers) {
   TimeNs begin = std::numeric_limits<TimeNs>::max();
   for (const NodeAnswer& node : answers)

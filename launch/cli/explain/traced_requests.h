@@ -1,4 +1,4 @@
-// The requests of a W3C trace, which may be many: an agent's, for example.
+// Finds the requests of a W3C trace. One trace may have many requests, such as all those of an agent.
 #pragma once
 
 #include <string>

@@ -65,7 +65,7 @@ std::string bar(double share, std::size_t width) {
   return std::string(filled, '#') + std::string(width - filled, '.');
 }
 
-/// Returns a speed with three significant digits, for a column that is five characters wide.
+/// Returns a speed with two, one or no decimals, so that speeds below 100,000 GB/s fit a column of five characters.
 std::string speed_text(double gb_per_s) {
   return gb_per_s < 0.005 ? "0" : fmt::format("{:.{}f}", gb_per_s, gb_per_s < 10 ? 2 : gb_per_s < 100 ? 1 : 0);
 }

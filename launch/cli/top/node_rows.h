@@ -1,5 +1,5 @@
-// What `kvferry top` and `kvferry status` print of each node. Pure: no I/O. In texts that other hosts have sent, the
-// functions of this file replace all characters but printable ASCII by question marks.
+// What `kvferry top` and `kvferry status` print of each node. The functions do no I/O. In texts that other hosts have
+// sent, they replace all characters but printable ASCII by question marks.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@ struct NodeRow {
   bool has_report = false;
   std::uint64_t chunks = 0, slots = 0, pinned = 0, chunk_bytes = 0;
   double fill = 0;            // share of the pool's slots, from 0 to 1
-  std::optional<double> hit;  // share of the tokens not in the engine's own cache, if there were any lately
+  std::optional<double> hit;  // of the tokens that the engine's cache lacked, the share in the pool; nullopt: none
   double in_gb_per_s = 0, out_gb_per_s = 0;
   std::uint64_t transfers = 0, load = 0, num_failures = 0;
   std::uint64_t ago_ms = 0;  // time since the node was lost, or since its last message
   std::optional<std::uint64_t> failed_ago_ms;
-  std::string failure;  // the node's last failure as a sentence; empty: none
+  std::string failure;  // the node's last failure as a sentence; empty: no failure is known
 };
 
 std::string shown_name(const controller::NodeStatus& node);

@@ -35,8 +35,8 @@ struct TopFlags {
   bool once = false, as_json = false;
 };
 
-/// The terminal while `kvferry top` draws on it: the alternate screen, without cursor and echo. close() and the
-/// destructor restore the terminal.
+/// The terminal while `kvferry top` draws on it: it shows the alternate screen, without a cursor, and does not echo
+/// keys. close() and the destructor restore the terminal.
 class Screen {
  public:
   Screen() { open(); }
@@ -57,7 +57,7 @@ class Screen {
     write("\x1b[?7h\x1b[?25h\x1b[?1049l");
     if (has_settings_) ::tcsetattr(STDIN_FILENO, TCSANOW, &settings_);
   }
-  /// Returns false if the terminal is gone.
+  /// Returns false if the text can't be written, since the terminal is gone.
   static bool write(std::string_view text) {
     return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
   }
@@ -75,7 +75,7 @@ class Screen {
 struct Frame {
   controller::Status status;
   std::string endpoint;
-  std::string problem;  // why the last query failed, so that `status` is an older one; empty: it succeeded
+  std::string problem;  // why the last query failed and left `status` unchanged; empty: it succeeded
   Time::time_point asked_at{};
 };
 
@@ -119,7 +119,7 @@ Result<void> run_screen(const TopFlags& flags, Frame frame, const std::optional<
   sigset_t signals;
   sigemptyset(&signals);
   for (const int one : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGTSTP, SIGCONT}) sigaddset(&signals, one);
-  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // no signal can end this process before the screen is restored
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // none of these ends this process before the screen is restored
   const OwnedFd received(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!received)
     return Error{ErrorCode::kUnavailable,
