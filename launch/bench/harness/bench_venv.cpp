@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// pip's --no-deps avoids torch, which takes gigabytes, and is either not needed or in vLLM's Python already. --no-deps
-// leaves out all other dependencies too, so these lists name the packages that are needed.
+// pip's --no-deps leaves out torch, which takes gigabytes: a benchmark needs no torch, or runs in vLLM's Python, which
+// has it. --no-deps leaves out all other dependencies too, so these lists name the packages that are needed.
 const std::map<std::string, std::vector<std::string>>& packages() {
   static const std::map<std::string, std::vector<std::string>> all{
       {"nixl", {"--no-deps", "numpy", "nixl-cu13"}},
@@ -35,7 +35,8 @@ const std::map<std::string, std::vector<std::string>>& packages() {
   return all;
 }
 
-// These packages are for vLLM's Python, so they are installed in a folder of their own.
+// These packages are for vLLM's Python, so they are installed in a folder of their own, outside the virtual
+// environment's packages.
 constexpr std::string_view kBesideVllm = "connector_lmcache";
 
 fs::path venv() {

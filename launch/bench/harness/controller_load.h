@@ -1,10 +1,10 @@
 // The load of `kvferry bench controller`: prefixes that workers hold, and lookups of these prefixes. `bench fleet` uses
 // the keys of this file too, and peers/controller_load.py is the same load in Python.
 //
-// Keys, called hashes in the figures, come in prefixes of 1024 keys. One worker holds each prefix, and a second worker
-// holds every second prefix too, which makes 1.5 holders per key. Workers publish their prefixes in batches of 32 keys,
-// alternately, as engines do. Keys are computed from (prefix, position in the prefix), so that the load takes no memory
-// of its own.
+// Keys, which the figures call hashes, form prefixes of 1024 keys. Each prefix is held by one worker, and every second
+// prefix also by a second worker, which makes 1.5 holders per key. Workers publish their prefixes in batches of 32
+// keys, in turn, as engines do. Keys are computed from (prefix, position in the prefix), so that the load takes no
+// memory of its own.
 #pragma once
 
 #include <cstdint>

@@ -67,7 +67,7 @@ void write_json(const std::string& name, const nlohmann::json& figures) {
   if (file) file << figures.dump(2) << '\n';
   if (file) file.close();
   if (!file) {
-    // Streams keep no reason, but the system call that failed was the last one.
+    // A stream keeps no reason, but errno still has it, because the failed system call was the last one.
     const std::string why = errno == 0 ? "unknown reason" : std::generic_category().message(errno);
     throw Failure({ErrorCode::kUnavailable, fmt::format("can't write the figures to {}: {}", name, why)});
   }

@@ -1,4 +1,4 @@
-// Parses the text of a benchmark's flags: numbers, byte sizes (4096, 4KiB, 1.5MiB), lists with commas.
+// Parses the values of a benchmark's flags: numbers, byte sizes (4096, 4KiB, 1.5MiB) and lists separated by commas.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 namespace kvferry::bench {
 
 /// Parses a number of bytes, optionally followed by B, KiB, MiB or GiB. Errors: kInvalidArgument if the text is
-/// anything else, or not a whole number of bytes.
+/// anything else, or is not a whole number of bytes from 1 to 2^50.
 Result<std::uint64_t> parse_byte_size(std::string_view text);
 
 /// Returns the size in the largest unit that divides it without a remainder: "4KiB", "4097".
 std::string byte_size_text(std::uint64_t bytes);
 
-/// Returns the words between commas, empty ones included.
+/// Returns the parts of the text between its commas, including empty parts.
 std::vector<std::string> split_list(std::string_view text);
 
 /// Returns an error kInvalidArgument with a message that names the flag, its value and the allowed values.

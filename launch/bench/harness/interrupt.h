@@ -1,4 +1,5 @@
-// Turns Ctrl-C and SIGTERM into a flag that every wait checks, so that memory and child processes are released.
+// Turns Ctrl-C and SIGTERM into a flag. Every wait checks the flag, so that an interrupted benchmark releases its
+// memory and ends its child processes.
 #pragma once
 
 #include "transport/base/clock.h"
@@ -17,7 +18,8 @@ Error interrupted();
 class Deadline {
  public:
   explicit Deadline(TimeNs timeout_ns);
-  /// Errors: kTimeout with a message that names `what`; kCancelled after an interrupt.
+  /// Errors: kTimeout after the timeout, with a message that names `what`, which is being waited for; kCancelled after
+  /// an interrupt.
   Result<void> check(const char* what) const;
 
  private:

@@ -14,7 +14,7 @@
 namespace kvferry::bench {
 namespace {
 
-constexpr std::size_t kLineBytesMax = 1 << 20;  // a longer line is an error; exported addresses are the longest fields
+constexpr std::size_t kLineBytesMax = 1 << 20;  // a longer line is an error; the longest fields are exported addresses
 
 /// Returns the error of a system call that failed. `what`: what the call did, such as "send to".
 Error failed(const char* what, int code) {

@@ -13,7 +13,7 @@ namespace kvferry::bench {
 /// One end of a connection that carries lines of JSON. Not thread-safe.
 class LineLink {
  public:
-  /// If `out` is empty, `in` is a socket that is also used for sending.
+  /// If `out` is empty, `in` is a socket, over which messages are also sent.
   explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
   /// Sends an object as one line. Errors: kPeerLost if the other process has closed the connection, kCancelled (the
@@ -24,7 +24,7 @@ class LineLink {
   Result<nlohmann::json> receive(TimeNs timeout_ns);
 
   int in_fd() const { return in_.get(); }
-  bool has_line() const { return received_.find('\n') != std::string::npos; }  // true: receive() returns at once
+  bool has_line() const { return received_.find('\n') != std::string::npos; }  // if true, receive() returns at once
 
  private:
   OwnedFd in_, out_;

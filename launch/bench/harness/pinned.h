@@ -7,7 +7,7 @@
 
 namespace kvferry::bench {
 
-/// Pins the calling thread until the thread ends. If the core does not exist, the thread stays unpinned.
+/// Pins the calling thread to a core until the thread ends. If the core does not exist, the thread stays unpinned.
 inline void pin_calling_thread(int core) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -15,8 +15,8 @@ inline void pin_calling_thread(int core) {
   ::sched_setaffinity(0, sizeof cores, &cores);
 }
 
-/// Pins the calling thread until the object is destroyed. Threads and processes that the calling thread starts in the
-/// meantime stay pinned afterwards.
+/// Pins the calling thread to a core until the object is destroyed. Threads and processes that the calling thread
+/// starts in the meantime stay pinned afterwards.
 class PinnedHere {
  public:
   explicit PinnedHere(int core) {

@@ -71,7 +71,7 @@ ChildProcess::ChildProcess(const Command& command) : errors_(::memfd_create("std
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(127);
-    ::setpgid(0, 0);  // a terminal's Ctrl-C then reaches only the parent, which ends this process
+    ::setpgid(0, 0);  // a terminal's Ctrl-C then reaches only the parent, which ends its child
     ::dup2(childs_stdin.get(), STDIN_FILENO);
     ::dup2(childs_stdout.get(), STDOUT_FILENO);
     ::dup2(errors_.get(), STDERR_FILENO);
@@ -120,7 +120,8 @@ bool ChildProcess::has_ended() const {
 
 std::string ChildProcess::last_words() const {
   char buffer[4096];
-  // This also moves the child's file offset to the end, where the child appends anyway.
+  // The child has the same file offset. lseek() moves it to the end of the file, where the child's next output goes
+  // anyway.
   const off_t size = ::lseek(errors_.get(), 0, SEEK_END);
   const off_t begin = size > static_cast<off_t>(sizeof(buffer)) ? size - static_cast<off_t>(sizeof(buffer)) : 0;
   const ssize_t got = ::pread(errors_.get(), buffer, sizeof(buffer), begin);
@@ -154,7 +155,8 @@ Command self_command(std::vector<std::string> words) {
 void run_peer_program(const Command& command, const Json& spec, const Say& say,
                       const std::function<void(const Json&)>& take) {
   ChildProcess child(command);
-  // A failure is ignored, because the last line that an ended program wrote to stderr says more.
+  // A failure to send is ignored: if the program has ended, receive() fails too, and the error then has the last line
+  // of the program's stderr.
   (void)child.link().send(spec);
   while (true) {
     const Result<Json> received = checked(child.link().receive(kLinePatience));
@@ -196,7 +198,7 @@ double cpu_seconds(pid_t pid) {
 }
 
 double resident_bytes(pid_t pid) {
-  // Gives memory that malloc() keeps free back to the system, so that it does not count.
+  // Returns to the system the free memory that malloc() keeps, so that this memory does not count.
   if (pid == ::getpid()) ::malloc_trim(0);
   std::ifstream statm(fmt::format("/proc/{}/statm", pid));
   std::uint64_t size = 0, resident = 0;

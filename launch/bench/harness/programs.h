@@ -1,4 +1,4 @@
-// The programs that a benchmark starts, and what Linux reports about a process.
+// Starts the programs that a benchmark needs, and reads what Linux reports about a process.
 #pragma once
 
 #include <sys/types.h>
@@ -20,9 +20,9 @@ struct Command {
 };
 
 /// A program that this process starts. The two exchange lines over the program's stdin and stdout; the program's stderr
-/// is kept. The kernel ends the program when the thread that started it ends. The destructor closes the program's
-/// stdin. If the program still runs 2 s later, or at once after the user's interrupt, the destructor sends it SIGTERM,
-/// and 4 s later SIGKILL.
+/// is kept. The kernel sends the program SIGTERM when the thread that started it ends. The destructor closes the
+/// program's stdin. If the program still runs 2 s later, the destructor sends it SIGTERM, and 4 s later SIGKILL; after
+/// the user's interrupt, it sends SIGTERM at once.
 class ChildProcess {
  public:
   /// Throws a Failure kUnavailable if the system can't create the process or its pipes.
@@ -34,10 +34,10 @@ class ChildProcess {
   LineLink& link() { return *link_; }
   /// Returns the last line that the program has written to stderr.
   std::string last_words() const;
-  /// Closes the program's stdin and waits. Returns the exit status, 128 + the number of the signal that ended the
-  /// program, or -1 if it still runs after `patience_ns`.
+  /// Closes the program's stdin and waits. Returns the exit status, or 128 + the number of the signal that ended the
+  /// program, or -1 if the program still runs after `patience_ns`.
   int wait(TimeNs patience_ns);
-  /// Sends SIGKILL and waits.
+  /// Sends SIGKILL to the program and waits until it has ended.
   void kill();
   pid_t pid() const { return pid_; }
   bool has_ended() const;
@@ -51,8 +51,8 @@ class ChildProcess {
 /// Returns the path of this program's file.
 std::filesystem::path own_program();
 
-/// Returns the path of `kvferry` in this program's folder. That is this program itself, except in a test. Failures:
-/// kUnavailable if there is no such file.
+/// Returns the path of the program `kvferry` in the folder of this program's file. It is this program itself, unless a
+/// test runs. Failures: kUnavailable if there is no such file.
 std::string kvferry_program();
 
 /// Returns the command that runs this program with other arguments.

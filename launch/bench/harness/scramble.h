@@ -1,4 +1,4 @@
-// The finaliser of splitmix64, from which all processes of a benchmark compute the same patterns, orders and keys.
+// The finaliser of splitmix64, with which all processes of a benchmark compute the same patterns, orders and keys.
 #pragma once
 
 #include <cstdint>

@@ -7,21 +7,22 @@
 
 namespace kvferry::bench {
 
-/// Sorts the values and returns the value below which `percent` % of all values lie, 0 if there are no values.
+/// Sorts the values and returns the value below which `percent` % of them lie; 0 if there are no values.
 inline double percentile(std::vector<double>& values, std::size_t percent) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
   return values[std::min(values.size() - 1, values.size() * percent / 100)];
 }
 
-/// Returns the value in the middle, or the upper of the two values in the middle.
+/// Returns the middle one of the sorted values, or the larger one of the two in the middle.
 inline double median(std::vector<double> values) { return percentile(values, 50); }
 
 struct Speed {
   double per_s = 0, us_p50 = 0, us_p99 = 0;
 };
 
-/// Returns the rate and the percentiles of `times_us`. Sorts `times_us`.
+/// Returns the rate of operations that took these times one after the other, and percentiles of the times. Sorts
+/// `times_us`.
 inline Speed speed_of(std::vector<double>& times_us) {
   double total_us = 0;
   for (const double time_us : times_us) total_us += time_us;
