@@ -18,8 +18,8 @@ struct ConnectorFlags {
 };
 
 /// Prints progress on stderr and a table on stdout; writes the JSON file that the flags name. A Python without vLLM, or
-/// a connector named in `peers` that can't be loaded, only causes a warning. Errors: kInvalidArgument if a flag has an
-/// invalid value; kUnavailable if the file can't be written.
+/// a KV connector named in `peers` that can't be loaded, only causes a warning. Errors: kInvalidArgument if a flag has
+/// an invalid value; kUnavailable if the file can't be written.
 Result<void> run_connector_bench(const ConnectorFlags& flags);
 
 }  // namespace kvferry::bench

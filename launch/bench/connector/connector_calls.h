@@ -21,9 +21,9 @@ constexpr std::string_view kConnectorPeers[] = {"nixl", "lmcache"};
 /// python3 if that checkout has no .venv.
 std::string vllm_python(const std::string& given);
 
-/// Returns p50 and p99 of lookups and steps in microseconds, by name, such as "lookup_us_p50". `connector` is
-/// "kvferry", for which a controller is started, or one of kConnectorPeers. Failures: kUnavailable if calls.python has
-/// no vLLM or can't load the connector.
+/// Returns p50 and p99 of the times of lookups and steps in microseconds, by name, such as "lookup_us_p50". Lookups of
+/// "lmcache" are not measured. `connector` is "kvferry", for which a controller is started, or one of kConnectorPeers.
+/// Failures: those of ensure_installed() and run_peer_program(), such as kUnavailable if calls.python has no vLLM.
 nlohmann::json measure_connector_calls(const std::string& connector, const ConnectorCalls& calls, const Say& say);
 
 }  // namespace kvferry::bench

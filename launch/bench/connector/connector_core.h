@@ -1,4 +1,4 @@
-// Times the scheduler core's calls, without Python, vLLM and threads.
+// Times the calls of the scheduler core, without Python, vLLM or threads.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace kvferry::bench {
 
 /// Returns the time of each repetition in microseconds. A repetition adds a request whose chunks are all in the pool,
-/// and looks the request up, which hashes each of its tokens once.
+/// and looks up the request. Each of its tokens is hashed once.
 std::vector<double> time_core_lookups(std::uint32_t num_tokens, std::uint64_t repeat);
 
 /// Returns the time of each step in microseconds. In each step `running` requests decode one token each, and chunks
