@@ -105,7 +105,8 @@ void FleetControllers::start_again(std::size_t replica) {
   if (options_.over_streams) words.insert(words.end(), {"--stream", endpoints_[replica]});
   if (!etcd_.empty())
     words.insert(words.end(), {"--etcd", etcd_, "--event-log", redis_, "--replica", fmt::format("r{}", replica)});
-  // 1024 open files are the default limit of shells and systemd: as in practice, the controller must raise it itself.
+  // 1024 open files are the default limit of shells and systemd, so the controller must raise its limit itself, as it
+  // must in production.
   words.insert(words.begin(), {"sh", "-c", "ulimit -Sn 1024; exec \"$@\"", "sh", kvferry_program()});
   const PinnedHere pinned(1);
   controllers_[replica] =

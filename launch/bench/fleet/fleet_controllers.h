@@ -1,4 +1,5 @@
-// The controllers of `kvferry bench fleet`: processes of this program, with etcd and Redis for several replicas.
+// The controllers of `kvferry bench fleet`, which are processes of this program. Several controllers share an etcd and
+// a Redis, which are started too.
 #pragma once
 
 #include <memory>
@@ -10,7 +11,7 @@
 namespace kvferry::bench {
 
 struct FleetControllersOptions {
-  // Number of controllers; with several, start() also starts the etcd and Redis that they need.
+  // Number of controllers. If there are several, start() also starts the etcd and the Redis that they need.
   std::size_t num_replicas = 1;
   bool over_streams = false;  // true if nodes connect by streams, false if by ZeroMQ
 };
@@ -21,8 +22,8 @@ class FleetControllers {
   FleetControllers(const FleetControllers&) = delete;
   FleetControllers& operator=(const FleetControllers&) = delete;
   ~FleetControllers();
-  /// Returns when all controllers listen. The controllers run on core 1 if the machine has two cores. Failures:
-  /// kUnavailable if a program is missing or does not start.
+  /// Returns when all controllers listen. The controllers are pinned to core 1 if the machine has more than one core.
+  /// Failures: kUnavailable if a program is missing or does not start.
   void start();
 
   /// Returns the endpoints to which nodes connect.

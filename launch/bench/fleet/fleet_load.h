@@ -3,7 +3,8 @@
 // A node holds conversations of 128 chunks. The first 8 chunks of each conversation are one of 16 system prompts, which
 // every node holds; the other chunks are the conversation's own. Every fourth conversation is held by two nodes. A node
 // stores the next chunk of its newest conversation and evicts the last chunk of its oldest conversation, so that it
-// always holds the same number of chunks. Keys are computed, so that thousands of nodes need no memory for them.
+// always holds the same number of chunks. Keys are computed when they are needed, so thousands of nodes need no memory
+// for them.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +22,13 @@ constexpr std::size_t kConversationChunks = 128;
 constexpr std::size_t kSystemChunks = 8;
 constexpr std::uint64_t kSystemPrompts = 16;
 constexpr std::uint64_t kOwnChunks = kConversationChunks - kSystemChunks;
-/// Least number of conversations on a node: the oldest, which it evicts, the newest, which it stores, and two complete
-/// ones between them.
+/// Least number of conversations on a node: the oldest one, whose chunks the node evicts, the newest one, whose chunks
+/// the node stores, and two complete ones between them.
 constexpr std::uint64_t kConversationsMin = 4;
 
 struct Conversation {
   std::uint32_t node = 0;
-  std::uint64_t number = 0;  // number of the conversation among those of this node
+  std::uint64_t number = 0;  // number of the conversation among those of `node`
 
   /// Returns the prefix (controller_load.h) of the conversation's own chunks. Two neighbouring nodes share the prefix
   /// of every fourth conversation.

@@ -45,28 +45,29 @@ class Fleet {
   /// open.
   void fall_silent(std::uint32_t node);
   void set_traffic(bool is_on) { has_traffic_ = is_on; }
-  /// Treats all nodes as unregistered until they have registered and published again.
+  /// Treats all nodes as down (see is_up()) until they have registered again and the controller has their chunks.
   void expect_all_again();
 
-  /// Does the nodes' work that is due, then waits for messages for 1 ms at most.
+  /// Does the nodes' work that is due, then waits up to 1 ms for messages and processes them.
   void turn();
   TimeNs now() const { return clock_.now(); }
 
-  /// Returns true if the node is registered and the controller has all of the node's snapshot.
+  /// Returns true if the node is registered and the controller has the node's whole snapshot.
   bool is_up(std::uint32_t node) const;
   std::uint32_t num_registered() const;
   std::uint32_t num_up() const;
   LookupTimes take_lookups();
   std::size_t num_waiting() const;  // Returns the number of lookups that wait for an answer.
-  /// A slow answer is one that took over 50 ms and at least `older_than`. Returns when the last slow answer since
-  /// take_lookups() arrived, nullopt if there was none.
+  /// Returns the time at which the last slow answer since take_lookups() arrived, nullopt if there was none. An answer
+  /// is slow if it took more than 50 ms and at least `older_than`.
   std::optional<TimeNs> last_slow(TimeNs older_than) const;
   /// Makes another node look up a conversation that only `node` holds.
   void probe(std::uint32_t node);
-  /// Returns the time of the first answer to probe() that did not name the node; nullopt if all answers named it.
+  /// Returns the time of the first answer to probe() since fall_silent() that did not name the node; nullopt if all
+  /// answers named the node.
   std::optional<TimeNs> seen_gone(std::uint32_t node) const;
-  /// Returns for how much of the time since the last call the nodes' timers were more than 5 ms late. A long time means
-  /// that this process is overloaded.
+  /// Returns the sum of the delays of turn() since the last call, without the first 5 ms of each delay. A large sum
+  /// means that this process is overloaded.
   TimeNs take_lateness();
   /// Returns the reason of the controller's last refusal; empty if there was none.
   const std::string& refusal() const { return refusal_; }

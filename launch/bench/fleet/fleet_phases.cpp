@@ -78,7 +78,8 @@ class Phases {
     row_["chunks"] = after.chunks;
   }
 
-  /// Lets one node in a hundred lose power. Measures for how long lookups of the node's chunks still name the node.
+  /// Lets one node in a hundred behave as if it had lost power. Measures for how long lookups of the chunks of these
+  /// nodes still name them.
   void dead_nodes() {
     const std::uint32_t num_dead = std::max<std::uint32_t>(1, num_nodes_ / 100);
     const TimeNs killed_at = fleet_.now();
@@ -120,8 +121,8 @@ class Phases {
   }
 
   /// Kills a controller, measures the time until its nodes have a controller again, and starts the killed controller
-  /// again with its state. If there are other replicas, the nodes turn to those; a single controller's nodes wait until
-  /// it has started again.
+  /// again with its state. If there are other replicas, the nodes use those; otherwise the nodes wait until the killed
+  /// controller has started again.
   void killed_controller() {
     const bool is_alone = step_.controllers.num_replicas == 1;
     fleet_.take_lookups();
@@ -166,7 +167,7 @@ class Phases {
 
  private:
   struct Totals {
-    TimeNs at = 0;  // time at which the last controller's answer arrived
+    TimeNs at = 0;  // time at which the last of the controllers' answers arrived
     double messages_in = 0, messages_out = 0, cpu_s = 0;
     std::uint64_t dropped = 0, expired = 0, chunks = 0;
     std::vector<double> each_cpu_s;
@@ -196,8 +197,8 @@ class Phases {
     return totals;
   }
 
-  /// Asks for the totals on another thread. If the nodes stood still until the answer, the figures would count the gap,
-  /// and after it a burst that nodes on machines of their own would not send.
+  /// Asks for the totals on another thread, so that the nodes continue meanwhile. Otherwise the figures would include a
+  /// pause and then a burst of overdue messages, which nodes on machines of their own would not send.
   Totals totals_amid_traffic() {
     std::future<Totals> asked = std::async(std::launch::async, [this] { return totals(); });
     while (asked.wait_for(std::chrono::seconds(0)) != std::future_status::ready) turn_for(kMillisecond);

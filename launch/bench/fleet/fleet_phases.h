@@ -1,4 +1,4 @@
-// Measures one size of fleet, in phases from a cold start to a killed controller.
+// Measures a fleet of one size, in phases from a cold start to a killed controller.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,10 +14,10 @@ struct FleetStep {
   TimeNs duration = 0;  // length of the phase with steady traffic
 };
 
-constexpr TimeNs kSlowLookup = 10 * kMillisecond;  // a p99 above this counts as an overloaded controller
+constexpr TimeNs kSlowLookup = 10 * kMillisecond;  // a controller whose lookups have a higher p99 counts as overloaded
 
-/// Returns one row of figures by name. "broke" says what failed, or is empty. Calls begin() with each phase's name.
-/// Failures: kUnavailable if this machine can't run so many nodes, kCancelled.
+/// Returns one row of figures, by name. The figure "broke" is a text that says what failed, or is empty. Calls begin()
+/// with each phase's name. Failures: kUnavailable if this machine can't run so many nodes, kCancelled.
 nlohmann::json run_fleet_step(const FleetStep& step, const Say& begin);
 
 }  // namespace kvferry::bench
