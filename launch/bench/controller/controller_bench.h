@@ -17,8 +17,8 @@ struct ControllerFlags {
 };
 
 /// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. Forks a
-/// server, so no other thread may be running. Errors: kInvalidArgument if a flag has an invalid value; kCorrupt if a
-/// lookup returned a wrong answer; kUnavailable if a file can't be written.
+/// server process, so no other thread may be running. Errors: kInvalidArgument if a flag has an invalid value; kCorrupt
+/// if a lookup returned a wrong answer; kUnavailable if a file can't be written.
 Result<void> run_controller_bench(const ControllerFlags& flags);
 
 }  // namespace kvferry::bench

@@ -62,9 +62,9 @@ void echo_streams(const controller::BoundSocket& listener) {
   }
 }
 
-// A round trip to an echo server is the lower bound for the time of a remote lookup: an echo server only returns each
-// message, over the same kind of socket and with the same waits as the controller. Each echo server runs on a thread
-// until the process ends.
+// The time of a round trip to an echo server is the lower bound for the time of a remote lookup, because an echo server
+// only returns each message, over the same kind of socket and with the same waits as the controller. Each echo server
+// runs on a thread until the process ends.
 
 std::string start_zmq_echo() {
   auto router = need(net::ZmqSocket::make(std::make_shared<net::ZmqContext>(), net::ZmqKind::kRouter));

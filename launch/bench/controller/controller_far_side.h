@@ -1,4 +1,4 @@
-// A child process with a controller, filled with the benchmark's load, and two echo servers.
+// A child process that runs a controller, filled with the benchmark's load, and two echo servers.
 #pragma once
 
 #include <sys/types.h>
@@ -19,12 +19,13 @@ class ControllerFarSide {
   ControllerFarSide& operator=(const ControllerFarSide&) = delete;
   ~ControllerFarSide();
 
-  /// Returns when the load is in the directory. Failures: kUnavailable if the child process does not start.
+  /// Returns when the controller's directory contains the load. Failures: the error that the child process reports;
+  /// kPeerLost if that process has ended; kTimeout after ten minutes; kCancelled.
   void wait_filled();
   std::string zmq, stream;            // endpoints of the controller
   std::string zmq_echo, stream_echo;  // endpoints of the echo servers
 
-  /// Returns the processor time of all threads of the child process.
+  /// Returns the processor time of all threads of the child process in seconds.
   double cpu_s() const { return cpu_seconds(pid_); }
 
  private:

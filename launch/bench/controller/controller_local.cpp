@@ -17,9 +17,9 @@ using controller::PrefixMatch;
 using controller::ShortKey;
 using controller::Tier;
 
-constexpr TimeNs kRunTime = kSecond / 2;              // total time of the lookups that one repetition measures
-constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // largest number of hashes that the removed node holds
-// Buckets that one call of tidy() cleans up, as many as in each turn of the server's loop.
+constexpr TimeNs kRunTime = kSecond / 2;              // total time of the lookups in one repetition
+constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // largest number of hashes of the removed node
+// Number of cache lines that one call of tidy() cleans up, the same as in each turn of the server's loop.
 constexpr std::size_t kTidyBucketsPerTurn = 1024;
 // Largest number of prefixes that each repetition of events() adds and removes.
 constexpr std::uint64_t kChurnPrefixesMax = 1024;
@@ -62,8 +62,8 @@ class LocalBench {
     return median_speed(speeds);
   }
 
-  /// Measures a lower bound for any hash table: reads one random cache line for each key, with prefetching, from an
-  /// array that is as large as all keys with 32 more bits each.
+  /// Measures a lower bound for the lookup time of any hash table: reads one random cache line for each key, with
+  /// prefetching, from an array that has the size of all keys and 32 bits for each key.
   Speed random_lines(std::uint64_t num_keys, std::size_t key_bytes) {
     const std::uint64_t num_lines = num_prefixes_ * kPrefixKeys * (key_bytes + 4) / 64;
     controller::PageMemory memory(num_lines * 64);
@@ -164,8 +164,8 @@ class LocalBench {
     }
   }
 
-  /// Adds new prefixes and removes them again, in batches, so that the index keeps its size. Returns the number of
-  /// hashes added and removed per second.
+  /// Adds new prefixes and removes them again, in batches, so that the index keeps its size. Returns the rate in hashes
+  /// per second; adding a hash and removing it count as two.
   template <class Key>
   double events(PlacementIndex<Key>& index) {
     const std::uint64_t num_churned = std::min(kChurnPrefixesMax, num_prefixes_ / 2);
@@ -242,7 +242,7 @@ class LocalBench {
     report_.figure("worst_lookup_us_at_rest", median(usual_us));
   }
 
-  /// Measures the directory without a server.
+  /// Measures the directory in this process, without a server.
   void measure_directory() {
     report_.begin("publishing");
     controller::Directory directory(

@@ -39,8 +39,8 @@ inline controller::LookupQuery query_of(std::uint64_t prefix, std::uint64_t posi
   return query;
 }
 
-/// Returns true if `holders`, the answer to a lookup of kLookupKeys keys of the prefix, names every worker that holds
-/// the prefix, each with all of the keys. `Holders` is the client's, the directory's or the wire protocol's type.
+/// Checks the answer to a lookup of kLookupKeys keys of the prefix. Returns true if `holders` names as many workers as
+/// hold the prefix, each with all of the keys. `Holders` is the client's, the directory's or the wire protocol's type.
 template <class Holders>
 bool names_all_workers(const Holders& holders, std::uint64_t prefix) {
   if (holders.size() != (has_second_worker(prefix) ? 2U : 1U)) return false;
@@ -63,7 +63,7 @@ inline std::unique_ptr<controller::Client> registered(const std::string& control
 /// Workers that have joined a directory in this process and publish into it.
 class DirectoryWorkers {
  public:
-  /// All workers join with an empty snapshot. Leases begin at `now`.
+  /// All workers join with an empty snapshot. Their leases begin at `now`.
   DirectoryWorkers(controller::Directory& directory, TimeNs now) : directory_(directory) {
     for (std::uint32_t i = 0; i < kNumWorkers; ++i) ids_.push_back(join(worker_info(i), now));
   }

@@ -23,15 +23,15 @@ struct PeersFigures {
 
 constexpr std::string_view kControllerPeers[] = {"dynamo", "lmcache", "mooncake", "redis"};
 
-/// Installs what a peer's program needs, and returns the command that runs the program. After an error the peer is left
-/// out.
+/// Installs what a peer's program needs, and returns the command that runs the program. If it returns an error, the
+/// peer is left out.
 using PeerProgram = std::function<Result<Command>(const std::string& peer, const Say& say)>;
 
 /// The PeerProgram that installs the peer's packages from PyPI.
 Result<Command> controller_peer_program(const std::string& peer, const Say& say);
 
-/// Measures the peers one after the other. A peer that can't be installed, started or measured only causes a warning.
-/// The only error is kCancelled.
+/// Measures the peers one after the other. If a peer can't be installed, started or measured, `say` is called with a
+/// warning. The only error is kCancelled.
 Result<PeersFigures> measure_controller_peers(const std::vector<std::string>& peers, std::uint64_t num_hashes,
                                               std::uint64_t repeat, const PeerProgram& program, const Say& say);
 

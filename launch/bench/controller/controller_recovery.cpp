@@ -71,7 +71,8 @@ StateFigures make_state(const std::string& folder, std::uint64_t num_prefixes) {
   } while (journal->is_making_snapshot());
   StateFigures figures{.worst_lookup_us = static_cast<double>(worst) * 1e-3,
                        .snapshot_s = seconds(clock.now() - begun)};
-  // A long log is the worst case for recovery, so publishing and evicting make the log almost as long as it can get.
+  // A long log is the worst case for recovery. Publishing and evicting make the log almost as long as it can be before
+  // the journal makes a new snapshot.
   const std::uint64_t log_bytes_max = std::max<std::uint64_t>(controller::StateOptions{}.log_bytes_min,
                                                               journal->status(clock.now()).snapshot_bytes / 2);
   std::vector<ChunkKey> keys(kBatchKeys);
@@ -131,8 +132,8 @@ double recover(const std::string& folder, std::uint64_t num_prefixes) {
                    kRecoveryPatience / kSecond)});
 }
 
-/// Sends the snapshots of all workers to an empty controller, one message of each worker in turn. Returns the time in
-/// seconds.
+/// Passes the snapshots of all workers to the empty directory of a controller in this process, one message of each
+/// worker in turn. Returns the time in seconds.
 double resync(std::uint64_t num_prefixes) {
   class NoReplies final : public controller::ReplySender {
    public:

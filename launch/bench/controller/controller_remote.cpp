@@ -19,7 +19,7 @@ constexpr int kRoundTrips = 3000;  // number of measured round trips in each rep
 constexpr int kWarmUps = 200;
 constexpr std::size_t kInFlight = 16;
 constexpr TimeNs kRateTime = kSecond;
-constexpr std::size_t kQuestions = 4096;  // number of different lookups, which are sent one after the other
+constexpr std::size_t kQuestions = 4096;  // number of different lookups, which are sent in turn
 
 void wait(int fd) {
   pollfd item{fd, POLLIN, 0};
@@ -100,7 +100,8 @@ class RemoteBench {
     }
   }
 
-  /// Measures lookups per second of the server's processor time, which excludes its waits for the client.
+  /// Measures lookups per second of the server's processor time, which does not include the time in which the server
+  /// waits for the client.
   void measure_rate(const std::string& over, const std::string& name, const std::string& endpoint) {
     const std::unique_ptr<ClientLink> link = need(controller::make_link(endpoint));
     report_.begin(fmt::format("{} lookups in flight over {}", kInFlight, over));
@@ -157,7 +158,7 @@ class RemoteBench {
       wait(link.fd());
       now = clock_.now();
       link.process(now);
-      link.set_corked(true);  // collects the new lookups, one for each answer, to send them all at once
+      link.set_corked(true);  // delays the new lookups, one for each answer, so that one write sends all of them
       while (const auto bytes = link.receive()) {
         if (num_answered++ % 64 == 0 && !is_right(*bytes)) throw wrong_answer();
         if (now - begun < duration && !ask()) throw no_answer();

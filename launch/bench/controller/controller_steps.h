@@ -16,7 +16,7 @@
 namespace kvferry::bench {
 
 /// Collects the figures: in a table for readers, and by name in JSON for programs. To add a figure, call begin(), then
-/// row() for the table and figure() for the JSON.
+/// row() for the table and figure() for the JSON object.
 class ControllerReport {
  public:
   explicit ControllerReport(std::size_t num_steps) : progress_(num_steps) {}
@@ -61,8 +61,8 @@ constexpr std::size_t kNumSteps = 24;  // steps of the progress bar in all parts
 // invalid.
 
 /// Measures lookups over the controller's sockets and, to compare, empty messages over the same kinds of sockets. Forks
-/// a process for the server (ControllerFarSide), so no other thread may be running. Failures: kUnavailable if the
-/// server's process does not start.
+/// a process for the server (ControllerFarSide), so no other thread may be running. Failures: those of
+/// ControllerFarSide; kUnavailable if a server does not answer.
 void measure_remote(const ControllerLoad& load, ControllerReport& report);
 
 /// Measures the time until other nodes find a chunk that a busy node has published. Failures: kUnavailable if the
@@ -75,8 +75,8 @@ void measure_local(const ControllerLoad& load, ControllerReport& report);
 /// Measures the rate at which the controller decodes and indexes cache events, encoded as vLLM encodes them.
 void measure_events(const ControllerLoad& load, ControllerReport& report);
 
-/// Measures the time until a killed controller serves again, with its state and without. Starts this
-/// program as a controller in a temporary folder, and ends that controller.
+/// Measures the time until a killed controller serves again, with its state and without. For this, starts this program
+/// as a controller, with state in a temporary folder, and ends that controller.
 void measure_recovery(const ControllerLoad& load, ControllerReport& report);
 
 }  // namespace kvferry::bench

@@ -10,12 +10,12 @@ namespace kvferry::bench {
 namespace {
 
 constexpr TimeNs kTurn = kMillisecond;
-// Each batch has kBatchKeys keys, which makes a million hashes a second.
+// A turn takes a millisecond and a batch has kBatchKeys keys, which makes a million hashes a second.
 constexpr std::uint64_t kBatchesPerTurn = 32;
 constexpr std::uint64_t kTurns = 4000;              // number of turns; every second turn evicts
 constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // no other node holds this prefix or a later prefix
 
-/// Repeats a lookup until it finds the key.
+/// Repeats a lookup of the key until the answer names a holder. Throws a Failure kUnavailable after kPatienceMs.
 void wait_for(const ChunkKey& key, controller::Client& client, const Clock& clock) {
   const TimeNs begun = clock.now();
   const auto is_in_time = [&] { return clock.now() - begun < kPatienceMs * kMillisecond; };
@@ -47,7 +47,7 @@ void measure_visible(const ControllerFarSide& far, ControllerReport& report) {
   std::vector<controller::ChunkEntry> chunks(kBatchKeys);
   const TimeNs begun = clock.now();
   for (std::uint64_t turn = 0; turn < kTurns; ++turn) {
-    // Every second turn evicts the chunks that the turn before has published, so that the index keeps its size.
+    // Every second turn evicts the chunks that the turn before it published, so that the index keeps its size.
     const std::uint64_t prefix = kFirstPrefix + turn / 2;
     const TimeNs published = clock.now();
     for (std::uint64_t batch = 0; batch < kBatchesPerTurn; ++batch) {
