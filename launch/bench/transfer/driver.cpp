@@ -67,8 +67,8 @@ class Driver {
     }
   }
 
-  /// Returns all measurements. Measurements of one path, memory and block size are adjacent, so that the machine's
-  /// other load is about the same for all of them.
+  /// Returns all measurements. Measurements of one path, kind of memory and block size follow each other, so that other
+  /// load on the machine is about the same for all of them.
   std::vector<Point> points() const {
     std::vector<Point> all;
     for (const std::string& path : options_.paths)

@@ -29,29 +29,30 @@ struct WorkerSpec {
 };
 
 nlohmann::json to_json(const WorkerSpec& spec);
-/// Throws a Failure kInvalidArgument if a field is missing or out of bounds.
+/// Throws a Failure kInvalidArgument if the number of bytes or the core is out of bounds. A missing field has the value
+/// 0, -1 (the core) or an empty text.
 WorkerSpec worker_spec(const nlohmann::json& message);
 
-/// One side of the measured system. Used by one thread. Errors are thrown as a Failure. Every wait is limited to
-/// kPatience, and ends early with kCancelled if the user interrupts the benchmark.
+/// One side of the measured system. Only one thread may use it. Errors are thrown as a Failure. Every wait is limited
+/// to kPatience, and ends early with kCancelled if the user interrupts the benchmark.
 class Engine {
  public:
   virtual ~Engine() = default;
 
-  /// Returns the argument for connect() in the other worker. `memory` must outlive the engine.
+  /// Prepares this side. Returns the argument for connect() in the other worker. `memory` must outlive the engine.
   virtual nlohmann::json start(const WorkerSpec& spec, BenchMemory& memory) = 0;
   virtual void connect(const nlohmann::json& peer) = 0;
   virtual std::string describe() const { return ""; }
 
-  /// Computes the orders in which the two sides use the blocks; the time of this call is not measured. `call_bytes` is
-  /// for engines that limit the bytes of a system call.
+  /// Computes the order in which each side uses its blocks. The time of this call is not measured. `call_bytes` is for
+  /// engines that limit the bytes of a system call.
   virtual void prepare(const Job& job, Side side, [[maybe_unused]] std::uint64_t call_bytes) {
     job_ = job;
     own_ = block_offsets(job, side);
     others_ = block_offsets(job, side == Side::kInitiator ? Side::kTarget : Side::kInitiator);
   }
-  /// Moves all blocks of the job with one request, from building the request's descriptors to receiving the target's
-  /// answer. The time of this whole call is measured.
+  /// Moves all blocks of the job with one request. The time of the whole call is measured: it begins with building the
+  /// request's descriptors and ends when the target's answer has arrived.
   virtual void transfer() = 0;
   /// The target's part of transfer(): waits for the notification, then answers.
   virtual void answer() {}
@@ -59,7 +60,7 @@ class Engine {
   virtual void ping() = 0;
   /// The target's part of ping().
   virtual void pong() {}
-  /// Returns true if ping() is a round trip, half of which is the latency; false if ping() goes one way.
+  /// Returns true if ping() is a round trip, so that the latency is half of its time; false if ping() goes one way.
   virtual bool is_round_trip() const { return true; }
 
   /// Returns the target's memory if the engine holds that memory in this process, otherwise an empty span.

@@ -1,4 +1,5 @@
-// The connection to the far side of the benchmark: a listener, which is a child process unless --connect names one.
+// The connection to the far side of the benchmark: a listener, which is a child process unless --connect names the
+// address of a listener.
 #pragma once
 
 #include <optional>
@@ -14,8 +15,9 @@ using net::HostPort;
 /// The destructor ends the child process, if there is one.
 class FarSide {
  public:
-  /// Failures: kUnavailable if there is no listener at the address, kRefused if the listener is of another version of
-  /// kvferry.
+  /// Connects to the listener at the address, or starts one if there is no address. Failures: kUnavailable if the
+  /// connection can't be made, kPeerLost or kTimeout if no listener answers, kRefused if the listener has another
+  /// version of kvferry.
   void open(const std::optional<HostPort>& address);
   /// Installs a system to compare with, such as nixl, on the far host too (bench_venv.h).
   void install(const std::string& what);

@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 constexpr std::uint64_t kRounds = 2000;
 constexpr std::uint64_t kRoundsMin = 100;
 constexpr std::uint64_t kRoundsFirst = 20;
-constexpr double kPingSecondsMax = 1;  // time for all rounds, so large blocks get fewer rounds (at least kRoundsMin)
+constexpr double kPingSecondsMax = 1;  // limit of the time of all rounds; large blocks may take longer (kRoundsMin)
 constexpr std::uint64_t kCallBytes[] = {64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20};
 
 struct Timed {
@@ -51,8 +51,8 @@ void ping(WorkerPair& pair, std::uint64_t rounds, Row& row) {
   row.latency_us_p99 = answer.value("p99_us", 0.0);
 }
 
-/// Measures as many rounds as fit into kPingSecondsMax. Their number is estimated from a few earlier rounds, which also
-/// warm up.
+/// Measures as many rounds as fit into kPingSecondsMax, but from kRoundsMin to kRounds. The first kRoundsFirst rounds
+/// only warm up, and serve to estimate this number.
 void measure_latency(WorkerPair& pair, Row& row) {
   ping(pair, kRoundsFirst, row);
   const double rounds = kPingSecondsMax * 1e6 / std::max(2 * row.latency_us_p50, 1e-3);
@@ -67,7 +67,8 @@ std::string measure_row(WorkerPair& pair, const Job& job, int repeat, Row& row) 
   std::vector<double> seconds;
   std::vector<double> cpu_s;
   for (int i = 0; i <= repeat; ++i) {
-    // The last transfer moves other bytes, so that bytes of an earlier transfer can't pass the check.
+    // The last transfer moves other bytes than those before, so that the check fails if bytes of an earlier transfer
+    // are found.
     if (i == repeat) pair.ask_both({{"do", "fill"}, {"seed", ++seed}});
     const Timed timed = transfer_once(pair);
     if (i == 0) continue;  // warm-up

@@ -11,7 +11,7 @@ namespace kvferry::bench {
 struct Contender {
   std::string engine;
   std::string setting;
-  bool is_limit = false;  // true: this engine measures a limit of the machine, and is neither kvferry nor a peer
+  bool is_limit = false;  // true: this engine measures a limit of the machine; it is neither kvferry nor a peer
   bool is_peer = false;
   bool is_free = false;  // true: the worker is not pinned to a core, because the engine's own threads do the work
 };

@@ -30,9 +30,9 @@ struct ModelBlocks {
 /// known models.
 Result<ModelShape> find_model(std::string_view name);
 
-/// Returns the blocks that one request takes on one rank. `dtype` is "bf16" or "fp8", `tokens` the request's length,
-/// `tp` the number of tensor-parallel ranks: they divide the KV heads, but each has all of MLA's latent. Errors:
-/// kInvalidArgument if a value is not allowed.
+/// Returns the blocks that one request takes on one rank. `dtype` is "bf16" or "fp8", `tokens` is the request's length
+/// in tokens, and `tp` is the number of tensor-parallel ranks, which share the KV heads; with MLA, each rank has the
+/// whole latent. Errors: kInvalidArgument if a value is not allowed.
 Result<ModelBlocks> blocks_of(const ModelShape& model, std::string_view dtype, std::uint64_t tokens, std::uint64_t tp);
 
 }  // namespace kvferry::bench

@@ -19,7 +19,7 @@ struct Row {
   double gb_per_s = 0;  // rate in units of 10^9 bytes per second
   double latency_us_p50 = 0;
   double latency_us_p99 = 0;
-  double cpu_s_per_gib = 0;  // user and system time of both processes
+  double cpu_s_per_gib = 0;  // user and system time of both processes per GiB moved
   bool verified = false;
 };
 

@@ -1,4 +1,4 @@
-// `kvferry bench transfer`: the driver, its far side, and the worker processes that both start.
+// `kvferry bench transfer`: the driver, the far side, and the worker processes that each of the two starts.
 #pragma once
 
 #include "launch/bench/transfer/options.h"
@@ -10,9 +10,9 @@ namespace kvferry::bench {
 /// other engine is only a warning.
 Result<void> run_driver(const TransferOptions& options);
 
-/// Runs the far side, which waits for a driver and runs workers for it. A driver's messages are checked, but there is
-/// no password: run a listener in a trusted network only, for as long as a measurement takes. Serves one driver after
-/// the other until the user's interrupt. If `is_child` is true, prints the listener's port as a JSON line, serves one
+/// Runs the far side, which waits for a driver and runs workers for it. The messages of a driver are checked, but there
+/// is no password, so run a listener only in a trusted network and only while you measure. Serves one driver after the
+/// other until the user's interrupt. If `is_child` is true, prints the listener's port as a JSON line, serves one
 /// driver and returns. Errors: kUnavailable if listening at the address failed.
 Result<void> run_listener(const HostPort& address, bool is_child);
 

@@ -62,7 +62,7 @@ class Worker {
     memory_.emplace(spec_.memory, spec_.bytes);
     engine_ = make_worker_engine(spec_.engine);
     const Json peer = engine_->start(spec_, *memory_);
-    // This pins the calling thread alone: the engine's threads exist already and stay unpinned.
+    // Only the calling thread is pinned: the engine's threads exist already and stay unpinned.
     if (spec_.core >= 0) pin_calling_thread(spec_.core);
     return {{"peer", peer}, {"huge_page_bytes", huge_page_bytes(memory_->span())}};
   }
@@ -198,7 +198,7 @@ nlohmann::json to_json(const Job& job, std::uint64_t call_bytes) {
 
 Result<void> run_worker() {
   catch_interrupts();
-  // Libraries that print to stdout must not mix their output with the answers.
+  // From here on, what libraries print to stdout goes to stderr, so that it does not mix with the answers.
   LineLink link(OwnedFd(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3)),
                 OwnedFd(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3)));
   ::dup2(STDERR_FILENO, STDOUT_FILENO);

@@ -24,7 +24,7 @@ namespace kvferry::bench {
 nlohmann::json to_json(const Job& job, std::uint64_t call_bytes);
 
 /// Returns the command that starts an engine's worker on this host. Failures: kInvalidArgument if there is no such
-/// engine, setting or path; kUnavailable if the peer is not installed on this host.
+/// engine, or if a peer does not have the setting; kUnavailable if the engine is ucx, and libucx-cu13 is not installed.
 Command worker_command(const WorkerSpec& spec);
 
 }  // namespace kvferry::bench

@@ -14,8 +14,8 @@ Failure unknown(const WorkerSpec& spec) {
                               spec.engine, spec.setting)});
 }
 
-/// Returns UCX's environment variables. Path tcp restricts UCX to TCP. For engine ucx, the setting "best" uses the
-/// fastest values.
+/// Returns the environment variables that configure UCX. With path tcp, they restrict UCX to TCP. For engine ucx with
+/// the setting "best", they have the values that were fastest.
 std::vector<std::string> ucx_environment(const WorkerSpec& spec) {
   if (spec.path != "tcp") {
     if (spec.engine == "ucx" && spec.setting == "best") return {"UCX_TLS=posix,self"};

@@ -45,7 +45,7 @@ Json WorkerPair::receive_from_initiator() {
 Json WorkerPair::receive_from_target() { return need(checked(listener_.receive(kPatienceWithWorker))); }
 
 Json WorkerPair::ask_initiator(const Json& message) {
-  // A failure is ignored: if the program has ended, receiving gives the better error.
+  // A failure to send is ignored: if the initiator has ended, receive_from_initiator() throws a better error.
   (void)initiator_.link().send(message);
   return receive_from_initiator();
 }

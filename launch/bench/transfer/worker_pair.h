@@ -20,10 +20,10 @@ class WorkerPair {
 
   /// Starts the target and connects the two workers.
   void connect(const WorkerSpec& initiator, int target_core);
-  /// Sends a command to one worker and returns its answer. If that worker has ended, the error says which one.
+  /// Sends a command to one worker and returns its answer. If that worker has ended, the error says on which side.
   nlohmann::json ask_initiator(const nlohmann::json& message);
   nlohmann::json ask_target(const nlohmann::json& message);
-  /// Sends a command to both sides, which execute the command at the same time.
+  /// Sends a command to both workers, which execute it at the same time, and waits for their answers.
   void ask_both(const nlohmann::json& message);
   struct Answers {
     nlohmann::json initiator;

@@ -1,5 +1,5 @@
-// Measures the kernel's limit for memory that is not shared: process_vm_readv() and process_vm_writev() with as many
-// ranges per call as the kernel takes, without notifications.
+// Measures the kernel's limit for memory that is not shared: process_vm_readv() and process_vm_writev(), with up to as
+// many ranges per call as the kernel allows, and without notifications.
 #include <sys/prctl.h>
 #include <sys/uio.h>
 #include <unistd.h>

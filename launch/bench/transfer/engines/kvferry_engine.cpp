@@ -1,4 +1,4 @@
-// Measures kvferry's transport, used as a worker node uses it: submit, wait, poll.
+// Measures kvferry's transport, called as a worker node calls it: submit(), wait() and poll().
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/line_link.h"
 #include "launch/bench/transfer/engine.h"
@@ -62,7 +62,7 @@ class KvferryEngine final : public Engine {
                              .notification = "moved"}));
   }
 
-  /// Waits until this many notifications and completions have arrived, and consumes them.
+  /// Waits until this many notifications and this many completions have arrived, and consumes them.
   void wait_for(int notifications, int completions) {
     const Deadline deadline(kPatience);
     notifications_ -= notifications;
@@ -83,7 +83,7 @@ class KvferryEngine final : public Engine {
   RegionId region_;
   PeerId peer_;
   std::string remote_region_;
-  int notifications_ = 0;  // number received minus number consumed by wait_for()
+  int notifications_ = 0;  // number that arrived minus number that wait_for() consumed
   int completions_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// Measures how fast memory allows copies to be: one thread of one process copies the blocks between its memory and a
-// second mapping of a shared segment, or between two private memories.
+// Measures the limit that memory sets to the speed of copies: one thread of one process copies the blocks between its
+// memory and a second mapping of another shared segment, or between two private memories.
 #include <cstring>
 
 #include "launch/bench/transfer/engine.h"

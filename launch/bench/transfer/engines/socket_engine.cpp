@@ -1,5 +1,6 @@
-// Measures the limit of sockets: one TCP stream, sendmsg() and recvmsg() over the blocks, with `call_bytes` bytes
-// per call. The receiver polls, because a sleeping receiver halves the rate and makes a ping four times as long.
+// Measures the limit of sockets: one TCP connection, over which sendmsg() and recvmsg() move the blocks, with up to
+// `call_bytes` bytes per call. The receiver polls, because a sleeping receiver halves the rate and makes a ping four
+// times as long.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
@@ -73,7 +74,7 @@ class SocketEngine final : public Engine {
  private:
   void adopt(OwnedFd socket) {
     socket_ = std::move(socket);
-    const timeval second{1, 0};  // timeout of a send, so that a blocked sender notices an interrupt
+    const timeval second{1, 0};  // timeout of send calls, so that a blocked sender checks the deadline
     // The system's congestion control may pace the sender (with BBR the rate falls to a quarter). Reno does not pace,
     // and every process may choose Reno.
     constexpr std::string_view kSimplest = "reno";
@@ -103,7 +104,8 @@ class SocketEngine final : public Engine {
     const Deadline deadline(kPatience);
     int num_polls = 0;
     for (std::size_t begin = 0; begin < ranges_.size();) {
-      // Takes as many ranges as one call may have; the last range is shortened for the call and restored after it.
+      // Takes as many ranges as one call may have. The last range is shortened for the call, and gets its length back
+      // after the call.
       std::size_t end = begin;
       std::uint64_t bytes = 0;
       while (end < ranges_.size() && end - begin < kSocketRangesMax && bytes < call_bytes_)

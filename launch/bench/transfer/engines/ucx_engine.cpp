@@ -1,5 +1,6 @@
-// Measures UCX, used as ucx_perftest uses it: a put or get for each block, a flush and a message, without failure
-// handling and without sleeping. worker_command.cpp names PyPI's newest UCX in the environment.
+// Measures UCX, called as ucx_perftest calls it: a put or get for each block, a flush after puts, and a message,
+// without UCX's error handling and without sleeping. worker_command.cpp sets the environment variable that names the
+// UCX from PyPI.
 #include <algorithm>
 #include <vector>
 
