@@ -1,5 +1,5 @@
-"""The worker process of `kvferry bench transfer` for other systems, such as NIXL: launch/bench/transfer/worker.h in
-Python.
+"""The worker process of `kvferry bench transfer` for other systems, such as NIXL. launch/bench/transfer/worker.h
+describes the messages that it handles.
 
 Each of these systems implements Engine. The pattern and the order of the blocks are those of
 launch/bench/transfer/pattern.cpp.
@@ -51,8 +51,8 @@ class Job:
 class Engine:
     """The way in which another system, such as NIXL, moves bytes. Each system has a class derived from this one.
 
-    Methods without a comment are described at the Engine of launch/bench/transfer/engine.h; address() returns what
-    start() returns there.
+    Methods without a docstring are described at the class Engine in launch/bench/transfer/engine.h. address() returns
+    what start() of that class returns.
     """
 
     is_round_trip = True
@@ -110,7 +110,7 @@ class Engine:
 
 
 def poll_until(is_done: Callable[[], bool], what: str) -> None:
-    """Polls without sleeping, because these engines make progress only when they are polled."""
+    """Calls is_done() until it returns True, without sleeping, because these engines move bytes only when polled."""
     end = time.monotonic() + PATIENCE_S
     while not is_done():
         if time.monotonic() > end:

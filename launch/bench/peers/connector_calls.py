@@ -89,7 +89,7 @@ def num_blocks(spec: dict[str, Any]) -> int:
 
 
 def longest_running(spec: dict[str, Any]) -> int:
-    """Returns how many tokens the longest running request can have: its prompt, a token per step, and spare blocks."""
+    """Returns the limit on a running request's tokens: the longest prompt, a token per step, and two spare blocks."""
     return RUNNING_PROMPT_TOKENS + spec["running"] + spec["repeat"] + 2 * BLOCK_TOKENS
 
 
@@ -120,7 +120,7 @@ class NoLookup:
 
 
 class Engine:
-    """vLLM's Scheduler with a clock around each call to the connector; no model runs."""
+    """vLLM's Scheduler, which measures the time of each call to the connector. No model runs."""
 
     def __init__(self, spec: dict[str, Any], config: VllmConfig) -> None:
         self._hasher = get_request_block_hasher(
@@ -199,8 +199,8 @@ def prompt_of(seed: int, tokens: int) -> list[int]:
 
 
 def measure_lookups(engine: Engine, spec: dict[str, Any]) -> list[float]:
-    """Measures the calls with which the scheduler looks up a request, one request at a time. A connector that stores KV
-    holds the KV of all prompts."""
+    """Measures the calls with which the scheduler looks up a request, one request at a time. All prompts were computed
+    before, so a connector that stores KV has their KV."""
     prompts = [prompt_of(seed, spec["prompt_tokens"]) for seed in range(DISTINCT_PROMPTS)]
     for prompt in prompts:
         engine.add(prompt, 1)
@@ -213,7 +213,7 @@ def measure_lookups(engine: Engine, spec: dict[str, Any]) -> list[float]:
     for turn in range(spec["repeat"]):
         engine.reset_prefixes()
         engine.spent_us.clear()
-        # The request gets a list of its own, as a request from the network does.
+        # The request gets a new list of tokens, as a request from the network does.
         request_id = engine.add([token + 0 for token in prompts[turn % len(prompts)]], 1, params)
         engine.step()
         times.append(engine.spent_us["on_new_request"] + engine.spent_us["get_num_new_matched_tokens"])
@@ -224,7 +224,7 @@ def measure_lookups(engine: Engine, spec: dict[str, Any]) -> list[float]:
 
 
 def measure_steps(engine: Engine, spec: dict[str, Any]) -> list[float]:
-    """Measures steps in which each running request decodes one token; chunks fill and blocks are allocated as usual."""
+    """Measures steps in which each running request decodes one token. As usual, some steps fill chunks or blocks."""
     for index in range(spec["running"]):
         engine.add(prompt_of(1000 + index, RUNNING_PROMPT_TOKENS + index), 10_000)
     while len(engine.scheduler.running) < spec["running"] or engine.scheduler.waiting:

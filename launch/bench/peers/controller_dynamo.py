@@ -66,7 +66,7 @@ class Tree(Directory):
 
 
 class Http:
-    """A persistent HTTP connection; requests are encoded before the clock starts."""
+    """A persistent HTTP connection. Its callers encode the requests before the measured time begins."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -114,7 +114,7 @@ class Indexer(RemoteDirectory):
         self.workers = [self.worker(number) for number in range(NUM_WORKERS)]
 
     def worker(self, number: int) -> zmq.Socket[bytes]:
-        publisher = zmq.Context.instance().socket(zmq.XPUB)  # receives a message when the indexer subscribes
+        publisher = zmq.Context.instance().socket(zmq.XPUB)  # XPUB receives a message when the indexer subscribes
         publisher.setsockopt(zmq.SNDHWM, 0)
         publisher.setsockopt(zmq.LINGER, 0)
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -144,8 +144,8 @@ class Indexer(RemoteDirectory):
             self.workers[told[0]].send_multipart(message)
             last[told[0]] = told
         for worker, prefix, position in last.values():  # a worker's events arrive in order, so its last event is enough
-            # The last event that was stored is the end of a prefix, so all keys of the prefix are found. The last event
-            # that was evicted is the start of a prefix, so no key is found.
+            # A worker's last event either stores the end of a prefix, after which all keys of the prefix are found, or
+            # evicts the start of a prefix, after which none is found.
             depth = position + BATCH_KEYS if position else 0
             asked = query(keys_at(prefix, 0, max(depth, 1)))
             wait_until(lambda worker=worker, depth=depth, asked=asked:

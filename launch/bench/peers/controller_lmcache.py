@@ -58,7 +58,7 @@ def name_of(worker: int) -> str:
 
 
 class Events:
-    """Makes events as LMCache's workers send them, with sequence numbers for each worker."""
+    """Makes events as LMCache's workers send them, with a sequence of numbers for each worker."""
 
     def __init__(self) -> None:
         self.next = [0] * NUM_WORKERS
@@ -79,7 +79,7 @@ def asked_for(prefix: int, position: int, count: int = LOOKUP_KEYS, asker: str =
 
 
 def found_in(answer: Any) -> dict[int, int]:
-    """Returns the only holder that the answer names; other workers may hold the keys too."""
+    """Returns the holder in the answer, which names only one, although other workers may hold the keys too."""
     return {int(name.removeprefix("worker")): depth for name, _, depth, _ in answer.layout_info if name}
 
 

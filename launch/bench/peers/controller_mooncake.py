@@ -1,7 +1,7 @@
 """Measures Mooncake's master. The workers are 64 store clients in this process. A chunk is an object of one byte.
 
-A batch query names the holders of each object; a batch "exist" only says whether there is a holder. The times of single
-lookups include the time that Mooncake's client library takes, because the master has no other interface.
+A batch query names the holders of each object, and batch_is_exist() only says whether there is a holder. The times of
+single lookups include the time that Mooncake's client library takes, because the master has no other interface.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 SEGMENT_BYTES = 64 << 20
 BUFFER_BYTES = 1 << 20
-CLIENT_TTL_S = 600  # must be long, because this process is too busy to send the clients' heartbeats in time
+CLIENT_TTL_S = 600  # long, because this process is too busy to send the clients' heartbeats in time
 KEPT: list[Any] = []
 
 
@@ -34,7 +34,7 @@ def endpoints(replicas: Sequence[Any]) -> list[str]:
 
 
 class Master(RemoteDirectory):
-    # A batch of load() has PREFIX_KEYS keys, because with the default of 32 keys load() would take minutes.
+    # Each batch of load() has PREFIX_KEYS keys, because load() would take minutes with the default of 32 keys.
     load_keys = PREFIX_KEYS
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Master(RemoteDirectory):
         return config
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[Any]:
-        """Prepares calls that store an object on both of its workers at once, so the second worker needs no event."""
+        """Prepares calls that store or remove an object on all its workers, so only the first worker needs an event."""
         prepared = []
         for worker, prefix, position in some:
             workers = workers_of(prefix)

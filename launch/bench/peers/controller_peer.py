@@ -27,10 +27,10 @@ IN_FLIGHT = 16
 
 
 class Directory:
-    """One way to reach a peer's directory. The prepare methods are not timed."""
+    """One way to reach a peer's directory. The time of the methods prepare_*() is not measured."""
 
     way = "in process"  # "in process" or "remote"
-    load_keys = BATCH_KEYS  # keys in a batch of load(); events() always uses batches of 32
+    load_keys = BATCH_KEYS  # number of keys in a batch of load(); events() always uses batches of 32
     any_position = True  # true if lookups may start in the middle of a prefix
 
     def holder(self) -> int:
@@ -51,11 +51,11 @@ class Directory:
         raise NotImplementedError
 
     def found(self, answer: Any) -> dict[int, int]:
-        """Returns for each worker how many of the 128 keys the worker holds before the first missing key."""
+        """Returns for each worker how many of the 128 keys it holds before the first key that it lacks."""
         raise NotImplementedError
 
     def other_lookups(self) -> dict[str, Callable[[Any], Any]]:
-        """Returns other calls that look up keys, by the names of their figures; their answers are not checked."""
+        """Returns other calls that look up keys, by the names of their figures. Their answers are not checked."""
         return {}
 
     def lookups_in_flight(self, prepared: Sequence[Any], seconds: float) -> int:
@@ -81,8 +81,8 @@ class RemoteDirectory(Directory):
 
 
 def pipelined(ask: Callable[[int], None], receive: Callable[[int], None], seconds: float) -> int:
-    """Calls ask(n) and receive(n) for the lookups n = 0, 1, ..., with 16 lookups in flight. Returns how many were
-    answered.
+    """Calls ask(n) and receive(n) for the lookups n = 0, 1, ... for `seconds`, with 16 lookups in flight. Returns the
+    number of answered lookups.
     """
     end = time.perf_counter() + seconds
     num_asked = num_answered = 0
@@ -97,7 +97,7 @@ def pipelined(ask: Callable[[int], None], receive: Callable[[int], None], second
 
 
 def depths(holders: Iterable[Collection[int]]) -> dict[int, int]:
-    """Takes the holders of each key; returns for each holder the number of keys before its first gap."""
+    """Takes the holders of each key in order. Returns for each holder how many keys precede the first that it lacks."""
     found: dict[int, int] = {}
     for depth, some in enumerate(holders):
         for worker in some:
@@ -210,7 +210,7 @@ class Measurement:
         return {"per_s": statistics.median(rates), "per_s_per_core": statistics.median(per_core)}
 
     def events(self, directory: Directory) -> float:
-        """Stores new prefixes and evicts them again, so that the directory keeps its size."""
+        """Measures storing new prefixes and evicting them again. Returns the rate in hashes per second."""
         told = list(batches(self.num_prefixes, self.num_prefixes + CHURN_PREFIXES))
         rates = []
         for _ in range(self.repeat):
@@ -251,7 +251,7 @@ def main(version_of: Callable[[], str], layouts: Sequence[Layout], hashes_max: i
 
 def measured(version_of: Callable[[], str], layout: Layout, spec: dict[str, Any], asked: int,
              say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Measures each way to reach the peer. A way that fails is left out, with a note, as long as another way works."""
+    """Measures each way to reach the peer. A way that fails is left out, with a note, if another way works."""
     measurement = Measurement(layout.engine, spec, say)
     figures: dict[str, float] = {}
     notes = [layout.notes] if layout.notes else []

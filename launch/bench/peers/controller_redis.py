@@ -1,6 +1,7 @@
 """Redis as a directory: three layouts in a redis-server that this program starts, over loopback TCP.
 
-Requests are encoded before the clock starts, because a Python client library would cost more time than the server.
+Requests are encoded before the measured time begins, because a Python client library would take more time than the
+server.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class RedisDirectory(RemoteDirectory):
         raise NotImplementedError
 
     def take(self, prepared: list[Prepared]) -> None:
-        """Keeps 16 batches in flight, like many workers that send at the same time."""
+        """Sends 16 batches at a time and then waits for their replies, as if 16 workers sent at the same time."""
         for begin in range(0, len(prepared), IN_FLIGHT):
             some = prepared[begin:begin + IN_FLIGHT]
             self.socket.sendall(b"".join(request for request, _ in some))
@@ -112,8 +113,7 @@ class Bitmaps(RedisDirectory):
 
 
 class Nodes(RedisDirectory):
-    """Keeps a Redis hash for each worker, with a field for each of its keys, so that a lookup queries all 64 workers.
-    """
+    """Keeps a Redis hash for each worker, with a field for each of its keys. A lookup queries all of these hashes."""
 
     def request(self, is_store: bool, worker: int, keys: list[int]) -> Prepared:
         node = b"node%d" % worker

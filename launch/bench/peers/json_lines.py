@@ -12,13 +12,13 @@ INTERNAL = 10  # the number of kInternal in transport/base/result.h
 
 
 def reason(error: Exception) -> str:
-    """Returns an error's text in one line, with the type's name unless the type says no more than the text."""
+    """Returns the first line of an error's text, after the type's name unless it is RuntimeError or TimeoutError."""
     text = str(error) if type(error) in (RuntimeError, TimeoutError) else f"{type(error).__name__}: {error}"
     return (text.splitlines() or [type(error).__name__])[0][:300]
 
 
 class JsonLines:
-    """Reserves stdout for lines of JSON: what libraries print to stdout goes to stderr."""
+    """Exchanges lines of JSON over stdin and stdout. What libraries print to stdout afterwards goes to stderr."""
 
     def __init__(self) -> None:
         self._lines = os.fdopen(os.dup(0), "r")
@@ -39,10 +39,10 @@ class JsonLines:
         yield from map(json.loads, self._lines)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Runs `work`, reports its error as a line, and ends the process."""
+        """Runs `work`, reports its exception, if any, as a line of JSON, and ends the process."""
         try:
             work()
         except Exception as error:
             self.say({"error": reason(error), "code": INTERNAL})
         self._out.flush()
-        os._exit(0)  # some libraries hang or crash when they are torn down
+        os._exit(0)  # skips the cleanup at exit, in which some libraries hang or crash

@@ -1,4 +1,4 @@
-"""Measures NIXL with its UCX backend. NIXL is called in the same way as by vLLM's connector.
+"""Measures NIXL with its UCX backend. NIXL is called as vLLM's NixlConnector calls it.
 
 For a job, each worker prepares a list of its own blocks and a list of the other worker's blocks. A request picks blocks
 from both lists by index (make_prepped_xfer), is posted, and is polled until it is done. The other worker polls for the

@@ -37,8 +37,8 @@ CONTROLLER_PANELS: list[tuple[str, str, float, list[tuple[str, str, str]]]] = [
         ("vLLM's events", "vllm_event_hashes_per_s", OURS)]),
 ]
 
-# Each panel has a title, a unit, names of kvferry's figure and names of the peers' figure. The first name
-# that the results contain is drawn.
+# Each panel has a title, a unit, names of kvferry's figure and names of the peers' figure. Of several names, the first
+# one with a figure is drawn.
 PEER_PANELS = [
     ("lookups of 128 keys, in process", "a second", ["lookup_128_per_s"], ["lookup_128_per_s"]),
     ("lookups of 128 keys, remote, 16 in flight", "per second of the server's processor time",
@@ -134,8 +134,8 @@ def draw_fleet(figures: Figures) -> Any:
 
 
 def draw_transfer(figures: Figures) -> Any:
-    """Draws rates against the block size: solid lines for engines (dotted for an engine's second
-    setting), dashed ones for the machine's limits."""
+    """Draws rates against the block size. The machine's limits are dashed lines. Other lines are solid, except that
+    kvferry's settings other than "default" are dotted, as is a peer's "default" if the peer also has "best"."""
     rows = figures["rows"]
     across = list(dict.fromkeys((row["path"], row["memory"]) for row in rows))
     down = list(dict.fromkeys(row["op"] for row in rows))
