@@ -1,6 +1,6 @@
-# Run by `cmake --install`: copies the public headers, and the headers that they include, to DESTINATION/kvferry/, and
-# adds the prefix kvferry/ to the paths by which they include each other. Input: PUBLIC_HEADERS (relative to
-# SOURCE_DIR), SOURCE_DIR, DESTINATION.
+# `cmake --install` runs this script, which copies the public headers, and the headers that they include, to
+# DESTINATION/kvferry/, and adds the prefix kvferry/ to the paths by which the headers include each other. Variables
+# that it reads: PUBLIC_HEADERS (paths relative to SOURCE_DIR), SOURCE_DIR, DESTINATION.
 cmake_minimum_required(VERSION 3.25)
 set(own_include "#include \"((transport|kernels|controller|connector)/[^\"]+)\"")
 set(todo ${PUBLIC_HEADERS})
