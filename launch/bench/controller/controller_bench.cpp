@@ -19,7 +19,7 @@ constexpr std::uint64_t kRunsMax = 100;
 void run(const ControllerFlags& flags, const ControllerLoad& load, const std::vector<std::string>& peers) {
   ControllerReport report(kNumSteps);
   const Say say = [&](const std::string& line) { report.say(line); };
-  // The server's process is forked first, before this process has a large memory of its own.
+  // measure_remote() forks the server's process, so it runs first, while this process has little memory.
   measure_remote(load, report);
   measure_local(load, report);
   measure_events(load, report);

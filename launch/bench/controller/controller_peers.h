@@ -18,13 +18,13 @@ namespace kvferry::bench {
 
 struct PeersFigures {
   nlohmann::json peers = nlohmann::json::array();     // array of {"engine", "version", "figures", "notes"}
-  nlohmann::json missing = nlohmann::json::object();  // [peer] reason why the peer has no figures
+  nlohmann::json missing = nlohmann::json::object();  // the reason for each peer without figures
 };
 
 constexpr std::string_view kControllerPeers[] = {"dynamo", "lmcache", "mooncake", "redis"};
 
-/// Installs what a peer's program needs, and returns the command that runs the program. If it returns an error, the
-/// peer is left out.
+/// Installs what a peer's program needs, and returns the command that runs this program. If a PeerProgram returns an
+/// error, the peer is left out.
 using PeerProgram = std::function<Result<Command>(const std::string& peer, const Say& say)>;
 
 /// The PeerProgram that installs the peer's packages from PyPI.

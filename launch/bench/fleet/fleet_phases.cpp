@@ -20,7 +20,7 @@ namespace {
 using controller::Status;
 
 constexpr TimeNs kPhasePatience = 60 * kSecond;
-constexpr TimeNs kRestartsTime = 180 * kSecond;  // limit on the time of all groups of restarts together
+constexpr TimeNs kRestartsTime = 180 * kSecond;  // limit on the time in which a phase restarts its nodes
 constexpr TimeNs kLeaseTime = 10 * kSecond;      // longest wait until dead nodes expire: four times the lease
 constexpr TimeNs kWarmUp = kSecond;
 constexpr int kStatusMs = 10'000;

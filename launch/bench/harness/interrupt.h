@@ -18,8 +18,7 @@ Error interrupted();
 class Deadline {
  public:
   explicit Deadline(TimeNs timeout_ns);
-  /// Errors: kTimeout after the timeout, with a message that names `what`, which is being waited for; kCancelled after
-  /// an interrupt.
+  /// Errors: kTimeout after the timeout, with the message that `what` did not arrive; kCancelled after an interrupt.
   Result<void> check(const char* what) const;
 
  private:

@@ -19,10 +19,10 @@ struct Command {
   std::vector<std::string> environment;  // NAME=VALUE, added to this process's own variables
 };
 
-/// A program that this process starts. The two exchange lines over the program's stdin and stdout; the program's stderr
-/// is kept. The kernel sends the program SIGTERM when the thread that started it ends. The destructor closes the
-/// program's stdin. If the program still runs 2 s later, the destructor sends it SIGTERM, and 4 s later SIGKILL; after
-/// the user's interrupt, it sends SIGTERM at once.
+/// A program that this process starts. This process and the program exchange lines over the program's stdin and stdout.
+/// The program's stderr is kept for last_words(). The kernel sends the program SIGTERM when the thread that started it
+/// ends. The destructor closes the program's stdin. If the program still runs 2 s later, the destructor sends it
+/// SIGTERM, and 4 s later SIGKILL; after the user's interrupt, it sends SIGTERM at once.
 class ChildProcess {
  public:
   /// Throws a Failure kUnavailable if the system can't create the process or its pipes.

@@ -1,8 +1,8 @@
 """The worker process of `kvferry bench transfer` for other systems, such as NIXL. launch/bench/transfer/worker.h
 describes the messages that it handles.
 
-Each of these systems implements Engine. The pattern and the order of the blocks are those of
-launch/bench/transfer/pattern.cpp.
+Each of these systems has a program with a class derived from Engine. The pattern and the order of the blocks are those
+of launch/bench/transfer/pattern.cpp.
 """
 
 from __future__ import annotations

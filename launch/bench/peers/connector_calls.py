@@ -120,7 +120,7 @@ class NoLookup:
 
 
 class Engine:
-    """vLLM's Scheduler, which measures the time of each call to the connector. No model runs."""
+    """Runs vLLM's Scheduler without a model, and measures the time of each of its calls to the connector."""
 
     def __init__(self, spec: dict[str, Any], config: VllmConfig) -> None:
         self._hasher = get_request_block_hasher(

@@ -58,7 +58,7 @@ def name_of(worker: int) -> str:
 
 
 class Events:
-    """Makes events as LMCache's workers send them, with a sequence of numbers for each worker."""
+    """Makes events as LMCache's workers send them. The events of each worker are numbered in sequence."""
 
     def __init__(self) -> None:
         self.next = [0] * NUM_WORKERS

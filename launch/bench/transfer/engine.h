@@ -13,7 +13,7 @@
 
 namespace kvferry::bench {
 
-constexpr TimeNs kPatience = 60 * kSecond;  // limit of every wait for a transfer or a start
+constexpr TimeNs kPatience = 60 * kSecond;  // limit on every wait for a transfer or for the start of a process
 
 /// The configuration of a worker. The first message to the worker has the same fields (peers/bench_worker.py reads them
 /// too).

@@ -16,8 +16,8 @@ Result<void> run_driver(const TransferOptions& options);
 /// driver and returns. Errors: kUnavailable if listening at the address failed.
 Result<void> run_listener(const HostPort& address, bool is_child);
 
-/// Serves the messages of worker.h on stdin and stdout until stdin ends or a command fails. The error of a failed
-/// command is sent to the driver. Returns an error only if reading stdin failed.
+/// Executes the commands that worker.h lists, which arrive on stdin, and answers on stdout, until stdin ends or a
+/// command fails. The error of a failed command is sent to the driver. Returns an error only if reading stdin failed.
 Result<void> run_worker();
 
 }  // namespace kvferry::bench

@@ -1,5 +1,6 @@
-// A worker process: one side of a measurement, which executes commands in JSON lines on stdin. peers/bench_worker.py is
-// the same program in Python.
+// A worker process, which is one side of a measurement. It reads commands from stdin as lines of JSON, executes them,
+// and writes the answers to stdout. peers/bench_worker.py is the same program in Python. The commands and their
+// answers:
 //
 //   first line: the WorkerSpec              -> {"peer": {...}, "huge_page_bytes": n}
 //   {"do": "connect", "peer": {...}}        -> {}
