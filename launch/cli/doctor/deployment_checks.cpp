@@ -62,7 +62,7 @@ std::optional<net::HostPort> address_of_url(std::string_view url) {
 }
 
 Findings check_roles(const Status& status, const std::string&) {
-  std::map<std::string, std::set<std::string>> roles;  // [namespace]
+  std::map<std::string, std::set<std::string>> roles;  // roles of the nodes of each namespace
   for (const NodeStatus& node : status.nodes)
     if (!node.is_leaving) roles[node.name_space].insert(node.role);
   Findings found;
@@ -161,7 +161,7 @@ Findings check_fingerprints(const Status& status, const std::string&) {
                    "must have in common",
          .is_hint = !is_known || status.refusal_age_ms > kRefusalMs});
   }
-  std::map<std::string, std::vector<const NodeStatus*>> models;  // [model] one node of each namespace
+  std::map<std::string, std::vector<const NodeStatus*>> models;  // for each model, one node of each namespace
   for (const NodeStatus& node : status.nodes) {
     const std::string model = model_of(node);
     std::vector<const NodeStatus*>& others = models[model];

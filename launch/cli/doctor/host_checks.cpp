@@ -30,7 +30,7 @@ constexpr std::uint64_t kDescriptorsMin = 4096;
 
 std::string mib(std::uint64_t bytes) { return fmt::format("{} MiB", bytes / kMiB); }
 
-/// Returns the value of a variable, or nullopt if it is missing or empty.
+/// Returns the value of an environment variable, or nullopt if the variable is missing or empty.
 std::optional<std::string> variable(const Host& host, const char* name) {
   const char* const value = host.get_env(name);
   return value != nullptr && *value != '\0' ? std::optional<std::string>(value) : std::nullopt;

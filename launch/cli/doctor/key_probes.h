@@ -5,9 +5,10 @@
 
 namespace kvferry::cli {
 
-/// Returns whether the listener refuses a peer without the cluster key: with the mechanism CURVE in ZeroMQ's greeting,
-/// with status 401 if it is the controller's HTTP API, or in the TLS handshake of a worker's TCP port. Connects up to
-/// four times and waits up to a second for each read of an answer.
+/// Returns whether the listener refuses a peer without the cluster key. It does if its ZeroMQ greeting names the
+/// mechanism CURVE, if it is the controller's HTTP API and answers with status 401, or if it is a worker's TCP port and
+/// refuses a TLS handshake with another key. Connects up to four times and waits up to a second for each read of an
+/// answer.
 bool asks_for_key(const net::HostPort& address);
 
 }  // namespace kvferry::cli

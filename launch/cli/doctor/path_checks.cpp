@@ -40,7 +40,7 @@ struct Pair {
   }
 };
 
-using Nodes = std::map<std::string_view, const NodeStatus*>;  // [endpoint]
+using Nodes = std::map<std::string_view, const NodeStatus*>;  // registered nodes by endpoint
 Nodes nodes_of(const Status& status) {
   Nodes nodes;
   for (const NodeStatus& node : status.nodes) nodes.emplace(node.endpoint, &node);

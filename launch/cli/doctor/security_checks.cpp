@@ -58,7 +58,7 @@ std::vector<net::HostPort> listening_addresses(const fs::path& process) {
   std::set<std::string> sockets;
   std::error_code ignored;
   for (const auto& fd : fs::directory_iterator(process / "fd", ignored))
-    sockets.insert(fs::read_symlink(fd.path(), ignored).string());  // "socket:[INODE]"
+    sockets.insert(fs::read_symlink(fd.path(), ignored).string());  // such as "socket:[INODE]"
   std::vector<net::HostPort> found;
   for (const char* table : {"net/tcp", "net/tcp6"}) {
     std::istringstream rows(contents(process / table));

@@ -9,7 +9,7 @@
 
 namespace kvferry::cli {
 
-using NodeNames = std::map<std::string, std::string, std::less<>>;  // [endpoint] engine id
+using NodeNames = std::map<std::string, std::string, std::less<>>;  // engine ids by endpoint
 
 /// Returns the engine id, or its first 8 characters if it has 20 or more, as the UUIDs that vLLM makes do.
 std::string short_name(const std::string& engine_id);

@@ -31,7 +31,7 @@ struct NodeLife {
   bool is_cut = false, is_running = false;
   TimeNs began = 0, ended = 0;  // times since the first life on any node began
   TimeNs age = 0;               // time from `began` until the node answered
-  TimeNs error = 0;             // limit on the error of the times, compared with another node's
+  TimeNs error = 0;             // limit on the error of the times when compared with another node's times
   std::vector<LifeLine> lines;
   std::vector<LifePart> parts;  // their durations add up to ended - began
 };

@@ -50,7 +50,7 @@ std::vector<std::string> top_lines(const controller::Status& status, const std::
                                    const std::string& endpoint, std::size_t width);
 nlohmann::json rows_json(const std::vector<NodeRow>& rows);
 
-using Table = std::vector<std::vector<std::string>>;  // [row][column]; the first row has the column headings
+using Table = std::vector<std::vector<std::string>>;  // rows of cells; the first row has the column headings
 std::string table_text(const Table& table);
 
 std::string age_text(std::uint64_t ms);       // Returns a text such as "7 s", "12 min" or "3 h".

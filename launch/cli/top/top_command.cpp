@@ -119,7 +119,7 @@ Result<void> run_screen(const TopFlags& flags, Frame frame, const std::optional<
   sigset_t signals;
   sigemptyset(&signals);
   for (const int one : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH, SIGTSTP, SIGCONT}) sigaddset(&signals, one);
-  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // none of these ends this process before the screen is restored
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // none of these signals ends this process while it draws
   const OwnedFd received(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!received)
     return Error{ErrorCode::kUnavailable,
