@@ -83,7 +83,7 @@ def test_a_dead_process_is_reported_with_its_status_and_the_tail_of_its_log(tmp_
                              tmp_path / "child.log")
     process.start()
     assert process.wait(DEADLINE_S) == 3
-    with pytest.raises(ProcessError, match=r"child ended with status 3(.|\n)*the reason"):
+    with pytest.raises(ProcessError, match=r"child ended with exit status 3(.|\n)*the reason"):
         process.fail_if_dead()
 
 

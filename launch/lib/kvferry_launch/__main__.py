@@ -11,7 +11,7 @@ USAGE = """usage: kvferry-launch COMMAND ...
   prefill, decode  start one vLLM server with kvferry on this host
   controller       start the controller on this host
   cluster          start, watch, scale and stop a whole deployment from one YAML file
-  proxy            one OpenAI URL for all prefill and decode servers
+  proxy            start the proxy: one OpenAI URL for all prefill and decode servers
 
 kvferry-launch COMMAND --help lists the options of a command."""
 
@@ -47,7 +47,7 @@ def kvferry() -> NoReturn:
     try:
         os.execv(KVFERRY, [str(KVFERRY), *sys.argv[1:]])
     except OSError as error:
-        sys.exit(f"kvferry: can't run {KVFERRY}: {error.strerror}")
+        sys.exit(f"kvferry: can't run {KVFERRY} ({error.strerror}); install kvferry's wheel again")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, f"{self.name} was not started"
+        assert self._process is not None, f"the process {self.name} was not started before this call"
         return self._process.pid
 
     @property
@@ -78,7 +78,7 @@ class ManagedProcess:
 
     def wait(self, timeout_s: float) -> int | None:
         """Returns the exit status, or None if the process still runs after `timeout_s`."""
-        assert self._process is not None, f"{self.name} was not started"
+        assert self._process is not None, f"the process {self.name} was not started before this call"
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -113,8 +113,10 @@ class ManagedProcess:
 
     def fail_if_dead(self) -> None:
         if not self.running:
-            raise ProcessError(f"{self.name} ended with status {self.exit_status}; its log is {self.log}:\n"
-                               f"{self.tail()}")
+            status = self.exit_status
+            how = "was not started" if status is None else (f"was ended by signal {-status}" if status < 0 else
+                                                            f"ended with exit status {status}")
+            raise ProcessError(f"the process {self.name} {how}; its log {self.log} ends with:\n{self.tail()}")
 
 
 def stop_all(processes: Iterable[ManagedProcess], grace_s: float = STOP_GRACE_S) -> None:
@@ -136,7 +138,8 @@ def free_port(host: str = "127.0.0.1") -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             return port
-    raise OSError(f"none of 1000 random ports from 10000 to 32767 can be bound at {host}")
+    raise OSError(f"none of 1000 random ports from 10000 to 32767 can be bound at {host}; either it is no address of "
+                  "this host, or all these ports are in use")
 
 
 def noted_signals(*numbers: signal.Signals) -> list[int]:

@@ -42,7 +42,8 @@ def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                        stderr=subprocess.STDOUT, cwd=REPO)
         except FileNotFoundError as error:
-            raise SetupError(f"'{command[0]}' is not installed on this host") from error
+            raise SetupError(f"the program '{command[0]}' is not installed on this host or not on PATH; install it "
+                             "and start again") from error
         tail: list[str] = []
         assert process.stdout is not None
         try:
@@ -59,7 +60,7 @@ def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str]
             process.stdout.close()
     if code != 0:
         text = "\n".join(tail[-TAIL_LINES:])
-        reason = "no network" if NO_NETWORK.search(text) else f"exit status {code}"
+        reason = "a server on the network was not reached" if NO_NETWORK.search(text) else f"exit status {code}"
         raise SetupError(f"{what} failed ({reason}); the full output is in {log.relative_to(REPO)}", text)
 
 
@@ -93,7 +94,7 @@ def _lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
     while True:
         ready, _, _ = select.select([fd], [], [], 0.5)
         if _stop.is_set():
-            raise SetupError("stopped, since another step failed")
+            raise SetupError("this step was stopped, because another step of the set-up failed")
         tick()
         if not ready:
             continue

@@ -61,4 +61,4 @@ if __name__ == "__main__":
         # Without a GPU, the build only checks that the kernels compile: one architecture takes a fifth of the time.
         ensure_build(ARCHITECTURES if Path("/dev/nvidiactl").exists() else "90")
     except SetupError as error:
-        sys.exit(f"{error.tail}\n{error}")
+        sys.exit(f"{error.tail}\nkvferry set-up: {error}")

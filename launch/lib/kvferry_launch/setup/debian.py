@@ -26,7 +26,8 @@ def ensure_debian_packages(tests: bool) -> None:
     if shutil.which("dpkg-query") is None or shutil.which("apt-get") is None:
         if shutil.which("cmake") and shutil.which("ninja"):
             return  # on another distribution, CMake reports what is missing
-        raise SetupError("this host has no apt-get; install the equivalents of launch/debian-packages.txt by hand")
+        raise SetupError("this host lacks apt-get or dpkg-query, so set-up can't install packages; install what "
+                         "launch/debian-packages.txt lists, or its equivalents, by hand, at least cmake and ninja")
     listed = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted],
                             capture_output=True, text=True, check=False).stdout
     present = {line.split()[0] for line in listed.splitlines() if line.endswith(" installed")}
@@ -53,6 +54,6 @@ def ensure_debian_packages(tests: bool) -> None:
                 share = float(percent or 0) / 100
                 step.update(share * 0.4 if kind == "dlstatus" else 0.4 + share * 0.6, note[:60])
 
-        run_logged(f"installing {', '.join(missing)}",
+        run_logged(f"apt-get install {' '.join(missing)}",
                    [*apt, "-o", "APT::Status-Fd=1", "install", "-y", "--no-install-recommends", *missing], log, on_line,
                    tick=step.update)

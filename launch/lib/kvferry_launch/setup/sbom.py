@@ -81,11 +81,12 @@ def main() -> None:
         prog="launch/sbom", description="Print what kvferry is built of, with versions, as CycloneDX JSON: the Debian "
         "packages of the build, those whose libraries the program links, and the Python packages of .venv.")
     parser.add_argument("--binary", type=Path, default=REPO / "build" / "release" / "bin" / "kvferry",
-                        help="the built program (default: build/release/bin/kvferry)")
-    parser.add_argument("--vllm", action="store_true", help="list vLLM and all that it needs too")
+                        help="the built program whose libraries are listed (default: build/release/bin/kvferry)")
+    parser.add_argument("--vllm", action="store_true", help="also list vLLM and the packages that it needs")
     arguments = parser.parse_args()
     binary = arguments.binary if arguments.binary.exists() else None
     if binary is None:
-        print(f"launch/sbom: {arguments.binary} does not exist; its libraries are not listed", file=sys.stderr)
+        print(f"launch/sbom: the program {arguments.binary} does not exist; its libraries are not listed (launch/setup "
+              "builds build/release/bin/kvferry)", file=sys.stderr)
     json.dump(bill_of_materials(binary, arguments.vllm), sys.stdout, indent=1)
     print()

@@ -25,7 +25,7 @@ def ensure_toy_model(name: str = "toy") -> Path:
     stamp = folder / ".kvferry-maker"
     if not stamp.exists() or stamp.read_text() != digest:
         with Step(f"Toy model build/models/{name}") as step:
-            run_logged("making the model",
+            run_logged(f"making the toy model {folder}",
                        [str(VENV_PYTHON), "-m", "kvferry_launch.testbed.toy_model", "--kind", name, "--maker", digest,
                         str(folder)], LOGS / "model.log", tick=step.update)
     return folder
@@ -42,7 +42,7 @@ def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequenc
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("another set-up of this checkout is running; waiting for it", flush=True)
+            print("another set-up of this checkout is running; this one waits until it has ended", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         ensure_debian_packages(tests)
         ensure_venv((3, 11) if vllm else (3, 10))

