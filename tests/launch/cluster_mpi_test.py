@@ -55,7 +55,8 @@ def test_a_free_rank_takes_another_node_and_gives_it_back(deployment: Deployment
     assert "added decode-1" in deployment.call("scale", "decode=2").stdout
     assert served_by(deployment.url(), 2) == {"decode-0", "decode-1"}
     refused = deployment.call("scale", "decode=3", check=False).stderr
-    assert refused == "launch/cluster: there is no free MPI rank for another decode node; raise mpi.ranks\n"
+    assert refused == ("launch/cluster: there is no free MPI rank for another decode node: all 3 ranks but the first "
+                       "run one; raise mpi.ranks and start the deployment again\n")
     deployment.call("scale", "decode=1")
     assert "added prefill-1" in deployment.call("scale", "prefill=2").stdout
     assert deployment.rows()["prefill-1"]["host"] == "rank-3"

@@ -85,7 +85,7 @@ def templates_of(source: str) -> dict[str, Object]:
 
 
 def test_each_pod_has_a_key_and_no_key_changes_when_others_are_made(cluster: Cluster) -> None:
-    assert "made keys of tested-prefill-0, tested-prefill-1, tested-decode-0, tested-router" in cluster.keys().stdout
+    assert "made keys for tested-prefill-0, tested-prefill-1, tested-decode-0, tested-router" in cluster.keys().stdout
     first = cluster.secrets()
     assert {kind: sorted(files) for kind, files in first.items()} == KINDS
     assert cluster.roles() == {"tested-prefill-0": "worker", "tested-prefill-1": "worker", "tested-decode-0": "worker",
@@ -150,7 +150,7 @@ def test_what_an_interrupted_run_has_left_is_mended(cluster: Cluster) -> None:
     without = json.loads(file.read_text())
     key = without["data"].pop("tested-decode-0.key")
     file.write_text(json.dumps(without))
-    assert "made keys of tested-decode-0\n" in cluster.keys().stdout, "it was in the list"
+    assert "made keys for tested-decode-0\n" in cluster.keys().stdout, "it was in the list"
     assert json.loads(file.read_text())["data"]["tested-decode-0.key"] != key
     list_file = cluster.folder / "secrets" / "tested-members.json"
     list_file.unlink()

@@ -91,7 +91,8 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
                            "wheel"),
     ({"on": "kubernetes", "kubernetes": {"image": "x"}, "decode": {"port": 9}},
      "decode.port is 9 and prefill.port is 0; they must be equal, because vllm-router looks for pods at one port only"),
-    ({"hosts": ["a"]}, "hosts is given, but 'on' is local; set 'on' to ssh, slurm or mpi, or remove hosts"),
+    ({"hosts": ["a"]}, "hosts is given (at the top, or in prefill or decode), but 'on' is local; set 'on' to ssh, "
+     "slurm or mpi, or remove hosts"),
     ({"on": "ssh", "hosts": "a"}, "hosts is 'a', not a list of host names, or a map of host names to the addresses "
                                   "at which other hosts reach them"),
     ({"on": "ssh", "hosts": ["-oProxyCommand=x"]}, "hosts is ['-oProxyCommand=x'], not a list of host names, or a map "
@@ -117,7 +118,7 @@ def test_each_mistake_is_one_sentence(change: dict[str, Any], message: str) -> N
     (b"\xff\xfe", "is not UTF-8 text: byte 0 is 0xff"),
     (b"a: " + 5000 * b"[", "is nested too deeply"),
     (b"name: \0\n", "is not YAML: unacceptable character #x0000"),
-    (b"name: a\nrestart: " + 5000 * b"9", f"is not YAML: '{40 * '9'}' is not a valid int in \"<unicode string>\", "
+    (b"name: a\nrestart: " + 5000 * b"9", f"is not YAML: '{40 * '9'}' is not a valid int in \"bad.yaml\", "
                                          "line 2, column 10"),
     (b"name: 2026-13-45\n", "is not YAML: '2026-13-45' is not a valid timestamp in"),
     (b"name: !!bool x\n", "is not YAML: 'x' is not a valid bool in"),

@@ -70,7 +70,7 @@ def test_the_file_that_render_writes_is_a_job_of_its_own(slurm: SlurmMachine, de
     slurm.output("scancel", job)
     eventually(lambda: not jobs(slurm), lambda: jobs(slurm))
     deployment.none_left()
-    assert slurm_output(deployment).splitlines()[-1] == "stopped"
+    assert slurm_output(deployment).splitlines()[-1] == "deployment 'tested' has stopped"
 
 
 def test_down_ends_the_job(slurm: SlurmMachine, deployment: Deployment) -> None:

@@ -149,8 +149,9 @@ def test_a_dry_run_needs_no_controller(flags: list[str], monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("document", "message"), [
-    ({"decode": {"extra": {"pool_byte": 1}}}, "decode.extra: kv_connector_extra_config: unknown key 'pool_byte'"),
-    ({"prefill": {"env": {"KVFERRY_PATH": "air"}}}, "prefill.extra: setting path is 'air' (from KVFERRY_PATH)"),
+    ({"decode": {"extra": {"pool_byte": 1}}}, "decode.extra or env: kv_connector_extra_config: unknown key "
+     "'pool_byte'"),
+    ({"prefill": {"env": {"KVFERRY_PATH": "air"}}}, "prefill.extra or env: setting path is 'air' (from KVFERRY_PATH)"),
     ({"model": "./none"}, "model is './none', not a folder with a config.json"),
     ({"on": "ssh", "hosts": ["h"], "model": "/on/the/hosts"}, ""),
 ])

@@ -42,7 +42,7 @@ def test_sbatch_starts_serves_and_ends_clean(
         slurm.output("scancel", job)
         eventually(lambda: not slurm.output("squeue", "--noheader"), output.read_text)
         deployment.none_left()
-        assert output.read_text().splitlines()[-1] == "stopped"
+        assert output.read_text().splitlines()[-1] == "deployment 'tested' has stopped"
     finally:
         slurm.output("scancel", "--user=root")
         deployment.clean_up()

@@ -62,7 +62,8 @@ def make_parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         if file:
             made.add_argument("file", type=Path, metavar="FILE", help="the deployment's YAML")
-            made.add_argument("--on", choices=BACKENDS, help="where to run the deployment, instead of the file's 'on'")
+            made.add_argument("--on", choices=BACKENDS,
+                              help="where to run the deployment, instead of the value of 'on' in the file")
         return made
 
     made = command("up", up, "start a deployment and stay attached; Ctrl-C stops it")
@@ -72,22 +73,25 @@ def make_parser() -> argparse.ArgumentParser:
     made = command("status", show_status, "print one line for each node of a running deployment")
     made.add_argument("--json", action="store_true", help="print one JSON object")
     made = command("scale", scale, "add nodes to a running deployment, or drain and remove nodes")
-    made.add_argument("to", nargs="+", metavar="ROLE=N", help="new number of nodes of a role: prefill=N, decode=N")
+    made.add_argument("to", nargs="+", metavar="ROLE=N", help="new number of nodes of a role, as prefill=N or decode=N")
     made.add_argument("--no-wait", action="store_true", help="return without waiting until all nodes are ready")
     command("down", down, "stop a running deployment")
     command("render", render, "print the Kubernetes manifests or Slurm's sbatch file").add_argument(
         "--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
-    made = command("keys", change_keys, "on Kubernetes, make the Secrets with keys for the pods that have none, or "
-                   "take one step of kvferry keygen there")
+    made = command("keys", change_keys, "on Kubernetes, make keys in Secrets for the pods that have none or, with an "
+                   "option, change the keys there as kvferry keygen changes those in files")
     steps = made.add_mutually_exclusive_group()
     steps.add_argument("--revoke", action="append", default=[], metavar="NAME",
-                       help="remove this member, such as a pod, from the list; may be repeated")
+                       help="revoke the key of this member, such as a pod: remove it from the list of members; may be "
+                       "repeated")
     steps.add_argument("--add-node", action="append", default=[], metavar="NAME",
-                       help="make a key for a member that is no pod, in the Secret NAME-other-keys; may be repeated")
+                       help="make a key for a new member that is not a pod, in the Secret DEPLOYMENT-other-keys; may "
+                       "be repeated")
     for name, about in (("--add", "step 1 of a rotation of the cluster key: add a new key"),
                         ("--switch", "step 2: use the new key"), ("--retire", "step 3: remove the former key")):
         steps.add_argument(name, action="store_const", const=name, dest="step", help=about)
-    made.add_argument("--role", choices=("reader", "worker", "admin"), help="with --add-node, what the member may do")
+    made.add_argument("--role", choices=("reader", "worker", "admin"),
+                      help="with --add-node: the role, which decides what the new members may do")
 
     made = command("front", front.main, "", file=False)
     front.add_arguments(made)
@@ -146,7 +150,7 @@ def check_before(spec: Spec) -> None:
             preflight.check_settings(sys.executable, {"namespace": spec.namespace} | role.extra,
                                      own | spec.env | role.env, with_key=False)
         except preflight.NodeError as error:
-            raise SpecError(f"{role.name}.extra: {error}") from error
+            raise SpecError(f"{role.name}.extra or env: {error}") from error
 
 
 def dry_run(spec: Spec) -> list[str]:
@@ -201,10 +205,10 @@ def scale(arguments: argparse.Namespace) -> int:
 def change_keys(arguments: argparse.Namespace) -> int:
     spec = load(arguments.file, arguments.on)
     if spec.on != "kubernetes":
-        raise SpecError(f"'on' is {spec.on}; only on kubernetes keys are in Secrets; elsewhere kvferry keygen changes "
-                        f"those in {run_folder(spec)}")
+        raise SpecError(f"'on' is {spec.on}, but this command changes keys only on kubernetes, in Secrets; change the "
+                        f"keys in {run_folder(spec)} with kvferry keygen")
     if arguments.role and not arguments.add_node:
-        raise SpecError("--role is for --add-node")
+        raise SpecError(f"--role is {arguments.role}, but --add-node, which names the members for it, is missing")
     flags = [arguments.step] if arguments.step else [*repeated("--revoke", arguments.revoke),
                                                      *repeated("--add-node", arguments.add_node)]
     return kubectl.keys(spec, [*flags, "--role", arguments.role] if arguments.role else flags)
@@ -217,10 +221,11 @@ def down(arguments: argparse.Namespace) -> int:
     queued = slurm.running_job(spec) if spec.on == "slurm" else None
     if ask(run_folder(spec), {"do": "down"}) is None:
         if queued is None:
-            raise SpecError(f"deployment '{spec.name}' is not up")
+            raise SpecError(f"deployment '{spec.name}' is not up on this host, or does not answer; nothing was stopped")
         slurm.cancel(queued)
     if not wait_until_gone(run_folder(spec), STOP_WITHIN_S):
-        raise SpecError(f"deployment '{spec.name}' still runs after {STOP_WITHIN_S:.0f} s; its logs are in {spec.logs}")
+        raise SpecError(f"deployment '{spec.name}' was told to stop, but still runs after {STOP_WITHIN_S:.0f} s; its "
+                        f"logs are in {spec.logs}")
     return 0
 
 

@@ -64,7 +64,8 @@ class ControlServer:
         except SpecError as error:
             return {"error": str(error)}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return {"error": f"the request is not valid: {type(error).__name__}: {error}"}
+            return {"error": "the request is not valid, because it is not a JSON object with 'do' and the fields that "
+                    f"this needs ({type(error).__name__}: {error})"}
 
 
 def ask(folder: Path, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -91,7 +91,8 @@ class Keys:
         except FileNotFoundError:
             return ""
         except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"can't read {self._folder / MEMBERS_NAME}: {error}") from error
+            raise SpecError(f"can't read the list of members {self._folder / MEMBERS_NAME}: "
+                            f"{getattr(error, 'strerror', None) or error}") from error
 
     def _change(self, flag: str, names: list[str], *more: str) -> None:
         if not names or not self._keygen:

@@ -33,7 +33,7 @@ def call(spec: Spec, *words: str, text: str | None = None) -> str:
     try:
         done = subprocess.run(kubectl(spec, *words), input=text, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise SpecError(f"can't run kubectl: {error.strerror}") from error
+        raise SpecError(f"can't run kubectl ({error.strerror}); install it on this host and on PATH") from error
     if done.returncode != 0:
         raise SpecError(f"kubectl {words[0]} failed: {' '.join(done.stderr.split())}")
     return done.stdout
@@ -64,7 +64,7 @@ def up(spec: Spec, as_json: bool) -> int:
             is_told = is_ready
             time.sleep(POLL_S)
     finally:
-        view.say("stopping")
+        view.say(f"deployment '{spec.name}' is stopping")
         down(spec)
     return 0
 
@@ -77,7 +77,8 @@ def ensure_keys(spec: Spec, replicas: Mapping[str, int]) -> list[str]:
 def keys(spec: Spec, flags: Sequence[str]) -> int:
     """Makes the keys that pods lack or, with flags of `kvferry keygen`, takes that step."""
     if not has_keys(spec):
-        raise SpecError("'env' names a key file for all pods, so there are no Secrets to change")
+        raise SpecError("'env' names a key file for all pods (KVFERRY_CLUSTER_KEY_FILE), so there are no Secrets with "
+                        "keys to change; without that variable each pod has a key of its own")
     for line in pod_keys.change(spec, partial(call, spec), pod_keys.replicas_of(spec), flags):
         print(line)
     return 0
@@ -87,7 +88,7 @@ def front_url(spec: Spec) -> str:
     routers = [one for one in manifests(spec) if one["kind"] == "Service"
                and one["metadata"]["name"] == f"{spec.name}-router"]
     if not routers:
-        return "no router"
+        return "there is no router, so clients use the URLs of the servers"
     name, space = routers[0]["metadata"]["name"], routers[0]["metadata"]["namespace"]
     return f"http://{name}.{space}:{routers[0]['spec']['ports'][0]['port']} inside the cluster"
 

@@ -45,7 +45,8 @@ class Leaving:
             if self._task.exit_status is None:
                 return
             if self._task.exit_status != 0:
-                self._tell(f"{self.member.node.name} is removed although its drain failed: {self._task.last_line}")
+                self._tell(f"{self.member.node.name} is removed although its drain failed: "
+                           f"{self._task.last_line or 'it printed nothing'}")
         self.member.become(STOPPING)
         if self.member.child is not None:
             self.member.child.close()
@@ -71,6 +72,6 @@ def drain_node(arguments: argparse.Namespace) -> int:
                                   "--namespace", arguments.namespace, "--timeout", str(arguments.timeout)],
                                  check=False).returncode
     if not serving.wait_idle(arguments.url, arguments.timeout):
-        print(f"requests still run at {arguments.url} after {arguments.timeout:.0f} s", flush=True)
+        print(f"requests still run at {arguments.url} {arguments.timeout:.0f} s after the drain", flush=True)
         status = 1
     return min(status, 1)

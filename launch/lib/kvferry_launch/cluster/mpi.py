@@ -48,8 +48,8 @@ def from_environment(names: tuple[str, ...]) -> int:
     for name in names:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
-    raise SpecError(f"mpirun did not start this process: none of the environment variables {', '.join(names)} "
-                    "is a number")
+    raise SpecError(f"this process is no rank of an MPI run: none of the environment variables {', '.join(names)} is "
+                    "set to a number; mpirun sets them")
 
 
 def rank_folder(spec: Spec, run: str, rank: int) -> Path:

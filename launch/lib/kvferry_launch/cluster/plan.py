@@ -122,7 +122,8 @@ class Planner:
             taken = {node.place.name for node in present}
             places = [place for place in places if place[0] not in taken and place[0] != FIRST_RANK]
             if not places:
-                raise SpecError(f"there is no free MPI rank for another {role} node; raise mpi.ranks")
+                raise SpecError(f"there is no free MPI rank for another {role} node: all {len(self._hosts) - 1} ranks "
+                                "but the first run one; raise mpi.ranks and start the deployment again")
             number_of_place = 0
         else:
             number_of_place = (number + shift) % len(places)
@@ -152,7 +153,8 @@ class Planner:
         if host is None:
             host = next(iter(self._hosts or hosts), None)
         if host is None:
-            raise SpecError("there is no host for the controller; give hosts or controller.host")
+            raise SpecError("no host is given for the controller or the router; list hosts, or give controller.host "
+                            "and router.host")
         return Place(host, hosts.get(host, host))
 
     # --- the command of each node, as the node's host runs it

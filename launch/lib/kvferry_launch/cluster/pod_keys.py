@@ -27,6 +27,7 @@ from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Spec
 from kvferry_launch.node.cluster_key import KEY_NAME, MEMBERS_NAME, ensure_key
 from kvferry_launch.node.preflight import kvferry_binary
+from kvferry_launch.paths import no_binary
 
 SECRETS = ("cluster-key", "members", *(f"{role}-keys" for role in ROLES), "other-keys")
 SEEN = "kvferry/members"  # annotation of pods; a change of it makes their kubelets look at the Secrets at once
@@ -60,7 +61,7 @@ def change(spec: Spec, kubectl: Kubectl, replicas: Mapping[str, int], flags: Seq
     """
     binary = kvferry_binary(sys.executable)
     if binary is None:
-        raise SpecError("there is no kvferry binary here to make the pods' keys; launch/setup builds it")
+        raise SpecError(f"can't make the pods' keys: {no_binary()}")
     secrets = read(spec, kubectl)
     before = {file: base64.b64decode(data) for secret in secrets.values()
               for file, data in (secret.get("data") or {}).items()}
@@ -111,7 +112,7 @@ def add_missing(binary: str, folder: Path, wanted: Mapping[str, str]) -> list[st
     for role in sorted(set(wanted.values())):
         if names := [name for name in missing if wanted[name] == role]:
             keygen(binary, folder, *repeated("--add-node", names), "--role", role)
-    return [f"# made keys of {', '.join(missing)}"] if missing else []
+    return [f"# made keys for {', '.join(missing)}"] if missing else []
 
 
 def read(spec: Spec, kubectl: Kubectl) -> dict[str, Any]:
@@ -143,5 +144,5 @@ def tell_pods(spec: Spec, kubectl: Kubectl, members: bytes) -> list[str]:
         if names:
             kubectl("annotate", "pods", *names, "--overwrite", f"{SEEN}={hashlib.sha256(members).hexdigest()[:16]}")
     except SpecError as error:  # a pod may have gone meanwhile
-        return [f"# pods get the new list of members within two minutes: {error}"]
+        return [f"# pods get the new list of members only within two minutes, as they could not be told of it: {error}"]
     return []

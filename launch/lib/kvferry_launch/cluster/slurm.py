@@ -51,7 +51,7 @@ def job_hosts() -> dict[str, str]:
                         f"{command_name('cluster')} up FILE --on slurm submits a job")
     done = subprocess.run(["scontrol", "show", "hostnames", listed], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise SpecError(f"scontrol does not list the job's hosts: {done.stderr.strip()}")
+        raise SpecError(f"scontrol can't list the hosts '{listed}' of this Slurm job: {done.stderr.strip()}")
     return {name: name for name in done.stdout.split()}
 
 
@@ -83,7 +83,7 @@ def submit_and_follow(spec: Spec) -> int:
         return 1
     job = done.stdout.strip().partition(";")[0]
     job_file(spec).write_text(job)
-    print(f"# Slurm job {job}; scancel {job}, Ctrl-C or {command_name('cluster')} down ends it", flush=True)
+    print(f"# submitted Slurm job {job}; scancel {job}, Ctrl-C or {command_name('cluster')} down ends it", flush=True)
     state, offset, cancelled = "", 0, False
     while state not in ENDED:
         if wants_end and not cancelled:

@@ -81,7 +81,7 @@ def load(file: Path, on: str | None = None) -> Spec:
     except UnicodeDecodeError as error:
         raise SpecError(f"{file} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from error
     except RecursionError:
-        raise SpecError(f"{file} is nested too deeply") from None
+        raise SpecError(f"{file} is nested too deeply: Python can't read it") from None
     return make(document, file, on)
 
 
@@ -110,6 +110,7 @@ def parse(file: Path, text: str) -> Any:
     loader = None
     try:
         loader = Loader(text)
+        loader.name = file.name  # for errors, which otherwise name "<unicode string>"
         root = loader.get_single_node()
         check_keys(file, root, set())
         document = loader.construct_document(root) if root is not None else None
@@ -142,7 +143,7 @@ def once(file: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise SpecError(f"{file}: the key '{name}' occurs twice in one map")
+            raise SpecError(f"{file}: the key '{name}' occurs twice in one map; remove one of the two")
         found[name] = value
     return found
 
@@ -160,7 +161,8 @@ def make(document: Any, file: Path, on: str | None = None) -> Spec:
                 raise SpecError(f"{one.name}.hosts is given, but {backend} chooses the hosts; remove it")
     if backend == "local":
         if hosts or any(one.hosts for one in roles.values()):
-            raise SpecError("hosts is given, but 'on' is local; set 'on' to ssh, slurm or mpi, or remove hosts")
+            raise SpecError("hosts is given (at the top, or in prefill or decode), but 'on' is local; set 'on' to ssh, "
+                            "slurm or mpi, or remove hosts")
         hosts = dict(LOCAL_HOSTS)
     if backend == "ssh" and not hosts and not all(one.hosts for one in roles.values()):
         raise SpecError("hosts is missing; with 'on' ssh, list the hosts there, or in prefill.hosts and decode.hosts")

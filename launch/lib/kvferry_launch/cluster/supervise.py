@@ -184,7 +184,7 @@ class Supervisor:
         try:
             self.keys.remove(member.node)
         except SpecError as error:
-            self._tell(f"the key of {member.node.name} stays valid: {error}")
+            self._tell(f"the key of {member.node.name}, which has ended, could not be revoked and stays valid: {error}")
 
     def _follow_keys(self) -> None:
         """Sends keys that have changed to hosts without this folder, and ends nodes whose keys were revoked."""
@@ -211,4 +211,4 @@ class Supervisor:
         if self.ready != self._told_ready:
             self._told_ready = self.ready
             if self.ready:
-                self._tell(f"ready: {self.front_url or 'no router; each node has its own URL'}")
+                self._tell(f"ready: {self.front_url or 'there is no router, so clients use the URLs of the servers'}")

@@ -76,7 +76,8 @@ class Deployment:
             server = ControlServer(self.folder, self._answer)
             self._view.say(f"# {RECOMPUTE}")
             if self._lacks_binary:
-                self._view.say("# no kvferry binary is here to make a key for each node, so all have the cluster key")
+                self._view.say("# this host has no kvferry binary to make a key for each node, so all nodes get the "
+                               "cluster key")
             self._view.say(f"# logs are in {self.spec.logs}")
             try:
                 failed = self._loop(server)
@@ -115,10 +116,10 @@ class Deployment:
                 self._view.say(line)
 
     def _stop(self) -> None:
-        self._view.say("stopping")
+        self._view.say(f"deployment '{self.spec.name}' is stopping")
         self.supervisor.stop(self._show, lambda: len(self._interrupts) > 1)
         self._show()
-        self._view.say("stopped")
+        self._view.say(f"deployment '{self.spec.name}' has stopped")
 
     def _show(self) -> None:
         rows = self.supervisor.rows()

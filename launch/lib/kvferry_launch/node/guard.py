@@ -113,7 +113,7 @@ class Guard:
             for line in lines:
                 self._pass_on(line)
         if self._silence_s and time.monotonic() - self._heard_at > self._silence_s:
-            print(f"kvferry guard: stopping the command after {self._silence_s:.0f} s without a line from the launcher",
+            print(f"kvferry guard: the launcher sent nothing for {self._silence_s:.0f} s, so the command is stopped",
                   flush=True)
             self._wants_stop = True
 
@@ -122,7 +122,8 @@ class Guard:
             try:
                 take(line, self._key_file)
             except (OSError, ValueError) as error:
-                print(f"kvferry guard: can't write a key beside {self._key_file}: {error}", flush=True)
+                print(f"kvferry guard: can't write a key or list of members to {self._key_file.parent} ({error}); the "
+                      "former file stays in use", flush=True)
         elif line not in (b"", b".") and self._with_stdin and self._child.stdin is not None:
             try:
                 self._child.stdin.write(line + b"\n")
@@ -171,7 +172,7 @@ def take(line: bytes, key_file: Path) -> None:
     kind, _, text = line.decode().partition(" ")
     content = bytes.fromhex(text)
     if kind not in ("key", "members") or (kind == "key" and not content):
-        raise ValueError("the launcher sent no key")
+        raise ValueError("the launcher sent no key, but a line other than 'key HEX' and 'members HEX', or nothing")
     file = key_file if kind == "key" else key_file.with_name("kvferry.members")
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not content:
@@ -190,11 +191,12 @@ def main() -> None:
     parser.add_argument("--grace", type=float, default=10.0,
                         help="seconds from SIGTERM to SIGKILL (default: 10); SIGINT to the guard ends this time")
     parser.add_argument("--silence", type=float, default=0.0,
-                        help="longest time without a line on stdin, in s; 0: no limit")
-    parser.add_argument("--stdin", action="store_true", help="pass lines of stdin on to the command")
+                        help="seconds without a line on stdin that end the command (default: 0, no limit)")
+    parser.add_argument("--stdin", action="store_true",
+                        help="pass lines of stdin on to the command, except for lines with only a dot")
     parser.add_argument("--key-file", type=Path,
                         help="write the key that comes on stdin to this file, and the list of members beside it")
-    parser.add_argument("command", nargs=argparse.REMAINDER)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command and its arguments, after --")
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     try:
@@ -207,7 +209,7 @@ def main() -> None:
     try:
         guard = Guard(command, arguments.grace, arguments.silence, arguments.stdin, arguments.key_file)
     except OSError as error:
-        sys.exit(f"kvferry guard: can't run {command[0]}: {error}")
+        sys.exit(f"kvferry guard: can't run {command[0]}: {error.strerror or error}")
     sys.exit(guard.run())
 
 

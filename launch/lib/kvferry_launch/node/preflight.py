@@ -32,7 +32,8 @@ try:
         signer_of(config["cluster_key_file"])
 except ImportError as error:
     if asked["needs_kvferry"]:
-        print(json.dumps({"error": f"{sys.executable} can't load kvferry: {error}"}))
+        print(json.dumps({"error": f"{sys.executable} can't load kvferry: {error}; install kvferry's wheel there, or "
+                          "build kvferry with launch/setup"}))
 except Exception as error:
     print(json.dumps({"error": str(error)}))
 else:

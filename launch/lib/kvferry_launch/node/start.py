@@ -57,7 +57,7 @@ def controller_main() -> NoReturn:
     parser.add_argument("--bind", default=DEFAULT_CONTROLLER, metavar="ENDPOINT",
                         help="tcp://HOST:PORT or ipc://PATH at which nodes reach the controller; port 0 takes any free "
                         "port (default: %(default)s)")
-    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the command, and end without running it")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     try:
         arguments = parser.parse_args()
@@ -82,17 +82,18 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
     parser.add_argument("--controller", default=os.environ.get("KVFERRY_CONTROLLER", DEFAULT_CONTROLLER),
                         metavar="ENDPOINT[,ENDPOINT...]",
                         help="endpoints of the controller's replicas: tcp://HOST:PORT, stream://HOST:PORT, ipc://PATH "
-                        "or unix:///PATH (default: KVFERRY_CONTROLLER, else %(default)s)")
+                        f"or unix:///PATH (default: the variable KVFERRY_CONTROLLER, else {DEFAULT_CONTROLLER})")
     parser.add_argument("--host", default="127.0.0.1",
-                        help="address of the HTTP server; routers elsewhere need 0.0.0.0 (default: %(default)s)")
+                        help="address at which the HTTP server listens; for routers on other hosts, 0.0.0.0 "
+                        "(default: %(default)s)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT[kind],
                         help="port of the HTTP server; 0 takes any free port (default: %(default)s)")
     parser.add_argument("--kv-role", default=DEFAULT_ROLE[kind],
                         help=f"vLLM's kv_role: one of {', '.join(ROLES)} (default: %(default)s)")
     parser.add_argument("--engine-id", help="id of the engine (default: a random id, made by vLLM)")
     parser.add_argument("--advertise-host", metavar="HOST",
-                        help="address at which other hosts reach this node's KV (default: this host's address on "
-                        "the route to the controller)")
+                        help="address at which other hosts reach this node's KV and its HTTP server (default: this "
+                        "host's address on the route to the controller)")
     parser.add_argument("--extra", action="append", default=[], metavar="KEY=VALUE",
                         help="a key of kv_connector_extra_config; VALUE is JSON, or a string if it is not JSON; may be "
                         "given several times")
@@ -102,7 +103,7 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
     parser.add_argument("--report", action="store_true",
                         help="print a line when the server begins to answer and when it no longer answers; used by "
                         "launch/cluster")
-    parser.add_argument("--dry-run", action="store_true", help="print the command and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print the command, and end without running it")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -192,8 +193,9 @@ def own_address(endpoints: list[Endpoint]) -> str:
     if outside is not None:
         return outside
     if None in addresses:
-        raise NodeError("this host has no route to the controller, so its own address is unknown; give the address "
-                        "with --advertise-host")
+        hosts = ", ".join(endpoint.host for endpoint in endpoints if endpoint.host)
+        raise NodeError(f"this host has no route to the controller at {hosts}, or can't resolve this name, so its own "
+                        "address is unknown; give the address with --advertise-host")
     return addresses[0] or serving.LOOPBACK
 
 
@@ -209,29 +211,31 @@ def probe(python: str) -> dict[str, Any]:
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise NodeError(f"'{python}' does not run: {error}") from error
+        why = reason_of(error) if isinstance(error, OSError) else f"status {error.returncode}: {error.stderr[-300:]}"
+        raise NodeError(f"can't run the Python interpreter '{python}' ({' '.join(why.split())})") from error
     found: dict[str, Any] = json.loads(asked.stdout)
     if found["vllm"] is None:
-        hint = "install vLLM beside kvferry" if IS_INSTALLED else "launch/setup installs one into .venv"
-        raise NodeError(f"'{python}' has no vLLM; {hint}")
+        hint = "install vLLM beside kvferry" if IS_INSTALLED else "launch/setup installs it into .venv"
+        raise NodeError(f"the Python interpreter '{python}' has no vLLM; {hint}")
     if not found["kvferry"] and not is_there(RELEASE / "python" / "kvferry"):
         hint = "install its wheel there" if IS_INSTALLED else "launch/setup builds it"
-        raise NodeError(f"'{python}' has no kvferry; {hint}")
+        raise NodeError(f"the Python interpreter '{python}' has no kvferry; {hint}")
     return found
 
 
 def check_model(model: str) -> str:
     """Returns the absolute path of the model's folder, or `model` unchanged if it is a name. Errors: NodeError."""
     if not model:
-        raise NodeError("--model is empty; it is a folder with config.json, or a name that vLLM can fetch")
+        raise NodeError("--model is empty; it must be a folder with config.json, or a name that vLLM can fetch")
     try:
         folder = Path(model).expanduser()
         is_folder = folder.is_dir()
     except (OSError, RuntimeError) as error:
-        raise NodeError(f"--model {model[:100]} is not a folder ({reason_of(error)})") from error
+        raise NodeError(f"--model {model[:100]} is not a folder ({reason_of(error)}); give one with config.json, or a "
+                        "name such as ORG/NAME") from error
     if is_folder:
         if not is_there(folder / "config.json"):
-            raise NodeError(f"--model {model} is a folder without a config.json")
+            raise NodeError(f"--model {model} is a folder without a config.json, which each model's folder has")
         return str(folder.resolve())
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise NodeError(f"--model {model} is not a folder; it must be one with config.json, or a name such as ORG/NAME")
@@ -272,7 +276,7 @@ def parse_extra(pairs: list[str]) -> dict[str, Any]:
         except ValueError:  # not JSON, or a number of more digits than Python converts
             extra[key] = value
         except RecursionError:
-            raise NodeError(f"--extra {key} is nested too deeply") from None
+            raise NodeError(f"--extra {key} is nested too deeply: Python can't read its JSON value") from None
     return extra
 
 
