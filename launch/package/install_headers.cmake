@@ -1,6 +1,6 @@
-# `cmake --install` runs this script, which copies the public headers, and the headers that they include, to
-# DESTINATION/kvferry/, and adds the prefix kvferry/ to the paths by which the headers include each other. Variables
-# that it reads: PUBLIC_HEADERS (paths relative to SOURCE_DIR), SOURCE_DIR, DESTINATION.
+# `cmake --install` runs this script, which copies the public headers, and kvferry's headers that these include, to
+# DESTINATION/kvferry/. In the copies, the paths by which kvferry's headers include each other begin with kvferry/.
+# Variables that must be set: PUBLIC_HEADERS (paths relative to SOURCE_DIR), SOURCE_DIR and DESTINATION.
 cmake_minimum_required(VERSION 3.25)
 set(own_include "#include \"((transport|kernels|controller|connector)/[^\"]+)\"")
 set(todo ${PUBLIC_HEADERS})

@@ -17,7 +17,7 @@ kvferry-launch COMMAND --help lists the options of a command."""
 
 
 def main() -> None:
-    """Runs `kvferry-launch`."""
+    """Runs the command `kvferry-launch COMMAND`. Without arguments it prints the usage."""
     command = sys.argv.pop(1) if len(sys.argv) > 1 else "--help"
     if command in ("prefill", "decode"):
         from kvferry_launch.node.start import engine_main

@@ -1,4 +1,4 @@
-"""Paths of the files and folders in a checkout, or of an installed wheel. This module does not create them."""
+"""Paths of the files and folders of a checkout or of an installed wheel. This module does not create any of them."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 _SITE = Path(__file__).resolve().parent.parent  # launch/lib, or site-packages if a wheel is installed
 IS_INSTALLED = _SITE.parent.name != "launch"
-"""Whether this package came with a wheel, without a checkout around it."""
+"""True if this package was installed from a wheel; False if it is part of a checkout."""
 
 REPO = _SITE.parent.parent
 LAUNCH = REPO / "launch"
@@ -20,11 +20,11 @@ KVFERRY = (_SITE / "kvferry" if IS_INSTALLED else RELEASE) / "bin" / "kvferry"
 """The command-line binary of the wheel or of the release build."""
 STATE = (Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kvferry" if IS_INSTALLED
          else BUILD)
-"""The folder of the files that are kept between two runs."""
+"""The folder for files that stay when a command ends, such as the folders of deployments."""
 
 
 def command_name(name: str) -> str:
-    """Returns how users call a script of launch/: launch/NAME, or as a command of the wheel."""
+    """Returns what users type to run launch/NAME: that path in a checkout, `kvferry-launch NAME` with a wheel."""
     return f"kvferry-launch {name}" if IS_INSTALLED else f"launch/{name}"
 
 

@@ -1,4 +1,4 @@
-"""Runs child processes that end with this process, each in a process group of its own."""
+"""Runs child processes that end when this process ends. Each child has a process group of its own."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProcessError(Exception):
-    """A process died or was not ready in time. The message contains the last lines of the process's log."""
+    """A process died, could not be started, was not ready in time, or failed a request; the message says which. For a
+    process that died or was not ready, the message contains the last lines of the process's log.
+    """
 
 
 class Child(Protocol):
@@ -35,11 +37,11 @@ class Child(Protocol):
 
 
 class ManagedProcess:
-    """A child process whose output goes to a log file. Call start() in the main thread, because the kernel ends the
-    child when the thread that started it ends.
+    """A child process whose output goes to a log file. Call start() in the main thread, because the kernel sends
+    SIGTERM to the child when the thread that started the child ends. So the child also ends if this process is killed.
 
-    stop() interrupts the child, waits STOP_GRACE_S and then kills the child's process group, so that the child's own
-    children end too. If this process is killed, the kernel sends SIGTERM to the child.
+    stop() sends SIGINT to the child, waits up to `grace_s` for the child's end, and then kills the child's process
+    group, so that the child's own children end too.
     """
 
     def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path,
@@ -69,7 +71,7 @@ class ManagedProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while the process runs; negative if a signal ended it."""
+        """The exit status. None: the process was not started or still runs; -N: signal N ended the process."""
         return self._process.poll() if self._process else None
 
     @property
@@ -93,7 +95,7 @@ class ManagedProcess:
         self.signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Kills the whole process group at once, as a crash of the host would."""
+        """Kills the whole process group without a grace period, and waits for the end of the child."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -120,7 +122,7 @@ class ManagedProcess:
 
 
 def stop_all(processes: Iterable[ManagedProcess], grace_s: float = STOP_GRACE_S) -> None:
-    """Stops several processes at the same time, with one grace period for all of them."""
+    """Stops several processes at the same time. `grace_s`: the grace period, which is the same for all of them."""
     processes = list(processes)
     for process in processes:
         process.interrupt()
@@ -130,8 +132,8 @@ def stop_all(processes: Iterable[ManagedProcess], grace_s: float = STOP_GRACE_S)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a port that is free now. The port is below those that Linux gives to outgoing connections, so that no
-    connection takes it before the caller's server listens.
+    """Returns a TCP port that is free now. The port is below the range from which Linux by default takes the ports of
+    outgoing connections, so that no connection gets the port before the caller's server listens. Errors: OSError.
     """
     for _ in range(1000):
         port = random.randint(10_000, 32_767)
@@ -143,7 +145,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def noted_signals(*numbers: signal.Signals) -> list[int]:
-    """Makes these signals do nothing but append their numbers to the returned list."""
+    """Installs handlers for these signals, which do nothing but append the signal's number to the returned list."""
     noted: list[int] = []
     for number in numbers:
         signal.signal(number, lambda got, _: noted.append(got))
@@ -151,14 +153,14 @@ def noted_signals(*numbers: signal.Signals) -> list[int]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes a temporary file and renames it, so that no reader sees a part of the text."""
+    """Writes the text to a temporary file and renames that to `file`, so that no reader sees a part of the text."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     scratch.write_text(text)
     scratch.rename(file)
 
 
 def copy_from(file: Path, offset: int) -> int:
-    """Copies the file from `offset` to its end to stdout, if the file exists. Returns the new offset."""
+    """Copies the bytes of the file from `offset` on to stdout, if the file exists. Returns the offset of their end."""
     with contextlib.suppress(OSError), file.open("rb") as text:
         text.seek(offset)
         piece = text.read()

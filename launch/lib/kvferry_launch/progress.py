@@ -11,15 +11,16 @@ PLAIN_INTERVAL_S = 15.0
 
 
 _lock = threading.Lock()
-_running: "list[Step]" = []  # only the first of these steps draws its bar on a terminal
+_running: "list[Step]" = []  # the steps that have begun; on a terminal only the first of them draws its bar
 
 
 class Step:
     """A step with a known or unknown amount of work, used as a context manager.
 
-    `update()` may be called as often as the caller likes: it draws at most every 0.1 s. On a pipe a line appears at the
-    start, every PLAIN_INTERVAL_S seconds and at the end, so that a log shows progress without thousands of lines.
-    Steps may run in several threads, each in one of its own.
+    `update()` may be called as often as the caller likes, because it draws at most every 0.1 s. If the stream is not a
+    terminal, the step prints a line at its start, at its end and, when `update()` is called, at most every
+    PLAIN_INTERVAL_S seconds, so that a log shows progress without thousands of lines. Several threads may run steps at
+    the same time, but each step must be used by one thread only.
     """
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
@@ -47,7 +48,7 @@ class Step:
             self.done("stopped" if kind and issubclass(kind, KeyboardInterrupt) else "failed" if kind else "done")
 
     def update(self, fraction: float | None = None, note: str | None = None) -> None:
-        """Sets the share that is done (0 to 1) and a short note on what is happening; None leaves either unchanged."""
+        """Sets the share of the work that is done (0 to 1) and a short note on it. None leaves the former value."""
         if fraction is not None:
             self._fraction = min(max(fraction, 0.0), 1.0)
         if note is not None:
@@ -63,7 +64,7 @@ class Step:
                     self._print(f"{self._label}{share} {self.elapsed_s:.0f} s {self._note}".rstrip())
 
     def done(self, outcome: str = "done") -> None:
-        """Prints the outcome and the duration as the last line. __exit__() calls done() if the caller did not."""
+        """Prints the step's last line: the outcome and the duration. __exit__() calls done() if the caller did not."""
         self._closed = True
         line = f"{self._label}: {outcome} ({self.elapsed_s:.1f} s)"
         with _lock:
