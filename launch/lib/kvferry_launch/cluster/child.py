@@ -1,4 +1,4 @@
-"""A process of the deployment. The supervisor starts and ends the process, writes to its stdin and reads its log."""
+"""A child process of the launcher, such as a node's command: its start and end, the lines for its stdin, its log."""
 
 import contextlib
 import os
@@ -45,8 +45,9 @@ class Child(ManagedProcess):
         return self._process is not None
 
     def tell(self, line: str) -> None:
-        """Sends a line to the guard's stdin; what the pipe has no room for, at the next calls of tell() and lines(). A
-        guard with --stdin passes every line except "." on to the command.
+        """Sends a line to the guard's stdin. If the pipe is full, later calls of tell() and lines() send the rest. A
+        guard with --stdin passes lines on to the command, except for keys and for ".", which only shows that this
+        process runs.
         """
         if line != "." or not self._unsent:
             self._unsent += f"{line}\n".encode()
@@ -60,7 +61,7 @@ class Child(ManagedProcess):
                 self._unsent = self._unsent[os.write(self._process.stdin.fileno(), self._unsent):]
 
     def close(self) -> None:
-        """Asks the process to end, and returns at once. exit_status stays None until the process has ended."""
+        """Asks the guard to end the command, and returns at once. exit_status is None until the guard has ended."""
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.closed:
             self._closed_at = time.monotonic()
             with contextlib.suppress(OSError):
@@ -68,11 +69,13 @@ class Child(ManagedProcess):
 
     @property
     def overdue(self) -> bool:
-        """True if more time has passed since close() than the guard needs to end the process."""
+        """True if close() was called, and more time has passed since then than the guard needs to end the command."""
         return self._closed_at is not None and time.monotonic() - self._closed_at > GRACE_S + 5
 
     def end_now(self) -> None:
-        """Ends the command and its descendants, without a grace period if they are being ended already."""
+        """Asks the guard to end the command and its descendants. A guard on this host that is ending them already skips
+        the rest of its grace period; a guard on another host does not get the signal.
+        """
         self.close()
         self.signal(signal.SIGINT)
 

@@ -56,7 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Callable[[argparse.Namespace], int], about: str, file: bool = True
                 ) -> argparse.ArgumentParser:
-        # argparse lists only the commands that have `help`, so internal commands get none.
+        # argparse lists only the commands that have `help`. Internal commands get no `help`, so that users don't see
+        # them.
         shown: dict[str, Any] = {"help": about} if about else {}
         made: argparse.ArgumentParser = commands.add_parser(name, description=about, **shown)
         made.set_defaults(run=run)
@@ -114,7 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def after_dashes(words: list[str]) -> list[str]:
-    """Returns the words without a leading "--", which only some versions of argparse remove."""
+    """Returns the words without the "--" before them, which some versions of argparse remove and others do not."""
     return words[1:] if words[:1] == ["--"] else words
 
 
@@ -138,7 +139,7 @@ def up(arguments: argparse.Namespace) -> int:
 def check_before(spec: Spec) -> None:
     """Checks the model and the settings of the roles before any server starts. Errors: SpecError.
 
-    Some settings can only be checked by the hosts that run the servers.
+    What only the servers' hosts can check is not checked here, such as the key file.
     """
     is_path = spec.model.startswith(("/", ".", "~")) or spec.model.count("/") > 1
     if spec.on == "local" and is_path and not (Path(spec.model) / "config.json").exists():
@@ -246,7 +247,7 @@ def render(arguments: argparse.Namespace) -> int:
 def ask_here(arguments: argparse.Namespace) -> int:
     """Sends a request to the `up` process of this host and prints the answer.
 
-    Another host starts this command here through srun, because another host can't connect to the Unix socket of `up`.
+    A launcher on another host starts this command here by srun, because it can't connect to this host's Unix sockets.
     """
     print(json.dumps(ask(arguments.folder, json.loads(arguments.what))))
     return 0

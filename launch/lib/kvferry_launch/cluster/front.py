@@ -22,18 +22,18 @@ from kvferry_launch.node import serving
 from kvferry_launch.process import _die_with_parent, free_port
 
 ANNOUNCE_EVERY_S = 1.0
-END_WITHIN_S = 3.0  # time from SIGTERM to SIGKILL, because a router may wait for idle connections to close
+END_WITHIN_S = 3.0  # time from SIGTERM to SIGKILL; without a limit, a router may wait for idle connections to close
 LETTERS = {"prefill": "P", "decode": "D"}
 POLICY = ("--policy", "round_robin")  # all servers are equally good, because every decode server can pull every chunk
 
 
 class Announcer:
-    """Announces the workers to vllm-router. The router expects the announcements of each worker on a separate ZeroMQ
-    socket.
+    """Announces the workers to vllm-router. `address`: HOST:PORT at which the router listens for announcements. The
+    router expects the announcements of each worker on a ZeroMQ connection of its own.
     """
 
     def __init__(self, address: str) -> None:
-        import zmq  # vLLM requires pyzmq, so every host that runs vllm-router has pyzmq
+        import zmq  # imported here, because only vllm-router needs pyzmq, which is installed with vLLM
 
         self._context = zmq.Context()
         self._dealer = zmq.DEALER
@@ -48,7 +48,7 @@ class Announcer:
             for url in several:
                 if url not in self._sockets:
                     self._sockets[url] = self._context.socket(self._dealer)
-                    self._sockets[url].linger = 0  # closing the socket must not wait for a router that has ended
+                    self._sockets[url].linger = 0  # close() must not wait until a router that has ended takes messages
                     self._sockets[url].connect(f"tcp://{self._address}")
                 place = url.removeprefix("http://")
                 with contextlib.suppress(Exception):  # if the socket's queue is full, this announcement is lost

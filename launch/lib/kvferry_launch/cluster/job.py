@@ -32,7 +32,9 @@ def run_mpi(spec: Spec, token: str) -> int:
 
 
 def follow(spec: Spec, command: list[str]) -> int:
-    """Runs the job's command and prints its output. A guard process ends the command if this process is killed."""
+    """Runs the job's command, prints its output and returns its exit status, or 0 if a signal ended a Slurm job. A
+    guard process ends the command if this process is killed.
+    """
     interrupts = noted_signals(*DEATH_SIGNALS)
     guard = [*OWN_TOOLS.guard(), "--grace", str(STOP_GRACE_S), "--"]
     child = Child(f"{spec.on}-job", [*guard, *command], spec.logs / f"{spec.on}-job.log")
@@ -57,8 +59,8 @@ def follow(spec: Spec, command: list[str]) -> int:
 def ask_inside(spec: Spec, what: dict[str, Any]) -> dict[str, Any] | None:
     """Sends a request to the `up` process of a Slurm job. Returns the answer, or None if there is none.
 
-    The request is sent by srun on the host of the `up` process, because other hosts can't connect to the Unix socket of
-    `up`.
+    srun starts the command that sends the request on the host of the `up` process, because processes on other hosts
+    can't connect to the Unix socket of `up`.
     """
     job = slurm.running_job(spec)
     try:

@@ -1,5 +1,6 @@
-"""The keys of a deployment's nodes: the controller has the cluster key, each other node a key of its own. `kvferry
-keygen` makes them in the run folder, where `kvferry keygen --revoke` and the steps of a rotation find them.
+"""The keys of a deployment's nodes: the controller has the cluster key, and each other node a member key of its own.
+`kvferry keygen` makes the member keys in the run folder, where users change keys by `kvferry keygen --revoke` and by
+the steps of a rotation.
 """
 
 import re
@@ -14,25 +15,25 @@ from kvferry_launch.node.cluster_key import KEY_NAME, MEMBERS_NAME, ensure_key
 
 MEMBERS_HEAD = "kvferry members 1\n"
 ROLES = {**dict.fromkeys(ENGINE_ROLES, "worker"), "router": "reader"}
-OURS = re.compile(rf"(?:{'|'.join(ENGINE_ROLES)})-\d+|router")  # names of members that the launcher has made
-SETTLED_AFTER_S = 2.0  # a rotation rewrites several files, and all are written this long after the first one
+OURS = re.compile(rf"(?:{'|'.join(ENGINE_ROLES)})-\d+|router")  # names of members that the launcher makes
+SETTLED_AFTER_S = 2.0  # time from a rotation's first changed file until all its files are certainly written
 
 
 class Keys:
-    """The keys in `folder`. `keygen`: the command `kvferry keygen`, or nothing: all nodes have the cluster key."""
+    """The keys in `folder`. `keygen`: the words of the command `kvferry keygen`; empty if nodes have no member keys."""
 
     def __init__(self, folder: Path, keygen: Sequence[str]) -> None:
         self._folder = folder
         self._keygen = keygen
         self._seen: tuple[str, ...] = ()
         self._look_until = 0.0
-        self._looked = ""  # the list of members that the last look has found
-        self._names: set[str] = set()  # the names in the list that is in use
-        self._line = "members "  # the list for guard.py
+        self._looked = ""  # the latest text of the list of members that look() or _use() got
+        self._names: set[str] = set()  # the names in the list of members that is in use
+        self._line = "members "  # the list of members that is in use, as a line for guard.py
 
     def begin(self, nodes: Sequence[Node]) -> None:
-        """Makes the cluster key if there is none, and new keys for the nodes. Revokes those of an earlier run; other
-        members stay. Errors: SpecError.
+        """Makes the cluster key if there is none, revokes the keys that an earlier run made for its nodes, and makes
+        keys for the nodes. Members that users have added keep their keys. Errors: SpecError, OSError.
         """
         ensure_key(self._folder / KEY_NAME)
         if self._keygen:
@@ -40,10 +41,11 @@ class Keys:
         self.add(nodes)
 
     def add(self, nodes: Sequence[Node]) -> None:
-        """Makes a key for each node. Errors: SpecError."""
+        """Makes a member key for each of the nodes but the controller, if nodes have member keys. Errors: SpecError."""
         for role in sorted(set(ROLES.values())):
             names = [node.name for node in nodes if ROLES.get(node.role) == role]
-            for name in names if self._keygen else ():  # a key that is in no list, as a broken run leaves it
+            # An interrupted run may have left a key file of a name that is not in the list; keygen overwrites no file.
+            for name in names if self._keygen else ():
                 (self._folder / f"{name}.key").unlink(missing_ok=True)
             self._change("--add-node", names, "--role", role)
         self._use(self._read())
@@ -54,7 +56,9 @@ class Keys:
             self._change("--revoke", [node.name])
 
     def look(self) -> bool:
-        """Returns True if files may have changed since the last call, or within SETTLED_AFTER_S before it."""
+        """Reads the list of members if this file or the cluster key's has changed in the last SETTLED_AFTER_S, as calls
+        of look() found. Returns True if the list was read, so that the keys must be read too.
+        """
         seen = tuple(stamp_of(self._folder / name) for name in (KEY_NAME, MEMBERS_NAME))
         now = time.monotonic()
         if seen != self._seen:
@@ -65,7 +69,8 @@ class Keys:
             found = self._read()
         except SpecError:
             return False
-        # A list that is being copied, or a file that is none, revokes no key.
+        # A list is used when two successive reads found the same complete list. So a list that is only half written, or
+        # a file that is no list of members, revokes no key.
         if found == self._looked and found.startswith(MEMBERS_HEAD) and found.endswith("\n"):
             self._use(found)
         self._looked = found
@@ -75,7 +80,9 @@ class Keys:
         return bool(self._keygen) and node.role in ROLES and node.name not in self._names
 
     def lines(self, node: Node) -> list[str]:
-        """Returns what guard.py needs of the node's key and of the list of members, on a host without this folder."""
+        """Returns the lines with the list of members and the node's key that guard.py needs on a host without this
+        folder. Returns no lines if the key can't be read.
+        """
         try:
             key = (self._folder / key_name(node, bool(self._keygen))).read_bytes()
         except OSError:
@@ -101,7 +108,7 @@ class Keys:
 
 
 def run_keygen(command: Sequence[str], whose: str, cwd: Path | None = None) -> None:
-    """Runs `kvferry keygen`. Errors: SpecError, which says whose keys it could not change."""
+    """Runs `kvferry keygen`. `whose`: "nodes" or "pods", for the message of an error. Errors: SpecError, OSError."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SpecError(f"can't change the {whose}' keys: {' '.join(done.stderr.split())}")

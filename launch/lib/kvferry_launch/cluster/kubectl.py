@@ -44,8 +44,8 @@ def dry_run(spec: Spec) -> list[str]:
 
 
 def up(spec: Spec, as_json: bool) -> int:
-    """Applies the manifests and shows the pods. Ctrl-C deletes all objects. If this process is killed, the objects stay
-    until `down` deletes them.
+    """Makes the pods' keys, applies the manifests and shows the pods, until SIGINT or SIGTERM; then deletes the objects
+    of the manifests. If this process is killed, the objects stay until `down` deletes them.
     """
     ends = noted_signals(signal.SIGINT, signal.SIGTERM)
     view = status_lines.StatusView(as_json)
@@ -70,12 +70,16 @@ def up(spec: Spec, as_json: bool) -> int:
 
 
 def ensure_keys(spec: Spec, replicas: Mapping[str, int]) -> list[str]:
-    """Makes the keys that pods lack. `down` keeps the Secrets, so every `up` has the same keys."""
+    """Makes the keys that pods lack, if pods have keys in Secrets. `down` keeps these Secrets, so every `up` uses the
+    same keys. Returns lines for the user. Errors: SpecError.
+    """
     return pod_keys.change(spec, partial(call, spec), replicas) if has_keys(spec) else []
 
 
 def keys(spec: Spec, flags: Sequence[str]) -> int:
-    """Makes the keys that pods lack or, with flags of `kvferry keygen`, takes that step."""
+    """Makes the keys that pods lack or, if there are `flags`, runs `kvferry keygen` with these flags on the keys in the
+    Secrets. Errors: SpecError.
+    """
     if not has_keys(spec):
         raise SpecError("'env' names a key file for all pods (KVFERRY_CLUSTER_KEY_FILE), so there are no Secrets with "
                         "keys to change; without that variable each pod has a key of its own")
@@ -119,10 +123,10 @@ def status(spec: Spec) -> int:
 
 
 def scale(spec: Spec, wanted: dict[str, int]) -> int:
-    """Scales the roles' StatefulSets or LeaderWorkerSets. The preStop hook of a removed pod drains its node, for which
-    the pod's key stays.
+    """Scales the roles' StatefulSets or LeaderWorkerSets. The keys of removed pods stay, because the preStop hook of a
+    removed pod needs the pod's key to drain the pod's node.
     """
-    # Only new pods of a role that is scaled get keys, so that no revoked member is back for another reason.
+    # A role that is not in `wanted` counts as 0 pods here, so that none of its revoked members gets a new key.
     for line in ensure_keys(spec, dict.fromkeys(ENGINE_ROLES, 0) | wanted):
         print(line)
     for role in ENGINE_ROLES:

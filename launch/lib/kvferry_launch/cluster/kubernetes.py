@@ -1,9 +1,10 @@
 """Makes the Kubernetes manifests of a deployment. This module does no I/O; kubectl.py applies the manifests.
 
 The controller is a StatefulSet of one pod behind a Service. Prefill and decode each are a StatefulSet, or a
-LeaderWorkerSet if a replica spans several hosts. The name of a server's pod is the server's engine id. Before
-Kubernetes stops a server's pod, a preStop hook drains the server. vllm-router finds the servers by the labels of their
-pods; the proxy gets the list of servers from the controller. pod_keys.py makes the Secrets that the pods mount.
+LeaderWorkerSet if a replica spans several hosts. The engine id of a server is the name of its pod or, in a
+LeaderWorkerSet, of the first pod of its replica. Before Kubernetes stops a server's pod, a preStop hook drains the
+server. vllm-router finds the servers by the labels of their pods; the proxy gets the list of servers from the
+controller. pod_keys.py makes the Secrets that the pods mount.
 """
 
 import json
@@ -17,17 +18,18 @@ from kvferry_launch.paths import command_name
 
 CONTROLLER_PORT = 14600
 CONTROLLER_HTTP = 14680
-ENGINE_PORT = 8100  # one port for prefill and decode servers, because vllm-router looks for all at one port
+ENGINE_PORT = 8100  # the same for prefill and decode servers, because vllm-router expects all servers at one port
 ROUTER_PORT = 8000
 KEY_FOLDER, LIST_FOLDER = "/etc/kvferry", "/etc/kvferry-members"
 KEY_IN_SECRET, POD_KEY = "/secret/own.key", f"{KEY_FOLDER}/own.key"
-# A file that a Secret does not have is an empty folder where it is mounted, and stays so until the pod is made anew.
+# If the Secret lacks the pod's key file, Kubernetes mounts an empty folder in its place, and keeps this folder until
+# the pod is deleted, even if the Secret gets the file.
 COPY_KEY = (f'[ -f {KEY_IN_SECRET} ] || {{ echo "this pod has no key yet: make one (launch/cluster keys), then delete '
             f'this pod" >&2; exit 1; }}; install -m 0400 {KEY_IN_SECRET} {POD_KEY} && '
             f"ln -sf {LIST_FOLDER}/{MEMBERS_NAME} {KEY_FOLDER}/{MEMBERS_NAME}")
-GROUP_LABEL = "leaderworkerset.sigs.k8s.io/group-index"  # label of a replica's pods
+GROUP_LABEL = "leaderworkerset.sigs.k8s.io/group-index"  # label of a pod with the index of its replica
 NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-GRACE_S = 120  # time after the drain's time limit in which the last requests can end before the pod is killed
+GRACE_S = 120  # time that the last requests have after the drain's time limit, before Kubernetes kills the pod
 Object = dict[str, Any]
 
 
@@ -40,9 +42,9 @@ def manifests(spec: Spec) -> list[Object]:
 
 def render(spec: Spec) -> str:
     """Returns all manifests as one YAML stream."""
-    import yaml  # imported here, because the other commands need no PyYAML if the deployment's file is JSON
+    import yaml  # imported here, because other commands need no PyYAML if the deployment's file is JSON
 
-    # PyYAML writes an object that occurs twice as an anchor and a reference to it; copies through JSON occur once.
+    # PyYAML would write an object that occurs in two places as an anchor and an alias. JSON makes it two objects.
     objects = json.loads(json.dumps(manifests(spec)))
     text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in objects)
     make = f"# The pods need Secrets with their keys; {command_name('cluster')} keys {spec.file.name} makes them.\n"
@@ -54,22 +56,23 @@ def secret_name(spec: Spec, kind: str) -> str:
 
 
 def has_keys(spec: Spec) -> bool:
-    """Returns True if pods mount Secrets with their keys; False if the deployment's file names a key file."""
+    """Returns True if pods mount Secrets with their keys; False if `env` of the deployment's file names a key file."""
     return KEY_ENV not in spec.env
 
 
 def pod_of(spec: Spec, one: Object) -> Object:
-    """Returns the pod of a container. The pod does not run as root."""
+    """Returns the specification of a pod that has only the container `one` and does not run as root."""
     user = spec.raw["kubernetes"]["user"]
     return {"securityContext": {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
                                 "seccompProfile": {"type": "RuntimeDefault"}}, "containers": [one]}
 
 
 def member_pod(spec: Spec, one: Object, secret: str, key: str) -> Object:
-    """Returns the pod of a container that speaks to the controller. Unless the deployment's file names a key file, the
-    container gets a copy of the file `key` of the Secret `secret`, and of no other file. It needs a copy, because
-    Kubernetes lets a group read each Secret of a pod that does not run as root, and kvferry refuses a key file that a
-    group can read. Beside the copy is a link to the list of members, which follows changes of its Secret.
+    """Returns the specification of a pod whose container `one` needs a key. Unless the container's environment names a
+    key file already, the pod gets an init container, which copies the file `key` of the Secret `secret`, and no other
+    file, to where the container finds it. The Secret's file itself can't be used: Kubernetes lets the group of a pod
+    that does not run as root read it, and kvferry refuses a key file that a group can read. Beside the copy is a link
+    to the mounted list of members, in which changes of the list's Secret appear.
     """
     inside = pod_of(spec, one) | {"automountServiceAccountToken": False}
     if any(variable["name"] == KEY_ENV for variable in one["env"]):
@@ -141,8 +144,9 @@ def engine_command(spec: Spec, role: Role, port: int, flags: list[str]) -> list[
 
 
 def engine_name(spec: Spec, role: Role) -> str:
-    """Returns the engine id of a pod's node, which is also its member's name: the name of the pod or, if a replica has
-    several pods, that of the first one. They are one member, because nodes let only who offers KV write it.
+    """Returns the engine id of a pod's node, which is also the name of its member key: the name of the pod or, if a
+    replica has several pods, the name of its first pod. A replica's pods share a key, because a decode server lets only
+    the member whose scheduler offered a push write the KV.
     """
     return "$(POD_NAME)" if role.hosts_per_replica == 1 else f"{spec.name}-{role.name}-$(GROUP)"
 
@@ -154,8 +158,8 @@ def leader_flags(role: Role) -> list[str]:
 
 
 def drain_script(role: Role, drain: list[str]) -> str:
-    """Returns the shell script that drains the nodes of a pod. A pod has a node for each data-parallel rank. The shell
-    replaces $POD_NAME by the name of the pod.
+    """Returns the shell script of the preStop hook, which drains the nodes of a pod: one for each data-parallel rank.
+    `drain`: the words of the command for one node, in which $POD_NAME stands for the pod's name.
     """
     line = " ".join(f'"{word}"' if "$" in word else word for word in drain)
     if role.data_parallel == 1:
@@ -167,7 +171,7 @@ def drain_script(role: Role, drain: list[str]) -> str:
 def leader_worker_set(spec: Spec, role: Role, leader: Object) -> Object:
     """Returns a LeaderWorkerSet: each replica is a group of pods on several hosts, in vLLM's multi-node mode.
 
-    `leader`: the first pod of each replica, which runs the HTTP server.
+    `leader`: the specification of each replica's first pod, which runs the HTTP server.
     """
     pod = json.loads(json.dumps(leader))
     worker = pod["containers"][0]
@@ -272,7 +276,7 @@ def metadata(spec: Spec, name: str) -> Object:
 
 
 def selector(spec: Spec) -> str:
-    """Returns kubectl's selector of all pods of the deployment."""
+    """Returns the label selector that matches all pods of the deployment."""
     return f"app.kubernetes.io/name=kvferry,app.kubernetes.io/instance={spec.name}"
 
 

@@ -20,8 +20,8 @@ SETTLE_S = 6.0  # vllm-router drops a worker 5 s after the worker's last announc
 class Leaving:
     """The removal of one node. step() must be called repeatedly until the state of `member` is STOPPED.
 
-    `drain`: a command that ends when the node may be stopped. If the command fails, a line reports the failure and the
-    node is removed anyway.
+    `drain`: the command that drains the node, and ends when the node may be stopped. If the command fails, `tell`
+    prints a line, and the node is removed anyway.
     """
 
     def __init__(self, member: Member, drain: list[str], env: dict[str, str], log: Path,
@@ -52,15 +52,15 @@ class Leaving:
             self.member.child.close()
 
     def abandon(self) -> None:
-        """Ends the drain, because the whole deployment stops."""
+        """Ends the drain's command. The supervisor calls this when the whole deployment stops."""
         if self._task is not None and self._task.started:
             self._task.end_now()
 
 
 def drain_node(arguments: argparse.Namespace) -> int:
-    """Drains a node before the node is stopped, then waits until the node's last request has ended.
+    """Drains the nodes of a server, one for each data-parallel rank, and then waits until the server has no requests.
 
-    Runs on the controller's host. Prints errors. Returns 1 after an error, otherwise 0.
+    Runs on the controller's host, before the server is stopped. Prints errors. Returns 1 after an error, otherwise 0.
     """
     binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
     if binary is None:

@@ -15,18 +15,19 @@ SERVES = re.compile(r"kvferry \w+ node serves at (\S+)")
 SILENT = re.compile(r"kvferry \w+ node does not answer at ")
 LISTENS = re.compile(r"kvferry controller listening on (tcp://\S+)")
 HTTP = re.compile(r"\bHTTP on (\S+)( \(HTTPS\))?$")
-COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"  # warnings and Slurm's lines don't say why a node ended
+# Matches a line that may say why a node ended. Warnings and the lines of Slurm don't say that.
+COMPLAINT = re.compile(r"^(?!.*warning|srun: |slurmstepd: )"
                        r"(.*(error\b|exception\b|refused|denied|can't|cannot)|kvferry.*: |launch/\w+: )", re.IGNORECASE)
-# Matches an error of kvferry, which explains more than the vLLM errors that follow it in the log.
+# Matches an error of kvferry. Such a line explains more than the errors of vLLM that follow in the log.
 OWN_REASON = re.compile(r"(?:^(?:\(\w+ pid=\d+\) )?|KvFerryError: )(kvferry: .*)")
 EXCEPTION = re.compile(r"(?:^|\] )((?:\w+\.)*\w+(?:Error|Exception): .*)")
-ROOT_CAUSE = "root cause"  # vLLM's last exceptions only say that the root cause is above
+ROOT_CAUSE = "root cause"  # vLLM's last exceptions only say that the log has the root cause above them
 SIGNAL_HINTS = {"SIGKILL": " (kill -9, or the host ran out of memory)", "SIGSEGV": " (a crash)",
                 "SIGABRT": " (a crash)"}
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 REVOKED = "its member key was revoked"
-# A node whose key was revoked runs on for this long, because the controller removes it when it sends a message, and a
-# node that has ended only after 2.5 s of silence.
+# A node whose key was revoked is ended after this time. While the node runs, its next message lets the controller
+# remove it; a node that has ended is removed only after 2.5 s of silence.
 REVOKED_ENDS_AFTER_S = 2.0
 FORGIVEN_AFTER_S = 300.0  # if a node was ready for this long, the count of its restarts begins at 0 again
 
@@ -42,14 +43,14 @@ STOPPED = "stopped"
 
 
 def why_ended(status: int, complaint: str, last_line: str) -> str:
-    """Returns how a node's process ended. `status`: the exit status. If signal N ended the process, the status is 128 +
-    N from guard.py, or -N from Popen.
+    """Returns a text that says how a node's process ended. `status`: the exit status. If signal N ended the process,
+    the status is 128 + N (from guard.py) or -N (from Popen).
     """
     try:
         name = signal.Signals(-status if status < 0 else status - 128).name
     except ValueError:
         return f"ended with status {status}: {complaint or last_line or 'it printed nothing'}"
-    # After a signal, the last line of output does not name the reason, so the text only calls it the last line.
+    # A process that a signal ends prints no reason. So the text quotes the last line of output only as the last line.
     rest = f": {complaint}" if complaint else f"; its last line was: {last_line}" if last_line else ""
     return f"ended by {name}{SIGNAL_HINTS.get(name, '')}{rest}"
 
@@ -68,7 +69,7 @@ class Member:
     is_late: bool = False  # True if the next start is a restart, or if `scale` added the node
     leaving: bool = False
     revoked_at: float | None = None
-    keys: list[str] = field(default_factory=list)  # the lines about keys that the guard was sent
+    keys: list[str] = field(default_factory=list)  # the lines with keys and members that were sent to the guard
     address: str = ""  # the controller's endpoint for nodes; empty if this node is not the controller
     _due: float = 0.0
     _ready_at: float = 0.0
@@ -85,14 +86,16 @@ class Member:
 
     @property
     def wants_start(self) -> bool:
-        """True if the node has to be started now, for the first time or after it ended."""
+        """True if the node has to be started now, for the first time or again after its process ended."""
         running = self.child is not None and self.child.running
         return (not running and not self.leaving and self.state in (WAITING, RESTARTING)
                 and time.monotonic() >= self._due)
 
     @property
     def port(self) -> int | None:
-        """The port at which the node served last; None before the first time. A restarted node gets the same port."""
+        """The port at which the node serves, or served before its last process ended. None if the node has not served
+        yet, or if its last process ended before it was ready.
+        """
         found = re.search(r":(\d+)/?$", self.address or self.url)
         return int(found[1]) if found else None
 
@@ -109,7 +112,7 @@ class Member:
             self._end(f"can't be started: {error.strerror or error}")
 
     def tell_keys(self, lines: list[str]) -> None:
-        """Sends those lines about keys to the guard that it does not have yet."""
+        """Sends lines with keys and members to the guard, except for those that were among the lines of the last call."""
         if self.child is not None:
             for line in lines:
                 if line not in self.keys:
@@ -117,7 +120,9 @@ class Member:
             self.keys = lines
 
     def revoke(self) -> None:
-        """Lets the node get no more requests and end soon, for good, because its key was revoked."""
+        """Begins the node's end after its key was revoked: the router drops the node, look() ends its process after
+        REVOKED_ENDS_AFTER_S, and the node is not restarted.
+        """
         self.revoked_at = time.monotonic()
         self.become(FAILED if self.child is None else STOPPING, REVOKED)
 
@@ -145,7 +150,9 @@ class Member:
                 self.become(UNREADY, "its server does not answer /health")
 
     def look(self) -> None:
-        """Updates the state if the node has ended or has not become ready in time."""
+        """Updates the state if the node has ended. Ends a node that has not become ready in time, whose key was
+        revoked, or that does not end although it was told to. Resets the count of restarts after FORGIVEN_AFTER_S.
+        """
         if self.child is None or self.child.exit_status is None:
             late = time.monotonic() - self._started_at > self.ready_timeout_s
             if self.state == STARTING and late and self.child is not None:
@@ -162,7 +169,7 @@ class Member:
         self._end(why_ended(self.child.exit_status, reason, self.child.last_line))
 
     def _end(self, why: str) -> None:
-        """Records that the node's process has ended or could not be started, and sets the time of the next start."""
+        """Records that the node's process has ended or could not be started, and plans the restart, if there is one."""
         self.child = None
         if self.leaving:
             self.become(STOPPED)
@@ -170,7 +177,8 @@ class Member:
         served = self._ready_at > 0.0
         self._ready_at = 0.0
         if not served:
-            self.url = self.address = ""  # the next start chooses a new port, as another process may have the old one
+            # The next start chooses a new port, because another process may have taken the old one.
+            self.url = self.address = ""
         if self.is_revoked or self.restarts >= self.restarts_max:
             self.become(FAILED, REVOKED if self.is_revoked else why)
             return

@@ -1,5 +1,5 @@
-"""Runs a deployment in one mpirun. Rank 0 supervises the deployment and runs the controller and the router; each other
-rank runs one server, which rank 0 starts.
+"""Runs a deployment in one MPI run. Rank 0 supervises the deployment and runs the controller and the router; each
+other rank runs at most one server at a time, when rank 0 orders it.
 
 The ranks communicate through the deployment's run folder, which all hosts share. In the run folder each rank has a
 folder of its own, with `here.json`, which names the rank's host, and with these files for the rank's N-th command:
@@ -87,7 +87,8 @@ def serve_rank(spec: Spec, run: str, rank: int) -> int:
     """Runs on every rank except 0: runs the commands that rank 0 writes to the rank's folder, one at a time, until rank
     0 ends the run.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # end when the parent ends: mpirun or its daemon
+    # This process ends when its parent ends, which is mpirun or mpirun's daemon.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     folder = rank_folder(spec, run, rank)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "here.json", json.dumps({"host": socket.gethostname()}))
@@ -102,7 +103,9 @@ def serve_rank(spec: Spec, run: str, rank: int) -> int:
 
 
 def obey(folder: Path, serial: int, words: list[str]) -> None:
-    """Runs one command to its end. The command's guard ends the command if this process ends first."""
+    """Runs one command until it ends, or until rank 0 wants it to end. The command's guard ends the command if this
+    process ends first.
+    """
     guard = [*OWN_TOOLS.guard(), "--grace", str(GRACE_S), "--"]
     with (folder / f"out-{serial}").open("wb") as out:
         process = subprocess.Popen([*guard, *words], stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
@@ -120,7 +123,7 @@ def obey(folder: Path, serial: int, words: list[str]) -> None:
 def relay(folder: Path, words: list[str]) -> int:
     """Runs on rank 0: lets another rank run a command, prints the command's output and returns its exit status.
 
-    A signal to this process, or the end of its stdin, ends the command.
+    `folder`: the other rank's folder. SIGTERM or SIGINT to this process, or the end of its stdin, ends the command.
     """
     wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     serial = 1

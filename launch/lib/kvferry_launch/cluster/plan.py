@@ -30,7 +30,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Node:
-    """One process of the deployment. No other node of the role ever gets the same `number`, not even after a removal.
+    """A controller, server or router of the deployment. During a run of `up`, no other node of the role ever gets the
+    same `number`, not even after this node was removed.
     """
 
     name: str
@@ -42,7 +43,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Found:
-    """The controller's addresses, which are known only once the controller runs. Dry runs print the defaults."""
+    """The controller's addresses. They are known only once the controller runs; before that, placeholders stand for
+    unknown parts, as in the defaults.
+    """
 
     controller: str = "tcp://CONTROLLER_HOST:PORT"
     http: str = "http://CONTROLLER_HOST:HTTP_PORT"
@@ -50,8 +53,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Tools:
-    """The Python interpreter and the checkout of kvferry (`path`) that a host uses. Without a path, the interpreter has
-    kvferry's wheel.
+    """The Python interpreter and the checkout of kvferry (`path`) that a host uses. If `path` is empty, the interpreter
+    has kvferry's wheel instead.
     """
 
     python: str
@@ -68,17 +71,19 @@ class Tools:
         return [self.python, "-m", "kvferry_launch.node.guard"]
 
     def state(self) -> Path:
-        """Returns the folder for files that are kept between runs; without a checkout, relative to the home folder."""
+        """Returns the folder for files that stay when a run ends. Without a checkout, its path starts at the home
+        folder.
+        """
         return Path(self.path) / "build" if self.path else Path(".local/state/kvferry")
 
 
 OWN_TOOLS = Tools(sys.executable, "" if IS_INSTALLED else str(REPO))
-"""The tools that run this process."""
+"""The interpreter that runs this process, and this process's own checkout, if it has one."""
 
 
 def tools_of(spec: Spec) -> Tools:
-    """Returns the tools that every host uses: with ssh the tools that the deployment's file names, otherwise the tools
-    of this host.
+    """Returns the tools that every host uses. Over ssh, these are the interpreter and the checkout that the
+    deployment's file names (the checkout's default is this process's path); otherwise, this process's own.
     """
     if spec.on == "ssh":
         return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or OWN_TOOLS.path)
@@ -89,13 +94,13 @@ class Planner:
     """Names the nodes and assigns each node to a host: round robin over the hosts of the node's role, or over the hosts
     of the deployment if the role lists no hosts.
 
-    `hosts`: the hosts of the Slurm job or the MPI run, which replace the hosts of the deployment. None: there is no job
-    or run.
+    `hosts`: the hosts of the Slurm job or the MPI run, which replace the hosts of the deployment's file. None: the
+    deployment does not run in a Slurm job or an MPI run.
     """
 
     def __init__(self, spec: Spec, hosts: dict[str, str] | None = None) -> None:
         self.spec = spec
-        # If this is False, all nodes have the cluster key.
+        # False: nodes have no member keys, but the cluster key or the key file that their environment variables name.
         self.has_member_keys = not any(KEY_ENV in env for env in (spec.env, *(one.env for one in spec.roles.values())))
         self._hosts = hosts or spec.hosts
         self._numbers = {role: itertools.count() for role in ENGINE_ROLES}
@@ -113,12 +118,12 @@ class Planner:
         """Returns a new node of a role. `present`: all prefill and decode nodes that exist. Errors: SpecError."""
         own = self.spec.roles[role]
         number = next(self._numbers[role])
-        # Both roles share one round robin: decode starts at the host that follows the last host of prefill.
+        # Both roles share one round robin: decode starts at the host after the one where prefill ended.
         shift = self.spec.roles["prefill"].replicas if role == "decode" and own.hosts is None else 0
         places = list((own.hosts or self._hosts).items())
         if not places:
             raise SpecError(f"{role}.hosts and hosts are missing; one of them must list the hosts of {role} servers")
-        if self.spec.on == "mpi":  # each rank runs one node
+        if self.spec.on == "mpi":  # each rank but the first runs at most one node
             taken = {node.place.name for node in present}
             places = [place for place in places if place[0] not in taken and place[0] != FIRST_RANK]
             if not places:
@@ -157,11 +162,11 @@ class Planner:
                             "and router.host")
         return Place(host, hosts.get(host, host))
 
-    # --- the command of each node, as the node's host runs it
+    # ---- commands and environment variables, as the nodes' hosts run and set them ----
 
     def key(self, node: Node) -> dict[str, str]:
-        """Returns the environment variable that names the node's key file. Hosts that are reached by ssh have a copy of
-        the file. Its folder is not the run folder, because the launcher's host may be one of them.
+        """Returns the environment variable that names the node's key file. A host that is reached by ssh has a copy of
+        the file in a folder of its own, not in the run folder, because that host may be the launcher's.
         """
         folder = run_folder(self.spec).resolve()
         if self.spec.on == "ssh":
@@ -169,7 +174,8 @@ class Planner:
         return {KEY_ENV: str(folder / key_name(node, self.has_member_keys))}
 
     def key_to_send(self, node: Node) -> str:
-        """Returns the file on the node's host to which guard.py writes the node's key, or "" if the host has the key.
+        """Returns the file on the node's host to which guard.py writes the node's key, or "" if no key is sent: the
+        host shares the run folder, or the deployment's file names another key file.
         """
         file = self.key(node)[KEY_ENV]
         return file if self.spec.on == "ssh" and self.env(node).get(KEY_ENV) == file else ""
@@ -187,9 +193,9 @@ class Planner:
 
     def command(self, node: Node, found: Found, port: int | None = None, update_group: str = "") -> list[str]:
         """Returns the node's command. `port`: for a restart, the port that the node had before, so that the node keeps
-        its address; None for the first start. `update_group`: for a server that starts later than others, the value of
-        its setting of this name. Such a server may have missed updates of weights, so it must not share KV with the
-        others after a reset of their caches.
+        its address; None for the first start. `update_group`: the value of the setting of this name for a server that
+        starts later than others, or "". Such a server may have missed updates of weights, so it must not share KV with
+        servers that reset their caches after such an update.
         """
         if node.role == "controller":
             return self._controller(found if port else None)
@@ -198,7 +204,8 @@ class Planner:
         return self._engine(node, self.spec.roles[node.role], found, port, update_group)
 
     def drain(self, node: Node, found: Found, url: str) -> list[str]:
-        """Returns the command that drains a node before the node is removed. The command runs on the controller's host.
+        """Returns the command that drains a server's nodes before the server is removed. The command runs on the
+        controller's host.
         """
         spec = self.spec
         size = spec.roles[node.role].data_parallel

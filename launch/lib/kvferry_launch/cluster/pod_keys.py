@@ -1,11 +1,12 @@
-"""The keys of a deployment's pods on Kubernetes, which keeps them in Secrets: the controller has the cluster key, the
-pod of each server a member key of its own, and the front door's pods share one of the role reader.
+"""The keys of a deployment's pods on Kubernetes, which keeps them in Secrets: the controller has the cluster key, each
+replica of the servers has a member key of its own, and the router's pods share a member key of the role reader.
 
-| Secret | files | mounted by |
+| Secret | files | pods that mount it |
 |---|---|---|
 | NAME-cluster-key | cluster.key | the controller's pod |
-| NAME-ROLE-keys | POD.key, for each pod of the role | an init container of each, which sees the file of its pod only |
-| NAME-members | kvferry.members | all of these pods, where it follows changes |
+| NAME-prefill-keys, NAME-decode-keys | POD.key, for the first pod of each replica | the servers' pods, each one file |
+| NAME-router-keys | NAME-router.key | the router's pods |
+| NAME-members | kvferry.members, the list of members | all pods above, in which changes of the Secret appear |
 | NAME-other-keys | MEMBER.key, for members that are no pods | none |
 """
 
@@ -30,14 +31,15 @@ from kvferry_launch.node.preflight import kvferry_binary
 from kvferry_launch.paths import no_binary
 
 SECRETS = ("cluster-key", "members", *(f"{role}-keys" for role in ROLES), "other-keys")
-SEEN = "kvferry/members"  # annotation of pods; a change of it makes their kubelets look at the Secrets at once
+SEEN = "kvferry/members"  # annotation of a pod; when it changes, the kubelet updates the pod's Secrets at once
 Files = dict[str, bytes]
 Kubectl = Callable[..., str]
 
 
 def members_of(spec: Spec, replicas: Mapping[str, int]) -> dict[str, str]:
-    """Returns the role of each member: the pods of servers by their names, and one for all pods of the front door,
-    which the Helm chart starts whatever the deployment's file says.
+    """Maps the name of each member to its role. Each replica of a server is a member with the name of its first pod.
+    All pods of the router are one member, which is there even if the deployment's file has no router, because the Helm
+    chart always starts routers.
     """
     names = {f"{spec.name}-{role}-{number}": ROLES[role] for role in ENGINE_ROLES for number in range(replicas[role])}
     return names | {f"{spec.name}-router": ROLES["router"]}
@@ -48,7 +50,7 @@ def replicas_of(spec: Spec) -> dict[str, int]:
 
 
 def secret_with(spec: Spec, file: str) -> str:
-    """Returns the end of the name of the Secret that has the file."""
+    """Returns the kind (an entry of SECRETS) of the Secret that has the file."""
     if file in (KEY_NAME, MEMBERS_NAME):
         return "cluster-key" if file == KEY_NAME else "members"
     found = re.fullmatch(rf"{re.escape(spec.name)}-(?:({'|'.join(ENGINE_ROLES)})-\d+|(router))\.key", file)
@@ -56,8 +58,8 @@ def secret_with(spec: Spec, file: str) -> str:
 
 
 def change(spec: Spec, kubectl: Kubectl, replicas: Mapping[str, int], flags: Sequence[str] = ()) -> list[str]:
-    """Makes the keys that pods lack or, with flags of `kvferry keygen`, takes that step only. Each key that is there
-    stays. Returns lines for the user. Errors: SpecError.
+    """Makes the keys that pods lack, and changes no key that a pod can use. If there are `flags`, only runs `kvferry
+    keygen` with these flags on the keys in the Secrets. Returns lines for the user. Errors: SpecError.
     """
     binary = kvferry_binary(sys.executable)
     if binary is None:
@@ -74,7 +76,7 @@ def change(spec: Spec, kubectl: Kubectl, replicas: Mapping[str, int], flags: Seq
         told = step(binary, folder, flags) if flags else add_missing(binary, folder, members_of(spec, replicas))
         after = {file.name: file.read_bytes() for file in folder.iterdir()}
     after.setdefault(MEMBERS_NAME, MEMBERS_HEAD.encode())
-    # The list first: a key that is in no list opens nothing.
+    # The list of members is saved before the keys, because a pod can't use a key that is not in the list yet.
     for kind in sorted(SECRETS, key=lambda kind: kind != "members"):
         save(spec, kubectl, kind, secrets.get(secret_name(spec, kind)),
              {file: content for file, content in after.items() if secret_with(spec, file) == kind})
@@ -99,8 +101,8 @@ def step(binary: str, folder: Path, flags: Sequence[str]) -> list[str]:
 
 
 def add_missing(binary: str, folder: Path, wanted: Mapping[str, str]) -> list[str]:
-    """Makes keys for the members that have none. Repairs what a run that was interrupted has left: a key that is in no
-    list, or a member without a key.
+    """Makes keys for the members that have none. Also makes a new key for a member that an interrupted run has left
+    with a key but without a line in the list of members, or with a line but without a key.
     """
     list_file = folder / MEMBERS_NAME
     listed = names_in(list_file.read_text()) if list_file.exists() else []
@@ -124,8 +126,9 @@ def read(spec: Spec, kubectl: Kubectl) -> dict[str, Any]:
 
 
 def save(spec: Spec, kubectl: Kubectl, kind: str, former: Any, files: Files) -> None:
-    """Writes a Secret that has changed. kubectl refuses if the Secret was changed since it was read, or is there since
-    then. A Secret without files is not made, so that the pods that mount it wait until there is one.
+    """Writes a Secret if its files differ from those of `former`, the Secret that read() found (None: there was none).
+    kubectl fails if the Secret was changed or created since read(). A Secret without files is not created, so that pods
+    which mount it wait until it has files.
     """
     data = {file: base64.b64encode(content).decode() for file, content in sorted(files.items())}
     if data == ((former or {}).get("data") or {}):
@@ -137,12 +140,14 @@ def save(spec: Spec, kubectl: Kubectl, kind: str, former: Any, files: Files) -> 
 
 
 def tell_pods(spec: Spec, kubectl: Kubectl, members: bytes) -> list[str]:
-    """Makes the kubelets of the deployment's pods bring the new list to them at once, instead of within two minutes."""
+    """Makes kubelets update the list of members in the deployment's pods at once, instead of within two minutes.
+    Returns lines for the user.
+    """
     pods = json.loads(kubectl("get", "pods", "-l", selector(spec), "-o", "json"))
     names = [pod["metadata"]["name"] for pod in pods["items"]]
     try:
         if names:
             kubectl("annotate", "pods", *names, "--overwrite", f"{SEEN}={hashlib.sha256(members).hexdigest()[:16]}")
-    except SpecError as error:  # a pod may have gone meanwhile
+    except SpecError as error:  # for example, a pod was deleted since kubectl listed the pods
         return [f"# pods get the new list of members only within two minutes, as they could not be told of it: {error}"]
     return []

@@ -23,8 +23,8 @@ class SpecError(Exception):
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the schema. `allowed` describes the values that `check` accepts. A `default` of None means that the
-    key is not given.
+    """One key of the schema. `allowed` describes the values that `check` accepts. `default` is the value of a key that
+    is not in the file; None stands for "no value".
     """
 
     allowed: str
@@ -41,7 +41,7 @@ def is_int(least: int, most: int) -> Callable[[Any], bool]:
 
 
 def is_argument(text: str) -> bool:
-    """Returns True if a process can get the text as an argument: no zero byte, and all of it is Unicode."""
+    """Returns True if a process can get the text as an argument: it has no zero byte and no surrogate."""
     return not re.search("[\0\ud800-\udfff]", text)
 
 
@@ -64,7 +64,7 @@ def is_map(value: Any) -> bool:
 def is_json_map(value: Any) -> bool:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):  # not JSON: YAML allows dates, and maps that contain themselves
+    except (TypeError, ValueError):  # YAML has values that JSON lacks, such as dates and maps that contain themselves
         return False
     return is_map(value) and is_argument(text) and "\\u0000" not in text
 

@@ -28,7 +28,8 @@ def sbatch_script(spec: Spec) -> str:
     replicas = sum(role.replicas for role in spec.roles.values())
     lines = [f"--job-name=kvferry-{spec.name}", f"--nodes={raw['nodes'] or max(1, replicas)}",
              f"--output={output_of(spec)}", "--open-mode=truncate",
-             f"--signal=B:TERM@{STOP_BEFORE_LIMIT_S}",  # Slurm sends SIGTERM before the time limit, for an orderly stop
+             # Slurm sends SIGTERM this long before the time limit, so that `up` has time to stop the nodes.
+             f"--signal=B:TERM@{STOP_BEFORE_LIMIT_S}",
              *(f"--{name}={raw[name]}" for name in ("partition", "account", "time") if raw[name]),
              *map(str, raw["options"])]
     inside = [*OWN_TOOLS.script("cluster"), "up", str(spec.file), "--on", "slurm", "--in-job"]
@@ -42,8 +43,8 @@ def output_of(spec: Spec) -> Path:
 
 
 def job_hosts() -> dict[str, str]:
-    """Returns the hosts of the job that this process is part of: maps a host's name to the address at which other hosts
-    reach it, which is the same name here. Errors: SpecError.
+    """Returns the hosts of the Slurm job that this process is part of. Maps each host's name to itself, because the
+    name is also the address at which other hosts reach the host. Errors: SpecError.
     """
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if not listed:
@@ -69,8 +70,8 @@ def sbatch_file(spec: Spec) -> Path:
 
 
 def submit_and_follow(spec: Spec) -> int:
-    """Submits the job and prints its output until the job ends. SIGTERM or SIGINT cancels the job. Returns 1 if the job
-    failed, else 0.
+    """Submits the job and prints its output until the job ends. SIGTERM or SIGINT cancels the job. Returns 1 if sbatch
+    refused the job or if the job failed, otherwise 0.
     """
     wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     output = output_of(spec)
@@ -118,7 +119,8 @@ def cancel(job: str) -> bool:
 
 
 def job_state(job: str) -> str:
-    """Returns the job's state as squeue reports it. A job that squeue no longer lists is COMPLETED."""
+    """Returns the job's state as squeue reports it, COMPLETED if squeue lists no such job, or UNKNOWN if squeue failed.
+    """
     done = subprocess.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
@@ -127,5 +129,5 @@ def job_state(job: str) -> str:
 
 
 def inside(planner: Planner, host: str, job: str) -> list[str]:
-    """Returns the srun words to put before a command so that the command runs on a host of the job."""
+    """Returns the words of srun that, before a command's words, run the command on a host of the job."""
     return [*Starter(planner).srun(Place(host, host), "control"), f"--jobid={job}"]

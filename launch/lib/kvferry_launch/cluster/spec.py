@@ -41,7 +41,8 @@ class Role:
 
 @dataclass(frozen=True)
 class Spec:
-    """A deployment's file. `raw` is the checked document with all keys, also those that only one value of `on` needs.
+    """The content of a deployment's file. `raw` is the checked document with all keys, even those that only one value
+    of `on` needs.
     """
 
     file: Path
@@ -98,7 +99,9 @@ def parse(file: Path, text: str) -> Any:
             raise SpecError(f"{file} is not JSON: {error}") from error
 
     class Loader(yaml.SafeLoader):
-        """Turns other errors of PyYAML, such as for month 13, into YAMLErrors that name the value and its line."""
+        """Turns errors of other types, such as PyYAML's ValueError for a date with month 13, into YAMLErrors that name
+        the value and its line.
+        """
 
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             try:
@@ -110,7 +113,7 @@ def parse(file: Path, text: str) -> Any:
     loader = None
     try:
         loader = Loader(text)
-        loader.name = file.name  # for errors, which otherwise name "<unicode string>"
+        loader.name = file.name  # the name that messages of errors have; the default is "<unicode string>"
         root = loader.get_single_node()
         check_keys(file, root, set())
         document = loader.construct_document(root) if root is not None else None
@@ -127,7 +130,7 @@ def parse(file: Path, text: str) -> Any:
 def check_keys(file: Path, node: Any, seen: set[int]) -> None:
     """Checks that no map in a YAML node has a key twice. Errors: SpecError.
 
-    `seen`: ids of the nodes that were checked already. An alias refers to such a node again.
+    `seen`: the id() of each node that was checked already; an alias in the file refers to such a node.
     """
     if id(node) in seen or not isinstance(getattr(node, "value", None), list):
         return
@@ -199,9 +202,10 @@ def check_role(one: Role, backend: str) -> None:
 
 
 def model_of(model: str, file: Path) -> str:
-    """Returns the absolute path of the model's folder if `model` is a folder, otherwise `model` unchanged.
+    """Returns the absolute path of the model's folder if `model` is a folder with config.json, otherwise `model`
+    unchanged. Errors: SpecError if `model` begins with "~" and there is no such user.
 
-    A relative path starts at the folder of the deployment's file or at the checkout.
+    A relative path starts at the folder of the deployment's file or, if that has no such folder, at the checkout.
     """
     for base in (file.resolve().parent, REPO):
         folder = base / expanded(model)
@@ -233,5 +237,7 @@ def text_map(values: dict[str, Any]) -> dict[str, str]:
 
 
 def run_folder(spec: Spec) -> Path:
-    """Returns the folder that holds the socket, the state and the logs of a running deployment."""
+    """Returns the folder with the socket, the state, the keys and, unless the file sets `logs`, the logs of a running
+    deployment.
+    """
     return Path(os.environ.get("KVFERRY_DEPLOYMENTS") or STATE / "deployments") / spec.name

@@ -47,8 +47,8 @@ class Starter:
         """Does the same as start() for a command that needs the environment variables `env`. Also returns the
         environment variables that the caller must set for the returned command.
 
-        If `on` is local, these are all of `env`, because other users could read the variables as arguments. Otherwise
-        there are none, because the returned command sets the variables itself.
+        If `on` is local, the caller must set all of `env`, because other users could read the variables if they were
+        arguments of the command. Otherwise there are none to set, because the returned command sets the variables.
         """
         if self.spec.on == "local":
             return self.start(place, name, command, with_stdin), env
@@ -56,8 +56,8 @@ class Starter:
 
     def start(self, place: Place, name: str, command: list[str], with_stdin: bool = False, key_file: str = ""
               ) -> list[str]:
-        """Returns the command with which this host starts a node. Closing the command's stdin stops the node, because
-        guard.py on the node's host reads that stdin.
+        """Returns the command with which this host starts a node. Closing the returned command's stdin stops the node,
+        because guard.py, or with MPI the command `mpi-relay`, reads that stdin.
 
         `key_file`: the file to which guard.py writes the node's key that it reads from stdin; only used over ssh.
         """
@@ -99,8 +99,8 @@ class Starter:
 
 
 def dry_run_of(planner: Planner) -> Iterator[str]:
-    """Yields the commands that `up` would run, host by host. PORT and HTTP_PORT stand for ports that the controller's
-    host will choose.
+    """Yields the commands that `up` would run, host by host, with comments. PORT and HTTP_PORT stand for ports that the
+    controller's host will choose.
     """
     starter = Starter(planner)
     nodes = planner.all()

@@ -28,7 +28,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 class StatusView:
-    """The output of `up`. show() may be called as often as the caller likes. say() prints a line above the table."""
+    """The output of `up` and `scale`. show() may be called as often as the caller likes, because it redraws the table
+    at most every REDRAW_EVERY_S, or prints only changes. say() prints a line above the table.
+    """
 
     def __init__(self, as_json: bool, stream: TextIO | None = None, live: bool = True) -> None:
         self._stream = stream or sys.stdout

@@ -21,8 +21,8 @@ STOP_LATE_S = 20.0
 class Supervisor:
     """Keeps the nodes running. tick() must be called a few times a second. `tell` prints lines for users.
 
-    All calls must come from the main thread, because the kernel ends a child process when the thread that started the
-    child ends.
+    All calls must come from the main thread, because the kernel sends SIGTERM to a child process when the thread that
+    started the child ends.
     """
 
     def __init__(self, starter: Starter, keys: Keys, tell: Callable[[str], None]) -> None:
@@ -59,7 +59,9 @@ class Supervisor:
 
     @property
     def hopeless(self) -> str:
-        """Returns why no server can run any more: all have failed, or wait for a failed controller. "" if some can."""
+        """A sentence that says why no server can run any more: all servers have failed, or those that have not failed
+        wait for a controller that has failed. "" if a server can still run.
+        """
         servers = [member for role in ENGINE_ROLES for member in self.member(role)]
         if all(member.state == FAILED for member in servers):
             first = (servers or [self.controller])[0]
@@ -113,7 +115,7 @@ class Supervisor:
         return "; ".join(said)
 
     def stop(self, tick: Callable[[], None], shorten_deadline: Callable[[], bool]) -> None:
-        """Stops the router first, then the servers, then the controller, so that servers can still deregister.
+        """Stops the router first, then the servers, and the controller last, so that servers can deregister with it.
 
         `tick` is called repeatedly while nodes stop. While `shorten_deadline` returns True, nodes that still run are
         ended without the rest of their grace period.
@@ -150,7 +152,8 @@ class Supervisor:
 
     def _start(self, member: Member) -> None:
         found = self.controller.found()
-        # A late server may have missed updates of weights. In a group of its own, it shares no KV with updated servers.
+        # A late server may have missed updates of weights. An update group of its own keeps it from sharing KV with
+        # servers that had the updates.
         group = f"{member.node.name[:40]}-{secrets.token_hex(8)}" if member.is_late else ""
         own = self.planner.command(member.node, found, member.port, group)
         command, env = self.starter.start_node(member.node, own)
@@ -187,7 +190,7 @@ class Supervisor:
             self._tell(f"the key of {member.node.name}, which has ended, could not be revoked and stays valid: {error}")
 
     def _follow_keys(self) -> None:
-        """Sends keys that have changed to hosts without this folder, and ends nodes whose keys were revoked."""
+        """Sends keys that have changed to hosts without the run folder, and ends nodes whose keys were revoked."""
         if not self.keys.look():
             return
         for member in self.members:
@@ -197,7 +200,7 @@ class Supervisor:
                 member.revoke()
 
     def _tell_workers(self) -> None:
-        """Sends the list of workers to the router whenever the list has changed or the router was restarted."""
+        """Sends the list of ready servers to the router if the list has changed or the router was restarted."""
         workers = {role: [member.url for member in self.member(role) if member.state == READY and not member.leaving]
                    for role in ENGINE_ROLES}
         line = "workers " + json.dumps(workers)
@@ -207,7 +210,7 @@ class Supervisor:
                 self._told_workers = line
 
     def tell_ready(self) -> None:
-        """Prints a line each time all nodes have become ready."""
+        """Prints a line if all nodes are ready now and were not at the last call."""
         if self.ready != self._told_ready:
             self._told_ready = self.ready
             if self.ready:

@@ -32,7 +32,7 @@ def locked(folder: Path) -> TextIO:
     """Locks the deployment's folder until the returned file is closed. Errors: SpecError if another `up` has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # the folder holds the cluster key, and commands with the nodes' environment variables
+    folder.chmod(0o700)  # the folder has the cluster key and, with MPI, commands with environment variables
     lock = (folder / "lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +59,7 @@ class Deployment:
         self._interrupts: list[int] = []
         self._down = False
         self._state = ""
-        # Maps a line about an error of this host to the time at which it was said last.
+        # Maps a line about an error of this host to the time at which the line was last printed.
         self._told: dict[str, float] = {}
         planner = Planner(spec, hosts)
         binary = kvferry_binary(sys.executable)
@@ -88,7 +88,8 @@ class Deployment:
         return 1 if failed else 0
 
     def _loop(self, server: ControlServer) -> bool:
-        """Runs the deployment. Returns False after a signal or `down`, and True as soon as no server can run any more.
+        """Runs the deployment. Returns False after a signal or the command `down`, and True as soon as no server can
+        run any more.
         """
         while not self._interrupts and not self._down:
             try:
@@ -112,7 +113,7 @@ class Deployment:
         line = f"the nodes keep running, but this host has an error: {error.strerror or error}{place}"
         if time.monotonic() - self._told.get(line, float("-inf")) > TELL_EVERY_S:
             self._told[line] = time.monotonic()
-            with contextlib.suppress(OSError):  # stdout may be a file on the full disk
+            with contextlib.suppress(OSError):  # stdout may be a file on a disk that is full
                 self._view.say(line)
 
     def _stop(self) -> None:
