@@ -112,7 +112,7 @@ class Member:
             self._end(f"can't be started: {error.strerror or error}")
 
     def tell_keys(self, lines: list[str]) -> None:
-        """Sends lines with keys and members to the guard, except for those that were among the lines of the last call."""
+        """Sends lines with keys and members to the guard, but none that was among the lines of the last call."""
         if self.child is not None:
             for line in lines:
                 if line not in self.keys:

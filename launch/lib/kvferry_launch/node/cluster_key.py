@@ -1,4 +1,5 @@
-"""The key with which the nodes and proxies of one deployment sign the addresses that they give to each other."""
+"""The cluster key, from which the nodes and proxies of a deployment derive the keys of their connections and tickets.
+"""
 
 import contextlib
 import os
@@ -7,12 +8,12 @@ from pathlib import Path
 
 KEY_ENV = "KVFERRY_CLUSTER_KEY_FILE"
 KEY_NAME = "cluster.key"
-MEMBERS_NAME = "kvferry.members"  # the list of members beside the key
+MEMBERS_NAME = "kvferry.members"  # name of the list of members, which is in the same folder as the key
 
 
 def ensure_key(file: Path) -> Path:
-    """Writes a new key to the file, unless the file exists. Only this user can read the file. Returns the file's
-    absolute path.
+    """Writes a new key to a file that only this user can read, unless the file exists. Returns the file's absolute
+    path.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

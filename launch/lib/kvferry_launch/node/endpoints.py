@@ -39,7 +39,9 @@ def parse_endpoint(text: str, schemes: tuple[str, ...] = NETWORK_SCHEMES + PATH_
 
 
 def parse_endpoints(text: str) -> list[Endpoint] | None:
-    """Parses the endpoints of a controller's replicas, separated by commas; returns None if one of them is wrong."""
+    """Parses the endpoints of a controller's replicas, separated by commas. Returns None if one of them is not valid or
+    has port 0.
+    """
     found = [parse_endpoint(part) for part in text.split(",")]
     endpoints = [endpoint for endpoint in found if endpoint is not None and (endpoint.path or endpoint.port > 0)]
     return endpoints if len(endpoints) == len(found) else None

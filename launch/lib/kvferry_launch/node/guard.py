@@ -29,8 +29,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def descendants(*of: int) -> list[int]:
-    """Returns the descendants of these processes that still run. For the guard these include orphans, because the guard
-    is a subreaper: when a descendant's parent ends, the kernel makes the guard its parent.
+    """Returns the descendants of these processes that still run. The guard's descendants include orphans, because the
+    guard is a subreaper: when the parent of a descendant ends, the kernel makes the guard the descendant's new parent.
     """
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -82,8 +82,8 @@ class Guard:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        # The command has its own session, so that a Ctrl-C on the terminal reaches only the guard, which then ends the
-        # command. If the guard is killed, the kernel sends SIGTERM to the command.
+        # The command has its own session, so that the SIGINT of a Ctrl-C on the terminal reaches only the guard, which
+        # then ends the command. If the guard is killed, the kernel sends SIGTERM to the command.
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE if with_stdin else subprocess.DEVNULL,
                                        start_new_session=True,
                                        preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
@@ -100,7 +100,8 @@ class Guard:
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._wants_stop = True
-        # Only SIGINT ends the grace period: if the launcher dies, stdin ends and the kernel also sends SIGTERM.
+        # SIGTERM does not end the grace period, because the kernel sends SIGTERM when the launcher dies, in addition to
+        # the end of stdin, which begins the period.
         self._has_grace &= not (self._is_stopping and number == signal.SIGINT)
 
     def _listen(self) -> None:
@@ -132,7 +133,9 @@ class Guard:
                 pass  # the command has ended; poll() will report its status
 
     def _stop(self) -> int:
-        """Asks the command to end, and kills it after the grace period. SIGINT to the guard ends that period."""
+        """Sends SIGTERM to the command, and kills it if it still runs after the grace period, which SIGINT to the guard
+        cuts short. Returns the exit status, -N after signal N.
+        """
         self._is_stopping = True
         self._child.terminate()
         deadline = time.monotonic() + self._grace_s
@@ -144,7 +147,7 @@ class Guard:
         return self._child.wait()
 
     def _kill_the_rest(self) -> None:
-        """Ends the processes that the command left running: sends SIGTERM and, up to 1 s later, SIGKILL."""
+        """Ends the processes that the command left running: sends SIGTERM and, after at most 1 s, SIGKILL."""
         deadline = time.monotonic() + min(1.0, self._grace_s)
         first = True
         while left := descendants(os.getpid()):
@@ -158,17 +161,21 @@ class Guard:
 
 
 def take_key(file: Path) -> None:
-    """Takes the lines of stdin up to the first key. Errors: OSError, or ValueError if a line is something else."""
+    """Reads lines from stdin up to the first key, and writes the key and the list of members in them. Errors: OSError;
+    ValueError if stdin ends before a key, or if a line has neither.
+    """
     line = b""
     while not line.startswith(b"key "):
         line = b""
-        while (piece := os.read(0, 1)) not in (b"", b"\n"):  # one byte at a time, because Guard must get what follows
+        while (piece := os.read(0, 1)) not in (b"", b"\n"):  # reads no byte after the line, because Guard must get it
             line += piece
         take(line, file)
 
 
 def take(line: bytes, key_file: Path) -> None:
-    """Writes what the line has to a file that only this user can read. Errors: OSError, ValueError."""
+    """Writes the key or the list of members in a line to a file that only this user can read. Removes the list's file
+    if the list in the line is empty. Errors: OSError, ValueError.
+    """
     kind, _, text = line.decode().partition(" ")
     content = bytes.fromhex(text)
     if kind not in ("key", "members") or (kind == "key" and not content):
@@ -178,7 +185,7 @@ def take(line: bytes, key_file: Path) -> None:
     if not content:
         file.unlink(missing_ok=True)
         return
-    # A unique name, because another guard may write the same list.
+    # The temporary file has a unique name, because another guard may write the same list at the same time.
     written = file.with_name(f"{file.name}.{os.getpid()}")
     written.unlink(missing_ok=True)
     with os.fdopen(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as out:

@@ -1,5 +1,5 @@
 """Checks the settings, the key file, the memory, the controller and the namespace before a server starts, because the
-server itself would report a mistake only a minute later. Standard library only.
+server itself would report a mistake only after about a minute. Uses only the standard library.
 """
 
 import json
@@ -17,10 +17,11 @@ from kvferry_launch.node.cluster_key import KEY_ENV
 from kvferry_launch.node.endpoints import Endpoint
 from kvferry_launch.paths import KVFERRY, command_name
 
-CONTROLLER_WITHIN_S = 10.0  # equal to the time for which the connector waits for the controller
+CONTROLLER_WITHIN_S = 10.0  # the same time as the connector waits for the controller
 CONNECT_WITHIN_S = 2.0
-STATUS_WITHIN_S = 10.0  # `kvferry status` itself gives up after 2 s
-# A program for the server's interpreter. It prints nothing if that interpreter can't load kvferry and need not do so.
+STATUS_WITHIN_S = 10.0  # longer than `kvferry status` waits for an answer, which is 2 s
+# A program for the server's interpreter. It prints the settings in effect or an error, as a JSON object. It prints
+# nothing if the interpreter can't load kvferry and `needs_kvferry` is false.
 SETTINGS = """
 import json, sys
 asked = json.load(sys.stdin)
@@ -42,14 +43,15 @@ else:
 
 
 class NodeError(Exception):
-    """The node can't be started; the message is one sentence."""
+    """The node can't be started; the message says why, in one sentence."""
 
 
 def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str], with_key: bool,
                    needs_kvferry: bool = False) -> dict[str, Any]:
-    """Checks kvferry's settings and, if `with_key`, its key file, with the interpreter `python`; returns the settings
-    `pool_bytes`, `namespace` and `cluster_key_file` that are in effect, or nothing if the interpreter can't be run, or
-    can't load kvferry and `needs_kvferry` is false. `env`: the server's whole environment. Errors: NodeError.
+    """Checks kvferry's settings and, if `with_key`, the key file, in the interpreter `python`. Returns the values of
+    `pool_bytes`, `namespace` and `cluster_key_file` that are in effect. Returns no values if the interpreter can't be
+    run, or if it can't load kvferry and `needs_kvferry` is false. `env`: the server's whole environment. Errors:
+    NodeError.
     """
     asked = json.dumps({"extra": extra, "with_key": with_key, "needs_kvferry": needs_kvferry})
     try:
@@ -64,7 +66,9 @@ def check_settings(python: str, extra: Mapping[str, Any], env: Mapping[str, str]
 
 
 def check_memory(pool_bytes: int) -> None:
-    """Checks that this host has `pool_bytes` bytes of free memory. Errors: NodeError."""
+    """Checks that this host has `pool_bytes` bytes of available memory, if /proc/meminfo says how much there is.
+    Errors: NodeError.
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
@@ -77,10 +81,10 @@ def check_memory(pool_bytes: int) -> None:
 
 def wait_controller(given: str, endpoints: list[Endpoint], why_not: Callable[[str], str],
                     within_s: float = CONTROLLER_WITHIN_S) -> None:
-    """Waits until a controller accepts a connection and `why_not` has no objection to it. `given`: the user's text,
-    which the error quotes. `why_not` gets one endpoint of this text, and returns a sentence, or an empty text if there
-    is no objection. It is asked again until the time is over, because a controller may be busy or another node about
-    to leave. Errors: NodeError.
+    """Waits until a controller accepts a connection and `why_not` has no objection to this controller. `given`: the
+    user's text, which the error quotes. `why_not` gets one endpoint of this text, and returns an objection in one
+    sentence, or "". All controllers are tried again until the time is over, because a controller may be busy, or the
+    node that is the reason for an objection may be leaving. Errors: NodeError.
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -95,8 +99,8 @@ def wait_controller(given: str, endpoints: list[Endpoint], why_not: Callable[[st
 
 
 def kvferry_binary(python: str = "python3") -> str | None:
-    """Returns the command `kvferry`: that of the build, that on PATH, or that beside the interpreter `python`, where
-    pip installs the wheel's; None if there is none.
+    """Returns the path of the program `kvferry`: in the build or the wheel, on PATH, or beside the interpreter
+    `python`, where pip puts a wheel's programs. Returns None if there is none.
     """
     return (shutil.which(str(KVFERRY)) or shutil.which("kvferry")
             or shutil.which("kvferry", path=str(Path(shutil.which(python) or python).parent)))
@@ -104,14 +108,15 @@ def kvferry_binary(python: str = "python3") -> str | None:
 
 def why_not_join(binary: str | None, settings: Mapping[str, Any], env: Mapping[str, str], model: str,
                  engine_id: str | None, endpoint: str) -> str:
-    """Asks the controller at `endpoint` by the command `binary` whether this server could join its namespace. Returns
-    why not, in one sentence; an empty text if it could, or if that can't be found out. `settings`: the result of
-    check_settings(). `env`: the server's whole environment. `model`: the server's model, empty if it is not known.
+    """Finds out from the controller at `endpoint`, with the command `binary`, whether this server could join its
+    namespace. Returns why it could not, in one sentence; or "" if it could, or if that can't be found out. `settings`:
+    the result of check_settings(). `env`: the server's whole environment. `model`: the server's model; "" if it is not
+    known.
     """
     if binary is None or not settings:
         return ""
     try:
-        # The variable KVFERRY_CONTROLLER may name several replicas, which this command does not accept.
+        # The variable KVFERRY_CONTROLLER may name several replicas, but `kvferry status` accepts only one endpoint.
         own = {"KVFERRY_CONTROLLER": endpoint, KEY_ENV: settings["cluster_key_file"]}
         done = subprocess.run([binary, "status", "--json"], capture_output=True, text=True, check=False,
                               env=dict(env) | own, timeout=STATUS_WITHIN_S)
@@ -132,8 +137,9 @@ def why_not_join(binary: str | None, settings: Mapping[str, Any], env: Mapping[s
 
 
 def model_name(source: str) -> str:
-    """Returns the last part of a model's path or hub name, as in a fingerprint: without revision or digest of weights.
-    For a path in the Hugging Face hub's cache, returns the model's name, because the path ends in a commit.
+    """Returns the last part of a model's path or hub name, without the revision and the digest of weights that a
+    fingerprint has behind it. For a path in the Hugging Face hub's cache, which ends in a commit, returns the model's
+    name.
     """
     parts = [part for part in source.split("/") if part]
     hub = [part for part in parts if part.startswith("models--")]

@@ -1,6 +1,6 @@
 """Functions for a node's HTTP server on this host: reserve its port, find its address, watch its health.
 
-Standard library only.
+This module uses only the standard library.
 """
 
 import os
@@ -12,7 +12,7 @@ import urllib.request
 
 ANY = ("0.0.0.0", "::", "*", "")
 LOOPBACK = "127.0.0.1"
-TEST_NET = "192.0.2.1"  # an address that no host has; only used to find the default route, nothing is sent to it
+TEST_NET = "192.0.2.1"  # an address that no host has; used to find the default route; nothing is sent to it
 POLL_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
 MISSES_UNTIL_REPORTED = 3
@@ -46,8 +46,8 @@ def bound_socket(host: str | None, port: int, *options: int) -> socket.socket:
 def reserve_port(host: str) -> int:
     """Returns a free port, and reserves it with a bound socket that does not listen. exec() does not close the socket.
 
-    vLLM binds with SO_REUSEPORT, so vLLM can share the reserved port; other programs can't. Errors: OSError or
-    UnicodeError if the host has no such address.
+    vLLM can bind to the reserved port too, because it sets SO_REUSEPORT; programs that don't set this option can't.
+    Errors: OSError or UnicodeError if `host` is not an address of this host.
     """
     holder = bound_socket(None if is_any(host) and host != "::" else host, 0, socket.SO_REUSEPORT)
     holder.set_inheritable(True)
@@ -60,13 +60,15 @@ def is_loopback(address: str) -> bool:
 
 
 def own_address(host: str, port: int) -> str | None:
-    """Returns this host's address on the route to another host; None if there is no route. Sends nothing."""
+    """Returns this host's address on the route to `host`; None if there is no route or `host` can't be resolved. Sends
+    nothing to `host`.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except (OSError, UnicodeError):  # UnicodeError: the name has an empty or a too long part
+    except (OSError, UnicodeError):  # UnicodeError: a part of the name is empty or too long
         return None
 
 
@@ -76,10 +78,10 @@ def default_address() -> str | None:
 
 
 def resolved(host: str) -> str:
-    """Returns the address of this host for one of its names, because kvferry advertises only addresses.
+    """Returns the address that belongs to one of this host's names, because kvferry advertises only addresses.
 
-    On Debian, a host's own name resolves to a loopback address; then the address on the default route is returned
-    instead. A name that can't be resolved is returned unchanged.
+    On Debian, a host's own name resolves to a loopback address. In place of that, the address on the default route is
+    returned, if there is such a route. A name that can't be resolved is returned unchanged.
     """
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -105,16 +107,16 @@ def report_health(role: str, url: str, local_url: str) -> None:
     """Starts a process that reports the health of this node's server as lines on stdout.
 
     The new process prints "kvferry ROLE node serves at URL" when /health begins to answer, and "... node does not
-    answer at URL" when /health no longer answers. The new process ends when the calling process ends. An exec() in the
-    calling process does not end the new process.
+    answer at URL" when /health no longer answers. The new process ends when the calling process ends, but continues
+    after an exec() in the calling process.
     """
     us = os.pidfd_open(os.getpid())
     if (child := os.fork()) != 0:
         os.close(us)
         os.waitpid(child, 0)
         return
-    # watch() runs in a grandchild process. The calling process becomes the server by exec(), and the server waits for
-    # all its children, so it must have no child that it did not start.
+    # watch() runs in a grandchild process, and the child ends. For the calling process becomes the server by exec(),
+    # and the server waits for all its children, so it must not have a child that it did not start itself.
     if os.fork() != 0:
         os._exit(0)
     for holder in _reserved:
@@ -140,9 +142,10 @@ def watch(pidfd: int, role: str, url: str, local_url: str) -> None:
 
 
 def wait_idle(url: str, timeout_s: float) -> bool:
-    """Waits until a vLLM server has reported twice in a row that it has no requests. Returns False after `timeout_s`.
+    """Waits until a vLLM server has reported twice in a row that it has no requests. Returns False if that takes longer
+    than `timeout_s`.
 
-    Also returns True if the server does not report how many requests it has, or does not answer.
+    Returns True also if the server does not answer, or does not report how many requests it has.
     """
     deadline, idle = time.monotonic() + timeout_s, 0
     while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """The scripts launch/prefill, launch/decode and launch/controller, which start one node on this host.
 
-Each script checks its arguments, prints the exact command and executes it. Standard library only, because the scripts
-run outside .venv.
+Each script checks its arguments, prints the exact command and executes it. This module uses only the standard library,
+because the scripts run outside .venv.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def engine_parser(kind: str) -> argparse.ArgumentParser:
 def engine_command(arguments: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """Returns the command that starts vLLM, and the environment variables to add for it. Errors: NodeError.
 
-    Replaces --port 0 by the port that it reserves.
+    In `arguments`, replaces port 0 by a port that it reserves, and the name in --advertise-host by its address.
     """
     if arguments.kv_role not in ROLES:
         raise NodeError(f"--kv-role is '{arguments.kv_role}', not one of {', '.join(ROLES)}")
@@ -181,9 +181,9 @@ def serves_url(arguments: argparse.Namespace) -> str:
 def own_address(endpoints: list[Endpoint]) -> str:
     """Returns this host's address on the route to the first controller that is on another host.
 
-    If there is no such route: returns a loopback address if all controllers have loopback addresses; otherwise returns
-    the address on the default route, if there is one. Errors: NodeError if there is neither a route to a controller nor
-    a default route.
+    If there is no such route, returns the address on the default route or, if there is no default route or if all
+    controllers have loopback addresses, a loopback address. Errors: NodeError if there is neither a default route nor a
+    route to one of the controllers.
     """
     addresses = [serving.own_address(endpoint.host, endpoint.port) if endpoint.host else serving.LOOPBACK
                  for endpoint in endpoints]
@@ -200,13 +200,14 @@ def own_address(endpoints: list[Endpoint]) -> str:
 
 
 def local_host(host: str) -> str:
-    """Returns the host name by which processes on this host reach a server that listens on `host`."""
+    """Returns the host of the URL by which processes on this host reach a server that listens on `host`."""
     return serving.bracketed({"::": "::1"}.get(host, "127.0.0.1") if serving.is_any(host) else host)
 
 
 def probe(python: str) -> dict[str, Any]:
-    """Returns the versions of vLLM in the interpreter `python`, and whether that interpreter has kvferry. Errors:
-    NodeError if vLLM is missing, or if kvferry is neither in the interpreter nor built.
+    """Returns the versions of vLLM ("vllm") and of its CPU build ("cpu") in the interpreter `python`, or None for one
+    that is missing, and whether the interpreter has kvferry. Errors: NodeError if vLLM is missing, or if kvferry is
+    neither in the interpreter nor built.
     """
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
@@ -273,7 +274,7 @@ def parse_extra(pairs: list[str]) -> dict[str, Any]:
             raise NodeError(f"--extra is '{pair}', not KEY=VALUE")
         try:
             extra[key] = json.loads(value)
-        except ValueError:  # not JSON, or a number of more digits than Python converts
+        except ValueError:  # not JSON, or a number with more digits than Python converts
             extra[key] = value
         except RecursionError:
             raise NodeError(f"--extra {key} is nested too deeply: Python can't read its JSON value") from None
@@ -288,7 +289,7 @@ def after_dashes(rest: list[str]) -> list[str]:
 
 
 def become(command: list[str], env: dict[str, str], dry_run: bool) -> NoReturn:
-    """Prints the command, quoted for a shell, and executes it unless `dry_run`."""
+    """Prints the command, quoted for a shell. Ends this process if `dry_run`, otherwise executes the command in it."""
     words = [f"{name}={shlex.quote(value)}" for name, value in env.items()] + [shlex.quote(word) for word in command]
     print(" ".join(words), flush=True)
     if dry_run:

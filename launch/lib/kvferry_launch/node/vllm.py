@@ -1,4 +1,5 @@
-"""Makes the command line of a vLLM server, with the KV connector that the server loads. Standard library only."""
+"""Makes the command line of a vLLM server, with the KV connector that the server loads. Uses only the standard library.
+"""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 class KvConnector:
     """A KV connector, with the name and module by which vLLM loads it.
 
-    port_env: an environment variable in which each server must get a free port of its own.
+    `port_env`: the environment variable in which the connector expects a free port, another one in each server. None:
+    the connector needs no port.
     """
 
     name: str
@@ -24,8 +26,8 @@ class KvConnector:
 
     def config(self, role: str, controller: str | None = None, engine_id: str | None = None,
                extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the value of --kv-transfer-config. KV that fails to load is recomputed; by vLLM's default, the
-        request would fail.
+        """Returns the value of --kv-transfer-config. With it, KV that fails to load is recomputed; with vLLM's default
+        for this, the request would fail.
         """
         extra = dict(extra or {})
         if self.needs_controller and controller is not None:
