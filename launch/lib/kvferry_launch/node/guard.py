@@ -167,7 +167,7 @@ def take_key(file: Path) -> None:
     line = b""
     while not line.startswith(b"key "):
         line = b""
-        while (piece := os.read(0, 1)) not in (b"", b"\n"):  # reads no byte after the line, because Guard must get it
+        while (piece := os.read(0, 1)) not in (b"", b"\n"):  # one byte at a time, so that Guard gets the rest
             line += piece
         take(line, file)
 

@@ -1,4 +1,5 @@
-"""launch/proxy: one OpenAI URL in front of all servers that a controller knows. Runs in .venv (aiohttp).
+"""launch/proxy: one OpenAI URL in front of all servers that a controller knows. It runs in .venv, because it
+needs aiohttp.
 
 The proxy imports no other part of kvferry_launch.
 """

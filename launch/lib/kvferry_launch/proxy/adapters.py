@@ -8,13 +8,13 @@ from kvferry_launch.proxy.http_client import HttpClient
 from kvferry_launch.proxy.json_bodies import json_object
 
 KEPT_S = 60.0  # age at which a list of models is queried again; an old list only makes the choice of servers worse
-ASK_INTERVAL_S = 5.0  # a request with an unknown model leads to a query at most once in this time
+ASK_INTERVAL_S = 5.0  # shortest time between two queries for models that are not in the list
 TIMEOUT_S = 1.0
 
 
 class Adapters:
-    """The adapters that a server lists in /v1/models. The list is queried again if it is old or lacks a request's
-    model.
+    """The adapters that servers list in /v1/models. The list is queried again if it is older than KEPT_S or, at most
+    every ASK_INTERVAL_S, if it lacks a request's model.
     """
 
     def __init__(self, client: HttpClient) -> None:
@@ -26,8 +26,8 @@ class Adapters:
     async def extras(self, model: Any, url: str, headers: Callable[[], dict[str, str]]) -> dict[str, str]:
         """Returns the fields of `POST /pair` that describe the adapter `model`; no fields if `model` is not an adapter.
 
-        `url` and `headers()` are for the query to a server. While one request waits for the server's answer, other
-        requests use the previous answer.
+        `url`: the server that is queried. `headers`: returns the headers of the query. While one request waits for the
+        server's answer, other requests use the previous answer.
         """
         if not isinstance(model, str) or not model:
             return {}

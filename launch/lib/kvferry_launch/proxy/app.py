@@ -33,8 +33,8 @@ from kvferry_launch.proxy.waits import LostError
 logger = logging.getLogger("kvferry.proxy")
 
 TOKENIZE_TIMEOUT_S = 10.0
-# Longest time that a client's connection may stay open without a whole head of a request: after it was opened, and
-# between two requests. Load balancers usually keep idle connections for 60 s, and must be the first to close them.
+# Longest time from the opening of a client's connection, or from the end of a request, until the whole head of the next
+# request has arrived. Load balancers usually keep idle connections for 60 s, and must be the first to close them.
 CLIENT_IDLE_S = 75.0
 
 
@@ -48,8 +48,8 @@ class Options:
     body_bytes_max: int = 8 << 20
     log_requests: bool = True
     first_token_of_prefill: bool = True
-    prepare_from: int = 0  # shortest prompt, in tokens, that the decode server prepares; 0: it prepares none
-    # Signs the address to push to; if the result is None, the KV is pulled instead.
+    prepare_from: int = 0  # shortest prompt for ServerCalls.preparing(), in tokens; 0: no prompt is prepared
+    # Returns the signed form of the address to push to. If the result is None, the KV is pulled instead.
     sign_push_target: Callable[[Body], Body | None] = lambda target: target
     # Returns the tokens of the controller's HTTP API, one for each cluster key that is accepted. The first belongs to
     # the key in use; nodes.py sends it.
@@ -83,8 +83,9 @@ class FrontDoor:
         self._client.close()
 
     def runner(self, grace_s: float) -> web.AppRunner:
-        """Returns the HTTP server. `grace_s`: time that running requests have to end after its cleanup() has begun."""
-        # If a client closes its connection, aiohttp cancels the handler, and this ends the requests to servers too.
+        """Returns the HTTP server. `grace_s`: time that running requests have after the server's cleanup() has begun.
+        """
+        # If a client closes its connection, aiohttp cancels the handler, which also ends the handler's own requests.
         return web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s,
                              keepalive_timeout=CLIENT_IDLE_S)
 
@@ -102,7 +103,7 @@ class FrontDoor:
             raise
         except ClientGoneError:
             self.metrics.cancelled.inc()
-            return web.Response()  # the client has closed its connection
+            return web.Response()  # never sent, because the client has closed its connection
         finally:
             self.metrics.in_flight.dec()
             self.metrics.requests.labels(request.path, status).inc()
@@ -233,8 +234,8 @@ class FrontDoor:
         return web.Response()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        """Answers with the metrics. They count the requests of all tenants, so a tenant could observe others in them.
-        So with tenants, the request needs a token of the controller's HTTP API.
+        """Answers with the metrics. With tenants, the request needs a token of the controller's HTTP API: the metrics
+        count the requests of all tenants, and no tenant may observe the others.
         """
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if self._options.tenants is not None and not any(
@@ -245,8 +246,8 @@ class FrontDoor:
 
     # ---- requests to servers and the controller ----
     async def _tokens(self, one: ClientRequest) -> list[int] | None:
-        """Returns the prompt's tokens, or None if no server could tokenize the prompt. Without tokens, the pair is
-        chosen by load alone, and the pair's servers report errors in the request.
+        """Returns the prompt's tokens, or None if the request has neither tokens nor text, or no server could tokenize
+        the text. Without tokens, the pair is chosen by load alone, and its servers report errors in the request.
         """
         tokens = bodies.token_ids(one.path, one.body)
         question = bodies.tokenize_body(one.path, one.body)

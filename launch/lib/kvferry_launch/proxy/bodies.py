@@ -102,7 +102,7 @@ def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
 
 
 def prefill_body(path: str, body: Body, push_to: Body | None, traceparent: str) -> Body:
-    """Returns the request to the prefill server: the same prompt with one token of output.
+    """Returns the body of the request to the prefill server: the same prompt with one token of output.
 
     `traceparent` is also a header of the request, but a vLLM that exports no spans drops the header.
     """
@@ -123,11 +123,11 @@ def prefill_body(path: str, body: Body, push_to: Body | None, traceparent: str) 
 
 
 def preparation_body(body: Body, push_to: Body) -> Body:
-    """Returns the request that lets the decode server load the KV of a completion's prompt while it is computed and
-    pushed to `push_to`.
+    """Returns the body of the request that lets the decode server load the KV of a completion's prompt while the
+    prefill server computes this KV and pushes it to `push_to`.
 
-    The prompt has one more token, which stands for the first token of the answer: the server loads all tokens but the
-    last one.
+    The request's prompt has one more token, which stands for the first token of the answer, because the server loads
+    the KV of all tokens but the last one.
     """
     made = {name: value for name, value in body.items() if name not in _NOT_FOR_PREFILL}
     return made | {"prompt": [*body["prompt"], body["prompt"][-1]], "stream": False, "max_tokens": 1, "n": 1,
@@ -135,10 +135,10 @@ def preparation_body(body: Body, push_to: Body) -> Body:
 
 
 def decode_body(body: Body, handed_over: Body | None) -> Body:
-    """Returns the request to the decode server. `body`: the client's request, as from_client() returned it.
+    """Returns the body of the request to the decode server. `body`: the client's request, as from_client() returned it.
 
-    `handed_over`: kv_transfer_params from the prefill server's answer, which name the prompt's KV; None if there was no
-    prefill.
+    `handed_over`: kv_transfer_params from the prefill server's answer, which name the prompt's KV; None if no prefill
+    server was used or its answer has none.
     """
     if not handed_over:
         return body

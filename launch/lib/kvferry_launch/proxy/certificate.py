@@ -11,7 +11,9 @@ logger = logging.getLogger("kvferry.proxy")
 
 
 class Certificate:
-    """A certificate and its private key, in PEM files. Errors: OSError and ssl.SSLError if the files are not that."""
+    """A certificate and its private key, in PEM files. Errors: OSError, of which ssl.SSLError is a subclass, if the
+    files can't be read or do not contain these.
+    """
 
     def __init__(self, certificate_file: str, key_file: str) -> None:
         self._files = (certificate_file, key_file)
@@ -21,24 +23,27 @@ class Certificate:
         self._load()
 
     def _load(self) -> None:
-        # An empty password is wrong. Without one, OpenSSL would ask for it at the terminal.
+        # With the empty password, a key that is protected by a password is an error. Without any password, OpenSSL
+        # would ask for one at the terminal.
         self.context.load_cert_chain(*self._files, password=lambda: b"")
 
     def _changed_at(self) -> list[tuple[int, int]]:
         return [(found.st_ino, found.st_mtime_ns) for found in (Path(file).stat() for file in self._files)]
 
     async def renew(self) -> None:
-        """Reads files that have changed again, until this task is cancelled, so that renewed ones need no restart."""
+        """Looks at the files every CHECK_EVERY_S, and reads them again if they have changed, so that a renewed
+        certificate needs no restart of the proxy. Returns only when the task is cancelled.
+        """
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             try:
                 if (times := self._changed_at()) == self._times:
                     continue
                 self._times = times
-                # A certificate and a key that do not belong together leave the context unusable, so they are first
-                # read into another one.
+                # A certificate and a key that do not belong together would make the context unusable, so they are
+                # first read into another context.
                 Certificate(*self._files)
                 self._load()
                 logger.info("read the certificate in '%s' again", self._files[0])
-            except OSError as error:  # ssl.SSLError is one
+            except OSError as error:  # ssl.SSLError is a subclass of OSError
                 logger.warning("the former certificate stays in use: %s", error)

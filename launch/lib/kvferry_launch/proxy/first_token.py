@@ -12,7 +12,7 @@ from typing import Any
 from kvferry_launch.proxy.bodies import COMPLETIONS, token_ids
 from kvferry_launch.proxy.json_bodies import Body
 
-# Stands in a token's text if the token ends inside a character, which the next token may complete.
+# A token's text has this replacement character if the token ends inside a character, which the next token may complete.
 _NOT_DECODED = "\ufffd"
 
 
@@ -76,7 +76,8 @@ def with_token_id(prefill_body: Body) -> Body:
 
 
 def first_token(answer: Body) -> FirstToken | None:
-    """Returns the token in a prefill server's answer, or None if the token ends the answer or has no text of its own.
+    """Returns the token in a prefill server's answer. Returns None if the token ends the answer or has no text of its
+    own, or if the answer does not have the expected form.
     """
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None

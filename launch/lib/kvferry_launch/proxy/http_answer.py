@@ -11,7 +11,7 @@ _NO_BODY = (204, 304)
 
 
 class AnswerError(ConnectionError):
-    """The server's bytes are no HTTP/1.1 answer; the message says why."""
+    """The bytes from the server are not a valid HTTP/1.1 answer; the message says why."""
 
 
 class Answer:
@@ -20,14 +20,14 @@ class Answer:
     """
 
     def __init__(self, method: str) -> None:
-        self.status = 0  # status of the answer; 0: its head is incomplete
+        self.status = 0  # status of the answer; 0: the answer's head is incomplete
         self.headers: dict[str, str] = {}  # headers by name, in lower case
-        self.done = False  # True if the whole answer has come
-        self.can_reuse = True  # once done: the connection can carry another request
+        self.done = False  # True if the whole answer has arrived
+        self.can_reuse = True  # False if the connection can't carry another request after this answer
         self.pieces: list[bytes] = []  # bytes of the body that the caller has not taken yet
         self._method = method
         self._raw = b""  # bytes that are not parsed yet, because more of them are needed
-        self._left: int | None = 0  # bytes that the body or its current chunk lacks; None: it ends with the connection
+        self._left: int | None = 0  # missing bytes of the body or its current chunk; None: it ends with the connection
         self._in_chunks = False
         self._line = "size"  # kind of the next line between chunks: "size", "end" of a chunk's bytes or "trailer"
         self._trailer_bytes = 0
@@ -37,7 +37,7 @@ class Answer:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def feed(self, data: bytes) -> None:
-        """Errors: AnswerError."""
+        """Takes the next bytes from the server. Errors: AnswerError."""
         if self._raw:
             data, self._raw = self._raw + data, b""
         while not self.status:
@@ -62,11 +62,11 @@ class Answer:
             self._left -= taken
             self.done = not self._left
             data = data[taken:]
-        if data:  # bytes after the end of the answer
+        if data:  # these bytes came after the end of the answer
             self.can_reuse = False
 
     def feed_end(self) -> None:
-        """Errors: AnswerError if the connection ended before the answer."""
+        """Takes the end of the connection. Errors: AnswerError if the answer is not complete."""
         self.can_reuse = False
         if self.status and self._left is None:
             self.done = True
@@ -90,7 +90,7 @@ class Answer:
         if status == 101:
             raise AnswerError("the server switched to another protocol, which the proxy has not asked for")
         if status < 200:
-            return  # the answer follows after this interim one
+            return  # this is an interim answer, and the answer itself follows
         self.status = status
         if found[1] == "0" or "close" in headers.get("connection", "").lower():
             self.can_reuse = False
@@ -106,7 +106,7 @@ class Answer:
             if coding.lower() != "chunked":
                 raise AnswerError(f"the server's answer has the Transfer-Encoding {coding[:80]!a}, not 'chunked'")
             self._in_chunks = True
-            self.can_reuse &= length is None  # with both, servers and proxies may disagree about the answer's end
+            self.can_reuse &= length is None  # with both headers, the answer's end is not certain
         elif length is not None:
             self._left = int(length)
             self.done = not self._left
@@ -114,7 +114,7 @@ class Answer:
             self._left, self.can_reuse = None, False
 
     def _take_chunks(self, data: bytes) -> bytes:
-        """Returns the bytes after the body's end."""
+        """Takes chunks and the lines between them. Returns the bytes after the end of the body."""
         assert self._left is not None
         at = 0
         while not self.done:

@@ -11,7 +11,7 @@ from prometheus_client import Counter
 from kvferry_launch.proxy.http_connection import Connection, Exchange, UnansweredError
 
 CONNECT_TIMEOUT_S = 5.0
-IDLE_S = 4.0  # longest idle time of a connection; vLLM's server and the controller close theirs after 5 s
+IDLE_S = 4.0  # longest idle time of a connection; vLLM's server and the controller close connections after 5 s
 IDLE_MAX = 100  # number of idle connections to one server
 # A request is sent again only if its connection ends within this time after the request was sent. A server that was
 # closing the idle connection ends it within one round trip; if the end comes later, the server has failed.
@@ -58,7 +58,7 @@ class _Server:
             raise TimeoutError(f"no connection to the server within {limit_s:g} s")
         try:
             return connecting.result()[1]
-        except UnicodeError as error:  # the host name has an empty or a too long part
+        except UnicodeError as error:  # a part of the host name is empty or too long
             raise ConnectionError(f"the server's URL names no host: {error}") from None
 
     def keep(self, connection: Connection) -> None:
@@ -94,12 +94,13 @@ class HttpClient:
 
         `total_s`: limit on the time of the whole exchange; if it is None, only the time between two bytes is limited.
 
-        If an idle connection ends before a byte of the answer, the request is sent once more, over a new connection:
-        the server had most likely closed the old one before the request came. If the server did get the request, it
-        drops it, because its connection has ended, and the second request does no harm. Requests for tokens, models,
-        health, nodes and pairs change nothing. A second prefill hands over anew, and the first hand-off expires. A
-        second request for decoding may name a hand-off that the first one has used up; its prompt's KV is then taken
-        from where it still is, or computed again. vLLM must not see one id twice, so the second request has another.
+        If the request was sent over an idle connection that ends before a byte of the answer, it is sent once more over
+        a new connection, because the server had most likely closed the idle one before the request arrived. A server
+        that did get the first request drops it, because its connection has ended, and the second request does no harm:
+        requests for tokens, models, health, nodes and pairs change nothing. A second prefill makes a new hand-off, and
+        the first hand-off expires. A second request to a decode server may name a hand-off that the first one has used
+        up; then the prompt's KV is loaded from another copy, or computed again. The second request gets another request
+        id, because vLLM must not see an id twice.
         """
         server = self._servers.get(url) or _Server(url)
         self._servers[url] = server
@@ -130,14 +131,14 @@ class HttpClient:
         return exchange
 
     def keep_only(self, urls: Collection[str]) -> None:
-        """Closes idle connections to servers that are not in `urls`, and those that are idle for IDLE_S."""
+        """Drops the servers that are not in `urls`, and closes connections that have been idle for IDLE_S."""
         for url in self._servers.keys() - set(urls):
             self.drop(url)
         for server in self._servers.values():
             server.close_idle(asyncio.get_running_loop().time() - IDLE_S)
 
     def drop(self, url: str) -> None:
-        """Closes the idle connections to a server, and those in use when their requests have ended."""
+        """Closes the idle connections to a server now, and each other connection when its request has ended."""
         if (server := self._servers.pop(url, None)) is not None:
             server.is_used = False
             server.close_idle()

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvferry_launch.proxy.http_answer import Answer
 
-BUFFERED_MAX = 256 << 10  # while this many bytes of an answer wait for the caller, no more are read
+BUFFERED_MAX = 256 << 10  # while more bytes of an answer than this wait for the caller, no others are read
 
 
 class UnansweredError(ConnectionError):
@@ -17,15 +17,15 @@ class Owner(Protocol):
     """Keeps the idle connections to a server."""
 
     def keep(self, connection: "Connection") -> None:
-        """Takes a connection whose answer has come, and which can carry another request."""
+        """Takes back a connection that can carry another request, because its answer has arrived."""
 
     def remove(self, connection: "Connection") -> None:
         """Removes a connection that has ended."""
 
 
 class Exchange(Answer):
-    """A request and its answer, for use in a `with` block. If the answer has not come whole by the end of the block,
-    the connection is closed, so that the server ends its work. Errors of the methods: OSError.
+    """A request and its answer, for use in a `with` block. If the answer is not complete at the end of the block, the
+    connection is closed, so that the server ends its work. Errors of the methods: OSError.
     """
 
     def __init__(self, method: str, connection: "Connection", limit_s: float, is_total: bool) -> None:
@@ -38,7 +38,7 @@ class Exchange(Answer):
         self._timer = self._loop.call_later(limit_s, self._check_time)
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
-        self._buffered = 0  # number of bytes in `pieces`, or a few more
+        self._buffered = 0  # number of bytes in `pieces`, or more, because lines between chunks count too
 
     def __enter__(self) -> "Exchange":
         return self
@@ -86,7 +86,7 @@ class Exchange(Answer):
     def _check_time(self) -> None:
         now = self._loop.time()
         if self._connection.is_paused and not self._is_total:
-            self._since = now  # the caller is slow to take bytes, not the server to send them
+            self._since = now  # the server can't send, because the caller has not taken the bytes so far
         left_s = self._since + self._limit_s - now
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._check_time)
@@ -111,7 +111,7 @@ class Exchange(Answer):
             self._wake()
 
     def end(self, error: Exception | None) -> None:
-        """Takes the end of the connection. `error`: why it broke; None if the server closed it."""
+        """Takes the end of the connection. `error`: why the connection broke; None if the server closed it."""
         if error is not None or not self._is_heard:
             reason = f"the connection broke: {error}" if error is not None else "the server closed the connection"
             self.fail((ConnectionError if self._is_heard else UnansweredError)(reason))
@@ -132,7 +132,9 @@ class Exchange(Answer):
 
 
 class Connection(asyncio.Protocol):
-    """Carries one request at a time, and returns to its owner when the answer has come whole."""
+    """A connection that carries one request at a time. When the answer is complete, the connection goes to its owner
+    or, if it can't carry another request, is closed.
+    """
 
     def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -157,7 +159,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
-        if exchange is None:  # bytes that answer no request
+        if exchange is None:  # the bytes answer no request
             self.abort()
             return
         try:

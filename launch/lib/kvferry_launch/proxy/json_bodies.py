@@ -1,7 +1,8 @@
-"""Decodes and encodes JSON in a time that is bounded, because the proxy serves no other request meanwhile. No I/O.
+"""Decodes and encodes JSON within a bounded time, because the proxy serves no other request meanwhile. No I/O.
 
-Of a long request only the small values are decoded. The others stay `Raw`: JSON text that is checked for its syntax and
-sent on as it came. So 8 MiB of nested lists take 30 ms instead of more than a second.
+In a long request, only the small values and lists of tokens are decoded. Other values stay `Raw`: JSON text whose
+syntax was checked, and which is sent to servers unchanged. So 8 MiB of nested lists take 30 ms instead of more than a
+second.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ _TOKENS = ("prompt", "token_ids")  # fields whose value may be a list of tokens
 DECODED_MAX = 256 << 10  # limit on the bytes of a request that are decoded, the smallest values first
 TOKENS_MAX = 1 << 20  # the controller's limit for `POST /pair`; longer lists of tokens stay Raw
 FIELDS_MAX = 1000
-LEVELS_MAX = 4  # levels of NESTED objects in a request; each level of a long request is read again
+LEVELS_MAX = 4  # most levels of NESTED objects in a request; in a long request, each level is parsed once more
 
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _token_list = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]])
@@ -27,7 +28,9 @@ _ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) 
 
 
 class Tokens(list[int]):
-    """A list that was checked to have only integers from 0 on, because a second check of 2^20 tokens takes 40 ms."""
+    """A list that is known to have only integers from 0 on, so that it is not checked again, which would take 40 ms for
+    2^20 tokens.
+    """
 
 
 class BodyError(ValueError):
@@ -39,7 +42,9 @@ def encode(body: Body) -> bytes:
 
 
 def json_object(raw: Any) -> Body | None:
-    """Decodes `raw`. Returns None if it is not a JSON object. Only for answers of servers and for short bodies."""
+    """Decodes `raw`. Returns None if it is not a JSON object. Use this function only for answers of servers and for
+    short bodies, because its time is not bounded.
+    """
     try:
         body = msgspec.json.decode(raw)
     except _ERRORS:

@@ -109,10 +109,10 @@ def is_http(url: str) -> bool:
 
 
 def options_of_member(key_file: str, pulls: bool = False, tenant_header: str = "") -> dict[str, Any]:
-    """Returns the options that depend on the cluster key and on `pulls`. Exits if the key file is unusable, or missing
-    although it is needed.
+    """Returns the options that depend on the cluster key and on `pulls`. Exits if the key file is unusable, or if there
+    is none although tenants need one.
 
-    `pulls`: True if decode servers shall pull KV. Then prefill servers get no address to which they could push.
+    `pulls`: True if decode servers shall pull KV, so that prefill servers get no address to which they could push.
     `tenant_header`: the header that tells tenants apart; empty: there are no tenants.
     """
     no_push: dict[str, Any] = {"sign_push_target": lambda _: None} if pulls else {}
@@ -150,8 +150,8 @@ def spans_to(endpoint: str, name_space: str) -> "Spans | None":
 
 
 class LoopErrors:
-    """Handles the errors that the event loop reports. Without file descriptors asyncio tries to accept connections a
-    hundred times a second, and reports each failure with a traceback.
+    """Handles the errors that the event loop reports. If no file descriptor is left, asyncio tries to accept
+    connections a hundred times a second, and would report each failure with a traceback.
     """
 
     def __init__(self) -> None:
@@ -168,12 +168,12 @@ class LoopErrors:
 
 
 def certificate_of(arguments: argparse.Namespace) -> Certificate | None:
-    """Returns the certificate of the proxy's HTTPS, None if it serves HTTP. Exits if the files are unusable."""
+    """Returns the certificate for HTTPS, or None if the proxy serves plain HTTP. Exits if the files are unusable."""
     if not arguments.tls_cert_file:
         return None
     try:
         return Certificate(arguments.tls_cert_file, arguments.tls_key_file)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is a subclass of OSError
         sys.exit(f"proxy: '{arguments.tls_cert_file}' and '{arguments.tls_key_file}' are not a certificate and its "
                  f"private key without a password, in PEM: {error}")
 
@@ -193,7 +193,7 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
         site = web.TCPSite(runner, arguments.host, arguments.port, reuse_address=True,
                            ssl_context=certificate.context if certificate else None)
         await site.start()
-    except (OSError, UnicodeError) as error:  # UnicodeError: the host name has an empty or a too long part
+    except (OSError, UnicodeError) as error:  # UnicodeError: a part of the host name is empty or too long
         await runner.cleanup()
         reason = getattr(error, "strerror", None) or error
         sys.exit(f"proxy: can't listen on {arguments.host}:{arguments.port}: {reason}")
@@ -221,7 +221,7 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
 def main() -> None:
     arguments = parse()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each request has a connection to client and server
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a request needs connections to client and servers
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     spans = spans_to(arguments.otlp_endpoint, arguments.namespace)
     try:

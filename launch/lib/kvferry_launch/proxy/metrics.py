@@ -35,7 +35,8 @@ class Metrics:
                                    registry=self.registry)
         self._seconds = Histogram("kvferry_proxy_stage_seconds", "Time of requests by stage", ["stage"],
                                   buckets=_BUCKETS, registry=self.registry)
-        self._seconds_of = {stage: self._seconds.labels(stage) for stage in STAGES}  # kept, because labels() takes long
+        # The labelled histograms are made once, because labels() is slow.
+        self._seconds_of = {stage: self._seconds.labels(stage) for stage in STAGES}
 
     def observe(self, stage: str, seconds: float) -> None:
         self._seconds_of[stage].observe(seconds)

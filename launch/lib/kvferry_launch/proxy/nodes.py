@@ -23,8 +23,8 @@ HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again with a restarted controller
-# A server that the controller no longer lists may only be slow. LOST_SILENCE_S and COME_BACK_WITHIN_S say when its
-# running requests leave it.
+# A server that the controller no longer lists may only be slow. So its running requests wait for it some time more:
+# LOST_SILENCE_S or COME_BACK_WITHIN_S.
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
 # Longest wait for a lost server to return, if no other server takes requests. A request shall wait less than 5 s after
 # the controller has lost the server, of which up to POLL_INTERVAL_S pass before the proxy notices the loss.
@@ -35,7 +35,7 @@ _DECODE_ROLES = ("kv_consumer", "kv_both")
 
 
 class ControllerError(Exception):
-    """The controller answered with an error, which is the message, or with something else than a JSON object."""
+    """The controller answered with an error, which is the message, or its answer is not a JSON object."""
 
 
 class NoPairError(Exception):
@@ -49,12 +49,12 @@ class Node:
     endpoint: str
     role: str
     draining: bool = False
-    ready: bool = False  # the node's HTTP server answers; a node registers before its server listens
+    ready: bool = False  # /health has answered since the last failed request; nodes register before they listen
     in_flight: int = 0
-    listed_at: float = 0.0  # time of the last request to which the controller answered with a list that has this node
+    listed_at: float = 0.0  # time at which the proxy sent the request for the last list that has this node
     missed_at: float | None = None  # time of the controller's first list without this node; None: the list has it
     waits: Waits = field(default_factory=Waits)
-    prepared_tokens_max: int = 0  # longest prompt of which the node takes preparations; 0: it takes none
+    prepared_tokens_max: int = 0  # longest prompt for ServerCalls.preparing(), in tokens; 0: the node prepares none
 
     @property
     def push_to(self) -> dict[str, str]:
@@ -124,8 +124,8 @@ class Nodes:
         if not self.controller_up:
             logger.info("the controller at %s answers", self.controller)
         self.controller_up = True
-        # A controller of an older release does not send uptime_ms. The next line then assumes that the controller has
-        # just restarted.
+        # A controller of an older release does not send uptime_ms. Then the proxy assumes that the controller has just
+        # restarted.
         uptime_ms = answer.get("uptime_ms")
         started_at = time.monotonic() - uptime_ms / 1000 if isinstance(uptime_ms, int) else float("inf")
         self._take(told, asked_at, started_at)
@@ -165,9 +165,9 @@ class Nodes:
 
     @staticmethod
     def _may_come_back(node: Node, started_at: float) -> bool:
-        """Returns True if a server still gets requests although the controller does not list it. This is so for up to
-        DROP_AFTER_S if the controller has restarted since its last list with the server. A controller that did not
-        restart has dropped the server.
+        """Returns True if a server still gets requests although the controller does not list it: for DROP_AFTER_S, if
+        the controller has restarted since its last list with the server, and if the server was ready and not draining.
+        A controller that did not restart has dropped the server.
         """
         now = time.monotonic()
         node.missed_at = node.missed_at or now
@@ -215,7 +215,7 @@ class Nodes:
         return bool(self.usable("decode", set()) and (self.usable("prefill", set()) or not self.needs_prefill))
 
     async def _wait_usable(self, kind: str, exclude: set[str]) -> list[Node]:
-        """Returns the usable nodes. If there are none, waits until COME_BACK_WITHIN_S after the last loss of a node."""
+        """Returns the usable nodes. Without any, waits until COME_BACK_WITHIN_S after the last loss of a node."""
         while not (found := self.usable(kind, exclude)) and time.monotonic() - self._lost_at < COME_BACK_WITHIN_S:
             await asyncio.sleep(HEALTH_INTERVAL_S / 5)
         return found
@@ -256,7 +256,7 @@ class Nodes:
             return None
         prefill = self.known.get(str(answer["prefill"]["engine_id"]))
         decode = self.known.get(str(answer["decode"]["engine_id"]))
-        if decode is None or prefill is None:  # the node joined after the last poll, so `known` does not have it
+        if decode is None or prefill is None:  # for example, the node joined after the last poll
             return None
         return Choice(None, decode, "cached") if answer["skip_prefill"] else Choice(prefill, decode)
 

@@ -35,7 +35,8 @@ class RequestLog:
         self.trace.enter(stage, node)
 
     def failed(self, reason: str) -> None:
-        """Marks the current stage as failed. Its time counts for the line of the log, but not for the metrics."""
+        """Marks the current stage as failed. The stage's time counts for the line of the log, but not for the metrics.
+        """
         self._failure = reason
 
     def _end_stage(self) -> None:

@@ -1,11 +1,11 @@
-"""The trace of one request, without spans: servers continue the client's trace, or a new trace that begins here."""
+"""The trace of one request, without spans: servers continue the client's trace or, if it sent none, a new trace."""
 
 from kvferry_launch.proxy.nodes import Node
 from kvferry_launch.proxy.trace_context import Headers, new_context, of_client
 
 
 class RequestTrace:
-    """Passes the trace context on. spans.SpannedTrace records spans too."""
+    """Passes the trace context of a request on to servers. The subclass spans.SpannedTrace records spans too."""
 
     def __init__(self, path: str, headers: Headers) -> None:
         del path  # only a span needs the path

@@ -32,8 +32,9 @@ class ServerCalls:
 
     @contextmanager
     def preparing(self, node: Node, one: ClientRequest, body: Body | None, attempt: int) -> Iterator[None]:
-        """Lets the decode server load the prompt's KV during the `with` block, while the prefill server computes it.
-        `body`: the preparation; None: there is none. Its answer does not matter, and the end of the block aborts it.
+        """Prepares a prompt: lets the decode server load the prompt's KV during the `with` block, while the prefill
+        server computes and pushes this KV. `body`: the body of the request for this; None: nothing is prepared. The
+        answer to the request is ignored, and the request is aborted at the end of the block.
         """
         if body is None:
             yield
@@ -53,8 +54,8 @@ class ServerCalls:
 
     async def streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int, first: FirstToken | None
                         ) -> web.StreamResponse:
-        """Sends a request, and passes the events of the answer on to the client as they arrive. Text that the client
-        has already is left out. Errors: ServerError.
+        """Sends a request, and passes the events of the answer on to the client as they arrive. Leaves out text that
+        the client has already. Errors: ServerError, ClientGoneError.
         """
         async with self._asked(node, "decode", one, body, attempt) as answer:
             if answer.content_type != "text/event-stream":
@@ -86,7 +87,7 @@ class ServerCalls:
     async def _pass_on(self, node: Node, answer: Exchange, piece: bytes | None, stream: Stream,
                        response: web.StreamResponse) -> None:
         """Passes a server's stream on to the client. `piece`: the first bytes of the stream; None if no bytes were read
-        yet. Errors: ServerError.
+        yet. Errors: ServerError, ClientGoneError.
         """
         reason = "no event [DONE]"
         try:

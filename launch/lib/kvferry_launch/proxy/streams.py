@@ -1,8 +1,9 @@
-"""Keeps the text of a streamed answer that the client has, so that another server can continue the answer. No I/O.
+"""Keeps the text that the client already has of a streamed answer, so that another server can continue the answer.
+This module does no I/O.
 
-The other server answers the whole request again. The text that the client has already is compared with the new answer
-and left out of it. So a stream can continue only if the same request gives the same text again: with greedy sampling,
-or with a seed.
+The other server answers the whole request again. The proxy checks that the new answer begins with the text that the
+client has, and leaves this text out. So a stream can continue only if the same request gives the same text again: with
+greedy sampling, or with a seed.
 """
 
 import json
@@ -14,7 +15,7 @@ from kvferry_launch.proxy.json_bodies import Body, encode, json_object
 _DONE = b"[DONE]"
 _EVENT_END = b"\n\n"
 _TAIL_BYTES = 64
-# Request fields that add data to an event which can't be shortened together with the event's text.
+# Fields of a request that add other data to events than text. If an event's text is shortened, such data can't be.
 _PER_TOKEN = ("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "tools", "echo")
 
 
@@ -40,7 +41,7 @@ class Stream:
         self._text = ""  # the answer's text that was sent to the client
         self._again = 0  # number of characters of _text that the current server has sent again
         self._servers = 0
-        self._goes_on_after: FirstToken | None = None  # token after which the current server's stream starts, if any
+        self._goes_on_after: FirstToken | None = None  # token after which the current server's stream starts
         self._names: Body = {}  # the answer's id and creation time, from the first server
         self._pending = b""
         self._tail = _EVENT_END
@@ -74,7 +75,9 @@ class Stream:
         return b"".join(event + _EVENT_END for event in taken if event is not None)
 
     def _taken(self, event: bytes) -> bytes | None:
-        """Returns the event to send to the client, or None if the client has the event's text already."""
+        """Returns the event to send to the client for a server's event, or None if there is nothing new in it. Errors:
+        BrokenStreamError.
+        """
         data = event.partition(b"data: ")[2].strip()
         if data == _DONE:
             self.done = True

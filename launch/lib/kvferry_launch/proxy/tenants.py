@@ -18,7 +18,7 @@ _NAME_DIGITS, _SHARE_DIGITS = 8, 32
 
 
 class NoTenantError(Exception):
-    """The request has no header with its tenant's credential, or several. The message does not contain any of them."""
+    """The request has no header with its tenant's credential, or several. The message contains no credential."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Tenant:
 
     def salted(self, body: Body) -> Body:
         """Returns a client's request with the tenant's salt. If the client has set `cache_salt`, to keep its own users
-        apart, the salt depends on that value too. All salts of a tenant begin alike, so that nodes give them one
-        share of a pool (tenant_of() in connector/core/tenant_id.h). Errors: BodyError.
+        apart, the salt depends on that value too. All salts of a tenant begin with the same digits, by which nodes
+        recognise the tenant (tenant_of() in connector/core/tenant_id.h), so that a tenant with many salts gets only one
+        share of a pool. Errors: BodyError.
         """
         of_client = body.get("cache_salt")
         if of_client is not None and not (isinstance(of_client, str) and 0 < len(of_client) <= _CLIENT_SALT_MAX):
@@ -52,11 +53,11 @@ class Tenants:
     secret: Callable[[], bytes] = field(repr=False)
 
     def tenant_of(self, headers: Mapping[str, str]) -> Tenant:
-        """Returns the tenant of a request. `headers`: their names may be in any case, and a header that was sent twice
-        occurs twice. Errors: NoTenantError.
+        """Returns the tenant of a request. `headers`: the request's headers, with names in any case, and with one entry
+        for each time that a header was sent. Errors: NoTenantError.
         """
         found = [value.strip() for name, value in headers.items() if name.lower() == self.header.lower()]
-        if len(found) != 1 or not found[0]:  # a server might use another one of several values
+        if len(found) != 1 or not found[0]:  # of several values, a program behind the proxy might use another one
             raise NoTenantError(f"the request has {'more than one' if len(found) > 1 else 'no'} header {self.header}, "
                                 "which tells the proxy whose request it is")
         secret = self.secret()

@@ -1,7 +1,7 @@
 """Reads the W3C trace context of a client's request, or makes one, and writes it into the headers for servers. No I/O.
 
-A header without the form that https://www.w3.org/TR/trace-context describes is not passed on: a new `traceparent` is
-made, and `tracestate` is left out.
+A header that does not have the form of https://www.w3.org/TR/trace-context is not passed on. A malformed `traceparent`
+is replaced by a new one, without a `tracestate`; a malformed `tracestate` is left out.
 """
 
 import re
@@ -17,7 +17,8 @@ _TRACEPARENT = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P
 _TRACEPARENT_MAX = 256  # longest header of a later version that is read, in characters
 _KNOWN_FLAGS = 0b11  # the flags for "sampled" and "random trace id"
 _SAMPLED = 0b01
-_MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]")  # no comma, no equals sign
+# Matches a member of tracestate: KEY=VALUE, without a comma or an equals sign in VALUE.
+_MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
 _MEMBERS_MAX = 32
 _STATE_MAX = 512  # longest tracestate that is passed on, in characters
 
@@ -64,7 +65,9 @@ def of_client(headers: Headers) -> TraceContext | None:
 
 
 def _state(sent: list[str]) -> str:
-    """Returns the members of the headers `tracestate`, or an empty text if one is malformed or all are too long."""
+    """Returns the members of the headers `tracestate`, separated by commas. Returns "" if a member is malformed, if two
+    have the same key, if there are too many members, or if they are too long together.
+    """
     members = [member.strip(" \t") for header in sent for member in header.split(",")]
     members = [member for member in members if member]
     state = ",".join(members)

@@ -1,5 +1,5 @@
 """Tracks the requests that wait for a server's answers. These waits end early if the controller no longer lists the
-server.
+server and the server sends nothing.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from typing import Any
 
 
 class LostError(Exception):
-    """The controller no longer lists the server for which a request waited."""
+    """The controller no longer lists the server for whose answer a request waited, and the server sent nothing."""
 
 
 class Waits:
     """The tasks that wait for one server; a task waits for one server at a time."""
 
     def __init__(self) -> None:
-        # For each waiting task: the time of the last byte from the server, or of the start of the wait.
+        # Maps each waiting task to the time of the last byte from the server or, before that, of the start of the wait.
         self._heard_at: dict[asyncio.Task[Any], float] = {}
         self._ended: set[asyncio.Task[Any]] = set()
 
@@ -35,8 +35,8 @@ class Waits:
         try:
             yield
         except asyncio.CancelledError:
-            # If the client has closed its connection too, the task was cancelled twice. Then uncancel(), which Python
-            # has from 3.11 on, returns more than 0, and the cancellation must be raised again.
+            # If the client has closed its connection too, the task was cancelled twice. Then uncancel() returns more
+            # than 0, and the cancellation must be raised again. Before 3.11, Python has no uncancel().
             if task not in self._ended or getattr(task, "uncancel", int)() > 0:
                 raise
             raise LostError("the controller no longer lists the server, and the server does not answer") from None
