@@ -1,6 +1,7 @@
 """Installs and builds what a checkout needs: Debian packages, .venv, vLLM, the build, the toy model.
 
-Standard library only: set-up runs before anything is installed. Its modules may import `paths` and `progress`.
+The modules here use only the standard library, because set-up runs before anything is installed. They may import
+`paths` and `progress`.
 """
 
 from kvferry_launch.setup.build import PRODUCT

@@ -9,19 +9,19 @@ from kvferry_launch.progress import Step
 from kvferry_launch.setup.commands import run_logged
 
 PRODUCT = ("kvferry", "_core", "kvferry_package")
-"""The targets that users run."""
+"""The CMake targets that users need: the program, the extension module and the Python package."""
 
 
 def ensure_build(tests: bool, only: Sequence[str] = ()) -> None:
-    """Builds targets of the release preset: the targets in `only`; if it is empty, all targets if `tests`, otherwise
-    the targets that users run.
+    """Builds targets of the release preset: those in `only` or, if it is empty, all targets if `tests`, else PRODUCT.
+    Errors: SetupError.
     """
     build_preset("release", only or ([] if tests else PRODUCT), [f"-DPython_EXECUTABLE={VENV_PYTHON}"])
 
 
 def build_preset(preset: str, targets: Sequence[str], settings: Sequence[str]) -> None:
-    """Configures build/<preset> unless it is configured with these settings, and builds the targets, or all targets if
-    `targets` is empty. Ninja skips what is up to date. Errors: SetupError.
+    """Configures build/<preset>, unless it was configured with the values of `settings` before, and builds the targets,
+    or all targets if `targets` is empty. Ninja skips what is up to date. Errors: SetupError.
     """
     log, folder = LOGS / "build.log", BUILD / preset
     cache = folder / "CMakeCache.txt"

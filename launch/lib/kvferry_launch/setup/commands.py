@@ -17,11 +17,13 @@ NO_NETWORK = re.compile(
     r"|Failed to establish a new connection|Name or service not known|Max retries exceeded"
 )
 TAIL_LINES = 25
-_stop = threading.Event()  # when set, the commands that are running are ended
+_stop = threading.Event()  # while it is set, running commands are ended
 
 
 class SetupError(Exception):
-    """A step failed; the message is one sentence for the user, `tail` the end of the failing command's output."""
+    """A step failed. The message is one sentence for the user; `tail` is the end of the failed command's output, if
+    any.
+    """
 
     def __init__(self, message: str, tail: str = "") -> None:
         super().__init__(message)
@@ -30,9 +32,10 @@ class SetupError(Exception):
 
 def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str], None] = lambda line: None,
                tick: Callable[[], None] = lambda: None) -> None:
-    """Runs a command with its output in `log`; calls `on_line` for each line and `tick` at least twice a second.
+    """Runs a command and appends its output to `log`. Calls `on_line` for each line, and `tick` at least twice a
+    second.
 
-    Errors: SetupError that says `what` failed, with the tail of the output, and whether the cause was the network.
+    Errors: SetupError, which says that `what` failed, whether the network was the cause, and how the output ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8", errors="replace") as out:
@@ -66,7 +69,9 @@ def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str]
 
 @contextmanager
 def beside(step: Callable[[], None]) -> Iterator[None]:
-    """Runs `step` in a thread beside the `with` block. If one of the two fails, the other one's command is ended."""
+    """Runs `step` in another thread during the `with` block. If `step` or the block fails, the running command of the
+    other is ended. Raises the first error.
+    """
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -109,8 +114,8 @@ def _lines(fd: int, tick: Callable[[], None]) -> Iterator[str]:
 
 @contextmanager
 def stamped(stamp: Path, *inputs: Path) -> Iterator[bool]:
-    """Yields False if the file `stamp` has the hash of the inputs, so that the step can be skipped; otherwise yields
-    True, and writes the hash if the `with` block raises no error.
+    """Yields False if the file `stamp` has the hash of the files in `inputs`, so that the caller can skip its step.
+    Otherwise yields True, and writes the hash to `stamp` unless the `with` block raises an error.
     """
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
     stale = not stamp.exists() or stamp.read_text() != digest

@@ -1,4 +1,4 @@
-"""Installs CUDA for the preset cuda and the wheel from NVIDIA's packages on PyPI into build/cuda-toolkit."""
+"""Installs NVIDIA's packages of CUDA from PyPI into build/cuda-toolkit, for the CMake preset cuda and for the wheel."""
 
 import os
 import sys
@@ -16,7 +16,9 @@ ARCHITECTURES = "80-real;90-real;100"  # the default of kernels/cuda/find_nvcc.c
 
 
 def ensure_toolkit() -> None:
-    """Installs nvcc (unless CUDACXX or PATH has one), NCCL's header and a UCX with CUDA. Errors: SetupError."""
+    """Installs nvcc, NCCL and a UCX with CUDA, unless they are installed. CMake prefers an nvcc that CUDACXX or PATH
+    has. Errors: SetupError.
+    """
     TOOLKIT.mkdir(parents=True, exist_ok=True)
     with stamped(TOOLKIT / ".kvferry", REQUIREMENTS) as stale:
         if not stale:
@@ -26,7 +28,7 @@ def ensure_toolkit() -> None:
                        "--target", str(TOOLKIT), "-r", str(REQUIREMENTS)]
             run_logged("pip install of the CUDA toolkit", command, LOGS / "pip.log",
                        lambda line: step.update(note=line.strip()[:60]), tick=step.update)
-            # Compiler drivers and CMake look for lib64 and unversioned libraries, which the packages lack.
+            # nvcc and CMake look for a folder lib64 and for libraries without a version, which the packages lack.
             for home in TOOLKIT.glob("nvidia/cu*"):
                 _link(home / "lib64", "lib")
                 for library in (home / "lib").glob("lib*.so.*"):
@@ -39,18 +41,18 @@ def _link(link: Path, target: str) -> None:
 
 
 def runtime_licence() -> Path:
-    """Returns the file with the licence under which CUDA's runtime may be passed on."""
+    """Returns the file with the licence under which CUDA's runtime may be redistributed."""
     (licence,) = TOOLKIT.glob("nvidia_cuda_runtime-*.dist-info/licenses/License.txt")
     return licence
 
 
 def ucx_root() -> Path:
-    """Returns the tree of the UCX that the GPU programs use, because Debian's is built without CUDA."""
+    """Returns the folder of the UCX that the GPU programs use, which is not Debian's, because that has no CUDA."""
     return Path(os.environ.get("KVFERRY_UCX_ROOT", str(UCX)))
 
 
 def ensure_build(architectures: str = ARCHITECTURES) -> None:
-    """Builds the kernels, the GPU tests and benchmarks in build/cuda. Errors: SetupError."""
+    """Builds the kernels, the GPU tests and the GPU benchmarks in build/cuda. Errors: SetupError."""
     ensure_toolkit()
     build_preset("cuda", ["gpu_tests"], [f"-DPython_EXECUTABLE={sys.executable}", f"-DUCX_ROOT={ucx_root()}",
                                          f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"])
@@ -58,7 +60,8 @@ def ensure_build(architectures: str = ARCHITECTURES) -> None:
 
 if __name__ == "__main__":
     try:
-        # Without a GPU, the build only checks that the kernels compile: one architecture takes a fifth of the time.
+        # Without a GPU, the build only checks that the kernels compile. For one architecture that takes a fifth of the
+        # time.
         ensure_build(ARCHITECTURES if Path("/dev/nvidiactl").exists() else "90")
     except SetupError as error:
         sys.exit(f"{error.tail}\nkvferry set-up: {error}")

@@ -11,7 +11,9 @@ REQUIREMENTS = LAUNCH / "requirements-dynamo.txt"
 
 
 def ensure_dynamo() -> Path:
-    """Returns the folder that a program adds to sys.path. Errors: SetupError."""
+    """Installs the indexer if it is missing. Returns the folder that a program must add to sys.path to import it.
+    Errors: SetupError.
+    """
     FOLDER.mkdir(parents=True, exist_ok=True)
     LOGS.mkdir(exist_ok=True)
     with stamped(FOLDER / ".kvferry", REQUIREMENTS) as stale:

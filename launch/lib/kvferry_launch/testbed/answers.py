@@ -1,6 +1,6 @@
 """The answers of servers: their tokens, the connector's reports, the comparison with reference answers.
 
-Standard library only.
+This module uses only the standard library.
 """
 
 import re
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-ROUNDING_MARGIN = 0.01  # if the best token's logprob leads the second best by more, rounding can't change the choice
+ROUNDING_MARGIN = 0.01  # if the best two logprobs of a position differ by more, rounding can't change the choice
 SLOW_S = 20.0
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The tokens of one answer. margins[i]: difference in logprob between the best and the second best choice for token
-    i.
+    """The tokens of one answer. `margins[i]`: difference between the logprobs of the best and of the second best choice
+    for token i.
     """
 
     tokens: list[int]
@@ -27,9 +27,9 @@ class Generation:
 class Admission:
     """One admission of a request by vLLM's scheduler, as reported by the connector.
 
-    hit: number of tokens that the connector found; local: number in the engine's prefix cache; to_load: number that the
-    engine asked the connector to load; loaded: number that the connector loaded; resumed: True after a preemption;
-    tokens: length of the request at the time of the admission.
+    `hit`: number of tokens that the connector found. `local`: number of tokens in the engine's prefix cache. `to_load`:
+    number of tokens that the engine asked the connector to load. `loaded`: number of tokens that the connector loaded.
+    `resumed`: True after a preemption. `tokens`: length of the request at the time of the admission.
     """
 
     hit: int
@@ -101,8 +101,8 @@ def first_mismatch(reference: Generation, got: Generation) -> Mismatch | None:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """The answers to a load of requests, the reference answers, and the growth of the decode server's counters
-    meanwhile.
+    """The answers to a set of requests, the reference answers, and how much the decode server's metrics grew during the
+    requests (`grown`).
     """
 
     answers: list[Answer]
@@ -121,7 +121,9 @@ class LoadResult:
 
     @property
     def wrong_tokens(self) -> int:
-        """Number of positions at which a token differs from the reference's, or is missing."""
+        """Number of positions, in all answers together, at which the answer's token differs from the reference's, or at
+        which only one of the two has a token.
+        """
         return sum(left != right for answer, reference in zip(self.answers, self.references, strict=True)
                    if answer.generation
                    for left, right in zip_longest(answer.generation.tokens, reference.tokens))
@@ -141,12 +143,14 @@ class LoadResult:
 
     @property
     def resumed_loaded_tokens(self) -> int:
-        """Number of tokens that kvferry loaded for requests after a preemption."""
+        """Number of tokens that kvferry loaded in admissions that followed a preemption."""
         return sum(admission.loaded for report in self.reports if report
                    for admission in report.admissions if admission.resumed)
 
     def complaints(self) -> list[str]:
-        """Returns a line for every answer that is wrong, failed or slow."""
+        """Returns a line for every request that was answered wrongly, failed, or took longer than SLOW_S, and for every
+        admission in which more tokens were loaded than the engine asked for.
+        """
         lines = [f"request {index}: {mismatch}" for index, mismatch in self.mismatches.items()]
         lines += [f"request {index}: {error}" for index, error in self.errors.items()]
         lines += [f"request {index}: took {answer.seconds:.1f} s, more than {SLOW_S:.0f} s"

@@ -1,4 +1,6 @@
-"""A client of vLLM's token-in, token-out endpoint, the prefill-then-decode flow, and a load of many requests."""
+"""A client of vLLM's endpoint that takes and returns tokens, and functions that send one request through a prefill and
+a decode server, or many requests at once.
+"""
 
 import asyncio
 import time
@@ -15,11 +17,11 @@ FREQUENCY_PENALTY = 1.5  # without a penalty, greedy sampling of a random model 
 
 
 class RequestError(Exception):
-    """A request was not answered with tokens; the message is the server's answer or the reason."""
+    """A request was not answered as expected; the message says why, with the server's answer if there is one."""
 
 
 class VllmClient:
-    """A client of one server, for use inside `async with`; it sends any number of requests at once."""
+    """A client of one server, for use inside `async with`. It can send any number of requests at the same time."""
 
     def __init__(self, url: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self.url = url
@@ -27,8 +29,8 @@ class VllmClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "VllmClient":
-        # Each request has its own connection, because vLLM's server closes idle connections after some seconds. A
-        # request that is sent while the server closes the connection would have an unknown outcome.
+        # Each request has its own connection, because vLLM's server closes idle connections after some seconds. If a
+        # request were sent while the server closes its connection, the outcome would not be known.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(self._timeout_s), connector=connector)
         return self
@@ -39,7 +41,9 @@ class VllmClient:
 
     async def generate(self, prompt: Sequence[int], max_tokens: int,
                        kv_transfer_params: dict[str, Any] | None = None, **fields: str) -> Generation:
-        """Generates exactly `max_tokens` tokens greedily. `fields` are added to the body. Errors: RequestError."""
+        """Generates exactly `max_tokens` tokens greedily. `fields` are added to the request's body. Errors:
+        RequestError.
+        """
         body: dict[str, Any] = {
             "token_ids": list(prompt),
             "sampling_params": {
@@ -86,8 +90,8 @@ async def prefill_then_decode(prefill: VllmClient, decode: VllmClient, prompt: l
     """Sends one request as routers do: to the prefill server for one token, then to the decode server with the
     kv_transfer_params of the prefill server's answer.
 
-    `extra` is added to the kv_transfer_params of the decode request, `fields` to its body. An error of a request is
-    returned in the answer.
+    `extra` is added to the kv_transfer_params of the request to the decode server, and `fields` to its body. An error
+    of a request is returned in the answer.
     """
     start = time.monotonic()
     handed_over = start
@@ -129,8 +133,8 @@ async def run_load(prompts: Sequence[list[int]], send: Callable[[list[int]], Awa
 async def judged_load(counters: VllmClient, prompts: Sequence[list[int]], references: list[Generation],
                       send: Callable[[list[int]], Awaitable[Answer]], concurrency: int,
                       on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
-    """Sends the prompts with run_load(), and returns the answers together with `references` and with the growth of the
-    metrics of one server. `counters`: a client of that server.
+    """Sends the prompts with run_load(). Returns the answers together with `references` and with the growth of the
+    metrics of one server meanwhile. `counters`: a client of that server.
     """
     before = await counters.metrics()
     answers = await run_load(prompts, send, concurrency, on_answer)

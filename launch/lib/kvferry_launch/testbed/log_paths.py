@@ -1,4 +1,4 @@
-"""Reads the log lines in which workers name their path to a peer's pool. Standard library only."""
+"""Reads the log lines in which workers name the path to a peer's pool. This module uses only the standard library."""
 
 import re
 from collections.abc import Iterable
@@ -14,15 +14,16 @@ def path_lines(log: str) -> list[str]:
 
 
 def chosen_path(line: str) -> str | None:
-    """Returns the path that the worker chose for transfers between pools; None if all paths failed."""
+    """Returns the path that the worker chose for transfers between pools; None if the line names no such path."""
     found = _CHOSEN.search(line)
     return found[1] if found else None
 
 
 def path_complaints(lines: Iterable[str], wanted: str) -> list[str]:
-    """Returns a complaint for each line that names another path than `wanted`, and one if no line names `wanted`.
+    """Returns a complaint for each line that names a chosen path other than `wanted`, and one if no line names
+    `wanted`.
 
-    A line that names no path is ignored, because a peer may be killed while its paths are measured.
+    A line that names no chosen path is ignored, because a peer may be killed while its paths are measured.
     """
     lines = list(lines)
     complaints = [f"a path other than {wanted}: {line}" for line in lines if chosen_path(line) not in (wanted, None)]

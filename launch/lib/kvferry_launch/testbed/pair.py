@@ -22,8 +22,8 @@ DECODE_FLAGS = ("--num-gpu-blocks-override", str(DECODE_BLOCKS), "--max-model-le
 
 @dataclass(frozen=True)
 class PairSetup:
-    """The configuration of a pair. Without a connector, the pair is two plain servers, which checks the tests
-    themselves.
+    """The configuration of a pair. Without a connector, the pair is two plain servers, with which the tests themselves
+    can be checked.
     """
 
     name: str
@@ -39,7 +39,8 @@ class PairSetup:
 
 
 def own_cores() -> tuple[str, str]:
-    """Returns a core for the prefill server and one for the decode server; the same core if the machine has only one.
+    """Returns a core for the prefill server and one for the decode server. They are the same if this process may use
+    only one.
     """
     cores = sorted(os.sched_getaffinity(0))
     return str(cores[0]), str(cores[1 % len(cores)])
@@ -105,7 +106,9 @@ class Pair:
 
 async def pair_load(pair: Pair, prompts: list[list[int]], references: list[Generation], max_tokens: int,
                     on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
-    """Sends the prompts through the pair, CONCURRENCY at a time. kvferry adds its report to each answer."""
+    """Sends the prompts through the pair, CONCURRENCY at a time. If the pair uses kvferry's connector, each answer has
+    the connector's report.
+    """
     report = {"kvferry_report": True} if pair.setup.connector is KVFERRY_CONNECTOR else None
     async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
         return await judged_load(decode, prompts, references,

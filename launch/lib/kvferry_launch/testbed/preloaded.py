@@ -1,7 +1,8 @@
-"""Starts vLLM servers as forks of one process that has imported vLLM, which takes longer than all else in a start.
+"""Starts vLLM servers as forks of one process that has imported vLLM, because the import is the longest part of a
+server's start.
 
-vLLM itself forks its engine and workers on GPUs, but starts each of them with a new interpreter on CPUs, because OpenMP
-reads its number of threads when it is loaded. Here that is one thread for all.
+On GPUs, vLLM itself forks its engine and workers. On CPUs it starts each of them in a new interpreter, because OpenMP
+reads its number of threads when it is loaded. Here they can be forks on CPUs too, because all use one thread.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ _preloaded: "_Preloaded | None" = None
 @contextlib.contextmanager
 def vllm_is_preloaded() -> Iterator[None]:
     """Within this context, the servers that server_process() starts are forks of one process that has imported vLLM.
-    They end with the context.
+    These servers end at the end of the context.
     """
     global _preloaded
     with _Preloaded() as _preloaded:
@@ -44,7 +45,7 @@ def vllm_is_preloaded() -> Iterator[None]:
 
 
 def server_process(name: str, command: list[str], env: dict[str, str], log: Path) -> ManagedProcess:
-    """Returns a process that runs `command`, which is `PYTHON -m MODULE ...` of vLLM's API server."""
+    """Returns a process that runs `command`: `PYTHON -m MODULE ...`, where MODULE is vLLM's API server."""
     return _ServerProcess(name, command, env, log)
 
 
@@ -113,11 +114,13 @@ class _Fork:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Forks a server for each request, and reports the exit status of each server that has ended."""
+    """Answers requests until the other end of `requests` is closed: forks a server and sends its process id, or sends
+    the exit status of a server that has ended.
+    """
     __import__(MODULE)
     _fork_engines()
     _spin_briefly()
-    # The servers share this process's resource tracker, which removes the shared memory that killed servers leave.
+    # The servers share this process's resource tracker, which removes shared memory that killed servers have left.
     tracker = resource_tracker._resource_tracker
     tracker.ensure_running()
     while text := requests.recv(_REQUEST_MAX):
@@ -128,19 +131,20 @@ def _serve(requests: socket.socket) -> None:
             requests.close()
             _run(request["arguments"], request["env"], request["log"])
         requests.send(str(answer).encode())
-    tracker._stop()  # type: ignore[attr-defined]  # waits until it has removed all
+    tracker._stop()  # type: ignore[attr-defined]  # waits until the tracker has removed all
 
 
 def _fork_engines() -> None:
-    """Makes vLLM fork its engines and workers in this process."""
+    """Makes vLLM start its engines and workers as forks, in this process and in its forks."""
     for module in list(sys.modules.values()):
         if module.__name__.startswith("vllm.") and hasattr(module, "get_mp_context"):
             vars(module)["get_mp_context"] = lambda: multiprocessing.get_context("fork")
 
 
 def _spin_briefly() -> None:
-    """Makes vLLM's workers in this process poll for only `_SPIN_S` after a message before they sleep. vLLM's own time,
-    a second, suits hosts with a core for each worker. The tests of preempted requests need 40 % less processor time so.
+    """Makes vLLM's workers, in this process and in its forks, poll for only `_SPIN_S` after a message before they
+    sleep. vLLM's own time, a second, suits hosts with a core for each worker. With the shorter time, the tests of
+    preempted requests need 40 % less processor time.
     """
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 

@@ -9,10 +9,10 @@ LAST_TOKEN = 510  # token 511 ends a sequence
 
 @dataclass(frozen=True)
 class PromptSet:
-    """`count` prompts of `tokens_min` to `tokens_max` tokens; equal fields give equal prompts.
+    """`count` prompts of `tokens_min` to `tokens_max` tokens. Equal fields give equal prompts.
 
-    With `shared_prefixes` > 0, each prompt starts with one of that many common prefixes of 32 to 224 tokens and ends
-    with at least one token of its own.
+    If `shared_prefixes` is greater than 0, there are that many common prefixes of 32 to 224 tokens. Each prompt starts
+    with one of them, or with its first tokens if the prompt is shorter, and ends with at least one token of its own.
     """
 
     seed: int

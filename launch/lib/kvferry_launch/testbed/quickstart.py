@@ -1,4 +1,5 @@
-"""launch/quickstart: any Python parses the arguments and runs the set-up; then .venv's Python runs quickstart_job.py.
+"""launch/quickstart: the interpreter that the user has parses the arguments and runs the set-up; then the interpreter
+of .venv runs quickstart_job.py.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from kvferry_launch import setup
 from kvferry_launch.paths import MODELS, VENV_PYTHON
 from kvferry_launch.process import ProcessError
 
-REQUESTS_MIN = 2  # a request alone is never preempted
+REQUESTS_MIN = 2  # a single request is never preempted
 
 
 def parser() -> argparse.ArgumentParser:

@@ -30,11 +30,11 @@ COLUMNS = ("request", "prompt", "output", "local hit", "external hit", "preempte
 
 
 def run(arguments: argparse.Namespace, connector: KvConnector | None = KVFERRY_CONNECTOR) -> int:
-    """Runs the job. Returns 0 if all tokens are equal, nothing failed and a preempted request got its KV back from
+    """Runs the job. Returns 0 if all tokens are equal, no request failed, and a preempted request got KV back from
     kvferry; otherwise 1.
 
-    `connector`: kvferry's connector, or another connector for comparison. Errors: ProcessError if a server doesn't
-    start.
+    `connector`: kvferry's connector or, for comparison, another one or none. Errors: ProcessError if a server doesn't
+    start, or if the plain server fails a request.
     """
     prompts = prompt_set(arguments.requests).prompts()
     pair = Pair(_setup(arguments.requests, connector), arguments.model.resolve())
@@ -98,7 +98,7 @@ def _plain(reference: Reference, prompts: list[list[int]]) -> list[Generation]:
 
 
 def _counter(step: Step, total: int) -> Callable[[int, Answer], None]:
-    """Returns a callback that moves the step's bar with each answer."""
+    """Returns a callback for answers, which moves the step's progress bar."""
     done = 0
 
     def count(*_: object) -> None:
@@ -111,7 +111,7 @@ def _counter(step: Step, total: int) -> Callable[[int, Answer], None]:
 
 
 def _row(index: int, result: LoadResult) -> dict[str, Any]:
-    """Returns the row of one request. Hits are lists of token counts, one count for each admission."""
+    """Returns the table's row for one request. The hits are lists with a number of tokens for each admission."""
     answer, report = result.answers[index], result.reports[index]
     admissions = report.admissions if report else None
     mismatch = result.mismatches.get(index)

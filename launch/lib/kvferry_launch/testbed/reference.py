@@ -1,4 +1,6 @@
-"""The tokens that a plain vLLM server generates, kept in build/reference so that they are computed only once."""
+"""The tokens that a vLLM server without a connector generates, kept in build/reference so that they are computed only
+once.
+"""
 
 import asyncio
 import hashlib
@@ -20,9 +22,10 @@ CONCURRENCY = 8
 
 
 class Reference:
-    """The plain server of one model. The server starts when the tokens of a prompt set are not cached, and runs until
-    stop(). `flags`, `env`: flags and environment variables of the server. `python`: an interpreter that has
-    vLLM `version`; by default both are this process's.
+    """The server without a connector for one model, and the cache of its tokens. The server starts when tokens are
+    needed that are not cached, and runs until stop(). `flags`, `env`: flags and environment variables of the server.
+    `python`: an interpreter that has vLLM in the version `version`; the defaults are this process's interpreter and
+    version.
     """
 
     def __init__(self, model: Path, cores: str, cache: Path = BUILD / "reference", python: str = sys.executable,
@@ -77,7 +80,9 @@ class Reference:
 
 
 def _model_digest(model: Path) -> str:
-    """Hashes the config and the weight files' names, sizes and dates, because reading the weights takes too long."""
+    """Returns a hash of config.json and of the weight files' paths, sizes and times. The weights themselves are not
+    read, because that takes too long.
+    """
     digest = hashlib.sha256((model / "config.json").read_bytes())
     for path in sorted(model.glob("*.safetensors")):
         status = path.stat()

@@ -27,8 +27,9 @@ POLL_INTERVAL_S = 0.2
 class VllmServer:
     """A vLLM server of the CPU build on this host, bound to `cores` ("0", "0-3", ...).
 
-    The server takes and returns token ids (--enable-scale-out). It returns processed logprobs, so that a wrong token
-    can be distinguished from a rounding error. start() returns at once; wait_ready() waits until /health answers.
+    The server takes and returns token ids (--enable-scale-out). It returns processed logprobs, which show whether
+    another token than the expected one may come from rounding. start() returns at once; wait_ready() waits until
+    /health answers.
     """
 
     name: str
@@ -109,7 +110,7 @@ class Controller:
 
     @property
     def member_env(self) -> dict[str, str]:
-        """The environment variables that tell a command or a node where the cluster key of this controller is."""
+        """The environment variables with the path of this controller's cluster key, for commands and nodes."""
         return {KEY_ENV: str(self.key_file)} if self.key_file else {}
 
     @property
@@ -127,16 +128,16 @@ class Controller:
         _wait(self.process, lambda: listening.search(self.process.log_text()) is not None, "listening", timeout_s)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Returns the registered nodes, as `kvferry status --json` has them."""
+        """Returns the registered nodes, as `kvferry status --json` prints them."""
         found: list[dict[str, Any]] = json.loads(self.run("status", "--json"))["nodes"]
         return found
 
     def endpoints(self) -> dict[str, str]:
-        """Returns a map from each node's engine id to the endpoint at which other nodes reach the node."""
+        """Maps the engine id of each node to the endpoint at which other nodes reach this node."""
         return {node["engine_id"]: node["endpoint"] for node in self.nodes()}
 
     def explain(self, request: str) -> dict[str, Any]:
-        """Returns what `kvferry explain` says about a request."""
+        """Returns what `kvferry explain --json` prints about a request."""
         told: dict[str, Any] = json.loads(self.run("explain", request, "--json"))
         return told
 

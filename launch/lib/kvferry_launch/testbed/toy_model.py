@@ -1,7 +1,7 @@
 """Makes small models with seeded random weights, for tests of KV transfer on a host without a GPU.
 
-Attention weights are large (std 0.6) so that every output token depends on the KV of the whole prompt: a wrong block
-changes the tokens. Runs in .venv as a script; set-up calls it.
+Attention weights are large (standard deviation 0.6), so that every output token depends on the KV of the whole prompt,
+and a wrong block changes the tokens. Set-up runs this module as a script in .venv.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from kvferry_launch.paths import MODELS
 
 VOCAB = 512
 ATTENTION_STD = 0.6
-# Standard deviation of queries and keys without a norm; with a larger one, a token attends to one other token only.
+# Standard deviation of the weights of queries and keys in a model that does not normalise queries and keys. With a
+# larger one, each token would attend to only one other token.
 UNNORMED_STD = 0.12
 OTHER_STD = 0.05
 EMBEDDING_STD = 1.0
@@ -28,7 +29,7 @@ EMBEDDING_STD = 1.0
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one kind of toy model; layers, KV heads and head size decide the KV bytes per token."""
+    """Sizes of one kind of toy model. `layers`, `kv_heads` and `head_size` determine the KV bytes per token."""
 
     layers: int
     hidden: int
@@ -36,19 +37,19 @@ class Shape:
     kv_heads: int
     head_size: int
     intermediate: int
-    window: int = 0  # window of every other layer, in tokens, which makes two KV cache groups; 0: none
+    window: int = 0  # attention window of every other layer, in tokens; makes two KV cache groups; 0: none
 
 
 KINDS = {
     "toy": Shape(layers=4, hidden=128, heads=4, kv_heads=2, head_size=32, intermediate=256),
-    # As many KV bytes per token as an 8B model (32 layers, 8 KV heads of 128), with the compute of a small model.
+    # As many elements of KV per token as an 8B model has (32 layers, 8 KV heads of 128), but less computation.
     "wide": Shape(layers=32, hidden=256, heads=8, kv_heads=8, head_size=128, intermediate=256),
     "windowed": Shape(layers=4, hidden=128, heads=4, kv_heads=2, head_size=32, intermediate=256, window=80),
 }
 
 
 def config(shape: Shape) -> dict[str, object]:
-    """Returns config.json of a Qwen3, or of a Llama if the shape has windows, in float32 with 4096 positions."""
+    """Returns the content of config.json: for a Qwen3 model, or for a Llama model if the shape has windows."""
     kind: dict[str, object] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     if shape.window:
         kind = {
@@ -78,7 +79,8 @@ def config(shape: Shape) -> dict[str, object]:
 
 
 def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
-    """Returns every tensor of the model by its name in vLLM, in float32, equal for equal seeds."""
+    """Maps the name of each tensor in the model's checkpoint to the tensor, in float32. Equal seeds give equal tensors.
+    """
     rng = np.random.default_rng(seed)
 
     def normal(rows: int, columns: int, std: float) -> np.ndarray:
@@ -113,7 +115,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Writes a word-level tokenizer over "w0" ... "w511", so that text endpoints and routers work."""
+    """Writes a tokenizer with the words "w0" ... "w511", so that text endpoints and routers work."""
     tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(VOCAB)}, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -128,13 +130,15 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def kept(kind: str) -> Path:
-    """Returns build/models/KIND, and makes the model if it is missing."""
+    """Returns the folder build/models/KIND. Makes the model there if it is missing."""
     folder = MODELS / kind
     return folder if (folder / "config.json").exists() else make(folder, kind)
 
 
 def make(folder: Path, kind: str = "toy", seed: int = 0, maker: str = "") -> Path:
-    """Writes a temporary folder and renames it to `folder`. `maker`: hash of this file, recorded for set-up's check."""
+    """Writes a model to a temporary folder, which replaces `folder`. `maker`: hash of this file, which set-up compares
+    later with the file's hash, to find out whether the model is up to date.
+    """
     shape = KINDS[kind]
     scratch = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -150,9 +154,10 @@ def make(folder: Path, kind: str = "toy", seed: int = 0, maker: str = "") -> Pat
 
 
 def make_adapter(folder: Path, seed: int, layers: list[str], inputs: int, outputs: dict[str, int], rank: int) -> Path:
-    """Writes a LoRA adapter whose weights are so large that it changes tokens.
+    """Writes a LoRA adapter whose weights are so large that the adapter changes tokens.
 
-    layers: names of the modules that have the changed layers. outputs: names and numbers of outputs of these layers.
+    `layers`: names of the modules that contain the linear layers which the adapter changes. `inputs`: number of inputs
+    of each such linear layer. `outputs`: maps the name of each linear layer to its number of outputs.
     """
     rng = np.random.default_rng(seed)
     tensors = {}
