@@ -153,14 +153,17 @@ def noted_signals(*numbers: signal.Signals) -> list[int]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes the text to a temporary file and renames that to `file`, so that no reader sees a part of the text."""
+    """Writes the text to a temporary file, which is then renamed to `file`, so that no reader sees an incomplete text.
+    """
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     scratch.write_text(text)
     scratch.rename(file)
 
 
 def copy_from(file: Path, offset: int) -> int:
-    """Copies the bytes of the file from `offset` on to stdout, if the file exists. Returns the offset of their end."""
+    """Copies the part of the file after its first `offset` bytes to stdout. Returns the offset of this part's end.
+    Copies nothing, and returns `offset`, if the file does not exist.
+    """
     with contextlib.suppress(OSError), file.open("rb") as text:
         text.seek(offset)
         piece = text.read()

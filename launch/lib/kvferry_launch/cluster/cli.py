@@ -247,7 +247,8 @@ def render(arguments: argparse.Namespace) -> int:
 def ask_here(arguments: argparse.Namespace) -> int:
     """Sends a request to the `up` process of this host and prints the answer.
 
-    A launcher on another host starts this command here by srun, because it can't connect to this host's Unix sockets.
+    A launcher on another host starts this command here by srun, because the launcher can't connect to this host's Unix
+    sockets.
     """
     print(json.dumps(ask(arguments.folder, json.loads(arguments.what))))
     return 0

@@ -56,8 +56,8 @@ class Keys:
             self._change("--revoke", [node.name])
 
     def look(self) -> bool:
-        """Reads the list of members if this file or the cluster key's has changed in the last SETTLED_AFTER_S, as calls
-        of look() found. Returns True if the list was read, so that the keys must be read too.
+        """Reads the list of members if look() has found within the last SETTLED_AFTER_S that this list or the file of
+        the cluster key has changed. Returns True if the list was read; then nodes' keys may have changed too.
         """
         seen = tuple(stamp_of(self._folder / name) for name in (KEY_NAME, MEMBERS_NAME))
         now = time.monotonic()
@@ -69,8 +69,8 @@ class Keys:
             found = self._read()
         except SpecError:
             return False
-        # A list is used when two successive reads found the same complete list. So a list that is only half written, or
-        # a file that is no list of members, revokes no key.
+        # A list is used only if two successive reads found the same complete list. So a list that is only half written,
+        # or a file that is no list of members, revokes no key.
         if found == self._looked and found.startswith(MEMBERS_HEAD) and found.endswith("\n"):
             self._use(found)
         self._looked = found

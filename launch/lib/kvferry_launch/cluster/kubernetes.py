@@ -27,7 +27,7 @@ KEY_IN_SECRET, POD_KEY = "/secret/own.key", f"{KEY_FOLDER}/own.key"
 COPY_KEY = (f'[ -f {KEY_IN_SECRET} ] || {{ echo "this pod has no key yet: make one (launch/cluster keys), then delete '
             f'this pod" >&2; exit 1; }}; install -m 0400 {KEY_IN_SECRET} {POD_KEY} && '
             f"ln -sf {LIST_FOLDER}/{MEMBERS_NAME} {KEY_FOLDER}/{MEMBERS_NAME}")
-GROUP_LABEL = "leaderworkerset.sigs.k8s.io/group-index"  # label of a pod with the index of its replica
+GROUP_LABEL = "leaderworkerset.sigs.k8s.io/group-index"  # label whose value is the index of the pod's replica
 NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 GRACE_S = 120  # time that the last requests have after the drain's time limit, before Kubernetes kills the pod
 Object = dict[str, Any]

@@ -100,7 +100,8 @@ class Planner:
 
     def __init__(self, spec: Spec, hosts: dict[str, str] | None = None) -> None:
         self.spec = spec
-        # False: nodes have no member keys, but the cluster key or the key file that their environment variables name.
+        # Whether each node but the controller has a member key. If not, nodes have the cluster key, or the key file
+        # that their environment variables name.
         self.has_member_keys = not any(KEY_ENV in env for env in (spec.env, *(one.env for one in spec.roles.values())))
         self._hosts = hosts or spec.hosts
         self._numbers = {role: itertools.count() for role in ENGINE_ROLES}

@@ -59,7 +59,7 @@ class Starter:
         """Returns the command with which this host starts a node. Closing the returned command's stdin stops the node,
         because guard.py, or with MPI the command `mpi-relay`, reads that stdin.
 
-        `key_file`: the file to which guard.py writes the node's key that it reads from stdin; only used over ssh.
+        `key_file`: the file to which guard.py writes the node's key, which it reads from stdin; only used over ssh.
         """
         if self.spec.on == "local":
             return [*self.guard(0, with_stdin), *command]

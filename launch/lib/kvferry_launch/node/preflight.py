@@ -17,7 +17,7 @@ from kvferry_launch.node.cluster_key import KEY_ENV
 from kvferry_launch.node.endpoints import Endpoint
 from kvferry_launch.paths import KVFERRY, command_name
 
-CONTROLLER_WITHIN_S = 10.0  # the same time as the connector waits for the controller
+CONTROLLER_WITHIN_S = 10.0  # the connector waits for the controller for the same time
 CONNECT_WITHIN_S = 2.0
 STATUS_WITHIN_S = 10.0  # longer than `kvferry status` waits for an answer, which is 2 s
 # A program for the server's interpreter. It prints the settings in effect or an error, as a JSON object. It prints

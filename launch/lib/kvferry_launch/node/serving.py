@@ -115,7 +115,7 @@ def report_health(role: str, url: str, local_url: str) -> None:
         os.close(us)
         os.waitpid(child, 0)
         return
-    # watch() runs in a grandchild process, and the child ends. For the calling process becomes the server by exec(),
+    # watch() runs in a grandchild process, whose parent ends here. The calling process becomes the server by exec(),
     # and the server waits for all its children, so it must not have a child that it did not start itself.
     if os.fork() != 0:
         os._exit(0)

@@ -85,7 +85,7 @@ class FrontDoor:
     def runner(self, grace_s: float) -> web.AppRunner:
         """Returns the HTTP server. `grace_s`: time that running requests have after the server's cleanup() has begun.
         """
-        # If a client closes its connection, aiohttp cancels the handler, which also ends the handler's own requests.
+        # If a client closes its connection, aiohttp cancels the handler, so that the handler's requests end too.
         return web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=grace_s,
                              keepalive_timeout=CLIENT_IDLE_S)
 

@@ -12,7 +12,7 @@ from kvferry_launch.proxy.http_connection import Connection, Exchange, Unanswere
 
 CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 4.0  # longest idle time of a connection; vLLM's server and the controller close connections after 5 s
-IDLE_MAX = 100  # number of idle connections to one server
+IDLE_MAX = 100  # largest number of idle connections to one server
 # A request is sent again only if its connection ends within this time after the request was sent. A server that was
 # closing the idle connection ends it within one round trip; if the end comes later, the server has failed.
 RESEND_WITHIN_S = 1.0
@@ -90,7 +90,7 @@ class HttpClient:
 
     async def ask(self, method: str, url: str, path: str, headers: dict[str, str], body: bytes = b"",
                   total_s: float | None = None) -> Exchange:
-        """Sends a request, and returns when the head of the answer has come. Errors: OSError.
+        """Sends a request, and returns when the head of the answer has arrived. Errors: OSError.
 
         `total_s`: limit on the time of the whole exchange; if it is None, only the time between two bytes is limited.
 

@@ -20,7 +20,7 @@ _TOKENS = ("prompt", "token_ids")  # fields whose value may be a list of tokens
 DECODED_MAX = 256 << 10  # limit on the bytes of a request that are decoded, the smallest values first
 TOKENS_MAX = 1 << 20  # the controller's limit for `POST /pair`; longer lists of tokens stay Raw
 FIELDS_MAX = 1000
-LEVELS_MAX = 4  # most levels of NESTED objects in a request; in a long request, each level is parsed once more
+LEVELS_MAX = 4  # limit on the levels of NESTED objects in a request; in a long request, each level is parsed again
 
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _token_list = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]])

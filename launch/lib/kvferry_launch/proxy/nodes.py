@@ -23,8 +23,8 @@ HEALTH_INTERVAL_S = 0.5
 CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again with a restarted controller
-# A server that the controller no longer lists may only be slow. So its running requests wait for it some time more:
-# LOST_SILENCE_S or COME_BACK_WITHIN_S.
+# A server that the controller no longer lists may only be slow. So its running requests go on until the server has sent
+# nothing for LOST_SILENCE_S or COME_BACK_WITHIN_S.
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
 # Longest wait for a lost server to return, if no other server takes requests. A request shall wait less than 5 s after
 # the controller has lost the server, of which up to POLL_INTERVAL_S pass before the proxy notices the loss.
@@ -49,7 +49,7 @@ class Node:
     endpoint: str
     role: str
     draining: bool = False
-    ready: bool = False  # /health has answered since the last failed request; nodes register before they listen
+    ready: bool = False  # True if /health has answered since the last failure; nodes register before they listen
     in_flight: int = 0
     listed_at: float = 0.0  # time at which the proxy sent the request for the last list that has this node
     missed_at: float | None = None  # time of the controller's first list without this node; None: the list has it
@@ -215,7 +215,7 @@ class Nodes:
         return bool(self.usable("decode", set()) and (self.usable("prefill", set()) or not self.needs_prefill))
 
     async def _wait_usable(self, kind: str, exclude: set[str]) -> list[Node]:
-        """Returns the usable nodes. Without any, waits until COME_BACK_WITHIN_S after the last loss of a node."""
+        """Returns the usable nodes. Waits for one if there is none, until COME_BACK_WITHIN_S after the last loss of one."""
         while not (found := self.usable(kind, exclude)) and time.monotonic() - self._lost_at < COME_BACK_WITHIN_S:
             await asyncio.sleep(HEALTH_INTERVAL_S / 5)
         return found

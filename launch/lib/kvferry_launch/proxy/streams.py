@@ -15,7 +15,7 @@ from kvferry_launch.proxy.json_bodies import Body, encode, json_object
 _DONE = b"[DONE]"
 _EVENT_END = b"\n\n"
 _TAIL_BYTES = 64
-# Fields of a request that add other data to events than text. If an event's text is shortened, such data can't be.
+# Fields of a request that add data to events which can't be shortened when the text of an event is shortened.
 _PER_TOKEN = ("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "tools", "echo")
 
 

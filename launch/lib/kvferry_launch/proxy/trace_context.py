@@ -14,7 +14,7 @@ NAMES = (TRACEPARENT, TRACESTATE)
 
 _TRACEPARENT = re.compile(r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-"
                           r"(?P<flags>[0-9a-f]{2})(?P<more>-[!-~]*)?")
-_TRACEPARENT_MAX = 256  # longest header of a later version that is read, in characters
+_TRACEPARENT_MAX = 256  # longest traceparent that is read, in characters; later versions may be longer than version 00
 _KNOWN_FLAGS = 0b11  # the flags for "sampled" and "random trace id"
 _SAMPLED = 0b01
 # Matches a member of tracestate: KEY=VALUE, without a comma or an equals sign in VALUE.

@@ -70,7 +70,7 @@ def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str]
 @contextmanager
 def beside(step: Callable[[], None]) -> Iterator[None]:
     """Runs `step` in another thread during the `with` block. If `step` or the block fails, the running command of the
-    other is ended. Raises the first error.
+    other is ended. Raises the first error, or KeyboardInterrupt if it is among the errors.
     """
     errors: list[BaseException] = []
 

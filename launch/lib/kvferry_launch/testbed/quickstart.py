@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def arguments() -> argparse.Namespace:
-    """Parses and checks the arguments. If one is wrong, prints one line and exits with status 2."""
+    """Parses and checks the arguments. If one is wrong, prints the usage and the error, and exits with status 2."""
     made = parser()
     parsed = made.parse_args()
     if parsed.requests < REQUESTS_MIN:
