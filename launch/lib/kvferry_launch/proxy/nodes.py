@@ -215,7 +215,7 @@ class Nodes:
         return bool(self.usable("decode", set()) and (self.usable("prefill", set()) or not self.needs_prefill))
 
     async def _wait_usable(self, kind: str, exclude: set[str]) -> list[Node]:
-        """Returns the usable nodes. Waits for one if there is none, until COME_BACK_WITHIN_S after the last loss of one."""
+        """Returns the usable nodes. If there is none, waits for one until COME_BACK_WITHIN_S after the last loss."""
         while not (found := self.usable(kind, exclude)) and time.monotonic() - self._lost_at < COME_BACK_WITHIN_S:
             await asyncio.sleep(HEALTH_INTERVAL_S / 5)
         return found
