@@ -79,8 +79,9 @@ $(POD_NAME).key
 {{- end }}
 
 {{/* The part of a pod that all pods have. The key is copied, because kvferry refuses a key file that a group can read,
-     and Kubernetes lets the group of a pod that does not run as root read the pod's Secrets. The init container sees only
-     the file of its pod. If the Secret lacks this file, Kubernetes mounts an empty folder, until the pod is deleted. */}}
+     and Kubernetes lets the group of a pod that does not run as root read the pod's Secrets. The init container sees
+     only the file of its pod. If the Secret lacks this file, Kubernetes mounts an empty folder until the pod is
+     deleted. */}}
 {{- define "kvferry.pod" -}}
 {{- with .podSpec }}
 {{ toYaml . }}
