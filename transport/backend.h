@@ -98,7 +98,7 @@ std::string random_bytes(std::size_t num_bytes);
 /// Compares two secrets in constant time, so that the time does not reveal how much of a wrong secret is right.
 bool is_same_secret(std::string_view said, std::string_view own);
 
-/// Returns the peer's reason for refusing a transfer, or a text that says that it gave none.
+/// Returns the peer's reason for refusing a transfer, printable and cut, or a text that says that it gave none.
 std::string refusal_text(const std::string& reason);
 
 /// A number among a backend's options, and the range that it must be in.

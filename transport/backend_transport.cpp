@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "transport/base/check.h"
+#include "transport/base/printable.h"
 
 namespace kvferry {
 
@@ -34,7 +35,7 @@ bool is_same_secret(std::string_view said, std::string_view own) {
 }
 
 std::string refusal_text(const std::string& reason) {
-  return reason.empty() ? "the peer refused the transfer and gave no reason" : reason;
+  return reason.empty() ? "the peer refused the transfer and gave no reason" : printable(reason, kPeerTextMax);
 }
 
 Result<void> check_options(std::string_view options, const std::vector<OptionCheck>& checks) {

@@ -48,7 +48,7 @@ std::string wrong_part(const NodeReport& report) {
 
 }  // namespace
 
-std::string report_text(std::string_view text) { return printable(text.substr(0, kReportTextMax)); }
+std::string report_text(std::string_view text) { return printable(text, kReportTextMax); }
 
 Result<NodeReport> parse_report(std::string_view bytes) {
   if (bytes.size() > kReportBytesMax)

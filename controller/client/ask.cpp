@@ -8,6 +8,7 @@
 #include "controller/client/client_link.h"
 #include "controller/protocol/wire.h"
 #include "transport/base/clock.h"
+#include "transport/base/printable.h"
 
 namespace kvferry::controller {
 namespace {
@@ -28,7 +29,8 @@ Result<wire::FromController> ask(const std::string& endpoint, std::string_view r
     if (!is_sent) is_sent = link.send(request);
     if (const auto bytes = link.receive()) {
       wire::FromController message = KVFERRY_TRY(wire::parse<wire::FromController>(*bytes));
-      if (auto* refused = std::get_if<wire::Refused>(&message)) return Error{ErrorCode::kRefused, refused->reason};
+      if (auto* refused = std::get_if<wire::Refused>(&message))
+        return Error{ErrorCode::kRefused, printable(refused->reason, kPeerTextMax)};
       return message;
     }
     if (link.has_broken()) is_sent = false;

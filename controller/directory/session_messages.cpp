@@ -32,7 +32,7 @@ struct Sessions::Receiver {
                                           : self.directory_.join(info, hello.next_sequence, turn.now);
     if (!joined) {
       self.count_refused(joined.error().what, turn.now);
-      log().warn("refused a node at {}: {}", printable(info.endpoint.substr(0, 512)), joined.error().what);
+      log().warn("refused a node at {}: {}", printable(info.endpoint, 512), joined.error().what);
       return self.reply(turn, wire::Refused{.reason = joined.error().what, .newest_incarnation = newest_of(info)});
     }
     if (joined->fenced) {

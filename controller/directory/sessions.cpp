@@ -75,7 +75,7 @@ void Sessions::count_malformed(std::string_view reason) {
 void Sessions::count_refused(std::string_view why, TimeNs now) {
   ++counters_.nodes_refused;
   // The text quotes what the node sent, and commands print the text on terminals, so it may have printable bytes only.
-  refusal_ = printable(why.substr(0, kRefusalBytesMax));
+  refusal_ = printable(why, kRefusalBytesMax);
   refused_at_ = now;
 }
 

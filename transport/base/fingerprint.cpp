@@ -6,10 +6,13 @@
 #include <set>
 #include <utility>
 
+#include "transport/base/printable.h"
+
 namespace kvferry {
 namespace {
 
 constexpr std::uint32_t kChunkTokensMax = 65536;
+constexpr std::size_t kDifferenceBytesMax = 1024;
 
 constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
     {"config", " (a digest of the configuration that vLLM runs with)"},
@@ -78,10 +81,12 @@ std::string fingerprint_difference(std::string_view here, std::string_view there
   for (const std::string& name : names) {
     const std::string our_value = value_in(ours, name), their_value = value_in(theirs, name);
     if (our_value == their_value) continue;
+    if (text.size() >= kDifferenceBytesMax) break;
     text += fmt::format("{}{}{} is {} here and {} there", text.empty() ? "" : ", ", name, meaning_of(name), our_value,
                         their_value);
   }
-  return text.empty() ? fmt::format("the fingerprint is '{}' here and '{}' there", here, there) : text;
+  if (text.empty()) text = fmt::format("the fingerprint is '{}' here and '{}' there", here, there);
+  return printable(text, kDifferenceBytesMax);
 }
 
 std::optional<std::uint32_t> chunk_tokens_of(std::string_view fingerprint) {

@@ -2,15 +2,20 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace kvferry {
 
-/// Returns the text with a question mark in the place of each byte that is no printable ASCII character.
-inline std::string printable(std::string_view text) {
-  std::string safe(text);
+/// Limit on a sentence that a peer gives as its reason.
+constexpr std::size_t kPeerTextMax = 1024;
+
+/// Returns the first `bytes_max` bytes of the text, with a question mark in the place of each byte that is no printable
+/// ASCII character.
+inline std::string printable(std::string_view text, std::size_t bytes_max = std::string_view::npos) {
+  std::string safe(text.substr(0, bytes_max));
   std::ranges::replace_if(
       safe, [](char c) { return c < ' ' || c > '~'; }, '?');
   return safe;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "transport/backend_transport.h"
+#include "transport/base/printable.h"
 #include "transport/nccl/communicators.h"
 
 namespace kvferry::nccl {
@@ -128,7 +129,8 @@ void NcclBackend::dispatch(const ControlPlane::Incoming& incoming) {
   if (found->second.from != incoming.from || link.is_lost()) return;
   if (message->kind == Kind::kBye) {
     const Result<Bye> bye = decode<Bye>(message->body, "last message of the peer");
-    return link.lose("the peer ended the connection: " + (bye ? bye->why : bye.error().what), false);
+    return link.lose("the peer ended the connection: " + (bye ? printable(bye->why, kPeerTextMax) : bye.error().what),
+                     false);
   }
   if (Result<void> ok = link.on_message(*message); !ok) link.lose(ok.error().what);
 }

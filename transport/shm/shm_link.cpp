@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/base/printable.h"
 #include "transport/progress_loop.h"
 #include "transport/shm/block_copy.h"
 
@@ -67,7 +68,8 @@ void ShmLink::on_packet(Packet packet, TimeNs now) {
 void ShmLink::on_welcome(Packet packet) {
   const Result<Welcome> welcome = decode<Welcome>(packet.body, "answer of the peer to the handshake");
   if (!welcome) return fail(welcome.error().what);
-  if (!welcome->refusal.empty()) return fail("the peer refused the connection: " + welcome->refusal);
+  if (!welcome->refusal.empty())
+    return fail("the peer refused the connection: " + printable(welcome->refusal, kPeerTextMax));
   if (packet.fds.size() != 2 || control_)
     return fail(
         fmt::format("the peer accepted the connection twice, or sent {} file descriptors with its answer instead of 2",
@@ -106,7 +108,7 @@ void ShmLink::on_map_reply(Packet packet) {
   const auto region = regions_.find({reply->region, reply->writes});
   if (region == regions_.end() || !region->second.is_requested) return;
   region->second.is_requested = false;
-  region->second.refusal = reply->refusal;
+  region->second.refusal = printable(reply->refusal, kPeerTextMax);
   if (!reply->refusal.empty()) return;
   if (packet.fds.size() != 1)
     return fail(fmt::format("the peer sent {} file descriptors instead of 1 when it was asked for its shared memory",

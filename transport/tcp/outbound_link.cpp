@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "transport/base/printable.h"
 #include "transport/tcp/tcp_backend.h"
 
 namespace kvferry::tcp {
@@ -121,7 +122,8 @@ Result<void> OutboundLink::on_head(Connection& connection, const MessageHead& he
       return protocol_error(fmt::format("the peer answered the handshake with a message of kind {}; allowed: kind {}",
                                         static_cast<int>(head.header.kind), static_cast<int>(MessageKind::kWelcome)));
     if (head.header.text_bytes > 0)
-      return Error{ErrorCode::kRefused, fmt::format("the peer refused the connection: {}", head.text())};
+      return Error{ErrorCode::kRefused,
+                   fmt::format("the peer refused the connection: {}", printable(head.text(), kPeerTextMax))};
     lane.is_open = true;
     connection.trust();
     if (connection.lane() == 0 && std::any_of(transfers_.begin(), transfers_.end(), [&](const auto& one) {
@@ -157,7 +159,7 @@ Result<void> OutboundLink::on_data(Connection& connection, const MessageHead& he
   OutTransfer* transfer = lane.current.transfer;
   if ((head.header.flags & kRefused) != 0 && head.header.payload_bytes == 0) {
     lane.current.transfer = nullptr;
-    if (transfer != nullptr) finish(*transfer, ErrorCode::kRefused, std::string(head.text()));
+    if (transfer != nullptr) finish(*transfer, ErrorCode::kRefused, refusal_text(std::string(head.text())));
     return {};
   }
   if (head.header.payload_bytes != lane.current.segment.bytes)

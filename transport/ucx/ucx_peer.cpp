@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "transport/base/check.h"
+#include "transport/base/printable.h"
 
 namespace kvferry::ucx {
 namespace {
@@ -64,7 +65,8 @@ void UcxPeer::connect() {
 
 void UcxPeer::on_welcome(const Welcome& welcome) {
   if (state_ != State::kConnecting) return;
-  if (!welcome.refusal.empty()) return fail(fmt::format("the peer refused the connection: {}", welcome.refusal));
+  if (!welcome.refusal.empty())
+    return fail("the peer refused the connection: " + printable(welcome.refusal, kPeerTextMax));
   state_ = State::kReady;
   const std::set<std::string> names = lanes();
   prefers_packing_ =

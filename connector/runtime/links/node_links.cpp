@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "transport/base/log.h"
+#include "transport/base/printable.h"
 #include "transport/base/wall_clock.h"
 
 namespace kvferry {
@@ -173,8 +174,14 @@ bool NodeLinks::take_answers() {
     if (!answer && envelope->type == kMessageType<PushAnswer>) answer = PeerAnswer(refusal<PushAnswer>(answer.error()));
     if (!answer) continue;
     std::visit(Overloaded{
-                   [&](LeaseAnswer& lease) { leases_->answered(endpoint, envelope->id, std::move(lease)); },
-                   [&](PushAnswer& push) { pushes_.answered(endpoint, envelope->id, std::move(push)); },
+                   [&](LeaseAnswer& lease) {
+                     lease.reply.refused = printable(lease.reply.refused, kPeerTextMax);
+                     leases_->answered(endpoint, envelope->id, std::move(lease));
+                   },
+                   [&](PushAnswer& push) {
+                     push.reply.refused = printable(push.reply.refused, kPeerTextMax);
+                     pushes_.answered(endpoint, envelope->id, std::move(push));
+                   },
                    [](LivesAnswer&) {},  // ignored: this node never sends a LivesRequest
                },
                *answer);

@@ -62,6 +62,14 @@ TEST(Fingerprint, MissingFieldsAndOtherTextsAreToldToo) {
   EXPECT_EQ(fingerprint_difference("one", "another"), "the fingerprint is 'one' here and 'another' there");
 }
 
+TEST(Fingerprint, AStrangersFingerprintIsPrintableAndCut) {
+  const std::string hostile = "model=\x1b[2J\n" + std::string(5000, 'a') + " layers=4";
+  const std::string difference = fingerprint_difference(kWhole, hostile);
+  EXPECT_THAT(difference, HasSubstr("there"));
+  EXPECT_LE(difference.size(), 1024U);
+  EXPECT_EQ(difference.find_first_of("\x1b\n"), std::string::npos);
+}
+
 TEST(Fingerprint, ChunkTokensAreReadOrNot) {
   EXPECT_EQ(chunk_tokens_of(kWhole), 256u);
   for (const char* text : {"model=a", "chunk_tokens=", "chunk_tokens=0", "chunk_tokens=70000", "chunk_tokens=1x"})
