@@ -39,13 +39,14 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
     send_message(inbound.socket.get(), Type::kWelcome, Welcome{std::move(why)});
     return false;
   };
+  // Checked first: a process without the address learns nothing about this one.
+  if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
+    return refuse("the address is of an earlier start of the peer, or is wrong");
   if (hello->protocol_version != kProtocolVersion)
     return refuse(
         fmt::format("the peer's shared memory protocol has version {}, this side has version {}; run the same kvferry "
                     "release on both",
                     kProtocolVersion, hello->protocol_version));
-  if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
-    return refuse("the address is of an earlier start of the peer, or is wrong");
   Result<SharedMapping> pages = SharedMapping::create("kvferry", NoteRing::kPageBytes);
   if (!pages) return refuse(pages.error().what);
   inbound.ring.emplace(std::move(*pages));

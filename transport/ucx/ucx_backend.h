@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -77,6 +78,9 @@ class UcxBackend final : public InboxBackend {
   void on_blocks(std::string_view packed, ucp_ep_h reply_ep);
   void on_answer(std::string_view packed);
 
+  /// Returns the message; nullopt if it is malformed, which is counted and logged. `what`: what it should be.
+  template <class Message>
+  std::optional<Message> checked(Result<Message> message, std::string_view what);
   /// Returns whether a message has the secret in this transport's address; counts and logs messages that do not.
   bool is_invited(const std::string& secret);
   /// Returns the peer that was given this token, or null.
@@ -86,6 +90,7 @@ class UcxBackend final : public InboxBackend {
   const NetDevices net_devices_;
   const std::string secret_ = random_bytes(16);
   std::uint64_t num_uninvited_messages_ = 0;
+  std::uint64_t num_malformed_messages_ = 0;
   std::string address_;  // set before start() returns
   mutable std::mutex path_mutex_;
   std::string path_;  // the transports that UCX has chosen; empty before the first connection

@@ -13,15 +13,17 @@ namespace {
 /// this limit, the peer's requests get no answer.
 constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
 
-/// Returns the message. If the message is malformed, logs that it is dropped and returns nullopt.
+}  // namespace
+
 template <class Message>
-std::optional<Message> checked(Result<Message> message, std::string_view what) {
+std::optional<Message> UcxBackend::checked(Result<Message> message, std::string_view what) {
   if (message) return std::move(*message);
-  log().warn("transport: dropped a message that came by UCX and is no valid {}: {}", what, message.error().what);
+  // Only the 1st, 2nd, 4th, 8th ... is logged, because unknown peers can send as many as they like.
+  if (std::has_single_bit(++num_malformed_messages_))
+    log().warn("transport: dropped a message that came by UCX and is no valid {} ({} malformed ones so far): {}", what,
+               num_malformed_messages_, message.error().what);
   return std::nullopt;
 }
-
-}  // namespace
 
 Result<void> UcxBackend::set_up() {
   worker_ = KVFERRY_TRY(UcpWorker::create(net_devices_.names));
