@@ -11,14 +11,16 @@ constexpr std::size_t kChecksPerTurn = 4096;
 
 }  // namespace
 
-void Drains::published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark) {
+bool Drains::published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark) {
   const auto found = drains_.find(node);
-  if (found == drains_.end()) return;
+  if (found == drains_.end()) return false;
   Drain& drain = found->second;
   for (const ChunkEntry& chunk : chunks) drain.waiting.push_back({chunk});
   drain.is_listing |= mark == SnapshotMark::kBegins || mark == SnapshotMark::kReplaces;
+  const bool has_ended = mark == SnapshotMark::kEnds || mark == SnapshotMark::kReplaces;
   // A snapshot that began before the drain does not count: its first chunks were not added to `waiting`.
-  drain.is_listed |= drain.is_listing && (mark == SnapshotMark::kEnds || mark == SnapshotMark::kReplaces);
+  drain.is_listed |= drain.is_listing && has_ended;
+  return has_ended && !drain.is_listing;
 }
 
 std::vector<Drains::Replication> Drains::advance(const Cluster& cluster, TimeNs now) {

@@ -61,8 +61,9 @@ class Drains {
   /// Returns false if the node is not being drained.
   bool end(NodeId node) { return drains_.erase(node) > 0; }
   bool is_draining(NodeId node) const { return drains_.contains(node); }
-  /// Adds the chunks to the node's drain; has no effect if the node is not being drained.
-  void published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark);
+  /// Adds the chunks to the node's drain; has no effect if the node is not being drained. Returns true if the caller
+  /// must request a snapshot again: one has ended that began before the drain, so it does not list all chunks.
+  bool published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark);
   /// Checks running replications and returns the next ones. The caller must call it often, e.g. every 50 ms.
   std::vector<Replication> advance(const Cluster& cluster, TimeNs now);
   Progress progress(NodeId node) const;

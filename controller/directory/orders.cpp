@@ -180,7 +180,7 @@ Result<NodeId> Orders::node_of(const std::string& name_space, const std::string&
 }
 
 void Orders::published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark, TimeNs now) {
-  drains_.published(node, chunks, mark);
+  if (drains_.published(node, chunks, mark)) snapshots_wanted_.push_back(node);
   if (pins_.size() == 0) return;
   std::vector<ChunkKey> keys;
   for (const ChunkEntry& chunk : chunks) keys.push_back(chunk.key);

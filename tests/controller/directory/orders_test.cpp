@@ -165,6 +165,28 @@ TEST_F(OrdersTest, ADrainedNodeTellsAllAndWhatOnlyItHasGoesToOthers) {
   EXPECT_FALSE(rule({.verb = "undrain", .engine_id = "leaving"}).is_done);
 }
 
+TEST_F(OrdersTest, ADrainThatBeginsDuringASnapshotAsksForAnother) {
+  const ConnectionId leaving = join("leaving");
+  const auto snapshot = [&](bool begins) {
+    say(leaving, wire::Publish{.incarnation = 1,
+                               .sequence = sequence_[leaving]++,
+                               .begins_snapshot = begins,
+                               .full = {begins ? keys_of(0, 10) : std::vector<ChunkKey>{}},
+                               .has_end = begins,
+                               .ends_snapshot = !begins});
+  };
+  snapshot(true);
+  ASSERT_TRUE(rule({.verb = "drain", .engine_id = "leaving"}).is_done);
+  snapshot(false);
+  pass(100 * kMillisecond);
+  EXPECT_THAT(heard<wire::SnapshotWanted>(leaving), SizeIs(1));
+  snapshot(true);
+  snapshot(false);
+  pass(100 * kMillisecond);
+  EXPECT_THAT(heard<wire::SnapshotWanted>(leaving), IsEmpty());
+  EXPECT_EQ(status_of("leaving").num_to_replicate, 10u);
+}
+
 TEST_F(OrdersTest, ALeavingNodeComesLastInLookups) {
   const ConnectionId a = join("a"), b = join("b"), asker = join("asker");
   publish(a, keys_of(0, 10));
