@@ -1,8 +1,11 @@
 #include "controller/client/client_session.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "controller/protocol/wire.h"
+#include "transport/base/log.h"
+#include "transport/base/printable.h"
 
 namespace kvferry::controller {
 namespace {
@@ -40,7 +43,7 @@ struct ClientSession::Receiver {
     if (session.is_over()) return;
     session.state_ = State::kRefused;
     session.pending_.clear();
-    events.emplace_back(Refused{std::move(message.reason), Incarnation{message.newest_incarnation}});
+    events.emplace_back(Refused{printable(message.reason, kPeerTextMax), Incarnation{message.newest_incarnation}});
   }
   void operator()(const wire::HeartbeatAck& message) const {
     if (message.incarnation == session.incarnation()) session.publisher_.set_kept_below(message.kept_below);
@@ -99,7 +102,12 @@ ClientSession::ClientSession(ClientOptions options, Send send, std::size_t resen
 
 void ClientSession::receive(std::string_view bytes, std::vector<ClientEvent>& events) {
   Result<wire::FromController> message = wire::parse<wire::FromController>(bytes, options_.protocol);
-  if (!message) return;  // the message is malformed, or of a version that this client does not speak
+  if (!message) {  // it is malformed, or of a version that this client does not speak
+    if (std::has_single_bit(++num_unreadable_))
+      log().warn("dropped a message of controller {} ({} so far): {}", options_.controller, num_unreadable_,
+                 message.error().what);
+    return;
+  }
   waiting_since_.reset();
   num_silences_ = 0;
   std::visit(Receiver{*this, events}, *message);

@@ -88,6 +88,7 @@ class ClientSession {
   std::string report_;                      // report for the next heartbeat; empty: none is due
   std::optional<TimeNs> waiting_since_;     // time of the first Hello or Heartbeat since the controller's last message
   std::uint32_t num_silences_ = 0;          // silent connections, in a row, that were given up before registration
+  std::uint64_t num_unreadable_ = 0;        // dropped messages of the controller
   Publisher publisher_;
   std::uint64_t last_token_ = 0;
   std::set<std::uint64_t> pending_;  // tokens of unanswered lookups

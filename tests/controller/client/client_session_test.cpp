@@ -54,5 +54,20 @@ TEST(ClientPatience, IsTheSettingAgainAfterAWord) {
   EXPECT_FALSE(silence.is_registered());
 }
 
+TEST(ClientSessionTest, AMessageThatItCantReadIsDroppedAndNamed) {
+  ClientOptions options;
+  options.node = node_info("a", 5);
+  options.controller = "tcp://controller:1";
+  ClientSession session(options, [](std::string_view) { return true; });
+  std::vector<ClientEvent> events;
+  testing::internal::CaptureStderr();
+  session.receive("garbage", events);
+  const std::string logged = testing::internal::GetCapturedStderr();
+  EXPECT_NE(logged.find("dropped a message of controller tcp://controller:1 (1 so far): "), std::string::npos)
+      << logged;
+  session.receive(encode(wire::Registered{.incarnation = 5}), events);
+  EXPECT_TRUE(session.is_registered());
+}
+
 }  // namespace
 }  // namespace kvferry::controller
