@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <filesystem>
 #include <system_error>
 
 namespace kvferry {
@@ -27,6 +28,8 @@ std::string variable_of(std::string_view key) {
 
 Result<std::vector<SettingEntry>> read_file(const std::string& path) {
   try {
+    if (std::error_code ignored; std::filesystem::is_directory(path, ignored))
+      return bad(fmt::format("{}: the config file can't be read: it is a folder", path));
     const YAML::Node file = YAML::LoadFile(path);
     std::vector<SettingEntry> entries;
     if (file.IsNull()) return entries;
