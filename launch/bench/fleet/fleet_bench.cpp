@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "launch/bench/fleet/fleet_phases.h"
@@ -65,7 +66,7 @@ Result<void> check_files(const std::vector<FleetStep>& steps) {
                  fmt::format("--nodes is '{}', but this process may open {} files and each node takes {}; allowed: {} "
                              "to {}, or more after `ulimit -Hn` has raised the limit on open files",
                              step.load.num_nodes, files.rlim_max, files_of_node, kNodesMin,
-                             (files.rlim_max - kFilesBeside) / files_of_node)};
+                             (std::max<std::uint64_t>(files.rlim_max, kFilesBeside) - kFilesBeside) / files_of_node)};
   }
   return {};
 }

@@ -99,7 +99,8 @@ std::vector<std::string> weaknesses_of(const fs::path& process) {
   for (const net::HostPort& address : listening_addresses(process)) {
     if (net::is_loopback(address.host) || asks_for_key(address)) continue;
     found.push_back(
-        fmt::format("{} listens at {} without a cluster key: other hosts can reach it", who, net::to_text(address)));
+        fmt::format("{} listens at {}, which other hosts can reach, and asked for no cluster key when it was tried",
+                    who, net::to_text(address)));
   }
   for (const std::string& file : key_files(process)) {
     const auto key = net::read_cluster_key(file);
