@@ -114,6 +114,8 @@ def test_without_keygen_all_have_the_cluster_key(tmp_path: Path) -> None:
 def test_a_keygen_that_fails_is_told(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="can't change the nodes' keys: no key"):
         Keys(tmp_path, ["sh", "-c", "echo no key >&2; exit 1"]).begin(NODES)
+    with pytest.raises(SpecError, match="/nonexistent/kvferry can't be run: No such file or directory"):
+        Keys(tmp_path, ["/nonexistent/kvferry"]).begin(NODES)
 
 
 class Server:

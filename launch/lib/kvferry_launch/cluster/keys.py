@@ -108,8 +108,11 @@ class Keys:
 
 
 def run_keygen(command: Sequence[str], whose: str, cwd: Path | None = None) -> None:
-    """Runs `kvferry keygen`. `whose`: "nodes" or "pods", for the message of an error. Errors: SpecError, OSError."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    """Runs `kvferry keygen`. `whose`: "nodes" or "pods", for the message of an error. Errors: SpecError."""
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise SpecError(f"can't change the {whose}' keys, because {command[0]} can't be run: {error.strerror}") from error
     if done.returncode != 0:
         raise SpecError(f"can't change the {whose}' keys: {' '.join(done.stderr.split())}")
 
