@@ -33,7 +33,7 @@ void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
   if (pause == 0) return;
   counters_.holders_suspected += 1;
   actions_.push_back(LogLine{
-      fmt::format("nothing arrived from node {} within {} ms; no KV is fetched from it for {} s. If this message "
+      fmt::format("no intact chunk came from node {} within {} ms; no KV is fetched from it for {} s. If this message "
                   "repeats, check that the node runs, and that no firewall blocks the ports of its workers",
                   endpoint, config_.try_timeout / kMillisecond, pause / kSecond),
       true, endpoint});

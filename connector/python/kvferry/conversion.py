@@ -65,8 +65,8 @@ def tell_conversion(chunk_dtype: str, converts: str) -> None:
     if converts:
         # vLLM shows lines only of loggers named vllm.*
         init_logger("vllm.kvferry").warning(
-            "kvferry: this server reads chunks of servers with --dtype %s and converts them (%s): its answers may "
-            "differ from those of a server without kvferry, since the conversion rounds, and it saves no KV for others",
+            "kvferry: this server reads chunks that servers with --dtype %s computed (%s): its answers may differ from "
+            "those of a server without kvferry, since other rounding is in that KV, and it saves no KV for others",
             chunk_dtype, converts,
         )  # fmt: skip
 

@@ -222,7 +222,7 @@ TEST_F(FetchingThroughAFirewall, OneFetchAtATimeTriesTheNodeAndTheFirstThatSucce
   ASSERT_THAT(lines, SizeIs(1));
   EXPECT_EQ(lines[0].paused_node, "tcp://far");
   EXPECT_THAT(lines[0].text,
-              HasSubstr("nothing arrived from node tcp://far within 1000 ms; no KV is fetched from it for 5 s"));
+              HasSubstr("no intact chunk came from node tcp://far within 1000 ms; no KV is fetched from it for 5 s"));
   EXPECT_FALSE(try_to_fetch("while-closed"));
   core_->tick(now_ += 5 * kSecond);
   std::ranges::fill(tokens_, ++num_requests_);
