@@ -62,7 +62,7 @@ TEST(Fingerprint, MissingFieldsAndOtherTextsAreToldToo) {
   EXPECT_EQ(fingerprint_difference("one", "another"), "the fingerprint is 'one' here and 'another' there");
 }
 
-TEST(Fingerprint, AStrangersFingerprintIsPrintableAndCut) {
+TEST(Fingerprint, AHostileFingerprintIsPrintableAndCut) {
   const std::string hostile = "model=\x1b[2J\n" + std::string(5000, 'a') + " layers=4";
   const std::string difference = fingerprint_difference(kWhole, hostile);
   EXPECT_THAT(difference, HasSubstr("there"));

@@ -112,7 +112,8 @@ def run_keygen(command: Sequence[str], whose: str, cwd: Path | None = None) -> N
     try:
         done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise SpecError(f"can't change the {whose}' keys, because {command[0]} can't be run: {error.strerror}") from error
+        raise SpecError(f"can't change the {whose}' keys, because {command[0]} can't be run: "
+                        f"{error.strerror}") from error
     if done.returncode != 0:
         raise SpecError(f"can't change the {whose}' keys: {' '.join(done.stderr.split())}")
 
