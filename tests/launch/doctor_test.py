@@ -53,7 +53,8 @@ def test_a_socket_without_a_key_is_named() -> None:
         status, said = examine("--pid", pid)
         port = endpoint.rsplit(":", 1)[1]
         assert status == 1
-        assert f"process {pid} listens at 0.0.0.0:{port}, which other hosts can reach, and asked for no cluster key" in said
+        assert (f"process {pid} listens at 0.0.0.0:{port}, which other hosts can reach, and asked for no cluster key"
+                in said)
         assert said.endswith("1 processes of kvferry, 2 weaknesses\n")  # the second weakness is the HTTP listener
 
 

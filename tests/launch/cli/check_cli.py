@@ -290,7 +290,8 @@ class CliTest(unittest.TestCase):
         self.assert_fails(run("controller", "--config", path), 2, path, "unknown key 'bnd'", "bind, ")
         self.assert_fails(run("controller", "--config", "/nonexistent"), 2, "/nonexistent",
                           "can't be read: No such file")
-        self.assert_fails(run("controller", "--config", "/tmp"), 2, "/tmp: the config file can't be read: it is a folder")
+        self.assert_fails(run("controller", "--config", "/tmp"), 2, "/tmp: ",
+                          "can't be read: it is a folder")
         self.assert_fails(run("controller", "--config", self.config("bind: [\n")), 2, "line")
         self.assert_fails(run("controller", "--config", self.config("just words\n")), 2, "key: value")
         self.assert_fails(run("controller", "--config", self.config("bind: {a: b}\n")), 2, "'bind'")
