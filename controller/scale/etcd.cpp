@@ -45,6 +45,7 @@ class HttpEtcd final : public Etcd {
       requests_.emplace_back(token, std::move(request));
       changed_.notify_all();
     } else {
+      events_.wake();             // take() returns the refusal
       refused_.push_back(token);  // refused_ needs no limit, because the owner limits the requests in flight
     }
   }

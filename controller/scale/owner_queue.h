@@ -39,6 +39,9 @@ class OwnerQueue {
     return true;
   }
 
+  /// Makes fd() readable until the next take() that leaves no item. Threads: any.
+  void wake() { wake_up_.set(); }
+
   /// Takes up to `num_max` items, in order. Threads: the owner.
   std::vector<T> take(std::size_t num_max) {
     const std::lock_guard lock(mutex_);

@@ -16,8 +16,9 @@ class CudaChecksums final : public Device::Checksums {
   CudaChecksums(PinnedPool& pinned, int ordinal) : pinned_(pinned), ordinal_(ordinal) {}
   ~CudaChecksums() override {
     const CurrentDevice current(ordinal_);
-    // The destructor waits first, because the device may still access the buffer in host memory.
-    if (host_.data() != nullptr) cudaStreamSynchronize(stream_);
+    // The destructor waits first, because the device may still access the buffer in host memory. Later work of the
+    // stream is not waited for: it may belong to a transfer whose peer has died.
+    if (host_.data() != nullptr) is_recorded_ ? cudaEventSynchronize(done_.get()) : cudaStreamSynchronize(stream_);
     pinned_.give_back(std::move(host_));
     done_.reset();
   }
@@ -35,8 +36,10 @@ class CudaChecksums final : public Device::Checksums {
       host_ = KVFERRY_TRY(pinned_.take(segments * sizeof(std::uint64_t)));
       KVFERRY_TRY(launch(ranges));
     }
-    return cuda_result(cudaEventRecord(done_.get(), stream),
-                       "cannot record a CUDA event after the checksums of GPU memory");
+    KVFERRY_TRY(cuda_result(cudaEventRecord(done_.get(), stream),
+                            "cannot record a CUDA event after the checksums of GPU memory"));
+    is_recorded_ = true;
+    return {};
   }
 
   Result<bool> is_done() override {
@@ -71,6 +74,7 @@ class CudaChecksums final : public Device::Checksums {
   std::vector<std::uint64_t> range_bytes_;
   PinnedBuffer host_;
   Event done_;
+  bool is_recorded_ = false;  // true once done_ is recorded after the last kernel
 };
 
 }  // namespace

@@ -151,10 +151,11 @@ std::string UcxPeer::transports() const {
 
 std::set<std::string> UcxPeer::lanes() const {
   // UCX 1.13 has no query for the lanes, but its dump of the endpoint names each: "lane[0]:  2:tcp/eth0.0 md[1] ...".
+  if (ep_ == nullptr) return {};
   char* text = nullptr;
   std::size_t bytes = 0;
   std::FILE* stream = ::open_memstream(&text, &bytes);
-  if (stream == nullptr || ep_ == nullptr) return {};
+  if (stream == nullptr) return {};
   api().ucp_ep_print_info(ep_, stream);
   std::fclose(stream);
   const std::string dump(text, bytes);

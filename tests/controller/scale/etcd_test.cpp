@@ -247,7 +247,10 @@ TEST_F(EtcdTest, ItEndsAtOnceWhateverEtcdDoes) {
 TEST_F(EtcdTest, TooManyRequestsAreAnsweredToo) {
   auto etcd = make_etcd({.url = parse_etcd_url(service->url()).value(), .watched_prefix = "kv/", .requests_max = 4});
   service->process().stop();
+  etcd->take(100);
   for (std::uint64_t token = 1; token <= 20; ++token) etcd->ask(token, EtcdGrant{.ttl_s = 5});
+  pollfd events{etcd->fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&events, 1, 0), 1) << "refusals wait for no other event";
   std::size_t num_full = 0;
   EXPECT_TRUE(wait_until([&] {
     for (const EtcdEvent& event : etcd->take(100)) {
