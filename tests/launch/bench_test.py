@@ -126,6 +126,19 @@ def test_no_process_outlives_the_driver(number: signal.Signals) -> None:
     wait_for(lambda: not processes_of(marker), "every child ends")
 
 
+def test_an_interrupted_benchmark_of_the_controller_says_so_and_leaves_no_files(tmp_path: Path) -> None:
+    with subprocess.Popen([BINARY, "bench", "controller"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          env={**os.environ, "TMPDIR": str(tmp_path)}) as running:
+        assert running.stderr is not None
+        assert "[1/" in running.stderr.readline()
+        wait_for(lambda: bool(list(tmp_path.iterdir())), "the benchmark's folder is there")
+        running.send_signal(signal.SIGINT)
+        said = running.stderr.read()
+        assert running.wait(timeout=DEADLINE_S) == 1
+        assert said.endswith("kvferry: the benchmark was interrupted by Ctrl-C or SIGTERM\n")
+        assert not list(tmp_path.iterdir())
+
+
 def test_a_listener_serves_one_driver_after_the_other_and_ends_on_ctrl_c() -> None:
     with subprocess.Popen([BINARY, "bench", "transfer", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True,
                           ) as listener:

@@ -10,6 +10,7 @@
 #include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/flags.h"
+#include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/progress.h"
 #include "launch/bench/harness/statistics.h"
 
@@ -81,6 +82,7 @@ Result<void> run_connector_bench(const ConnectorFlags& flags) {
   reader.output_files(flags.json_file, "");
   std::vector<std::string> connectors = reader.peers(flags.peers, kConnectorPeers);
   if (!reader.result()) return reader.result();
+  catch_interrupts();
   const ConnectorCalls calls{vllm_python(flags.python), tokens, running, repeat};
   return attempt([&] { run(calls, std::move(connectors), flags.json_file); });
 }

@@ -9,6 +9,7 @@
 #include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/flags.h"
+#include "launch/bench/harness/interrupt.h"
 
 namespace kvferry::bench {
 namespace {
@@ -50,6 +51,7 @@ Result<void> run_controller_bench(const ControllerFlags& flags) {
   reader.output_files(flags.json_file, flags.plot_file);
   const std::vector<std::string> peers = reader.peers(flags.peers, kControllerPeers);
   if (!reader.result()) return reader.result();
+  catch_interrupts();
   const ControllerLoad load{num_hashes / kPrefixKeys * kPrefixKeys, repeat};
   return attempt([&] { run(flags, load, peers); });
 }

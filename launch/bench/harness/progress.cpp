@@ -5,6 +5,9 @@
 
 #include <cstdio>
 
+#include "launch/bench/harness/failure.h"
+#include "launch/bench/harness/interrupt.h"
+
 namespace kvferry::bench {
 namespace {
 
@@ -16,6 +19,7 @@ Progress::Progress(std::size_t num_steps)
     : is_terminal_(::isatty(STDERR_FILENO) == 1), num_steps_(num_steps), started_(SteadyClock().now()) {}
 
 void Progress::begin_step(const std::string& what) {
+  if (is_interrupted()) throw Failure(interrupted());
   what_ = what;
   if (is_terminal_)
     draw();
