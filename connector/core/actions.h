@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-// ---- fetches: queries to the controller, lease requests to other nodes, pull orders to all workers ----
+// ---- fetches and replications: messages to the controller, to other nodes and to all workers ----
 struct QueryDirectory {
   std::uint64_t fetch = 0;
   std::vector<ChunkKey> keys;         // keys of the full chunks, in the order of the prefix
@@ -69,11 +69,11 @@ struct DropPush {
 using GrantSlots = GrantOrder;
 using RevokeSlots = Revocation;
 
-/// A sentence for the log; `warning` is true if an operator should read it.
+/// A message for the log; `warning` is true if an operator should read it.
 struct LogLine {
   std::string text;
   bool warning = false;
-  // Endpoint of the node from which, as the sentence says, no KV is fetched for a while. Empty for all other sentences.
+  // Endpoint of the node, if the message says that fetches from a node are blocked (suspect_nodes.h); otherwise empty.
   std::string paused_node = {};
 };
 

@@ -16,18 +16,19 @@ struct ChunkMeta {
   ChunkKey key;
   std::uint32_t num_tokens = 0;
   bool is_tail = false;  // true if the chunk has fewer tokens than a full chunk
-  /// A key that all tails with the same predecessor and the same first kTailGroupTokens tokens (chunk_key.h) share. Set
-  /// only for tails of at least kTailGroupTokens tokens.
+  /// A key that all tails share whose predecessor and whose first kTailGroupTokens tokens (chunk_key.h), with the
+  /// multimodal items in them, are the same. Set only for tails of at least kTailGroupTokens tokens.
   std::optional<ChunkKey> tail_group;
   std::uint32_t window_from = 0;  // layers with an attention window have KV only from this token of the chunk on
   TenantId tenant = 0;            // tenant whose requests can use the chunk
-  /// [KV group] The first token with KV in each group, in models whose groups differ in window or block size;
-  /// `window_from` is then the largest of these. Empty in other models.
+  /// [KV group] The first token with KV in each group, in models whose groups with windows differ in window or block
+  /// size; `window_from` is then the largest of these. Empty in other models.
   std::vector<std::uint32_t> windows_from = {};
 
   /// Returns the first token of the chunk for which this KV group, which has a window, has KV.
   std::uint32_t from(std::size_t group) const { return windows_from.empty() ? window_from : windows_from[group]; }
-  /// Sets the windows that another node sent. Returns false if no chunk of this length can have such windows.
+  /// Sets the windows that another node sent. Returns false if a chunk of this length, of a model with `num_groups` KV
+  /// groups, can't have them.
   bool set_windows(std::uint32_t from, const std::vector<std::uint32_t>& by_group, std::size_t num_groups) {
     window_from = from;
     windows_from = by_group;

@@ -40,13 +40,13 @@ struct CoreConfig {
   std::uint32_t num_ranks = 1;
   /// Limit on the tokens of all preparations (scheduler/preparation.h) together. 0: this node prepares nothing.
   std::uint64_t prepared_tokens_max = 0;
-  /// True if this node converts chunks when it loads them. It saves none of its own KV: its blocks have other KV than
-  /// those of the nodes with its fingerprint, to which chunks must be equal. Its pool has chunks that those nodes
-  /// saved.
+  /// True if this node converts chunks when it loads them. Such a node saves no KV: a chunk must have the KV that other
+  /// nodes with the same fingerprint compute, and this node's blocks have converted KV. Its pool has chunks that those
+  /// nodes saved.
   bool only_reads = false;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
-  TimeNs load_timeout = 5 * kSecond;  // the longest time that a request's lookups stay pending for chunks
+  TimeNs load_timeout = 5 * kSecond;  // limit on the time that the lookups of one attempt wait for chunks
   /// Limit on the wait for an answer of the controller or of a node that has the chunks, and for pushed chunks that a
   /// waiting request needs.
   TimeNs try_timeout = 1 * kSecond;
@@ -56,12 +56,14 @@ struct CoreConfig {
   TimeNs push_ttl = 60 * kSecond;     // limit on the time from a push offer to its last chunk, on both nodes
   TimeNs push_grace = 30 * kSecond;   // time that workers have to end a dropped push before its slots are unpinned
   TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for each ttl of the controller's orders; ttl of a purge
-  TimeNs pin_ttl = 60 * kSecond;       // limit on the pins of lookups and loads, which normally end at the next step
-  TimeNs tenant_idle = 600 * kSecond;  // time without a use after which a tenant has no share of the pool
-  TimeNs refetch_after = 100 * kMillisecond;  // pause between a request's fetch and the fetch of its next attempt
-  std::uint64_t chunk_bytes = 0;              // size of a full chunk in all ranks together, for reports
-  std::uint32_t num_recorded_events = 128;    // number of the latest events that the flight recorder keeps
-  std::uint32_t num_recorded_requests = 32;   // number of the latest requests that the flight recorder keeps
+  TimeNs pin_ttl = 60 * kSecond;               // limit on the time of a pin for a lookup or a load
+  TimeNs tenant_idle = 600 * kSecond;          // time without a use after which a tenant has no share of the pool
+  /// Shortest pause between the fetches of a request's attempts, except for fetches of chunks that were not requested
+  /// from the handoff source because they were being written.
+  TimeNs refetch_after = 100 * kMillisecond;
+  std::uint64_t chunk_bytes = 0;             // size of a full chunk in all ranks together, for reports
+  std::uint32_t num_recorded_events = 128;   // number of the latest events that the flight recorder keeps
+  std::uint32_t num_recorded_requests = 32;  // number of the latest requests that the flight recorder keeps
   /// Random bytes, new at each start, from which the numbers of leases, reservations, pushes and hand-offs are derived.
   std::string secret;
 

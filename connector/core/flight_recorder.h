@@ -39,27 +39,27 @@ class ShortText {
   std::array<char, kSize> bytes_{};
 };
 
-/// What happened. The comment of each kind names the fields of LifeEvent that it sets. The numbers are sent between
-/// nodes, so new kinds are added at the end.
+/// What happened. The comment of each kind names the fields of LifeEvent that it sets, except those whose own comment
+/// names the kind. The numbers are sent between nodes, so new kinds are added at the end.
 enum class LifeKind : std::uint8_t {
   // The request arrived. Fields: duration (since the server got it), tokens (of the prompt), local (tokens in this
-  // node's pool), expected (tokens handed over by `peer`), note (the request's id at `peer`).
+  // node's pool), peer (the handoff source), expected (tokens handed over), note (the request's id at `peer`).
   kArrived,
-  kWaits,      // a lookup stays pending, for the first time since the request's arrival or last admission
-  kAnswered,   // the first answer after kWaits. Fields: local (tokens in the engine's cache), loaded (more in the pool)
-  kAdmitted,   // admitted by the engine. Fields: tokens, local, loaded, expected (computed before), cause, peer, note
-  kLoadBegan,  // an asynchronous load began: the request runs only after it
-  kLoaded,     // a load ended. Fields: expected (tokens to load), loaded, chunks, bytes, duration, cause
-  kComputed,   // the engine has computed every token that was known at the admission
-  kPreempted,  // the engine preempted the request. Field: tokens (computed so far)
-  kFinished,   // the request ended. Fields: tokens, expected (kept for a decode node), cause if aborted
-  kPulled,     // a pull ended. Fields: peer, path, tokens, chunks, failed, in_frames, bytes, all times, cause, note
+  kWaits,        // a lookup stays pending, for the first time since the request's arrival or last admission
+  kAnswered,     // the first answer after kWaits. Fields: local (tokens in the engine's cache), loaded (tokens to load)
+  kAdmitted,     // admitted by the engine. Fields: tokens, local, loaded, expected (computed before), cause, peer, note
+  kLoadBegan,    // an asynchronous load began: the request runs only after it
+  kLoaded,       // a load ended. Fields: expected (tokens to load), loaded, chunks, bytes, duration, cause
+  kComputed,     // the engine has computed every token that was known at the admission
+  kPreempted,    // the engine preempted the request. Field: tokens (computed so far)
+  kFinished,     // the request ended. Fields: tokens, expected (kept for a decode node), cause if aborted
+  kPulled,       // a fetch's pull ended. Fields: peer, path, tokens, chunks, failed, bytes, all times, cause, note
   kFetchFailed,  // KV did not come from other nodes. Fields: peer (empty: no node is to blame), cause, note
   kPushOffered,  // chunks were offered to `peer`. Field: chunks
   kPushed,       // a push ended. Fields: peer, path, tokens, chunks, failed, bytes, duration, wire, cause, note
 };
 
-/// Why KV was not loaded or not sent. The numbers are sent between nodes, so new causes are added at the end.
+/// Why KV was not loaded or sent, or a request ended. The numbers are sent between nodes, so new causes go to the end.
 enum class Cause : std::uint8_t {
   kNone,
   kNoHolder,
@@ -87,7 +87,7 @@ enum class Cause : std::uint8_t {
   kLoadFailed,
 };
 
-/// A name for each cause, which metrics have as a label. A cause may be used as an index.
+/// [Cause] The cause's name, which metrics have as a label.
 inline constexpr std::string_view kCauseNames[] = {
     "unknown",          "no_holder", "too_short",  "evicted",     "evicted_there", "no_controller", "controller_late",
     "no_answer",        "link_lost", "too_slow",   "not_in_time", "damaged",       "refused",       "failed",
@@ -114,11 +114,11 @@ struct LifeEvent {
   std::uint32_t limit_mb_per_s = 0;
   ShortText<8> path{};
   ShortText<55> peer{};
-  ShortText<103> note{};  // why a transfer failed or bypassed GPU frames; kArrived: the request's id at `peer`
+  ShortText<103> note{};  // why KV did not come, was not sent or bypassed GPU frames; or as kArrived says
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
   // Parts of the duration of a pull, of the rank that ended last: until its last transfer was submitted, from then
   // until the last byte, from then until all chunks were in their slots, or verified in frames. With kPushed `wire` is
-  // the time since the last chunk was in this node's pool.
+  // the part after the last chunk was complete in this node's pool and the decode node had answered the offer.
   TimeNs post = 0, wire = 0, unpack = 0;
   std::uint32_t in_frames = 0;  // with kPulled: the most chunks that one rank pulled from GPU memory to GPU memory
   KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,
@@ -149,7 +149,7 @@ struct RequestLife {
 
 class FlightRecorder {
  public:
-  static constexpr std::size_t kLivesMax = 16, kEventsMax = 256;  // limits on a result's lives, and on a life's events
+  static constexpr std::size_t kLivesMax = 16, kEventsMax = 256;  // limits on the lives found, and on a life's events
 
   FlightRecorder(std::uint32_t num_events, std::uint32_t num_requests);
 
@@ -162,7 +162,7 @@ class FlightRecorder {
   std::uint64_t last() const { return num_events_; }
   /// Returns the number of the oldest event that was not overwritten.
   std::uint64_t oldest() const { return num_events_ - std::min<std::uint64_t>(num_events_, records_.size()) + 1; }
-  /// Returns event `number`, nullptr if it was overwritten.
+  /// Returns event `number`, nullptr if it was overwritten or never recorded.
   const LifeEvent* event(std::uint64_t number) const;
   /// Returns the newest lives of requests whose id is `id`, or contains `id` as a part that hyphens separate from the
   /// rest: vLLM adds a prefix and a suffix to the client's id. An empty `id` finds nothing.
@@ -171,8 +171,8 @@ class FlightRecorder {
   /// These return at most min(`num`, kLivesMax) lives: newest() of the newest requests, slowest() of the slowest ones.
   std::vector<RequestLife> newest(std::size_t num, TimeNs now) const;
   std::vector<RequestLife> slowest(std::size_t num, TimeNs now) const;
-  /// Returns the loads, pulls and pushes whose end was recorded after event `number`, each as a RequestLife of one
-  /// event. Its `request` is empty if the request's record was overwritten since.
+  /// Returns the loads, pulls and pushes whose end was recorded after event `number` and not overwritten since, each as
+  /// a RequestLife of one event. Its `request` is empty if the request's record was overwritten.
   std::vector<RequestLife> transfers_after(std::uint64_t number, TimeNs now) const;
 
  private:

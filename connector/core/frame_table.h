@@ -1,6 +1,6 @@
 // The frames of a rank's GPU pool, which is a write-back cache above the host pool's slots. Each frame has a chunk, a
 // state and pins. A clean frame without pins can be reused, because its slot has the same bytes. The scheduler
-// connector knows only slots, not frames.
+// connector plans with slots; each rank chooses the frames itself.
 #pragma once
 
 #include <cstdint>
@@ -71,8 +71,8 @@ class FrameTable {
   void unpin(FramePin pin);
 
   // The next four functions return false if the frame no longer belongs to the chunk. The first three change the
-  // frame's state. After a gather or a landing the caller calls all three, in this order; after a fill from the slot,
-  // only filled().
+  // frame's state. After a gather or a landing the caller calls these three, in this order, unless a copy fails; after
+  // a fill from the slot, it calls only filled().
   /// Records that the frame has all its bytes: kGathering or kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
   bool write_back_started(FrameRef ref);
@@ -83,7 +83,7 @@ class FrameTable {
   /// Marks the frame as just used.
   void touch(FrameRef ref);
   /// Separates the frame of this slot, if there is one, from its chunk. Must be called before the slot gets other
-  /// bytes. The frame becomes free when its last pin ends.
+  /// bytes. The frame becomes free once it has no pins.
   void drop_slot(std::uint32_t slot);
   /// Separates a frame whose bytes are invalid from its chunk.
   void drop(FrameRef ref);

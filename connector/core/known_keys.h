@@ -13,9 +13,9 @@
 namespace kvferry {
 
 /// The first 128 bits of a cryptographic digest with which the engine names all tokens from the first one to a chunk's
-/// end. Requests with equal roots and equal digests have equal chunks up to there.
+/// end. Two requests with equal roots and equal digests at a chunk's end have equal chunks up to that end.
 using EngineDigest = ChunkKey;
-/// Returns the first 128 bits of `digest`, which must have as many.
+/// Returns the first 128 bits of `digest`, which must not be shorter.
 EngineDigest engine_digest(std::string_view digest);
 
 class KnownKeys {

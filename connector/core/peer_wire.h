@@ -34,8 +34,8 @@ struct LeasedChunk {
   std::uint32_t num_tokens = 0;
   std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's part of the chunk
   std::uint32_t window_from = 0;  // with a sliding window, KV exists from this token on (see ChunkMeta::window_from)
-  /// [rank][run] Checksums of the parts of the chunk that the reader copies. Set instead of `checksums` if the two
-  /// nodes' shards differ.
+  /// [rank of the reader][run] Checksums of the parts of the chunk that the reader copies. Set if the two nodes' shards
+  /// differ; the reader then ignores `checksums`.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};
   /// [rank] The frame of GPU memory that has the chunk too and is pinned until the lease ends, or kNoFrame. Empty: in
   /// no rank's frame.
@@ -59,7 +59,8 @@ struct PullItem {
   ChunkRef remote;
   ChunkRef local;
   std::uint32_t num_tokens = 0;
-  /// [rank] The holder's checksums of the chunk. Empty if the holder's shards differ: this node then computes its own.
+  /// [rank] The holder's checksums of the chunk. Empty if the holder's shards differ: this node's ranks then report the
+  /// checksums of what they received.
   std::vector<std::uint64_t> checksums;
   /// [rank][run] The holder's checksum of each copied run, set instead of `checksums`.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};

@@ -1,9 +1,10 @@
 // Messages between the scheduler connector and the worker connectors. The scheduler connector sends a StepPlan with
-// each step; each worker connector answers with a WorkerReport.
+// each step; a worker connector that has results sends a WorkerReport after a step.
 //
 // Each rank executes a step in this order: saves_before (blocks of preempted and finished requests, before they are
 // overwritten), loads, the forward pass, saves_after. In host memory all four end within the step, so kvferry reads and
-// writes an engine block only in the step whose plan names that block. In a device's memory a save reads its blocks
+// writes an engine block only in the step whose plan names that block. Only the blocks of a job in `ahead` are written
+// in later steps too, until a plan has the job in `loads` or `abandoned`. In a device's memory a save reads its blocks
 // before any later work of the engine's stream, and an asynchronous load may outlast the step: the engine keeps the
 // load's blocks until a report names the load. This keeps the promise fenced-reuse for blocks: no block is reused
 // before every copy from or to it has ended.
@@ -32,7 +33,7 @@ struct SaveItem {
   ChunkRef chunk;
   std::uint32_t first_token = 0;
   std::uint32_t num_tokens = 0;
-  std::uint64_t push = 0;  // the push that sends the chunk to another node layer by layer (push_wire.h); 0: none
+  std::uint64_t push = 0;  // the push that sends the chunk to another node (push_wire.h); 0: none
   std::uint32_t push_index = 0;
   KVFERRY_FIELDS(chunk, first_token, num_tokens, push, push_index);
 };
@@ -47,7 +48,7 @@ struct SaveJob {
 /// Unpacks tokens [skip_tokens, skip_tokens + num_tokens) of a chunk into the job's blocks, from first_token on.
 struct LoadItem {
   ChunkRef chunk;
-  std::vector<std::uint64_t> checksums;  // [rank] checksum of the whole chunk
+  std::vector<std::uint64_t> checksums;  // [rank] checksum of all the bytes that the rank has of the chunk
   std::uint32_t chunk_tokens = 0;        // number of tokens in the chunk
   std::uint32_t skip_tokens = 0;
   std::uint32_t first_token = 0;  // index of the item's first token, counted from the job's first block
@@ -73,9 +74,9 @@ struct StepPlan {
   std::vector<LoadJob> loads;
   std::vector<SaveJob> saves_after;
   /// Loads without checksums, of chunks that other nodes may still write. A rank may unpack what has arrived, and
-  /// reports nothing. A later step has the same job again: in `loads`, with the checksums, or in `abandoned`.
+  /// reports nothing. This plan or a later one has the same job in `loads`, with the checksums, or in `abandoned`.
   std::vector<LoadJob> ahead = {};
-  std::vector<LoadJob> abandoned = {};  // jobs of `ahead` that end: the ranks report them as failed
+  std::vector<LoadJob> abandoned = {};  // jobs of abandoned preparations: the ranks report them as failed
   bool empty() const {
     return saves_before.empty() && loads.empty() && saves_after.empty() && ahead.empty() && abandoned.empty();
   }
@@ -93,7 +94,7 @@ struct LoadDone {
   std::string request_id;
   std::uint32_t attempt = 0;
   std::uint32_t tokens_loaded = 0;
-  std::vector<ChunkRef> corrupt;  // chunks whose generation or checksum did not match
+  std::vector<ChunkRef> corrupt;  // chunks that were not complete in this generation, or whose checksum did not match
   KVFERRY_FIELDS(request_id, attempt, tokens_loaded, corrupt);
 };
 

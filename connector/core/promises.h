@@ -16,7 +16,7 @@
 
 namespace kvferry::promise {
 
-/// The promise idempotent-lookup: a repeated lookup in one attempt finds the same number of tokens.
+/// The promise idempotent-lookup: in one attempt, lookups after the first answer find as many tokens as that answer.
 inline void idempotent_lookup(std::uint32_t first_hit, std::uint32_t hit_now, const std::string& request) {
   KVFERRY_CHECK(first_hit == hit_now,
                 "idempotent-lookup: the lookup of request {} found {} tokens, but its repetition found {}", request,
@@ -59,14 +59,14 @@ inline void saved_is_computed_alike(bool only_reads, const std::string& request)
       request);
 }
 
-/// The promise fenced-reuse: a slot is written by one writer at a time, and only while it has no readers.
+/// The promise fenced-reuse: a slot or frame is reused for another chunk only while nothing reads or writes it.
 inline void fenced_reuse(std::uint32_t pins, bool idle, std::uint32_t slot) {
   KVFERRY_CHECK(pins == 0 && idle, "fenced-reuse: pool slot {} is reused while it has {} readers{}", slot, pins,
                 idle ? "" : " and a write that has not ended, a chunk in a GPU frame, or a newer chunk");
 }
 
-/// The promise fair-eviction: a chunk is evicted for another tenant's only if its tenant is idle or has more slots than
-/// its share.
+/// The promise fair-eviction: a chunk is evicted for a chunk of another tenant only if its own tenant is idle or has
+/// more slots than its share.
 inline void fair_eviction(bool is_own_or_idle, std::uint32_t num_slots, std::uint32_t share) {
   KVFERRY_CHECK(is_own_or_idle || num_slots > share,
                 "fair-eviction: a chunk of a tenant with {} slots, which is within its share of {}, is evicted for "
@@ -74,7 +74,8 @@ inline void fair_eviction(bool is_own_or_idle, std::uint32_t num_slots, std::uin
                 num_slots, share);
 }
 
-/// The promise purged-is-gone: a chunk that a purged node gave, or that was computed from such a chunk, is not offered.
+/// The promise purged-is-gone: a chunk that a purged node gave, or that was computed from such a chunk, is not offered
+/// to other nodes.
 inline void purged_is_gone(bool is_purged, std::uint32_t slot) {
   KVFERRY_CHECK(!is_purged,
                 "purged-is-gone: the chunk in pool slot {} is offered to other nodes, but it came, or was computed, "
@@ -90,7 +91,8 @@ void exactly_once(bool expected, fmt::format_string<const Args&...> what, const 
                 fmt::format(what, args...));
 }
 
-/// The promise bounded-hold: every pin has an owner and, when it is made, a deadline in the future.
+/// The promise bounded-hold: every pin of a slot, every pull and every push has an owner and, when it begins, a
+/// deadline in the future.
 inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) {
   KVFERRY_CHECK(
       deadline > now && !owner.empty(),
@@ -99,8 +101,9 @@ inline void bounded_hold(TimeNs now, TimeNs deadline, const std::string& owner) 
       owner, deadline, now);
 }
 
-/// The promise verified-only: only chunks that every rank has written, verified and reported are offered to lookups and
-/// other nodes, and other nodes are offered only chunks that every rank has in its slot.
+/// The promise verified-only: only chunks that every rank has written, verified and reported are loaded or offered to
+/// other nodes, and other nodes are offered only chunks that every rank has in its slot. The load of a preparation may
+/// begin before its chunks are verified, but is complete only afterwards.
 inline void verified_only(bool ready, std::size_t checksums, std::size_t ranks, std::uint32_t slot) {
   KVFERRY_CHECK(ready && checksums == ranks,
                 "verified-only: the chunk in pool slot {} is loaded or offered; it is {} and has checksums of {} of {} "

@@ -1,6 +1,6 @@
 // The messages of a push, between two nodes and between a scheduler and its workers. The prefill node offers a prompt's
-// chunks before they are computed. The decode node reserves a slot for each chunk that it needs. The prefill node's
-// workers write into those slots while the model runs. Settlements report which chunks are complete. Each field
+// chunks when the request arrives. The decode node reserves slots for chunks that it lacks. The prefill node's workers
+// write into those slots, if possible while the model runs. Settlements report which chunks are complete. Each field
 // `reservation` is the id that the decode node gave to the slot reservation.
 #pragma once
 
@@ -49,7 +49,7 @@ struct PushReply {
 
 struct SettledChunk {
   std::uint32_t index = 0;  // the chunk's place in PushOffer::chunks
-  bool ok = false;          // false: the chunk is incomplete and nothing more will be written
+  bool ok = false;          // false: the chunk will not be completed
   std::uint32_t window_from = 0;
   std::vector<std::uint64_t> checksums;          // [rank] checksum of the rank's bytes
   std::vector<std::uint32_t> windows_from = {};  // [KV group] as ChunkMeta::windows_from
@@ -106,7 +106,7 @@ struct Revocation {
   KVFERRY_FIELDS(reservation, rank, chunks);
 };
 
-/// The destinations of a push for one rank. A grant is empty if the decode node does not want that chunk.
+/// The destinations of a push for one rank. A grant is empty if the decode node has granted no slot for that chunk.
 struct PushOrder {
   std::uint64_t push = 0;
   std::string remote_address;

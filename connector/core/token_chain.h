@@ -1,4 +1,4 @@
-// A request's tokens and the keys of its chunks. The key of each full chunk is computed once and kept.
+// A request's tokens and the keys of its chunks. The key of a full chunk is kept until the chunk loses tokens.
 #pragma once
 
 #include <cstdint>

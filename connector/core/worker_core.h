@@ -26,7 +26,7 @@ struct PullSource {
 };
 
 /// The scheduler's order to copy chunks of another node into this rank's pool: from the rank with the same number or,
-/// if the nodes' shards differ, in runs (shard_map.h) from several ranks.
+/// if the nodes' shards differ, in runs (shard_map.h) from one or more ranks.
 struct PullOrder {
   std::uint64_t pull = 0;
   std::string remote_address;  // transport address of the rank with the same number
@@ -55,8 +55,8 @@ struct PullOutcome {
   // Number of chunks that the holder had in a frame, but that came from slot to slot. `host_why` says why.
   std::uint32_t num_past_frames = 0;
   std::string host_why = {};
-  /// [item] true if the chunk is verified in a frame of GPU memory; a SlotsWritten follows when it is in its slot.
-  /// Empty: no chunk is in a frame.
+  /// [item] true if the chunk is verified in a frame of GPU memory; a SlotsWritten follows when the copy to its slot
+  /// has ended. Empty: no chunk is in a frame.
   std::vector<bool> in_frames = {};
   KVFERRY_FIELDS(pull, rank, ok, what, checksums, code, path, limit_mb_per_s, post, wire, unpack, num_in_frames,
                  num_past_frames, host_why, in_frames);
@@ -71,14 +71,14 @@ struct SlotsWritten {
 
 struct LoadOutcome {
   std::uint32_t tokens_loaded = 0;
-  std::vector<ChunkRef> corrupt;  // chunks whose generation or checksum did not match
+  std::vector<ChunkRef> corrupt;  // as LoadDone::corrupt
 };
 
 class WorkerCore {
  public:
   WorkerCore(std::uint32_t rank, std::uint32_t num_slots) : rank_(rank), slots_(num_slots) {}
 
-  // ---- calls of a step, in the order that plan.h describes ----
+  // ---- steps, and the writes and reads of slots ----
   /// Begins the step of a plan. The caller must call this once for each step, in increasing order.
   void begin_step(std::uint64_t step);
   /// Begins a write of the slot, which must be writable().
@@ -103,7 +103,8 @@ class WorkerCore {
 
   // ---- pulls ----
   /// Begins the writes of the pull's slots. The runtime then starts the transfer. Returns kInvalidArgument, and begins
-  /// nothing, if the pull is in progress already, its timeout is out of range, or a slot is not writable().
+  /// nothing, if the pull is in progress already, its timeout is out of range, or a slot is not writable() or is named
+  /// twice.
   Result<void> pull_ordered(const PullOrder& order, TimeNs now);
   /// Ends a pull. The runtime must call this exactly once for each pull, when the transfer no longer touches memory.
   /// in_frames[i] is true if chunk i is verified in a frame, but still being copied to its slot; an empty vector stands
