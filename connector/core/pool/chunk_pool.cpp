@@ -157,7 +157,7 @@ void ChunkPool::invalidate(ChunkRef chunk) {
   if (slots_[chunk.slot].state == State::kReady) evict(slots_[chunk.slot]);
 }
 
-/// Removes a ready slot from every index and reports its key as evicted.
+/// Removes a ready slot from every index. Reports its key as evicted if the chunk was complete in its slot.
 void ChunkPool::evict(Slot& slot) {
   by_key_.erase(slot.meta.key);
   if (slot.meta.tail_group) {

@@ -61,13 +61,13 @@ class ChunkPool {
   std::vector<const Slot*> tails(const ChunkKey& group) const;
 
   /// Reserves a slot for writing the chunk `meta`, which must not be in the pool. If no slot is free, evicts a chunk
-  /// without pins and reserves its slot. The evicted chunk is the least recently used one of the tenant that is
-  /// furthest above its share, or else of the tenant of `meta` (tenant_slots.h). Returns nullopt if there is no such
-  /// chunk.
+  /// that has no pins and is not being copied from a frame, and reserves its slot; TenantSlots::victim() says which
+  /// one. Returns nullopt if there is no such chunk.
   std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer, Givers givers = {});
   /// Records that a rank has ended the write of its share of the chunk. Once all ranks have reported, the slot becomes
-  /// ready; if any rank failed, the slot becomes free, or kRetired while it is in use. Returns true if the slot
-  /// became ready. `in_frame` is true if the rank has the chunk in a frame; slot_written() then follows.
+  /// ready; if any rank failed, or fail_write() was called, it becomes free, or kRetired while it is in use. Returns
+  /// true if the slot became ready. `in_frame` is true if the rank has the chunk in a frame; slot_written() then
+  /// follows.
   bool rank_written(ChunkRef chunk, std::uint32_t rank, bool ok, std::uint64_t checksum, bool in_frame = false);
   /// Records that a rank's copy of the chunk from a frame to the slot has ended. If it failed, the chunk is dropped.
   /// Returns true if the chunk is ready and, with this copy, is in every rank's slot.
@@ -100,8 +100,8 @@ class ChunkPool {
   /// Marks the tenants that have not used a chunk for `idle_after` as idle: an idle tenant has no share of the pool.
   void find_idle_tenants(TimeNs now, TimeNs idle_after) { tenants_.advance(now, idle_after); }
 
-  /// Returns the keys evicted since the last call. The caller must report these keys to the controller before a plan
-  /// reuses their slots.
+  /// Returns the keys of the chunks evicted since the last call, but not of chunks that some rank had only in a frame.
+  /// The caller reports these keys to the controller.
   std::vector<ChunkKey> take_evicted() { return std::exchange(evicted_, {}); }
   /// Begins to record which chunks the pool gets and loses, for take_changes().
   void track_changes() { changed_.emplace(); }

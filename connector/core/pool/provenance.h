@@ -2,8 +2,9 @@
 // ordered to purge it.
 //
 // A chunk's givers are the nodes that its KV has passed through. The receiver of a chunk records the givers that the
-// sender names, and the sender itself, so a node can lie about others, but can't hide that it sent the chunk. A chunk
-// that is computed on top of loaded chunks has their givers, since KV is computed from the KV before it.
+// sender names, and the sender itself: in a pull the endpoint that was asked, in a push the endpoint that the offer
+// names. So a node can lie about others, and in a push also about itself. A chunk that is computed on top of loaded
+// chunks has their givers, since KV is computed from the KV before it.
 #pragma once
 
 #include <cstddef>
@@ -39,12 +40,12 @@ class Provenance {
   void tick(TimeNs now);
   bool is_purged(const Givers& givers) const;
 
-  /// Records the givers of a chunk that the engine has loaded: blocks of the engine's prefix cache whose tokens begin
-  /// like the chunk may have the chunk's KV. `place` is a full chunk's key. For a tail with a group the caller records
-  /// two places: the group, with the givers, and after(parent), with empty givers. For a tail without a group it
-  /// records only after(parent), with the givers.
+  /// Records the givers of a chunk that the engine loads. From then on, blocks of the engine's prefix cache may have
+  /// the chunk's KV. `place` says for which tokens. For a full chunk it is the chunk's key. For a tail with a group the
+  /// caller records two places: the group, with the givers, and after(parent), with empty givers. For a tail without a
+  /// group the caller records only after(parent), with the givers.
   void loaded(const ChunkKey& place, const Givers& givers);
-  /// Returns the givers of what was loaded at this place, nullptr if there are none.
+  /// Returns the givers of what was loaded at this place, nullptr if nothing was recorded there.
   const Givers* loaded_at(const ChunkKey& place);
   bool has_loaded() const { return !loaded_.empty(); }
   /// Returns true if the engine has loaded KV of a purged node. Then also drops the record of all loaded chunks,

@@ -1,8 +1,8 @@
 // The slots of a chunk pool by tenant: how many each tenant has, in which order its chunks are evicted, and whose chunk
 // makes room for a new one. A tenant's share of the pool is the number of slots divided by the number of tenants that
-// have chunks in it and are not idle. A tenant may have more while slots are free, but then its chunks are evicted
-// first. Idle tenants have used none of their chunks for long: they have no share, and their chunks are evicted before
-// all others. The class has no clock: the caller passes the time.
+// have chunks in it and are not idle. A tenant may have more, but then its chunks are evicted before those of tenants
+// within their share. Idle tenants have used none of their chunks for long: they have no share, and their chunks are
+// evicted before all others. The class has no clock: the caller passes the time.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class TenantSlots {
   using Lru = std::list<std::uint32_t>;  // slots, least recently used first
   struct Tenant {
     TenantId id = 0;
-    Lru ready;                    // slots that may be evicted if they have no pins
+    Lru ready;                    // slots of the tenant's ready chunks, in the order of eviction
     std::uint32_t num_slots = 0;  // slots in use, also those that are being written
     std::uint64_t last_use = 0;   // number of the tenant's last use; the uses of all tenants are numbered together
     TimeNs used_at = 0;
@@ -49,9 +49,9 @@ class TenantSlots {
     const Tenant& tenant;
   };
   /// Returns the slot that makes room for a new chunk of `asker`: the first slot of Tenant::ready for which `may_go`
-  /// returns true, of an idle tenant, or else of the tenant with the most slots above its share. Among equal tenants it
-  /// is the one that was not used for longest. If no tenant above its share has such a slot, returns the first such
-  /// slot of `asker` itself, or nullopt if `asker` has none. `share` is what share(asker) returns.
+  /// returns true, of an idle tenant, or else of the tenant with the most slots above its share. Among equal tenants
+  /// the least recently used one comes first. If no tenant above its share has such a slot, returns the first such slot
+  /// of `asker` itself, or nullopt if `asker` has none. `share` is what share(asker) returns.
   std::optional<Victim> victim(TenantId asker, std::uint32_t share,
                                const std::function<bool(std::uint32_t slot)>& may_go) const;
 

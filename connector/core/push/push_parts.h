@@ -21,7 +21,7 @@ struct PushParts {
   SecretNumbers& numbers;
   FlightRecorder& recorder;
   const Provenance& provenance;
-  const TimeNs& now;  // time of the event that is being handled
+  const TimeNs& now;  // SchedulerCore::now_
 };
 
 }  // namespace kvferry

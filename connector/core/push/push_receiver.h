@@ -3,9 +3,9 @@
 // grant when the prefill node settles the chunk (reports that it is complete, or will not be), at the deadline, or if a
 // worker cannot grant access.
 //
-// Until every rank has revoked its grant, a reserved slot counts as being written: it is neither read nor reused.
-// Afterwards the slot is ready or free. If a rank can't revoke its grant in time, another slot can be reserved for the
-// chunk, and the first slot stays out of use until the rank has revoked its grant.
+// Until every rank has revoked its grant, a reserved slot counts as being written: it is not reused, and only loads of
+// StepPlan::ahead read it. Afterwards the chunk is ready, or is dropped. If a rank can't revoke its grant in time,
+// another slot can be reserved for the chunk, and the first slot stays out of use until the rank has revoked its grant.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class PushReceiver {
   void settled(const PushSettlement& settlement);
   /// Records that one rank has revoked its grants. Returns the chunks that became ready.
   std::vector<ChunkRef> revoked(const Revocation& answer);
-  /// Shortens the deadlines of these chunks' reservations, because a request for the chunks has arrived. Chunks that
+  /// Shortens the deadlines of these chunks' reservations, because a request waits for the chunks. Chunks that
   /// are missing at the new deadline are pulled.
   void shorten_deadline(std::span<const ChunkMeta> chunks, TimeNs now);
   /// Makes the write of every reserved chunk fail, even if the prefill node settles the chunk as complete.

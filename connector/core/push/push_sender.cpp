@@ -171,7 +171,7 @@ void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
   finish(id, push, index);
 }
 
-/// Keeps the first cause of a failure for the flight recorder: later failures follow from it.
+/// Keeps the first cause of a failure for the flight recorder, because later failures often follow from it.
 void PushSender::note(Push& push, Cause cause, std::string_view why) {
   if (push.event.why() != Cause::kNone) return;
   push.event.cause = static_cast<std::uint8_t>(cause);

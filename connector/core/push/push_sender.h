@@ -2,9 +2,13 @@
 // push it settles the chunk: if the decode node has reserved a slot, it tells that node whether the chunk is complete.
 //
 // PushSender is a part of the scheduler core, which passes events to it; the runtime executes the actions.
-// `reservation` is the id of a slot reservation. Calls and states of an offered chunk:
+// `reservation` is the id of a slot reservation. An offered chunk usually passes through these calls and states:
 //
 //   offer() -> kOffered -> answered() -> kAccepted -> saving() or chunk_ready() -> kTransferring -> kFinished: settled
+//
+// If saving() comes before answered(), the chunk has no state kAccepted. If the chunk is complete in the pool when the
+// answer comes, answered() begins the transfer. A chunk that the decode node does not accept, or whose push fails, is
+// finished early.
 //
 // A chunk is settled as ok only if every rank has pushed it and the chunk is verified in this node's own pool.
 #pragma once
@@ -45,14 +49,14 @@ class PushSender {
     std::uint32_t index = 0;
     auto operator<=>(const Tag&) const = default;
   };
-  /// Records that a save of the chunk into this slot is planned. Returns the chunk's place in the push that sends the
-  /// chunk layer by layer, nullopt if no push sends it.
+  /// Records that a save of the chunk into this slot is planned. Returns the chunk's place in a push that needs the
+  /// chunk, which the workers then send as they save it; nullopt if no push needs it.
   std::optional<Tag> saving(const ChunkKey& key, ChunkRef chunk, TimeNs now);
   /// Records that the chunk is ready in the pool: saved, pulled, or received by a push.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
   void chunk_write_failed(ChunkRef chunk);
-  /// Records the end of one rank's transfer of a chunk. The runtime must call this exactly once for
-  /// each rank and transferred chunk.
+  /// Records the end of one rank's transfer of a chunk. The runtime must call this exactly once for each rank and
+  /// transferred chunk.
   void chunk_push_ended(const PushOutcome& outcome);
   /// Ends the push of a finished request's chunks that are neither in the pool nor being written.
   void request_finished(const RequestId& request);
@@ -71,7 +75,7 @@ class PushSender {
     ChunkMeta meta;
     State state = State::kOffered;
     bool is_granted = false;  // true while the decode node has a slot reserved and waits for the settlement
-    ChunkRef chunk;           // the chunk's slot; valid from kTransferring on
+    ChunkRef chunk;           // the chunk's slot; valid once the state was kTransferring
     PinId pin;
     bool is_ready = false;  // true once the chunk is verified in this node's pool
     bool failed = false;
@@ -85,11 +89,11 @@ class PushSender {
     bool is_dropped = false;
     bool is_incomplete = false;  // true if the decode node lacks some chunk and will not receive it
     TimeNs deadline = 0;
-    TimeNs erase_at = 0;  // time at which the push is erased, if is_dropped
+    TimeNs erase_at = 0;  // latest time at which the push is erased, if is_dropped
     std::vector<Item> items;
     std::uint64_t record = 0;  // the request's number in the flight recorder
     TimeNs began = 0;
-    TimeNs ready_at = 0;  // time at which the last chunk so far was ready in this node's pool
+    TimeNs ready_at = 0;  // time at which Item::is_ready last became true
     LifeEvent event{};    // what the flight recorder will get about this push
   };
 
@@ -105,7 +109,7 @@ class PushSender {
   PushParts parts_;
   std::function<void(const RequestId&)> delivered_;
   std::map<std::uint64_t, Push> pushes_;
-  std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // [chunk] places of the chunk in pushes that are not finished
+  std::unordered_map<ChunkKey, std::set<Tag>> waiting_;  // [chunk] places in which the chunk is not kFinished
   std::uint64_t next_push_ = parts_.numbers.draw();
 };
 

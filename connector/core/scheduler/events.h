@@ -1,4 +1,4 @@
-// What the engine and the directory pass to the scheduler core, and the core's answers.
+// What the engine, the workers and the controller pass to the scheduler core, and the core's answers.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace kvferry {
 using BlockTable = std::vector<std::vector<BlockId>>;  // [KV group][block] id of the block
 constexpr BlockId kNullBlock = 0;                      // vLLM's placeholder for a block that a KV group does not need
 
-/// Says which prefill node keeps this request's prompt (kv_transfer_params with do_remote_prefill).
+/// Says which prefill node keeps a request's prompt (kv_transfer_params with do_remote_prefill).
 struct HandoffSource {
   std::string endpoint;  // empty: the hand-off can't be used, and `handoff` says why
   std::string handoff;   // FinishedRequest::handoff_name at the prefill node
@@ -36,7 +36,7 @@ struct NewRequest {
   /// all that changes the KV (except `extras`). The last chunks may be missing.
   std::vector<EngineDigest> digests = {};
   std::uint32_t num_prompt_tokens = 0;
-  std::string extras;             // everything that changes the KV of all tokens: a LoRA's digest, cache_salt
+  std::string extras;             // part of all chunk keys: a LoRA's digest, the weights epoch, cache_salt
   std::string_view cache_salt{};  // identifies the tenant (tenant_id.h); `extras` contains it too
   std::vector<TokenExtra> items;  // the prompt's multimodal items
   /// True if the request's KV may be loaded and saved. False for prompt embeddings, which have no token ids, and for
@@ -90,7 +90,7 @@ using TokenSource = std::function<std::vector<std::int32_t>(const RequestId& id,
 /// The answer to a lookup.
 struct Answer {
   bool pending = false;            // true if the engine must ask again in a later step
-  std::uint32_t num_external = 0;  // number of tokens, after the local ones, that the pool can load
+  std::uint32_t num_external = 0;  // number of tokens, after the local ones, that can be loaded from the pool
   bool is_async = false;           // true if the engine schedules the request only after the load has ended
   bool awaits_step = false;        // with `pending`: true if the caller must not wait for messages within the step
 };
@@ -114,11 +114,11 @@ struct FinishedRequest {
   /// that only a node that was given the hand-off knows it.
   std::string handoff_name;
   std::uint32_t preemptions = 0;
-  TimeNs fetch_ns = 0;  // time spent on fetches from other nodes, all attempts together
+  TimeNs fetch_ns = 0;  // duration of all fetches that have ended
   std::vector<Admission> admissions;
 };
 
-/// How one rank's part of a pull has ended, for the flight recorder.
+/// How one rank's part of a pull has ended, for the flight recorder and the counters.
 struct TransferEnd {
   ErrorCode code = ErrorCode::kOk;
   std::string_view what{};                               // the reason of a failure

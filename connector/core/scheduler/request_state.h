@@ -30,7 +30,9 @@ struct Coverage {
 
 /// A lookup that was answered in this step and is not allocated yet.
 struct OpenLookup {
-  std::uint32_t hit = 0;  // number of the request's tokens that the pool has; with sliding windows fewer may be usable
+  /// Number of the request's tokens, without its last one, that the pool has or, for a preparation, may still be
+  /// receiving. With windows fewer may be usable.
+  std::uint32_t hit = 0;
   std::uint32_t num_local = 0;
   std::uint32_t num_external = 0;
   std::vector<ChunkRef> chunks;
@@ -87,13 +89,13 @@ struct RequestState {
   TokenChain chain;
   std::optional<HandoffSource> source;
 
-  // The next fields describe the current attempt at admission.
-  Attempt attempt;  // number of the current attempt at admission, from 1
+  // The next fields are about the request's attempts at admission and its fetches.
+  Attempt attempt;  // number of the latest attempt, from 1
   bool attempt_open = false;
   TimeNs wait_deadline = 0;
   std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
-  bool fetched = false;  // true if a fetch was started in this attempt
+  bool fetched = false;  // true if a fetch was started since the last attempt ended
   /// True if some chunks were not requested from the handoff source because they were being written.
   bool source_left = false;
   TimeNs next_fetch_at = 0;
@@ -103,10 +105,10 @@ struct RequestState {
   enum class AsyncLoad : std::uint8_t { kNone, kInProgress, kDone } async_load = AsyncLoad::kNone;
   std::uint64_t admitted_in = 0;  // the step of the last admission
 
-  Givers givers;                      // givers of all KV that the request was admitted with so far
+  Givers givers;                      // givers of all KV with which the request was admitted so far
   bool prepares = false;              // as in NewRequest
   bool is_delivered = false;          // true if the prompt was pushed, so that no handoff pin is needed
-  std::optional<ChunkRef> last_tail;  // this request's newest tail in the pool
+  std::optional<ChunkRef> last_tail;  // slot in which the request's newest tail was saved or found
   std::uint32_t last_tail_end = 0;    // the token at which last_tail ends
   std::uint32_t preemptions = 0;
   std::uint32_t failed_loads = 0;
@@ -132,7 +134,7 @@ struct RequestState {
   bool pool_was_full = false;      // true if a save found no slot
   std::uint32_t causes_seen = 0;   // bit c is set if cause c was recorded in this wait
   std::uint32_t known_tokens = 0;  // number of tokens that this node or the handoff source has computed before
-  std::uint32_t kept_tokens = 0;   // number of tokens whose save was planned up to the last preemption
+  std::uint32_t kept_tokens = 0;   // number of tokens whose save was tried before the last preemption
 };
 
 /// A load that at least one rank has not reported yet.

@@ -77,7 +77,7 @@ std::uint32_t SchedulerCore::window_start(std::size_t group, std::uint32_t end) 
   return first_attended - first_attended % own.block_tokens;
 }
 
-/// Returns true if a chunk, whose first token is `chunk_start`, has all its KV that the windows at the end of a hit of
+/// Returns true if a chunk, whose first token is `chunk_start`, lacks no KV that the windows at the end of a hit of
 /// `end` tokens need. KV of the first num_local tokens is in the engine's cache, and not needed from the chunk.
 bool SchedulerCore::has_windows(const ChunkMeta& chunk, std::uint32_t chunk_start, std::uint32_t num_local,
                                 std::uint32_t end) const {
@@ -281,7 +281,7 @@ LoadJob SchedulerCore::plan_load(const RequestState& request, std::uint32_t num_
   for (const ChunkRef chunk : request.open_lookup->chunks) {
     const ChunkPool::Slot& slot = pool_.slot(chunk.slot);
     const bool reaches_back = has_windows(slot.meta, chunk_start, local, end);
-    if (!request.prepares)  // a preparation's chunks are verified before it ends
+    if (!request.prepares)  // a preparation's chunks are verified later: in end_preparation()
       promise::verified_only(slot.ref == chunk && slot.state != ChunkPool::State::kWriting && reaches_back,
                              slot.checksums.size(), config_.num_ranks, chunk.slot);
     const std::uint32_t chunk_end = chunk_start + slot.meta.num_tokens;

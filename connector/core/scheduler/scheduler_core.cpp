@@ -1,5 +1,5 @@
-// A request's start, token updates and end; the pool's publications, evictions and reset; tick(), which handles the
-// deadlines. The other scheduler_*.cpp files have admission, fetches, saves, steps, peers and orders.
+// A request's start, token updates and end; the pool's publications, evictions and reset; tick(). The other
+// scheduler_*.cpp files define the other functions of SchedulerCore.
 #include "connector/core/scheduler/scheduler_core.h"
 
 #include <algorithm>
@@ -140,7 +140,7 @@ std::string SchedulerCore::pin_handoff(RequestState& request, std::uint32_t num_
   return name;
 }
 
-/// Returns the hand-off of this name, handoffs_.end() if its pin has ended or this node has not given out the name.
+/// Returns the hand-off of this name, handoffs_.end() if no prompt is pinned under this name.
 Handoffs::iterator SchedulerCore::find_handoff(const std::string& name) {
   const auto found = handoffs_.find(name.substr(0, name.rfind('.')));
   return found == handoffs_.end() || found->second.name != name ? handoffs_.end() : found;

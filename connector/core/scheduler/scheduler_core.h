@@ -1,15 +1,15 @@
 // The scheduler connector's state machine: decides what is loaded, saved, fetched, leased, pushed and evicted. Events
-// come in as method calls with the time; answers and actions (actions.h) go out. The class has no I/O, no clock and no
-// threads: the runtime calls it under one lock and executes the actions that take_actions() returns.
+// come in as method calls; answers and actions (actions.h) go out. The class has no I/O, no clock and no threads: the
+// runtime calls it under one lock, passes the time, and executes the actions that take_actions() returns.
 //
 // A request passes through add_request, lookup (any number of times), allocated, build_step (any number of times) and
-// finished; a preemption in build_step leads back to lookup. A lookup counts only verified chunks of this node's own
-// pool: chunks of other nodes are first copied into the pool, while the lookup stays pending. So once vLLM has
-// allocated blocks, no network failure can affect the request.
+// finished; a preemption leads back to lookup. A lookup counts only verified chunks of this node's own pool: chunks of
+// other nodes are first copied into the pool, while the lookup stays pending. So once vLLM has allocated blocks, no
+// network failure can affect the request. Preparations (preparation.h) are the exception.
 //
 // Input from other nodes and from the controller is checked on arrival. Only a chunk's length is checked later, when a
-// request has the chunk's tokens. Wrong input is dropped and counted: the promises (promises.h) are only about this
-// node's own state.
+// request has the chunk's tokens. Wrong input is dropped. The promises (promises.h) are only about this node's own
+// state.
 //
 // Over 200 lines, because all events of the engine, of the network and of the controller enter here.
 #pragma once
@@ -54,7 +54,7 @@ class SchedulerCore {
   /// Truncates the request's tokens to `keep`, then appends the new ones.
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id) const;
-  /// Returns a handle for StepInput::running. A handle of an unknown request, or of one that has ended, is ignored.
+  /// Returns a handle for StepInput. A handle of an unknown request, or of one that has ended, is ignored.
   RequestHandle handle_of(const RequestId& id) const;
   /// vLLM's get_num_new_matched_tokens: returns the number of tokens after num_local that can be loaded from the pool.
   Answer lookup(const RequestId& id, std::uint32_t num_local, TimeNs now);
@@ -111,22 +111,22 @@ class SchedulerCore {
   void push_settled(const PushSettlement& settlement) { receiver_.settled(settlement); }
   void push_revoked(const Revocation& answer, TimeNs now);
 
-  // ---- orders of the controller; they are advisory: none can corrupt an answer, fill the pool with pinned chunks, or
-  // outlast its deadline ----
-  /// Pins those of `keys` that are in the pool, for at most `ttl`. The pins of orders with the same id add up.
+  // ---- orders of the controller; none can corrupt an answer or fill the pool with pinned chunks ----
+  /// Pins those of `keys` that are in the pool, for at most `ttl`, until half of the pool is pinned for the controller.
+  /// The pins of orders with the same id add up.
   void pin_ordered(std::uint64_t id, std::span<const ChunkKey> keys, TimeNs ttl, TimeNs now);
   void unpin_ordered(std::uint64_t id);
   /// Evicts those of `keys` that are in the pool. The slot of a pinned chunk becomes free when its last pin ends.
   void evict_ordered(std::span<const ChunkKey> keys);
   void replicate_ordered(ReplicateOrder order, TimeNs now);
-  /// Drops all chunks that the node at `endpoint` gave, directly or through others, and those that were computed from
-  /// them. Chunks that are being written are dropped when the write has ended. For a day, or until admit_ordered(), no
-  /// KV of that node is accepted. Requests that attend to its KV go on, but nothing more of them is saved.
+  /// Drops all chunks that the node at `endpoint` gave, directly or through others, those that were computed from them,
+  /// and those of unknown givers. Chunks that are being written are dropped when the write has ended. For a day, or
+  /// until admit_ordered(), no KV of that node is accepted. No more KV is saved of requests that attend to its KV.
   void purge_ordered(std::uint64_t id, const std::string& endpoint, TimeNs now);
   /// Accepts KV of the node at `endpoint` again.
   void admit_ordered(const std::string& endpoint) { provenance_.admit(endpoint); }
 
-  /// While the controller is unreachable, chunks are fetched from handoff sources only.
+  /// While the controller is unreachable, new fetches ask handoff sources only.
   void set_directory_up(bool up) { directory_up_ = up; }
 
   /// Handles deadlines. Must be called at least every 100 ms.
@@ -139,7 +139,7 @@ class SchedulerCore {
     std::uint64_t id = 0;             // id of the last order to purge; 0: there was none
     std::uint64_t num_chunks = 0;     // number of chunks that were dropped because of this order
     std::uint64_t num_bytes = 0;      // size of the KV in these chunks
-    std::uint64_t num_of_engine = 0;  // number of purges of KV that the engine had loaded, since this node's start
+    std::uint64_t num_of_engine = 0;  // number of purges since this node's start that affect the engine's blocks
   };
   /// When num_of_engine grows, the engine must stop using all blocks that it cached before.
   const Purge& last_purge() const { return purge_; }
@@ -168,7 +168,7 @@ class SchedulerCore {
 
  private:
   static constexpr std::size_t kKnownKeys = 32'768;
-  // These functions are defined in scheduler_core.cpp.
+  // These functions are defined in scheduler_core.cpp, and erase_ended_leases() in scheduler_peers.cpp.
   RequestState* find(const RequestId& id);
   std::string pin_handoff(RequestState& request, std::uint32_t num_tokens, TimeNs now);
   Handoffs::iterator find_handoff(const std::string& name);
@@ -218,7 +218,7 @@ class SchedulerCore {
   std::vector<BlockId> blocks_of(const BlockTable& table, std::size_t group, std::uint32_t first_token,
                                  std::uint32_t end_token, std::uint32_t window_end) const;
   void append_save(const RequestState& request, const SaveItem& item, std::vector<SaveJob>& jobs);
-  // These functions are defined in scheduler_fetch.cpp.
+  // These functions are defined in scheduler_fetch.cpp, and those about handoff sources in scheduler_sources.cpp.
   void start_fetch(RequestState& request, TimeNs now);
   void advance_fetch(RequestState& request, TimeNs now);
   bool ask_directory(RequestState& request, TimeNs now);
@@ -231,7 +231,7 @@ class SchedulerCore {
   void ask_sources_again(TimeNs now);
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
                               const LeaseReply& reply, TimeNs now);
-  // These functions are defined in scheduler_record.cpp; scheduler_sources.cpp has those about handoff sources.
+  // These functions are defined in scheduler_record.cpp.
   LifeEvent& record(const RequestState& request, LifeKind kind, Cause cause = Cause::kNone);
   void note_cause(RequestState& request, Cause cause);
   void blame(RequestState& request, Cause cause, std::string_view peer = {}, std::string_view note = {});
@@ -267,7 +267,7 @@ class SchedulerCore {
   SecretNumbers numbers_{config_.secret};
   PushSender sender_;
   PushReceiver receiver_;
-  TimeNs now_ = 0;  // time of the event that is being handled
+  TimeNs now_ = 0;  // time of the event that is being handled, if it is recorded or publishes chunks
   std::unordered_map<RequestId, RequestState> requests_;
   ProgressTable progress_;  // the records of requests_
   KnownKeys known_keys_{kKnownKeys};
@@ -293,7 +293,7 @@ class SchedulerCore {
   bool has_unlike_windows_ = false;  // true if KV groups with windows differ in window or block size
   std::uint32_t block_tokens_ = 1;   // the least common multiple of all groups' block sizes
   bool directory_up_ = true;
-  bool has_ended_writes_ = false;  // true if writes have ended since the last ask_sources_again()
+  bool has_ended_writes_ = false;  // true if a pull or push may have ended since the last ask_sources_again()
 };
 
 }  // namespace kvferry

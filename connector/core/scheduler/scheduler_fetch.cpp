@@ -1,4 +1,4 @@
-// Fetches, which copy chunks of other nodes into this node's pool while a lookup is pending. The handoff source is
+// Fetches, which copy chunks of other nodes into this node's pool before a request is admitted. The handoff source is
 // asked first, then the directory's holders, best first; each holder grants a lease before its chunks are pulled.
 #include <algorithm>
 #include <utility>
@@ -27,7 +27,7 @@ void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.fetch.reset();
 }
 
-/// Blocks fetches from this node for a while, because a request has waited in vain for its chunks.
+/// Blocks fetches from the node at `endpoint` for a while, because no chunk came from it in time.
 void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
   const TimeNs pause = suspects_.failed(endpoint, now);
   if (pause == 0) return;
@@ -39,8 +39,8 @@ void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
       true, endpoint});
 }
 
-/// Returns the chunks of `offer` that the request can use and the pool lacks, in prefix order: full chunks, then the
-/// longest matching tail. The last full chunk is returned also if the pool's copy of it lacks the model's state.
+/// Returns the chunks of `offer` that the request can use and the pool neither has nor receives, in prefix order: full
+/// chunks, then the longest matching tail; also the last full chunk, if the pool's copy lacks the model's state.
 std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const HolderOffer& offer) {
   TokenChain& chain = request.chain;
   const std::uint32_t full = std::min(offer.num_full_chunks, chain.num_full_chunks());
@@ -68,7 +68,7 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   return missing;
 }
 
-/// Requests a lease from the next node with missing chunks, or asks the directory. Ends the fetch if no node is left.
+/// Requests a lease from the next node with missing chunks, or asks the directory. Ends the fetch if it can do neither.
 void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   Fetch& fetch = *request.fetch;
   if (fetch.stage == Fetch::Stage::kLease || fetch.stage == Fetch::Stage::kPull) {
@@ -208,7 +208,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
 }
 
 /// Reserves slots for the leased chunks of `wanted` that are not in the pool, and starts their pull. Returns nullptr if
-/// there is nothing to pull; the caller then releases the lease.
+/// no chunk is pulled; the caller then releases the lease.
 const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::string& endpoint,
                                            std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now) {
   FetchPull pull{request, endpoint, reply.lease, {}, now};

@@ -7,8 +7,8 @@
 namespace kvferry {
 namespace {
 
-// Largest number of chunks in one pull of a replication. It is small, so that a replication does not delay the pulls of
-// requests.
+// Largest number of chunks in one pull of a replication. It is small, so that a replication delays the pulls of
+// requests only a little.
 constexpr std::size_t kChunksPerPiece = 32;
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace kvferry {
 namespace {
 
-// Limit on the number of chunks in all leases together, since any process can request leases without end. The records
+// Limit on the number of chunks in all leases together, since a peer can request leases without end. The records
 // of the pinned chunks then take at most 16 MiB (a ChunkRef has 16 bytes). Chunks beyond the limit are not leased.
 constexpr std::size_t kLeasedChunksMax = 1 << 20;
 

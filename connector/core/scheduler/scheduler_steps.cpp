@@ -14,7 +14,7 @@ StepPlan SchedulerCore::build_step(const StepInput& input, TimeNs now, const Tok
     // A request that was preempted and admitted again in one step has released its old blocks already.
     if (request != nullptr && request->running && request->admitted_in <= step_) release_blocks(*request);
   }
-  // vLLM has not admitted the requests whose lookup was answered but that got no blocks.
+  // The lookups of these requests were answered, but vLLM has not admitted the requests.
   const std::vector<RequestId> refused(open_lookups_.begin(), open_lookups_.end());
   // vLLM reserves blocks for each waiting asynchronous load, failed loads included, and keeps a request whose load has
   // failed at the head of its queue. If nothing runs and nothing loads, no block would ever become free: the waiting
@@ -105,7 +105,7 @@ std::uint32_t SchedulerCore::checkpoint_of(const RequestState& request) const {
   return end;
 }
 
-/// Handles a preemption: plans the request's last saves, since its blocks are overwritten in the next step.
+/// Handles a preemption: plans the request's last saves, since its blocks may be overwritten in the next step.
 void SchedulerCore::release_blocks(RequestState& request) {
   // The last plan counted every speculative token as accepted. All tokens known now except the last one have their KV;
   // the last one's place may contain KV of a rejected token.
@@ -129,7 +129,7 @@ void SchedulerCore::load_ended(RequestState& request, const PendingLoad& load) {
   if (request.async_load == RequestState::AsyncLoad::kInProgress && request.attempt.value == load.admission.attempt)
     request.async_load = is_complete ? RequestState::AsyncLoad::kDone : RequestState::AsyncLoad::kNone;
   // A damaged chunk was invalidated, so the next lookup differs. A load that failed for another reason, or repeatedly,
-  // would fail again: the request is no longer loaded or saved.
+  // would probably fail again: the request is no longer loaded or saved.
   if (!is_complete && (!load.found_corrupt || ++request.failed_loads >= kMaxFailedLoads)) request.cacheable = false;
 }
 
