@@ -1,7 +1,7 @@
 // Preparations: loads that begin while their prompt is still computed elsewhere and pushed to this node.
 //
 // While the prefill node computes a prompt, a router sends the decode node a preparation: a request with the same
-// prompt and one more token, whose answer nobody needs. The engine allocates blocks for the preparation, and the
+// prompt and one more token, whose answer is not needed. The engine allocates blocks for the preparation, and the
 // workers unpack each layer into these blocks as the layer arrives. Once the request itself has arrived and every chunk
 // is verified, the scheduler orders the end of the load: the workers complete the load, compare all checksums and
 // report the load. The engine then caches the blocks, and the request finds them in the engine's prefix cache.
