@@ -33,7 +33,7 @@ struct LeasedChunk {
   ChunkRef chunk;           // slot in the holder's pool
   std::uint32_t num_tokens = 0;
   std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's part of the chunk
-  std::uint32_t window_from = 0;  // with a sliding window, KV exists from this token on (see ChunkMeta::window_from)
+  std::uint32_t window_from = 0;         // as ChunkMeta::window_from
   /// [rank of the reader][run] Checksums of the parts of the chunk that the reader copies. Set if the two nodes' shards
   /// differ; the reader then ignores `checksums`.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};

@@ -98,7 +98,7 @@ struct LoadDone {
   KVFERRY_FIELDS(request_id, attempt, tokens_loaded, corrupt);
 };
 
-/// One rank's results of the steps up to and including `step`.
+/// One rank's results since its last report, of the steps up to and including `step`.
 struct WorkerReport {
   std::uint32_t rank = 0;
   std::uint64_t step = 0;

@@ -43,7 +43,7 @@ class ChunkPool {
     std::vector<bool> in_frame;
     std::uint32_t ranks_in_frames = 0;  // number of ranks for which `in_frame` is true
     bool write_failed = false;
-    bool is_named = false;  // true if name() was called for the chunk
+    bool is_named = false;  // true if name() has returned true for the chunk
     std::uint32_t pins = 0;
     std::string writer;  // what writes the slot, such as a request's save; empty unless the state is kWriting
     Givers givers;       // nodes that the KV, or the KV from which it was computed, has passed through
@@ -110,7 +110,7 @@ class ChunkPool {
   PoolChanges take_changes();
   /// Returns true at the first call for a chunk, if changes are tracked. The caller then reports the chunk's tokens.
   bool name(ChunkRef chunk);
-  /// Returns all ready slots, tenant by tenant; those of one tenant least recently used first.
+  /// Returns all ready slots, tenant by tenant; those of one tenant in the order of eviction.
   std::vector<const Slot*> ready() const;
 
   std::uint32_t num_slots() const { return static_cast<std::uint32_t>(slots_.size()); }

@@ -22,10 +22,10 @@ class TenantSlots {
  public:
   explicit TenantSlots(std::uint32_t num_slots) : num_slots_(num_slots) {}
 
-  using Lru = std::list<std::uint32_t>;  // slots, least recently used first
+  using Lru = std::list<std::uint32_t>;  // slots in the order of eviction: least recently used or demoted first
   struct Tenant {
     TenantId id = 0;
-    Lru ready;                    // slots of the tenant's ready chunks, in the order of eviction
+    Lru ready;                    // slots of the tenant's ready chunks
     std::uint32_t num_slots = 0;  // slots in use, also those that are being written
     std::uint64_t last_use = 0;   // number of the tenant's last use; the uses of all tenants are numbered together
     TimeNs used_at = 0;

@@ -39,8 +39,8 @@ struct NewRequest {
   std::string extras;             // part of all chunk keys: a LoRA's digest, the weights epoch, cache_salt
   std::string_view cache_salt{};  // identifies the tenant (tenant_id.h); `extras` contains it too
   std::vector<TokenExtra> items;  // the prompt's multimodal items
-  /// True if the request's KV may be loaded and saved. False for prompt embeddings, which have no token ids, and for
-  /// streamed sessions, which change past tokens.
+  /// True if the request's KV may be loaded and saved. False, for example, for prompt embeddings, which have no token
+  /// ids, and for streamed sessions, which change past tokens.
   bool cacheable = true;
   bool handoff = false;  // true with do_remote_decode: a decode worker will read the prompt from this node
   std::optional<HandoffSource> source;

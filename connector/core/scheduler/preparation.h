@@ -28,7 +28,7 @@ struct Preparation {
   std::uint32_t num_tokens = 0;  // tokens of all chunks
   std::uint32_t num_local = 0;   // tokens that the engine had in its own cache
   std::uint64_t num_purges = 0;  // as in OpenLookup
-  TimeNs deadline = 0;           // time at which the preparation is abandoned
+  TimeNs deadline = 0;           // time at which the preparation is abandoned, unless its load's end was ordered
   bool is_planned = false;       // true once a plan had the job, in StepPlan::ahead or `abandoned`
   bool is_ending = false;        // true once the load's end was ordered, or the preparation was abandoned
   bool is_wanted = false;        // true while a request waits for the preparation

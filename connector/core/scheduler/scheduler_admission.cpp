@@ -210,7 +210,8 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
     request.running = true;
     return;
   }
-  if (!request.attempt_open) request.attempt.value += 1;  // lookup() opened no attempt: not cacheable, or not called
+  // lookup() opens no attempt for a request that is not cacheable, and vLLM may not have called lookup().
+  if (!request.attempt_open) request.attempt.value += 1;
   Admission admission;
   admission.attempt = request.attempt.value;
   admission.resumed = request.preemptions > 0;

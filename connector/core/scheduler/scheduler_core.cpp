@@ -60,7 +60,7 @@ void SchedulerCore::add_request(NewRequest request, TimeNs now) {
   if (state.source) state.source->num_tokens = reusable(state.source->num_tokens);
   const Coverage coverage = state.cacheable ? cover(state) : Coverage{};
   record_arrival(state, coverage, request);
-  // If the prompt was handed over, its push is nearly done. Chunks that do not arrive soon are pulled instead.
+  // A prompt that was handed over is computed, so its push should end soon. Chunks that do not arrive soon are pulled.
   if (state.source && receiver_.num_reserved_chunks() > 0) receiver_.shorten_deadline(handed_off(state), now);
   if (state.cacheable && !state.prepares && could_grow(state, coverage, 0)) start_fetch(state, now);
   if (state.cacheable && state.handoff && request.push_to && !config_.only_reads)

@@ -20,8 +20,8 @@ static bool are_ready(const ChunkPool& pool, const std::vector<ChunkRef>& chunks
 
 /// Answers the lookup of a preparation. The preparation can begin only if each chunk of its prompt is in the pool or is
 /// being written, and at least one is being written: otherwise a preparation would save no time. While a chunk is
-/// missing, the lookup stays pending. A preparation that can't begin although no chunk is missing stays pending for
-/// ever.
+/// missing, the lookup stays pending. A preparation that can't begin although no chunk is missing stays pending until
+/// it is aborted.
 Answer SchedulerCore::lookup_preparation(RequestState& request, std::uint32_t num_local, TimeNs now) {
   const Answer pending{true, 0, false, true};
   if (request.running) release_blocks(request);
