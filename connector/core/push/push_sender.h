@@ -32,7 +32,7 @@ namespace kvferry {
 
 class PushSender {
  public:
-  /// `delivered` is called for each request whose whole prompt has reached the decode node.
+  /// `delivered` is called for each request whose push has ended without a declined or failed chunk.
   PushSender(PushParts parts, std::function<void(const RequestId&)> delivered)
       : parts_(parts), delivered_(std::move(delivered)) {}
 
@@ -41,7 +41,7 @@ class PushSender {
   void offer(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> chunks, TimeNs now,
              std::uint64_t record = 0);
   bool awaits_answer(std::uint64_t push, const std::string& endpoint) const;
-  /// Handles a decode node's answer to an offer; ignores answers that are not awaited.
+  /// Handles a decode node's answer to an offer; only counts answers that are not awaited.
   void answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
   /// A place in a push: the push that a chunk belongs to, and its index in the offer.
   struct Tag {
