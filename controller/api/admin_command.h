@@ -27,15 +27,17 @@ constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
 
 struct AdminResult {
   std::string text;  // the command's result as a sentence
-  // Depends on the verb. pin and purge: id of the new pin or purge; quota: the quota; unpin and clear: number of nodes
-  // that were sent an order; move: number of chunks.
+  // Depends on the verb. pin and purge: id of the new pin or purge; quota: the new quota, or 0 if the quota was
+  // removed; unpin and clear: number of nodes to which an order was addressed; move: number of chunks to move; drain
+  // and undrain: 0.
   std::uint64_t number = 0;
 };
 
 /// Sends `command` to the controller at `endpoint`, whose cluster key is `key`, and waits for its answer, up to
-/// `timeout_ms`. Threads: any. Errors: kInvalidArgument: `endpoint` is malformed; kUnavailable: no answer in time;
-/// kRefused: the controller speaks another protocol version or refused the command; the message has the reason;
-/// kCorrupt: the answer can't be read or is of another kind.
+/// `timeout_ms`. Threads: any. Errors: kInvalidArgument: `endpoint` is malformed, or is stream:// although there is a
+/// key; kUnavailable: no answer came in time, or no connection can be opened; kRefused: the controller speaks another
+/// protocol version or refused the command; the message has the reason; kCorrupt: the answer can't be read or is of
+/// another kind.
 Result<AdminResult> run_admin_command(const std::string& endpoint, const AdminCommand& command, std::int64_t timeout_ms,
                                       const std::optional<net::ClusterKey>& key = {});
 

@@ -57,8 +57,9 @@ struct Holder {
   // the last group to the first, the newest tail of a group first. Tails of the groups tail_groups[i] with
   // i < num_full_chunks are left out.
   std::vector<ChunkEntry> tails;
-  Tier tier = Tier::kHost;  // slowest tier in which any of the full chunks is stored
-  bool confirmed = true;    // false: this entry may be out of date, e.g. after lost messages or a controller restart
+  // Slowest tier among the full chunks, each counted in its fastest tier; kGpu if there are no full chunks.
+  Tier tier = Tier::kHost;
+  bool confirmed = true;  // false: this entry may be out of date, e.g. after lost messages or a controller restart
 };
 
 struct LookupReply {
@@ -83,16 +84,17 @@ struct Lost {
   std::string reason;
 };
 /// The controller needs a list of all chunks of this node: publish() everything, in one call or many, then call
-/// end_snapshot(). Until then the controller answers lookups from the node's earlier chunks.
+/// end_snapshot(). Until then lookups still find the chunks that the controller knew of before.
 struct SnapshotWanted {};
 /// A lookup had no answer within lookup_timeout_ms. Never reported if lookup_timeout_ms is 0.
 struct LookupFailed {
   std::uint64_t token = 0;
   std::string reason;
 };
-// The following structs are requests of the controller to this node. The node may ignore any of them; the controller
-// sees the outcome in what the node publishes and evicts.
-/// A request to pin those of `keys` that this node holds. Pin ids are unique until the controller restarts.
+// The following structs are requests of the controller to this node. The node sends no answers, and may ignore any of
+// the requests.
+/// A request to pin those of `keys` that this node holds. Several requests may belong to one pin. After a restart of
+/// the controller, the same id may name another pin.
 struct PinChunks {
   std::uint64_t pin_id = 0;
   std::vector<ChunkKey> keys;
@@ -138,29 +140,32 @@ struct ClientOptions {
 };
 
 /// A node's client of the controller. Threads: one owner, which polls fd() for reading and calls process(), at least
-/// every heartbeat_ms. If the owner calls process() every 50 ms, the controller notices a lost message within 150 ms,
-/// by the next heartbeat.
+/// every heartbeat_ms. If the owner of a registered client calls process() every 50 ms, a heartbeat follows each
+/// publish() and evict() within 150 ms, and shows the controller whether a message was lost.
 class Client {
  public:
   virtual ~Client() = default;
-  virtual int fd() const = 0;  // readable while process() has work to do; for polling only
+  virtual int fd() const = 0;  // becomes readable when a message arrives or a connection is made; for polling only
   virtual std::vector<ClientEvent> process(TimeNs now) = 0;
   virtual bool registered() const = 0;
-  virtual const std::string& controller() const = 0;  // the controller's endpoint, for error messages
+  virtual const std::string& controller() const = 0;  // ClientOptions::controller, for error messages
   virtual bool has_cluster_key() const = 0;
-  /// Returns the sequence number of the next message that publish(), evict() or end_snapshot() will send.
+  /// Returns the number of the node's next Publish or Evict message. Each replica has numbers of its own; this function
+  /// and kept_below() refer to the replica that lookups are sent to.
   virtual std::uint64_t next_sequence() const = 0;
-  /// Returns a sequence number. All messages of this node with lower numbers are on the controller's disk or, if the
-  /// controller has no state folder, have been applied.
+  /// Returns a sequence number. All messages of this node with lower numbers outlive the controller's process or, if
+  /// the controller has no state folder, have been applied.
   virtual std::uint64_t kept_below() const = 0;
-  /// Sets the number of requests on this node. Heartbeats report it, at the latest 200 ms after a change.
+  /// Sets the number of requests on this node. Heartbeats report it; the next one is due at the latest 200 ms after a
+  /// change.
   virtual void set_load(std::uint64_t num_requests) = 0;
   /// Sets the encoded NodeReport (node_report.h) that the next heartbeat carries. The heartbeat is not sent earlier
   /// because of the report.
   virtual void set_report(std::string report) = 0;
 
-  /// While the client is not registered, up to 16 MiB of published and evicted entries are stored and sent after
-  /// registration; if there are more, SnapshotWanted follows the registration.
+  /// The client keeps the newest messages with published and evicted entries, up to 16 MiB, even while it is not
+  /// registered. The controller requests those that it lacks. SnapshotWanted follows if the client no longer has them
+  /// all, or if the controller does not know the node.
   virtual void publish(const std::vector<ChunkEntry>& chunks) = 0;
   virtual void evict(const std::vector<ChunkKey>& keys) = 0;
   /// Completes the answer to SnapshotWanted. The caller must have published everything that this node holds.
@@ -170,14 +175,14 @@ class Client {
   /// not registered, or the lookup can't be sent; kInvalidArgument: `query` has more than 65536 keys; kFull: 16384
   /// lookups with a timeout are unanswered.
   virtual Result<std::uint64_t> lookup(const LookupQuery& query) = 0;
-  /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms for
-  /// the message to be sent. The client does nothing afterwards.
+  /// Unregisters, so that the controller removes this node at once. Best effort: the destructor waits up to 150 ms, for
+  /// each replica, for the message to be sent. The client does nothing afterwards.
   virtual void leave() = 0;
 };
 
 /// Makes a client, which is not registered yet. kInvalidArgument: an endpoint is malformed or repeated, or an endpoint
-/// is stream:// although there is a cluster key; kUnavailable: no file descriptor is left, or Linux
-/// returned no random bytes.
+/// is stream:// although there is a cluster key; kUnavailable: no file descriptor is left, this libzmq can't use a
+/// cluster key, or Linux returned no random bytes.
 Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 
 /// Blocks until the client is registered. Drops all events, and answers SnapshotWanted with an empty snapshot, so a
@@ -185,9 +190,10 @@ Result<std::unique_ptr<Client>> make_client(const ClientOptions& options);
 /// kUnavailable: the client is not registered after `timeout_ms`.
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms);
 
-/// Makes a client and waits until it is registered. An incarnation is the time at which a node's process started.
-/// If the clock was set back since an earlier process started, the controller refuses the node because it knows a newer
-/// incarnation; options.node.incarnation then becomes that incarnation plus 1, and the node registers again.
+/// Makes a client and waits until it is registered. An incarnation is the time at which a node's process started. If
+/// the controller refuses the node and knows an incarnation that is not older, e.g. because the clock was set back,
+/// options.node.incarnation becomes that incarnation plus 1, and the node registers again, at most twice. Errors: those
+/// of make_client() and wait_registered().
 Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, const Clock& clock,
                                                        std::int64_t timeout_ms);
 

@@ -1,5 +1,5 @@
-// The endpoints that kvferry accepts. kvferry checks them itself, because ZeroMQ reports each malformed endpoint just
-// as "Invalid argument".
+// The endpoints that controllers and their clients accept. kvferry checks them itself, because ZeroMQ's errors, such as
+// "Invalid argument", do not say what is wrong.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// A source of messages or requests for the controller (ZeroMQ, streams, HTTP, engine events), which the server's one
-// thread serves.
+// An object that the server's one thread serves in each turn of its loop: a source of messages or requests (ZeroMQ,
+// streams, HTTP, engine events), the journal of the state folder, or the link to the other replicas.
 #pragma once
 
 #include <string>
@@ -14,13 +14,13 @@ class Listener {
  public:
   virtual ~Listener() = default;
 
-  /// Returns a descriptor that is readable while serve() has work to do, or a negative number if there is none. The
-  /// descriptor may be edge-triggered, as ZeroMQ's is.
+  /// Returns a descriptor that becomes readable when serve() has new input, or a negative number if there is no
+  /// descriptor. The descriptor may be edge-triggered, as ZeroMQ's is.
   virtual int fd() const = 0;
 
   /// Handles waiting input up to a bound, so that no listener starves the others or delays lease checks. Never blocks
-  /// or throws, whatever a peer sent. The server calls it in each turn of its loop, at least every 100 ms, whether or
-  /// not fd() is readable. Returns true if input is left, so that the loop continues without sleeping.
+  /// or throws, whatever a peer sent. The server calls serve() in each turn of its loop, at least every 100 ms, whether
+  /// or not fd() is readable. Returns true if input is left, so that the loop continues without sleeping.
   virtual bool serve(TimeNs now) = 0;
 };
 

@@ -39,13 +39,13 @@ struct NodeInfo {
   std::string role{};         // vLLM's kv_role: kv_producer (prefill), kv_consumer (decode) or kv_both
   std::string endpoint{};     // where peers ask this node for leases, e.g. "tcp://10.0.0.7:41234"
   std::string name_space{};   // nodes of one namespace must have equal fingerprints
-  std::string fingerprint{};  // text with model, KV dtype, layers, heads, head size, chunk_tokens, format version
+  std::string fingerprint{};  // text about model, KV format and chunk size, see transport/base/fingerprint.h
   std::string serves{};       // URL under which routers reach this node's server; empty: not announced
   // kvferry release. Empty before the client sets it, and for a node whose release does not send it.
   std::string version{};
-  // Random text that proves the node's identity: a process that does not know the text can't register as the same
-  // incarnation. No status shows the text. The text is empty before make_client() sets it, and for a node whose release
-  // does not send it.
+  // Random text that proves the node's identity: while the node is registered, a process that does not know the text
+  // can't register as the same incarnation. No status shows the text. The text is empty before make_client() sets it,
+  // and for a node whose release does not send it.
   std::string secret{};
   NodeDetails details{};  // empty if the node's release does not send details
 };

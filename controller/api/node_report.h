@@ -1,5 +1,5 @@
-// What a node tells the controller about its pool, transfers and failures, for people who look at `kvferry top`,
-// `kvferry status` or the status page. No decision depends on a report, and a report is not kept on disk.
+// What a node tells the controller about its pool, transfers and failures, for people, e.g. in `kvferry top` or on the
+// status page. No decision of the controller depends on a report, and a report is not kept on disk.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,23 @@
 
 namespace kvferry::controller {
 
-/// The transfers with one peer in one direction.
+/// The transfers with one peer in one direction. A node remembers the 64 pairs of peer and direction that were used
+/// last. The sums begin when the node begins to remember the pair.
 struct PathReport {
   std::string peer{};            // the peer's endpoint
   std::string path{};            // name of the last transfer's path ("shm", "tcp", "ucx/tcp"); empty: unknown
   bool is_push = false;          // true: this node sent chunks to the peer; false: it pulled chunks from the peer
-  std::uint64_t bytes = 0;       // bytes moved since the node's start
-  std::uint64_t num_failed = 0;  // chunks that did not arrive, since the node's start
+  std::uint64_t bytes = 0;       // bytes moved
+  std::uint64_t num_failed = 0;  // chunks that did not arrive
   double gb_per_s = 0;           // speed in GB/s, as a mean of the last seconds
   double last_gb_per_s = 0;      // speed of the last transfer; the time of a push includes waits for the model
   // Limit of the path, as known at the last transfer: its measured speed, or the speed of the fastest transfer if that
   // is higher; 0: not known.
   double limit_gb_per_s = 0;
   double best_gb_per_s = 0;  // speed of the fastest of the last large pulls; 0: there were too few to judge the path
-  // The memory that the last transfer used: "GPU to GPU", "host slots: REASON" (why not GPU memory), or "host slots"
-  // (nodes without GPUs). Empty: the node's release does not report it.
+  // The memory that the last transfer used: "GPU to GPU" or "host slots". For a pull, a reason may follow why host
+  // slots were used: "host slots: REASON" or "GPU to GPU, and host slots: REASON". Empty: the node's release does not
+  // report the memory.
   std::string memory{};
   KVFERRY_FIELDS(peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s, limit_gb_per_s, best_gb_per_s,
                  memory);
@@ -52,7 +54,7 @@ struct NodeReport {
   std::uint64_t num_pulls = 0, num_pushes = 0;                  // transfers in progress that this node began
   double tokens = 0;                      // tokens of admitted requests in the last minutes; older ones count less
   double local_tokens = 0;                // those of `tokens` that were in the engine's own cache
-  double loaded_tokens = 0;               // those of `tokens` that were loaded from the pool
+  double loaded_tokens = 0;               // those of `tokens` that were to be loaded from the pool
   std::uint64_t num_failures = 0;         // number of failures since the node's start
   std::vector<PathReport> paths{};        // the paths that were used last
   std::vector<FailureReport> failures{};  // the last failures, the newest first
@@ -71,8 +73,8 @@ constexpr std::size_t kReportPathsMax = 16, kReportFailuresMax = 4, kReportPrefi
 /// ASCII. All texts in a report have this form.
 std::string report_text(std::string_view text);
 
-/// Decodes a report of a node. kCorrupt: it is longer than kReportBytesMax, is malformed, or has more elements than
-/// allowed, a text that report_text() would change, or a number that is negative, not finite or above 1e15.
+/// Decodes a report of a node. kCorrupt: the report is longer than kReportBytesMax, is malformed, or has more elements
+/// than allowed, a text that report_text() would change, or a double that is negative, not finite or above 1e15.
 Result<NodeReport> parse_report(std::string_view bytes);
 
 }  // namespace kvferry::controller

@@ -1,4 +1,4 @@
-// What a controller reports about itself to `kvferry status`, /metrics and tests.
+// What a controller reports about itself, e.g. to `kvferry status` and /metrics.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Counters {
   std::uint64_t lookup_hits = 0;       // number of lookups for which a holder was found
   std::uint64_t chunks_published = 0;  // entries of Publish messages, including those that the index already had
   std::uint64_t chunks_evicted = 0;    // entries of Evict messages, including those that the index did not have
-  std::uint64_t chunks_dropped = 0;    // published entries that were not stored because of a limit or quota on chunks
+  std::uint64_t chunks_dropped = 0;  // how often a published entry was not stored because of a limit or quota on chunks
   std::uint64_t heartbeats = 0;
   std::uint64_t nodes_registered = 0;
   std::uint64_t nodes_refused = 0;
@@ -30,16 +30,16 @@ struct Counters {
   std::uint64_t nodes_fenced = 0;  // nodes replaced by a newer incarnation
   std::uint64_t snapshots_wanted = 0;
   std::uint64_t messages_malformed = 0;
-  std::uint64_t messages_unregistered = 0;  // messages from connections without a registered node
-  std::uint64_t replies_dropped = 0;        // replies whose connection was gone or whose peer did not read
+  std::uint64_t messages_unregistered = 0;  // messages that need a registration, from a connection without one
+  std::uint64_t replies_dropped = 0;        // replies and orders whose connection was gone or whose peer did not read
   std::uint64_t resends_wanted = 0;
   std::uint64_t digests_differed = 0;    // heartbeats whose digests differed from the index
   std::uint64_t orders_sent = 0;         // Pin, Unpin, Replicate, EvictOrder and PurgeOrder messages
-  std::uint64_t messages_taken = 0;      // received messages of any kind
+  std::uint64_t messages_taken = 0;      // messages that listeners passed to Sessions::receive()
   std::uint64_t messages_sent = 0;       // replies and orders, without the dropped ones
   std::uint64_t handshakes_refused = 0;  // connections whose peer did not prove that it has the cluster key
   std::uint64_t reports_malformed = 0;   // reports in heartbeats that were dropped because they were malformed
-  std::uint64_t messages_forbidden = 0;  // messages of members that were revoked or whose role does not allow them
+  std::uint64_t messages_forbidden = 0;  // messages whose sender was revoked or has a role that does not allow them
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
                  nodes_registered, nodes_refused, nodes_expired, nodes_fenced, snapshots_wanted, messages_malformed,
                  messages_unregistered, replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
@@ -49,17 +49,18 @@ struct Counters {
 struct NodeStatus : NodeInfo {
   std::uint64_t num_chunks = 0;  // number of chunks, tails included
   std::uint64_t num_tails = 0;
-  std::uint64_t heartbeat_age_ms = 0;  // time since the last message of any kind
+  std::uint64_t heartbeat_age_ms = 0;  // time since the node's last Hello, Heartbeat, Publish, Evict or Lookup
   // Progress of a drain of this node.
   bool is_leaving = false;
   bool is_drained = false;  // no chunk is left to replicate
   std::uint64_t num_to_replicate = 0, num_replicated = 0, num_lost = 0;
   std::uint64_t load = 0;  // number of requests on the node
-  // How far the node's wall clock was ahead of the controller's when its last heartbeat was received. Negative: it was
-  // behind, or the heartbeat took that long to arrive. 0 also if the node's release does not report its clock.
+  // The node's wall clock minus the controller's, at the moment when the controller received the node's last heartbeat.
+  // Negative: the node's clock was behind, or the heartbeat took that long to arrive. 0 also if the clocks were not
+  // compared.
   std::int64_t clock_ahead_ms = 0;
-  // The node's last report, and the time since its arrival; nullptr: the node sent none, because its release makes none
-  // or because it has just registered. Copies of a status share the report, which never changes.
+  // The node's last report, and the time since its arrival; nullptr: no valid report has arrived. Copies of a status
+  // share the report, which never changes.
   std::shared_ptr<NodeReport> report{};
   std::uint64_t report_age_ms = 0;
   KVFERRY_FIELDS(name_space, engine_id, incarnation, role, endpoint, num_chunks, num_tails, heartbeat_age_ms,
@@ -76,12 +77,13 @@ struct LostNode {
 
 /// What the controller stores in its state folder, whose contents outlive its process.
 struct StateStatus {
-  std::string folder;                   // path of the state folder; empty: nothing is stored
-  bool durable = false;                 // acknowledged messages outlive the process
-  std::string why_not;                  // reason why `durable` is false
-  std::uint64_t log_bytes = 0;          // size of the log that a restart would read after the snapshot
-  std::uint64_t snapshot_bytes = 0;     // size of the newest snapshot; 0: none yet
-  std::uint64_t snapshot_age_ms = 0;    // time since the newest snapshot ended or, if later, since the process started
+  std::string folder;                // path of the state folder; empty: nothing is stored
+  bool durable = false;              // acknowledged messages outlive the process
+  std::string why_not;               // reason why `durable` is false
+  std::uint64_t log_bytes = 0;       // size of the log that a restart would read after the snapshot
+  std::uint64_t snapshot_bytes = 0;  // size of the newest snapshot; 0: none yet
+  // Time since the newest snapshot ended or, if later, since the process started; 0 without a snapshot.
+  std::uint64_t snapshot_age_ms = 0;
   std::uint64_t snapshots_written = 0;  // snapshots completed since the start
   std::uint64_t records_loaded = 0;     // records read at the start
   std::uint64_t load_ms = 0;
@@ -95,8 +97,8 @@ struct ReplicaStatus {
   KVFERRY_FIELDS(name, endpoint);
 };
 
-/// This controller's connections to other replicas, etcd and the event log. If a name or an address is empty, the
-/// controller does not use that service.
+/// This controller as one of several replicas. If the address of etcd or of the event log is empty, the controller does
+/// not use that service.
 struct ScaleStatus {
   std::string name;                     // name of this replica
   std::vector<ReplicaStatus> replicas;  // live replicas, this one included
@@ -128,8 +130,8 @@ struct Status {
   StateStatus state{};
   ScaleStatus scale{};
   bool insecure = false;             // processes on other hosts can reach the controller without a cluster key
-  std::vector<LostNode> lost{};      // nodes lost in the last ten minutes, the newest first
-  std::string refusal{};             // why the last registration was refused; empty: none was
+  std::vector<LostNode> lost{};      // at most 64 nodes lost in the last ten minutes, the last lost first
+  std::string refusal{};             // reason of the last refusal of a node or protocol version; empty: none yet
   std::uint64_t refusal_age_ms = 0;  // time since that refusal
   std::int64_t wall_ms = 0;          // the controller's wall clock, in ms since 1970; 0: not reported
   KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure, lost, refusal,
@@ -137,7 +139,8 @@ struct Status {
 };
 
 /// Requests the status of the controller at `endpoint`, whose cluster key is `key`; blocks up to `timeout_ms`. Threads:
-/// any. Errors: kInvalidArgument: `endpoint` is malformed; kUnavailable: no answer in time; kRefused: the controller
+/// any. Errors: kInvalidArgument: `endpoint` is malformed, or is stream:// although there is a key; kUnavailable: no
+/// answer came in time, or no connection can be opened; kRefused: the controller refused the request, e.g. because it
 /// speaks another protocol version; kCorrupt: the answer can't be read or is of another kind.
 Result<Status> fetch_status(const std::string& endpoint, std::int64_t timeout_ms,
                             const std::optional<net::ClusterKey>& key = {});
