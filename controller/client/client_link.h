@@ -20,7 +20,7 @@ class ClientLink {
  public:
   virtual ~ClientLink() = default;
 
-  /// Returns a descriptor, for polling only, that is readable while process() or receive() has work to do.
+  /// Returns a descriptor, for polling only, that becomes readable when a message arrives or a connection is made.
   virtual int fd() const = 0;
   /// Continues connecting and sending. Called once in each turn of the owner's loop, whether or not fd() is readable.
   virtual void process(TimeNs now) = 0;
@@ -47,7 +47,7 @@ struct LinkOptions {
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; empty: the controller has none
 };
 /// kInvalidArgument: `endpoint` is malformed, or is stream:// and there is a cluster key, or the shared context has
-/// another cluster key. kUnavailable: no file descriptor is left.
+/// another cluster key. kUnavailable: no connection can be opened, e.g. because no file descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const LinkOptions& options = {});
 
 /// Returns an addition to the error "not reachable": the cause may be a cluster key that is missing or differs.
@@ -58,12 +58,12 @@ std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, Clien
 
 /// Makes a client of several controllers (replicas). `clients` has one client for each controller, the preferred
 /// controller first, and must not be empty. The node registers with each controller and publishes everything to each.
-/// Lookups go to the first controller that the node is registered with; when that controller is lost, unanswered
-/// lookups are sent to the next one. The client reports Registered when the first controller has registered the node,
-/// Lost when the node is no longer registered with any controller, and Refused when all have refused it. The answer to
-/// a SnapshotWanted goes to all controllers, which changes nothing for those that did not request it. With
+/// Lookups go to the first controller in this order that the node is registered with; when that controller is lost,
+/// unanswered lookups are sent to another one. The client reports Registered as soon as one controller has registered
+/// the node, Lost when the node is no longer registered with any controller, and Refused when all have refused it. The
+/// answer to a SnapshotWanted goes to all controllers, which changes nothing for those that did not request it. With
 /// lookup_timeout_ms each lookup ends in LookupReply or LookupFailed, even if the node is not registered at first or an
-/// answer is lost.
+/// answer is lost. kUnavailable: no file descriptor is left.
 Result<std::unique_ptr<Client>> make_replica_client(std::vector<std::unique_ptr<Client>> clients,
                                                     const ClientOptions& options);
 

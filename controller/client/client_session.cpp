@@ -21,7 +21,7 @@ TimeNs ttl_of(std::uint64_t ms) { return static_cast<TimeNs>(std::min(ms, kTtlMs
 
 }  // namespace
 
-/// Handles the controller's messages. A message for another incarnation or state of the session is late and ignored.
+/// Handles the controller's messages. A message for another incarnation of the node is late and ignored.
 struct ClientSession::Receiver {
   ClientSession& session;
   std::vector<ClientEvent>& events;
@@ -102,7 +102,7 @@ ClientSession::ClientSession(ClientOptions options, Send send, std::size_t resen
 
 void ClientSession::receive(std::string_view bytes, std::vector<ClientEvent>& events) {
   Result<wire::FromController> message = wire::parse<wire::FromController>(bytes, options_.protocol);
-  if (!message) {  // it is malformed, or of a version that this client does not speak
+  if (!message) {  // it is malformed, or of a type or version that this client does not know
     if (std::has_single_bit(++num_unreadable_))
       log().warn("dropped a message of controller {} ({} so far): {}", options_.controller, num_unreadable_,
                  message.error().what);

@@ -23,7 +23,8 @@ constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;
 /// Checks the size of a lookup. kInvalidArgument: `query` has more than 65536 keys, which is the limit for one message.
 Result<void> check_lookup(const LookupQuery& query);
 
-/// A node's session with one controller. Pure: no I/O and no clock. Threads: one at a time.
+/// A node's session with one controller. It has no socket, and reads no clock except ClientOptions::wall_ms. Threads:
+/// one at a time.
 class ClientSession {
  public:
   /// Hands a message to the connection. Returns false if the message was not sent.
@@ -37,8 +38,8 @@ class ClientSession {
   /// then send_due().
   void receive(std::string_view bytes, std::vector<ClientEvent>& events);
   /// Returns true if the controller was silent for too long: lost_after_ms or, after Hellos without an answer, up to
-  /// four times that. The caller then reconnects: TCP takes minutes to notice a peer that ended without closing the
-  /// connection.
+  /// four times that. The caller then reconnects, because TCP may take minutes to notice a peer that ended without
+  /// closing the connection.
   bool check_silence(TimeNs now, std::vector<ClientEvent>& events);
   /// Sends a Hello or, if the node is registered, a heartbeat when it is due. After a publish or evict a heartbeat is
   /// due earlier, because a heartbeat shows the controller whether the last of these messages was lost.
@@ -74,15 +75,16 @@ class ClientSession {
   std::uint64_t incarnation() const { return options_.node.incarnation.value; }
   bool send_hello();
   bool send_heartbeat();
-  /// Sends a message in the version of the protocol that both sides agreed on.
+  /// Sends a message in the protocol version version_.
   bool send(std::string_view bytes);
   void lose(std::string reason, std::vector<ClientEvent>& events);
 
   ClientOptions options_;
   Send send_;
   State state_ = State::kConnecting;
-  std::uint32_t version_;                   // agreed version of the protocol
-  std::optional<TimeNs> sent_at_;           // time of the last Hello or Heartbeat that was sent
+  // Agreed version of the protocol; before the registration, the oldest version that this client speaks.
+  std::uint32_t version_;
+  std::optional<TimeNs> sent_at_;           // time of the last Hello or Heartbeat; none: the next one is due at once
   std::uint64_t beat_sequence_ = 0;         // value of next_sequence() in the last heartbeat
   std::uint64_t load_ = 0, beat_load_ = 0;  // current load, and the load in the last heartbeat
   std::string report_;                      // report for the next heartbeat; empty: none is due

@@ -17,12 +17,12 @@
 
 namespace kvferry::controller {
 
-/// Stores the newest messages for sending again, and the digests of all published keys.
-/// Pure: no I/O and no clock. Threads: one at a time.
+/// Stores the newest messages for sending again, and digests of the keys that are published and not evicted. Pure: no
+/// I/O and no clock. Threads: one at a time.
 class Publisher {
  public:
-  /// Sends one message. If the message is lost, the controller sees a gap in the numbers and requests the message
-  /// again.
+  /// Sends one message. If the message is lost, the controller sees a gap in the numbers and requests the missing
+  /// messages or a snapshot.
   using Send = std::function<void(std::string_view bytes)>;
 
   /// `resend_bytes_max`: bound on the sum of the stored messages' sizes.

@@ -16,7 +16,8 @@ namespace {
 // Limit on unanswered lookups. At this limit lookup() fails if lookups have a timeout; otherwise it drops the oldest
 // lookup.
 constexpr std::size_t kPendingLookupsMax = 16'384;
-constexpr std::int64_t kAsksPerTimeout = 3;  // how often an unanswered lookup is sent within lookup_timeout_ms
+// A lookup is sent again whenever lookup_timeout_ms / kAsksPerTimeout has passed without an answer.
+constexpr std::int64_t kAsksPerTimeout = 3;
 
 class ReplicaClient final : public Client {
  public:

@@ -133,8 +133,8 @@ struct Refused {
 struct HeartbeatAck {
   Header header{kProtocolVersion, 5};
   std::uint64_t incarnation = 0;
-  std::uint64_t kept_below = 0;  // number of the first message that may not be on disk (see Client::kept_below())
-  std::vector<std::string> replicas{};  // endpoints as in Registered; empty: unchanged since the last list
+  std::uint64_t kept_below = 0;         // number for Client::kept_below()
+  std::vector<std::string> replicas{};  // as in Registered; empty: unchanged since the last list, or no replicas
   KVFERRY_FIELDS(header, incarnation, kept_below, replicas);
 };
 struct LookupReply {
@@ -153,8 +153,8 @@ struct SnapshotWanted {
   std::uint64_t resend_from = ~std::uint64_t{0};  // first missing number; older controllers don't send it
   KVFERRY_FIELDS(header, incarnation, next_sequence, resend_will_do, resend_from);
 };
-/// Tells a node that no registered node uses this connection, because the controller restarted or the lease expired.
-/// The node must send Hello.
+/// Tells a node that it is not registered on this connection, e.g. because the controller restarted or the lease
+/// expired. The node must send Hello.
 struct Unregistered {
   Header header{kProtocolVersion, 12};
   std::uint64_t incarnation = 0;  // the incarnation in the message that is answered
@@ -165,8 +165,9 @@ struct AdminReply {
   std::uint64_t token = 0;
   bool is_done = false;
   std::string text{};  // outcome or reason of the refusal, as a sentence
-  // Depends on the verb. pin and purge: id of the new pin or purge; quota: the quota; unpin and clear: number of nodes
-  // that were sent an order; move: number of chunks.
+  // Depends on the verb. pin and purge: id of the new pin or purge; quota: the new quota, or 0 if the quota was
+  // removed; unpin and clear: number of nodes to which an order was addressed; move: number of chunks to move; drain
+  // and undrain: 0.
   std::uint64_t number = 0;
   KVFERRY_FIELDS(header, token, is_done, text, number);
 };

@@ -21,8 +21,8 @@ class MsgpackReader {
   bool next_is_map() const { return at_ < end_ && ((*at_ & 0xf0) == 0x80 || *at_ == 0xde || *at_ == 0xdf); }
   bool next_is_bytes() const { return at_ < end_ && *at_ >= 0xc4 && *at_ <= 0xc6; }
 
-  /// Reads the header of an array or a map. Fails if fewer bytes remain than the elements need at least, so that a
-  /// header of five bytes can't claim billions of elements.
+  /// Reads the header of an array or a map. Fails if fewer bytes remain than one for each element of the array, or two
+  /// for each entry of the map, so that a header of five bytes can't claim billions of elements.
   bool read_array(std::uint32_t& count) { return read_count(0x90, 0xdc, 1, count); }
   bool read_map(std::uint32_t& count) { return read_count(0x80, 0xde, 2, count); }
 
@@ -71,7 +71,7 @@ class MsgpackReader {
   }
 
   /// Reads `count` integers below 2^32, the elements of an array whose header was just read, into `values`. Returns
-  /// false if an element is something else.
+  /// false if an element is missing or is something else.
   bool read_small_integers(std::uint32_t* values, std::uint32_t count);
 
  private:

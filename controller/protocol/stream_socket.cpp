@@ -15,7 +15,7 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr int kBacklog = 4096;  // limit on connections that wait to be accepted, e.g. after a restart
+constexpr int kBacklog = 4096;  // limit on the connections to a Unix socket that wait to be accepted
 constexpr std::size_t kBufferKeptMax = std::size_t{64} << 10;  // bound on the buffer that an idle connection keeps
 
 bool is_for_later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }

@@ -18,7 +18,7 @@ struct BoundSocket {
   std::string endpoint;  // endpoint with the actual port
 };
 /// Listens on `address`. Replaces the socket file of a process that has ended. Resolving a host name may block.
-/// kUnavailable: the address cannot be bound, e.g. because it is in use.
+/// kUnavailable: this process cannot listen there, e.g. because the address is in use.
 Result<BoundSocket> listen_on(const StreamAddress& address);
 
 /// Starts a connection without blocking. A Unix socket is connected at once; kPeerLost: it can't be connected, e.g.

@@ -28,8 +28,8 @@ Result<Message> convert_by_type(std::uint32_t type, const msgpack::object& objec
 template <class Message>
 Result<Message> parse(std::string_view bytes, VersionRange versions) {
   try {
-    // Each element takes at least one byte, so a length above the message's is invalid. Without limits msgpack would
-    // allocate memory for it.
+    // Each element takes at least one byte, so no valid array or text is longer than the message. Without limits
+    // msgpack would allocate as much memory as a claimed length needs.
     const std::size_t limit = bytes.size();
     const msgpack::object_handle handle =
         msgpack::unpack(bytes.data(), bytes.size(), nullptr, nullptr,

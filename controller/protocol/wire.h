@@ -16,7 +16,8 @@
 
 namespace kvferry::controller::wire {
 
-// Limit on the size of a message. The receiver ends a connection on which a longer message arrives.
+// Limit on the size of a message other than a StatusReply. The receiver ends a connection on which a longer message
+// arrives.
 constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;
 // Limit on the chunks in a Publish, which keeps the message far below kMessageBytesMax.
 constexpr std::size_t kChunksPerPublishMax = 16'384;
@@ -43,8 +44,8 @@ SnapshotMark mark_of(const Publish& publish);
 /// doesn't know.
 Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish);
 
-// For speed, lookups are read in place and answered without intermediate objects. All other
-// messages, and lookups that are encoded in another way, go through parse().
+// For speed, lookups are read in place and answered without intermediate objects. All other messages, and lookups that
+// are encoded in another way, go through parse().
 
 /// A Lookup whose keys are views of the message's bytes.
 struct LookupFields {
