@@ -15,8 +15,8 @@ namespace kvferry::controller {
 
 /// The returned listener already listens. Its address is e.g. "tcp://127.0.0.1:41234" or "ipc:///run/kvferry.sock".
 /// `sessions` must outlive the listener. kInvalidArgument: `endpoint` is malformed; kUnavailable: the listener cannot
-/// listen on the address, e.g. because the port is in use. With a cluster key, only peers that have the same key can
-/// connect over tcp://.
+/// listen on the address, e.g. because the port is in use. With a cluster key, only peers whose key the
+/// controller accepts can connect over tcp://.
 Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions,
                                                   const std::optional<net::ClusterKey>& key = {});
 
@@ -24,7 +24,7 @@ Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, S
 /// peer is bounded: a message of more than kMessageBytesMax bytes is refused and ends its connection; replies to a peer
 /// that does not read are dropped and counted while 8 MiB of replies wait. If the number of connections is at its
 /// maximum, a new connection replaces the one that has been silent longest among the connections without a registered
-/// node.
+/// node; if there is none, the new connection is closed.
 Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions);
 
 }  // namespace kvferry::controller

@@ -19,12 +19,12 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // limit on the input of one connection in one turn
-// Limit on messages in one turn, so that a flood does not delay lease checks.
+// After this many messages a turn reads no further connection, so that a flood does not delay lease checks.
 constexpr std::size_t kStreamMessagesPerTurnMax = 1024;
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
-// Limit on a peer's unsent replies: two of the longest messages.
+// Limit on a peer's unsent replies: twice kMessageBytesMax.
 constexpr std::size_t kUnsentRepliesBytesMax = std::size_t{8} << 20;
 constexpr TimeNs kRefusalTime = kSecond;  // time for a peer to read why its connection was refused
 
@@ -89,7 +89,7 @@ class StreamListener final : public BoundListener, private ReplySender {
   }
 
  private:
-  /// Receives from and sends to one connection. Returns true if more input waits.
+  /// Receives from and sends to one connection. Returns true if more input may wait.
   bool turn(StreamConnection& connection, TimeNs now) {
     const long num_read = read_some(connection.socket.get(), scratch_);
     if (num_read == 0) return over_.push_back(connection.id), false;
@@ -163,7 +163,7 @@ class StreamListener final : public BoundListener, private ReplySender {
   }
 
   /// Gives up the connection that has been silent longest among the connections without a registered node. Returns
-  /// false if all connections have a registered node.
+  /// false if there is no such connection.
   bool make_room() {
     StreamConnection* silent = nullptr;
     for (const auto& [id, connection] : connections_) {
