@@ -59,8 +59,8 @@ class ClientSession {
   void set_load(std::uint64_t num_requests) { load_ = num_requests; }
   void set_report(std::string report) { report_ = std::move(report); }
   Result<std::uint64_t> lookup(const LookupQuery& query);
-  /// Unregisters the node. Returns true if a Leave was handed to the connection, which needs a moment to send the
-  /// message.
+  /// Unregisters the node. Returns true if the node was registered: the connection then needs a moment to send the
+  /// Leave.
   bool leave();
 
   bool is_registered() const { return state_ == State::kRegistered; }
@@ -75,7 +75,7 @@ class ClientSession {
   std::uint64_t incarnation() const { return options_.node.incarnation.value; }
   bool send_hello();
   bool send_heartbeat();
-  /// Sends a message in the protocol version version_.
+  /// Sets the protocol version of a message to version_ and sends the message.
   bool send(std::string_view bytes);
   void lose(std::string reason, std::vector<ClientEvent>& events);
 

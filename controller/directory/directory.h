@@ -67,15 +67,16 @@ struct Joined {
 };
 
 /// Registered nodes, their leases and their chunks.
-/// The messages of a node are numbered, starting with the number that the node registers with. They are applied
-/// completely and in order. A message whose number is below the expected one is a repetition and is dropped. A higher
-/// number shows that a message was lost: the higher one is dropped, and the node must send it again after the missing
-/// ones, because a publish applied after a later evict would undo the evict. The begin of a snapshot makes all earlier
-/// messages irrelevant, so it is applied even after a loss. A snapshot is collected in a separate Generation, which
-/// lookups don't see until the snapshot ends; then it replaces the former Generation. Messages that arrive during a
-/// snapshot change both generations. A snapshot that takes too long, or that the node begins again, is dropped. Lookups
-/// skip a node as soon as it leaves or its lease expires. Its removal takes the same time however many chunks it had.
-/// Threads: one at a time. `now` must never decrease.
+/// The Publish and Evict messages of a node are numbered, starting with the number that the node registers with. They
+/// are applied completely and in order. A message whose number is below the expected one is a repetition and is
+/// dropped. A higher number shows that a message was lost: the higher one is dropped, and the node must send it again
+/// after the missing ones, because a publish applied after a later evict would undo the evict. The begin of a snapshot
+/// makes all earlier messages irrelevant, so it is applied even after a loss. A snapshot is collected in a separate
+/// Generation, which replaces the former Generation when the snapshot ends. Lookups don't see the chunks of the
+/// snapshot before then, except if the former Generation was empty. Messages that arrive during a snapshot change both
+/// generations. A snapshot that takes too long, or that the node begins again, is dropped. Lookups skip a node as soon
+/// as it leaves or expire() finds that its lease has expired. The removal of a node takes the same time however many
+/// chunks the node had. Threads: one at a time. `now` must never decrease.
 class Directory {
   struct Namespace;
 
@@ -83,7 +84,7 @@ class Directory {
   /// The chunks that a node has published since one of its snapshots began, without the evicted ones.
   struct Generation {
     ChunkTable::HolderIndex index = 0;  // holder in the table of the node's namespace
-    bool is_partial = false;  // chunks were dropped for lack of room, so the node's digests differ from the index
+    bool is_partial = false;  // chunks were dropped for lack of room, so the node's digests may differ from the index
   };
   struct Node {
     NodeInfo info;
@@ -92,13 +93,13 @@ class Directory {
     std::optional<Generation> next{};  // the unfinished snapshot; it shares the index of `seen` if `seen` was empty
     TimeNs snapshot_begun_at = 0;      // time at which the node's last snapshot began
     TimeNs heard_at = 0;
-    std::uint64_t next_sequence = 0;  // all messages with lower numbers were applied
+    std::uint64_t next_sequence = 0;  // messages with lower numbers were applied, or a snapshot replaced them
     // The node has used all lower numbers; if this is above next_sequence, messages are missing.
     std::uint64_t heard_below = 0;
     bool owes_snapshot = true;         // a snapshot of the node is needed and has not ended
     bool is_reloaded = false;          // reloaded after a restart, and no heartbeat or snapshot has confirmed it yet
     std::optional<TimeNs> asked_at{};  // time of the last repair request, or of the last message that answers it
-    unsigned num_differed = 0;         // number of consecutive heartbeats with differing digests
+    unsigned num_differed = 0;         // number of consecutive comparisons with differing digests
     std::size_t num_counted = 0;       // number of this node's chunks that are counted in num_chunks_
     bool is_leaving = false;
     std::uint64_t load = 0;  // requests on the node, as it last reported
@@ -119,17 +120,18 @@ class Directory {
   const Journal* journal() const { return journal_; }
 
   /// Registers a node, identified by (namespace, engine id). If the same incarnation is registered already, it keeps
-  /// its chunks, because only its connection broke; a newer incarnation replaces an older one at once. kRefused: other
-  /// live nodes of the namespace have another fingerprint, a newer incarnation is registered, or another process has
-  /// registered the same incarnation. kInvalidArgument: a field is empty, too long or not printable. kFull: nodes_max
-  /// nodes are registered.
+  /// its chunks; a newer incarnation replaces an older one at once. kRefused: the fingerprint differs from that of the
+  /// namespace's other nodes or of the same incarnation, a newer incarnation is registered, or another process has
+  /// registered the same incarnation. kInvalidArgument: a field is too long, not printable, or empty although it is
+  /// required. kFull: nodes_max nodes are registered, and this one replaces none of them.
   Result<Joined> join(const NodeInfo& info, std::uint64_t next_sequence, TimeNs now);
 
   /// Handles a heartbeat. `next_sequence`: number of the node's next publish or evict, which shows whether the node's
   /// last message was lost.
   /// `digests`: digest of the node's chunks in each tier at that number; ignored unless there are kNumTiers. If the
-  /// digests differ from the index although no message is missing, the node must send a snapshot. If the digests still
-  /// differ after that, the wait before the next snapshot doubles, up to about a minute.
+  /// digests differ from the index although no message is missing and no chunk was dropped for lack of room, the node
+  /// must send a snapshot. If the digests still differ after that, the wait before the next snapshot doubles, up to
+  /// about a minute.
   Update heartbeat(NodeId node, std::uint64_t next_sequence, TimeNs now, std::span<const TierDigest> digests = {});
   Update publish(NodeId node, std::uint64_t sequence, SnapshotMark mark, std::span<const ChunkEntry> chunks, TimeNs now,
                  Tier tier = Tier::kHost);
@@ -150,10 +152,10 @@ class Directory {
   void find_holders(const std::string& name_space, const LookupView& query, std::vector<HolderView>& found);
 
   /// Removes the nodes whose lease expired and returns them. The caller must call expire() many times within lease_ms,
-  /// each time after it has handled all received messages. If more than half a lease has passed since the previous
-  /// call, no lease ends within grace_ms of this call, because heartbeats may have arrived and not been read. Also
-  /// drops snapshots that took longer than snapshot_ms, frees some memory of removed nodes and resizes tables. Takes
-  /// well below a millisecond.
+  /// each time after it has handled messages. If more than half a lease has passed since the previous call, no lease
+  /// ends within grace_ms of this call, because heartbeats may have arrived and not been read. Also drops snapshots
+  /// that took longer than snapshot_ms, frees some memory of removed nodes and resizes tables. Takes well below a
+  /// millisecond.
   std::vector<NodeId> expire(TimeNs now);
 
   /// Returns nullptr for an unknown node. The pointer is valid until a node joins or is removed.
@@ -186,7 +188,7 @@ class Directory {
   Repair repair(NodeId node) const;
   std::vector<NodeStatus> status(TimeNs now) const;
   /// Returns the nodes whose lease expired in the last ten minutes and that have not joined again, at most 64 of them,
-  /// the newest first.
+  /// the last lost first.
   std::vector<LostNode> lost(TimeNs now) const;
   /// The pointers are valid until a node joins or is removed.
   std::vector<std::pair<NodeId, const NodeInfo*>> nodes() const;
@@ -199,7 +201,7 @@ class Directory {
   std::size_t num_chunks() const { return num_chunks_; }
   std::uint64_t num_chunks_dropped() const { return num_chunks_dropped_; }
   std::uint64_t num_digests_differed() const { return num_digests_differed_; }
-  /// Increases with each change that could change the result of a lookup.
+  /// Increases with each change of the chunks that nodes hold, and of which nodes are leaving.
   std::uint64_t index_version() const { return index_version_; }
 
  private:
@@ -253,7 +255,7 @@ class Directory {
   std::vector<ChunkTable::Match> matches_;     // matches of the last lookup
   std::vector<HolderView> found_;              // holders found by the last lookup()
   std::optional<TimeNs> expire_called_at_;
-  std::deque<Lost> lost_;  // lost nodes, the newest first
+  std::deque<Lost> lost_;  // lost nodes, the last lost first
 };
 
 }  // namespace kvferry::controller

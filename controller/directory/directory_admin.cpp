@@ -1,4 +1,4 @@
-// The part of Directory that admin commands use: queries about nodes and chunks, drains, quotas.
+// The part of Directory that answers simple questions about nodes and chunks, and that sets quotas and values of nodes.
 #include <algorithm>
 
 #include "controller/directory/directory.h"

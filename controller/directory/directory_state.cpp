@@ -41,8 +41,8 @@ void DirectoryState::begin_walk() {
 
 bool DirectoryState::walk(TableBlock& block, std::string& name_space) {
   const auto& spaces = directory_.namespaces_;
-  // A namespace that was removed meanwhile had no nodes, so nothing of it must be saved; a namespace that was created
-  // meanwhile is in the journal.
+  // A namespace that was removed meanwhile had no nodes, so nothing of it needs to be saved; a namespace that was
+  // created meanwhile is in the journal.
   auto it = walked_ ? spaces.find(*walked_) : spaces.begin();
   if (it == spaces.end() && walked_) {
     it = spaces.upper_bound(*walked_);
@@ -124,7 +124,7 @@ void DirectoryState::replay_joined(NodeId id, const NodeInfo& info, std::uint64_
   const bool is_known = directory_.find(id) != nullptr;
   const std::uint64_t last = directory_.last_node_id_;
   if (!is_known) directory_.last_node_id_ = id.value - 1;  // makes join() assign `id` to the node
-  // The result is ignored: join() refuses the node if the limit on nodes is lower than before the restart.
+  // The result is ignored: join() may refuse the node, e.g. if the limit on nodes is lower than before the restart.
   (void)directory_.join(info, next_sequence, 0);
   directory_.last_node_id_ = std::max({last, directory_.last_node_id_, id.value});
 }

@@ -47,8 +47,7 @@ struct DirectoryImage {
 /// Saves a directory without blocking lookups, and reloads it. The saved state consists of an image, of the blocks of a
 /// walk through the tables that begins when the image is made, and of the journal from then on. A change during the
 /// walk may be in a block and in the journal too; that does no harm, because journal records can be applied twice.
-/// Threads: the directory's. A call takes as long as a lookup or two, except image(), which is linear in the number of
-/// nodes.
+/// Threads: the directory's. walk() takes as long as a lookup or two; image() takes time linear in the number of nodes.
 class DirectoryState {
  public:
   explicit DirectoryState(Directory& directory) : directory_(directory) {}
@@ -78,7 +77,7 @@ class DirectoryState {
   void finish(TimeNs now);
 
   std::uint64_t index_version() const { return directory_.index_version_; }
-  /// Raises the index version to at least `version`, which lookups returned before the restart.
+  /// Raises the index version to at least `version`, the index version of an earlier process.
   void at_least_version(std::uint64_t version) {
     directory_.index_version_ = std::max(directory_.index_version_, version);
   }

@@ -37,7 +37,7 @@ std::vector<Drains::Replication> Drains::advance(const Cluster& cluster, TimeNs 
 }
 
 /// Ends replications whose chunks have arrived or whose deadline has passed. Chunks that have not arrived are
-/// replicated to another target, until tries_max targets have been tried.
+/// replicated again, up to tries_max times in all.
 void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
   std::erase_if(drain.running, [&](Running& running) {
     std::erase_if(running.chunks, [&](const ChunkEntry& chunk) {
@@ -57,7 +57,7 @@ void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, Ti
 }
 
 /// Takes the next chunks from the queue, in order, because neighbouring chunks mostly belong to one prefix. Returns no
-/// chunks if no chunk needs replication now or if there is no target node.
+/// chunks if none of the checked ones needs replication, or if there is no target node.
 Drains::Replication Drains::next_replication(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
   Replication replication{node, {}, {}, options_.replication_ttl};
   const std::vector<NodeId> targets = cluster.targets(node);

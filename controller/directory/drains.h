@@ -17,9 +17,9 @@ namespace kvferry::controller {
 struct DrainOptions {
   std::size_t chunks_per_replication = 128;
   std::size_t replications_max = 4;  // concurrent replications of one drain
-  // Time after which an unfinished replication is tried with another target node.
+  // Time after which an unfinished replication is tried again, with the next target node if there are several.
   TimeNs replication_ttl = 10 * kSecond;
-  unsigned tries_max = 3;  // number of target nodes that are tried for a chunk
+  unsigned tries_max = 3;  // limit on the replications of a chunk that are tried
 };
 
 /// Decides which chunks of draining nodes are replicated, and where to. After begin() the caller must request a
@@ -49,7 +49,7 @@ class Drains {
     std::uint64_t num_left = 0;  // chunks that wait or are being replicated
     // Number of chunks that only the leaving node held and that another node holds now.
     std::uint64_t num_replicated = 0;
-    std::uint64_t num_lost = 0;  // chunks that could not be replicated to any of tries_max targets
+    std::uint64_t num_lost = 0;  // chunks that tries_max replications did not bring to another node
     bool is_listed = false;      // the snapshot that the caller requested after begin() has ended
     bool is_done() const { return is_listed && num_left == 0; }
   };
@@ -62,7 +62,8 @@ class Drains {
   bool end(NodeId node) { return drains_.erase(node) > 0; }
   bool is_draining(NodeId node) const { return drains_.contains(node); }
   /// Adds the chunks to the node's drain; has no effect if the node is not being drained. Returns true if the caller
-  /// must request a snapshot again: one has ended that began before the drain, so it does not list all chunks.
+  /// must request a snapshot again, because the snapshot that `mark` ends began before the drain: its first chunks are
+  /// unknown to the drain.
   bool published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark);
   /// Checks running replications and returns the next ones. The caller must call it often, e.g. every 50 ms.
   std::vector<Replication> advance(const Cluster& cluster, TimeNs now);

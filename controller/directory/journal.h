@@ -14,7 +14,8 @@
 namespace kvferry::controller {
 
 /// The calls of joined(), gone(), published(), evicted() and snapshot_dropped() report the changes in order, each after
-/// it was made; replaying all of them yields the same directory. Threads: the directory's. No call blocks or fails.
+/// it was made; replaying all of them yields the same nodes and chunks. Threads: the directory's. No call blocks or
+/// fails.
 class Journal {
  public:
   virtual ~Journal() = default;

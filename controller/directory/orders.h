@@ -18,9 +18,9 @@ struct AdminRequest;
 struct AdminReply;
 }  // namespace wire
 
-/// Turns admin commands and read leases into orders to nodes. A node may ignore an order; the effect shows in what the
-/// nodes publish and evict. Pins and replications end by themselves at their deadlines. Pure: time is an argument.
-/// Threads: the directory's owner.
+/// Turns admin commands and read leases into orders to nodes. Nodes send no answers to orders, and may ignore them.
+/// Pins and replications end by themselves at their deadlines. Pure: time is an argument. Threads: the directory's
+/// owner.
 class Orders final : private Drains::Cluster {
  public:
   explicit Orders(Directory& directory, PinOptions pins = {}, DrainOptions drains = {})

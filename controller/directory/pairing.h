@@ -15,17 +15,18 @@
 
 namespace kvferry::controller {
 
-// Costs of a pair of servers, in units of the time to compute one token.
+// Costs of a pair of nodes, in units of the time to compute one token.
 constexpr std::uint64_t kPrefillTokensPerRequest = 512;  // delay caused by each request on a prefill node
 constexpr std::uint64_t kDecodeTokensPerRequest = 128;   // delay caused by each request on a decode node
 // Number of tokens whose KV is transferred in the time to compute one token.
 constexpr std::uint64_t kTokensMovedPerComputed = 4;
-constexpr std::uint64_t kSkipTokensMax = 64;  // the decode node computes up to this many missing tokens itself
+// A decode node that has cached tokens of the prompt computes up to this many missing tokens itself.
+constexpr std::uint64_t kSkipTokensMax = 64;
 
 struct PairNode {
   std::string engine_id, role, serves, endpoint;
   std::uint64_t load = 0;        // number of requests on the node, as the node reported it
-  TimeNs load_reported_at = 0;   // time of that report, which counts all requests assigned before this time
+  TimeNs load_reported_at = 0;   // time of that report, which is taken to count all requests assigned before
   std::uint64_t num_cached = 0;  // length of the prompt's cached prefix, in tokens
   bool is_leaving = false;
 };
@@ -64,7 +65,7 @@ class Pairing {
   std::uint64_t turn_ = 0;  // rotates the choice among nodes of equal cost
 };
 
-/// Keys of a prompt, as the connector computes them.
+/// Keys of a prompt without images, as the connector computes them.
 struct PromptKeys {
   std::vector<ChunkKey> keys;         // keys of full chunks
   std::vector<ChunkKey> tail_groups;  // [i] group of a tail after i full chunks, as in LookupQuery
@@ -72,9 +73,9 @@ struct PromptKeys {
 };
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);
 
-/// Returns everything besides the tokens that a request's KV depends on, spelled as in the connector
-/// (kvferry/request_extras.py). The connector names a LoRA by a digest of its files, which the controller does not
-/// know, so with a LoRA no node's keys match.
+/// Returns the extras of a request, on which its KV depends besides the tokens. A cache_salt is spelled as in the
+/// connector (kvferry/request_extras.py). The connector names a LoRA by a digest of its files, which the controller
+/// does not know, so with a LoRA no node's keys match.
 std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& cache_salt);
 
 }  // namespace kvferry::controller

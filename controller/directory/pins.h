@@ -28,8 +28,8 @@ struct PinOptions {
   std::size_t keys_per_owner_max = std::size_t{1} << 18;
 };
 
-/// A pin covers keys of one namespace for one owner until a deadline. It does not fix where the chunks are: every node
-/// that holds one of the keys, now or later, is ordered to pin it. Pure: time is an argument. Threads: one at a time.
+/// A pin covers keys of one namespace for one owner until a deadline. Until then every node that holds a chunk with one
+/// of the keys, or gets one, is ordered to pin that chunk. Pure: time is an argument. Threads: one at a time.
 class Pins {
  public:
   struct Pin {
@@ -48,8 +48,8 @@ class Pins {
 
   explicit Pins(PinOptions options = {}) : options_(options) {}
 
-  /// Adds a pin, which lasts `ttl_ms`. kInvalidArgument: no owner, no keys, or a `ttl_ms` of 0 or above ttl_max. kFull:
-  /// more keys than are allowed for the owner or for all pins together.
+  /// Adds a pin, which lasts `ttl_ms`. kInvalidArgument: no owner, no keys, more than keys_per_pin_max keys, or a
+  /// `ttl_ms` of 0 or above ttl_max. kFull: the owner's pins together, or all pins together, would have too many keys.
   Result<ControllerPinId> add(const std::string& name_space, const std::string& owner, std::vector<ChunkKey> keys,
                               TimeNs now, std::uint64_t ttl_ms);
   /// Ends a pin and returns the nodes that have to unpin it. kNotFound: the pin does not exist or has ended already.

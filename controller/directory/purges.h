@@ -11,7 +11,7 @@
 
 namespace kvferry::controller {
 
-/// Remembers the purges of the last 24 hours, at most 128 of them, for nodes that register later. Pure: time is an
+/// Remembers purges for up to 24 hours, at most 128 at a time, for nodes that register later. Pure: time is an
 /// argument. Threads: one at a time.
 class Purges {
  public:

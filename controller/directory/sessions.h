@@ -1,5 +1,5 @@
-// The controller's side of the protocol: which connection belongs to which node, and the reply to each message. Pure:
-// no sockets and no clock.
+// The controller's side of the protocol: which connection belongs to which node, and the reply to each message. It has
+// no sockets, and reads no clock except those in DirectoryOptions.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +32,14 @@ class SessionObserver {
 
   /// Returns why the node may not register, as a sentence, or nullopt if it may.
   virtual std::optional<std::string> refusal(const NodeInfo& info) const = 0;
-  /// Returns the newest incarnation with which a node of this engine id registered with any replica, 0 if none did.
+  /// Returns the newest incarnation with which a node of this engine id is known to have registered with any replica,
+  /// or 0 if none is known.
   virtual Incarnation newest(const NodeInfo& info) const = 0;
   /// Called when a node registered, for the first time or again.
   virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) = 0;
   /// Called for each Publish or Evict of `node`, even if the directory dropped the message.
   virtual void received(NodeId node, std::uint64_t sequence, std::string_view message, TimeNs now) = 0;
-  /// Called when a node left, expired or was replaced by a newer incarnation. The node may never have registered with
+  /// Called when a node left or was removed, e.g. because its lease expired. The node may never have registered with
   /// this replica.
   virtual void gone(NodeId node, TimeNs now) = 0;
 
@@ -112,7 +113,7 @@ class Sessions {
 
  private:
   struct Peer {
-    std::optional<ConnectionId> connection;  // empty after the connection broke
+    std::optional<ConnectionId> connection;  // empty while the node has no connection
     ReplySender* replies = nullptr;          // the sender that reaches `connection`
     std::string name;                        // name of the node in log lines
     std::uint32_t version = 0;               // agreed version of the protocol
@@ -147,7 +148,7 @@ class Sessions {
   bool insecure_ = false;
   TimeNs started_at_;
   Counters counters_;
-  std::string refusal_;    // why the last registration was refused, for the status
+  std::string refusal_;    // for Status::refusal
   TimeNs refused_at_ = 0;  // time of this refusal
   std::uint64_t last_connection_ = 0;
   std::unordered_map<ConnectionId, Session> sessions_;
