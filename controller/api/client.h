@@ -130,9 +130,9 @@ struct ClientOptions {
   NodeInfo node;
   std::int64_t heartbeat_ms = 500;
   std::int64_t lost_after_ms = 2000;
-  // A lookup ends in LookupReply or LookupFailed within this time after the first process() that follows lookup().
-  // Until then the client may send the lookup several times. 0: lookups have no time limit; the caller enforces a limit
-  // of its own.
+  // A lookup ends in LookupReply or, this long after the first process() that follows lookup(), in LookupFailed. Until
+  // then the client may send the lookup several times. 0: lookups have no time limit; the caller enforces a limit of
+  // its own.
   std::int64_t lookup_timeout_ms = 0;
   VersionRange protocol{};  // protocol versions that this client speaks; empty: those of this release
   std::optional<net::ClusterKey> cluster_key{};  // the controller's key; tcp:// connections are encrypted with it

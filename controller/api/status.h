@@ -47,7 +47,7 @@ struct Counters {
 };
 
 struct NodeStatus : NodeInfo {
-  std::uint64_t num_chunks = 0;  // number of chunks, tails included
+  std::uint64_t num_chunks = 0;  // number of chunks, tails included; a chunk counts once for each tier
   std::uint64_t num_tails = 0;
   std::uint64_t heartbeat_age_ms = 0;  // time since the node's last Hello, Heartbeat, Publish, Evict or Lookup
   // Progress of a drain of this node.

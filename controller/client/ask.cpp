@@ -17,8 +17,8 @@ using Key = std::optional<net::ClusterKey>;
 
 Result<wire::FromController> ask(const std::string& endpoint, std::string_view request, std::int64_t timeout_ms,
                                  const Key& key) {
-  // The connection accepts replies of any size: the status of thousands of nodes exceeds kMessageBytesMax, and the user
-  // trusts this controller.
+  // The connection accepts replies of any size: the status of thousands of nodes can exceed kMessageBytesMax, and the
+  // user trusts this controller.
   std::unique_ptr<ClientLink> made = KVFERRY_TRY(make_link(endpoint, {.is_bounded = false, .cluster_key = key}));
   ClientLink& link = *made;
   const SteadyClock clock;

@@ -29,7 +29,7 @@ struct DirectoryOptions {
   std::int64_t lease_ms = 2500;        // a node that is silent for this long is removed (five heartbeats)
   std::int64_t grace_ms = 1000;        // shortest time left of a lease after a late expire() (two heartbeats)
   std::int64_t snapshot_ms = 10'000;   // a snapshot that has not ended after this time is dropped
-  std::int64_t repair_retry_ms = 200;  // shortest time between two repair requests to a node
+  std::int64_t repair_retry_ms = 200;  // shortest time until a repair request to a node is repeated
   std::size_t nodes_max = 4096;
   std::size_t chunks_per_node_max = std::size_t{1} << 20;
   std::size_t chunks_max = std::size_t{1} << 24;  // limit on (node, tier, chunk) entries of all nodes

@@ -19,7 +19,8 @@ namespace kvferry::controller::wire {
 // Limit on the size of a message other than a StatusReply. The receiver ends a connection on which a longer message
 // arrives.
 constexpr std::size_t kMessageBytesMax = std::size_t{4} << 20;
-// Limit on the chunks in a Publish, which keeps the message far below kMessageBytesMax.
+// Limit on the chunks that a client puts into a Publish, and on the keys in an Evict. It keeps these messages far below
+// kMessageBytesMax.
 constexpr std::size_t kChunksPerPublishMax = 16'384;
 constexpr std::size_t kKeysPerLookupMax = 65'536;  // limit on keys, groups and exact tails together
 
