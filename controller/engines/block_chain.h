@@ -1,4 +1,5 @@
-// The controller's own keys for engines' blocks: XXH3 of a block's tokens, seeded with the key of the previous block.
+// The controller's own keys for engines' blocks: XXH3 of a block's tokens, seeded with the key of the previous block
+// and a hash of the block's extra keys.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +23,10 @@ ShortKey next_block_key(ShortKey parent, std::span<const std::uint32_t> tokens, 
 /// part of the root key.
 class ExtraKeys {
  public:
-  /// `msgpack`: an array that has nil or an array of keys for each block, or an empty string. `lora_name` must outlive
-  /// this object.
+  /// `msgpack`: an array that has nil or an array of keys for each block, or an empty string. The memory of both views
+  /// must outlive this object.
   ExtraKeys(std::string_view msgpack, std::string_view lora_name);
-  /// Returns the hash for the next block, or 0 if the block has no extra keys.
+  /// Returns the hash for the next block, or 0 if the block has no extra keys other than the LoRA adapter's name.
   std::uint64_t next();
 
  private:
@@ -34,8 +35,8 @@ class ExtraKeys {
   std::string_view lora_name_;
 };
 
-/// Returns the `extras` of next_block_key() for the first block of a request with this cache salt, or 0 if `cache_salt`
-/// is empty.
+/// Returns the `extras` of next_block_key() for the first block of a request that has this cache salt and no other
+/// extra keys, or 0 if `cache_salt` is empty.
 std::uint64_t salt_extras(std::string_view cache_salt);
 
 }  // namespace kvferry::controller

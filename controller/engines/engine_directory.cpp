@@ -226,8 +226,8 @@ Result<std::vector<RankMatch>> EngineDirectory::match(const PromptQuery& query) 
     const auto& [model, tenant, salt, block_size] = key;
     if (model != query.model || tenant != query.tenant) continue;
     if (query.block_size && *query.block_size != block_size) continue;
-    // If engines registered the query's salt, only these engines match. Otherwise the query's salt is the request's
-    // cache salt, which is part of the block keys of engines without a salt.
+    // If engines with this block size registered the query's salt, only these engines match. Otherwise the query's salt
+    // is the request's cache salt, which is part of the block keys of engines without a salt.
     if (salt != query.salt && !salt.empty()) continue;
     const bool has_own = spaces_.contains(SpaceKey{model, tenant, query.salt, block_size});
     if (has_own != (salt == query.salt)) continue;

@@ -99,14 +99,13 @@ class EngineDirectory {
 
   /// Returns the stream that takes the engine's batches and requests replays; nullptr if the engine was removed.
   EngineStream* stream(EngineNumber id);
-  /// Marks silent and disconnected engines as lost, and requests overdue replays. Must be called at least every few 100
-  /// ms.
+  /// Checks the timeouts of all engines, see EngineStream::tick(). Must be called at least every few 100 ms.
   void tick(TimeNs now);
   /// Does maintenance on about `num_lines` cache lines of each index. Returns false if nothing is left to do.
   bool tidy(std::size_t num_lines);
 
-  /// Returns the match of each live rank, including ranks without a matching block. kNotFound: no engine of this model,
-  /// tenant and block size is registered.
+  /// Returns the match of each rank of the live engines that `query` selects, including ranks without a matching block.
+  /// kNotFound: no engine of this model, tenant and block size is registered without a salt or with the query's salt.
   Result<std::vector<RankMatch>> match(const PromptQuery& query);
 
   std::vector<EngineStatus> engines(TimeNs now) const;

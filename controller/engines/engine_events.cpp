@@ -99,7 +99,7 @@ Error broken(const MsgpackReader& reader, std::string_view payload, std::string_
 
 }  // namespace
 
-/// Fields of an event that are not passed to the sink. The tier and the group kind are derived from these fields.
+/// Fields of an event that are not passed to the sink. The tier and the group kind are derived from the three texts.
 struct EngineEventDecoder::Fields {
   std::string_view medium, locality, group_kind;
   bool has_hashes = false;
@@ -140,8 +140,8 @@ bool EngineEventDecoder::read_hashes(MsgpackReader& reader) {
   return std::all_of(hashes_.begin(), hashes_.end(), [&](ShortKey& hash) { return read_hash(reader, hash); });
 }
 
-/// Reads one field of an event. Returns false if the field has the wrong type; then the reader has stopped somewhere
-/// inside the field.
+/// Reads one field of an event. Returns false if the field is malformed; then the reader may have stopped anywhere in
+/// the field.
 bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t field, BlocksStored& blocks,
                                            Fields& more) {
   switch (field) {
@@ -201,8 +201,8 @@ bool EngineEventDecoder::read_stored_field(MsgpackReader& reader, std::uint32_t 
   }
 }
 
-/// Passes the next event to `sink`, or counts and skips it if its kind is unknown or a field is wrong. Returns false if
-/// the batch is truncated or its next value is no event.
+/// Passes the next event to `sink`, or counts and skips the event if its kind is unknown or it is malformed. Returns
+/// false if the batch is truncated or its next value is no event.
 bool EngineEventDecoder::read_event(MsgpackReader& reader, EngineEventSink& sink, EngineBatch& batch) {
   const MsgpackReader begun = reader;
   const bool is_map = reader.next_is_map();

@@ -24,7 +24,7 @@ struct BlocksStored {
   std::optional<ShortKey> parent;         // none: the first block starts a prompt
   std::span<const std::uint32_t> tokens;  // empty: the event has no tokens, or they are not plain integers
   std::uint32_t block_size = 0;           // number of tokens in a block
-  std::string_view lora_name;             // name of the LoRA adapter; empty: none
+  std::string_view lora_name;             // name of the LoRA adapter; empty: the event names none
   std::optional<std::uint64_t> lora_id;
   Tier tier = Tier::kGpu;
   std::string_view extra_keys;  // msgpack: an array with nil or an array for each block; empty: no extra keys
@@ -51,18 +51,18 @@ struct EngineBatch {
   std::optional<std::uint32_t> dp_rank;  // data-parallel rank of the sender
   std::uint32_t num_events = 0;          // events passed to the sink
   std::uint32_t num_unknown = 0;         // events skipped because their kind is unknown
-  std::uint32_t num_malformed = 0;       // events skipped because a field has the wrong type
+  std::uint32_t num_malformed = 0;       // events skipped because a field is malformed or the hashes are missing
 };
 
 /// Reads both event forms, [tag, fields in order] and {"type": tag, name: field}, with hashes as integers or bytes, and
 /// skips unknown fields. Of a hash in bytes, only the last eight bytes count, as a big-endian integer: vLLM derives its
-/// integer hashes in the same way, so engines with either setting agree on a block's hash. An unknown medium counts as
-/// the slowest tier; a missing medium counts as the GPU. Threads: one at a time. Allocates memory only while its
-/// scratch vectors grow.
+/// integer hashes in the same way, so a block's hash is the same in both forms. A block counts as in the slowest tier
+/// if its locality is REMOTE or its medium is unknown; otherwise, a missing medium counts as the GPU. Threads: one at a
+/// time.
 class EngineEventDecoder {
  public:
-  /// Passes the events of a batch to `sink` and skips malformed events. kCorrupt: `payload` is not a batch, or is
-  /// truncated; the message names the bad byte, and the sink has received the events before that byte.
+  /// Passes the events of a batch to `sink`; skips malformed events and events of an unknown kind. kCorrupt: `payload`
+  /// is not a batch, or is truncated; the message names the bad byte, and the sink has received the events before it.
   Result<EngineBatch> decode(std::string_view payload, EngineEventSink& sink);
 
  private:
@@ -79,7 +79,7 @@ class EngineEventDecoder {
 /// malformed.
 std::optional<std::uint32_t> rank_of_batch(std::string_view payload);
 
-/// Returns the tier for the name that an engine uses for a medium, in upper or lower case: GPU, CPU_PINNED, STORAGE ...
+/// Returns the tier for an engine's name of a medium, such as GPU, CPU_PINNED or STORAGE, in upper or lower case.
 Tier tier_of_medium(std::string_view medium);
 
 }  // namespace kvferry::controller

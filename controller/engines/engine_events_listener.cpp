@@ -19,7 +19,7 @@ namespace {
 
 // Limit on the size of a batch; enough for a prompt of millions of tokens.
 constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;
-constexpr int kQueueMax = 1000;  // limit on queued batches of an engine; further ones are dropped and requested again
+constexpr int kQueueMax = 1000;            // limit on the messages that a socket queues; it drops further ones
 constexpr int kMessagesPerSocketMax = 64;  // limit on messages taken from one socket before the next socket is read
 constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
 constexpr int kSocketsMax = 8192;
@@ -145,7 +145,7 @@ class ZmqEngineEventsListener final : public EngineEventsListener {
   bool receive_from(EngineNumber engine, EngineSockets& sockets, TimeNs now, std::size_t& num_bytes) {
     EngineStream* stream = directory_.stream(engine);
     if (stream == nullptr) return false;
-    // Connection events come first: batches after a disconnect belong to the new connection.
+    // Connection events are read first, because batches after a disconnect belong to the new connection.
     bool has_more = read_monitor(sockets, *stream, now);
     net::ZmqPart parts[kPartsMax];
     const auto drain = [&](net::ZmqSocket& socket, bool is_replay) {

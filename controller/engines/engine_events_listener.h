@@ -16,12 +16,13 @@ class EngineEventsListener : public Listener {
   static std::unique_ptr<EngineEventsListener> make(EngineDirectory& directory);
 
   /// Subscribes to an engine, which need not run yet. Keeps the subscription if an identical engine is registered.
-  /// kInvalidArgument: an endpoint is malformed; kFull: 1024 engines are registered; kUnavailable: no file
-  /// descriptors are left.
+  /// kInvalidArgument: an endpoint is malformed; kFull: 1024 engines are registered; kUnavailable: a socket can't be
+  /// made or connected.
   virtual Result<EngineDirectory::Added> add(const EngineInfo& info, TimeNs now) = 0;
   virtual void remove(EngineNumber engine) = 0;
 
-  /// Returns the number of messages that were dropped because they had a wrong number of parts or no sequence number.
+  /// Returns the number of messages that were dropped because they had a wrong number of parts or no valid sequence
+  /// number.
   virtual std::uint64_t num_malformed() const = 0;
 };
 

@@ -65,7 +65,8 @@ void EngineIndex::clear(HolderIndex holder) {
 
 /// Returns false if the blocks belong to a layer group that is not indexed. In a model with several layer groups, each
 /// group reports its own blocks, with the same hashes. Only one group of each holder is indexed: the first one that
-/// reports. The first group with full attention replaces it, because such groups decide whether a prefix is usable.
+/// reports. If that group has another kind of attention than full attention, the first group with full attention (or of
+/// an unknown kind) replaces it, because groups with full attention decide whether a prefix is usable.
 bool EngineIndex::counts(HolderIndex holder, const BlocksStored& blocks) {
   Holder& by = holders_[holder];
   if (!blocks.group) return true;
@@ -92,8 +93,8 @@ ShortKey EngineIndex::unplaced_key(ShortKey hash) const {
   return next_block_key(options_.index.seed ^ 0x756e706c61636564, halves, 0);
 }
 
-/// Fills chain_ with the keys of the blocks. Returns false if tokens are missing, or if there is no key made from
-/// tokens for the parent.
+/// Fills chain_ with the keys of the blocks. Returns false if the block size is missing, if the number of tokens does
+/// not fit the number of blocks, or if the parent has no key that was made from tokens.
 bool EngineIndex::chain(Holder& holder, const BlocksStored& blocks) {
   const std::size_t size = options_.block_size;
   if (blocks.block_size != size || blocks.tokens.size() != blocks.hashes.size() * size) return false;
@@ -134,7 +135,7 @@ void EngineIndex::move_placements(ShortKey from, ShortKey to) {
 /// Maps `hash` to `key`. There are three cases if `hash` is mapped to another key already. If one of the two keys is an
 /// unplaced_key(), the other key, which is made from tokens, becomes both the mapped key and `key`. If no holder has
 /// the mapped key, `key` replaces it. Otherwise the hash is ambiguous: the mapping stays, and own_keys of `holder` gets
-/// `key`.
+/// `key`, unless own_keys is full.
 void EngineIndex::bind(Holder& holder, ShortKey hash, ShortKey& key) {
   ShortKey* known = key_of(holder, hash);
   if (known == nullptr) {

@@ -2,9 +2,9 @@
 // serves one model, tenant, salt and block size.
 //
 // Engines choose their own block hashes; two engines may have different hashes for the same tokens. So each block gets
-// a key of its own, a hash chained over its tokens. A map translates engines' hashes to these keys, because events name
-// parents and removed blocks only by hash. A prompt is found by its tokens, whatever the engines' hashes are, or by the
-// hashes of any engine.
+// a key of its own, a hash chained over its tokens and those before it; without these tokens, the key is made from the
+// engine's hash. A map translates engines' hashes to these keys, because events name parents and removed blocks only by
+// hash. A prompt is found by its tokens, whatever the engines' hashes are, or by the hashes of any engine.
 #pragma once
 
 #include <cstdint>
@@ -32,12 +32,13 @@ struct EngineIndexOptions {
 struct EngineIndexCounters {
   std::uint64_t blocks_stored = 0;   // blocks in stored events, including blocks already known
   std::uint64_t blocks_removed = 0;  // blocks in removed events, including unknown blocks
-  std::uint64_t blocks_dropped = 0;  // blocks that were not indexed because a memory limit was reached
-  // Blocks without tokens or with an unknown parent, which can be found by hash only.
+  std::uint64_t blocks_dropped = 0;  // blocks that were not indexed because a limit on blocks was reached
+  // Blocks that were stored without tokens, or after a parent whose tokens are unknown. They can be found by hash only,
+  // unless another event has the tokens.
   std::uint64_t blocks_unplaced = 0;
   std::uint64_t other_group = 0;       // events of layer groups that are not indexed; each holder has one indexed group
   std::uint64_t other_block_size = 0;  // events with another block size than this index; their blocks are not indexed
-  std::uint64_t hashes_ambiguous = 0;  // hashes that two engines use for different tokens
+  std::uint64_t hashes_ambiguous = 0;  // times that a holder stored a hash that another holder has for other tokens
 };
 
 /// The fields of a request, besides its tokens, on which its KV depends.
@@ -47,7 +48,7 @@ struct PromptSalt {
   std::string_view cache_salt;
 };
 
-// Index of a holder, which is one rank of an engine. It is reused after the holder's removal.
+// Number of a holder, which is one rank of an engine. The number is reused after the holder's removal.
 using HolderIndex = std::uint32_t;
 
 /// How many blocks from the start of the prompt a holder has.
@@ -69,15 +70,16 @@ class EngineIndex {
   void clear(HolderIndex holder);
 
   void stored(HolderIndex holder, const BlocksStored& blocks);
-  /// Queues a removal, which takes effect at the next change, lookup or flush(): engines report removals one block at a
-  /// time, and removing many blocks at once is faster.
+  /// Queues a removal, which takes effect at the latest in the next call of stored(), clear(), tidy(), flush() or a
+  /// lookup: engines report removals one block at a time, and removing many blocks at once is faster.
   void removed(HolderIndex holder, const BlocksRemoved& blocks);
   void flush();
 
   /// Finds every holder that has the first block, in no particular order. Tokens after the last whole block are
   /// ignored.
   void match_tokens(std::span<const std::uint32_t> tokens, const PromptSalt& salt, std::vector<EngineMatch>& matches);
-  /// Same as match_tokens(), but takes the hashes of the prompt's blocks. The hashes of any engine are accepted.
+  /// Same as match_tokens(), but takes the hashes of the prompt's blocks. The hashes of any engine are accepted. A hash
+  /// that two holders have for different tokens finds only one of the two blocks.
   void match_hashes(std::span<const ShortKey> hashes, std::vector<EngineMatch>& matches);
 
   /// Does maintenance (resizing, compacting, sweeping) on about `num_lines` cache lines. Returns false if nothing is
@@ -121,14 +123,14 @@ class EngineIndex {
   std::vector<HolderIndex> free_holders_;
   std::vector<HolderIndex> holder_of_node_;
   std::size_t num_blocks_ = 0;
-  std::size_t num_left_behind_ = 0;  // upper bound on the entries of keys_of_ whose block has no holder
+  std::size_t num_left_behind_ = 0;  // estimate of the entries of keys_of_ that lost their holders since the last sweep
   EngineIndexCounters counters_;
 
   std::vector<ShortKey> chain_;           // buffer for the keys of the current blocks
   std::vector<ShortKey> removed_hashes_;  // hashes passed to removed() since the last flush()
   HolderIndex removed_holder_ = 0;
   Tier removed_tier_ = Tier::kGpu;
-  struct Walker {  // A holder that has all of the prompt's blocks so far.
+  struct Walker {  // A holder that has all blocks of the prompt that match() has visited.
     NodeIndex node;
     // Bit masks of tiers. `alone`: tiers that have all these blocks by themselves; `together`: tiers that have them
     // together with faster tiers.

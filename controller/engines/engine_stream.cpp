@@ -56,7 +56,8 @@ void EngineStream::received(std::uint64_t sequence, std::string_view payload, Ti
   take_in_order(sequence, payload, now);
 }
 
-/// Applies a batch of the current engine, or queues it while earlier batches are requested again.
+/// Applies a batch if it is the next one, drops a duplicate, and queues the batch during a replay. If earlier batches
+/// are missing, requests a replay, or drops all blocks if no replay is possible now.
 void EngineStream::take_in_order(std::uint64_t sequence, std::string_view payload, TimeNs now) {
   if (next_ && sequence < *next_) {
     ++counters_.duplicates;

@@ -1,5 +1,5 @@
 // Puts one engine's batches in order: applies them, requests a replay of missing ones, and detects a restarted engine.
-// Pure: the caller passes the time and sends the requested replays.
+// Pure: the caller passes the time and sends the requests for replays.
 //
 // An engine numbers its batches from 0 when it starts and keeps the newest for replay. The numbers don't reveal a
 // restart if the engine has published more batches since the restart than before it. So after each interruption the
@@ -25,11 +25,13 @@ class EngineStreamSink {
 
 struct EngineStreamOptions {
   bool has_replay = true;
-  TimeNs lease = 3 * kSecond;               // an engine that is silent or disconnected for longer is lost
+  // Time after which a disconnected engine is lost. A silent engine is lost after this time only if it has ever
+  // answered a replay request. An engine without applied batches is never lost.
+  TimeNs lease = 3 * kSecond;
   TimeNs probe_after = kSecond;             // silence after which the engine is probed
   TimeNs replay_timeout = kSecond;          // pause in a replay after which the replay is requested again
   unsigned replay_tries = 3;                // attempts at a replay; then the stream continues without one
-  TimeNs retry_first = 200 * kMillisecond;  // pause before a failed replay is tried again; doubles up to retry_max
+  TimeNs retry_first = 200 * kMillisecond;  // pause before a retry, doubled for each failed try up to retry_max
   TimeNs retry_max = 10 * kSecond;
   TimeNs drop_after = 60 * kSecond;                       // time after which a lost engine's blocks are dropped
   std::size_t waiting_bytes_max = std::size_t{32} << 20;  // limit on the size of batches that wait for missing ones
@@ -38,12 +40,13 @@ struct EngineStreamOptions {
 struct EngineStreamCounters {
   std::uint64_t batches = 0;  // number of applied batches
   std::uint64_t duplicates = 0;
-  std::uint64_t gaps = 0;  // number of times that batches were missing
-  // Number of gaps that no replay filled, so that all blocks of the engine were dropped.
+  std::uint64_t gaps = 0;  // number of batches that arrived before an earlier one
+  // Number of times that all blocks of the engine were dropped, because batches were missing or might be missing and no
+  // replay delivered them.
   std::uint64_t gaps_unrepaired = 0;
   std::uint64_t restarts = 0;
   std::uint64_t replays = 0;  // requested replays, including retries and probes
-  std::uint64_t losses = 0;   // number of times that the engine was silent or disconnected for longer than its lease
+  std::uint64_t losses = 0;   // number of times that the engine was lost, see EngineStreamOptions::lease
 };
 
 /// The batches of one engine's events, in order. Threads: one at a time.
@@ -56,18 +59,19 @@ class EngineStream {
   void received(std::uint64_t sequence, std::string_view payload, TimeNs now);
   void replayed(std::uint64_t sequence, std::string_view payload, TimeNs now);
   void replay_ended(TimeNs now);
-  /// Checks all timeouts; must be called at least every few 100 ms. A late call does not count as silence of the
-  /// engine.
+  /// Checks all timeouts; must be called at least every few 100 ms. The time between two calls does not count as
+  /// silence of the engine if it is longer than half a lease.
   void tick(TimeNs now);
 
-  /// Returns the sequence number from which the caller must request a replay now, or nullopt if no replay is needed.
-  /// Returns each request once. The caller must use a new connection for each request, so that answers to older
-  /// requests never arrive.
+  /// Returns the sequence number from which the caller must request a replay now, or nullopt if there is no new
+  /// request. Returns each request once. The caller must use a new connection for each request, so that answers to
+  /// older requests never arrive.
   std::optional<std::uint64_t> take_replay_request();
 
   /// Returns false if the engine is lost; lookups then ignore its blocks.
   bool is_live() const { return is_live_; }
-  /// Returns true if the engine is live and no batch is known to be missing.
+  /// Returns true if the engine is live and no replay of missing batches is running or will be tried again. After a gap
+  /// that no replay can fill, all blocks were dropped, so the blocks applied since are up to date.
   bool is_confirmed() const { return is_live_ && !is_replaying() && replay_ != Replay::kLater; }
   bool is_connected() const { return is_connected_; }
   TimeNs last_received() const { return last_received_at_; }
@@ -79,7 +83,7 @@ class EngineStream {
     kFromStart,  // all batches that the engine still has; they replace the batches applied before
     kVerify,     // the last applied batch and later ones, to check that the engine is the same
     kProbe,      // no batches; only checks that the engine is alive
-    kLater,      // replays failed; batches are applied as they arrive until the next attempt
+    kLater,      // a replay failed or was too slow; batches are applied as they arrive until a new try is answered
   };
   struct Waiting {
     std::uint64_t sequence;
@@ -101,7 +105,7 @@ class EngineStream {
 
   EngineStreamOptions options_;
   EngineStreamSink& sink_;
-  std::optional<std::uint64_t> next_;  // sequence number of the next batch; none: any number is accepted
+  std::optional<std::uint64_t> next_;                    // sequence number of the next batch; none: unknown
   std::optional<std::uint64_t> last_received_sequence_;  // newest sequence number received on this connection
   std::optional<std::uint64_t>
       last_replayed_sequence_;  // newest replayed sequence number; the subscription may deliver batches up to it again
@@ -109,7 +113,7 @@ class EngineStream {
   bool has_applied_ = false;
 
   Replay replay_ = Replay::kNone;
-  bool has_answered_ = false;  // whether an answer to the current replay request has arrived
+  bool has_answered_ = false;  // whether a batch of the current replay has arrived
   unsigned num_tries_ = 0;
   TimeNs replay_progress_at_ = 0;
   TimeNs retry_after_ = 0;
