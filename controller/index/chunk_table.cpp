@@ -7,7 +7,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kDeadTailsPerTail = 2;  // number of removed holders' tails that are dropped with each new tail
-constexpr std::size_t kCostOfTail = 4;        // in walk(), searching a tail costs as much as visiting this many keys
+constexpr std::size_t kCostOfTail = 4;  // in walk(), searching for a tail costs as much as visiting this many keys
 constexpr std::uint32_t kNoSet = ~std::uint32_t{0};
 
 }  // namespace

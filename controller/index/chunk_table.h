@@ -37,7 +37,7 @@ struct TableBlock {
   std::vector<ChunkKey> keys;
   std::vector<Run> runs;  // runs of keys with equal holders; together they cover all keys
   std::vector<Member> members;
-  std::vector<std::uint32_t> set_ends;  // set i is members [set_ends[i - 1], set_ends[i])
+  std::vector<std::uint32_t> set_ends;  // set i is members [set_ends[i - 1], set_ends[i]); set 0 begins at 0
   std::vector<Tail> tails;              // details of those keys that are tails
 
   void clear() {
@@ -49,12 +49,13 @@ struct TableBlock {
   }
 };
 
-/// Limit on the tails of one holder in one group, beyond which the oldest are dropped, and on the tails of a Match.
+/// Limit on the tails of one holder in one group, beyond which the oldest are dropped from the group, and limit on the
+/// tails of a Match.
 constexpr std::size_t kTailsPerHolderMax = 16;
 
 /// The chunks of all holders in one namespace. Pure, without a clock. The caller bounds the number of chunks; this
-/// class bounds tails. A removed holder is invisible at once; later changes and tidy() reclaim its memory in small
-/// steps. Threads: one at a time.
+/// class bounds the number of tails in a group. A removed holder is invisible at once; later changes and tidy() reclaim
+/// its memory in small steps. Threads: one at a time.
 class ChunkTable {
  public:
   using HolderIndex = NodeIndex;
@@ -63,8 +64,8 @@ class ChunkTable {
     HolderIndex holder = 0;
     std::uint32_t num_full_chunks = 0;
     Tier tier = Tier::kGpu;  // slowest tier among the full chunks
-    // Tails: first those in exact_tails, then those in tail_groups from the last group on, the newest tail of a group
-    // first.
+    // Tails: first those in exact_tails, then those in tail_groups, where the last group and in each group the newest
+    // tail come first.
     std::vector<ChunkEntry> tails;
   };
   struct Added {
@@ -83,8 +84,8 @@ class ChunkTable {
   void show_holder(HolderIndex holder) { index_.show_node(holder); }
   void remove_holder(HolderIndex holder);
 
-  /// Adds chunks that `holder` does not have yet, at most the first `room` of them. A tail that is added again becomes
-  /// the newest tail of its group.
+  /// Adds chunks that `holder` does not have yet in `tier`, at most the first `room` of them. A tail that is added
+  /// again becomes the newest tail of its group.
   Added add(HolderIndex holder, Tier tier, std::span<const ChunkEntry> chunks, std::size_t room);
   /// Removes the keys from all tiers; returns the number of (key, tier) pairs that `holder` had.
   std::size_t remove(HolderIndex holder, std::span<const ChunkKey> keys);
@@ -98,9 +99,9 @@ class ChunkTable {
   std::size_t num_keys() const { return index_.num_keys(); }
 
   using Walk = PlacementIndex<ChunkKey>::Walk;
-  /// Writes the next keys of live holders, including hidden ones, to `block`: `budget` keys, or fewer if there are
-  /// tails. With set_pinned(true), a walk sees every key that exists during the whole walk, and may see a key twice
-  /// or miss a change made meanwhile. Returns false at the end of the table.
+  /// Writes the next keys of live holders, including hidden ones, to `block`, at most `budget` keys. With
+  /// set_pinned(true), a walk sees every key that exists during the whole walk, and may see a key twice or miss a
+  /// change made meanwhile. Returns false at the end of the table.
   bool walk(Walk& at, std::size_t budget, TableBlock& block) const;
   void set_pinned(bool is_pinned) { index_.set_pinned(is_pinned); }
 
@@ -116,8 +117,8 @@ class ChunkTable {
   std::size_t num_chunks(HolderIndex holder) const { return index_.num_placements(holder); }
   std::size_t num_tails(HolderIndex holder) const { return holders_[holder].tails.size(); }
 
-  /// Finds every holder except `asker` that has keys[0] or one of the requested tails, in no particular order. Skips
-  /// tails of tail_groups[i] if the holder has keys[i], which matches more tokens. Cost: that of
+  /// Finds every visible holder except `asker` that has keys[0] or one of the requested tails, in no particular order.
+  /// Skips tails of tail_groups[i] if the holder has keys[0] to keys[i], because these match more tokens. Cost: that of
   /// PlacementIndex::lookup(), plus time linear in the number of visited tails.
   void lookup(const LookupView& query, std::optional<HolderIndex> asker, std::vector<Match>& matches);
 

@@ -2,8 +2,8 @@
 //
 // Open addressing with linear probing: a search for a key begins at its home slot and goes on until a free slot. Home
 // slots have the order of the keys' hashes, however many slots a table has (home slot = high half of hash * num_slots).
-// So a resize moves the slots from first to last, a few with each change. A lookup mostly reads one cache line, fewer
-// than in KeyMap; with KeyMap, indexing vLLM's events takes a quarter more time.
+// So a resize moves the keys from the first slot to the last, a few with each insertion. A lookup mostly reads one
+// cache line, fewer than in KeyMap; with KeyMap, indexing vLLM's events takes a quarter more time.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,8 @@ class HashMap64 {
   /// values `keep` rejects. The sweep may skip an entry that an erasure moves to another slot.
   void begin_sweep();
   bool in_sweep() const { return in_sweep_; }
-  /// Processes about `num_slots` slots for each pending task (resize, sweep). Returns false if no task is left.
+  /// Processes about `num_slots` slots of the pending resize or, if there is none, of the pending sweep. Returns false
+  /// if nothing is left to do.
   bool tidy(std::size_t num_slots, const Keep& keep);
 
   std::size_t size() const { return num_keys_; }

@@ -1,5 +1,5 @@
-// Sets of (node, tier) placements. Most chunks of a prefix lie on the same nodes, so equal sets are stored once and a
-// chunk only needs the number of its set.
+// Sets of (node, tier) placements. Most chunks of a prefix lie on the same nodes, so equal sets are stored once, up to
+// a limit, and a chunk only needs the number of its set.
 #pragma once
 
 #include <compare>
@@ -25,9 +25,9 @@ struct Placement {
   auto operator<=>(const Placement&) const = default;
 };
 
-/// Reference-counted sets by id. Equal sets share one id until `shared_max` shared sets exist. After that a new set of
-/// several members is private to one reference, so that randomly placed chunks can't fill the table of shared sets.
-/// Threads: one at a time. Cost: linear in the members of the set.
+/// Reference-counted sets by id. Equal sets share one id. But while at least `shared_max` shared sets exist, a set of
+/// several members that is not among them is private to one reference, so that randomly placed chunks can't fill the
+/// table of shared sets. Threads: one at a time. Cost: linear in the members of the set.
 class HolderSets {
  public:
   using Id = std::uint32_t;  // id of a set; 0 is the empty set

@@ -39,7 +39,7 @@ void KeyLog<Key>::open_segment() {
     free_segments_.pop_back();
   }
   Segment& segment = segments_[head_];
-  // The first segment uses small pages, so that a small table does not occupy a huge page.
+  // The log's only segment uses small pages, so that a small table does not occupy a huge page.
   segment.memory =
       PageMemory(kSegmentBytes, segments_.size() > 1 ? PageMemory::Pages::kHuge : PageMemory::Pages::kSmall);
   char* data = static_cast<char*>(segment.memory.data());

@@ -1,8 +1,8 @@
 // Keys and their values in insertion order.
 //
 // Keys of one prefix are inserted together and looked up together. A caller that found one key therefore first compares
-// the next key with the entry right after the found one, which is already in the processor's cache. If the next key is
-// not stored there, a `follower` hint has the position at which an earlier lookup found the next key.
+// the next key with the entry right after the found one, which is mostly in the processor's cache already. If the next
+// key is not stored there, the hint follower() mostly has the position at which an earlier lookup found it.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ inline bool equal_keys(const Key& a, const Key& b) {
 }
 
 /// The log never moves an entry: to move one, the caller appends it again and frees the old position. Value 0 marks a
-/// free entry; its position is reused only after its whole segment is free. A segment fills one huge page. Threads: one
-/// at a time.
+/// free entry; its position is reused only after its whole segment is free. A segment has the size of a huge page.
+/// Threads: one at a time.
 template <class Key>
 class KeyLog {
  public:

@@ -128,8 +128,8 @@ void KeyMap<Key>::finish_erasing() {
   erased_.clear();
 }
 
-/// Returns true if the table is over 80 % full, so that keys lie too far from their homes, or less than 25 % full, so
-/// that memory is wasted. A table that has just grown is 57 % full.
+/// Returns true if the table is over 80 % full, so that keys lie too far from their homes, or larger than the smallest
+/// table and less than 25 % full, so that memory is wasted. A table that grew at 80 % is 57 % full afterwards.
 template <class Key>
 bool KeyMap<Key>::wants_resize() const {
   const std::uint64_t num_slots = now_.num_buckets * Bucket::kSlots;

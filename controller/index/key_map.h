@@ -2,10 +2,10 @@
 // shrinks a few cache lines at a time.
 //
 // A bucket is one cache line. A search for a key begins at its home bucket; a key whose home bucket is full goes to the
-// next bucket. Home buckets have the order of the keys' hashes, however many buckets a table has (home bucket = high
-// half of hash * num_buckets). So a resize moves the buckets from first to last and releases those it has moved. Each
-// bucket counts the keys that passed over it because it was full, so a lookup ends at the first bucket that no key
-// passed, and an erasure leaves no tombstone.
+// next bucket with a free slot. Home buckets have the order of the keys' hashes, however many buckets a table has (home
+// bucket = high half of hash * num_buckets). So a resize moves the buckets from first to last and releases those it has
+// moved. Each bucket counts the keys that passed over it because it was full, so a lookup ends at the first bucket that
+// no key passed, and an erasure leaves no tombstone.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class KeyMap {
   /// `seed` must be unknown to clients: clients that know it could choose keys that all have the same home bucket.
   explicit KeyMap(std::uint64_t seed);
 
-  /// Determines the home bucket of a key. The function is public so that tests can make keys collide.
+  /// Returns the hash that determines a key's home bucket. This function is public so that tests can make keys collide.
   std::uint64_t hash(const Key& key) const {
     std::uint64_t words[sizeof(Key) / 8];
     std::memcpy(words, &key, sizeof(Key));
@@ -46,7 +46,7 @@ class KeyMap {
   void prefetch(const Key& key) const { __builtin_prefetch(home_of(hash(key))); }
 
   /// Returns 0 if `key` is absent. Callers should look up keys in insertion order with one cursor, because most lookups
-  /// then are a single step. They must reset the cursor after insert() or tidy().
+  /// then are a single step. They must reset the cursor after insert(), finish_erasing() or tidy().
   Value find(const Key& key, Cursor& cursor) {
     if (cursor.position != 0) {
       if (log_.step(cursor, key)) return *cursor.value;
@@ -68,7 +68,7 @@ class KeyMap {
   }
   void insert(const Key& key, Value value);  // Inserts a key, which must be absent.
   /// Erases the key that `cursor` has just found; the cursor stays usable. The caller must call finish_erasing(), which
-  /// frees the memory, before any other change.
+  /// frees the memory, before any change other than erase().
   void erase(const Cursor& cursor);
   void finish_erasing();
 
@@ -89,7 +89,7 @@ class KeyMap {
   /// While the map is pinned, entries stay in place, so a walk sees every key that exists during the whole walk.
   void set_pinned(bool is_pinned) { is_pinned_ = is_pinned; }
   /// Calls `see(key, value)`, which returns the cost of the call, for the next keys in log order, until the costs add
-  /// up to `budget`. Returns false at the end of the log.
+  /// up to `budget`. A free entry costs 1. Returns false at the end of the log.
   template <class See>
   bool walk(Walk& at, std::size_t budget, const See& see) const {
     for (; at.segment < log_.num_segments(); ++at.segment) {

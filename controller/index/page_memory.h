@@ -6,8 +6,8 @@
 
 namespace kvferry::controller {
 
-/// Zeroed pages. A page occupies memory only after it was touched. The pages are huge pages if Pages::kHuge is given,
-/// the size is at least one huge page, and the kernel has huge pages enabled.
+/// Zeroed pages. A page occupies memory only after it was touched. With Pages::kHuge and a size of at least one huge
+/// page, the memory begins at a huge page's boundary, and the kernel uses huge pages where it can.
 class PageMemory {
  public:
   enum class Pages { kSmall, kHuge };

@@ -1,4 +1,4 @@
-// Which node holds which keys in which tier; answers the controller's lookups.
+// Index of which node holds which keys in which tier, for the controller's lookups.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ class PlacementIndex {
 
   /// Makes room for `num_keys` keys. The index must be empty.
   void reserve(std::size_t num_keys) { map_.reserve(num_keys); }
-  /// Adds all keys to all of `holders`, which are sorted and alive. Faster than one add() for each holder.
+  /// Adds all keys to all of `holders`, which must be sorted and alive. Faster than one add() for each holder.
   void restore(std::span<const Key> keys, std::span<const Placement> holders);
 
   using Walk = typename KeyMap<Key>::Walk;
@@ -71,7 +71,7 @@ class PlacementIndex {
   }
 
   bool holds(NodeIndex node, Tier tier, const Key& key) const;
-  /// Returns the holders of one key, including removed and hidden nodes. The caller must check is_visible().
+  /// Returns the holders of one key, including removed and hidden nodes; is_alive() and is_visible() tell these apart.
   std::span<const Placement> holders_of(const Key& key) const { return sets_.members(map_.find(key)); }
   bool is_alive(NodeIndex node) const { return nodes_[node].num_reached != kNever; }
   bool is_visible(NodeIndex node) const { return nodes_[node].num_reached < kHidden; }
@@ -82,9 +82,10 @@ class PlacementIndex {
     return num_placements;
   }
 
-  /// Finds every node except `asker` that has keys[0], in no particular order. Stops at the first key that none of them
-  /// has. The cost for each key is one step if the keys were added in this order, otherwise one search. If a key's
-  /// holders differ from those of the previous key, time linear in the number of its holders is added.
+  /// Finds every visible node except `asker` that has keys[0], in no particular order. Stops at the first key that none
+  /// of these nodes has after all keys before it. The cost for each key is one step if the keys were added in this
+  /// order, otherwise one search. If a key's holders differ from those of the previous key, time linear in the number
+  /// of its holders is added.
   void lookup(std::span<const Key> keys, std::optional<NodeIndex> asker, std::vector<PrefixMatch>& matches);
 
   /// Calls `see(first, end, placements)` for each run of keys with equal placements, in order and including removed and
