@@ -28,11 +28,10 @@ struct HttpAnswer {
 };
 
 /// Answers HTTP requests. Threads: any number. Parses requests and formats answers on the calling thread, but uses
-/// `backend` only on the owner thread, which is the server's one thread.
+/// `backend` only on the owner thread, which runs the server's loop.
 class HttpApi {
  public:
-  /// Runs `work` on the owner thread and waits for it. kUnavailable: `work` did not start in time, and will not start
-  /// any more.
+  /// Runs `work` on the owner thread and waits for it. kUnavailable: `work` did not start, and will not start any more.
   using OnOwner = std::function<Result<void>(const std::function<void(TimeNs now)>& work)>;
 
   HttpApi(const HttpBackend& server, OnOwner on_owner) : backend(server), on_owner_(std::move(on_owner)) {}

@@ -25,11 +25,12 @@
 namespace kvferry::controller {
 
 constexpr std::size_t kHttpThreads = 16;  // number of threads that compute answers
-// Limit on connections. A further connection replaces the slowest one.
+// Limit on connections. A further connection replaces the one whose client has kept the server waiting longest. The
+// further connection is closed at once if no connection waits for its client.
 constexpr std::size_t kHttpConnectionsMax = 1024;
 constexpr TimeNs kHttpRequestMax = 10 * kSecond;   // limit on the time from the first byte of a request to its last
 constexpr TimeNs kHttpAnswerMax = 10 * kSecond;    // limit on the time that the client takes to read the answer
-constexpr TimeNs kHttpIdleMax = 5 * kSecond;       // limit on the time between two requests on a connection
+constexpr TimeNs kHttpIdleMax = 5 * kSecond;       // limit on the time before the first request and between requests
 constexpr std::size_t kHttpSmallBytes = 64 << 10;  // bytes that each connection may always have in memory
 // Limit on the memory that all connections with more than kHttpSmallBytes use together.
 constexpr std::size_t kHttpLargeBytesMax = 64 << 20;
@@ -51,8 +52,7 @@ class HttpConnections {
   HttpConnections(const HttpConnections&) = delete;
   HttpConnections& operator=(const HttpConnections&) = delete;
 
-  /// Listens and starts the threads; returns the port in use. Errors: kUnavailable, with the
-  /// system's reason.
+  /// Listens and starts the threads; returns the port in use. Errors: kUnavailable, with the reason.
   Result<std::uint16_t> start(const net::HostPort& address);
 
  private:

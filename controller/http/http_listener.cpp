@@ -24,11 +24,12 @@ constexpr TimeNs kOwnerMax = 2 * kSecond;  // limit on the time until the owner 
 /// Lets other threads run work on the owner thread and wait for it.
 class OwnerCalls {
  public:
-  /// Returns a file descriptor that is readable while calls wait.
+  /// Returns a file descriptor that becomes readable when a call arrives, and stays so until the next take().
   int fd() const { return wake_up_.fd(); }
 
   /// Runs `work` on the owner thread and waits until it is done. Threads: any but the owner thread. kUnavailable:
-  /// `work` did not start within `timeout`, and will not start any more.
+  /// `work` did not start and will not start any more, because `timeout` has passed, kCallsMax calls wait, or close()
+  /// was called.
   Result<void> call(const std::function<void(TimeNs)>& work, TimeNs timeout) {
     const auto call = std::make_shared<Call>();
     call->work = &work;

@@ -37,12 +37,11 @@ T checked(Result<T> result) {
 /// allowed.
 class HttpRequest {
  public:
-  /// Parses the body of a request. Fails if `body` is not a JSON object.
+  /// Parses the body of a request. Throws if `body` is not a JSON object or has more than 8 levels.
   explicit HttpRequest(const std::string& body);
 
   /// Returns the first field of `names` that is present and not null; clients of different indexers name a field
-  /// differently.
-  /// If there is none, returns `fallback`, or throws if there is no fallback.
+  /// differently. If there is none, returns `fallback`, or throws if there is no fallback.
   std::string text(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;
   /// Same as text(), but also accepts an integer and returns its digits.
   std::string name(std::initializer_list<const char*> names, std::optional<std::string> fallback) const;

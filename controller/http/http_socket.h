@@ -34,7 +34,7 @@ class HttpCertificate {
 
   std::string certificate_file_, key_file_;
   Context context_;
-  std::string times_;  // inodes and modification times of the files that were read
+  std::string times_;  // inodes and modification times of the files when they were last read
   TimeNs checked_at_ = 0;
 };
 
@@ -45,7 +45,7 @@ class HttpSocket {
   HttpSocket(OwnedFd socket, ssl_ctx_st* tls);
 
   int fd() const { return socket_.get(); }
-  /// Appends the bytes that have arrived to `to`. Returns their number, 0 if the client sends no more, or -1 with
+  /// Appends to `to` the bytes that have arrived. Returns their number, 0 if the client sends no more, or -1 with
   /// errno: EAGAIN if nothing has arrived yet, otherwise an error.
   ssize_t receive(std::string& to);
   /// Returns how many of the bytes were accepted, or -1 with errno. With TLS, accepted bytes may still wait in unsent_.
@@ -61,7 +61,7 @@ class HttpSocket {
 
   OwnedFd socket_;
   net::OwnedOpenSsl<ssl_st> tls_;
-  bool is_begun_ = false;  // if true, the client began with a TLS message
+  bool is_begun_ = false;  // if true, bytes of the client have arrived
   std::string unsent_;     // bytes of TLS that the socket has not taken
 };
 

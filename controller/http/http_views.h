@@ -1,5 +1,4 @@
-// What the GET requests return: status, engines, metrics and the status page. `kvferry status --json` prints the same
-// JSON.
+// What GET requests return: status, engines, metrics and the status page. `kvferry status --json` prints status_json().
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -24,7 +23,7 @@ struct ControllerView {
 /// Returns the nodes, with what a router needs to know about each of them (GET /nodes).
 nlohmann::json nodes_json(const Status& status);
 nlohmann::json status_json(const Status& status, const std::string& endpoint);
-/// Returns the output of `kvferry status --json`, plus the engines (GET /status).
+/// Returns status_json(), plus the engines and their namespaces (GET /status).
 nlohmann::json view_json(const ControllerView& view);
 /// Returns what the status page shows (GET /overview). For a thousand nodes it is less than a tenth as long as
 /// view_json().

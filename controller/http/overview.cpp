@@ -1,6 +1,5 @@
-// The answer to GET /overview, which the status page requests every two seconds. To keep it small, the
-// names of the nodes' fields are sent only once, and the lists in the nodes' reports only as far as the page shows
-// them.
+// The answer to GET /overview, which the status page requests every two seconds. To keep the answer small, the names of
+// the nodes' fields are sent only once, and of the lists in the nodes' reports only the entries that the page shows.
 #include <algorithm>
 #include <functional>
 #include <map>

@@ -22,12 +22,12 @@ inline bool is_fresh(const NodeStatus& node) { return node.report && node.report
 struct Flow {
   double in_gb_per_s = 0, out_gb_per_s = 0;
 };
-/// Returns the flow of each node by its endpoint. A transfer is reported by the node that began it, and counts at its
-/// peer too.
+/// Returns the flow of each node by its endpoint, from reports that are not stale. A transfer is reported by the node
+/// that began it, and counts at its peer too.
 std::map<std::string, Flow, std::less<>> flows_of(const Status& status);
 
-/// Returns a report as JSON, or null. The keys are the names of NodeReport's fields, and also age_ms, is_stale
-/// and the names of Flow's fields.
+/// Returns the node's report as JSON, or null if the node has sent none. The keys are the names of NodeReport's fields,
+/// and also age_ms, is_stale and the names of Flow's fields.
 nlohmann::json report_json(const NodeStatus& node, const Flow& flow);
 
 }  // namespace kvferry::controller

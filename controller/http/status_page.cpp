@@ -92,7 +92,7 @@ function stateOf(n){
  if(n.leaving)return {t:`draining, ${num(n.to_move)} left`,c:"warn",rank:2};
  if(n.is_stale)return {t:"report "+age(n.report_age_ms)+" old",c:"warn",rank:1};
  return {t:"ok",c:"good",rank:4}}
-// r: the node, unless it is lost or has sent no report.
+// r: the node, or null if the node is lost or has sent no report.
 function view(n){const r=n.lost_ago_ms===null&&n.report_age_ms!==null?n:null;
  const asked=r?r.tokens-r.local_tokens:0;
  return {n,r,name:short(n.engine_id),role:roles[n.role]||"-",state:stateOf(n),
