@@ -93,7 +93,7 @@ void BackgroundFile::discard() {
   });
 }
 
-// --- The file's thread ----------------------------------------------------------------------------------------------
+// --- The queue and the file's thread --------------------------------------------------------------------------------
 
 void BackgroundFile::post(std::size_t num_bytes, std::function<void()> run) {
   {

@@ -18,9 +18,9 @@ namespace kvferry::controller {
 /// A function like ::write(); tests pass functions that imitate a full disk or a crash.
 using WriteCall = std::function<ssize_t(int fd, const void* data, std::size_t size_bytes)>;
 
-/// Writes one file at a time on a thread of its own. After a failure the file is cut back to the end of its last
-/// complete append(), and further appends are dropped until the next open(). Written bytes are synced about once a
-/// second. Threads: one owner makes all calls; only the destructor and drain() wait.
+/// Writes one file at a time on a thread of its own. After a failed write the file is cut back to the end of its last
+/// complete append(). After any failure further appends are dropped until the next open(). Written bytes with marks are
+/// synced about once a second. Threads: one owner makes all calls; only the destructor and drain() wait.
 class BackgroundFile {
  public:
   struct Progress {
@@ -32,9 +32,9 @@ class BackgroundFile {
     std::string failure;  // why the file could not be written; empty: no failure
   };
 
-  /// The file's thread calls `on_progress` after each change of progress().
+  /// The file's thread calls `on_progress` when progress() may have changed.
   BackgroundFile(WriteCall write, std::function<void()> on_progress);
-  /// Writes and syncs everything that is queued.
+  /// Processes everything that is queued, and syncs the bytes with marks.
   ~BackgroundFile();
 
   /// Creates a file, after syncing and closing the previous one.
@@ -73,7 +73,7 @@ class BackgroundFile {
   std::uint64_t last_written_ = 0;
   std::uint64_t last_synced_ = 0;
 
-  mutable std::mutex mutex_;  // guards the members below it
+  mutable std::mutex mutex_;  // guards jobs_ to progress_
   std::condition_variable wake_, idle_;
   std::deque<Job> jobs_;
   std::size_t queued_bytes_ = 0;

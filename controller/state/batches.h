@@ -1,8 +1,8 @@
 // The format of the files in the state folder: a sequence of batches.
 //
-// A batch is a head of 16 bytes and a body. The head holds a chunk_checksum() of the batch's later bytes, a magic
-// number, and the length of the body in bytes; numbers are little-endian. An interrupted write leaves a torn
-// (incomplete) batch, with no batch after it. A bad batch before a good one means that the file was damaged.
+// A batch is a head of 16 bytes and a body. The head holds a chunk_checksum() of all bytes of the batch after the
+// checksum, a magic number, and the length of the body in bytes; numbers are little-endian. An interrupted write leaves
+// a torn (incomplete) batch, with no batch after it. A bad batch before a good one means that the file was damaged.
 #pragma once
 
 #include <cstddef>

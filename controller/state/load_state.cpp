@@ -19,7 +19,7 @@ struct StateFile {
   std::string_view bytes() const { return mapped.bytes(); }
 };
 
-/// Maps a file and reads its head. kInvalidArgument: the file has another format.
+/// Maps a file and reads its head. Errors: those of MappedFile::open(). kInvalidArgument: the file has another format.
 Result<StateFile> open_file(const std::string& path) {
   MappedFile mapped = KVFERRY_TRY(MappedFile::open(path));
   StateFile file{path, std::move(mapped), {}};
@@ -42,7 +42,7 @@ class Loader {
     StateFolder::Files files = KVFERRY_TRY(folder_.files());
     files_ = std::move(files);
     const std::uint64_t snapshot = files_.snapshots.empty() ? 0 : *files_.snapshots.rbegin();
-    // Older files remain if the process ended after it finished the snapshot and before it removed them.
+    // Older files remain if the process that finished the snapshot did not remove them, e.g. because it ended before.
     folder_.remove_below(snapshot);
     files_.logs.erase(files_.logs.begin(), files_.logs.lower_bound(snapshot));
     if (snapshot != 0) {
@@ -83,7 +83,7 @@ class Loader {
     for (auto rest = files_.logs.lower_bound(number); rest != files_.logs.end(); ++rest) {
       const StateFile file = KVFERRY_TRY(open_file(folder_.log(*rest)));
       const bool is_needless = file.head ? file.head->begins_anew : file.bytes().size() < kBatchHeadBytes;
-      if (is_needless)  // the log is empty, or the snapshot that this log requires was never finished
+      if (is_needless)  // the log has no head, or the snapshot that this log requires was never finished
         ::unlink(file.path.c_str());
       else
         add_damage(file.path, "the file cannot be used, because the log before it is missing or could not be read");

@@ -1,8 +1,8 @@
 // The records in the batches of the state folder: changes of a directory, its nodes and its chunks.
 //
-// A record has a type (1 byte), a length (4 bytes), and that many bytes. Records of nodes are msgpack, so that later
-// releases can append fields; records of chunks are plain bytes, because there are millions. The first batch of a file
-// has one record, its FileHead.
+// A record has a type (1 byte), a length (4 bytes), and that many bytes. Records that describe nodes are msgpack, so
+// that later releases can append fields; records of chunks are plain bytes, because there are millions of chunks. The
+// first record of a file is its FileHead.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ void append_evicted(std::string& out, NodeId node, std::uint64_t sequence, std::
 void append_snapshot_dropped(std::string& out, NodeId node);
 void append_image(std::string& out, const DirectoryImage& image);
 void append_block(std::string& out, const std::string& name_space, const TableBlock& block);
-/// Marks the end of a snapshot; without it, the snapshot is incomplete.
+/// Appends the record that marks the end of a snapshot. A snapshot without this record is incomplete.
 void append_end(std::string& out);
 
 /// Returns nullopt if `body` does not begin with a FileHead.

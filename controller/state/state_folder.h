@@ -53,12 +53,12 @@ struct LoadedState {
   std::uint64_t snapshot_bytes = 0;  // size of the snapshot; 0: there is no snapshot
   std::uint64_t num_records = 0;
   std::string damage;                  // what could not be read, as a sentence; empty: everything was read
-  std::vector<std::string> set_aside;  // paths of damaged files, to be renamed
+  std::vector<std::string> set_aside;  // paths of files that are damaged, missing or unusable, to be renamed
 };
 
-/// Loads the state into an empty directory. Removes a torn batch at the end of the last log. If a file is damaged,
-/// loads the data before the damage; the nodes publish the rest again. kInvalidArgument: a file has another format.
-/// kUnavailable: a file cannot be read.
+/// Loads the state into an empty directory. Removes files that the state does not need, and a torn batch at the end of
+/// the last loaded log. If a file is damaged, loads the data before the damage; the nodes publish the rest again.
+/// kInvalidArgument: a file has another format. kUnavailable: a file cannot be read, or a torn batch cannot be removed.
 Result<LoadedState> load_state(const StateFolder& folder, DirectoryState& state);
 
 /// Syncs a folder, so that its file names survive a loss of power.

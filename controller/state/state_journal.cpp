@@ -37,7 +37,7 @@ StateJournal::StateJournal(StateOptions options, StateFolder folder, Directory& 
       log_(options_.write, [this] { wake_up(); }),
       snapshot_(options_.write, [this] { wake_up(); }) {}
 
-/// Wakes the server's loop if a snapshot waits for a file. Threads: those of log_ and snapshot_.
+/// Wakes the server's loop during a snapshot, which may wait for a file. Threads: those of log_ and snapshot_.
 void StateJournal::wake_up() {
   if (wants_wake_up_.load(std::memory_order_relaxed)) wake_up_.set();
 }
@@ -166,8 +166,8 @@ void StateJournal::fail(const std::string& why, TimeNs now) {
   is_durable_ = is_recording_ = false;
   why_not_ = why;
   batch_.clear();
-  // This log is useless without its snapshot, so it is discarded. But it is kept if the snapshot's last step is
-  // running, which may still succeed.
+  // A log that begins anew is useless without its snapshot, so it is discarded. But it is kept if the snapshot's last
+  // step is running, because that step may still succeed.
   if (log_begins_anew_ && phase_ != Phase::kFinishing) log_.discard();
   if (phase_ != Phase::kIdle) abandon_snapshot();
   not_before_ = now + options_.retry_ms * kMillisecond;
@@ -197,7 +197,7 @@ void StateJournal::begin_snapshot() {
   phase_ = Phase::kWalking;
 }
 
-/// Runs the next step of the snapshot. Returns true if the step after that one need not wait for the disk.
+/// Runs the next step of the snapshot. Returns true if the server should call serve() again without waiting.
 bool StateJournal::step_snapshot(TimeNs now) {
   switch (phase_) {
     case Phase::kIdle:

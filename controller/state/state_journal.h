@@ -1,10 +1,10 @@
 // Persists a directory in a state folder: a log of its changes, and occasional snapshots.
 //
-// The changes of one turn of the server's loop form one batch of the log, which another thread writes. When the log has
-// grown, a new log begins together with a snapshot: an image of the nodes, and a walk through the directory's tables,
-// one TableBlock (part of a table) each turn. The snapshot is valid once the log of the changes during the walk is on
-// disk; then older files are removed. After a write failure the log has a gap, and the state is not durable before the
-// next snapshot.
+// The changes of one turn of the server's loop form a batch of the log, or several if they are large; another thread
+// writes the batches. When the log has grown, a new log begins together with a snapshot: an image of the nodes, and a
+// walk through the directory's tables, one TableBlock (part of a table) each turn. The snapshot is valid once the log
+// of the changes during the walk is on disk; then older files are removed. After a write failure the log has a gap, and
+// the state is not durable before the next snapshot.
 #pragma once
 
 #include <unistd.h>
@@ -26,10 +26,10 @@ namespace kvferry::controller {
 
 struct StateOptions {
   std::string folder;
-  std::size_t log_bytes_min = std::size_t{16} << 20;  // a snapshot begins only after a log of this size
+  std::size_t log_bytes_min = std::size_t{16} << 20;  // a smaller log does not cause a snapshot by its size
   // Limit on unwritten bytes of the log. A log with more unwritten bytes counts as failed.
   std::size_t queued_bytes_max = std::size_t{64} << 20;
-  std::int64_t retry_ms = 1000;  // pause between attempts after a failure
+  std::int64_t retry_ms = 1000;  // pause before the next attempt while the state is not durable
   WriteCall write = ::write;
 };
 
@@ -57,7 +57,7 @@ class StateJournal final : public Journal, public Listener {
   int fd() const override;
   bool serve(TimeNs now) override;
 
-  /// Begins a snapshot at the next serve(); for tests and benchmarks.
+  /// Makes the next serve() that can begin a snapshot do so; for tests and benchmarks.
   void want_snapshot() { wants_snapshot_ = true; }
   bool is_making_snapshot() const { return phase_ != Phase::kIdle; }
   /// Waits until all recorded changes are written.
