@@ -89,8 +89,8 @@ class HttpEtcd final : public Etcd {
       }
       Result<EtcdReply> reply = execute(next.second);
       if (!reply) {
-        // The member is down or has no leader, so later requests go to the next one. Only the owner decides whether
-        // this request may be repeated.
+        // The member may be down or have no leader, so later requests go to the next one. Only the owner decides
+        // whether this request may be repeated.
         if (reply.error().code == ErrorCode::kUnavailable) request_gateway_.next_member();
         reply = EtcdReply{.error = std::move(reply).error()};
       }
@@ -127,8 +127,8 @@ class HttpEtcd final : public Etcd {
     --num_running_;
   }
 
-  /// Watches until there was no change for quiet_ms or an error occurred. First sends a read request, which also shows
-  /// that the member has a leader.
+  /// Watches until nothing arrived for quiet_ms, the revision is compacted, or an error occurred. First sends a read
+  /// request, which also shows that the member has a leader.
   Result<void> watch(std::optional<std::int64_t>& next_revision, bool& is_lost, std::int64_t& retry_ms) {
     KVFERRY_TRY(watch_gateway_.log_in());
     const bool wants_all = !next_revision.has_value();
@@ -167,7 +167,7 @@ class HttpEtcd final : public Etcd {
             fmt::format("etcd cancelled the watch of the keys that begin with '{}'; the controller begins it again",
                         options_.watched_prefix)};
       } else if (!watched->changes.changes.empty()) {
-        // Use the last change's revision, because the revision in the header may be ahead of the changes.
+        // The last change's revision is used, because the revision in the header may be ahead of the changes.
         const auto& last = watched->changes.changes.back();
         const auto* pair = std::get_if<EtcdPair>(&last);
         next_revision = 1 + (pair != nullptr ? pair->mod_revision : std::get<EtcdErased>(last).revision);

@@ -27,12 +27,12 @@ class Etcd {
  public:
   virtual ~Etcd() = default;
 
-  /// Returns a file descriptor that is readable while events wait.
+  /// Returns a file descriptor that is readable while events wait, other than replies with kFull.
   virtual int fd() const = 0;
   /// Queues a request; never blocks. Requests are sent in order; each one gets exactly one EtcdReply with its token.
   virtual void ask(std::uint64_t token, EtcdRequest request) = 0;
-  /// Takes up to `num_max` events. After EtcdAll, each change arrives once and in order, until EtcdLost or the next
-  /// EtcdAll.
+  /// Takes up to `num_max` events, and all replies with kFull. After EtcdAll, each change arrives once and in order,
+  /// until EtcdLost or the next EtcdAll.
   virtual std::vector<EtcdEvent> take(std::size_t num_max) = 0;
 };
 

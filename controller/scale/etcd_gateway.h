@@ -23,7 +23,7 @@ class EtcdGateway {
   explicit EtcdGateway(const EtcdOptions& options) : options_(options) {}
 
   /// Sends a request to the current member. kUnavailable: no reply arrived, or the reply is empty or too long; the
-  /// request may have been executed. kCancelled: stop() was called.
+  /// request may have been executed. kCancelled: stop() was called before, so the request was not sent.
   Result<std::string> post(const HttpPost& what, std::int64_t timeout_ms) {
     std::string body;
     const Result<void> done = stream(what, timeout_ms, [&](std::string_view bytes) {
@@ -34,8 +34,8 @@ class EtcdGateway {
       return Error{
           ErrorCode::kUnavailable,
           fmt::format("etcd at {} sent a reply of more than {} bytes, which is the limit", name(), options_.bytes_max)};
-    // A complete body is enough even if `done` is an error: httplib fails on the trailers that the gateway sends after
-    // error replies.
+    // The body is used even if `done` is an error: httplib fails on the trailers that the gateway sends after error
+    // replies. The caller finds out if the body is incomplete, because such a body is not valid JSON.
     if (body.empty()) {
       if (!done) return done.error();
       return Error{ErrorCode::kUnavailable, fmt::format("etcd at {} sent an empty reply", name())};
@@ -43,8 +43,8 @@ class EtcdGateway {
     return body;
   }
 
-  /// Sends a request and passes the reply's body to `receive` as it arrives, until `receive` returns false. Fails if
-  /// nothing arrives for `quiet_ms`.
+  /// Sends a request and passes the reply's body to `receive` as it arrives. kUnavailable: the request failed, nothing
+  /// arrived for `quiet_ms`, or `receive` returned false, which ends the request. kCancelled: as for post().
   Result<void> stream(const HttpPost& what, std::int64_t quiet_ms,
                       const std::function<bool(std::string_view)>& receive) {
     const std::shared_ptr<httplib::Client> client = connected();

@@ -92,7 +92,7 @@ Result<EtcdAll> all_of(std::string_view body);
 Result<std::string> token_of(std::string_view body);
 
 struct WatchLine {
-  bool is_cancelled = false;  // etcd ended the watch: its member lost its leader, or the revision is compacted
+  bool is_cancelled = false;  // etcd ended the watch, e.g. because its member lost its leader
   bool is_compacted = false;  // the revision to watch from is compacted, so everything must be read again
   EtcdChanges changes{};
 };

@@ -65,8 +65,8 @@ void ReplicatedState::on_reply(const EtcdReply& reply, TimeNs now) {
     if (put == nullptr) return note_absent(key, reply.revision, false);
     return note_value({key, put->pair.value, reply.revision, put->pair.lease}, now);
   }
-  // The cached value was wrong. Unless a later event has replaced it, use the reply's value, even if its revision is
-  // older than the cached one.
+  // The cached value was wrong. Unless a later event has replaced it, the reply's value is used, even if its revision
+  // is older than the cached one.
   const auto known = in_etcd_.find(key);
   if (known != in_etcd_.end() && !known->second.is_gone && known->second.mod_revision == expected)
     known->second.mod_revision = 0;
@@ -174,7 +174,7 @@ void ReplicatedState::apply_record(const std::string& key, const EtcdValue& valu
   const auto known = records_.find(key);
   if (known == records_.end() && records_.size() >= options_.records_max) return;
   const auto is_news_to = [&](const SharedRecord& record) {
-    // If two replicas set a record at the same time, the one that reached etcd first is valid.
+    // If two replicas set a record at the same time, the value that reached etcd first is valid.
     const bool differs = record.owner != fields.owner || record.value != fields.value;
     return fields.version > record.version || (fields.version == record.version && differs);
   };

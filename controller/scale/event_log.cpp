@@ -65,12 +65,12 @@ void LogWriter::add(Remembered added) {
   remembered_.push_back(std::move(added));
 }
 
-/// Applies a record to nodes_, because the record is being written or is too old to be remembered.
+/// Applies a record to nodes_, because the record is being written or is dropped from remembered_.
 void LogWriter::settle(const Remembered& settled) {
   const auto known = nodes_.find(settled.node);
   switch (static_cast<LogKind>(settled.record.kind)) {
     case LogKind::kHello:
-      // If infos_ lacks the node, the node is gone again and its kGone record follows.
+      // If infos_ lacks the node, the node has left since this Hello, and its kGone record follows.
       if (const auto info = infos_.find(settled.node); info != infos_.end())
         nodes_[settled.node] = {info->second, settled.applied_below};
       break;
@@ -152,7 +152,8 @@ void LogReader::apply(std::string_view bytes, TimeNs now) {
 
 void LogReader::apply(const std::string& writer, const LogRecord& record, TimeNs now) {
   if (static_cast<LogKind>(record.kind) == LogKind::kHole) {
-    // The nodes may have changed in the missing messages, so they are removed until they send Hello to this replica.
+    // The nodes may have changed in the missing records, so they are removed until their next Hello, which may come
+    // from the log or from the node.
     for (const auto& [name, node] : std::exchange(nodes_, {})) directory_.leave(node.id);
     return;
   }

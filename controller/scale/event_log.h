@@ -1,5 +1,5 @@
 // The event log: its format, the writer of nodes' messages into it, and its replay into the directory of a replica
-// that started late. An entry has records; a record is one message or event of one node. Pure.
+// that started late. An entry has records; a record is one message or event of one node, or marks a hole. Pure.
 #pragma once
 
 #include <cstdint>
@@ -48,15 +48,15 @@ struct LogWriterOptions {
   /// over when the former writer's lease has expired, and then still has the records that the former one did not write.
   std::int64_t remember_ms = 15'000;
   std::size_t remember_bytes_max = 8U << 20;  // limit on the size of all remembered records
-  std::size_t entry_bytes_max = 64U << 10;    // limit on the size of an entry; further records go into the next entry
+  std::size_t entry_bytes_max = 64U << 10;    // limit on an entry's size, which only a single large record exceeds
   std::size_t checkpoint_bytes =
       32U << 20;  // after this many bytes all Hellos are written again, because trimming removes older ones
 };
 
-/// Writes the event log. One replica writes at a time. The other replicas remember recent records, so that the next
-/// writer can append them: readers tolerate duplicates, but not missing records. If the log cannot take an entry, a
-/// kHole record and the Hellos of all nodes follow as soon as it has room. Threads: one at a time. `now` must not
-/// decrease.
+/// Writes the event log. With etcd, the replicas agree on one writer. The other replicas remember recent records, so
+/// that the next writer can append them: readers tolerate duplicates, but not missing records. If the log cannot take
+/// an entry, a kHole record and the Hellos of all nodes follow as soon as the log has room. Threads: one at a time.
+/// `now` must not decrease.
 class LogWriter {
  public:
   /// Appends an entry to the log. Returns false if there is no room for it.
@@ -111,19 +111,19 @@ class LogWriter {
   std::uint64_t num_holes_ = 0;
 };
 
-/// Applies the log to a directory. A node that is known only from the log expires like any other node.
-/// A node that sends Hello to this replica reports to it directly from then on: the directory requests a snapshot from
-/// the node, and the log's records of the node are ignored. After a gap in a node's sequence numbers, its records are
+/// Applies the log to a directory. A node that is known only from the log expires like any other node. A node that
+/// sends Hello to this replica reports to it directly from then on: the directory requests a snapshot from the node,
+/// and the log's records of the node are ignored. After a gap in a node's sequence numbers, its kUpdate records are
 /// ignored until its next Hello or snapshot in the log. A kHole record removes all nodes that are known only from the
-/// log, because they may have changed in the missing records.
-/// Threads: only the thread that owns the directory may call the methods. `now` must not decrease.
+/// log, because they may have changed in the missing records. Threads: only the thread that owns the directory may call
+/// the methods. `now` must not decrease.
 class LogReader {
  public:
   /// `may_join` returns false for an outdated incarnation.
   LogReader(Directory& directory, std::function<bool(const NodeInfo&)> may_join)
       : directory_(directory), may_join_(std::move(may_join)) {}
 
-  /// Applies one entry. The caller must pass the entries in the order of the log. Counts malformed entries.
+  /// Applies one entry. The caller must pass the entries in the order of the log. Counts malformed entries and records.
   void apply(std::string_view entry, TimeNs now);
   /// Stops applying the log to a node, which sent Hello to this replica or was removed from the directory.
   void remove(NodeId node);

@@ -161,8 +161,8 @@ class HiredisStream final : public RedisStream {
     return {};
   }
 
-  /// Trims the stream to 90 % of its limit in bytes if it exceeds the limit. MAXLEN counts entries, whose sizes differ
-  /// a thousandfold, so the number of entries to keep is computed from the stream's actual memory.
+  /// Trims the stream to about 90 % of its limit in bytes if it exceeds the limit. MAXLEN counts entries; their sizes
+  /// differ a thousandfold, so the number of entries to keep is computed from the stream's actual memory.
   Result<void> trim() {
     const Reply used = ask({"MEMORY", "USAGE", options_.url.stream});
     KVFERRY_TRY(check(used.get()));

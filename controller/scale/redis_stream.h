@@ -52,7 +52,8 @@ class RedisStream {
   virtual LogState state() const = 0;
 };
 
-/// Starts the thread. The destructor drops unsent entries; only a connection attempt can delay it, by up to connect_ms.
+/// Starts the thread. The destructor drops unsent entries; only an attempt to connect and log in can delay it, by up to
+/// connect_ms and twice reply_ms.
 std::unique_ptr<RedisStream> make_redis_stream(RedisStreamOptions options);
 
 }  // namespace kvferry::controller::scale

@@ -20,7 +20,7 @@ namespace kvferry::controller::scale {
 namespace {
 
 constexpr std::size_t kEventsPerTurn = 16;  // limit on etcd events in one turn
-constexpr std::size_t kEntriesPerTurn = 2;  // limit on log entries in one turn; an entry has at most 64 KiB
+constexpr std::size_t kEntriesPerTurn = 2;  // limit on log entries in one turn; most entries have at most 64 KiB
 // Limit on how long a replica reads on after it has reached the log's end, while it knows some nodes only from the log.
 constexpr std::int64_t kFollowMs = 10'000;
 // Limit on how long a replica reads the log. By then all live nodes have sent Hello to this replica.

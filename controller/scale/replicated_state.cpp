@@ -214,8 +214,8 @@ void ReplicatedState::send(std::vector<Request>& requests, const std::string& ke
   requests.push_back({token, std::move(request)});
 }
 
-/// Drops nodes that have been gone for keep_ms, a few in each call. If there are too many nodes, drops gone nodes at
-/// once. Also drops expired records.
+/// Drops nodes that have been gone for keep_ms and whose keys in etcd are erased, a few in each call. If there are too
+/// many nodes, drops gone nodes at once. Also drops expired records.
 void ReplicatedState::sweep(TimeNs now) {
   auto it = nodes_.upper_bound(swept_last_);
   for (std::size_t n = std::min(nodes_.size(), kSweptPerTurn); n > 0; --n) {

@@ -25,7 +25,7 @@ struct ReplicatedStateOptions {
   std::int64_t retry_ms_min = 100;  // pause after a failed request; it doubles with each failure
   std::int64_t retry_ms_max = 2000;
   std::int64_t keep_ms = 3'600'000;  // how long a node's incarnation is kept after the node was last alive
-  std::size_t nodes_max = 16'384;    // limit on known nodes; nodes that are gone are dropped first
+  std::size_t nodes_max = 16'384;    // number of known nodes above which nodes that are gone are dropped
   std::size_t records_max = 16'384;
   std::size_t in_flight_max = 16;
 };
@@ -53,7 +53,7 @@ struct SharedRecord {
   TimeNs deadline = 0;        // time at which the record expires, on this replica's clock
 };
 
-/// News: another replica has seen this incarnation of the node, so older incarnations must be removed (fenced).
+/// News: etcd has this incarnation of the node, so older incarnations must be removed (fenced).
 struct NodeFenced {
   NodeName node;
   Incarnation incarnation;
@@ -79,7 +79,8 @@ class ReplicatedState {
   void left(const NodeName& node, TimeNs now);
 
   /// Sets a record, or replaces the one with the same kind and id, at once in this replica. The record expires in all
-  /// replicas within a second of its deadline.
+  /// replicas about a second after its deadline at the latest. kFull: records_max records exist. kInvalidArgument: the
+  /// record has no valid kind, or its deadline has passed.
   Result<void> set(SharedRecord record, TimeNs now);
 
   void on(const EtcdEvent& event, TimeNs now);
@@ -92,8 +93,8 @@ class ReplicatedState {
   /// replica's lease.
   std::vector<Request> due(TimeNs now);
   std::vector<SharedNews> take_news();
-  /// Returns the request to send at shutdown. It revokes this replica's lease, so that the other replicas remove this
-  /// replica at once.
+  /// Returns the request to send at shutdown; nullopt if this replica has no lease. The request revokes this replica's
+  /// lease, so that the other replicas remove this replica at once.
   std::optional<EtcdRequest> final_request() const;
 
   /// Returns this replica and all replicas with a lease in etcd, ordered by name. While etcd is unreachable, returns
@@ -114,7 +115,7 @@ class ReplicatedState {
     std::string value;
     std::int64_t mod_revision = 0;
     std::int64_t lease = 0;
-    bool is_gone = false;  // the key was erased at mod_revision
+    bool is_gone = false;  // the key did not exist at mod_revision
   };
   struct Node {
     std::uint64_t newest = 0;
