@@ -38,7 +38,7 @@ struct EngineIndexCounters {
   std::uint64_t blocks_unplaced = 0;
   std::uint64_t other_group = 0;       // events of layer groups that are not indexed; each holder has one indexed group
   std::uint64_t other_block_size = 0;  // events with another block size than this index; their blocks are not indexed
-  std::uint64_t hashes_ambiguous = 0;  // times that a holder stored a hash that another holder has for other tokens
+  std::uint64_t hashes_ambiguous = 0;  // number of times that a stored hash was in use for other tokens
 };
 
 /// The fields of a request, besides its tokens, on which its KV depends.

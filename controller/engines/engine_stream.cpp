@@ -21,7 +21,7 @@ void EngineStream::connected(TimeNs now) {
   last_received_at_ = now;
   last_received_sequence_.reset();
   last_replayed_sequence_.reset();
-  waiting_.clear();  // these batches may be from another engine; the replay repeats those that are still valid
+  waiting_.clear();  // these batches may be from before a restart; the replay repeats those that are still valid
   waiting_bytes_ = 0;
   if (is_live_ && options_.has_replay && has_applied_) {
     is_live_ = false;  // the engine counts as lost until the replay shows that it is the same engine
@@ -176,7 +176,7 @@ void EngineStream::replay_ended(TimeNs now) {
   // The replay was empty, so the engine has restarted and has published fewer batches than were applied.
   if (ended == Replay::kVerify && !has_answered_) return restart(now);
   if (ended == Replay::kLater || (!has_answered_ && !next_)) {
-    // The replay was empty, so the engine has published nothing since its start.
+    // The replay was empty, so the engine had published nothing since its start when it answered.
     drop_everything();
     if (waiting_.empty()) next_ = 0;
   }

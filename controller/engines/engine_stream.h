@@ -40,7 +40,7 @@ struct EngineStreamOptions {
 struct EngineStreamCounters {
   std::uint64_t batches = 0;  // number of applied batches
   std::uint64_t duplicates = 0;
-  std::uint64_t gaps = 0;  // number of batches that arrived before an earlier one
+  std::uint64_t gaps = 0;  // number of times that the sequence numbers skipped batches
   // Number of times that all blocks of the engine were dropped, because batches were missing or might be missing and no
   // replay delivered them.
   std::uint64_t gaps_unrepaired = 0;

@@ -83,9 +83,9 @@ PairRequest parse_pair_request(const HttpRequest& request) {
   return asked;
 }
 
-/// Returns how many of the prompt's tokens a holder has: the tokens in the holder's full chunks. If these are all full
-/// chunks of the prompt, and the request has the prompt's tokens, the holder's longest tail that matches the rest of
-/// the prompt counts too.
+/// Returns how many of the prompt's tokens a holder has: the tokens in the holder's full chunks. If the holder has all
+/// full chunks of the prompt, and the request has the prompt's tokens, the longest tail that matches the rest of the
+/// prompt counts too.
 std::uint64_t cached_tokens(const HolderView& holder, const PairRequest& asked, const PromptKeys& prompt,
                             std::uint32_t chunk_tokens) {
   std::uint64_t num_cached = std::uint64_t{holder.num_full_chunks} * chunk_tokens;

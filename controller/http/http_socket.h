@@ -50,7 +50,7 @@ class HttpSocket {
   ssize_t receive(std::string& to);
   /// Returns how many of the bytes were accepted, or -1 with errno. With TLS, accepted bytes may still wait in unsent_.
   ssize_t send(std::string_view bytes);
-  /// Returns true if accepted bytes still wait until the socket has room for them.
+  /// Returns true if accepted bytes still wait for room in the socket.
   bool has_unsent() const { return !unsent_.empty(); }
   /// Tells the client that no more bytes follow.
   void end_sending();

@@ -99,7 +99,7 @@ function view(n){const r=n.lost_ago_ms===null&&n.report_age_ms!==null?n:null;
   fill:r&&r.num_slots?r.num_chunks/r.num_slots:-1,hit:asked>=1?Math.min(1,r.loaded_tokens/asked):-1,
   live:r?r.transfers:-1,failedAgo:n.failed_ago_ms===null?Infinity:n.failed_ago_ms}}
 const or=(known,text)=>known?text:"-";
-// name, classes, sort key (small first), cell
+// Each column has a name, classes, a sort key (small first) and a cell.
 const columns=[
  ["node","cut",v=>v.state.rank+v.name,v=>({t:v.name,tip:`${v.n.engine_id}\nnamespace ${v.n.namespace||"-"}\n${v.n.endpoint}\nserves ${v.n.serves||"-"}`})],
  ["role","",v=>v.role,v=>v.role],

@@ -2,8 +2,8 @@
 //
 // Open addressing with linear probing: a search for a key begins at its home slot and goes on until a free slot. Home
 // slots have the order of the keys' hashes, however many slots a table has (home slot = high half of hash * num_slots).
-// So a resize moves the keys from the first slot to the last, a few with each insertion. A lookup mostly reads one
-// cache line, fewer than in KeyMap; with KeyMap, indexing vLLM's events takes a quarter more time.
+// So a resize moves the keys slot by slot, a few in each call of insert() or tidy(). A lookup mostly reads one cache
+// line, fewer than in KeyMap; with KeyMap, indexing vLLM's events takes a quarter more time.
 #pragma once
 
 #include <cstddef>

@@ -132,7 +132,7 @@ void ReplicatedState::note_absent(const std::string& key, std::int64_t revision,
   if (is_by_watch) {
     in_etcd_.erase(it);
   } else {
-    // The watch may still deliver an older put, so mark the key as gone until the watch delivers the erasure.
+    // The watch may still deliver an older put, so the key is marked as gone until the watch delivers the erasure.
     it->second = {.value = {}, .mod_revision = revision, .lease = 0, .is_gone = true};
   }
   if (!was_there) return;

@@ -22,8 +22,8 @@ struct ReplicaOptions {
 };
 
 /// Returns a listener for the server. The listener also becomes the observer of `sessions`. Threads: the server's
-/// thread uses it; the clients of etcd and Redis have threads of their own. The destructor revokes this replica's lease
-/// in etcd and waits up to 300 ms for the reply.
+/// thread uses it; the clients of etcd and Redis have threads of their own. If etcd is reachable, the destructor
+/// revokes this replica's lease in etcd and waits up to 300 ms for the reply.
 std::unique_ptr<Listener> make_replica(ReplicaOptions options, Sessions& sessions, TimeNs now);
 
 }  // namespace kvferry::controller::scale

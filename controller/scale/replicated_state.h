@@ -78,9 +78,9 @@ class ReplicatedState {
   /// Records that the node left, expired or was fenced at this replica.
   void left(const NodeName& node, TimeNs now);
 
-  /// Sets a record, or replaces the one with the same kind and id, at once in this replica. The record expires in all
-  /// replicas about a second after its deadline at the latest. kFull: records_max records exist. kInvalidArgument: the
-  /// record has no valid kind, or its deadline has passed.
+  /// Sets a record, or replaces the one with the same kind and id, at once in this replica. In all replicas that reach
+  /// etcd, the record expires within about a second of its deadline. kFull: the record is new, and records_max records
+  /// exist. kInvalidArgument: the record has no valid kind, or its deadline has passed.
   Result<void> set(SharedRecord record, TimeNs now);
 
   void on(const EtcdEvent& event, TimeNs now);
