@@ -211,8 +211,8 @@ class CudaDevice final : public Device {
                        "cannot enqueue a copy from or to GPU memory");
   }
 
-  /// The kernel reads the jobs from pinned host memory: each of its blocks reads one, which takes less time than to
-  /// copy all jobs to the GPU before the kernel.
+  /// Launches a kernel that reads the jobs from pinned host memory. Each of its thread blocks reads one job, which
+  /// takes less time than a copy of all jobs to the GPU before the kernel.
   Result<void> copy_small(PinnedBuffer buffer, std::size_t num_jobs, cudaStream_t stream) {
     const auto* const jobs = reinterpret_cast<const cuda::RangeJob*>(buffer.data());
     cudaError_t code = cudaSuccess;
@@ -225,7 +225,7 @@ class CudaDevice final : public Device {
     return cuda_result(code, "cannot launch the CUDA kernel that copies GPU memory");
   }
 
-  /// Holds the buffer until the device has read it. Gives buffers that the device has read back to the pool.
+  /// Keeps the buffer until the device has read it. Returns to the pool the buffers that the device has read.
   Result<void> keep_until_read(PinnedBuffer buffer, cudaStream_t stream) {
     Event event = KVFERRY_TRY(make_event());
     KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream), "cannot record a CUDA event"));

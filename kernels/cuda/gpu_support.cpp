@@ -14,7 +14,7 @@ std::string gpu_support() {
 }
 
 std::string explain_no_gpus(cudaError_t code, int driver) {
-  // A runtime works with the drivers of all minor versions of its CUDA, and with later ones.
+  // CUDA's runtime works with the drivers of all minor versions of its major version, and with later drivers.
   const std::string needed = fmt::format("a driver for CUDA {}.0 or later", CUDART_VERSION / 1000);
   if (code == cudaErrorNoDevice) return "NVIDIA's driver finds no GPU on this host";
   if (code != cudaErrorInsufficientDriver)

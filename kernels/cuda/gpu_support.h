@@ -13,7 +13,7 @@ namespace kvferry {
 /// cudaDriverGetVersion() returns it; 0: the host has no driver.
 std::string explain_no_gpus(cudaError_t code, int driver);
 
-/// Returns the number of GPUs. Errors: kUnavailable, with a sentence that names what the host lacks.
+/// Returns the number of GPUs that CUDA finds. Errors: kUnavailable, with a sentence that says why CUDA finds none.
 Result<int> count_gpus();
 
 }  // namespace kvferry

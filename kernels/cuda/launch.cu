@@ -36,7 +36,7 @@ __device__ std::uint64_t run_lane(Lane lane, std::uint32_t number, const Segment
   return SegmentQuarter::finish(parts);
 }
 
-/// Copies the secret to shared memory, where four lanes read different words in one access.
+/// Copies the secret to shared memory, where the lanes of a warp can read different words in one access.
 __device__ void share_secret(SegmentSecret& shared, const SegmentSecret& secret) {
   constexpr std::uint32_t kWords = sizeof(SegmentSecret) / sizeof(std::uint64_t);
   for (std::uint32_t i = threadIdx.x; i < kWords; i += kThreads)
@@ -48,7 +48,7 @@ __device__ void share_secret(SegmentSecret& shared, const SegmentSecret& secret)
 __device__ std::uint64_t first_segment() {
   return std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
 }
-/// Returns how many segments the blocks of one job copy at a time.
+/// Returns how many segments the thread blocks of one job copy or hash at a time.
 __device__ std::uint64_t segments_at_once() { return std::uint64_t{gridDim.x} * kSegmentsPerBlock; }
 
 template <class Format, bool kGathers, bool kHashes>
@@ -113,7 +113,7 @@ constexpr std::uint64_t blocks_for(std::uint64_t segments) {
 /// streams begin only after the last block of this grid has begun, and so would wait for nearly all transfers over the
 /// PCIe link.
 dim3 grid_for(std::uint64_t blocks, std::uint32_t num_jobs, bool in_host_memory) {
-  constexpr std::uint32_t kHostBlocks = 32;  // for all jobs together; they fill about 92 % of a PCIe 5 link
+  constexpr std::uint32_t kHostBlocks = 32;  // for up to 32 jobs together; they fill about 92 % of a PCIe 5 link
   if (in_host_memory) blocks = std::min<std::uint64_t>(blocks, std::max(1U, kHostBlocks / num_jobs));
   return {static_cast<unsigned>(blocks), num_jobs};
 }

@@ -22,9 +22,9 @@ struct Launch {
 };
 
 /// launch_gather() and launch_scatter() launch kernels whose threads copy 16 bytes at a time. The plan must be
-/// is_vectorisable(), and chunk addresses multiples of 16. With `hashes` the kernel also fills each job's `segments`,
-/// which may be in pinned host memory; in a scatter, all runs must then be whole chunks, and `layers` must be all
-/// layers.
+/// is_vectorisable(), and chunk addresses multiples of 16. With `hashes` the kernel also writes to each job's
+/// `segments` the hashes of the segments that end in `layers`; `segments` may be in pinned host memory. In a scatter,
+/// all runs must then be whole chunks, and `layers` must be all layers.
 cudaError_t launch_gather(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
                           bool hashes, cudaStream_t stream);
 cudaError_t launch_scatter(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
@@ -56,7 +56,7 @@ cudaError_t launched(Call launch) {
   return cudaGetLastError();
 }
 
-/// Maximum of jobs in a launch of ranges: CUDA's limit for the height of a grid.
+/// Maximum number of jobs in a launch of ranges, and of chunks in a pass: CUDA's limit for the height of a grid.
 constexpr std::uint32_t kJobsMax = 65535;
 
 }  // namespace kvferry::cuda

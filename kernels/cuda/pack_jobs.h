@@ -1,5 +1,5 @@
-// The jobs of one launch, small enough to be a parameter of the kernel. So a pass needs no memory on the device and no
-// copy before its first launch.
+// The jobs of one launch, small enough to be a parameter of the kernel, so that a pass needs no memory on the device
+// and no copy before its first launch.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +48,7 @@ class PackJobs {
     device::PackJob job;
     std::uint32_t table_at;  // position of the job's entries in bytes_, unless job.tables says where they are
   };
-  // Room for about 60 chunks of 256 tokens in blocks of 16. CUDA allows 32 KiB of parameters.
+  // Room for 68 chunks of 256 tokens in blocks of 16, if there is one KV group. CUDA allows parameters of 32,764 bytes.
   static constexpr std::uint32_t kBytes = 8 << 10;
 
   alignas(16) std::byte bytes_[kBytes];  // job entries grow from the start, tables from the end

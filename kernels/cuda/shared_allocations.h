@@ -16,12 +16,13 @@ namespace kvferry {
 /// must be the calling thread's current device.
 class SharedAllocations {
  public:
-  /// Returns a handle for open() in other processes. Errors: kUnavailable if the memory is not from cudaMalloc()
-  /// (expandable segments, for example), or does not lie in one allocation.
+  /// Returns a handle for open(). Errors: kUnavailable if the memory is not from cudaMalloc() (but from PyTorch's
+  /// expandable segments, for example), does not lie in one allocation, or can't be exported for another reason.
   Result<std::string> export_memory(std::span<const std::byte> memory);
   /// Maps memory of another process and returns its address. For a handle of this process, returns the memory's own
   /// address, since CUDA can't open a handle in the process that made it. Errors: kCorrupt if the handle is malformed,
-  /// was not exported, or covers fewer than `bytes` bytes.
+  /// covers fewer than `bytes` bytes, claims a larger allocation than there is, or names memory of this process that
+  /// was not exported; kUnavailable or kFull if CUDA can't open it.
   Result<std::byte*> open(const std::string& exported, std::uint64_t bytes);
   void close(std::byte* memory);
 
