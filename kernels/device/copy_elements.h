@@ -1,4 +1,5 @@
-// Copies elements of any size and strides, one thread for each; for caches that copy_segment.h does not support.
+// Copies elements of any size and strides, one at a time; for caches, chunks and conversions that copy_segment.h does
+// not support. Also hashes bytes without copying them.
 #pragma once
 
 #include <cstddef>

@@ -9,8 +9,8 @@
 namespace kvferry::device {
 
 /// Thread `thread` of `threads` copies its part of the `vecs` * `threads` vectors from byte `first` on, but no byte
-/// from `num_bytes` on; `first` is a multiple of kVecBytes. Copies 16 bytes at a time if both addresses are aligned,
-/// otherwise single bytes.
+/// from `num_bytes` on; `first` is a multiple of kVecBytes. Copies 16 bytes at a time where both addresses are aligned
+/// and 16 bytes are left, otherwise single bytes.
 KVFERRY_DEVICE void copy_tile(std::byte* to, const std::byte* from, std::uint64_t num_bytes, std::uint64_t first,
                               std::uint32_t vecs, std::uint32_t thread, std::uint32_t threads) {
   const bool is_aligned =

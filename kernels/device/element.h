@@ -1,8 +1,8 @@
 // Conversions between KV element types, with the same bits on every device.
 //
-// fp8 is rounded to nearest even and saturates at its largest finite number; NaN has no sign. CUDA's conversions with
-// __NV_SATFINITE, which vLLM uses, do the same. An element x of the cache is stored in the chunk's type as
-// x * inverse_scale, and an element of the chunk in the cache's type as x * scale, rounded to nearest even.
+// fp8 is rounded to nearest even and saturates at its largest finite number; NaN is stored without a sign. CUDA's
+// conversions with __NV_SATFINITE, which vLLM uses, do the same. An element x of the cache is stored in the chunk's
+// type as x * inverse_scale, and an element y of the chunk in the cache's type as y * scale, rounded to nearest even.
 #pragma once
 
 #include <bit>
@@ -27,7 +27,7 @@ KVFERRY_DEVICE float float_of(std::uint32_t bits) {
 #endif
 }
 
-/// A float of fewer than 32 bits with a narrower exponent. kTooLarge replaces every value above kLargest.
+/// A float of fewer than 32 bits with a narrower exponent. kTooLarge replaces every magnitude above kLargest.
 template <class StorageT, int kMantissaBits, int kBias, std::uint32_t kLargest, std::uint32_t kTooLarge,
           std::uint32_t kInfinity, std::uint32_t kNan>
 struct SmallFloat {
@@ -51,7 +51,7 @@ struct SmallFloat {
     return static_cast<Storage>(magnitude > 0x7F800000 ? kNan : finite);
   }
 
-  /// Converts the small float to a wider type, without rounding.
+  /// Converts the small float to a float of 32 bits, without rounding.
   KVFERRY_DEVICE static float to_float(Storage stored) {
     const std::uint32_t magnitude = stored & ((1U << kSignBit) - 1);
     const std::uint32_t sign = static_cast<std::uint32_t>(stored >> kSignBit) << 31;

@@ -1,4 +1,4 @@
-// Arguments of a launch: plain data in GPU memory or in a kernel's parameters.
+// Arguments of a launch, as plain data that a kernel can read.
 #pragma once
 
 #include <cstddef>

@@ -26,8 +26,8 @@ class RowCursor {
     locate();
   }
 
-  /// Moves the cursor on by num_bytes, at most to the end of the run. At the end, the functions below must not be
-  /// called.
+  /// Moves the cursor on by num_bytes. Once it has reached or passed the end of the run, the functions below must not
+  /// be called.
   KVFERRY_DEVICE void advance(std::uint32_t num_bytes) {
     column_ += num_bytes;
     if (column_ < plan_.row_bytes()) return;

@@ -24,7 +24,8 @@ constexpr std::uint32_t kLaneStripes = kQuarters * kBlockStripes / kSegmentLanes
 
 /// The words of XXH3's default secret that the steps of XXH3 read.
 struct SegmentSecret {
-  // Stripe s of an XXH3 block, which has kBlockStripes stripes, reads the eight words stripe[s] to stripe[s + 7].
+  // Stripe s of an XXH3 block, which has kBlockStripes stripes, reads the eight words stripe[s] to stripe[s + 7]. Only
+  // the segment's last stripe reads last_stripe instead.
   std::uint64_t stripe[kBlockStripes + 7];
   std::uint64_t last_stripe[8];
   std::uint64_t scramble[8];
