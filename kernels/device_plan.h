@@ -18,9 +18,9 @@ struct HostPlan {
 };
 HostPlan make_plan(const KvLayout& layout, const ChunkFormat& format, const ChunkShape& shape);
 
-/// Returns true if each 16 bytes of a chunk are contiguous in the cache too, at addresses that are multiples of 16, and
-/// are copied unchanged or converted from or to fp8 in the chunk.
-/// Only then can copy_segment.h be used; otherwise elements are copied one at a time.
+/// Returns true if copy_segment.h can be used: the elements of a row are contiguous in the cache, sizes and addresses
+/// of rows are multiples of 16 bytes, and elements are copied unchanged or converted between a wider type in the cache
+/// and fp8 in the chunk. Otherwise elements are copied one at a time (copy_elements.h).
 bool is_vectorisable(const HostPlan& plan);
 
 }  // namespace kvferry::device

@@ -1,4 +1,4 @@
-// The classes that convert elements of given types.
+// Selects the classes that copy and convert elements by the elements' types.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +21,7 @@ void with_element_type(ElementType type, Call call) {
 }
 
 /// Calls call(Format{}, Element{}) with the classes that copy elements between cache and chunk. Format is NoFormat
-/// where is_vectorisable() (device_plan.h) returns false whatever the layout is.
+/// if elements are converted to a chunk type other than fp8. `call` is not called for pairs that resolve() rejects.
 template <class Call>
 void with_format(ElementType cache_type, ElementType chunk_type, Call call) {
   if (cache_type == chunk_type) return call(device::SameBytes{}, device::SameElement{});

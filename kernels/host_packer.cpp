@@ -69,7 +69,7 @@ class HostPacker final : public Packer {
     // CopyRows has one signature for both directions; functions that scatter only read through this pointer.
     std::byte* const first = const_cast<std::byte*>(chunk.data()) + skip_tokens * row_bytes();
     const std::size_t head_bytes = chunk_tokens * row_bytes();
-    std::size_t row = 0;  // number of (layer, head, K or V) rows copied so far
+    std::size_t row = 0;  // number of combinations (layer, head, K or V) copied so far
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       const std::size_t copied_before = row / (std::size_t{shape_.num_heads} * layout_.planes);
       // Number of the chunk's heads before the current one that are not copied.

@@ -107,7 +107,7 @@ std::uint64_t HostStream::gather(const TokenRun& run, std::byte* chunk) const {
     const std::size_t bytes = piece.tokens * row_bytes();
     const std::byte* const rows = collect(piece, stage);
     stream_copy(chunk + at, rows, bytes, piece.ahead);
-    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // the rows are hashed while they are in the cache
+    for (std::size_t byte = 0; byte < bytes; byte += kSegmentBytes)  // hashes the rows while the CPU cache has them
       segments[(at + byte) / kSegmentBytes] =
           segment_checksum(std::span<const std::byte, kSegmentBytes>(rows + byte, kSegmentBytes));
   });
@@ -148,7 +148,7 @@ void HostStream::scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std
     const std::size_t row = piece.canonical_row + skipped_heads * layout.planes;
     const std::byte* const rows = chunk + row * head_bytes + (skip_tokens + piece.first) * row_bytes();
     expect(rows + layout.planes * head_bytes, 8 * 64);  // prefetches the first rows of the next head
-    if (hashes != nullptr) hashes->add({rows, piece.tokens * row_bytes()});  // put() then finds the rows in cache
+    if (hashes != nullptr) hashes->add({rows, piece.tokens * row_bytes()});  // put() then reads from the CPU cache
     put(piece, rows, stage);
   });
   finish_streams();

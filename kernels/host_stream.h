@@ -1,5 +1,5 @@
-// Gather and scatter for runs that are larger than a core's cache: both go through the KV blocks in the order of
-// memory, not in the order of the chunk, and their stores bypass the CPU caches. Private to this folder.
+// Gather and scatter for large runs: both copy all heads of a block before the next block, while a chunk has all tokens
+// of a head before the next head. Most of their stores bypass the CPU caches. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +25,10 @@ struct HostStream {
   /// segments.
   bool suits_gather(const TokenRun& run) const;
   bool suits_scatter(const TokenRun& run) const;
-  /// Same as Packer's functions with the same names, but the arguments must have passed the checks in chunk_shape.h.
+  /// Same as Packer's functions with the same names, but the arguments must have passed the checks in chunk_shape.h,
+  /// and suits_gather() or suits_scatter() must have returned true.
   std::uint64_t gather(const TokenRun& run, std::byte* chunk) const;
-  /// Adds the rows that it copies to `hashes`, unless that is nullptr.
+  /// Also adds the copied rows to `hashes`, unless `hashes` is nullptr.
   void scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens, const TokenRun& run,
                SegmentHashes* hashes) const;
 

@@ -17,11 +17,13 @@ struct PlaneLayout {
   std::int64_t block_stride_bytes = 0;
   std::int64_t head_stride_bytes = 0;
   std::int64_t token_stride_bytes = 0;
-  // Equals element_bytes if a token's row is contiguous. K of vLLM's CPU attention is transposed, so its rows are not.
+  // Equals element_bytes if a token's row is contiguous. In a transposed K, as vLLM's CPU attention may have, it is
+  // not.
   std::int64_t dim_stride_bytes = 0;
 };
 
-/// One attention layer of one rank. MLA has a single latent plane: one head, `value` unused (planes == 1).
+/// One attention layer of one rank. A layer of MLA has a single latent plane (planes == 1) with one head, which is
+/// `key`; `value` is unused.
 struct LayerLayout {
   std::string name;         // vLLM's layer name
   std::uint32_t group = 0;  // KV cache group, which determines the block table of this layer
@@ -30,8 +32,8 @@ struct LayerLayout {
 };
 
 /// The layers of one rank's cache that have one shape. Canonical chunk bytes are [layer][kv_head][k or
-/// v][token][head_dim], tightly packed for the chunk's own number of tokens, so a chunk of t tokens has t *
-/// bytes_per_token() bytes.
+/// v][token][head_dim], tightly packed for the chunk's own number of tokens, so a chunk of t tokens with the cache's
+/// heads and element type has t * bytes_per_token() bytes.
 struct KvLayout {
   std::vector<LayerLayout> layers;
   std::uint32_t num_kv_heads = 0;  // heads on this rank
@@ -44,7 +46,7 @@ struct KvLayout {
   std::uint64_t bytes_per_token() const {
     return std::uint64_t{num_kv_heads} * head_dim * element_bytes * planes * layers.size();
   }
-  /// Returns kInvalidArgument if a size is 0, `planes` is not 1 or 2, or a layer has no address.
+  /// Returns kInvalidArgument if there are no layers, a size is 0, `planes` is not 1 or 2, or a layer has no address.
   Result<void> validate() const;
 };
 

@@ -37,8 +37,9 @@ struct HeadSlice {
 struct ChunkFormat {
   HeadSlice heads;
   // Equal types, or two of bf16, fp16, fp32 and fp8 (only one of them fp8). A cache's element x is stored in the chunk
-  // as chunk_type(x / scale), and is restored as cache_type(x * scale). Both are rounded to nearest even; larger
-  // magnitudes are stored as the largest finite fp8, or as infinity in the other types.
+  // as chunk_type(x * (1 / scale)), and a chunk's element y in the cache as cache_type(y * scale). Both are rounded to
+  // nearest even. A value that is too large for its new type becomes the largest finite value in fp8, and infinity in
+  // the other types.
   ElementType cache_type = ElementType::kBytes;
   ElementType chunk_type = ElementType::kBytes;
   // Scale of the conversion of each layer's K, then of its V; empty: all are 1. Only for chunks of fp8.
@@ -46,8 +47,7 @@ struct ChunkFormat {
 };
 
 /// Gathers and scatters the KV of one cache. Threads: any, as long as no two calls write the same bytes. Errors:
-/// kInvalidArgument if a block id is out of range or missing for a token, or the chunk buffer is too short; nothing is
-/// copied then.
+/// kInvalidArgument if check_gather() or check_scatter() (chunk_shape.h) rejects the arguments; nothing is copied then.
 class Packer {
  public:
   virtual ~Packer() = default;
@@ -66,8 +66,8 @@ class Packer {
                                const TokenRun& run) const = 0;
 
   /// Same as scatter(), and returns the chunk_checksum() of the chunk's chunk_tokens tokens, which include tokens and
-  /// heads that are not copied. A packer may read the chunk only once: then the blocks are written before the checksum
-  /// is known, and the caller must not use them if it is wrong.
+  /// heads that are not copied. The blocks are written before the checksum is known, so the caller must not use these
+  /// blocks if the checksum is wrong.
   virtual Result<std::uint64_t> scatter_and_hash(std::span<const std::byte> chunk, std::uint32_t chunk_tokens,
                                                  std::uint32_t skip_tokens, const TokenRun& run) const {
     KVFERRY_TRY(scatter(chunk, chunk_tokens, skip_tokens, run));
@@ -75,9 +75,8 @@ class Packer {
   }
 };
 
-/// Makes the packer for host memory: memcpy for contiguous runs, tiles for transposed planes. Its results equal those
-/// of the plain loop over elements (tests/kernels/reference_packer.h) bit by bit. Errors: kInvalidArgument if the
-/// layout or the format is not valid.
+/// Makes the packer for host memory. Its results equal those of the plain loop over elements
+/// (tests/kernels/reference_packer.h) bit by bit. Errors: kInvalidArgument if the layout or the format is not valid.
 Result<std::unique_ptr<Packer>> make_host_packer(KvLayout layout, ChunkFormat format = {});
 
 }  // namespace kvferry

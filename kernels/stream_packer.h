@@ -26,7 +26,7 @@ struct PackerJob {
 };
 
 /// Gathers and scatters the KV of one cache in GPU memory. Threads: one at a time. All work of a pass is enqueued on
-/// its stream, in order; only wait() and a pass's destructor block the host.
+/// its stream, in order; only wait() and a pass's destructor wait until that work has ended.
 class StreamPacker {
  public:
   /// A group of jobs of one direction (gather or scatter), whose layers are copied in one or more steps.
@@ -36,11 +36,13 @@ class StreamPacker {
     /// Enqueues the copy of layers [first, end). The layers of a pass are copied in order, each once. Errors:
     /// kInvalidArgument if these are not the next layers, kUnavailable if the device rejects the launch.
     virtual Result<void> copy_layers(std::uint32_t first, std::uint32_t end) = 0;
-    /// Enqueues the checksums, if the pass has any; returns at once. Must be called after the last layer is enqueued.
+    /// Enqueues the checksums, unless the copies compute them already or the pass has none, and marks the end of the
+    /// pass's work on the stream. Must be called after the last layer is enqueued.
     virtual Result<void> finish() = 0;
-    /// Returns true if the device has finished all work of the pass.
+    /// Returns true if the device has finished all work of the pass; false before finish().
     virtual Result<bool> is_done() const = 0;
     /// Waits until the device has finished. Returns one checksum for each job, or none if the pass has no checksums.
+    /// Must be called after finish().
     virtual Result<std::vector<std::uint64_t>> wait() = 0;
   };
 
@@ -48,8 +50,9 @@ class StreamPacker {
   virtual const KvLayout& layout() const = 0;
   virtual std::uint64_t chunk_bytes_per_token() const = 0;
 
-  /// Starts a pass. Errors: kInvalidArgument if Packer::gather() would reject a job, or if there is no job or too many,
-  /// kFull if there is no memory for the pass; nothing is copied then.
+  /// Makes a pass, whose functions copy the jobs. Errors: kInvalidArgument if Packer::gather() would reject a job, a
+  /// field of a job has a value that is not allowed for a gather, or there is no job or too many; kFull if there is no
+  /// memory for the pass; kUnavailable if the device fails otherwise.
   virtual Result<std::unique_ptr<Pass>> gather(std::span<const PackerJob> jobs, DeviceStream stream,
                                                bool wants_checksums) = 0;
   /// Same as gather(). The checksums cover the whole chunks as read, even if only a part of each chunk is scattered.
@@ -60,15 +63,17 @@ class StreamPacker {
 /// A GPU, and the function that makes packers for it.
 struct Gpu {
   std::shared_ptr<Device> device;
-  /// Makes a packer for caches in this GPU's memory. Errors: those of make_host_packer(). The packer must not outlive
-  /// the device.
+  /// Makes a packer for a cache in this GPU's memory. Errors: those of make_host_packer(), kFull if GPU memory is
+  /// exhausted, kUnavailable if the GPU fails otherwise. The packer must not outlive the device.
   std::function<Result<std::unique_ptr<StreamPacker>>(KvLayout, ChunkFormat)> make_packer;
 };
 
-/// Opens the GPU with this number. Errors: kUnavailable if this build has no CUDA or there is no such GPU.
+/// Opens the GPU with this number. Errors: kUnavailable if this build has no CUDA, or if CUDA has no such GPU or can't
+/// query it.
 Result<Gpu> open_gpu(int ordinal);
 
-/// Returns the architectures that this build has kernels for, and the version of its CUDA runtime.
+/// Returns a text for users: the architectures that this build has kernels for, and the version of its CUDA runtime, or
+/// that this build has no kernels.
 std::string gpu_support();
 
 }  // namespace kvferry

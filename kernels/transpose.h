@@ -1,4 +1,4 @@
-// Transposes a matrix of 1-, 2-, 4- or 8-byte elements in 16-byte tiles, with vectors that every CPU supports.
+// Transposes a matrix of 1-, 2-, 4- or 8-byte elements in square tiles, whose rows have 16 bytes.
 #pragma once
 
 #include <cstddef>
