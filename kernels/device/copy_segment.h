@@ -49,9 +49,9 @@ class LanePlace {
   std::uint32_t lane_;
 };
 
-/// Gathers a lane's bytes of one segment that are in `layers`. With kHashes, it also hashes the whole segment once the
-/// segment ends in these layers: bytes of earlier layers are read from the chunk, where an earlier launch on the same
-/// stream has written them.
+/// Gathers a lane's bytes of one segment that are in `layers`. With kHashes, and if the segment ends in these layers,
+/// it also hashes all of the lane's bytes of the segment: bytes of earlier layers are read from the chunk, where an
+/// earlier launch on the same stream has written them.
 template <class Format, bool kHashes>
 class GatherLane : LanePlace {
  public:
@@ -100,7 +100,7 @@ class GatherLane : LanePlace {
   bool is_whole_;
 };
 
-/// Scatters a lane's bytes of one segment that are in `layers`. With kHashes, it also hashes the segment. The run must
+/// Scatters a lane's bytes of one segment that are in `layers`. With kHashes, it also hashes them. The run must
 /// then be the whole chunk, and `layers` all layers, so that the hash is that of the chunk's segment.
 template <class Format, bool kHashes>
 class ScatterLane : LanePlace {
