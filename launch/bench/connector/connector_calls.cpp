@@ -43,7 +43,7 @@ class OwnController {
 
 std::string vllm_python(const std::string& given) {
   if (!given.empty()) return given;
-  // In a checkout, this program is ROOT/build/release/bin/kvferry.
+  // In a checkout, this program is ROOT/build/PRESET/bin/kvferry.
   const fs::path root = own_program().parent_path().parent_path().parent_path().parent_path();
   std::error_code ignored;
   const fs::path python = root / ".venv" / "bin" / "python";

@@ -18,12 +18,13 @@ struct ConnectorCalls {
 constexpr std::string_view kConnectorPeers[] = {"nixl", "lmcache"};
 
 /// Returns `given`. If `given` is empty, returns .venv's Python of the checkout in which this program was built, or
-/// python3 if that checkout has no .venv.
+/// python3 if there is no such Python.
 std::string vllm_python(const std::string& given);
 
 /// Returns p50 and p99 of the times of lookups and steps in microseconds, by name, such as "lookup_us_p50". Lookups of
 /// "lmcache" are not measured. `connector` is "kvferry", for which a controller is started, or one of kConnectorPeers.
-/// Failures: those of ensure_installed() and run_peer_program(), such as kUnavailable if calls.python has no vLLM.
+/// Failures: those of ensure_installed(), script_path() and run_peer_program(), such as kUnavailable if calls.python
+/// has no vLLM, and those of a controller's start.
 nlohmann::json measure_connector_calls(const std::string& connector, const ConnectorCalls& calls, const Say& say);
 
 }  // namespace kvferry::bench

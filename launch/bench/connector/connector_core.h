@@ -7,7 +7,7 @@
 namespace kvferry::bench {
 
 /// Returns the time of each repetition in microseconds. A repetition adds a request whose chunks are all in the pool,
-/// and looks up the request. Each of its tokens is hashed once.
+/// and looks up the request. The time includes hashing the request's tokens.
 std::vector<double> time_core_lookups(std::uint32_t num_tokens, std::uint64_t repeat);
 
 /// Returns the time of each step in microseconds. In each step `running` requests decode one token each, and chunks
