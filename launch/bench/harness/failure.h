@@ -1,5 +1,5 @@
 // Errors inside a benchmark are thrown, because almost every error ends the run. attempt() turns a thrown error back
-// into a Result: in each command of `kvferry bench`, and where the run continues without a failed part.
+// into a Result.
 #pragma once
 
 #include <stdexcept>

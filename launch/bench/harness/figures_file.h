@@ -9,7 +9,7 @@
 
 namespace kvferry::bench {
 
-/// Returns {"version", "boot_id", "cores", "cpu", "kernel", "huge_pages", "date"}; a fact that can't be read is empty.
+/// Returns {"version", "boot_id", "cores", "cpu", "kernel", "huge_pages", "date"}; a text that can't be read is empty.
 nlohmann::json host_facts();
 
 /// Writes the figures into the file `name`; writes nothing if `name` is empty. Failures: kUnavailable, with the

@@ -1,5 +1,5 @@
-// Turns Ctrl-C and SIGTERM into a flag. Every wait checks the flag, so that an interrupted benchmark releases its
-// memory and ends its child processes.
+// Turns Ctrl-C and SIGTERM into a flag. Most waits check the flag, so that an interrupted benchmark can release its
+// memory and end its child processes.
 #pragma once
 
 #include "transport/base/clock.h"

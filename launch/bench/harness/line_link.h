@@ -13,7 +13,7 @@ namespace kvferry::bench {
 /// One end of a connection that carries lines of JSON. Not thread-safe.
 class LineLink {
  public:
-  /// If `out` is empty, `in` is a socket, over which messages are also sent.
+  /// If `out` is empty, send() uses `in`, which must then be a socket.
   explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
   /// Sends an object as one line. Errors: kPeerLost if the other process has closed the connection, kCancelled (the

@@ -62,7 +62,8 @@ using Say = std::function<void(const std::string&)>;
 
 /// Runs a program of launch/bench/peers: sends `spec`, passes the text of {"step": text} to `say` and every other line
 /// to `take`, and returns at {"done": true}. Failures: the errors that the program reports, those of `take`,
-/// kUnavailable if the program ends before {"done": true}, kTimeout, kCancelled.
+/// kUnavailable if the program can't be started or ends before {"done": true}, kCorrupt if a line is not a JSON object,
+/// kTimeout, kCancelled.
 void run_peer_program(const Command& command, const nlohmann::json& spec, const Say& say,
                       const std::function<void(const nlohmann::json&)>& take);
 

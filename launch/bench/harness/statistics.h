@@ -7,7 +7,8 @@
 
 namespace kvferry::bench {
 
-/// Sorts the values and returns the value below which `percent` % of them lie; 0 if there are no values.
+/// Sorts the values and returns the one at index size * percent / 100, at most the largest one; 0 if there are no
+/// values.
 inline double percentile(std::vector<double>& values, std::size_t percent) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
