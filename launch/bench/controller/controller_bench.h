@@ -18,7 +18,8 @@ struct ControllerFlags {
 
 /// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. Forks a
 /// server process, so no other thread may be running. Errors: kInvalidArgument if a flag has an invalid value; kCorrupt
-/// if a lookup returned a wrong answer; kUnavailable if a file can't be written.
+/// if the controller gave a wrong answer; kUnavailable, kPeerLost or kTimeout if a process can't be started or does not
+/// answer; kUnavailable if the JSON file can't be written.
 Result<void> run_controller_bench(const ControllerFlags& flags);
 
 }  // namespace kvferry::bench

@@ -25,7 +25,7 @@ std::uint64_t hash_of(std::uint64_t prefix, std::uint64_t position) {
   return scramble(prefix * kPrefixKeys + position + 1);
 }
 
-/// Writes batches of events of one engine, byte for byte as vLLM's encoder writes them.
+/// Writes batches of engine events, byte for byte as vLLM's encoder writes them.
 class BatchWriter {
  public:
   explicit BatchWriter(Hashes hashes) : hashes_(hashes) {}

@@ -62,7 +62,7 @@ void echo_streams(const controller::BoundSocket& listener) {
   }
 }
 
-// The time of a round trip to an echo server is the lower bound for the time of a remote lookup, because an echo server
+// The time of a round trip to an echo server is a lower bound for the time of a remote lookup, because an echo server
 // only returns each message, over the same kind of socket and with the same waits as the controller. Each echo server
 // runs on a thread until the process ends.
 

@@ -2,8 +2,8 @@
 // by a program of launch/bench/peers.
 //
 // The program reads {"hashes", "repeat", "seconds"} as a line of JSON. It writes lines: {"step": text} for the
-// progress, {"peer": figures} or {"error": reason}, and {"done": true} at its end. Figures named per_s_per_core are per
-// second of the processor time of the peer's server.
+// progress, {"peer": figures}, and {"done": true} at its end, or {"error": reason} if it fails. Figures named
+// per_s_per_core are per second of the processor time of the peer's server.
 #pragma once
 
 #include <functional>

@@ -39,8 +39,8 @@ class RemoteBench {
   }
 
  private:
-  /// Measures lookups and empty messages alternately, so that changes in the machine's load affect both in the same
-  /// way.
+  /// Measures lookups and round trips to an echo server alternately, so that changes in the machine's load affect both
+  /// in the same way.
   void measure_latency(const std::string& over, const std::string& name, const std::string& endpoint,
                        const std::string& echo) {
     const std::unique_ptr<controller::Client> client = registered(endpoint, "asker_" + name);

@@ -57,26 +57,26 @@ class ControllerReport {
 
 constexpr std::size_t kNumSteps = 24;  // steps of the progress bar in all parts together
 
-// Each part fails with kCorrupt if a lookup returned a wrong answer, since a wrong answer makes all figures of a run
-// invalid.
+// If a part finds a wrong answer of the controller, it fails with kCorrupt, since a wrong answer makes all figures of a
+// run invalid.
 
-/// Measures lookups over the controller's sockets and, to compare, empty messages over the same kinds of sockets. Forks
-/// a process for the server (ControllerFarSide), so no other thread may be running. Failures: those of
-/// ControllerFarSide; kUnavailable if a server does not answer.
+/// Measures lookups over the controller's sockets and, to compare, short messages that an echo server returns over the
+/// same kinds of sockets; then calls measure_visible(). Forks a process for the server (ControllerFarSide), so no other
+/// thread may be running. Failures: those of ControllerFarSide; kUnavailable if a server does not answer.
 void measure_remote(const ControllerLoad& load, ControllerReport& report);
 
-/// Measures the time until other nodes find a chunk that a busy node has published. Failures: kUnavailable if the
+/// Measures the time until another node finds the chunks that a busy node has published. Failures: kUnavailable if the
 /// controller does not answer.
 void measure_visible(const ControllerFarSide& far, ControllerReport& report);
 
-/// Measures the index and the directory on one core, in this process.
+/// Measures the index and the directory in the calling thread, without a server.
 void measure_local(const ControllerLoad& load, ControllerReport& report);
 
 /// Measures the rate at which the controller decodes and indexes cache events, encoded as vLLM encodes them.
 void measure_events(const ControllerLoad& load, ControllerReport& report);
 
-/// Measures the time until a killed controller serves again, with its state and without. For this, starts this program
-/// as a controller, with state in a temporary folder, and ends that controller.
+/// Measures the time until a new controller serves with a state folder like that of a killed controller, and the time
+/// until a controller without state has the snapshots of all workers.
 void measure_recovery(const ControllerLoad& load, ControllerReport& report);
 
 }  // namespace kvferry::bench
