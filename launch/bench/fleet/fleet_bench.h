@@ -23,7 +23,7 @@ struct FleetFlags {
 /// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. A fleet
 /// that overloads the controller is a result, not an error. Errors: kInvalidArgument if a flag has an invalid value, or
 /// if the limit on open files is too low for that many nodes; kUnavailable if a node or a controller can't be started,
-/// or if etcd or redis-server is missing; kCancelled.
+/// a controller does not answer, etcd or redis-server is missing, or the JSON file can't be written; kCancelled.
 Result<void> run_fleet_bench(const FleetFlags& flags);
 
 }  // namespace kvferry::bench
