@@ -130,7 +130,7 @@ class Driver {
   FarSide far_;
   std::vector<Row> rows_;
   std::map<std::string, std::string> engines_;
-  Json missing_ = Json::object();  // the reason for each engine without rows
+  Json missing_ = Json::object();  // the error of each engine that failed
   std::map<std::string, double> huge_shares_;
 };
 

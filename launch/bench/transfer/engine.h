@@ -1,5 +1,6 @@
 // A way to move bytes, used by a benchmark's worker process. A measurement has two workers, each with a memory of its
-// own: the initiator moves bytes between the two memories, and the target answers.
+// own: the initiator starts the transfers between the two memories, and the target answers. The engine memcpy has only
+// the initiator.
 #pragma once
 
 #include <memory>
@@ -13,7 +14,7 @@
 
 namespace kvferry::bench {
 
-constexpr TimeNs kPatience = 60 * kSecond;  // limit on every wait for a transfer or for the start of a process
+constexpr TimeNs kPatience = 60 * kSecond;  // limit on a worker's wait for a transfer, and on the start of a process
 
 /// The configuration of a worker. The first message to the worker has the same fields (peers/bench_worker.py reads them
 /// too).
@@ -30,7 +31,7 @@ struct WorkerSpec {
 
 nlohmann::json to_json(const WorkerSpec& spec);
 /// Throws a Failure kInvalidArgument if the number of bytes or the core is out of bounds. A missing field has the value
-/// 0, -1 (the core) or an empty text.
+/// 0, -1 (the core), kForeign (the memory), kTarget (the side) or an empty text.
 WorkerSpec worker_spec(const nlohmann::json& message);
 
 /// One side of the measured system. Only one thread may use it. Errors are thrown as a Failure. Every wait is limited
@@ -51,12 +52,12 @@ class Engine {
     own_ = block_offsets(job, side);
     others_ = block_offsets(job, side == Side::kInitiator ? Side::kTarget : Side::kInitiator);
   }
-  /// Moves all blocks of the job with one request. The time of the whole call is measured: it begins with building the
-  /// request's descriptors and ends when the target's answer has arrived.
+  /// Moves all blocks of the job with one request. The time of the whole call is measured. It includes building the
+  /// request's descriptors, and waiting for the target's answer if the engine has one.
   virtual void transfer() = 0;
   /// The target's part of transfer(): waits for the notification, then answers.
   virtual void answer() {}
-  /// Moves one block and notifies the target, then waits until the target has done the same.
+  /// Moves one block. If is_round_trip(), also notifies the target and waits until the target has done the same.
   virtual void ping() = 0;
   /// The target's part of ping().
   virtual void pong() {}

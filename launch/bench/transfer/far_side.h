@@ -16,8 +16,8 @@ using net::HostPort;
 class FarSide {
  public:
   /// Connects to the listener at the address, or starts one if there is no address. Failures: kUnavailable if the
-  /// connection can't be made, kPeerLost or kTimeout if no listener answers, kRefused if the listener has another
-  /// version of kvferry.
+  /// connection can't be made; kPeerLost, kTimeout or kCorrupt if no listener answers; kRefused if the listener has
+  /// another version of kvferry; kCancelled.
   void open(const std::optional<HostPort>& address);
   /// Installs a system to compare with, such as nixl, on the far host too (bench_venv.h).
   void install(const std::string& what);

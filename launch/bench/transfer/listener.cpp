@@ -20,7 +20,8 @@ class Session {
  public:
   explicit Session(OwnedFd socket) : host_(net::local_address(socket.get()).host), driver_(std::move(socket)) {}
 
-  /// Returns when the driver has closed the connection. Throws a Failure if the driver sent a wrong message.
+  /// Returns when the driver has closed the connection, or after the user's interrupt. Throws a Failure if the driver
+  /// sent a wrong message.
   void run() {
     while (!is_interrupted()) {
       pollfd fds[] = {{driver_.in_fd(), POLLIN, 0}, {worker_ ? worker_->link().in_fd() : -1, POLLIN, 0}};

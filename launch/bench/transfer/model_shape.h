@@ -1,5 +1,5 @@
 // The KV blocks that one rank of a real model holds, from the model's published configuration. K and V of each layer
-// are in separate blocks, as in vLLM's default layouts; MLA has one latent per layer.
+// count as separate blocks; MLA has one latent per layer.
 #pragma once
 
 #include <cstdint>

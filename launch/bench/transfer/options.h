@@ -1,4 +1,4 @@
-// The flags of `kvferry bench transfer` as the user typed them, and parsed.
+// The flags of `kvferry bench transfer` as the user typed them, and the options that they stand for.
 #pragma once
 
 #include <optional>
@@ -53,8 +53,8 @@ struct TransferOptions {
   bool pin = true;
 };
 
-/// Checks the flags and converts them to options. Errors: kInvalidArgument with a message that names the flag, its
-/// value and the allowed values.
+/// Checks the flags and converts them to options. Errors: kInvalidArgument, with a message that names the flags and
+/// what is allowed.
 Result<TransferOptions> parse_options(const TransferFlags& flags);
 
 }  // namespace kvferry::bench

@@ -9,8 +9,8 @@
 namespace kvferry::bench {
 namespace {
 
-/// Returns kvferry's row of the same path, memory, direction, block size and number of blocks, nullptr if there is
-/// none.
+/// Returns kvferry's first row of the same path, memory, direction, block size and number of blocks, nullptr if there
+/// is none.
 const Row* kvferrys(const std::vector<Row>& rows, const Row& row) {
   const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& other) {
     return other.engine == "kvferry" && other.path == row.path && other.memory == row.memory && other.op == row.op &&

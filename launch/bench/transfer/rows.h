@@ -26,8 +26,8 @@ struct Row {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Row, engine, setting, path, memory, op, block_bytes, num_blocks, gb_per_s,
                                    latency_us_p50, latency_us_p99, cpu_s_per_gib, verified)
 
-/// Returns a table per path, memory and direction, with a row per block size and engine. The column "kvferry/" is
-/// kvferry's rate divided by the rate of the row's engine.
+/// Returns a table per path, memory and direction, with a row per block size, engine and setting. The column
+/// "kvferry/" is the rate of kvferry's first setting divided by the rate of the row.
 std::string table_of(const std::vector<Row>& rows);
 
 }  // namespace kvferry::bench

@@ -12,7 +12,8 @@
 //   {"do": "pong", "rounds": n}             -> {"ready": true}, then {}
 //   {"do": "verify", "seed": n}             -> {"verified": bool, "describe": "..."}
 //
-// In place of an answer, {"error": what, "code": n} reports an error. The worker ends when its stdin is closed.
+// In place of an answer, {"error": what, "code": n} reports an error. The worker ends after an error, and when its
+// stdin is closed.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -18,7 +18,7 @@ class WorkerPair {
   WorkerPair& operator=(const WorkerPair&) = delete;
   ~WorkerPair();
 
-  /// Starts the target and connects the two workers.
+  /// Sends the initiator its spec. Unless is_alone(), also starts the target and connects the two workers.
   void connect(const WorkerSpec& initiator, int target_core);
   /// Sends a command to one worker and returns its answer. If that worker has ended, the error says on which side.
   nlohmann::json ask_initiator(const nlohmann::json& message);
