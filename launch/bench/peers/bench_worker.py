@@ -110,7 +110,7 @@ class Engine:
 
 
 def poll_until(is_done: Callable[[], bool], what: str) -> None:
-    """Calls is_done() until it returns True, without sleeping, because these engines move bytes only when polled."""
+    """Calls is_done() until it returns True, without sleeping, because an engine may move bytes only when polled."""
     end = time.monotonic() + PATIENCE_S
     while not is_done():
         if time.monotonic() > end:

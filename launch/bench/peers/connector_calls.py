@@ -1,8 +1,9 @@
 """Measures the time that vLLM's scheduler spends in a KV connector's calls, for `kvferry bench connector`.
 
-vLLM's own Scheduler makes the calls. No model runs: each step returns at once, with a token for each request. The time
-of each call to the scheduler connector is measured. The program reads one JSON object from stdin (connector,
-controller, prompt_tokens, running, repeat) and writes lines of {"step": text}, {"figures": {...}} and {"done": true}.
+vLLM's own Scheduler makes the calls. No model runs: each step returns at once, with a token for each request whose
+prompt is computed. The time of each call to the scheduler connector is measured. The program reads one JSON object
+from stdin (connector, controller, prompt_tokens, running, repeat) and writes lines of {"step": text},
+{"figures": {...}} and {"done": true}.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ def measure_lookups(engine: Engine, spec: dict[str, Any]) -> list[float]:
 
 
 def measure_steps(engine: Engine, spec: dict[str, Any]) -> list[float]:
-    """Measures steps in which each running request decodes one token. As usual, some steps fill chunks or blocks."""
+    """Measures steps in which each running request decodes one token. Some steps also fill chunks or blocks."""
     for index in range(spec["running"]):
         engine.add(prompt_of(1000 + index, RUNNING_PROMPT_TOKENS + index), 10_000)
     while len(engine.scheduler.running) < spec["running"] or engine.scheduler.waiting:

@@ -51,7 +51,7 @@ class Directory:
         raise NotImplementedError
 
     def found(self, answer: Any) -> dict[int, int]:
-        """Returns for each worker how many of the 128 keys it holds before the first key that it lacks."""
+        """Returns for each worker in the answer how many of the 128 keys precede the first key that it lacks."""
         raise NotImplementedError
 
     def other_lookups(self) -> dict[str, Callable[[Any], Any]]:

@@ -12,7 +12,9 @@ INTERNAL = 10  # the number of kInternal in transport/base/result.h
 
 
 def reason(error: Exception) -> str:
-    """Returns the first line of an error's text, after the type's name unless it is RuntimeError or TimeoutError."""
+    """Returns the first line of an error's text, at most 300 characters. The name of the error's type comes first,
+    unless the type is RuntimeError or TimeoutError.
+    """
     text = str(error) if type(error) in (RuntimeError, TimeoutError) else f"{type(error).__name__}: {error}"
     return (text.splitlines() or [type(error).__name__])[0][:300]
 
