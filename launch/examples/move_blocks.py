@@ -1,4 +1,4 @@
-"""Two processes with a cache of 64 blocks each: the parent pulls two of the child's blocks and pushes one back."""
+"""Two processes with a cache of 64 blocks each: the parent pulls two of the child's blocks and pushes a block."""
 
 from multiprocessing import Pipe, Process, connection
 

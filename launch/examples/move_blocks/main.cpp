@@ -1,4 +1,4 @@
-// Two processes have a cache of 64 blocks each. The parent pulls four of the child's blocks and pushes two blocks back.
+// Two processes have a cache of 64 blocks each. The parent pulls four of the child's blocks and pushes two of its own.
 // The program prints what was moved, and exits with 1 if a byte is wrong.
 #include <kvferry/transport/make_transport.h>
 #include <sys/socket.h>
@@ -21,7 +21,7 @@ T need(Result<T> result) {
 }
 
 int main() {
-  int channel[2];  // carries the child's address to the parent; any other channel works too
+  int channel[2];  // connects the two processes; any other channel works too
   if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, channel) != 0) return 1;
   const pid_t child = fork();
   std::string cache;
