@@ -10,7 +10,7 @@
 
 namespace kvferry {
 
-/// A ChunkFormat checked against its layout, with all defaults filled in.
+/// The heads and sizes of a ChunkFormat, checked against a layout, with defaults filled in.
 struct ChunkShape {
   std::uint32_t chunk_heads = 0, first_in_chunk = 0, first_in_cache = 0, num_heads = 0;
   std::uint32_t chunk_element_bytes = 0;

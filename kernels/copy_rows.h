@@ -93,7 +93,7 @@ CopyRows pick_copy(const KvLayout& layout, const PlaneLayout& plane) {
   return copy_elements<direction>;
 }
 
-/// K or V of one layer, with the copy functions for its strides.
+/// K, V or the latent of one layer, with the copy functions for its strides.
 struct PlanePlan {
   PlaneLayout strides;
   std::uint32_t group;

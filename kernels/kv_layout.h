@@ -11,7 +11,8 @@
 
 namespace kvferry {
 
-/// Where element (block, head, token, dim) of K or of V of one layer lies: base + block * block_stride + ... (bytes).
+/// A plane is K, V or the latent of one layer. Its element (block, head, token, dim) lies at base + block *
+/// block_stride_bytes + head * head_stride_bytes + token * token_stride_bytes + dim * dim_stride_bytes.
 struct PlaneLayout {
   std::uint64_t base = 0;  // address of element (0, 0, 0, 0)
   std::int64_t block_stride_bytes = 0;

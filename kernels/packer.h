@@ -25,7 +25,8 @@ struct TokenRun {
 };
 
 /// Which heads are copied: `count` heads, from head `first_in_cache` of the cache and from head `first_in_chunk` of the
-/// chunk on. The node that packs and the node that unpacks may have different numbers of ranks, and so of heads.
+/// chunk on. The node that packs and the node that unpacks may have different numbers of ranks, and so of heads per
+/// rank.
 struct HeadSlice {
   std::uint32_t chunk_heads = 0;  // number of the chunk's heads; 0: the chunk has the cache's heads, and all are copied
   std::uint32_t first_in_chunk = 0;

@@ -28,8 +28,8 @@ KVFERRY_DEVICE std::uint32_t steps_before(std::uint64_t end, std::uint64_t first
   return count < kLaneSteps ? static_cast<std::uint32_t>(count) : kLaneSteps;
 }
 
-/// What both directions need: where the lane's bytes of segment `segment` of the run begin, and which of its accesses
-/// are in `layers`.
+/// What both directions need: where the lane's bytes of segment `segment` of the run begin, and which of the lane's
+/// accesses are in `layers`.
 class LanePlace {
  public:
   KVFERRY_DEVICE LanePlace(const PackPlan& plan, const PackJob& job, const LayerRange& layers, std::uint64_t segment,

@@ -8,7 +8,7 @@
 
 namespace kvferry::device {
 
-/// PlaneLayout of K or V of one layer, with its KV group and scale.
+/// PlaneLayout of K, V or the latent of one layer, with its KV group and scale.
 struct PlaneView {
   std::uint64_t base;
   std::int64_t block_stride_bytes, head_stride_bytes, token_stride_bytes, dim_stride_bytes;
@@ -18,7 +18,7 @@ struct PlaneView {
 
 /// Layout of the cache and of its chunks; the same for all jobs of a packer.
 struct PackPlan {
-  const PlaneView* planes;  // place of each layer's K, then of its V, in the cache
+  const PlaneView* planes;  // each layer's K, then its V, or its latent alone
   std::uint32_t num_layers, planes_per_layer, block_tokens, head_dim;
   std::uint32_t num_heads;  // number of copied heads
   // Index of the first copied head, among the cache's heads and among the chunk's.

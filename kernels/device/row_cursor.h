@@ -1,4 +1,4 @@
-// Walks a job's rows. A row has the head_dim elements of one token, for one head of K or V of one layer.
+// Walks a job's rows. A row has the head_dim elements of one token, for one head of K, V or the latent of one layer.
 #pragma once
 
 #include <cstddef>
