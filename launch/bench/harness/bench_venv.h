@@ -34,7 +34,7 @@ void run_to_end(const Command& command);
 /// Returns the folder of the libraries of the package libucx-cu13; empty if the package is not installed.
 std::string newest_ucx_folder();
 
-/// The Python programs of launch/bench/peers, which the build embeds in the binary.
+/// One of the Python programs of launch/bench/peers, which the build embeds in the binary.
 struct Script {
   std::string_view name;
   std::string_view text;

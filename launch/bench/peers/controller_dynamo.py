@@ -66,7 +66,7 @@ class Tree(Directory):
 
 
 class Http:
-    """A persistent HTTP connection. Its callers encode the requests before the measured time begins."""
+    """A persistent HTTP connection, over which encoded requests are sent."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
