@@ -21,9 +21,10 @@ using controller::NodeStatus;
 using Time = std::chrono::steady_clock;
 
 constexpr double kDrainTimeoutMaxS = 604'800;               // largest value of --timeout: a week
-constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // larger than any index
+constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // in chunks; no index has as many
 constexpr std::chrono::milliseconds kPollEvery{200};
-// The drain command ends only after the node was idle for this time, since proxies may still send requests to the node.
+// A drained node counts as ready to be stopped only after it was idle for this time, since proxies may still send
+// requests to it.
 constexpr std::chrono::milliseconds kIdleFor{1500};
 
 struct Flags {
@@ -85,7 +86,8 @@ Result<NodeStatus> wait_drained(const Flags& flags) {
   }
 }
 
-/// Returns kRefused if the node is the last one for prefill or for decode in its namespace that is not draining.
+/// Checks that the node is not the last one for prefill or for decode in its namespace, where nodes that are draining
+/// do not count. Errors: kRefused if it is; those of controller_of() and fetch_status().
 Result<void> check_not_last(const Flags& flags) {
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const controller::Status status = KVFERRY_TRY(controller::fetch_status(endpoint, kControllerTimeoutMs, key));

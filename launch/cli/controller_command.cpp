@@ -41,8 +41,8 @@ void raise_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
-/// Returns the certificate of the HTTP listener, nullopt if the settings name none. Errors: kInvalidArgument if only
-/// some of the settings that HTTPS needs are given; those of HttpCertificate::read().
+/// Returns the certificate of the HTTP listener, nullopt if the settings name neither a certificate nor its key.
+/// Errors: kInvalidArgument if they name only one of the two, or if `http` is none; those of HttpCertificate::read().
 Result<std::optional<controller::HttpCertificate>> http_certificate(const ControllerConfig& config) {
   if (config.http_cert_file.empty() && config.http_key_file.empty())
     return std::optional<controller::HttpCertificate>();

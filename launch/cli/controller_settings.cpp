@@ -61,8 +61,8 @@ Result<ControllerAddress> controller_of(const SettingFlags& flags) {
 std::string state_folder(const ControllerConfig& config) {
   if (config.state == "none") return {};
   if (!config.state.empty()) return config.state;
-  // The default folder's name contains the port. A controller with port 0 gets another port at each start, so it would
-  // never find its former state.
+  // The default folder's name contains the port. An ipc:// endpoint has no port, and a controller with port 0 gets any
+  // free port at each start, so it would not find its former state.
   const std::optional<net::HostPort> bind = net::address_of_endpoint(config.bind);
   if (!bind || bind->port == 0) return {};
   const std::uint16_t port = bind->port;

@@ -19,8 +19,8 @@ namespace kvferry::cli {
 
 constexpr std::int64_t kControllerTimeoutMs = 2000;  // time that a command waits for the controller's answer
 
-/// The values of the settings of `kvferry controller`. An empty string means that the user has not given the setting;
-/// the text passed to with_shown_default() says which default then applies.
+/// The values of the settings of `kvferry controller`. An empty string means that the default applies, which the text
+/// passed to with_shown_default() describes.
 struct ControllerConfig {
   std::string bind = "tcp://127.0.0.1:14600";
   std::string stream = "none";
@@ -143,8 +143,8 @@ struct ControllerAddress {
 };
 /// Adds `--controller` and `--cluster-key-file`; KVFERRY_CONTROLLER and KVFERRY_CLUSTER_KEY_FILE also set them.
 void add_controller_option(CLI::App& command, SettingFlags& flags);
-/// Returns the controller that the flags or the environment name. Errors: kInvalidArgument if its endpoint is
-/// malformed; those of net::read_cluster_key().
+/// Returns the controller that the flags or the environment name, by default tcp://127.0.0.1:14600. Errors:
+/// kInvalidArgument if its endpoint is malformed; those of net::read_cluster_key().
 Result<ControllerAddress> controller_of(const SettingFlags& flags);
 
 /// Returns the folder of the controller's state, or an empty text if the controller keeps no state.

@@ -36,7 +36,7 @@ Result<std::string> new_key() {
   return hex_of(net::text_of(key)) + "\n";
 }
 
-constexpr mode_t kKeyMode = 0600, kListMode = 0644;  // the list of members has public keys only
+constexpr mode_t kKeyMode = 0600, kListMode = 0644;  // others may read the list of members: its keys are public
 
 /// Creates a file with this mode. If `like` is not null, the file gets the owner, group and mode in `*like` instead.
 Result<void> create(const std::string& path, const std::string& text, const struct stat* like, mode_t mode = kKeyMode) {
@@ -77,7 +77,8 @@ Result<std::vector<std::string>> keys_after(Step step, std::vector<std::string> 
 /// Replaces the file by a rename, so that each reader sees either the whole former content or the whole new content.
 Result<void> replace_file(const std::string& name, const std::string& content) {
   std::error_code error;
-  const std::string path = std::filesystem::canonical(name, error).string();  // replaces the target of a symbolic link
+  // With this path, rename() replaces the target of a symbolic link and not the link itself.
+  const std::string path = std::filesystem::canonical(name, error).string();
   struct stat like {};
   if (error || ::stat(path.c_str(), &like) != 0)
     return failed(fmt::format("can't read {}", name), error ? error.value() : errno);
@@ -111,8 +112,8 @@ std::string key_of_member(const std::string& key_file, const std::string& name) 
   return key_file.substr(0, key_file.rfind('/') + 1) + name + ".key";
 }
 
-/// Executes a step of a key rotation: changes the file of the cluster key, and writes what the new cluster keys imply
-/// into the key files of the members, which are in the same folder.
+/// Executes a step of a key rotation: changes the file of the cluster key, and in the key files of the members, which
+/// are in the same folder, the part that derives from the cluster keys.
 Result<void> rotate(Step step, const std::string& name) {
   std::vector<std::string> before = KVFERRY_TRY(read_keys(name));
   const std::vector<std::string> keys = KVFERRY_TRY(keys_after(step, std::move(before), name));
@@ -188,7 +189,7 @@ struct KeygenFlags {
 };
 
 /// Locks the folder of `key_file` until the result is destroyed, so that no other keygen command changes keys in it at
-/// the same time. Has no effect if the file system has no locks.
+/// the same time. Has no effect if the folder can't be opened or the file system has no locks.
 OwnedFd locked(const std::string& key_file) {
   const std::string folder = key_file.substr(0, key_file.rfind('/') + 1);
   OwnedFd opened(::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -196,7 +197,8 @@ OwnedFd locked(const std::string& key_file) {
   return opened;
 }
 
-/// Executes the command. Returns the paths of the files that it wrote, which the caller prints.
+/// Executes the command. Returns the paths that the caller prints: those of new members' key files, the path of the
+/// list after --revoke, otherwise that of the cluster key.
 Result<std::vector<std::string>> run_keygen(const KeygenFlags& flags) {
   const OwnedFd lock = locked(flags.path);
   if (!flags.added.empty()) {

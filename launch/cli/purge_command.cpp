@@ -30,7 +30,7 @@ struct PurgeFlags {
 /// What the nodes of the namespace have reported about the purge with the number `id`.
 struct Purged {
   std::uint64_t num_chunks = 0, num_bytes = 0;
-  std::vector<const NodeStatus*> done, silent;  // nodes that have reported the end of the purge; all others
+  std::vector<const NodeStatus*> done, silent;  // nodes that have reported the end of the purge; nodes that have not
   std::vector<const NodeStatus*> lost;          // lost nodes; they get the order to purge when they register again
 
   Purged(const controller::Status& status, const std::string& name_space, std::uint64_t id) {

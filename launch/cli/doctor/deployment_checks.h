@@ -16,8 +16,9 @@ struct DeploymentReport {
   std::vector<Finding> findings{};
   std::vector<PathSpeed> speeds{};
 };
-/// Checks the deployment. Blocks for up to 1.5 seconds for each address of a node or of its server that does not
-/// answer. If the controller does not answer, this is the only finding. `host`: the host on which this process runs.
+/// Checks the deployment. Blocks for up to 2 seconds until the controller answers, and for up to 1.5 seconds for each
+/// address of a node or of its server that does not answer; resolving names takes more time. If the status can't be
+/// fetched, the error is the only finding. `host`: the host on which this process runs.
 DeploymentReport examine_deployment(const ControllerAddress& controller, const Host& host);
 
 }  // namespace kvferry::cli

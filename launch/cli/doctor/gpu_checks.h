@@ -9,7 +9,8 @@
 
 namespace kvferry::cli {
 
-/// Returns a line for each NVIDIA GPU of the host, with the network cards that the rank on this GPU uses.
+/// Returns a line for each NVIDIA GPU of the host, with the network cards that the rank on this GPU uses unless
+/// UCX_NET_DEVICES names others.
 std::vector<std::string> nics_of_gpus(const Host& host);
 
 /// Checks that CUDA's driver library is there, and that CUDA IPC reaches the servers of other containers of this host.

@@ -13,7 +13,7 @@
 namespace kvferry::cli {
 
 struct Host {
-  std::filesystem::path root = "/";  // folder that contains /proc, /sys and /dev; tests use folders of their own
+  std::filesystem::path root = "/";  // folder that contains the host's proc, sys, dev and etc
   GetEnv get_env = ::getenv;
   std::uint64_t pool_bytes = 0;  // size of the pool that a rank allocates
 };

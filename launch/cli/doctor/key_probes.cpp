@@ -43,7 +43,8 @@ std::string answer_of(const net::HostPort& address, std::string_view said) {
   return answer;
 }
 
-/// Same as answer_of(), but over TLS. Accepts any certificate, because `said` has no secrets.
+/// Sends `said` to the listener over TLS, and returns the first bytes of its answer, at most 64; no bytes if there is
+/// no answer. Accepts any certificate, because `said` has no secrets.
 std::string answer_over_tls(const net::HostPort& address, std::string_view said) {
   const OwnedFd socket = connected(address);
   const net::OwnedOpenSsl<SSL_CTX> context(::SSL_CTX_new(::TLS_client_method()));

@@ -64,8 +64,8 @@ bool is_on_one_host(const NodeStatus& a, const NodeStatus& b) {
   return address_a && address_b && address_a->host == address_b->host;
 }
 
-/// Finds slow paths between hosts. Paths within a host are left out: their limit was measured with copies in the
-/// processor's caches, whose speed large pulls never reach.
+/// Finds slow paths between hosts. Paths within a host are left out, because the limit of shared memory is measured
+/// with copies in the processor's caches, whose speed large pulls do not reach.
 Findings check_speeds(const Status& status, const Host&) {
   Findings found;
   for (const Pair& pair : pairs_of(status)) {

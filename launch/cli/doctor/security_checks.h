@@ -14,8 +14,9 @@ struct SecurityReport {
   std::vector<std::string> weaknesses;  // one sentence for each weakness
 };
 
-/// Examines the kvferry processes in `pids`, or all kvferry processes of this host if `pids` is empty. If `controller`
-/// is not empty, also examines the controller at this endpoint.
+/// Examines the kvferry processes in `pids` or, if `pids` is empty, all kvferry processes of this host; without root's
+/// rights, only those of this user. Also examines the controller at the endpoint `controller`, unless this is empty or
+/// no other host can reach it.
 SecurityReport examine_security(const std::vector<int>& pids, const std::string& controller);
 
 }  // namespace kvferry::cli

@@ -14,7 +14,7 @@ std::string node_name(const LifeEvent& event, const NodeNames& names) {
 
 std::string size_text(const LifeEvent& event) {
   const double bytes = static_cast<double>(event.bytes), seconds = static_cast<double>(event.duration) * 1e-9;
-  // A push goes layer by layer while the prompt is computed, so most of its duration is that computation.
+  // A push may send layer by layer while the prompt is computed, so its duration can contain this computation.
   std::string text = fmt::format("{:.2f} MiB in {:.1f} ms{}", bytes / (1 << 20), seconds * 1e3,
                                  event.what() == LifeKind::kPushed ? " since the offer" : "");
   if (event.bytes == 0 || event.duration <= 0) return text;

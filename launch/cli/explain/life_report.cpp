@@ -86,7 +86,7 @@ void add_recomputed(const NodeLife& life, const NodeNames& names, std::vector<Re
       all.push_back({life.node, again, cause_text(line.event, names)});
 }
 
-/// Returns the parts of all lives in order, with a part for the time between two nodes; nothing if the lives overlap.
+/// Returns the parts of all lives in order, with a part for the time between two nodes; no parts if the lives overlap.
 std::vector<LifePart> joined(const std::vector<NodeLife>& lives) {
   std::vector<LifePart> parts;
   for (std::size_t i = 0; i < lives.size(); ++i) {

@@ -31,7 +31,7 @@ struct NodeLife {
   bool is_cut = false, is_running = false;
   TimeNs began = 0, ended = 0;  // times since the first life on any node began
   TimeNs age = 0;               // time from `began` until the node answered
-  TimeNs error = 0;             // limit on the error of the times when compared with another node's times
+  TimeNs error = 0;             // limit on the error of the times, as in NodeAnswer
   std::vector<LifeLine> lines;
   std::vector<LifePart> parts;  // their durations add up to ended - began
 };
@@ -45,8 +45,8 @@ struct Recomputation {
 struct LifeReport {
   NodeNames names;
   std::vector<NodeLife> lives;  // the lives on all nodes, in the order in which they began
-  /// What the time between the first and the last event was spent on, in order; empty if lives overlap, as those of a
-  /// request with several answers (n > 1) do.
+  /// What the time from the begin of the first life to the end of the last one was spent on, in order; empty if lives
+  /// overlap, as those of a request with several answers (n > 1) do.
   std::vector<LifePart> parts;
   TimeNs duration = 0;
   std::vector<Recomputation> recomputed;

@@ -68,7 +68,7 @@ Table pools_table(const std::vector<NodeRow>& rows) {
   return table;
 }
 
-/// Returns a row for each path that a node has reported: direction, backend, speeds, bytes moved, kinds of memory.
+/// Returns a heading, and a row for each path that a node has reported.
 Table paths_table(const Status& status) {
   const NodeNames names = names_of(status);
   Table table{{"FROM", "TO", "BY", "PATH", "GB/S NOW", "GB/S LAST", "LIMIT", "MOVED", "FAILED CHUNKS", "MEMORY"}};

@@ -114,7 +114,8 @@ bool draw(const Frame& frame, const std::string& sort) {
   return Screen::write(text + "\x1b[J");
 }
 
-/// Draws a frame every second until a signal or the key q ends it.
+/// Draws a new frame about once a second until the user types q, a signal ends the command, or the terminal is gone.
+/// Errors: kUnavailable if signalfd() fails.
 Result<void> run_screen(const TopFlags& flags, Frame frame, const std::optional<net::ClusterKey>& key) {
   sigset_t signals;
   sigemptyset(&signals);
