@@ -1,6 +1,6 @@
-"""The keys of a deployment's nodes: the controller has the cluster key, and each other node a member key of its own.
-`kvferry keygen` makes the member keys in the run folder, where users change keys by `kvferry keygen --revoke` and by
-the steps of a rotation.
+"""The keys of a deployment's nodes: the controller has the cluster key, and each other node a member key of its own,
+unless nodes have no member keys (see Planner.has_member_keys). `kvferry keygen` makes the member keys in the run
+folder, where users change keys by `kvferry keygen --revoke` and by the steps of a rotation.
 """
 
 import re

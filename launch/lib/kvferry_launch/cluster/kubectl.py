@@ -70,8 +70,8 @@ def up(spec: Spec, as_json: bool) -> int:
 
 
 def ensure_keys(spec: Spec, replicas: Mapping[str, int]) -> list[str]:
-    """Makes the keys that pods lack, if pods have keys in Secrets. `down` keeps these Secrets, so every `up` uses the
-    same keys. Returns lines for the user. Errors: SpecError.
+    """Makes the keys that pods lack, unless 'env' names a key file for all pods. `down` keeps the Secrets with the
+    keys, so every `up` uses the same keys. Returns lines for the user. Errors: SpecError.
     """
     return pod_keys.change(spec, partial(call, spec), replicas) if has_keys(spec) else []
 

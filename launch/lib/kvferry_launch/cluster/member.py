@@ -50,7 +50,7 @@ def why_ended(status: int, complaint: str, last_line: str) -> str:
         name = signal.Signals(-status if status < 0 else status - 128).name
     except ValueError:
         return f"ended with status {status}: {complaint or last_line or 'it printed nothing'}"
-    # A process that a signal ends prints no reason. So the text quotes the last line of output only as the last line.
+    # A process that a signal ends prints no reason, so the text does not present its last line of output as one.
     rest = f": {complaint}" if complaint else f"; its last line was: {last_line}" if last_line else ""
     return f"ended by {name}{SIGNAL_HINTS.get(name, '')}{rest}"
 

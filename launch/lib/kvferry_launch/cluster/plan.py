@@ -91,11 +91,11 @@ def tools_of(spec: Spec) -> Tools:
 
 
 class Planner:
-    """Names the nodes and assigns each node to a host: round robin over the hosts of the node's role, or over the hosts
-    of the deployment if the role lists no hosts.
+    """Names the nodes and assigns each node to a host. A server gets the next host of its role, or of the deployment if
+    the role lists no hosts, in turn; in an MPI run, the first rank without a node.
 
-    `hosts`: the hosts of the Slurm job or the MPI run, which replace the hosts of the deployment's file. None: the
-    deployment does not run in a Slurm job or an MPI run.
+    `hosts`: the hosts of the Slurm job or the MPI run, which replace the top-level `hosts` of the deployment's file.
+    None: the deployment does not run in a Slurm job or an MPI run.
     """
 
     def __init__(self, spec: Spec, hosts: dict[str, str] | None = None) -> None:
@@ -119,7 +119,7 @@ class Planner:
         """Returns a new node of a role. `present`: all prefill and decode nodes that exist. Errors: SpecError."""
         own = self.spec.roles[role]
         number = next(self._numbers[role])
-        # Both roles share one round robin: decode starts at the host after the one where prefill ended.
+        # If both roles use the deployment's hosts, decode starts at the host after the one where prefill ended.
         shift = self.spec.roles["prefill"].replicas if role == "decode" and own.hosts is None else 0
         places = list((own.hosts or self._hosts).items())
         if not places:
@@ -163,7 +163,7 @@ class Planner:
                             "and router.host")
         return Place(host, hosts.get(host, host))
 
-    # ---- commands and environment variables, as the nodes' hosts run and set them ----
+    # ---- the nodes' commands and environment variables on the nodes' hosts ----
 
     def key(self, node: Node) -> dict[str, str]:
         """Returns the environment variable that names the node's key file. A host that is reached by ssh has a copy of

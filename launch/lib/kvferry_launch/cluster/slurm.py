@@ -70,8 +70,8 @@ def sbatch_file(spec: Spec) -> Path:
 
 
 def submit_and_follow(spec: Spec) -> int:
-    """Submits the job and prints its output until the job ends. SIGTERM or SIGINT cancels the job. Returns 1 if sbatch
-    refused the job or if the job failed, otherwise 0.
+    """Submits the job and prints its output until the job ends. SIGTERM or SIGINT cancels the job. Returns 0 if the job
+    completed or such a signal came before its end, otherwise 1.
     """
     wants_end = noted_signals(signal.SIGTERM, signal.SIGINT)
     output = output_of(spec)
@@ -129,5 +129,5 @@ def job_state(job: str) -> str:
 
 
 def inside(planner: Planner, host: str, job: str) -> list[str]:
-    """Returns the words of srun that, before a command's words, run the command on a host of the job."""
+    """Returns the srun words to put before the words of a command, so that the command runs on a host of the job."""
     return [*Starter(planner).srun(Place(host, host), "control"), f"--jobid={job}"]

@@ -113,7 +113,7 @@ def parse(file: Path, text: str) -> Any:
     loader = None
     try:
         loader = Loader(text)
-        loader.name = file.name  # the name that messages of errors have; the default is "<unicode string>"
+        loader.name = file.name  # the name of the file in PyYAML's error messages; the default is "<unicode string>"
         root = loader.get_single_node()
         check_keys(file, root, set())
         document = loader.construct_document(root) if root is not None else None

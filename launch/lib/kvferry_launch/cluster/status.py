@@ -1,5 +1,5 @@
-"""Shows the nodes of a deployment. On a terminal, a table with a line for each node is refreshed in place; elsewhere,
-each change is printed as a line or as a JSON object.
+"""Shows the nodes of a deployment: on a terminal, in a table with a line for each node, which is refreshed in place;
+elsewhere, by a line for each change. With --json, each change is printed as a JSON object instead.
 """
 
 import json
