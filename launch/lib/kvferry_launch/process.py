@@ -20,9 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProcessError(Exception):
-    """A process died, could not be started, was not ready in time, or failed a request; the message says which. For a
-    process that died or was not ready, the message contains the last lines of the process's log.
-    """
+    """A process failed: for example, it died or was not ready in time. The message says how."""
 
 
 class Child(Protocol):

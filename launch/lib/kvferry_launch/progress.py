@@ -11,7 +11,7 @@ PLAIN_INTERVAL_S = 15.0
 
 
 _lock = threading.Lock()
-_running: "list[Step]" = []  # the steps that have begun; on a terminal only the first of them draws its bar
+_running: "list[Step]" = []  # the running steps; on a terminal only the first of them draws its bar
 
 
 class Step:

@@ -171,7 +171,7 @@ def controllers(arguments: argparse.Namespace) -> list[Endpoint]:
 
 
 def serves_url(arguments: argparse.Namespace) -> str:
-    """Returns the URL by which routers on other hosts reach the HTTP server. Errors: NodeError if there is no route."""
+    """Returns the URL by which routers on other hosts reach the HTTP server. Errors: NodeError."""
     host = arguments.advertise_host
     if host is None:
         host = own_address(controllers(arguments)) if serving.is_any(arguments.host) else arguments.host
@@ -182,8 +182,8 @@ def own_address(endpoints: list[Endpoint]) -> str:
     """Returns this host's address on the route to the first controller that is on another host.
 
     If there is no such route, returns the address on the default route or, if there is no default route or if all
-    controllers have loopback addresses, a loopback address. Errors: NodeError if there is neither a default route nor a
-    route to one of the controllers.
+    controllers have loopback addresses, a loopback address. Errors: NodeError if there is no default route and one of
+    the controllers can't be resolved or has no route.
     """
     addresses = [serving.own_address(endpoint.host, endpoint.port) if endpoint.host else serving.LOOPBACK
                  for endpoint in endpoints]
@@ -206,8 +206,8 @@ def local_host(host: str) -> str:
 
 def probe(python: str) -> dict[str, Any]:
     """Returns the versions of vLLM ("vllm") and of its CPU build ("cpu") in the interpreter `python`, or None for one
-    that is missing, and whether the interpreter has kvferry. Errors: NodeError if vLLM is missing, or if kvferry is
-    neither in the interpreter nor built.
+    that is missing, and whether the interpreter has kvferry. Errors: NodeError if the interpreter can't be run, if vLLM
+    is missing, or if kvferry is neither in the interpreter nor built.
     """
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)

@@ -15,8 +15,8 @@ CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 class KvConnector:
     """A KV connector, with the name and module by which vLLM loads it.
 
-    `port_env`: the environment variable in which the connector expects a free port, another one in each server. None:
-    the connector needs no port.
+    `port_env`: the environment variable in which the connector expects a free port, which no other server may use.
+    None: the connector needs no port.
     """
 
     name: str
