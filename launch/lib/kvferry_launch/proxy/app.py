@@ -246,8 +246,8 @@ class FrontDoor:
 
     # ---- requests to servers and the controller ----
     async def _tokens(self, one: ClientRequest) -> list[int] | None:
-        """Returns the prompt's tokens, or None if the request has neither tokens nor text, or no server could tokenize
-        the text. Without tokens, the pair is chosen by load alone, and its servers report errors in the request.
+        """Returns the prompt's tokens, or None if the request has neither tokens nor text, or its text could not be
+        tokenized. Without tokens, the pair is chosen by load alone, and its servers report errors in the request.
         """
         tokens = bodies.token_ids(one.path, one.body)
         question = bodies.tokenize_body(one.path, one.body)

@@ -27,8 +27,8 @@ PATHS = (COMPLETIONS, CHAT, GENERATE)
 # The fields of a chat request on which the prompt's tokens depend. /tokenize takes fields with the same names.
 _CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens",
                 "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "tools")
-# Fields that are removed from the request to the prefill server, because a request for one token of output does not
-# need them or must not have them. None of these fields changes the prompt's KV.
+# Fields that are removed from the request to the prefill server and from a preparation, because a request for one token
+# of output does not need them or must not have them. None of these fields changes the prompt's KV.
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
                     "response_format", "structured_outputs", "echo")
 
@@ -94,7 +94,8 @@ def _is(value: Any, kind: type, mark: bytes) -> bool:
 
 def with_tokens(path: str, body: Body, tokens: list[int] | None) -> Body:
     """Returns a completion request with `tokens` in place of the prompt's text, so that no server tokenizes the text
-    again. Other requests are returned unchanged.
+    again. Requests with `echo`, without a text or to other paths are returned unchanged, and so are all requests if
+    `tokens` is None.
     """
     if path != COMPLETIONS or tokens is None or not _is(body.get("prompt"), str, b'"') or body.get("echo"):
         return body
@@ -135,7 +136,8 @@ def preparation_body(body: Body, push_to: Body) -> Body:
 
 
 def decode_body(body: Body, handed_over: Body | None) -> Body:
-    """Returns the body of the request to the decode server. `body`: the client's request, as from_client() returned it.
+    """Returns the body of the request to the decode server. `body`: a request that was made by from_client() and maybe
+    changed since, but has no `kv_transfer_params` of a router.
 
     `handed_over`: kv_transfer_params from the prefill server's answer, which name the prompt's KV; None if no prefill
     server was used or its answer has none.

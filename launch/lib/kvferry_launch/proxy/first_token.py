@@ -1,8 +1,8 @@
 """Begins a stream with the token that the prefill server sampled; the decode server continues the stream. No I/O.
 
-The decode server gets the prompt followed by that token, so it loads the KV of the whole prompt and computes none of
-it. The answer must be the same as from a single server. So the proxy uses the prefill server's token only if all
-parameters of the request are known to allow this; otherwise the decode server samples the first token.
+The decode server gets the prompt followed by that token, so it can load the KV of the whole prompt instead of computing
+a part of it. The answer must be the same as from a single server. So the proxy uses the prefill server's token only if
+all parameters of the request are known to allow this; otherwise the decode server samples the first token.
 """
 
 from collections.abc import Callable

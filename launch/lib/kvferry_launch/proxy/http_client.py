@@ -90,7 +90,8 @@ class HttpClient:
 
     async def ask(self, method: str, url: str, path: str, headers: dict[str, str], body: bytes = b"",
                   total_s: float | None = None) -> Exchange:
-        """Sends a request, and returns when the head of the answer has arrived. Errors: OSError.
+        """Sends a request, and returns when the head of the answer has arrived. Errors: OSError; ValueError if a header
+        contains a line break or a zero byte.
 
         `total_s`: limit on the time of the whole exchange; if it is None, only the time between two bytes is limited.
 
@@ -155,5 +156,6 @@ def _request(server: _Server, method: str, path: str, headers: dict[str, str], b
     head = "\r\n".join(lines)
     num_ends = len(lines) - 1
     if head.count("\r") != num_ends or head.count("\n") != num_ends or "\0" in head:
-        raise ValueError("a header for a server contains a line break or a zero byte")
+        raise ValueError(f"{method} {path[:100]!r} was not sent to {server.netloc}: a header contains a line break or "
+                         "a zero byte, which HTTP does not allow")
     return f"{head}\r\n\r\n".encode("utf-8", "surrogateescape") + body

@@ -1,4 +1,5 @@
-"""Decodes and encodes JSON within a bounded time, because the proxy serves no other request meanwhile. No I/O.
+"""Decodes and encodes JSON. Decoding a client's request takes a bounded time, because the proxy serves no other request
+meanwhile. No I/O.
 
 In a long request, only the small values and lists of tokens are decoded. Other values stay `Raw`: JSON text whose
 syntax was checked, and which is sent to servers unchanged. So 8 MiB of nested lists take 30 ms instead of more than a
@@ -17,7 +18,7 @@ Body = dict[str, Any]
 NESTED = ("extra_body", "sampling_params", "extra_args", "vllm_xargs")
 _TOKENS = ("prompt", "token_ids")  # fields whose value may be a list of tokens
 
-DECODED_MAX = 256 << 10  # limit on the bytes of a request that are decoded, the smallest values first
+DECODED_MAX = 256 << 10  # limit on the bytes of a request that are decoded besides lists of tokens
 TOKENS_MAX = 1 << 20  # the controller's limit for `POST /pair`; longer lists of tokens stay Raw
 FIELDS_MAX = 1000
 LEVELS_MAX = 4  # limit on the levels of NESTED objects in a request; in a long request, each level is parsed again

@@ -22,7 +22,8 @@ class Metrics:
         self.first_tokens = self._counter(
             "first_tokens", "Answers, by the server that sampled their first token (source) and, if that was the "
             "decode server, why (reason)", "source", "reason")
-        self.continued_streams = self._counter("continued_streams", "Streams that another decode server continued")
+        self.continued_streams = self._counter(
+            "continued_streams", "Streamed answers that another decode server continued, because the first one failed")
         self.broken_streams = self._counter("broken_streams", "Streamed answers that ended in an error event")
         self.stripped_params = self._counter("stripped_params",
                                              "Requests from which a client's own KV transfer parameters were removed")

@@ -175,7 +175,7 @@ class Nodes:
         return is_new_controller and node.ready and not node.draining and now - node.missed_at < DROP_AFTER_S
 
     async def _check_health(self) -> None:
-        """Checks each server in a task of its own, so that a dead host does not delay the checks of other servers."""
+        """Checks each server that isn't ready in a task of its own, so that a dead host does not delay other checks."""
         checks: dict[str, asyncio.Task[None]] = {}  # maps a server's URL to the check that is in progress
         try:
             while True:

@@ -1,7 +1,7 @@
 """OpenTelemetry spans of requests, exported over OTLP/HTTP. This module is imported only if an endpoint is configured.
 
-A request's span has a child for each stage (see RequestLog). Stages that wait for the decode server are children of
-the span `decode`, which is a child of the request's span.
+A stage (see RequestLog) has a span. The spans of stages that wait for the decode server are children of the span
+`decode`; this span and those of all other stages are children of the request's span.
 """
 
 import threading

@@ -57,7 +57,8 @@ class Tenants:
         for each time that a header was sent. Errors: NoTenantError.
         """
         found = [value.strip() for name, value in headers.items() if name.lower() == self.header.lower()]
-        if len(found) != 1 or not found[0]:  # if there are several, a server might use another one
+        # If the header was sent several times, a server might use another value than the proxy.
+        if len(found) != 1 or not found[0]:
             raise NoTenantError(f"the request has {'more than one' if len(found) > 1 else 'no'} header {self.header}, "
                                 "which tells the proxy whose request it is")
         secret = self.secret()
