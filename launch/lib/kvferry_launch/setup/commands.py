@@ -35,7 +35,8 @@ def run_logged(what: str, command: list[str], log: Path, on_line: Callable[[str]
     """Runs a command and appends its output to `log`. Calls `on_line` for each line, and `tick` at least twice a
     second.
 
-    Errors: SetupError, which says that `what` failed, whether the network was the cause, and how the output ended.
+    Errors: SetupError. If the command failed, the error says whether the network was the cause, and has the end of the
+    output.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8", errors="replace") as out:

@@ -47,7 +47,9 @@ def runtime_licence() -> Path:
 
 
 def ucx_root() -> Path:
-    """Returns the folder of the UCX that the GPU programs use, which is not Debian's, because that has no CUDA."""
+    """Returns the folder of the UCX that the GPU programs use: that in KVFERRY_UCX_ROOT or, by default, the one that
+    ensure_toolkit() installs, because Debian's UCX has no CUDA.
+    """
     return Path(os.environ.get("KVFERRY_UCX_ROOT", str(UCX)))
 
 

@@ -27,9 +27,10 @@ class Generation:
 class Admission:
     """One admission of a request by vLLM's scheduler, as reported by the connector.
 
-    `hit`: number of tokens that the connector found. `local`: number of tokens in the engine's prefix cache. `to_load`:
-    number of tokens that the engine asked the connector to load. `loaded`: number of tokens that the connector loaded.
-    `resumed`: True after a preemption. `tokens`: length of the request at the time of the admission.
+    `hit`: number of tokens that the connector or the engine's prefix cache has, whichever has more. `local`: number of
+    tokens in the engine's prefix cache. `to_load`: number of tokens that the engine asked the connector to load.
+    `loaded`: number of tokens that the connector loaded. `resumed`: True after a preemption. `tokens`: length of the
+    request at the time of the admission.
     """
 
     hit: int

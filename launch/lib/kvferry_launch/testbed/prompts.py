@@ -12,7 +12,8 @@ class PromptSet:
     """`count` prompts of `tokens_min` to `tokens_max` tokens. Equal fields give equal prompts.
 
     If `shared_prefixes` is greater than 0, there are that many common prefixes of 32 to 224 tokens. Each prompt starts
-    with one of them, or with its first tokens if the prompt is shorter, and ends with at least one token of its own.
+    with one of these prefixes, or with the beginning of one if the prompt is too short for the whole prefix, and ends
+    with at least one token of its own.
     """
 
     seed: int

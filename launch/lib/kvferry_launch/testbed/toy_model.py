@@ -1,7 +1,7 @@
 """Makes small models with seeded random weights, for tests of KV transfer on a host without a GPU.
 
-Attention weights are large (standard deviation 0.6), so that every output token depends on the KV of the whole prompt,
-and a wrong block changes the tokens. Set-up runs this module as a script in .venv.
+Attention weights are large, so that every output token depends on the KV of the whole prompt, and a wrong block changes
+the tokens. Set-up runs this module as a script in .venv.
 """
 
 import argparse
