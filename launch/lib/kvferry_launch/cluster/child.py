@@ -16,7 +16,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Child(ManagedProcess):
-    """A command that runs under guard.py. Closing the guard's stdin ends the command and all descendants, on any host.
+    """A command that runs under guard.py, on this or another host. close() ends the command and all its descendants.
 
     The command's output is appended to the log. lines() returns the lines that were added to the log since the last
     call or, at the first call, since start().
@@ -46,8 +46,8 @@ class Child(ManagedProcess):
 
     def tell(self, line: str) -> None:
         """Sends a line to the guard's stdin. If the pipe is full, later calls of tell() and lines() send the rest. A
-        guard with --stdin passes lines on to the command, except for keys and for ".", which only shows that this
-        process runs.
+        guard with --stdin passes lines on to the command, except for keys, lists of members and ".", which only shows
+        that this process runs.
         """
         if line != "." or not self._unsent:
             self._unsent += f"{line}\n".encode()
@@ -73,8 +73,8 @@ class Child(ManagedProcess):
         return self._closed_at is not None and time.monotonic() - self._closed_at > GRACE_S + 5
 
     def end_now(self) -> None:
-        """Asks the guard to end the command and its descendants. A guard on this host that is ending them already skips
-        the rest of its grace period; a guard on another host does not get the signal.
+        """Closes the guard's stdin and sends SIGINT. If the guard runs on this host and is ending the command already,
+        it then skips the rest of its grace period. A guard on another host does not get the SIGINT.
         """
         self.close()
         self.signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Runs the router of a deployment: starts the router, announces the workers to it, reports when the router answers.
+"""Starts the router of a deployment, announces the workers to a vllm-router, and reports when the router answers.
 
 A vllm-router 0.1.17 that was started with the URLs of its workers accepts no new workers. With
 --vllm-discovery-address instead, the router listens for workers that announce themselves. The router uses a worker from
@@ -24,7 +24,7 @@ from kvferry_launch.process import _die_with_parent, free_port
 ANNOUNCE_EVERY_S = 1.0
 END_WITHIN_S = 3.0  # time from SIGTERM to SIGKILL; without a limit, a router may wait for idle connections to close
 LETTERS = {"prefill": "P", "decode": "D"}
-POLICY = ("--policy", "round_robin")  # all servers are equally good, because every decode server can pull every chunk
+POLICY = ("--policy", "round_robin")  # no decode server is preferred, because each can pull every chunk
 
 
 class Announcer:

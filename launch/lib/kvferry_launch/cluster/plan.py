@@ -116,7 +116,9 @@ class Planner:
         return Node("router", "router", self._named(self.spec.router["host"]))
 
     def engine(self, role: str, present: Sequence[Node]) -> Node:
-        """Returns a new node of a role. `present`: all prefill and decode nodes that exist. Errors: SpecError."""
+        """Returns a new node of a role. `present`: nodes that exist, at least all prefill and decode nodes. Errors:
+        SpecError.
+        """
         own = self.spec.roles[role]
         number = next(self._numbers[role])
         # If both roles use the deployment's hosts, decode starts at the host after the one where prefill ended.
@@ -193,10 +195,10 @@ class Planner:
         return {**self.key(node), **self.spec.env, **cores, **(role.env if role else {})}
 
     def command(self, node: Node, found: Found, port: int | None = None, update_group: str = "") -> list[str]:
-        """Returns the node's command. `port`: for a restart, the port that the node had before, so that the node keeps
-        its address; None for the first start. `update_group`: the value of the setting of this name for a server that
-        starts later than others, or "". Such a server may have missed updates of weights, so it must not share KV with
-        servers that reset their caches after such an update.
+        """Returns the node's command. `port`: the port at which the node served before its restart, so that the node
+        keeps its address; None if it has not served yet. `update_group`: the value of the setting of this name for a
+        server that starts later than others, or "". Such a server may have missed updates of weights, so it must not
+        share KV with servers that reset their caches after such an update.
         """
         if node.role == "controller":
             return self._controller(found if port else None)

@@ -1,4 +1,4 @@
-"""Runs one command on a node's host. Unless the guard is killed, no process of the command is left when it ends.
+"""Runs one command on a node's host. When the guard ends, unless by SIGKILL, no process of the command is left.
 
 The guard is a script that also runs through ssh or srun, so it uses only the standard library and no other file of
 kvferry. The guard watches its stdin. If stdin ends (the launcher died, the connection broke, or the launcher stops the

@@ -80,8 +80,8 @@ def default_address() -> str | None:
 def resolved(host: str) -> str:
     """Returns the address that belongs to one of this host's names, because kvferry advertises only addresses.
 
-    On Debian, a host's own name resolves to a loopback address. In place of that, the address on the default route is
-    returned, if there is such a route. A name that can't be resolved is returned unchanged.
+    On Debian, a host's own name resolves to a loopback address. If another name than localhost does so, returns the
+    address on the default route instead, if there is such a route. A name that can't be resolved is returned unchanged.
     """
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])

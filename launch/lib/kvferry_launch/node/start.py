@@ -289,7 +289,7 @@ def after_dashes(rest: list[str]) -> list[str]:
 
 
 def become(command: list[str], env: dict[str, str], dry_run: bool) -> NoReturn:
-    """Prints the command, quoted for a shell. Ends this process if `dry_run`, otherwise executes the command in it."""
+    """Prints the command, quoted for a shell. Then exits if `dry_run`, otherwise calls exec(). Errors: NodeError."""
     words = [f"{name}={shlex.quote(value)}" for name, value in env.items()] + [shlex.quote(word) for word in command]
     print(" ".join(words), flush=True)
     if dry_run:

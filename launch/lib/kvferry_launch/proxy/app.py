@@ -1,4 +1,6 @@
-"""The HTTP server of the proxy: sends each request to a prefill and a decode server; if one fails, to another pair."""
+"""The HTTP server of the proxy. It sends each request to a pair of a prefill and a decode server, or to a decode server
+alone; if a server fails, to others.
+"""
 
 import asyncio
 import hmac
@@ -49,7 +51,7 @@ class Options:
     log_requests: bool = True
     first_token_of_prefill: bool = True
     prepare_from: int = 0  # shortest prompt for ServerCalls.preparing(), in tokens; 0: no prompt is prepared
-    # Returns the signed form of the address to push to. If the result is None, the KV is pulled instead.
+    # Returns the signed form of the address to push to. If it returns None, the decode server pulls.
     sign_push_target: Callable[[Body], Body | None] = lambda target: target
     # Returns the tokens of the controller's HTTP API, one for each cluster key that is accepted. The first belongs to
     # the key in use; nodes.py sends it.

@@ -136,8 +136,8 @@ def preparation_body(body: Body, push_to: Body) -> Body:
 
 
 def decode_body(body: Body, handed_over: Body | None) -> Body:
-    """Returns the body of the request to the decode server. `body`: a request that was made by from_client() and maybe
-    changed since, but has no `kv_transfer_params` of a router.
+    """Returns the body of the request to the decode server. `body`: the client's request after from_client() and all
+    other changes but this one.
 
     `handed_over`: kv_transfer_params from the prefill server's answer, which name the prompt's KV; None if no prefill
     server was used or its answer has none.

@@ -27,7 +27,7 @@ class Answer:
         self.pieces: list[bytes] = []  # bytes of the body that the caller has not taken yet
         self._method = method
         self._raw = b""  # bytes that are not parsed yet, because more of them are needed
-        self._left: int | None = 0  # missing bytes of the body or its current chunk; None: it ends with the connection
+        self._left: int | None = 0  # missing bytes of the body or chunk; None: the body ends with the connection
         self._in_chunks = False
         self._line = "size"  # kind of the next line between chunks: "size", "end" of a chunk's bytes or "trailer"
         self._trailer_bytes = 0

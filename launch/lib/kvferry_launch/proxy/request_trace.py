@@ -16,7 +16,7 @@ class RequestTrace:
         return self._context.trace_id
 
     def headers(self) -> dict[str, str]:
-        """Returns the headers for a request to a server that is sent in the current stage."""
+        """Returns the headers for a request that is sent to a server in the current stage."""
         return self._context.headers()
 
     def enter(self, stage: str, node: Node | None) -> None:

@@ -15,7 +15,7 @@ from kvferry_launch.proxy.json_bodies import Body, encode, json_object
 _DONE = b"[DONE]"
 _EVENT_END = b"\n\n"
 _TAIL_BYTES = 64
-# Fields of a request that add data to events which can't be shortened when the text of an event is shortened.
+# Fields of a request that add data to the events of the answer, which the proxy can't shorten as it shortens the text.
 _PER_TOKEN = ("logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids", "tools", "echo")
 
 
