@@ -9,7 +9,7 @@ struct Finding {
   std::string check{};   // name of the check
   std::string what{};    // a sentence that says what is wrong, without a full stop at its end
   std::string advice{};  // a sentence that says what to do, without a full stop at its end
-  bool is_hint = false;  // true if everything works, but could be faster or easier to operate
+  bool is_hint = false;  // true: not a problem, but worth knowing, for example that something could be faster
 };
 
 }  // namespace kvferry::cli

@@ -13,7 +13,7 @@ namespace kvferry::cli {
 
 /// The transfers between two nodes in one direction, as reported by the node that began these transfers.
 struct PathSpeed {
-  std::string from{}, to{};  // names as ends_of() returns them
+  std::string from{}, to{};  // names of the nodes, as ends_of() in node_rows.h returns them
   std::string path{};        // such as "shm" or "ucx/tcp"; empty: unknown
   bool is_push = false;
   double last_gb_per_s = 0, best_gb_per_s = 0, limit_gb_per_s = 0;  // see controller::PathReport

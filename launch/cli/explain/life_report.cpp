@@ -117,7 +117,8 @@ std::vector<std::string> missing_nodes(const std::vector<NodeAnswer>& answers) {
   return missing;
 }
 
-/// Returns sentences that name hosts whose clock differs from this host's, and the error of times of different nodes.
+/// Returns a sentence for each node whose host's clock differs from this host's by kClocksDiffer or more and, if
+/// several nodes have lives, one about the error of times when they are compared with those of another node.
 std::vector<std::string> clock_sentences(const std::vector<NodeAnswer>& answers) {
   std::vector<std::string> sentences;
   std::set<std::string, std::less<>> nodes;
