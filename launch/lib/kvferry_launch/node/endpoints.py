@@ -1,4 +1,6 @@
-"""Parses the endpoints of controllers, by the same rules as controller/api/endpoint.cpp."""
+"""Parses the endpoints of controllers. The processes that use the endpoints check them again, by the stricter rules of
+controller/api/endpoint.cpp.
+"""
 
 import os
 import re

@@ -24,7 +24,7 @@ CHAT = "/v1/chat/completions"
 GENERATE = "/inference/v1/generate"
 PATHS = (COMPLETIONS, CHAT, GENERATE)
 
-# The fields of a chat request on which the prompt's tokens depend. /tokenize takes fields with the same names.
+# Fields of a chat request on which the prompt's tokens depend, and which /tokenize takes by the same names.
 _CHAT_FIELDS = ("model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens",
                 "chat_template", "chat_template_kwargs", "mm_processor_kwargs", "tools")
 # Fields that are removed from the request to the prefill server and from a preparation, because a request for one token
