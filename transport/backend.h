@@ -16,9 +16,9 @@
 
 namespace kvferry {
 
-/// One implementation of a transport. It owns the connections and the progress thread. BackendTransport checks every
-/// call against the transfer table, posts tasks in the order of the calls, and calls the methods below. A method
-/// without a comment implements the method of Transport with the same name.
+/// One implementation of a transport. It owns the connections and the progress thread. BackendTransport checks
+/// transfers against the transfer table, posts tasks in the order of the calls, and calls the methods below. A virtual
+/// method without a comment implements the method of Transport with the same name.
 class Backend {
  public:
   using Task = std::function<void()>;
@@ -31,7 +31,7 @@ class Backend {
   TransferTable& table() { return table_; }
   std::uint64_t incarnation() const { return incarnation_; }
 
-  // ---- Any thread may call these methods, also after join(). ----
+  // ---- Any thread may call these methods, but not post(), post_and_wait() and join() after join(). ----
 
   virtual std::string address() const = 0;
   virtual std::string describe() const = 0;
@@ -39,8 +39,8 @@ class Backend {
   /// version, or of a peer that this backend can't reach.
   virtual Result<std::uint64_t> check_address(const std::string& address) = 0;
 
-  /// Queues a task, or runs it at once if no other thread uses the progress thread's state, which tasks may use. Tasks
-  /// run in the order of the calls.
+  /// Queues a task. A backend may run the task at once instead, if no other thread uses the progress thread's state,
+  /// which tasks may use. Tasks run in the order of the calls.
   virtual void post(Task task) = 0;
   /// Posts a task and returns when the task has run.
   void post_and_wait(const Task& task);
@@ -70,7 +70,7 @@ class Backend {
 
   /// Adds a peer, whose `address` has passed check_address().
   virtual void add_peer(PeerId peer, const std::string& address) = 0;
-  /// Removes a peer. Each of its transfers ends with kPeerLost, or with kOk if it was complete before.
+  /// Removes a peer, and ends its transfers with kPeerLost.
   virtual void drop_peer(PeerId peer) = 0;
   virtual void submit(AcceptedTransfer transfer) = 0;
   /// Adds copies to a transfer; does nothing if the transfer has ended.
@@ -95,10 +95,12 @@ class Backend {
 /// Returns bytes that no peer can guess.
 std::string random_bytes(std::size_t num_bytes);
 
-/// Compares two secrets in constant time, so that the time does not reveal how much of a wrong secret is right.
+/// Compares two secrets. For texts of the same length, the time taken does not reveal how much of a wrong secret is
+/// right.
 bool is_same_secret(std::string_view said, std::string_view own);
 
-/// Returns the peer's reason for refusing a transfer, printable and cut, or a text that says that it gave none.
+/// Returns the peer's reason for refusing a transfer, printable and cut to kPeerTextMax bytes, or a text that says that
+/// the peer gave no reason.
 std::string refusal_text(const std::string& reason);
 
 /// A number among a backend's options, and the range that it must be in.

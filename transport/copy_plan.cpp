@@ -27,7 +27,7 @@ Result<void> check_ranges(std::span<const CopyRange> ranges, std::uint64_t local
 }
 
 void join_ranges(std::vector<CopyRange>& ranges) {
-  auto end = ranges.begin();  // end of the joined ranges, which replace the first ones
+  auto end = ranges.begin();  // the joined ranges are stored from ranges.begin() up to here
   for (const CopyRange range : ranges) {
     if (range.bytes == 0) continue;
     if (end != ranges.begin()) {

@@ -17,7 +17,7 @@ inline bool is_inside(std::uint64_t offset, std::uint64_t bytes, std::uint64_t r
 Result<void> check_ranges(std::span<const CopyRange> ranges, std::uint64_t local_bytes, std::uint64_t remote_bytes);
 
 /// Removes empty ranges. Joins a range to the previous one if it directly follows that one in both the local and the
-/// remote region, because every copy costs a fixed time.
+/// remote region, because every copy has a fixed cost besides that of its bytes.
 void join_ranges(std::vector<CopyRange>& ranges);
 
 }  // namespace kvferry

@@ -19,19 +19,20 @@ namespace kvferry {
 
 /// Options of every backend. The defaults suit a worker node.
 struct CommonOptions {
-  std::uint32_t transfers_max = 1024;  // submit() returns kFull while this many transfers are pending or not polled
+  std::uint32_t transfers_max = 1024;  // submit() returns kFull while this many are pending or not polled
   TimeNs spin_ns = 20'000;             // a waiting thread polls this long before it sleeps
   TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
 };
 
-/// Options of the UCX backend. UCX's environment variables (UCX_TLS, UCX_NET_DEVICES) take precedence over them.
+/// Options of the UCX backend. UCX's environment variables take precedence over `gpu_bus_id` and `nics`.
 struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // limit of operations of one transfer posted to UCX at a time
   std::uint32_t operations_per_peer_max = 64;      // limit of operations of all transfers with one peer
   // Longer ranges are cut into operations of this size, which is small because cancel() waits for posted operations.
   std::uint64_t operation_bytes_max = 1 << 20;
-  // Where UCX emulates one-sided operations by messages (TCP), ranges of up to this many bytes are packed into messages
-  // that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to revoke them.
+  // Where UCX emulates one-sided operations by messages (TCP), ranges of up to this many bytes on average are packed
+  // into messages that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to
+  // revoke them.
   std::uint64_t packed_bytes_max = 64 << 10;
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
   Device* device = nullptr;   // the GPU of the progress thread; must outlive the transport; nullptr: none
@@ -47,24 +48,27 @@ struct UcxOptions : CommonOptions {
 struct ShmOptions : CommonOptions {
   bool use_mappings = true;  // copies through a mapping if the peer registered its memory with a file descriptor
   bool use_cma = true;       // copies all other memory by CMA
-  std::uint64_t inline_bytes = 65'536;  // transfers of up to this many bytes are copied within submit()
+  // A transfer of up to this many bytes is copied within submit() if no other transfer with the peer is pending.
+  std::uint64_t inline_bytes = 65'536;
   std::uint32_t copy_threads = 0;  // threads that share large copies; 0: 4 from 16 cores on, 2 from 2 cores on, else 1
 };
 
 /// Options of the TCP backend, which uses sockets between any two hosts.
 struct TcpOptions : CommonOptions {
-  std::string listen_host;  // host to listen on, which address() names to peers; empty: all interfaces
+  std::string listen_host;  // host to listen on; empty: all interfaces
   net::PortRange listen_ports;
   std::uint32_t connections = 4;            // connections to each peer on another host
   std::uint32_t local_connections = 1;      // connections to each peer on this host
   std::uint64_t segment_bytes = 512 << 10;  // longer transfers are cut into segments of this size
-  std::uint64_t window_bytes = 16 << 20;    // limit of pulled bytes requested and not yet received, for each connection
-  std::optional<net::ClusterKey> key;       // the key that all peers must have; without it, peers must have none
+  // Limit of pulled bytes requested and not yet received, for each connection. Urgent pulls may use twice as many.
+  std::uint64_t window_bytes = 16 << 20;
+  std::optional<net::ClusterKey> key;  // this process's cluster key or member key; without it, peers must have none
   net::Encrypt encrypt = net::Encrypt::kBetweenHosts;  // the connections to encrypt, if there is a key
 };
 
 /// Options of the NCCL backend, which uses NCCL's send and receive for memory of one GPU and for host memory, which is
-/// pinned. Each peer has two communicators, one for pulls and one for pushes, made when they are first needed.
+/// pinned. The transfers that are submitted to one peer use two communicators, one for pulls and one for pushes; each
+/// is made when it is first needed.
 struct NcclOptions : CommonOptions {
   Device* device = nullptr;  // the GPU; must outlive the transport
   TcpOptions control;        // options of the TCP transport for control messages; their CommonOptions are ignored
@@ -79,7 +83,7 @@ struct NcclOptions : CommonOptions {
 
 /// Options of the backend that copies between the GPU memory of two processes of one host: the submitting process maps
 /// the peer's memory, and its GPU copies. Both processes must use the same GPU, or GPUs that can access each other's
-/// memory. `spin_ns` is not used: the progress thread polls a busy device for longer than a piece takes.
+/// memory. `spin_ns` is not used: this backend has a polling time of its own, which is longer than a piece takes.
 struct GpuIpcOptions : CommonOptions {
   Device* device = nullptr;  // the GPU that copies; must outlive the transport
   // Maximum of bytes copied in one launch. The host takes as long to prepare a launch as the GPU to copy some 20 MiB.
@@ -88,18 +92,21 @@ struct GpuIpcOptions : CommonOptions {
   std::uint64_t in_flight_bytes = 256 << 20;
 };
 
-/// Each of the functions below starts a progress thread. kInvalidArgument: an option is out of range.
-/// make_ucx_transport() returns kUnavailable if UCX found no usable transport on this host.
+/// Each of the functions below that make a transport starts the progress threads of its backends. kInvalidArgument: an
+/// option is out of range. make_ucx_transport() returns kUnavailable if UCX can't be loaded or finds no usable
+/// transport.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
-/// Makes a transport over TCP. kUnavailable: the address to listen on can't be bound.
+/// Makes a transport over TCP. kUnavailable: the address to listen on can't be bound. kInvalidArgument: an option is
+/// out of range, or the host to listen on can't be resolved.
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TcpOptions& options);
 
 /// Makes a transport over NCCL. kUnavailable: no CUDA in this build, NCCL can't be loaded (the message says what to
 /// install), or the address can't be bound.
 Result<std::unique_ptr<Transport>> make_nccl_transport(const NcclOptions& options);
 
-/// Makes a transport for GPU memory on one host, over CUDA IPC. kUnavailable: the device can't create a stream.
+/// Makes a transport for GPU memory on one host, over CUDA IPC. kUnavailable: the device can't create a stream, or the
+/// shared memory transport that carries the control messages can't be made.
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options);
 
 /// The way in which bytes are moved. kAuto: the fastest path, measured for each peer when it is connected.
@@ -119,7 +126,8 @@ struct TransportOptions {
   Device* device = nullptr;  // GPU whose memory can be registered, must outlive the transport; nullptr: none
 };
 
-/// Makes a transport with all backends that `path` allows behind one address; a planner chooses one for each peer.
+/// Makes a transport with all backends that `path` allows behind one address; for each transfer a planner chooses the
+/// fastest one that reaches both ends.
 Result<std::unique_ptr<Transport>> make_transport(const TransportOptions& options);
 
 }  // namespace kvferry

@@ -18,7 +18,8 @@ struct Piece {
   bool ends_copy = false;
 };
 
-/// Position in a transfer's copies, which are an argument of each call, because Transport::feed() adds to them.
+/// Position in a transfer's copies. The methods that need the copies get them as an argument, because Transport::feed()
+/// adds to them.
 class PieceCursor {
  public:
   PieceCursor() = default;

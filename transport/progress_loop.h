@@ -16,10 +16,9 @@
 
 namespace kvferry {
 
-/// One lock guards all of the owner's state. The thread that holds it runs the loop: the progress thread, a caller of
-/// call(), or a caller of drive() (the driver). So a backend needs no lock of its own, and a call to an
-/// idle backend wakes no other thread. While there is a driver, the progress thread is parked: it waits outside the
-/// loop.
+/// One lock guards all of the owner's state, so a backend needs no lock of its own. The progress thread holds this lock
+/// while it works; call() holds it while a task runs; a caller of drive() (the driver) holds it while it does the
+/// progress thread's work. While there is a driver, the progress thread is parked: it waits outside the loop.
 class ProgressLoop {
  public:
   /// The backend. All methods are called under the loop's lock.
@@ -33,7 +32,8 @@ class ProgressLoop {
     virtual bool advance(TimeNs now) = 0;
     /// Returns the time at which advance() must be called even if no descriptor becomes ready, or kNever.
     virtual TimeNs next_deadline() const = 0;
-    /// Called when the driver begins to poll without sleeping (true), or may sleep and peers must wake it (false).
+    /// Called when the driver begins to poll without sleeping (true), and before the driver may sleep or leaves, so
+    /// that peers must wake the loop again (false).
     virtual void set_spinning(bool is_spinning) = 0;
     /// Returns whether the task of call() that has just run left work for advance().
     virtual bool needs_advance() const { return false; }
@@ -48,8 +48,8 @@ class ProgressLoop {
   ProgressLoop& operator=(const ProgressLoop&) = delete;
 
   void start();
-  /// Joins the thread and makes drive() return. When stop() returns, all tasks of call() have run. The owner is not
-  /// called afterwards, but call() still runs its task. Idempotent.
+  /// Joins the thread and makes drive() return. When stop() returns, all tasks of call() have run. Afterwards only
+  /// needs_advance() is called of the owner, and call() still runs its task. Idempotent.
   void stop();
 
   /// From now on the descriptor's events are passed to Owner::on_ready(). May be called only under the loop's lock or
@@ -66,9 +66,9 @@ class ProgressLoop {
   /// May be called by any thread that does not hold the loop's lock. Runs the task under the lock: at once if the lock
   /// is free, otherwise soon. Tasks run in the order of the calls. Blocks only while posted tasks run.
   void call(TaskInbox::Task task);
-  /// May be called by any thread. Does the loop's work until is_over() returns true or the time has passed. is_over()
-  /// is called often and without the lock. Returns the last result of is_over(), or nullopt at once if another thread
-  /// is in drive().
+  /// May be called by any thread. Does the loop's work until is_over() returns true, the time has passed, a descriptor
+  /// of add_wakeup_fd() is readable or stop() is called. is_over() is called often. Returns the last result of
+  /// is_over(), or nullopt at once if another thread is in drive().
   std::optional<bool> drive(TimeNs timeout_ns, const std::function<bool()>& is_over);
 
  private:
@@ -77,7 +77,8 @@ class ProgressLoop {
   void run_leftovers();
   bool look(int timeout_ms, bool is_driver);
   void park();
-  /// Sleeps until a descriptor of the loop (returns false) or of add_wakeup_fd() (returns true) is readable.
+  /// Sleeps until a descriptor of the loop is readable (returns false), one of add_wakeup_fd() is (returns true), or
+  /// the time has passed (returns false).
   bool wait_for_wakeup_fds(int timeout_ms) const;
   bool is_driven() const;
 
@@ -96,8 +97,8 @@ class ProgressLoop {
 
   std::mutex driver_mutex_;
   // A driver sets is_driving_, then reads is_parked_ and wakes the thread if it is not parked; the thread clears
-  // is_parked_, then reads is_driving_. So the two never sleep in epoll at the same time: each would miss the events
-  // that the other receives.
+  // is_parked_, then reads is_driving_. So the thread does not stay in epoll beside a driver: one of the two could
+  // receive an event that the other one is to handle.
   std::atomic<bool> is_driving_{false};
   std::atomic<bool> is_parked_{true};  // whether the thread is parked; also true before the thread is started
   std::atomic<TimeNs> driven_at_{0};

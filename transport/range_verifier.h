@@ -1,5 +1,4 @@
-// Computes the checksums of a transfer's ranges as the bytes arrive, and compares them with the checksums that the
-// submitter passed.
+// Computes the checksums of a transfer's ranges, and compares them with the checksums that the submitter passed.
 #pragma once
 
 #include <cstddef>

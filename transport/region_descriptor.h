@@ -1,4 +1,5 @@
-// The data that export_region() and export_grant() encode. Peers use it to check bounds and to access the memory.
+// The data that a backend's export_region() and export_grant() encode. Peers use it to check bounds and to access the
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ struct RegionDescriptor {
   std::string rkey;          // the backend's key to the region; may be empty
   std::uint32_t region = 0;  // the owner's RegionId
   std::uint64_t grant = 0;   // the owner's GrantId, if base and bytes are a grant's; 0: the whole region
-  bool is_device = false;    // whether the region is GPU memory, which no CPU accesses
+  bool is_device = false;    // whether the region is GPU memory
   KVFERRY_FIELDS(incarnation, base, bytes, rkey, region, grant, is_device);
 };
 

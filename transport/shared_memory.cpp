@@ -49,9 +49,9 @@ Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
                   wanted_bytes, available)};
 }
 
-/// Allocates the pages: huge ones if the kernel follows the mapping's madvise(), while fallocate() alone would allocate
-/// small ones. Works in steps, because a signal interrupts the call. Errors are ignored here, because reserve() reports
-/// them.
+/// Allocates the pages: huge ones if the kernel follows the mapping's madvise(), which fallocate() alone would not
+/// consider. Works in steps, so that a signal, which ends a call early, affects one step only. Errors are ignored here,
+/// because reserve() reports them.
 void populate(std::span<std::byte> memory) {
   constexpr std::size_t kStepBytes = std::size_t{256} << 20;
   for (std::size_t done = 0; done < memory.size(); done += kStepBytes) {

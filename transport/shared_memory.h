@@ -1,4 +1,5 @@
-// The chunk pool's memory: shared, without a name in the file system; processes of the same host may map it.
+// Shared memory that has no name in the file system. Chunk pools, for example, are such memory; processes of the same
+// host can map it.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +20,11 @@ namespace kvferry {
 class SharedMapping {
  public:
   /// Makes a file of `bytes` bytes without a name, which can't shrink or grow, maps it, and reserves all its pages, so
-  /// that no access fails later (SIGBUS). `page_flags`: e.g. MFD_HUGETLB. kUnavailable: not enough memory or
-  /// descriptors; kFull: the pages can't be reserved.
+  /// that no access fails later (SIGBUS). `page_flags`: e.g. MFD_HUGETLB, which rounds the size up. kFull: there is not
+  /// enough memory when the pages are reserved; kUnavailable: anything else failed.
   static Result<SharedMapping> create(const std::string& name, std::uint64_t bytes, unsigned page_flags = 0);
-  /// Same as create(), but a process that has the descriptor can only read; only this mapping can write (Linux 5.1).
+  /// Same as create(), but a process that has the descriptor can only read; only this mapping can write. Needs Linux
+  /// 5.1.
   static Result<SharedMapping> create_for_readers(const std::string& name, std::uint64_t bytes);
   /// Maps [offset, offset + bytes) of the file, which must have these bytes.
   static Result<SharedMapping> map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable = true);
@@ -46,12 +48,13 @@ class SharedMemory {
  public:
   /// Makes zeroed memory and reserves all its pages: huge pages if enough are set aside (vm.nr_hugepages) or the system
   /// makes them (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or `always`). `label`: 1 to 64
-  /// characters [A-Za-z0-9_.], shown in /proc/PID/maps. kInvalidArgument: bad label or no bytes; kUnavailable: not
-  /// enough memory; the message names the setting `pool_bytes`, which the user can lower.
+  /// characters [A-Za-z0-9_.], shown in /proc/PID/maps. kInvalidArgument: bad label or size; kUnavailable: not enough
+  /// memory or descriptors.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
-  /// Returns how many bytes create() could get now.
+  /// Returns how many bytes create() could get now without the huge pages that are set aside.
   static std::uint64_t available_bytes();
-  /// Maps memory that another process of the same user has created, by its name(). kNotFound: no such memory.
+  /// Maps memory that a process of the same user has created, by its name(). kNotFound: the memory can't be opened or
+  /// is empty; kUnavailable: the memory can't be mapped.
   static Result<SharedMemory> open(const std::string& name);
 
   /// Returns "/proc/PID/fd/N" with the PID of this process.

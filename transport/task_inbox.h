@@ -1,4 +1,4 @@
-// A queue of tasks from any thread to the one thread that owns the state that the tasks touch.
+// A queue of tasks from any thread to the owner of the state that the tasks touch.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace kvferry {
 
-/// Tasks for one thread. Threads: any may call post(); only the owner of the state calls the other methods. The queue
-/// needs no limit: the transfer table limits transfers, and a caller that registers memory waits for the outcome.
+/// Tasks for the owner of some state, which is one thread or whichever thread holds the state's lock. Threads: any may
+/// call post(), has_tasks() and wake(); only the owner calls run() and prepare_to_sleep().
 class TaskInbox {
  public:
   using Task = std::function<void()>;

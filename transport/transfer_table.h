@@ -33,7 +33,7 @@ struct FedCopies {
   bool is_last = false;
 };
 
-/// A transfer whose every field was checked; a backend only has to move its bytes.
+/// A transfer whose peer, regions, ranges and number of checksums TransferTable::accept() has checked.
 struct AcceptedTransfer {
   TransferId id;
   PeerId peer;
@@ -75,17 +75,19 @@ class TransferTable {
   RegionId new_region_id();
   void add_region(RegionId id, const MemoryRegion& memory, std::string exported);
   Result<std::string> exported(RegionId region) const;
-  /// Unregisters a region. kFull: own transfers or peers' copies still use the region; the caller must call again.
+  /// Unregisters a region. kInvalidArgument: unknown region; kFull: own transfers or peers' copies still use the
+  /// region, so the caller must call again.
   Result<void> remove_region(RegionId region);
 
-  /// Makes a grant; `rkey` is put into the grant's RegionDescriptor. Errors: those of Transport::grant().
+  /// Makes a grant; `rkey` is put into the grant's RegionDescriptor. Errors: kInvalidArgument and kFull, as
+  /// Transport::grant() returns them.
   Result<GrantId> add_grant(RegionId region, std::uint64_t offset, std::uint64_t bytes, const GrantTerms& terms,
                             std::string rkey);
   /// Returns when a grant that is made now would expire; 0: never.
   TimeNs expires_at(const GrantTerms& terms) const;
   Result<std::string> exported(GrantId grant) const;
-  /// Revokes a grant: from the first call on, no access by it begins. kFull: an access has not ended yet; the caller
-  /// must call again.
+  /// Revokes a grant: from the first call on, no access by it begins. kInvalidArgument: unknown grant; kFull: an access
+  /// has not ended yet, so the caller must call again.
   Result<void> remove_grant(GrantId grant);
   /// The name of the member whose node asks for an access, which is empty for the holder of the cluster key. Without a
   /// value: the backend does not know the member.
@@ -106,14 +108,16 @@ class TransferTable {
   };
   /// Returns the id of the peer at an address. Makes a new id if no peer has this address, or if that peer was lost.
   Connected connect(const std::string& address, std::uint64_t incarnation);
-  /// Removes a peer; transfers with it are refused afterwards. Returns whether the peer was known.
+  /// Removes a peer; new transfers with the peer are refused. Returns whether the peer was known.
   bool remove_peer(PeerId peer);
   /// Records a broken connection: the id stays valid until remove_peer(), but connect() to its address makes a new id.
   void lose_peer(PeerId peer);
 
-  /// Checks a transfer and records it as pending. Errors: those of Transport::submit().
+  /// Checks a transfer and records it as pending. Errors: kInvalidArgument and kFull, as Transport::submit() returns
+  /// them.
   Result<AcceptedTransfer> accept(PagedTransfer transfer);
-  /// Checks the ranges that are added to a transfer. Errors: those of Transport::feed().
+  /// Checks the ranges that are added to a transfer. kInvalidArgument: bad range or checksums, or the transfer takes no
+  /// more ranges.
   Result<FedCopies> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                          bool is_last);
   /// Returns the peer if the transfer is pending and this is the first request to cancel it, otherwise nullopt.

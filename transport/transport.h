@@ -23,21 +23,22 @@ using TransferId = StrongId<struct TransferIdTag, std::uint64_t>;  // an accepte
 using GrantId = StrongId<struct GrantIdTag, std::uint64_t>;        // a peer's right to access a part of a region
 
 /// Memory to register. With `fd` it is a shared mapping of that file from `fd_offset` on, as SharedMemory::region()
-/// returns it; peers on the same host map the file too if its seal F_SEAL_SHRINK keeps it from getting shorter. Without
-/// `fd` (-1) it is any other memory. With `device` it is memory of that GPU; the caller must submit a transfer only
-/// after the GPU has written the bytes that the transfer reads.
+/// returns it; peers on the same host map the file too if its seal F_SEAL_SHRINK keeps it from getting shorter. With
+/// `device` it is memory of that GPU; the caller must submit a transfer only after the GPU has written the bytes that
+/// the transfer reads. With neither it is any other host memory.
 struct MemoryRegion {
   void* base = nullptr;
   std::uint64_t bytes = 0;
   int fd = -1;  // read once, at registration; the caller may close it afterwards
   std::uint64_t fd_offset = 0;
   Device* device = nullptr;           // must outlive the registration; nullptr: host memory
-  bool needs_grant_to_write = false;  // peers may read the whole region, and write only where they have a grant
+  bool needs_grant_to_write = false;  // if true, peers need a grant to write (not checked for RDMA and GPU memory)
 };
 
 enum class Direction : std::uint8_t { kPull, kPush };
 
-/// What a grant allows, apart from its bytes. The owner's transport checks it at each access.
+/// What a grant allows, apart from its bytes. Each access is checked: by the owner's transport or, for shared memory,
+/// by the peer's.
 struct GrantTerms {
   bool reads = true;    // peers may pull
   bool writes = true;   // peers may push
@@ -66,8 +67,8 @@ struct PagedTransfer {
   std::vector<CopyRange> ranges;
   std::string notification;  // if not empty: delivered to the peer when all bytes are there (push) or were read (pull)
   Priority priority = Priority::kNormal;
-  /// If true, more ranges follow by feed(), layer by layer. The notification and the Completion come after the last of
-  /// these ranges.
+  /// If true, feed() adds more ranges. Unless the transfer fails or is cancelled before, its notification and
+  /// Completion come after the last of these ranges.
   bool is_fed = false;
   /// chunk_checksum() of each range's bytes, in order. The transport compares them with the bytes that it moves; if one
   /// differs, the transfer ends with kCorrupt. Empty: the bytes are not verified.
@@ -75,9 +76,9 @@ struct PagedTransfer {
 };
 
 /// The outcome of a transfer, whose local memory is no longer touched. `code` is kOk, kCancelled, kPeerLost (the peer
-/// died, was silent for too long or was disconnected), kCorrupt (a checksum differs; no notification was sent),
-/// kRefused (the peer has no such grant any more, the grant does not allow the transfer, the region was unregistered,
-/// or the peer takes no notification) or kInternal (any other failure, see `what`).
+/// died, was silent for too long or was disconnected, or the connection failed), kCorrupt (a checksum differs; no
+/// notification was sent), kRefused (for example, the grant was revoked or does not allow the transfer, the region was
+/// unregistered, or the peer takes no notification) or kInternal (any other failure, see `what`).
 struct Completion {
   TransferId id;
   ErrorCode code = ErrorCode::kOk;
@@ -96,21 +97,21 @@ struct Notification {
   std::string body;
 };
 
-/// Moves bytes between this process and its peers. Threads: every method may be called from any thread, and never
-/// blocks on the network. A progress thread owns all sockets and library handles. Promise: each accepted transfer gets
-/// exactly one Completion, also if the peer dies or the transport shuts down, and by then the transfer's memory is no
-/// longer touched.
+/// Moves bytes between this process and its peers. Threads: every method may be called from any thread; only wait() and
+/// shutdown() wait for peers. Each backend has a progress thread, so transfers go on while no method is called.
+/// Promise: each accepted transfer gets exactly one Completion, also if the peer dies or the transport shuts down, and
+/// by then the transfer's local memory is no longer touched.
 class Transport {
  public:
   virtual ~Transport() = default;
 
   /// Returns opaque bytes with which a peer can connect() to this transport; valid for this incarnation only.
   virtual std::string address() const = 0;
-  /// Returns text for logs: the path and library that move the bytes.
+  /// Returns text for logs: how the bytes are moved.
   virtual std::string describe() const = 0;
 
-  /// Lets transfers of both sides use the memory. The memory must stay mapped until unregister_region() or shutdown()
-  /// has returned. kUnavailable: this transport can't reach memory of this kind.
+  /// Lets transfers of both sides use the memory, which must stay mapped until unregister_region() has succeeded or
+  /// shutdown() has returned. kUnavailable: this transport can't reach memory of this kind.
   virtual Result<RegionId> register_region(const MemoryRegion& memory) = 0;
   Result<RegionId> register_region(void* base, std::uint64_t bytes) {
     return register_region(MemoryRegion{base, bytes});
@@ -118,15 +119,15 @@ class Transport {
   /// Returns opaque bytes that name the region to peers, for PagedTransfer::remote_region.
   virtual Result<std::string> export_region(RegionId region) const = 0;
   /// Unregisters a region. kInvalidArgument: unknown region; kFull: own transfers or a peer's copy still use the
-  /// region, so the caller must call again. Peers may be refused from the first call on. If the network card accesses
-  /// the memory, the backend can't see peers' accesses: the caller must agree with the peers before it unmaps the
-  /// memory.
+  /// region, so the caller must call again. Peers may be refused from the first call on. The backend can't see accesses
+  /// by network cards or by peers' GPUs: the caller must agree with such peers before it unmaps the memory.
   virtual Result<void> unregister_region(RegionId region) = 0;
 
-  /// Lets peers access [offset, +bytes) of a region until revoke(), on `terms`. A transfer that names export_grant() as
-  /// its remote_region counts remote offsets from the grant's start, and is refused outside of the grant. No peer can
-  /// guess a grant: its id is 64 random bits. kInvalidArgument: unknown region, bounds or terms; kFull: too many
-  /// grants; kUnavailable: this backend could not revoke a grant of this memory.
+  /// Lets peers access [offset, +bytes) of a region, on `terms`, until revoke(). A transfer that names export_grant()
+  /// as its remote_region counts remote offsets from the grant's start, and is refused outside of the grant. No peer
+  /// can guess a grant, whose id has 64 unpredictable bits. kInvalidArgument: unknown region, or bad bounds or terms;
+  /// kFull: too many grants; kUnavailable: this backend gives no grants of this memory, because it could not revoke
+  /// them.
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes,
                                 const GrantTerms& terms) = 0;
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
@@ -139,24 +140,24 @@ class Transport {
   virtual Result<void> revoke(GrantId grant) = 0;
 
   /// Returns the id of the peer at an address. kInvalidArgument: the address is malformed, or of a peer that can't be
-  /// reached. The connection is made later; transfers with a dead peer complete with kPeerLost. The same address gives
-  /// the same PeerId until the peer is lost. A lost peer's id stays valid until disconnect().
+  /// reached; kCancelled: the transport is shut down. The connection is made later; transfers with a dead peer complete
+  /// with kPeerLost. The same address gives the same PeerId until the peer is lost or disconnected. A lost peer's id
+  /// stays valid until disconnect().
   virtual Result<PeerId> connect(const std::string& address) = 0;
-  /// Removes a peer. Pending transfers with the peer complete with kPeerLost, or with kOk if they were done before; the
-  /// peer's id is invalid afterwards.
+  /// Removes a peer, whose id is invalid afterwards. A transfer with the peer that this ends completes with kPeerLost.
   virtual void disconnect(PeerId peer) = 0;
 
-  /// Starts a transfer. kInvalidArgument: bad peer, region or range (both sides' bounds are checked before anything
-  /// moves); kFull: too many transfers are pending or have unread completions, the caller must poll and try again;
-  /// kCancelled: the transport is shut down. After an error no Completion follows.
+  /// Starts a transfer. kInvalidArgument: a field is bad (both sides' bounds are checked before anything moves); kFull:
+  /// too many transfers are pending or have unread completions, the caller must poll and try again; kCancelled: the
+  /// transport is shut down. After an error no Completion follows.
   virtual Result<TransferId> submit(PagedTransfer transfer) = 0;
   /// Adds ranges to a transfer that was submitted with is_fed. Either all ranges of a transfer have checksums or none.
-  /// kInvalidArgument: bad range, or the transfer takes no more ranges; nothing was added. kCancelled: the transport is
-  /// shut down.
+  /// kInvalidArgument: bad range or checksums, or the transfer takes no more ranges; nothing was added. kCancelled: the
+  /// transport is shut down.
   virtual Result<void> feed(TransferId id, std::vector<CopyRange> ranges, std::vector<std::uint64_t> checksums,
                             bool is_last) = 0;
-  /// Ends the transfer soon. Its Completion (kCancelled, or kOk if the transfer was already done) comes when the
-  /// transfer no longer uses its memory.
+  /// Ends the transfer soon. Its Completion has kCancelled unless the transfer has ended in another way before, and
+  /// comes when the transfer no longer uses its local memory.
   virtual void cancel(TransferId id) = 0;
 
   /// poll() returns the completions, and poll_notifications() the notifications, that have arrived since the last call.
@@ -168,19 +169,19 @@ class Transport {
   /// a backend can, the calling thread does the progress thread's work meanwhile, which saves waking another thread:
   /// the fastest way to wait. Only one thread at a time can do so; others sleep on the descriptor.
   virtual bool wait(TimeNs timeout_ns) = 0;
-  /// From now on wait() also returns, with false, while `fd` is readable. Further calls add descriptors. Must be called
-  /// before the first wait().
+  /// From now on wait() also returns while `fd` is readable. Further calls add descriptors. Must be called before the
+  /// first wait().
   virtual void set_wait_interrupt_fd(int fd) = 0;
-  /// Returns how many accesses of peers to this transport's memory were refused: the region was unregistered, a needed
+  /// Returns how many accesses of peers to its memory this transport has refused: the region was unregistered, a needed
   /// grant was missing, the grant was unknown, revoked or expired, or the access exceeded the region, the grant or the
   /// grant's terms.
   virtual std::uint64_t num_refused() const { return 0; }
   /// Returns the rate that was measured to the peer over the path of this name (Completion::path), in bytes per second.
-  /// 0: not measured, or not yet.
+  /// 0: no rate was measured.
   virtual double measured_rate(PeerId /*peer*/, std::string_view /*path*/) const { return 0; }
   /// Returns the name of the path by which a transfer between these regions would go; empty: this transport has one
-  /// path only. kUnavailable: no path reaches both regions or, with GPU memory, no path that was measured works; the
-  /// message has the reason. kInvalidArgument: unknown peer or region.
+  /// path only. kUnavailable: no path reaches both regions or, with GPU memory, no path has been found to work by
+  /// measuring it; the message has the reason. kInvalidArgument: unknown peer or bad region.
   virtual Result<std::string_view> path_between(PeerId /*peer*/, RegionId /*local*/,
                                                 const std::string& /*remote_region*/) const {
     return std::string_view();
