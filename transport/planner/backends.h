@@ -37,8 +37,8 @@ struct OpenBackend {
 };
 
 /// Opens the backends that options.path allows, in the order of preference that is used until the paths to a peer are
-/// measured. Errors: those of the backends; kAuto leaves out, with a warning, backends that are unavailable on this
-/// machine.
+/// measured. kAuto leaves out, with a warning, backends that are unavailable on this machine. Errors: those of the
+/// backends; kUnavailable if no backend is left.
 Result<Backends> make_backends(const TransportOptions& options);
 
 }  // namespace kvferry::planner

@@ -1,4 +1,4 @@
-// The planner's addresses and descriptors: one part for each backend. Private to this folder.
+// The planner's addresses and descriptors, which have a part for each backend. Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,9 @@ struct RegionParts {
 struct Address {
   std::uint32_t protocol_version = 0;
   Parts parts;
-  std::vector<RegionParts> probes;  // kProbeBytes of each class of memory, which peers pull to measure the paths
+  // Regions of kProbeBytes, one for each class of memory that this process can register. Peers pull them to measure the
+  // paths.
+  std::vector<RegionParts> probes;
   KVFERRY_FIELDS(protocol_version, parts, probes);
 };
 

@@ -1,5 +1,5 @@
-// Regions and grants of a planner: each consists of a region or grant in every backend that reaches the memory. Private
-// to this folder.
+// Regions and grants of a planner: each consists of regions or grants of the backends that reach the memory. Private to
+// this folder.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class PlannedRegions {
   explicit PlannedRegions(const Backends& backends) : backends_(backends) {}
 
   /// Registers host memory with all backends that move host memory, or with none. Registers GPU memory with the
-  /// backends that reach it. kUnavailable: no backend reaches the memory; the message has the reasons of all backends.
+  /// backends that reach it. kUnavailable: no backend reaches the memory. Other errors: those of the backends.
   Result<RegionId> register_region(const MemoryRegion& memory);
   /// After kFull the region may be unusable. The caller must call again, to unregister it from the remaining backends.
   Result<void> unregister_region(RegionId id);
@@ -50,7 +50,7 @@ class PlannedRegions {
   };
 
   Result<void> unregister(Region& region) const;
-  /// Returns one part for each backend that has the id.
+  /// Returns one part for each backend that has an id in `ids`.
   template <class Id, class Export>
   Result<RegionParts> parts_of(MemoryClass kind, const std::vector<std::optional<Id>>& ids, Export exported) const;
 

@@ -1,4 +1,5 @@
-// The planner: a transport that owns one transport for each backend, and submits to the fastest one for each peer.
+// The planner: a transport that owns one transport for each backend, and submits each transfer to the fastest that
+// reaches both ends.
 // Over 300 lines, because one class implements the whole Transport interface on top of its backends.
 #include <poll.h>
 #include <sys/epoll.h>
@@ -127,7 +128,7 @@ class PlannedTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     const auto known = connected_.find(bytes);
     if (known != connected_.end() && peers_.at(known->second).ids == peer.ids)
-      return known->second;  // equal ids show that no connection was lost since
+      return known->second;  // equal ids show that no connection was lost since the former connect()
     peer.address = bytes;
     peer.routes.fill(order);
     const PeerId id{++num_peers_made_};

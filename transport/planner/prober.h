@@ -43,8 +43,8 @@ class Prober {
   explicit Prober(const TransportOptions& options) : options_(options) {}
   ~Prober();
 
-  /// Queues a measurement, which takes milliseconds; peers are measured in turn. `backends`: names of the backends that
-  /// reach the peer.
+  /// Queues a measurement; peers are measured one after the other. `backends`: names of the backends that reach the
+  /// peer.
   void probe(Address address, std::vector<std::string> backends, Done done);
 
  private:
