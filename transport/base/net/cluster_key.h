@@ -25,8 +25,8 @@ struct KeyContent {
   std::optional<std::vector<Member>> members{};
   bool operator==(const KeyContent&) const = default;
 
-  /// Returns the secrets that nodes share, the one in use first. If there is neither a list of members
-  /// nor a member's own key, these are the cluster keys.
+  /// Returns the secrets that this process shares with nodes, the one in use first: with a member's own key
+  /// MemberKey::Shared::secret, else with a list of members node_secret() of each cluster key, else the cluster keys.
   std::vector<std::string> node_secrets() const;
   /// Returns the secret key of this process's certificate.
   Bytes32 own_certificate() const;
@@ -39,11 +39,11 @@ struct KeyContent {
 /// The cluster key. It is used only to derive a key for each purpose, so that no derived key reveals anything about
 /// another one.
 ///
-/// While the key is being rotated, its file has two keys: a process uses the first when it sends or connects, and
-/// accepts both from others. If the key was read from a file, a thread reads the file again every kLookEveryNs. It
-/// uses a new content only after two equal reads, so that no half-copied file is used; a file that can't be used is
-/// logged once, and the former keys stay. The list of members is read in the same way. Copies of a ClusterKey share
-/// its keys. Threads: any.
+/// While the key is being rotated, its file has two keys: the first one is in use, and both are accepted. README.md has
+/// what each protocol does with them. If the key was read from a file, a thread reads the file again every
+/// kLookEveryNs. The thread uses a new content only after two equal reads, so that no half-copied file is used; a file
+/// that can't be used is logged once, and the former keys stay. The list of members is read in the same way. Copies of
+/// a ClusterKey share its keys. Threads: any.
 class ClusterKey {
  public:
   static constexpr std::size_t kBytesMin = 32, kBytesMax = 65536;
@@ -71,7 +71,8 @@ class ClusterKey {
   /// key is no longer accepted.
   std::uint64_t version() const;
   bool has_file() const;
-  /// Returns whether both have the same key in use, or are copies of one key.
+  /// Returns whether both have the same secret in use (the first of KeyContent::node_secrets()) and the same member's
+  /// key, or are copies of one key.
   friend bool operator==(const ClusterKey& a, const ClusterKey& b);
 
  private:
@@ -82,16 +83,16 @@ class ClusterKey {
 };
 
 /// Returns the keys in the bytes of a file, the key in use first: the whole content is one key, or the content is what
-/// format_cluster_keys() makes of two. kInvalidArgument: a key is too short or too long, or a list does not have two
-/// different keys.
+/// format_cluster_keys() makes of two. kInvalidArgument: a key is too short or too long, or a list does not consist of
+/// two different keys in hexadecimal.
 Result<std::vector<std::string>> parse_cluster_keys(std::string_view content);
 /// Returns the content of a file with these keys.
 std::string format_cluster_keys(const std::vector<std::string>& keys);
-/// Returns the content of a key file. kInvalidArgument: the file can't be read, has a mode other than 0600 and 0400, or
-/// is too long.
+/// Returns the content of a key file. kInvalidArgument: the file can't be read, is not a regular file, has a mode other
+/// than 0600 and 0400, or is too long.
 Result<std::string> read_key_file(const std::string& file);
 /// Returns the list of members of the deployment with this key file, or nullopt if there is none. kInvalidArgument: the
-/// list can't be read, or others than its owner can write it, or parse_members() can't read it.
+/// list can't be read, or others than its owner can write it, or parse_members() rejects it.
 Result<std::optional<std::vector<Member>>> read_members(const std::string& key_file);
 
 /// Returns the key in the file, or nullopt if the name `file` is empty, which means that no key is configured. The key

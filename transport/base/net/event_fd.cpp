@@ -16,7 +16,8 @@ EventFd::EventFd() : EventFd(std::nothrow) {
                 std::strerror(errno));
 }
 
-// set() and clear() fail only in ways that do not matter: if the counter is at its maximum, or already zero.
+// set() and clear() fail only in ways that do not matter: if there is no descriptor, or if the counter is at its
+// maximum or already zero.
 void EventFd::set() const { ::eventfd_write(fd_.get(), 1); }
 
 void EventFd::clear() const {

@@ -1,4 +1,4 @@
-// HOST:PORT as text. All addresses that kvferry reads or prints pass through these functions.
+// HOST:PORT as text. C++ code that reads or prints addresses uses these functions; the Python code has its own.
 #pragma once
 
 #include <cstdint>

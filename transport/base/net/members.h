@@ -47,13 +47,13 @@ struct Member {
 struct MemberKey {
   /// What a member's key file contains for each accepted cluster key.
   struct Shared {
-    Bytes32 controller{};   // public CURVE key of the holders of the cluster key, i.e. of controllers
-    Bytes32 certificate{};  // public key of controllers' certificates
+    Bytes32 controller{};   // public CURVE key of holders of the cluster key, e.g. of controllers
+    Bytes32 certificate{};  // public key of the certificates of these holders
     Bytes32 secret{};       // node_secret() for workers and admins, router_secret() for readers
     bool operator==(const Shared&) const = default;
   };
   Identity identity{};
-  Bytes32 secret{};              // random; no other process has it
+  Bytes32 secret{};              // random; only this member has it
   std::vector<Shared> shared{};  // one or two, that of the key in use first
   bool operator==(const MemberKey&) const = default;
 
@@ -68,7 +68,8 @@ Bytes32 curve_secret(std::string_view cluster_key);
 Bytes32 certificate_secret(std::string_view cluster_key);
 /// Returns the secret that takes the cluster key's place between nodes as soon as there is a list of members.
 Bytes32 node_secret(std::string_view cluster_key);
-/// Returns the secret with which routers sign the address of a push's target; it is derived from node_secret().
+/// Returns the secret that every process with a key has if there is a list of members. Routers derive the salts of
+/// tenants from it.
 Bytes32 router_secret(const Bytes32& node_secret);
 
 Member public_of(const MemberKey& key);

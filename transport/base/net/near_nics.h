@@ -16,7 +16,7 @@ enum class PciDistance : std::uint8_t {
   kSameSwitch,  // both are below one PCIe switch or root port
   kSameRoot,    // both are below one PCIe root complex
   kSameNode,    // both are at one NUMA node
-  kFar,         // they are at different NUMA nodes, or it is unknown
+  kFar,         // their NUMA nodes differ or are unknown
 };
 
 /// The network cards of one GPU.

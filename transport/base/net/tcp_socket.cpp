@@ -117,7 +117,7 @@ Result<OwnedFd> connect_tcp(const HostPort& address) {
 
 void set_tcp_options(int fd) {
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  // Keepalive closes idle connections to dead hosts. The protocols on these connections detect a silent peer sooner.
+  // Keepalive closes idle connections to dead hosts.
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepaliveIdleSeconds);
   set(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepaliveIntervalSeconds);

@@ -31,7 +31,8 @@ Result<OwnedFd> begin_connect_tcp(const HostPort& address);
 /// Returns an empty string if the socket is connected, otherwise the reason why it is not.
 std::string connect_error(int fd);
 
-/// Resolves `address.host`, tries its addresses in turn, and returns a connected blocking socket.
+/// Resolves `address.host`, tries its addresses in turn, and returns a connected blocking socket. kInvalidArgument: the
+/// host cannot be resolved. kUnavailable: no address can be connected to.
 Result<OwnedFd> connect_tcp(const HostPort& address);
 
 // Keepalive sends its first probe after 10 s without traffic, then one every 5 s. After 3 unanswered probes, about 25 s
@@ -53,7 +54,7 @@ Result<std::vector<std::string>> resolve(const std::string& host);
 bool is_numeric(const std::string& host);
 bool is_loopback(const std::string& numeric_host);
 
-/// Returns this host's addresses except loopback and link-local ones.
+/// Returns the addresses of this host's interfaces that are up, except loopback and IPv6 link-local ones.
 std::vector<std::string> interface_addresses();
 
 /// Returns the local address that the kernel would use to reach `host`, over IPv4 if possible. Sends nothing, but may

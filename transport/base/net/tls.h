@@ -1,4 +1,4 @@
-// TLS 1.3 on TCP connections between members of a deployment. OpenSSL's headers are included only by sources.
+// TLS 1.3 on TCP connections between processes of a deployment. OpenSSL's headers are included only by sources.
 #pragma once
 
 #include <sys/types.h>
@@ -43,10 +43,10 @@ class TlsContext {
   const ClusterKey& key() const { return key_; }
   /// Returns the names of the accepted keys. A connection whose key_name() is not among them must be ended.
   std::vector<std::string> key_names() const;
-  /// Returns the name of the member with this key (TlsSession::key_name()), or "" for a holder of the cluster key.
-  /// Returns nullopt if there is no list of members, so that all peers have the same key.
+  /// Returns the name of the member with this key (TlsSession::key_name()), or "" if no listed member has it, as for a
+  /// holder of the cluster key. Returns nullopt if there is no list of members.
   std::optional<std::string> member_of(std::string_view key_name) const;
-  /// Returns the name of the key that new connections use, or "" if each member has a key of its own.
+  /// Returns the name of the key that new connections use, or "" if there is a list of members.
   std::string key_in_use() const;
 
  private:
@@ -74,8 +74,9 @@ class TlsSession {
   TlsSession(const TlsSession&) = delete;
   TlsSession& operator=(const TlsSession&) = delete;
 
-  /// Continues the handshake. Returns true if it is done, false if it waits for the peer. kRefused: the peer does not
-  /// have the cluster key, or the two ends disagree about encryption. kPeerLost: the connection broke.
+  /// Continues the handshake. Returns true if it is done, false if it waits for the peer. kRefused: the handshake
+  /// failed, for example because the peer does not have the cluster key, closed the connection or disagrees about
+  /// encryption. kPeerLost: sending failed.
   Result<bool> handshake();
   /// Returns whether the connection stays encrypted. If not, the session is no longer needed, and the caller reads and
   /// writes the socket directly.

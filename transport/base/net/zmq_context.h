@@ -21,12 +21,12 @@ enum class Servers : std::uint8_t { kControllers, kNodes };
 
 /// A ZeroMQ context: the I/O thread that the sockets of one process can share. Threads: any.
 ///
-/// With a cluster key, all tcp:// sockets of the context are encrypted and authenticated by CURVE. All holders of the
-/// key derive the same pair of keys from it; no other process knows even the public key. With a list of members each
-/// member has a key pair of its own as a client; all nodes have one pair as servers, derived from the cluster key. A
-/// connection without such a key ends before a message passes. A server uses the pair of the cluster key in use; a
-/// client that accepts two cluster keys tries both in turn. Sockets of other kinds, e.g. ipc://, are neither encrypted
-/// nor authenticated.
+/// With a cluster key, all tcp:// sockets of the context are encrypted and authenticated by CURVE. Without a list of
+/// members, all holders of the key derive the same pair of keys from it, and no other process knows even the public
+/// key. With a list, each member has a key pair of its own as a client; all nodes have one pair as servers, derived
+/// from the cluster key. A connection without such a key ends before a message passes. A server uses the pair of the
+/// cluster key in use; a client that accepts two cluster keys tries both in turn. Sockets of other kinds, e.g. ipc://,
+/// are neither encrypted nor authenticated.
 class ZmqContext {
  public:
   static constexpr int kSocketsMaxDefault = 1023;

@@ -47,8 +47,8 @@ struct ZmqOptions {
 };
 
 /// A ZeroMQ socket. It follows the cluster key of its context, as long as its owner calls receive(). It supports IPv4
-/// and IPv6, has keepalive, and closes without waiting for unsent messages. No call blocks or throws. Threads: one
-/// owner.
+/// and IPv6, has keepalive, and closes without waiting for unsent messages unless set_linger() is called. No call
+/// blocks or throws. Threads: one owner.
 class ZmqSocket {
  public:
   /// Makes a socket. kUnavailable: no file descriptor is left, or the context has too many sockets.
@@ -59,7 +59,9 @@ class ZmqSocket {
   ZmqSocket& operator=(const ZmqSocket&) = delete;
 
   /// Listens on tcp://HOST:PORT or, for this user alone, ipc://PATH. HOST: "*" (all interfaces), a numeric address, an
-  /// interface or "localhost"; port 0 selects a free port. kUnavailable: the address cannot be bound.
+  /// interface or "localhost"; port 0 selects a free port. kUnavailable: the address cannot be bound, this libzmq has
+  /// no CURVE or no descriptor is left. kInvalidArgument: the process has a member's key, which isn't enough to listen
+  /// here.
   Result<void> bind(std::string endpoint);
   /// Connects in the background, and again whenever the connection breaks. A host name is resolved to an IPv4 address.
   /// kInvalidArgument: `endpoint` is malformed. kUnavailable: this libzmq has no CURVE, or no descriptor is left.

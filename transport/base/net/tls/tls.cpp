@@ -49,7 +49,7 @@ std::string reason() {
 }  // namespace
 
 /// Callbacks for OpenSSL. They read the socket, queue bytes for flush() to write (OpenSSL's own writes may raise
-/// SIGPIPE), and name or find the cluster key.
+/// SIGPIPE), name or find the cluster key, verify certificates, and choose encryption.
 struct TlsCallbacks {
   static int read(BIO* bio, char* to, std::size_t bytes, std::size_t* got) {
     TlsSession& session = session_of(bio);
@@ -180,7 +180,7 @@ TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
                     ::SSL_CTX_set1_groups_list(handle_, "X25519") == 1 && ::SSL_CTX_set_num_tickets(handle_, 0) == 1,
                 "OpenSSL cannot set up TLS 1.3 with {} and X25519: {}", kCipher, reason());
   // A peer without the key could offer a certificate instead. TlsCallbacks::verify() accepts certificates only if there
-  // is a list of members, and then only those of members and of holders of the cluster key.
+  // is a list of members, and then only those in KeyContent::node_certificates().
   ::SSL_CTX_set_verify(handle_, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   ::SSL_CTX_set_session_id_context(handle_, &kContext, sizeof kContext);
   ::SSL_CTX_set_session_cache_mode(handle_, SSL_SESS_CACHE_OFF);
