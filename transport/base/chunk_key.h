@@ -1,9 +1,9 @@
 // Chunk keys: a key is derived from everything that a chunk's KV is computed from, so equal keys name equal KV.
 //
-// A key is the first 128 bits of SHA-256 over (parent key, what else changes this chunk's KV, token ids as
-// little-endian int32). The first chunk's parent is the root key of (model fingerprint, what else changes the request's
-// KV), so equal keys mean equal model, equal prefix and equal tokens, on every node, whatever the node's TP size, block
-// size, vLLM version or PYTHONHASHSEED.
+// A key is the first 128 bits of SHA-256 over (the kind of the key, parent key, what else changes this chunk's KV,
+// token ids as little-endian int32). The first chunk's parent is the root key of (model fingerprint, what else changes
+// the request's KV), so equal keys mean equal model, equal prefix and equal tokens, on every node, whatever the node's
+// TP size, block size, vLLM version or PYTHONHASHSEED.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Time as an argument: pure functions and state machines take a TimeNs, the code that runs them takes a Clock.
+// Time is an argument: state machines get the time as a TimeNs, and the code that runs them reads it from a Clock.
 #pragma once
 
 #include <chrono>
@@ -6,7 +6,8 @@
 
 namespace kvferry {
 
-using TimeNs = std::int64_t;  // nanoseconds of a monotonic clock with an arbitrary zero point
+/// A time or a duration in nanoseconds. The zero point of times is arbitrary, and the clock is monotonic.
+using TimeNs = std::int64_t;
 constexpr TimeNs kMillisecond = 1'000'000;
 constexpr TimeNs kSecond = 1'000 * kMillisecond;
 

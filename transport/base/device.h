@@ -31,17 +31,17 @@ struct DeviceCopy {
   std::uint64_t bytes = 0;
 };
 
-/// One GPU. Threads: any. All functions return kUnavailable with the device's reason if a call fails, kFull if memory
-/// is exhausted.
+/// One GPU. Threads: any. The functions that return a Result return kUnavailable with the device's reason if a call
+/// fails, kFull if memory is exhausted.
 class Device {
  public:
   virtual ~Device() = default;
   /// Returns a name for logs, such as "NVIDIA H200 (cuda:0)".
   virtual std::string describe() const = 0;
-  /// Returns the device's number on the PCI bus, such as "0000:1b:00.0"; empty: it is on none.
+  /// Returns the device's number on the PCI bus, such as "0000:1b:00.0"; empty: the device is not on a PCI bus.
   virtual std::string pci_bus_id() const { return ""; }
-  /// Returns the id by which processes that number their devices differently recognise one, such as "GPU-8932f937-..."
-  /// or "MIG-..." for a part of a GPU; empty: it has none.
+  /// Returns an id of the device that is the same in processes that number their devices differently, such as
+  /// "GPU-8932f937-..." or "MIG-..." for a part of a GPU; empty: the device has none.
   virtual std::string uuid() const { return ""; }
   /// Returns true if the host can access the device's memory, which only a simulated GPU allows.
   virtual bool is_host() const { return false; }
@@ -86,8 +86,8 @@ class Device {
   virtual Result<std::string> export_memory(std::span<const std::byte> memory);
   /// Maps `bytes` bytes that a process exported. If this process exported them, returns their original address. The
   /// handle is checked, because it comes from a peer and an access outside an allocation would end the process. Each
-  /// open_memory() needs a close_memory(), after the device's last access. Errors: kCorrupt if the handle is malformed
-  /// or covers fewer bytes.
+  /// open_memory() needs a close_memory(), after the device's last access. kCorrupt: the handle is invalid, or covers
+  /// fewer bytes.
   virtual Result<std::byte*> open_memory(const std::string& exported, std::uint64_t bytes);
   virtual void close_memory(std::byte*) {}
 

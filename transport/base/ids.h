@@ -1,4 +1,4 @@
-// Each kind of id except BlockId has its own type, so that ids of two kinds can't be swapped by accident.
+// Each kind of id in this file except BlockId has its own type, so that ids of two kinds can't be swapped by accident.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@ struct StrongId {
   auto operator<=>(const StrongId&) const = default;
 };
 
-using RequestId = StrongId<struct RequestIdTag, std::string>;        // vLLM's request_id, as vLLM spells it
+using RequestId = StrongId<struct RequestIdTag, std::string>;        // vLLM's request_id, unchanged
 using EngineId = StrongId<struct EngineIdTag, std::string>;          // vLLM's engine_id
 using Incarnation = StrongId<struct IncarnationTag, std::uint64_t>;  // number of a process's life; larger is newer
 using Attempt = StrongId<struct AttemptTag, std::uint32_t>;          // number of a request's admission, from 1

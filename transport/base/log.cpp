@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::size_t kMessageBytesMax = 8192;
 
-/// Writes a message as one line that no terminal takes for commands: a message may quote texts that other processes
-/// chose.
+/// Writes a message as one line without control characters of ASCII, because a message may quote texts of other
+/// processes, and a terminal would take control characters for commands.
 class SafeMessage : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm& /*time*/, spdlog::memory_buf_t& line) override {
@@ -35,7 +35,7 @@ class SafeMessage : public spdlog::custom_flag_formatter {
 void set_level(spdlog::logger& logger) {
   const char* const named = std::getenv("KVFERRY_LOG");
   const std::string_view name = named == nullptr ? "info" : named;
-  const spdlog::level::level_enum level = spdlog::level::from_str(std::string(name));  // off: the name is unknown
+  const spdlog::level::level_enum level = spdlog::level::from_str(std::string(name));  // off if the name is unknown
   const bool is_known = level != spdlog::level::off || name == "off";
   logger.set_level(is_known ? level : spdlog::level::info);
   if (!is_known)

@@ -1,4 +1,4 @@
-// The log of all components, written with spdlog: "DATE TIME kvferry[PID] LEVEL MESSAGE". The environment variable
+// The log of all C++ components, written with spdlog: "DATE TIME kvferry[PID] LEVEL MESSAGE". The environment variable
 // KVFERRY_LOG sets the lowest level that is logged (default: info).
 #pragma once
 

@@ -1,4 +1,4 @@
-// Turns bytes and text from other processes into printable text.
+// Turns bytes and text, for example those of other processes, into printable text.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace kvferry {
 
-/// Limit on a sentence that a peer gives as its reason.
+/// Limit on the bytes that are shown of a peer's text, such as a reason for a refusal.
 constexpr std::size_t kPeerTextMax = 1024;
 
 /// Returns the first `bytes_max` bytes of the text, with a question mark in the place of each byte that is no printable

@@ -18,12 +18,12 @@ enum class ErrorCode : int {
   kNotFound,
   kFull,         // a bounded queue, pool or table has no room now
   kTimeout,      // a deadline passed
-  kCancelled,    // the owner cancelled the operation
+  kCancelled,    // the caller cancelled the operation, or the object that runs it was shut down
   kPeerLost,     // the peer is gone or was restarted
   kCorrupt,      // a checksum, generation or format did not match
   kRefused,      // the peer understood the request and refused it
-  kUnavailable,  // a resource of this machine is missing: port in use, no shared memory left
-  kInternal,     // a library failed in a way that no other code describes
+  kUnavailable,  // a resource, service or function is not available: port in use, server not reachable
+  kInternal,     // a failure that no other code describes
 };
 
 std::string_view name_of(ErrorCode code);

@@ -20,7 +20,7 @@ namespace kvferry {
 using SettingValue = std::variant<bool, std::int64_t, std::uint64_t, std::string>;
 std::string setting_text(const SettingValue& value);
 
-/// The value of a setting, as found in one of its sources (flag, environment, file).
+/// The text of a setting, as found in one of its sources.
 struct SettingText {
   std::string text;
   bool is_string = true;  // false: a JSON number, boolean or anything else that is not a string

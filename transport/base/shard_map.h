@@ -1,5 +1,5 @@
 // Which part of a model's KV each rank of a node holds, and how a rank of one node reads its part from the ranks of
-// another, whatever tensor and pipeline parallelism the two nodes have. All functions are pure.
+// another node. The two nodes may differ in tensor and pipeline parallelism. All functions are pure.
 //
 // A cell is what a chunk has of one layer and one KV head: K and V of all its tokens, or the latent of MLA, which
 // counts as one head. A rank's chunk is its cells, layer by layer and head by head, so a run of cells is a run of
@@ -41,7 +41,8 @@ struct ShardRun {
   KVFERRY_FIELDS(holder, source, target, cells);
 };
 
-/// Returns kInvalidArgument if a shard is empty or too large, or if some cell of the model is in no shard.
+/// Returns kInvalidArgument if there are no shards or too many, if a shard is empty or too large, if the shards have
+/// too many cells in all, or if some cell of the model is in no shard.
 Result<void> check_shards(std::span<const Shard> shards);
 
 /// Returns the shard of a tensor parallel rank in a pipeline stage: heads are split equally or, if there are more ranks
@@ -53,10 +54,10 @@ Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_
 using ShardMap = std::vector<std::vector<ShardRun>>;
 
 /// Computes where each cell of each reader's chunk is read, in the order of that chunk, in as few runs as possible.
-/// Readers of the same cells are spread over the ranks that hold them. If readers and holders have equal shards, each
+/// Readers of the same cells are spread over the ranks that hold them. If both nodes have the same parallelism, each
 /// rank reads from the rank with the same number. Both nodes compute the map, so the result must depend on the
-/// arguments only. Errors: kInvalidArgument if check_shards() rejects readers or holders, if the models differ in
-/// size, or if the nodes have too many ranks for a model of this size.
+/// arguments only. Errors: kInvalidArgument if check_shards() rejects readers or holders, if the models differ in size,
+/// or if the nodes have too many ranks for a model of this size.
 Result<ShardMap> map_shards(std::span<const Shard> readers, std::span<const Shard> holders);
 
 }  // namespace kvferry

@@ -1,5 +1,5 @@
-// Compatibility of kvferry releases: each side of a protocol reports which versions it speaks, and both use the newest
-// that they have in common.
+// Compatibility of kvferry releases: each side of a protocol that has several versions reports which versions it
+// speaks, and both use the newest that they have in common.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The msgpack codec of all data sent between processes: a struct lists its fields once with KVFERRY_FIELDS and grows
-// only at the end, so an old reader ignores what a newer writer added.
+// A msgpack codec for structs that processes send each other. A struct lists its fields once with KVFERRY_FIELDS and
+// grows only at the end, so an old reader ignores what a newer writer added.
 #pragma once
 
 #include <msgpack.hpp>
