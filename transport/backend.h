@@ -70,7 +70,7 @@ class Backend {
 
   /// Adds a peer, whose `address` has passed check_address().
   virtual void add_peer(PeerId peer, const std::string& address) = 0;
-  /// Removes a peer, and ends its transfers with kPeerLost.
+  /// Removes a peer. Each of its transfers ends with kPeerLost, unless it ends in another way before.
   virtual void drop_peer(PeerId peer) = 0;
   virtual void submit(AcceptedTransfer transfer) = 0;
   /// Adds copies to a transfer; does nothing if the transfer has ended.

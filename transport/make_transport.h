@@ -19,7 +19,7 @@ namespace kvferry {
 
 /// Options of every backend. The defaults suit a worker node.
 struct CommonOptions {
-  std::uint32_t transfers_max = 1024;  // submit() returns kFull while this many are pending or not polled
+  std::uint32_t transfers_max = 1024;  // submit() returns kFull while this many transfers are pending or not polled
   TimeNs spin_ns = 20'000;             // a waiting thread polls this long before it sleeps
   TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
 };
@@ -36,10 +36,11 @@ struct UcxOptions : CommonOptions {
   std::uint64_t packed_bytes_max = 64 << 10;
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
   Device* device = nullptr;   // the GPU of the progress thread; must outlive the transport; nullptr: none
-  // Number of the GPU on the PCI bus ("0000:1b:00.0"), near which network cards are chosen; empty: all are used.
+  // Number of the GPU on the PCI bus ("0000:1b:00.0"), near which network cards are chosen; empty: their distance does
+  // not count.
   std::string gpu_bus_id;
   // Network cards to choose from: names of RDMA devices (with or without ":PORT") or of interfaces. Empty: all RDMA
-  // devices.
+  // devices; without `gpu_bus_id` UCX then chooses by itself.
   std::vector<std::string> nics;
 };
 

@@ -123,11 +123,11 @@ class Transport {
   /// by network cards or by peers' GPUs: the caller must agree with such peers before it unmaps the memory.
   virtual Result<void> unregister_region(RegionId region) = 0;
 
-  /// Lets peers access [offset, +bytes) of a region, on `terms`, until revoke(). A transfer that names export_grant()
-  /// as its remote_region counts remote offsets from the grant's start, and is refused outside of the grant. No peer
-  /// can guess a grant, whose id has 64 unpredictable bits. kInvalidArgument: unknown region, or bad bounds or terms;
-  /// kFull: too many grants; kUnavailable: this backend gives no grants of this memory, because it could not revoke
-  /// them.
+  /// Lets peers access [offset, +bytes) of a region, on `terms`, until revoke(). A transfer whose remote_region is the
+  /// result of export_grant() counts remote offsets from the grant's start, and is refused outside of the grant. No
+  /// peer can guess a grant, whose id has 64 unpredictable bits. kInvalidArgument: unknown region, or bad bounds or
+  /// terms; kFull: too many grants; kUnavailable: this backend gives no grants of this memory, because it could not
+  /// revoke them.
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes,
                                 const GrantTerms& terms) = 0;
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {

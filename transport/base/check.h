@@ -1,6 +1,6 @@
-// KVFERRY_CHECK asserts what the code can't go on without: invariants of kvferry's own code, and in a few places
-// memory, file descriptors and libraries that work. It is on in release builds too. Other failures are returned as a
-// Result (result.h).
+// KVFERRY_CHECK asserts what the code can't go on without: invariants of kvferry's own code, and in a few places enough
+// memory, a free file descriptor or the success of a library call. It is on in release builds too. Other failures are
+// returned as a Result (result.h).
 #pragma once
 
 #include <fmt/format.h>

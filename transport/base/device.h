@@ -20,7 +20,7 @@ namespace kvferry {
 using DeviceStream = void*;
 
 enum class MemoryKind : std::uint8_t {
-  kDevice,  // GPU memory, which the host can't read
+  kDevice,  // GPU memory, which the host can access only if is_host()
   kPinned,  // host memory that the GPU and its copy engines access directly
 };
 

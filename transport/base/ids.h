@@ -23,7 +23,7 @@ using Attempt = StrongId<struct AttemptTag, std::uint32_t>;          // number o
 using Generation = StrongId<struct GenerationTag, std::uint64_t>;    // counts the uses of a slot
 using BlockId = std::int32_t;                                        // vLLM's block id within its KV group
 
-constexpr BlockId kNoBlock = -1;  // entry of a block table for a block that the engine has dropped
+constexpr BlockId kNoBlock = -1;  // in a list of blocks: no block, e.g. because the engine has dropped it
 
 }  // namespace kvferry
 

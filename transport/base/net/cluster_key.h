@@ -39,11 +39,11 @@ struct KeyContent {
 /// The cluster key. It is used only to derive a key for each purpose, so that no derived key reveals anything about
 /// another one.
 ///
-/// While the key is being rotated, its file has two keys: the first one is in use, and both are accepted. README.md has
-/// what each protocol does with them. If the key was read from a file, a thread reads the file again every
-/// kLookEveryNs. The thread uses a new content only after two equal reads, so that no half-copied file is used; a file
-/// that can't be used is logged once, and the former keys stay. The list of members is read in the same way. Copies of
-/// a ClusterKey share its keys. Threads: any.
+/// While the key is being rotated, its file has two keys: the first one is in use, and both are accepted. The README.md
+/// of this folder says what each protocol does with them. If the key was read from a file, a thread reads the file
+/// again every kLookEveryNs. The thread uses a new content only after two equal reads, so that no half-copied file is
+/// used; a file that can't be used is logged once, and the former keys stay. The list of members is read in the same
+/// way. Copies of a ClusterKey share its keys. Threads: any.
 class ClusterKey {
  public:
   static constexpr std::size_t kBytesMin = 32, kBytesMax = 65536;

@@ -33,14 +33,15 @@ std::vector<std::string> gpus_of_host(const std::filesystem::path& root);
 /// Returns the NUMA node of a PCI device, -1 if it is unknown.
 int numa_node_of(const std::filesystem::path& root, std::string_view pci_bus_id);
 
-/// Returns the RDMA devices that are nearest to a GPU. GPUs with the same nearest devices divide these among them, in
-/// the order of the PCI addresses, so that every process comes to the same result by itself. Never chosen are inactive
-/// ports, devices that have no file in this container's /dev, and ports with less than half the rate of the fastest
-/// port, which are for management. Of equally near ports the fastest are chosen, and of these InfiniBand rather than
-/// Ethernet. Returns no cards if the GPU is missing, or if there is no card to choose from.
+/// Returns the network cards that are nearest to a GPU. GPUs with the same nearest cards divide these among them, or
+/// share single cards if there are fewer cards than GPUs, in the order of the PCI addresses, so that every process
+/// comes to the same result by itself. Never chosen are inactive ports, devices that have no file in this container's
+/// /dev, and, without `allowed`, ports with less than half the rate of the fastest port, which are for management. Of
+/// equally near ports the fastest are chosen, and of these InfiniBand rather than Ethernet. Returns no cards if the GPU
+/// is missing, or if there is no card to choose from.
 ///
-/// `allowed`: names of RDMA devices, with or without a port, and of interfaces; only these are chosen from, whatever
-/// their rate. Empty: all RDMA devices.
+/// `allowed`: names of RDMA devices, with or without a port, and of interfaces; only these are chosen from. Empty: all
+/// RDMA devices.
 NearNics nics_near(const std::filesystem::path& root, std::string_view pci_bus_id,
                    std::span<const std::string> allowed = {});
 

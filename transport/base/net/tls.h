@@ -94,7 +94,7 @@ class TlsSession {
 
  private:
   friend struct TlsCallbacks;
-  /// Called before the first message of a handshake between members with keys of their own.
+  /// Called before the first message of a handshake if there is a list of members.
   void prepare_certificate();
   /// Returns whether the peer proved who it is, and whether both ends agree about encryption.
   bool has_proof();
