@@ -36,8 +36,8 @@ std::uint64_t DeviceTransfer::post(std::byte* remote, std::uint64_t bytes_max) {
 }
 
 void DeviceTransfer::start_checksums() {
-  // The stream computes checksums after the copies. A pull's bytes are hashed where they arrived, a push's at their
-  // source: reading back the bytes just written to the peer would prove nothing more.
+  // The checksums are computed in the stream, after the copies, and always of this process's memory: a pull's bytes are
+  // hashed where they arrived, a push's bytes at their source.
   if (Result<void> ok = verifier_.start_on_device(device_, stream_); !ok) end(ErrorCode::kInternal, ok.error().what);
   fence(0);
 }

@@ -32,7 +32,8 @@ class DeviceTransfer {
   /// Enqueues up to `bytes_max` bytes of copies in one launch and, after the transfer's last copy, the checksums.
   /// `remote`: where the peer's region is mapped. Returns the number of bytes in the launch.
   std::uint64_t post(std::byte* remote, std::uint64_t bytes_max);
-  /// Polls the device. Returns the number of bytes that the device has copied since the last call.
+  /// Polls the device. Returns the number of posted bytes whose copies have ended, or were given up, since the last
+  /// call.
   std::uint64_t reap(TimeNs now);
 
   /// Ends the transfer: no more work is enqueued for it. Only the first call's code and reason are kept.
@@ -53,7 +54,7 @@ class DeviceTransfer {
   std::vector<std::uint32_t> corrupt_ranges() const { return verifier_.corrupt_ranges(); }
 
  private:
-  /// Copies that were enqueued together.
+  /// Copies or checksums that were enqueued together, and the event that follows them.
   struct Launch {
     DeviceEvent end;
     std::uint64_t bytes = 0;
@@ -65,7 +66,8 @@ class DeviceTransfer {
   void finish_checksums();
   /// Records an event after the work enqueued so far. `bytes`: number of bytes enqueued since the last call.
   void fence(std::uint64_t bytes);
-  /// Ends the transfer because an event of the device has failed. If events fail for too long, gives the device up.
+  /// Ends the transfer because an event of the device has failed. If events have failed for too long, the transfer
+  /// counts as quiet, and was_given_up() returns true.
   void settle(const Error& refusal, TimeNs now);
 
   AcceptedTransfer accepted_;
@@ -73,7 +75,7 @@ class DeviceTransfer {
   const DeviceStream stream_;
   RangeVerifier verifier_{accepted_};
   PieceCursor cursor_;
-  std::vector<DeviceCopy> piece_;  // the copies of the last piece, kept to reuse its memory
+  std::vector<DeviceCopy> piece_;  // the copies of the last launch; a member, so that its memory is reused
   std::deque<Launch> launches_;
   std::uint64_t unfenced_bytes_ = 0;
   bool lacks_fence_ = false;  // whether recording the last event failed

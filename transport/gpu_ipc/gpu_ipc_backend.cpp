@@ -9,11 +9,11 @@ namespace kvferry::gpu_ipc {
 namespace {
 
 constexpr std::uint32_t kProtocolVersion = 1;
-// How long a busy device is polled without a pause after its last progress. It is longer than a piece takes, because a
-// thread that sleeps between pieces leaves the device idle.
+// How long the progress thread polls a busy device without a pause after the last progress. A thread that sleeps
+// between pieces may leave the device idle.
 constexpr TimeNs kDeviceSpinNs = 200'000;
-constexpr TimeNs kPollNs = 50'000;  // time between polls of a busy device that has finished nothing for kDeviceSpinNs
-constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // time between checks of a completion queue without room
+constexpr TimeNs kPollNs = 50'000;  // longest pause between polls when nothing has progressed for kDeviceSpinNs
+constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // longest time between checks of a completion queue without room
 constexpr TimeNs kIdleNs = 60 * kSecond;
 
 }  // namespace
@@ -70,7 +70,7 @@ Result<GrantId> GpuIpcBackend::grant(RegionId region, std::uint64_t, std::uint64
 }
 
 void GpuIpcBackend::run() {
-  // An error can be ignored here: the copies fail then too, and their transfers report the reason.
+  // An error can be ignored here: if the GPU can't be used, the copies fail too, and their transfers report the reason.
   static_cast<void>(device_.bind_thread());
   take_turns("kvferry-gpu-ipc");
   control_->shutdown();  // this completes all transfers of the control link
@@ -245,10 +245,11 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
                                                     {"in_flight_bytes", options.in_flight_bytes},
                                                     {"silence_ns", options.silence_ns}}));
   ShmOptions link;
-  // The link polls for longer than a piece takes, so that it need not be woken for the notification after a last piece.
+  // A thread that waits on the link polls for this long before it sleeps, so that a notification that comes soon need
+  // not wake it.
   link.spin_ns = gpu_ipc::kDeviceSpinNs;
   link.silence_ns = options.silence_ns;
-  link.transfers_max = 1 << 20;  // enough for every pending notification, and for a hello and a watch for each peer
+  link.transfers_max = 1 << 20;  // room for the pending notifications, and for a hello and a watch for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
   DeviceStream stream = KVFERRY_TRY(options.device->make_stream());
   auto backend = std::make_unique<gpu_ipc::GpuIpcBackend>(options, stream, std::move(control));

@@ -28,8 +28,8 @@ struct Address {
   KVFERRY_FIELDS(protocol_version, incarnation, control, control_region, where);
 };
 
-/// A peer's regions, mapped into this process. Each region is opened only once, because opening takes milliseconds. All
-/// regions are closed when the peer and the last transfer that uses one of them are gone.
+/// A peer's regions, mapped into this process. An opened region stays open, because opening takes milliseconds. The
+/// destructor closes all regions. The peer and each transfer that uses a region keep this object alive.
 class Mappings {
  public:
   explicit Mappings(Device& device) : device_(device) {}
@@ -54,7 +54,8 @@ class Mappings {
   std::map<std::pair<std::string, std::uint64_t>, std::byte*> opened_;  // key: exported handle and size
 };
 
-/// Threads: Backend says which threads may call its methods; all private members belong to the progress thread.
+/// Threads: Backend says which threads may call its methods. The members from `peers_` on belong to the progress
+/// thread; those before `peers_` are constant or synchronised.
 class GpuIpcBackend final : public InboxBackend {
  public:
   /// Starts the progress thread. The backend owns `stream` and drops it. `control` carries notifications and
@@ -94,7 +95,7 @@ class GpuIpcBackend final : public InboxBackend {
     TransferId notification;  // id of the control link's transfer that carries the notification; 0: not sent yet
   };
   using TransferPtr = std::unique_ptr<Transfer>;
-  /// The purpose of a transfer on the control link. A kWatch ends when the peer is gone.
+  /// The purpose of a transfer on the control link. A kWatch ends when the control link to the peer ends.
   struct ControlRequest {
     enum class Kind { kHello, kWatch, kNotification } kind;
     PeerPtr peer;
