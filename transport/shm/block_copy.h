@@ -10,8 +10,8 @@
 
 namespace kvferry::shm {
 
-/// Copies ranges within mapped memory, on this thread. `bypass_cache`: stores bypass the cache, which is a third to a
-/// half faster for amounts of memory that exceed the cache.
+/// Copies ranges within mapped memory, on this thread. `bypass_cache`: stores bypass the cache, which is faster for
+/// amounts of memory that exceed the cache.
 void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::byte* remote_base, Direction direction,
                  bool bypass_cache);
 

@@ -23,8 +23,8 @@ void relax() {
 #endif
 }
 
-/// Returns the number of threads that copy. More threads would gain nothing, since the memory's bandwidth is the limit,
-/// and vLLM needs CPUs as well.
+/// Returns the number of threads that copy. It is small, because a few threads reach the memory's bandwidth and vLLM
+/// needs CPUs as well.
 std::uint32_t threads_for_this_machine() {
   cpu_set_t allowed;
   if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;

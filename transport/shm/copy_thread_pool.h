@@ -11,8 +11,8 @@
 namespace kvferry::shm {
 
 /// Threads that share the work of a copy with the calling thread. One thread's copy is limited by its outstanding cache
-/// misses, far below the memory's bandwidth: two threads copy twice as fast, for the same processor time. After each
-/// share() the helper threads spin for a moment, since a transfer's next share() soon follows, and then sleep.
+/// misses, far below the memory's bandwidth, so several threads copy faster. After each share() the helper threads spin
+/// for a moment, since the same transfer's next share() may follow soon, and then sleep.
 class CopyThreadPool {
  public:
   /// `num_threads` includes the caller of share(); 0: chosen by the number of processors this process may use.
@@ -34,8 +34,8 @@ class CopyThreadPool {
   std::size_t num_parts_ = 0;
   const std::function<void(std::size_t)>* task_ = nullptr;
   std::atomic<std::size_t> next_part_{0};
-  // round_ is odd while there is work. A helper increments num_inside_ and then checks that its round is still open;
-  // the caller of share() closes the round and then waits until num_inside_ is 0.
+  // round_ is odd while helpers may take parts. A helper increments num_inside_ and then checks that its round is still
+  // open; the caller of share() closes the round and then waits until num_inside_ is 0.
   std::atomic<std::uint32_t> round_{0};
   std::atomic<std::uint32_t> num_inside_{0};
   std::atomic<std::uint32_t> num_asleep_{0};

@@ -21,7 +21,7 @@ struct Address {
   KVFERRY_FIELDS(protocol_version, incarnation, host, socket_name, secret);
 };
 
-/// A packet consists of its type, which is one byte, and the message of that type.
+/// A packet consists of its type, which is one byte, and a body, which is empty for some types.
 enum class Type : char {
   kHello = 'H',       // body: Hello; the first packet of a connection
   kWelcome = 'W',     // body: Welcome; with the notification ring and the control page as descriptors, unless refused

@@ -15,8 +15,9 @@
 
 namespace kvferry::shm {
 
-/// Maps a peer's file. kRefused: the file lacks these bytes, or is not sealed against shrinking. Without the seal the
-/// peer could shrink the file, and an access beyond its end would kill this process.
+/// Maps a peer's file. kRefused: `bytes` is 0, the file lacks these bytes, or it is not sealed against shrinking.
+/// Without the seal the peer could shrink the file, and an access beyond its end would kill this process. Other errors:
+/// those of SharedMapping::map().
 Result<SharedMapping> map_peers_file(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable);
 
 /// A ring of notifications for one producer process and one consumer process; each calls from one thread at a time. The
@@ -28,14 +29,14 @@ class NoteRing {
 
   explicit NoteRing(SharedMapping pages) : pages_(std::move(pages)) {}
 
-  /// Appends a note. Returns false if there is no room for it now. Sets `must_wake` on the first push after
-  /// ask_to_be_woken().
+  /// Appends a note. Returns false if the ring has no room for the note now. Otherwise sets `must_wake`: true for the
+  /// ring's first note and for the first note after ask_to_be_woken(), else false.
   bool push(std::string_view note, bool& must_wake);
   /// Returns nullopt if the ring is empty or malformed; if malformed, is_broken() is true.
   std::optional<std::string> pop();
   bool has_notes() const { return header().tail.load(std::memory_order_seq_cst) != head_; }
   /// The consumer calls this function, and then checks the ring once more, before it sleeps. The next push() sets
-  /// `must_wake`.
+  /// `must_wake` to true.
   void ask_to_be_woken() { header().is_woken.store(0, std::memory_order_seq_cst); }
   bool is_broken() const { return is_broken_; }
 

@@ -159,8 +159,8 @@ bool ShmBackend::advance(TimeNs now) {
     std::vector<std::uint32_t> broken;
     for (auto& [number, inbound] : inbound_) {
       if (!inbound.ring) continue;
-      // While this side polls, empty rings are skipped. While it does not poll, deliver_notes() must run for empty
-      // rings too, since it asks the producer to wake this side.
+      // While this side polls, empty rings are skipped. While this side does not poll, deliver_notes() must run for
+      // empty rings too, since deliver_notes() asks the producer to wake this side.
       if (is_spinning_ && !inbound.ring->has_notes()) continue;
       has_more |= inbound.ring->has_notes();
       if (!deliver_notes(inbound)) broken.push_back(number);

@@ -1,4 +1,4 @@
-// Handles what peers send to a ShmBackend: hellos, requests to map its regions, notifications.
+// The part of ShmBackend that handles what peers send to it: hellos, requests to map its regions, pings, notifications.
 #include <fcntl.h>
 
 #include <cerrno>
@@ -39,7 +39,8 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
     send_message(inbound.socket.get(), Type::kWelcome, Welcome{std::move(why)});
     return false;
   };
-  // Checked first: a process without the address learns nothing about this one.
+  // The incarnation and the secret are checked before the version, so that a process without the address does not learn
+  // the version.
   if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
     return refuse("the address is of an earlier start of the peer, or is wrong");
   if (hello->protocol_version != kProtocolVersion)
@@ -106,7 +107,7 @@ bool ShmBackend::deliver_notes(Inbound& inbound) {
 void ShmBackend::close_inbound(std::uint32_t number) {
   const auto inbound = inbound_.find(number);
   if (inbound->second.ring) {
-    deliver_notes(inbound->second);  // notes that the peer wrote before it disconnected
+    deliver_notes(inbound->second);  // delivers the notes that are left in the ring
   } else {
     --num_pending_handshakes_;
   }

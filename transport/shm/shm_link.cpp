@@ -128,7 +128,8 @@ void ShmLink::submit(AcceptedTransfer accepted) {
       decode<RegionMemoryKey>(accepted.remote.rkey, "description of the peer's memory region");
   if (!key) return table_.complete(id, ErrorCode::kInternal, key.error().what);
   transfers_.push_back(std::make_unique<ShmTransfer>(std::move(accepted), *key));
-  // If this is the only transfer and it is small, the calling thread copies it at once.
+  // If the link is ready and has no other transfer, a small transfer is copied here and now, and not by a later call of
+  // advance(now).
   if (transfers_.size() != 1 || !is_ready() || transfers_.front()->bytes_left() > options_.inline_bytes) return;
   while (!transfers_.empty() && advance(transfers_.begin())) continue;
 }
@@ -184,7 +185,7 @@ ShmLink::Transfers::iterator ShmLink::most_urgent() {
 
 bool ShmLink::advance(TimeNs now) {
   if (is_failed_ || !socket_) return false;
-  // Time in which this process itself did not run does not count as the peer's silence.
+  // A long time in which this process itself did not run does not count as the peer's silence.
   if (now - std::exchange(advanced_at_, now) >= options_.silence_ns / 2 && owed_since_ != 0) owed_since_ = now;
   if (owed_since_ != 0 && now - std::max(owed_since_, received_at_) >= options_.silence_ns) {
     fail(fmt::format("the peer owes an answer and was silent for more than {} ms (setting silence_ms)",
@@ -211,8 +212,9 @@ TimeNs ShmLink::next_deadline() const {
   return owed_since_ == 0 ? ProgressLoop::kNever : advanced_at_ + options_.silence_ns / 4;
 }
 
-/// Also returns kRefused if the transfer's grant has expired or does not allow the transfer's direction. The peer can't
-/// check this at each copy; it only refuses to send the region's file descriptor for such a grant.
+/// kRefused: the transfer needs a grant, its grant has expired or does not allow the transfer's direction, the region
+/// could not be mapped, or CMA does not work. The peer can't check a grant's terms at each copy; the peer only refuses
+/// to send the region's file descriptor for a grant whose terms do not allow the access.
 Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) {
   const RegionDescriptor& remote = transfer.accepted().remote;
   const RegionMemoryKey& key = transfer.key();

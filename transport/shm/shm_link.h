@@ -42,8 +42,9 @@ class ShmLink {
   bool feed(const FedCopies& more);
   void cancel(TransferId id);
   void cancel_all(const std::string& what);
-  /// Copies the next piece of the most urgent transfer, or notifies the peer that the transfer has ended. Pings the
-  /// peer if the transfer has to wait for it. Returns true if the caller should call advance() again soon.
+  /// Copies the next piece of the most urgent transfer. After the last piece, sends the transfer's notification and
+  /// ends the transfer. Pings the peer if the transfer has to wait for the peer. Fails the link if the peer owes an
+  /// answer and has been silent for too long. Returns true if the caller should call advance() again soon.
   bool advance(TimeNs now);
   TimeNs next_deadline() const;
   void fail(const std::string& why);
@@ -73,7 +74,8 @@ class ShmLink {
   /// Returns true if the transfer made progress. The transfer may have ended.
   bool advance(Transfers::iterator transfer);
   bool notify_and_finish(Transfers::iterator transfer);
-  /// Returns how to reach the peer's memory, or nullopt while a map request is unanswered. An error ends the transfer.
+  /// Returns how to reach the peer's memory, or nullopt while a map request is unanswered. The caller must end the
+  /// transfer after an error.
   Result<std::optional<RemoteMemory>> reach(const ShmTransfer& transfer);
   void finish(Transfers::iterator transfer, ErrorCode code, std::string what);
   void expect_answer(TimeNs now);

@@ -10,10 +10,10 @@
 namespace kvferry::shm {
 namespace {
 
-constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // a copy of more bytes does not stay in a core's cache
+constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // size of a core's cache, as assumed
 constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;  // limit on a piece's bytes, for each copying thread
 // Limit of a slice, and the size at which a part is full. The limit is so small that a slice is still in the cache when
-// it is hashed, and that the threads wait only briefly for the last part.
+// it is hashed.
 constexpr std::uint64_t kPartBytes = std::uint64_t{128} << 10;
 
 }  // namespace
@@ -92,8 +92,7 @@ Result<void> ShmTransfer::copy(std::span<const CopyRange> slices, const RemoteMe
 
 void ShmTransfer::check(std::span<const CopyRange> slices, std::uint32_t& range, RangeDigest& digest,
                         std::vector<std::uint32_t>& corrupt_ranges) const {
-  // A pull's bytes are hashed where they arrived, a push's at their source: reading back the bytes just written to the
-  // peer would prove nothing more.
+  // The bytes are always hashed in this process's memory: a pull's bytes where they arrived, a push's at their source.
   for (const CopyRange& slice : slices) {
     const CopyRange& whole = accepted_.copies[range];
     const bool ends_range = slice.local_offset + slice.bytes == whole.local_offset + whole.bytes;

@@ -40,8 +40,8 @@ class ShmTransfer {
   std::uint64_t bytes_left() const;
   const RangeVerifier& verifier() const { return verifier_; }
 
-  /// Copies the next piece, which takes about a millisecond. Errors: those of copy_by_cma(); kRefused if the mapping is
-  /// shorter than the peer's descriptor says.
+  /// Copies the next piece. Errors: those of copy_by_cma(); kRefused if the mapping is shorter than the peer's
+  /// descriptor says.
   Result<void> copy_piece(const RemoteMemory& remote, CopyThreadPool& threads);
 
  private:
