@@ -12,7 +12,7 @@ namespace {
 
 /// Limit on the reason that is sent to an unauthenticated client, which with the header gets at most 64 bytes.
 constexpr std::size_t kRefusalBytesMax = 64 - sizeof(MessageHeader);
-// Reason that is sent to a client without a valid Hello, or in place of a reason that is too long and is only logged.
+// Reason that is sent to a client whose first message is no Hello, or in place of a reason that is too long to be sent.
 constexpr std::string_view kNoHello = "no valid handshake";
 
 }  // namespace
@@ -23,7 +23,9 @@ Acceptor::Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secr
 void Acceptor::accept(OwnedFd socket) {
   if (pending_.size() >= kPendingMax)
     on_broken(*pending_.front().connection,
-              fmt::format("no handshake arrived, while {} newer connections waited for its place", kPendingMax));
+              fmt::format("no handshake arrived before {} newer connections came, and at most {} connections may be "
+                          "without a handshake",
+                          kPendingMax, kPendingMax));
   pending_.push_back({&host_.adopt(std::move(socket), *this, false), host_.now()});
   host_.arm_silence_check();
 }

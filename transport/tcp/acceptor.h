@@ -16,7 +16,8 @@ class TcpBackend;
 
 class Acceptor final : public MessageHandler {
  public:
-  /// `welcome` is called for each connection whose Hello is valid, and sets another handler for the connection.
+  /// `welcome` is called for each connection whose Hello is valid. It must set another handler for the connection, or
+  /// close the connection.
   using Welcome = std::function<void(Connection&, const Hello&)>;
   Acceptor(TcpBackend& host, std::uint64_t incarnation, std::string secret, Welcome welcome);
 
@@ -25,15 +26,16 @@ class Acceptor final : public MessageHandler {
   void accept(OwnedFd socket);
   /// Drops connections that are pending for too long. Returns the time at which check() must be called next.
   TimeNs check(TimeNs now);
-  /// Returns the number of connections that were closed before their Hello was accepted. Any thread.
+  /// Returns the number of connections that failed, were refused or were dropped before their Hello was accepted. Any
+  /// thread may call this function.
   std::uint64_t num_refused() const { return num_refused_; }
 
   Result<void> on_head(Connection& connection, const MessageHead& head) override;
   void on_broken(Connection& connection, const std::string& why) override;
 
   static constexpr std::size_t kPendingMax = 256;
-  // Time limit for the Hello and, with a cluster key, for the TLS handshake before it. If silence_ns is shorter, it is
-  // the limit.
+  // Time limit for the Hello and, with a cluster key, for the TLS handshake before it. If silence_ns is shorter,
+  // silence_ns is the limit.
   static constexpr TimeNs kHelloNs = kSecond;
 
  private:

@@ -16,15 +16,16 @@
 namespace kvferry::tcp {
 namespace {
 
-constexpr std::uint64_t kTurnBytes = 2 << 20;  // bytes that one connection moves before the next one's turn
+constexpr std::uint64_t kTurnBytes = 2 << 20;  // bytes that one connection moves in each direction in its turn
 // Room in the receive buffer beyond the message that is awaited, enough for a small message. Payload that arrives in
 // this buffer must be copied once more.
 constexpr std::size_t kReadAheadBytes = 6 << 10;
 constexpr std::size_t kHeadsBytes = 64 << 10;  // messages without payload are joined until they are this long
-// Limit on queued bytes of answers that the peer has not read; at this limit, nothing is received from the peer.
+// Limit on bytes of queued answers. When it is reached, because the peer does not read, nothing more is received from
+// the peer.
 constexpr std::size_t kControlBytesMax = 4 << 20;
-// This many newly acknowledged bytes show that the peer's process runs. Fewer may be pings, which the kernel of a
-// stopped process acknowledges too.
+// This many newly acknowledged bytes count as a sign that the peer's process runs. Fewer do not, because they may be
+// pings, which the kernel of a stopped process acknowledges too.
 constexpr std::uint64_t kSignOfLifeBytes = 4 << 10;
 constexpr std::size_t kScratchBytes = 256 << 10;
 

@@ -1,4 +1,5 @@
-// One socket: receives messages straight into the memory that their handler names, sends messages straight from memory.
+// One socket: receives each message's payload into the memory that the message's handler names, and sends payload from
+// where it lies.
 #pragma once
 
 #include <sys/uio.h>
@@ -41,7 +42,8 @@ struct OutMessage {
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
-  /// Called when messages can be sent: the connection exists, and with TLS the handshake is done.
+  /// Called once messages can be sent: after the TLS handshake or, without TLS, when a connection that this process has
+  /// begun is made. Not called for an accepted connection without TLS.
   virtual void on_connected(Connection&) {}
   /// Chooses where the payload is written: calls add_sink() for all of it, or drop_payload(). An error breaks the
   /// connection.
@@ -57,7 +59,8 @@ class MessageHandler {
   virtual void on_broken(Connection& connection, const std::string& why) = 0;
 };
 
-/// Never blocks. Edge-triggered: a socket counts as readable and writable until a system call has found the opposite.
+/// A connection, whose methods never block. Its events are edge-triggered: after an event the socket counts as readable
+/// or writable until a system call shows that it is not.
 class Connection {
  public:
   Connection(std::uint64_t id, OwnedFd socket, MessageHandler& handler, bool is_connecting, TimeNs now);
@@ -78,7 +81,7 @@ class Connection {
   }
   /// Returns whether the TLS handshake is not finished yet.
   bool is_shaking_hands() const { return is_shaking_hands_; }
-  /// Returns TlsSession::key_name(), also after TLS has ended, or "" if there is no cluster key.
+  /// Returns TlsSession::key_name(), also once the connection goes on in clear text, or "" if there is no cluster key.
   const std::string& key_name() const { return tls_ != nullptr ? tls_->key_name() : key_name_; }
   /// Called when the peer has sent a valid Hello or Welcome: from then on its messages may hold longer texts.
   void trust() { text_bytes_max_ = kAnswerBytesMax; }
@@ -112,7 +115,8 @@ class Connection {
   bool is_in_the_middle() const {
     return payload_left_ > 0 || begin_ < end_ || out_left_ > 0 || !control_.empty() || has_unsent();
   }
-  /// Returns when the peer last sent or acknowledged something. Queries the socket.
+  /// Returns when the peer last sent something, or was last found to have acknowledged more bytes than pings have.
+  /// Queries the socket.
   TimeNs alive_at(TimeNs now);
   void reset_silence(TimeNs now) { alive_at_ = now; }
 

@@ -38,10 +38,10 @@ enum class MessageKind : std::uint8_t {
 
 enum Flags : std::uint8_t {
   kFinal = 1,      // the last message of a push; its number counts the segments of the whole push
-  kAborted = 2,    // with kFinal: the initiator has given up the push; the target sends no answer and no notification
+  kAborted = 2,    // with kFinal: the initiator has given up the push; the target does not answer or notify its caller
   kChecksums = 4,  // the message has a checksum for each entry, compared when the entry's range has arrived
   kRefused = 8,    // in a kData message: the pull is refused, and there is no payload
-  kUnsound = 16,   // with kFinal: the initiator has found a corrupt range itself, so there is no notification
+  kUnsound = 16,   // with kFinal: the initiator has found a corrupt range itself; the target must not notify its caller
 };
 
 struct MessageHeader {
@@ -63,7 +63,7 @@ static_assert(sizeof(MessageHeader) == 40);
 struct Entry {
   std::uint64_t offset = 0;  // offset in the target's region or grant
   std::uint32_t bytes = 0;
-  std::uint32_t index = 0;  // the range's index in its transfer, and the flag kEndsRange
+  std::uint32_t index = 0;  // in a push: the range's index in its transfer, and the flag kEndsRange; in a pull: 0
 };
 static_assert(sizeof(Entry) == 16);
 constexpr std::uint32_t kEndsRange = std::uint32_t{1} << 31;

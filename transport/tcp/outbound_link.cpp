@@ -17,7 +17,7 @@ void OutboundLink::submit(AcceptedTransfer accepted) {
   const TransferId id = accepted.id;
   if (is_over_) return host_.transfer_table().complete(id, ErrorCode::kPeerLost, why_over_);
   if (transfers_.empty()) {
-    // Before this transfer the peer owed no answer, so its silence until now does not count.
+    // On an open connection the peer owed no answer before this transfer, so its silence until now does not count.
     for (const Lane& lane : lanes_) {
       if (lane.connection != nullptr) lane.connection->reset_silence(host_.now());
     }

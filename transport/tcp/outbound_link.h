@@ -27,12 +27,13 @@ class OutboundLink final : public MessageHandler {
   void submit(AcceptedTransfer accepted);
   void feed(const FedCopies& more);
   void cancel(TransferId id);
-  /// Makes the connections anew if one of them was made with another cluster key than `key_name`, unless transfers are
-  /// under way. Returns whether no connection with another key is left.
+  /// Makes the connections anew if one of them was made with another cluster key than `key_name`. Returns false, and
+  /// changes nothing, if that must wait because transfers are under way.
   bool renew_key(const std::string& key_name);
   /// Completes all transfers with `code` and closes the connections; later transfers end with kPeerLost.
   void end(ErrorCode code, const std::string& why);
-  /// Pings a silent peer, and ends the link after silence_ns. Returns whether the peer owes an answer.
+  /// Pings a silent peer, and treats a connection as broken after silence_ns without a sign of life. Returns whether
+  /// the peer owes an answer.
   bool check(TimeNs now);
 
   void on_connected(Connection& connection) override;

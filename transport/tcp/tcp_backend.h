@@ -25,7 +25,7 @@ namespace kvferry::tcp {
 class TcpBackend final : public Backend, public ProgressLoop::Owner {
  public:
   explicit TcpBackend(const TcpOptions& options);
-  /// Listens and starts the loop's thread. kUnavailable: the address can't be bound.
+  /// Listens and starts the loop's thread. Errors: those of net::listen_in_range() and net::listen_tcp().
   Result<void> start();
 
   // Methods of Backend
@@ -57,7 +57,8 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   void wake(Connection& connection);
   /// Closes the connection. The object stays valid until the next advance().
   void close(Connection& connection);
-  /// Schedules a check of the links for silence. Called when a peer owes an answer.
+  /// Schedules a call of check(), unless one is scheduled. Called when a peer's answer, Hello or rest of a message is
+  /// awaited.
   void arm_silence_check();
 
   // Methods of ProgressLoop::Owner
@@ -69,7 +70,7 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
 
  private:
   void accept_all();
-  /// Adds an accepted connection to the link that its hello names.
+  /// Adds an accepted connection to the link that its hello names, or closes the connection if the link is full.
   void welcome(Connection& connection, const Hello& hello);
   /// Removes a link that has ended and has no open connection.
   void drop_inbound(std::uint64_t link);
