@@ -10,7 +10,7 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this long counts as dead
+constexpr TimeNs kSettleNs = kSecond;  // a device whose events still fail this long after an abort counts as dead
 
 /// The send or receive operations of one NCCL group. Sender and receiver compute the same sizes of these operations
 /// from the sizes of the piece's parts.

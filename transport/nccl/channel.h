@@ -19,7 +19,7 @@
 namespace kvferry::nccl {
 
 /// Device buffers in which small ranges are gathered, one for each channel. They are kept until the transport ends,
-/// because releasing device memory waits for all work of the device. Progress thread only.
+/// because releasing device memory waits for all work of the device. Used by the progress thread only.
 class StagingPool {
  public:
   explicit StagingPool(Device& device) : device_(device) {}
@@ -56,7 +56,7 @@ struct PieceTransfer {
   bool is_drained = false;             // true: the receiver drops the bytes, and needs only the sizes of `parts`
 };
 
-/// Used by the progress thread only. No method blocks; all work is done in advance().
+/// Used by the progress thread only. No method blocks. Only advance() starts posted pieces and reports their ends.
 class Channel {
  public:
   struct Report {
@@ -79,7 +79,7 @@ class Channel {
   /// Starts queued pieces and ends finished ones, as far as that needs no waiting. Appends to `reports`.
   void advance(TimeNs now, std::vector<Report>& reports);
 
-  /// Returns true if the communicator or the device has failed; then only abort() is allowed.
+  /// Returns true if the communicator or the device has failed; the caller must then call abort().
   bool is_failed() const { return !why_.empty(); }
   const std::string& why() const { return why_; }
   /// Returns true if advance() must be called again to notice that work under way has ended.
@@ -111,7 +111,7 @@ class Channel {
   /// Moves the queue's first piece to in_flight_. Precondition: the communicator has posted the piece's NCCL group.
   void end_posting();
   void reap(TimeNs now, std::vector<Report>& reports);
-  /// After abort(): finds out whether the channel is quiet, which is assumed if the device's events fail for too long.
+  /// After abort(): finds out whether the channel is quiet, which is assumed if the device's events keep failing.
   void settle(TimeNs now);
   void fail(const Error& error) {
     if (why_.empty()) why_ = error.what.empty() ? "NCCL or the GPU gave no reason" : error.what;

@@ -50,9 +50,11 @@ class Communicators {
 };
 
 /// Loads NCCL for memory of `device`. `path`: a libnccl.so.2; empty: KVFERRY_NCCL_LIBRARY, or the loader's search path.
-/// kUnavailable: this build has no CUDA, or the library is missing or too old; the message says what to install.
+/// kUnavailable: this build has no NCCL, the library is missing or too old (the message then says what to install),
+/// `device` is no CUDA device, or NCCL can't start. Other errors: those of Device::allocate().
 Result<std::unique_ptr<Communicators>> open_nccl(const std::string& path, Device& device);
-/// Returns the version, like "NCCL 2.32.3". Needs no GPU. Errors: those of open_nccl().
+/// Returns the version, like "NCCL 2.32.3". Needs no GPU. kUnavailable: this build has no NCCL, or the library is
+/// missing or too old.
 Result<std::string> find_nccl(const std::string& path);
 
 /// Makes an NCCL transport over any implementation of Communicators. Errors: those of make_nccl_transport().

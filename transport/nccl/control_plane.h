@@ -39,7 +39,8 @@ class ControlPeer {
 };
 using ControlPeerPtr = std::shared_ptr<ControlPeer>;
 
-/// The control link of one transport. Threads: open() on any thread, the other methods on the progress thread only.
+/// The control link of one transport. Threads: any thread may call open(), address() and describe(); only the progress
+/// thread calls the other methods.
 class ControlPlane {
  public:
   /// Opens the TCP transport that carries the control link. Errors: those of make_tcp_transport().
@@ -50,9 +51,9 @@ class ControlPlane {
   /// Returns a descriptor that is readable while advance() has something to read.
   int event_fd() const { return inner_->event_fd(); }
 
-  /// Returns the connection to this address. If there is none or it is lost, makes a new one. If the address is
-  /// malformed, the new connection is lost from the start. A connection is closed when only this object refers to it
-  /// and all its messages are sent.
+  /// Returns the connection to this address. If there is none or it is lost, makes a new one. If the inner transport
+  /// refuses the address, the new connection is lost from the start. A connection is closed when it is lost, or when
+  /// only this object refers to it and all its messages are sent.
   ControlPeerPtr reach(const ControlAddress& address, TimeNs now);
   void send(ControlPeer& peer, const std::string& message);
 

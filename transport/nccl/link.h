@@ -41,7 +41,8 @@ class Link {
   Link& operator=(const Link&) = delete;
 
   std::uint64_t session() const { return session_; }
-  /// Handles a message of this session. Returns an error if the peer violates the protocol.
+  /// Handles a message of this session. The caller must end the session after an error, such as a peer's violation of
+  /// the protocol.
   virtual Result<void> on_message(const Message& message) = 0;
   /// Does the work that is due, and never waits: pings the peer, advances the channels and this end's requests.
   void advance();

@@ -61,7 +61,7 @@ enum class Purpose : std::uint8_t {
 /// Limits of one piece. They are low because cancel() and revoke() wait for pieces that have begun.
 constexpr std::uint64_t kPieceBytesMax = 8 << 20;
 constexpr std::size_t kExtentsMax = 512;
-/// Limit on a session's unanswered kAsk requests; one more ends the session.
+/// Limit on a session's kAsk requests that the target has not finished; one more ends the session.
 constexpr std::size_t kServedMax = 128;
 
 struct Ask {

@@ -31,7 +31,7 @@ NcclBackend::NcclBackend(const NcclOptions& options, std::unique_ptr<Communicato
       address_(encode(Address{kProtocolVersion, incarnation_, control_->address()})) {
   context_.source_address = address_;
   thread_ = std::thread([this] {
-    // An error can be ignored here: later GPU work on this thread fails too, and its transfers then report the reason.
+    // An error can be ignored here: if the GPU can't be used, transfers fail when they use it, and report the reason.
     static_cast<void>(context_.device.bind_thread());
     take_turns("kvferry-nccl");
     control_->shut_down();

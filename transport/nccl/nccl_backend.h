@@ -15,7 +15,8 @@
 
 namespace kvferry::nccl {
 
-/// Threads: Backend says which threads may call its methods; all private members belong to the progress thread.
+/// Threads: Backend says which threads may call its methods. The private members belong to the progress thread, except
+/// `pinned_` and those that never change.
 class NcclBackend final : public InboxBackend {
  public:
   /// Starts the progress thread.

@@ -18,8 +18,8 @@ namespace {
 // The first version whose point-to-point calls never block on a non-blocking communicator.
 constexpr int kVersionMin = NCCL_VERSION(2, 20, 3);
 
-// Maximum of thread blocks, and so of the GPU's multiprocessors, that a communicator's kernels occupy while they run;
-// NCCL takes up to 32 by itself. NCCL_MAX_CTAS, which the user may set, has priority.
+// Maximum of thread blocks, and so of the GPU's multiprocessors, that a communicator's kernels occupy while they run.
+// By itself NCCL may use more. NCCL_MAX_CTAS, which the user may set, has priority.
 constexpr int kCtasMax = 8;
 
 std::string version_name(int version) {

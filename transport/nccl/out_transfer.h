@@ -1,5 +1,5 @@
-// One accepted transfer: its division into pieces, the number of missing bytes, and its outcome. Sends nothing,
-// reads no memory and computes only the checksums of empty ranges. Private to this folder.
+// One accepted transfer: its division into pieces, the number of missing bytes, and its outcome. The object sends
+// nothing, and computes no checksums except those of empty ranges. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +48,7 @@ class OutTransfer {
   /// Records that all bytes of a piece have arrived.
   void arrived(std::span<const Part> parts);
 
-  /// Returns whether whole copies have arrived that take_hashable() has not returned yet.
+  /// Returns whether copies with checksums have arrived completely that take_hashable() has not returned yet.
   bool has_hashable() const { return !is_ended() && !to_hash_.empty(); }
   std::vector<Part> take_hashable();
   /// Handles the checksums of copies that take_hashable() returned.
