@@ -16,7 +16,7 @@ struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
   std::string worker_address;  // address of the UCX worker, at most kWorkerAddressBytesMax bytes
-  std::string secret;          // 16 random bytes; messages that do not carry them are dropped
+  std::string secret;          // 16 random bytes; messages with a field `secret` that lack these bytes are dropped
   KVFERRY_FIELDS(protocol_version, incarnation, worker_address, secret);
 };
 
@@ -49,15 +49,15 @@ struct Welcome {
   KVFERRY_FIELDS(token, refusal);
 };
 
-/// Asks whether the peer is alive; the pong is the same message without the secret.
+/// Asks whether the peer is alive; the pong is the same message with an empty secret, which is not checked.
 struct Ping {
   std::uint64_t token = 0;
   std::string secret;
   KVFERRY_FIELDS(token, secret);
 };
 
-/// Limit of the block bytes of one BlocksMessage. With the message's fields these bytes fit into one segment of UCX's
-/// TCP (ucp_worker.cpp), so that the receiver unpacks them without another copy.
+/// Limit of the block bytes of one BlocksMessage. It leaves room for the message's fields in one of the TCP segments of
+/// 256 KiB that ucp_worker.cpp sets, so that the receiver unpacks the message without another copy.
 constexpr std::uint64_t kMessageBytesMax = 240 << 10;
 constexpr std::size_t kMessageExtentsMax = 512;
 
@@ -70,7 +70,7 @@ struct BlocksMessage {
   std::uint64_t grant = 0;             // 0: no grant, so offsets count from the region's start, not from the grant's
   std::vector<std::uint64_t> extents;  // offset and length of each block, one after the other
   std::string from;                    // the notification's source address
-  std::string notification;            // the notification, delivered unless the message is refused
+  std::string notification;            // the notification, to be delivered once the blocks are copied
   std::string secret;
   KVFERRY_FIELDS(token, is_pull, region, grant, extents, from, notification, secret);
 };

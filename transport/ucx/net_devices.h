@@ -20,8 +20,8 @@ struct NetDevices {
 };
 
 /// Chooses the network cards. UCX decides if the user has set UCX_NET_DEVICES. UCX also decides if `options` names no
-/// card and either names no GPU, or UCX_TLS leaves out RDMA, or this host lacks the GPU or an RDMA device. Errors:
-/// kInvalidArgument if `options` names a card that this host does not have. `root`: the folder that contains /sys and
+/// card and either names no GPU, or UCX_TLS leaves out RDMA, or this host lacks the GPU or a usable RDMA device.
+/// kInvalidArgument: `options` names a card that this host does not have. `root`: the folder that contains /sys and
 /// /dev.
 Result<NetDevices> choose_net_devices(const UcxOptions& options, const std::filesystem::path& root,
                                       const Environment& get_env);

@@ -60,7 +60,7 @@ struct LocalPiece {
 
 class UcxTransfer;
 
-/// BlocksMessages that peers have not answered yet, by token. Progress thread only.
+/// BlocksMessages that peers have not answered yet, by token. Used by the progress thread only.
 class PendingMessages {
  public:
   struct Pending {

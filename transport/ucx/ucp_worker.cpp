@@ -53,9 +53,9 @@ void redirect_ucx_log() {
     std::call_once(once, [] { api().ucs_log_push_handler(write_to_own_log); });
 }
 
-/// Sets segments of 256 KiB for UCX's TCP. By default UCX emulates gets and puts by copies of 8 KiB, which take two to
-/// three times the processor time. The user's UCX_* variables take precedence. (setenv() is not used, since it would
-/// change the whole process.)
+/// Sets segments of 256 KiB for the TCP of UCX before 1.14. By default UCX emulates gets and puts by copies of 8 KiB,
+/// which take two to three times the processor time. The user's UCX_* variables take precedence. (setenv() is not used,
+/// since it would change the whole process.)
 void set_tcp_segments(ucp_config_t* config) {
   if (loaded_version() >= UCP_VERSION(1, 14)) return;  // the options' names were tested with UCX 1.13 only
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {

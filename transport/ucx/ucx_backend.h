@@ -23,13 +23,15 @@ namespace kvferry::ucx {
 
 /// Promise: TransferTable::complete() is called exactly once for each submitted transfer, also when the peer dies or
 /// the backend stops, and by then UCX no longer touches the transfer's memory.
-/// Threads: Backend says which threads may call its methods; all private members belong to the progress thread.
+/// Threads: Backend says which threads may call its methods. The private members belong to the progress thread, except
+/// `path_` and those that do not change after start().
 class UcxBackend final : public InboxBackend {
  public:
   UcxBackend(const UcxOptions& options, NetDevices net_devices)
       : InboxBackend(options.transfers_max), options_(options), net_devices_(std::move(net_devices)) {}
   ~UcxBackend() override { join(); }
-  /// Starts the progress thread and waits until its UCX worker is up. Returns an error if the worker can't be created.
+  /// Starts the progress thread and waits until its UCX worker is up. Returns an error if the thread can't use its GPU
+  /// or can't set up the worker.
   Result<void> start();
 
   std::string address() const override { return address_; }
@@ -78,10 +80,12 @@ class UcxBackend final : public InboxBackend {
   void on_blocks(std::string_view packed, ucp_ep_h reply_ep);
   void on_answer(std::string_view packed);
 
-  /// Returns the message; nullopt if it is malformed, which is counted and logged. `what`: what it should be.
+  /// Returns the message, or nullopt if it is malformed. Malformed messages are counted, and some of them logged.
+  /// `what`: what the message should be, for the log.
   template <class Message>
   std::optional<Message> checked(Result<Message> message, std::string_view what);
-  /// Returns whether a message has the secret in this transport's address; counts and logs messages that do not.
+  /// Returns whether a message's secret is the one in this transport's address. Messages with another secret are
+  /// counted, and some of them logged.
   bool is_invited(const std::string& secret);
   /// Returns the peer that was given this token, or null.
   UcxPeer* find_peer(std::uint64_t token);
@@ -93,7 +97,7 @@ class UcxBackend final : public InboxBackend {
   std::uint64_t num_malformed_messages_ = 0;
   std::string address_;  // set before start() returns
   mutable std::mutex path_mutex_;
-  std::string path_;  // the transports that UCX has chosen; empty before the first connection
+  std::string path_;  // the transports that UCX has chosen for the latest connection; empty before the first
 
   struct Handler {
     UcxBackend* backend;

@@ -18,7 +18,7 @@ constexpr std::uint64_t kUnsentBytesMax = 8 << 20;
 template <class Message>
 std::optional<Message> UcxBackend::checked(Result<Message> message, std::string_view what) {
   if (message) return std::move(*message);
-  // Only the 1st, 2nd, 4th, 8th ... is logged, because unknown peers can send as many as they like.
+  // Only the 1st, 2nd, 4th, 8th ... malformed message is logged, because unknown peers can send as many as they like.
   if (std::has_single_bit(++num_malformed_messages_))
     log().warn("transport: dropped a message that came by UCX and is no valid {} ({} malformed ones so far): {}", what,
                num_malformed_messages_, message.error().what);
@@ -149,7 +149,7 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
 void UcxBackend::on_answer(std::string_view packed) {
   auto read = checked(read_packed<BlocksAnswer>(packed, "answer with blocks"), "answer with blocks");
   if (!read) return;
-  // A cancelled transfer has removed its messages from pending_messages_, so answers to them are dropped.
+  // A transfer that has ended has removed its messages from pending_messages_, so answers to them are dropped.
   if (const auto message = pending_messages_.take(read->first.token))
     message->transfer->on_answer(message->pieces, read->first, read->second);
 }

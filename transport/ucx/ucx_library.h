@@ -51,8 +51,9 @@ struct Api {
 };
 
 /// Loads UCX once for the whole process: the UCX that the process has loaded already, otherwise the libucp.so.0 that
-/// KVFERRY_UCX_LIBRARY names, that of the build's UCX_ROOT, that of the PyPI package libucx-cu13 beside this module or
-/// program, or that of the system. kUnavailable: there is none; the message says what to install.
+/// KVFERRY_UCX_LIBRARY names, that of the build's UCX_ROOT, that of a PyPI package such as libucx-cu13 beside this
+/// module or program, or that of the system. kUnavailable: none can be loaded, or the loaded one lacks a function; the
+/// message says what to install.
 Result<void> load_ucx();
 
 namespace internal {

@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t kRkeysMax = 64;  // when a peer has this number of unpacked keys, those not in use are destroyed
 
 /// Returns a copy, followed by bytes whose highest bit is set. UCX takes no length and stops reading lists at such a
-/// byte, so it reads nothing beyond the copy even if the peer's bytes are malformed.
+/// byte, so UCX reads nothing beyond the returned bytes even if the peer's bytes are malformed.
 std::string padded(const std::string& bytes) { return bytes + std::string(4096, '\xff'); }
 
 /// Returns whether the request has ended. If it has ended, frees it.
@@ -76,7 +76,7 @@ void UcxPeer::on_welcome(const Welcome& welcome) {
 
 void UcxPeer::watch(TimeNs now, TimeNs silence_ns) {
   const bool owes = !is_failed() && (state_ == State::kConnecting || num_posted > 0 || num_unanswered > 0);
-  // Time in which this process itself did not run does not count as the peer's silence.
+  // A long time in which this process itself did not run does not count as the peer's silence.
   const bool was_away = now - std::exchange(watched_at_, now) >= silence_ns / 2;
   if ((!std::exchange(owed_, owes) || was_away) && owes) alive_at_ = pinged_at_ = now;
   if (!owes || now < silence_deadline(silence_ns)) return;

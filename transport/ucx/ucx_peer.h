@@ -55,8 +55,8 @@ class UcxPeer {
 
   /// Unpacks a remote key. The result may outlive this connection. Precondition: is_ready().
   Result<RkeyPtr> rkey(const std::string& packed);
-  /// Returns whether small blocks are better sent in packed messages, because UCX emulates one-sided operations by
-  /// messages on this connection.
+  /// Returns whether small blocks are better sent in packed messages: UCX emulates one-sided operations by messages on
+  /// this connection, or the names of the connection's transports are unknown.
   bool prefers_packing() const { return prefers_packing_; }
   /// Returns Completion::path of transfers with this peer.
   std::string_view path() const { return is_tcp_alone_ ? "ucx/tcp" : ""; }

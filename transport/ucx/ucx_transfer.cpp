@@ -277,7 +277,7 @@ void UcxTransfer::retire(ucs_status_t status) {
   --num_posted_;
   --peer_.num_posted;
   has_retired_ = true;
-  // An operation fails only on a broken connection. UCX reports the failure before the endpoint's error handler runs.
+  // An operation fails only on a broken connection. UCX may report that before it calls the endpoint's error handler.
   if (status != UCS_OK) peer_.fail(describe_status("UCX failed to read, write or flush the peer's memory", status));
 }
 

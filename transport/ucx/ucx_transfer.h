@@ -27,8 +27,8 @@ struct LocalMemory {
 };
 
 /// A transfer's bytes are moved by one-sided operations on the peer's memory, or in messages that the peer serves. Not
-/// movable: UCX holds `this` as the callbacks' argument. Progress thread only. The constructor's reference arguments
-/// must outlive this object.
+/// movable: UCX holds `this` as the callbacks' argument. Used by the progress thread only. The constructor's reference
+/// arguments, except `local_memory`, must outlive this object.
 class UcxTransfer {
  public:
   UcxTransfer(const UcxOptions& options, UcxPeer& peer, PendingMessages& pending, AcceptedTransfer accepted,
@@ -42,7 +42,7 @@ class UcxTransfer {
   void advance(TimeNs now, UcpWorker& worker, const std::string& from);
   /// Handles the answer to a message of this transfer that named `pieces`.
   void on_answer(const std::vector<LocalPiece>& pieces, const BlocksAnswer& answer, std::string_view payload);
-  /// Returns whether nothing is posted any more and the outcome is known.
+  /// Returns whether the outcome is known and UCX no longer touches the local memory.
   bool is_over() const;
   /// Returns whether a GPU may still be reading the local memory.
   bool is_hashing() const { return verifier_.is_hashing(); }
@@ -66,8 +66,8 @@ class UcxTransfer {
   Mode choose_mode() const;
   bool is_pull() const { return accepted_.is_pull(); }
   bool is_all_posted() const { return accepted_.is_complete && cursor_.is_at_end(accepted_.copies); }
-  /// Takes the next piece of one copy, at most `bytes_max` bytes. With the first piece of a push's copy it also
-  /// verifies the checksum of the copy's whole local range, if is_hashed_here().
+  /// Takes the next piece of one copy, at most `bytes_max` bytes. If is_hashed_here(), taking the first piece of a
+  /// push's copy also verifies the checksum of the copy's whole local range.
   LocalPiece take_piece(std::uint64_t bytes_max);
   bool is_hashed_here() const { return accepted_.has_checksums() && local_memory_.device == nullptr; }
   void post_operations();
