@@ -16,7 +16,7 @@
 
 namespace kvferry::gpu_ipc {
 
-/// The copies of one transfer. Used by the progress thread only. No method waits for the device.
+/// The copies of one transfer, and the checksums after them. Used by the progress thread only.
 class DeviceTransfer {
  public:
   DeviceTransfer(AcceptedTransfer accepted, Device& device, DeviceStream stream)

@@ -51,7 +51,7 @@ void copy_mapped(std::span<const CopyRange> ranges, std::byte* local_base, std::
 
 Result<void> copy_by_cma(std::span<const CopyRange> ranges, std::byte* local_base, std::uint64_t remote_base,
                          Direction direction, int pid) {
-  constexpr std::size_t kRangesMax = 512;  // limit of ranges in a system call; the kernel's limit, 1024, is not faster
+  constexpr std::size_t kRangesMax = 512;  // ranges for each system call; more (the kernel allows 1024) are not faster
   std::array<iovec, kRangesMax> local;
   std::array<iovec, kRangesMax> remote;
   std::size_t index = 0;

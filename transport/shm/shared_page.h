@@ -1,6 +1,6 @@
 // Memory that two processes of one host share, which saves them system calls: the ring of notifications, and the
-// control page with a slot for each region and grant. What the other process writes there is never trusted. Private to
-// this folder.
+// control page with a slot for each region and grant. Positions and lengths that the other process writes there are
+// checked before they are used. Private to this folder.
 #pragma once
 
 #include <atomic>

@@ -89,8 +89,8 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   // Regions and grants, each with a slot on the control page (shm_backend_regions.cpp). Any thread may call these
   // methods, one call at a time.
   Result<std::uint32_t> reserve_slot();
-  /// Closes a slot, so that no peer begins a copy for it. Returns false while a peer still copies; the caller must then
-  /// call again later.
+  /// Closes a slot, so that no peer begins a copy in the slot's memory. Returns false while a peer still copies there;
+  /// the caller must then call close_slot() again later.
   bool close_slot(std::uint32_t slot);
 
   const ShmOptions options_;

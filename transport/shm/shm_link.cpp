@@ -128,8 +128,8 @@ void ShmLink::submit(AcceptedTransfer accepted) {
       decode<RegionMemoryKey>(accepted.remote.rkey, "description of the peer's memory region");
   if (!key) return table_.complete(id, ErrorCode::kInternal, key.error().what);
   transfers_.push_back(std::make_unique<ShmTransfer>(std::move(accepted), *key));
-  // If the link is ready and has no other transfer, a small transfer is copied here and now, and not by a later call of
-  // advance(now).
+  // If the link is ready and has no other transfer, a small transfer is copied before submit() returns, unless the
+  // transfer has to wait for the peer.
   if (transfers_.size() != 1 || !is_ready() || transfers_.front()->bytes_left() > options_.inline_bytes) return;
   while (!transfers_.empty() && advance(transfers_.begin())) continue;
 }

@@ -19,7 +19,7 @@
 
 namespace kvferry::shm {
 
-/// Called under ProgressLoop's lock only. A link that has failed stays failed; its transfers end with kPeerLost.
+/// Used under ProgressLoop's lock only. A link that has failed stays failed; its transfers end with kPeerLost.
 class ShmLink {
  public:
   ShmLink(PeerId peer, Address address, const ShmOptions& options, TransferTable& transfer_table,
@@ -90,7 +90,7 @@ class ShmLink {
   std::optional<NoteRing> ring_;
   std::optional<ControlPage> control_;
   int pid_ = 0;
-  std::string cma_refusal_;  // reason why CMA does not work; empty: it works
+  std::string cma_refusal_;  // reason why CMA is not used; empty: CMA works
   std::map<RegionUse, Region> regions_;
   Transfers transfers_;  // pending transfers, the oldest first
   bool is_failed_ = false;

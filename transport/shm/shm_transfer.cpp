@@ -10,7 +10,7 @@
 namespace kvferry::shm {
 namespace {
 
-constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // size of a core's cache, as assumed
+constexpr std::uint64_t kCacheBytes = std::uint64_t{1} << 20;  // assumed size of a core's cache
 constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;  // limit on a piece's bytes, for each copying thread
 // Limit of a slice, and the size at which a part is full. The limit is so small that a slice is still in the cache when
 // it is hashed.
