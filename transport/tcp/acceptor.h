@@ -24,7 +24,7 @@ class Acceptor final : public MessageHandler {
   /// Adds a connection whose Hello has not arrived yet. If kPendingMax other connections are pending, the oldest of
   /// them is dropped.
   void accept(OwnedFd socket);
-  /// Drops connections that are pending for too long. Returns the time at which check() must be called next.
+  /// Drops connections that have been pending for too long. Returns the time at which check() must be called next.
   TimeNs check(TimeNs now);
   /// Returns the number of connections that failed, were refused or were dropped before their Hello was accepted. Any
   /// thread may call this function.

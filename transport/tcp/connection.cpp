@@ -20,7 +20,7 @@ constexpr std::uint64_t kTurnBytes = 2 << 20;  // bytes that one connection move
 // Room in the receive buffer beyond the message that is awaited, enough for a small message. Payload that arrives in
 // this buffer must be copied once more.
 constexpr std::size_t kReadAheadBytes = 6 << 10;
-constexpr std::size_t kHeadsBytes = 64 << 10;  // messages without payload are joined until they are this long
+constexpr std::size_t kHeadsBytes = 64 << 10;  // messages without payload are joined up to about this size
 // Limit on bytes of queued answers. When it is reached, because the peer does not read, nothing more is received from
 // the peer.
 constexpr std::size_t kControlBytesMax = 4 << 20;

@@ -54,7 +54,7 @@ class MessageHandler {
                         bool /*ends*/) {}
   /// Called when the whole message, including its payload, has arrived.
   virtual Result<void> on_message_end(Connection&) { return {}; }
-  /// Appends a message's head and its payload's parts. Returns false if there is nothing to send now.
+  /// Appends at most one message: its head and its payload's parts. Returns false if there is nothing to send now.
   virtual bool next_message(Connection& /*connection*/, OutMessage& /*out*/) { return false; }
   virtual void on_broken(Connection& connection, const std::string& why) = 0;
 };

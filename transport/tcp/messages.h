@@ -28,7 +28,7 @@ enum class MessageKind : std::uint8_t {
   kWelcome,    // text: why the hello was refused; empty if it was accepted
   kPush,       // entries and their payload; with kFinal also the notification
   kPull,       // entries that the initiator requests
-  kData,       // the payload of the pull with the same `number`; with kRefused no payload, and text: the reason
+  kData,       // the payload of the pull with the same `number`; with kRefused no payload, but the reason as text
   kAnswer,     // the outcome of push `id`, or of the kNotify with `id`; text: AnswerBody, or empty if it succeeded
   kNotify,     // text: the notification of a pull; the target answers it with kAnswer
   kCancel,     // the queued rest of pull `id` need not be sent
