@@ -44,7 +44,7 @@ class Link {
   /// Handles a message of this session. The caller must end the session after an error, such as a peer's violation of
   /// the protocol.
   virtual Result<void> on_message(const Message& message) = 0;
-  /// Does the work that is due, and never waits: pings the peer, advances the channels and this end's requests.
+  /// Does the work that is due: pings the peer, advances the channels and this end's requests.
   void advance();
   /// Ends the session and aborts all pieces that are under way.
   void lose(const std::string& why, bool notify_peer = true);

@@ -48,7 +48,7 @@ class OutTransfer {
   /// Records that all bytes of a piece have arrived.
   void arrived(std::span<const Part> parts);
 
-  /// Returns whether copies with checksums have arrived completely that take_hashable() has not returned yet.
+  /// Returns whether copies with checksums have arrived in full and were not returned by take_hashable() yet.
   bool has_hashable() const { return !is_ended() && !to_hash_.empty(); }
   std::vector<Part> take_hashable();
   /// Handles the checksums of copies that take_hashable() returned.

@@ -56,8 +56,8 @@ struct Ping {
   KVFERRY_FIELDS(token, secret);
 };
 
-/// Limit of the block bytes of one BlocksMessage. It leaves room for the message's fields in one of the TCP segments of
-/// 256 KiB that ucp_worker.cpp sets, so that the receiver unpacks the message without another copy.
+/// Limit of the block bytes of one BlocksMessage. It leaves room for the message's extents in a TCP segment of 256 KiB,
+/// which is the size that ucp_worker.cpp sets, so that the receiver unpacks the message without another copy.
 constexpr std::uint64_t kMessageBytesMax = 240 << 10;
 constexpr std::size_t kMessageExtentsMax = 512;
 

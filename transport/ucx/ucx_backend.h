@@ -52,7 +52,7 @@ class UcxBackend final : public InboxBackend {
     std::unique_ptr<UcxPeer> peer;
     bool reported_ready = false;
     bool reported_lost = false;
-    bool is_dropped = false;  // if true, the entry is erased when the peer is closed
+    bool is_dropped = false;  // if true, the entry is erased when the peer is closed and no transfer is left
   };
   using Transfers = std::vector<std::unique_ptr<UcxTransfer>>;
 

@@ -1,4 +1,4 @@
-// Receives and answers the active messages of the UCX backend.
+// The part of UcxBackend that receives and answers active messages.
 #include <bit>
 #include <optional>
 #include <utility>

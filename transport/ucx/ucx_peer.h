@@ -44,7 +44,7 @@ class UcxPeer {
   /// Returns when watch() must be called next, or 0 for never.
   TimeNs watch_deadline(TimeNs silence_ns) const;
 
-  /// Ends the connection; only the first call's reason is kept. UCX cancels the posted operations.
+  /// Ends the connection; only the first call's reason is kept. advance_close() makes UCX cancel the posted operations.
   void fail(std::string why);
   /// Flushes everything that is posted, notifications included, and then fails the connection. Fails it at `deadline`
   /// at the latest.
