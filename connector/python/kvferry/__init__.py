@@ -3,7 +3,7 @@
 try:
     import kvferry._core  # noqa: F401
 except ModuleNotFoundError:
-    pass  # the native module is not built; the pure Python modules work without the native module
+    pass  # the native module is not built; modules that do not import it, such as kvferry.tickets, still work
 except ImportError as error:
     from kvferry.native import why_not_loaded
 

@@ -1,4 +1,4 @@
-"""All that depends on vLLM's version: which versions are served, what was tested of each, and where they differ.
+"""The versions of vLLM that are served, what was tested of each, and what this package does for some versions only.
 
 No other module of this package looks at vLLM's version.
 """
@@ -49,7 +49,7 @@ def config_revision(model: "ModelConfig") -> str | None:
 
 
 def hash_block_size(kv_cache_config: "KVCacheConfig") -> int | None:
-    """Returns how many tokens one of vLLM's block hashes covers; None if unknown, as before vLLM 0.32."""
+    """Returns the number of tokens in a block that vLLM hashes; None if unknown, as before vLLM 0.32."""
     return None if _numbers(vllm.__version__) in ((0, 30), (0, 31)) else kv_cache_config.hash_block_size
 
 

@@ -21,7 +21,7 @@ class Holder(NamedTuple):
     endpoint: str
     num_full_chunks: int
     tier: str  # slowest tier among these chunks: gpu, host, disk or remote
-    confirmed: bool  # False if reports of this node were lost and it has not sent a new snapshot since
+    confirmed: bool  # False if this entry may be out of date, for example after lost reports
 
 
 class Client(ControllerClient):
@@ -40,7 +40,7 @@ class Client(ControllerClient):
                          cluster_key_file=cluster_key_file)
 
     def lookup(self, keys: Sequence[bytes], timeout: float = 1.0) -> list[Holder]:
-        """Returns the holders of the longest prefix of `keys`, best first. Waits up to `timeout` seconds."""
+        """Returns at most 64 nodes that have a prefix of `keys`, best first. Waits up to `timeout` seconds."""
         return [Holder(*fields) for fields in self.lookup_holders(keys, timeout)]
 
     def __enter__(self) -> Client:

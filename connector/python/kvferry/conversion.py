@@ -25,14 +25,16 @@ _ELEMENTS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16",
 
 
 def other_chunk_dtype(vllm_config: "VllmConfig", setting: str) -> str:
-    """Returns `setting`, the data type of the chunks that this node reads; empty if this server's own KV has it."""
+    """Returns `setting`, the data type of the chunks that this node reads; an empty text if this server's model and KV
+    both have this type.
+    """
     own = {dtype_name(vllm_config.model_config.dtype), kv_dtype(vllm_config)}
     return "" if own == {setting} else setting
 
 
 def conversion(vllm_config: "VllmConfig", specs: "list[Any]", chunk_dtype: str, *, saves_draft_kv: bool) -> str:
     """Returns how this node converts chunks, for the status; an empty text if `chunk_dtype` is empty. Errors:
-    KvFerryError, which says what this version can't convert.
+    KvFerryError if this version can't convert the chunks, or if kv_role is not kv_consumer.
     """
     from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
@@ -63,7 +65,7 @@ def conversion(vllm_config: "VllmConfig", specs: "list[Any]", chunk_dtype: str, 
 def tell_conversion(chunk_dtype: str, converts: str) -> None:
     """Logs what conversion() returned, if it is not empty."""
     if converts:
-        # vLLM shows lines only of loggers named vllm.*
+        # vLLM's log format is only for loggers named vllm.*
         init_logger("vllm.kvferry").warning(
             "kvferry: this server reads chunks that servers with --dtype %s computed (%s): its answers may differ from "
             "those of a server without kvferry, since other rounding is in that KV, and it saves no KV for others",
@@ -74,7 +76,8 @@ def tell_conversion(chunk_dtype: str, converts: str) -> None:
 def element_types(layouts: "list[CacheLayout]", kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig",
                   chunk_dtype: str) -> list[tuple[str, str]]:
     """Returns for each layout the type of its elements in blocks and in chunks; an empty list if `chunk_dtype` is
-    empty. Errors: KvFerryError if a layer's fp8 KV has a scale, or if a layout's layers have different types.
+    empty. Errors: KvFerryError if a layer's fp8 KV has a scale other than 1.0, or if a layout's layers have
+    different types.
     """
     if not chunk_dtype:
         return []

@@ -26,7 +26,8 @@ class PageStrides(NamedTuple):
 
 
 def probe_page(spec: "AttentionSpec", vllm_config: "VllmConfig") -> list[PageStrides]:
-    """Returns the strides of K and of V. Errors: KvFerryError if strides can't express the kernel's order of elements.
+    """Returns the strides of K and of V. Errors: KvFerryError if the kernel can't store such KV, or if strides can't
+    express its order of elements.
     """
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 

@@ -12,7 +12,7 @@ from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
-_PIECE_BYTES = 16 * 2**20  # files are hashed in pieces of this size, by several threads
+_PIECE_BYTES = 16 * 2**20  # size of the pieces in which files are hashed
 _READ_BYTES = 2**20
 _THREADS_MAX = 16
 _SLOW_BYTES = 2**30  # from this total size on, a log line says that files are being hashed

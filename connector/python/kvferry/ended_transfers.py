@@ -20,9 +20,10 @@ class EndedTransfer(NamedTuple):
     bytes: int
     path: str  # name of the transport that moved the bytes; empty for loads, and if nothing was moved
     outcome: str  # ok or the name of a cause, as in the label `reason` of kvferry_recomputed_tokens_total
-    # Stages of a pull: until its last transfer was submitted, from then until the last byte, from then until all chunks
-    # were verified in the pool. The rest of its duration passed between scheduler and workers. A push has only the
-    # second stage: the time since its last chunk was saved in this node's pool.
+    # Stages of a pull, of the rank that ended last: until its last transfer was submitted, from then until the last
+    # byte, from then until all chunks were in their slots, or verified in frames. The rest of the pull's duration
+    # passed between scheduler and workers. A push has only the second stage: the time since its last chunk was in this
+    # node's pool.
     parts: tuple[int, int, int]
 
 

@@ -2,7 +2,8 @@
 
 A layer's tensor has the shape [block, head, token, content] for every physical order (vLLM's KVCacheLayout: LBHNC,
 LBNHC, BLHNC ...); only the strides differ. K and V of a head are side by side in the content, or all K heads come
-before all V heads. K and V are one plane each; a latent cache (MLA) is one plane.
+before all V heads. K and V are one plane each. A latent cache (MLA), or content in a backend's own format, is one
+plane.
 
 If the attention kernel takes smaller blocks than vLLM's block manager gives out, the tensor has several of the kernel's
 blocks for each of the manager's.
@@ -21,14 +22,14 @@ Plane = tuple[int, int, int, int, int]
 
 
 class LayerPlanes(NamedTuple):
-    planes: list[Plane]  # K and V, or the latent vector alone
+    planes: list[Plane]  # K and V, or one plane: a latent vector, or content in a backend's own format
     num_heads: int
     head_dim: int  # number of elements
     split: int = 1  # number of the tensor's blocks that make one block of vLLM's block manager
 
 
 def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> LayerPlanes:
-    """Returns the planes of one layer. Errors: KvFerryError, which names a tensor of another layout and its shape."""
+    """Returns the planes of one layer. Errors: KvFerryError if this version does not support the tensor's layout."""
     shape = tuple(tensor.shape)
     if len(shape) != 4 or spec.block_size % shape[2] != 0:
         refuse_to_start(

@@ -27,7 +27,8 @@ class StepPlan(KVConnectorMetadata):
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """Sent after a step by the workers to the scheduler: the chunks packed and unpacked, one entry per rank."""
+    """Sent after a step by the workers to the scheduler: the chunks packed and unpacked. A rank has up to two entries.
+    """
 
     payloads: list[bytes] = field(default_factory=list)
 

@@ -2,7 +2,7 @@
 
 The fingerprint covers what changes KV: the weights' content, and the configuration that vLLM runs with. It leaves out
 what changes no KV (parallelism, block size, vLLM's version, scheduling, tokenizer), so that nodes which differ only in
-these share chunks.
+these share chunks. chunk_format() in served.py adds fields for models with state or with unlike windows.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ def lora_settings(vllm_config: "VllmConfig") -> str:
 def model_identity(model: "ModelConfig", load_config: Any) -> str:
     """Returns the model's name and a digest of all its weights, equal on every host that has the same files.
 
-    Weights that are in no local folder are identified by name and revision.
+    Weights that can't be read from local files are identified by name and revision, dummy weights by name.
     """
     source = str(model.model_weights or model.model)
     name = _base_name(source)

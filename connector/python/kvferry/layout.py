@@ -25,7 +25,7 @@ class CacheLayout(NamedTuple):
     """Consecutive layers of one shape."""
 
     layers: list[tuple[str, int, Plane, Plane]]  # in the model's order: name, KV group, K, V (= K if `planes` is 1)
-    planes: int  # number of planes: 2, or 1 for a latent cache
+    planes: int  # number of planes: 2 if K and V are separate, otherwise 1
     num_kv_heads: int
     head_dim: int  # number of elements
     element_bytes: int
@@ -188,7 +188,7 @@ def draft_layers(names: Iterable[str], vllm_config: "VllmConfig") -> set[str]:
 
 
 def count_chunk_layers(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig", saves_draft_kv: bool) -> int:
-    """Returns the number of layers of all pipeline stages whose KV is in a chunk."""
+    """Returns the number of layers whose KV is in a chunk, in all pipeline stages together."""
     if vllm_config.parallel_config.pipeline_parallel_size > 1:  # kv_cache_config has the layers of one stage only
         return int(vllm_config.model_config.get_total_num_hidden_layers())
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]

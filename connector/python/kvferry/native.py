@@ -8,8 +8,8 @@ _PACKAGES = {"libcrypto": "libssl"}
 
 
 def why_not_loaded(error: ImportError) -> str:
-    """Returns one sentence that names the shared libraries that this host lacks, and the Debian packages that contain
-    them.
+    """Returns one sentence with the shared libraries that this host lacks and the Debian packages that contain them. If
+    no library is found missing, the sentence has the error instead.
     """
     missing = _missing_libraries(error)
     if not missing:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvferry._core import SchedulerNode
 
-# The kinds of KV groups that keep the KV of every token. A model's other groups have no events of their own.
+# The kinds of KV groups that keep the KV of every token. Other groups have no events if a model has a group of these.
 _KEEP_ALL_TOKENS = ("full_attention", "mla_attention")
 
 
@@ -174,7 +174,7 @@ class PoolEvents:
 
 
 class EventSource:
-    """Feeds PoolEvents with the changes of a node's pool. The methods are in the order of vLLM's calls."""
+    """Feeds PoolEvents with the changes of a node's pool."""
 
     def __init__(
         self, kv_cache_config: "KVCacheConfig", node: "SchedulerNode", requests: "Mapping[str, Request]"

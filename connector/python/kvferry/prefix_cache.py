@@ -16,7 +16,7 @@ _CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
 
 class BlockHashes:
     def __init__(self, vllm_config: "VllmConfig", hashed_tokens: int | None, chunk_tokens: int) -> None:
-        """`hashed_tokens` is the number of tokens that one of vLLM's hashes covers; None if unknown."""
+        """`hashed_tokens` is the number of tokens in a block that vLLM hashes; None if unknown."""
         is_safe = vllm_config.cache_config.prefix_caching_hash_algo in _CRYPTOGRAPHIC
         # Number of vLLM's hashes in a chunk; 0 if the hashes can't be used.
         self._per_chunk = 0
@@ -38,15 +38,15 @@ class BlockHashes:
 class PrefixCache:
     """Empties vLLM's prefix cache when the node has purged KV that the engine had loaded.
 
-    Requests that have blocks go on, and vLLM caches what they compute on top of such KV. So until the last of them has
-    ended, waiting and new requests compute all of their prompt.
+    Requests that have blocks go on, and vLLM caches what they compute on top of such KV. So requests that wait at the
+    purge, or arrive before all requests of that time have ended, compute all of their prompt.
     """
 
     def __init__(self, node: "SchedulerNode") -> None:
         self._node = node
         self._num_seen = 0  # number of the node's purges after which the cache was emptied
         self._requests: dict[str, Request] = {}  # [id] all requests that vLLM has
-        self._from_before: set[str] = set()  # ids of the requests that vLLM already had at the last purge
+        self._from_before: set[str] = set()  # ids of the requests that vLLM has had since the last purge or longer
         self._asking: Request | None = None
         self.manager: KVCacheManager | None = None  # None until vLLM passes it to the connector
 

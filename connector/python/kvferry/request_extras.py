@@ -1,5 +1,5 @@
-"""The extras of chunk keys: everything besides model and tokens that changes a request's KV, such as adapter and
-cache_salt.
+"""The extras of a request: what goes into its chunk keys besides model, tokens and images. These are the adapter's
+digest, the weights epoch and cache_salt.
 """
 
 import os
@@ -26,16 +26,17 @@ class _Adapter:
     path: str
     signature: str  # the files' signatures when the digest was taken
     digest: str | None  # None: the content that the worker has loaded is unknown
-    is_reloaded: bool  # True if the content has changed: vLLM's prefix cache may have blocks of the old content
+    is_reloaded: bool  # True after a reload of changed files: vLLM's prefix cache may have blocks of the old files
 
 
 class RequestExtras:
     """Makes the text of the extras: the adapter's digest, the weights epoch and cache_salt.
 
-    `requires_salt`: KV of requests without cache_salt is not shared. `numbers_images`: see numbers_images().
+    `requires_salt`: True if KV of requests without cache_salt is not shared. `numbers_images`: see numbers_images().
 
-    `weights_epoch`: number of completed resets of the cache since the start. `is_reset_due`: True after a reset that
-    left blocks in vLLM's prefix cache, until the next reset. `num_reloads`: how often an adapter's content has changed.
+    `weights_epoch`: number of completed resets of the cache since the start. `is_reset_due`: True if the last reset
+    left blocks in vLLM's prefix cache. `num_reloads`: number of times that an adapter was loaded again from changed
+    files or from another path.
     """
 
     def __init__(self, lora_settings: str = "", update_group: str = "", requires_salt: bool = False,
@@ -59,7 +60,7 @@ class RequestExtras:
         if self.is_reset_due or self.lacks_salt(request) or (self._numbers_images and request.mm_features):
             return None
         if request.lora_request is None and not self.weights_epoch and not request.cache_salt:
-            return ""  # nearly all requests have no adapter and no salt
+            return ""  # a shortcut for requests without extras: the code below would return the same
         parts = []
         if request.lora_request is not None:
             adapter = self._adapter(request.lora_request)
@@ -77,16 +78,17 @@ class RequestExtras:
 
     @property
     def epoch_name(self) -> str:
-        """The weights epoch: the update group and the number of cache resets, which is compared within the group."""
+        """The weights epoch as text: the number of completed resets, and the update group if the number is not 0."""
         # Without a reset, the weights are those of the fingerprint.
         grouped = self._update_group and self.weights_epoch
         return f"{self.weights_epoch}@{self._update_group}" if grouped else str(self.weights_epoch)
 
     def _adapter(self, lora: Any) -> _Adapter | None:
-        """Returns the adapter with a digest of its files as the worker has read them.
+        """Returns the adapter with a digest of its files as the worker has read them; None if the files can't be read.
 
-        vLLM reads the files when it first sees the adapter's number, and again if a request says `load_inplace`. If the
-        files change in between, this process can't know which content the worker has.
+        vLLM reads the files when it first sees the adapter's number, and again if it has evicted the adapter or if a
+        request says `load_inplace`. If the files change in between, this process can't know which content the worker
+        has. Returns None also for a request that names a path from before a reload.
         """
         known = self._adapters.get(lora.lora_int_id)
         try:
@@ -119,7 +121,7 @@ def make_extras(vllm_config: "VllmConfig", config: dict[str, Any]) -> RequestExt
 
 def numbers_images(vllm_config: "VllmConfig") -> bool:
     """Returns True if vLLM numbers the images of each process instead of hashing them, as it does if it caches neither
-    images nor KV. Then different images in different processes have the same identifiers.
+    images nor KV. Then different images in different processes can have the same identifier.
     """
     multimodal = vllm_config.model_config.multimodal_config
     if not multimodal or multimodal.mm_processor_cache_gb > 0 or vllm_config.cache_config.enable_prefix_caching:

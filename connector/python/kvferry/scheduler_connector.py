@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 START_TIMEOUT_MS = 10_000
-# KV of requests with these outcomes is not saved.
+# When a request ends with one of these outcomes, its remaining KV is not saved.
 _ABORTED = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_IGNORED, RequestStatus.FINISHED_ERROR)
 
 
@@ -77,8 +77,8 @@ class SchedulerConnector:
         self._known_tokens: dict[str, int] = {}  # [request id] number of the request's tokens that the node has
         self._requests: dict[str, Request] = {}
         self._extras = make_extras(vllm_config, config)
-        # [request id] what besides model and tokens goes into the request's chunk keys (adapter, weights epoch,
-        # cache_salt; see RequestExtras); None: the request's KV is not shared.
+        # [request id] the extras that go into the request's chunk keys (adapter, weights epoch, cache_salt; see
+        # RequestExtras); None: the request's KV is not shared.
         self._extras_of: dict[str, str | None] = {}
         self._wants_report: set[str] = set()
         self._preparations = Preparations()
@@ -154,10 +154,10 @@ class SchedulerConnector:
         if req_id not in self._known_tokens:
             self.on_new_request(request, num_computed_tokens)
         self._sync_tokens(request)
-        if request.skip_reading_prefix_cache:  # a preparation must not compute its prompt
+        if request.skip_reading_prefix_cache:  # None: vLLM asks again, so a preparation never computes its prompt
             return None if req_id in self._preparations else 0, False
-        # The KV is in this node's own pool, so on a CPU the load is a copy inside the step. On a CPU the load is
-        # asynchronous for vLLM only for a preparation, or if vLLM could not recover from a failed synchronous load.
+        # A load copies from this node's own pool, so on a CPU it is a copy inside the step. On a CPU it is asynchronous
+        # for vLLM only for a preparation, or if vLLM could not recover from a failed synchronous load.
         answer = self._node.lookup(req_id, num_computed_tokens)
         # After a purge vLLM asks again in the next step: the blocks or chunks that were found may be purged ones.
         return (None, False) if self._prefix_cache.empty_after_purge(request) else answer
@@ -267,11 +267,11 @@ class SchedulerConnector:
         self._preparations.discard(req_id)
 
     def reset_cache(self) -> bool:
-        """Empties the pool. vLLM calls this when weights may have changed: KV gets other keys from now on.
+        """Empties the pool and begins a weights epoch, in which KV has other keys: the weights may have changed.
 
         Nodes of one update group share KV again once they have been reset equally often since they started. If requests
         still use blocks, vLLM has kept its own prefix cache and tells the caller to try again. The weights epoch then
-        stays, and this node shares no KV until the next reset.
+        stays, and this node shares no KV until a reset that finds no block in use.
         """
         self._node.reset_cache()
         manager = self._prefix_cache.manager

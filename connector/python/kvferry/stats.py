@@ -17,7 +17,7 @@ COUNTERS = {
     "loaded_tokens_total": "Tokens loaded and verified.",
     "load_failures_total": "Chunks not loaded because their checksum did not match or their slot had another chunk.",
     "resumed_total": "Admissions of requests that had been preempted.",
-    "resumed_hit_tokens_total": "Tokens that preempted requests got back from kvferry.",
+    "resumed_hit_tokens_total": "Tokens of preempted requests that were admitted again with KV from kvferry.",
     "saved_chunks_total": "Chunks saved from engine blocks into the pool.",
     "saved_tokens_total": "Tokens saved from engine blocks into the pool.",
     "save_failures_total": "Saves that failed.",
@@ -87,12 +87,12 @@ BUCKETS = {
     "transfer_chunks": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512],
     "pull_stage_seconds": [0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5],
 }
-TRANSFERS = "transfers"  # in a report: sample() of each transfer that has ended since the last report
+TRANSFERS = "transfers"  # in a report: the samples (see sample()) of transfers since the last report
 
 
 class KvFerryStats(KVConnectorStats):
     """The connector's values for /metrics. `data` maps a name to its value: the growth of a counter since the last
-    report, the value of a gauge, or the list of transfers.
+    report, the value of a gauge, or the list of samples of transfers.
     """
 
     def reset(self) -> None:

@@ -1,8 +1,8 @@
-"""Tickets: signatures of the addresses in kv_transfer_params, made with a key that only nodes and proxies have.
+"""Tickets: signatures of the addresses in kv_transfer_params, made with a key that HTTP clients do not have.
 
 A router, or any HTTP client, can put addresses into a request. A node with the key uses only addresses that come with a
-valid ticket, and HTTP clients can't make a ticket. With a list of members each member signs with its own key, in its
-own name, and a ticket is valid as long as the signer is in the list.
+valid ticket, and HTTP clients can't make a ticket. With a list of members a member signs with its own key, in its own
+name, and its tickets are valid only while it is in the list.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ KEY_BYTES_MIN, KEY_BYTES_MAX = 32, 65536
 KEYS_HEAD = b"kvferry cluster keys 1\n"  # first line of a file with KEYS_MAX keys, each on a line in hexadecimal
 KEYS_MAX = 2
 LOOK_EVERY_S = 0.25  # shortest time between two looks at a key file
-SETTLED_AFTER_S = 0.5  # a file that has not changed for this time is not being copied
+SETTLED_AFTER_S = 0.5  # a file that has not changed for this time counts as completely copied
 TICKET = "kvferry_ticket"
 # The names of the fields that a ticket signs: HANDOFF for a hand-off, PUSH_TARGET for the target of a push. The names
 # are signed too, so that a ticket of one kind is not valid as the other kind.
@@ -37,7 +37,7 @@ PUSH_TARGET = ("engine_id", "endpoint")
 _FORM = re.compile(rf"{VERSION}\.([0-9]{{1,12}})\.[0-9a-f]{{64}}")
 _FORM_OF_MEMBERS = re.compile(rf"{VERSION_OF_MEMBERS}\.([0-9]{{1,12}})\.([A-Za-z0-9-]{{0,63}})\.([0-9a-f]{{128}})")
 _KEY_LINES = re.compile(rb"(?:(?:[0-9a-f]{2})+\n)*")
-MEMBERS = "kvferry.members"  # the list of members beside the key file
+MEMBERS = "kvferry.members"  # name of the list of members, which lies beside the key file
 _MEMBER = re.compile(r"([A-Za-z0-9-]{1,63}) (reader|worker|admin) [0-9a-f]{64} ([0-9a-f]{64}) [0-9a-f]{64}\n")
 _MEMBERS_LIST = re.compile(rf"kvferry members 1\n(?:{_MEMBER.pattern})*")
 _MEMBER_KEY = re.compile(rb"kvferry member key 1\n([A-Za-z0-9-]{1,63}) (reader|worker|admin) ([0-9a-f]{64})\n"
@@ -52,9 +52,9 @@ class KeyFileError(Exception):
 class Key:
     """What a process has of one accepted cluster key."""
 
-    routers: bytes  # secret that every process with a key has; with a list of members, readers have no other
-    whole: bytes = b""  # the cluster key itself; b"": a member does not have it
-    token: str = ""  # a member's own token for the controller's HTTP API
+    routers: bytes  # secret that every process with a key has, and from which proxies make the tenants' salts
+    whole: bytes = b""  # the cluster key itself; b"": this process is a member, which does not have it
+    token: str = ""  # a member's own token for the controller's HTTP API; "": not a member
 
     def http_token(self, role: str) -> str:
         return self.token or _hmac(self.whole, f"kvferry HTTP {role} 1".encode()).hex()
@@ -107,8 +107,8 @@ class Signer:
     """Signs fields of kv_transfer_params with the first of `keys`, and accepts what any of them has signed. `clock`
     returns seconds since 1970.
 
-    With a `file` the signer has the keys of the file, and reads them again when they are used. If the file can't be
-    used any more, an error is logged once, and the former keys stay in use.
+    With a `file` the signer has the keys of the file, and reads the file again before it uses them, at most every
+    LOOK_EVERY_S. If the file can't be used any more, an error is logged once, and the former keys stay in use.
     """
 
     def __init__(self, *keys: bytes, clock: Callable[[], float] = time.time, file: str = "") -> None:
@@ -200,8 +200,8 @@ def _ticket(key: bytes, names: tuple[str, ...], params: Mapping[str, Any], expir
 
 
 def _text_of_member(name: str, names: tuple[str, ...], params: Mapping[str, Any], expiry: int) -> bytes:
-    """Returns what a member signs. The text can't be mistaken for a certificate or a message of TLS, which are signed
-    with the same key and begin in another way.
+    """Returns the text that a ticket of VERSION_OF_MEMBERS signs. The text can't be mistaken for a certificate or a
+    message of TLS, which are signed with the same key and begin in another way.
     """
     signed = [[field, params[field]] for field in names]
     return json.dumps(["kvferry ticket", VERSION_OF_MEMBERS, name, expiry, signed]).encode()

@@ -3,8 +3,8 @@
     --kv-transfer-config '{"kv_connector": "KvFerryConnector", "kv_connector_module_path": "kvferry.vllm",
                            "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
-The class has one instance in EngineCore (SCHEDULER) and one in each rank (WORKER). All decisions are made in C++, in
-connector/core.
+The class has one instance in EngineCore (SCHEDULER) and one in each rank (WORKER). What is loaded, saved, fetched and
+pushed is decided in C++, in connector/core.
 """
 
 import contextlib

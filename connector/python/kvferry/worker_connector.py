@@ -57,7 +57,7 @@ class WorkerConnector:
         try:
             self._node = WorkerNode(
                 extra_json=self._extra_json,
-                # The same order as that in which the scheduler sorts handshakes.
+                # The scheduler sorts the handshakes in the same order.
                 rank=pp_rank * get_tp_group().world_size + tp_rank,
                 # The last 40 characters, in which the ids of data parallel ranks differ.
                 label=re.sub(r"[^A-Za-z0-9_.]", "_", engine_id)[-40:],
@@ -98,7 +98,7 @@ class WorkerConnector:
             self._open_report.payloads += self._take_payloads()
 
     def take_report(self) -> StepReport | None:
-        """Returns what this rank did in the step.
+        """Returns what this rank has to report to the scheduler.
 
         With speculative decoding, vLLM's v1 model runner calls this before wait_for_save(). It calls wait_for_save()
         after the draft model, in the last pipeline stage only. If the chunks have the draft model's KV, save()

@@ -1,7 +1,7 @@
 """Spans of lookups, in the trace of vLLM's request. vLLM exports them if it has `--otlp-traces-endpoint`.
 
-The traceparent is also in kv_transfer_params. launch/proxy puts it there, since a vLLM that exports no spans drops the
-header. A prefill node puts it into its hand-off, for routers that don't pass the header on.
+The traceparent may also be in kv_transfer_params. launch/proxy puts it there, since a vLLM that exports no spans drops
+the header. A prefill node puts it into its hand-off, for routers that don't pass the header on.
 """
 
 import re
@@ -25,10 +25,12 @@ class LookupSpans:
 
     def __init__(self, *, exports: bool) -> None:
         self._exports = exports
-        self._begun: dict[str, int] = {}  # [request id] start time of a lookup that waits for other nodes
+        self._begun: dict[str, int] = {}  # [request id] start time of a lookup that is pending
 
     def lookup(self, request: "Request", num_computed: int, ask: Callable[["Request", int], Answer]) -> Answer:
-        """Returns the answer of `ask`. If the request is traced, records the time until there is an answer."""
+        """Returns the answer of `ask`. If the request is traced, exports a span that ends with the first
+        answer that is not pending.
+        """
         headers = trace_headers(request) if self._exports else None
         if headers is None:
             return ask(request, num_computed)

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from kvferry._core import SchedulerNode
 
 REQUESTS_MAX = 4096  # the flight recorder remembers as many requests
-# Spans are exported once more this long after a request: a push ends after its request, maybe without a further step.
+# Spans are exported once more, without a step, this long after the last request has finished: that request's push may
+# end when no further step follows.
 FLUSH_AFTER_S = 1.0
 
 
 class TransferSpans:
-    """Exports in each step, and once without a step after the last request has finished."""
+    """Exports the spans of ended transfers in each step, and once more, without a step, FLUSH_AFTER_S after the last
+    traced request has finished.
+    """
 
     def __init__(self, node: "SchedulerNode") -> None:
         self._transfers = EndedTransfers(node)
@@ -47,7 +50,7 @@ class TransferSpans:
             self._pulled_over.pop(oldest, None)
 
     def finished(self, request: "Request") -> None:
-        """Exports what ends within FLUSH_AFTER_S, also if no step follows."""
+        """Makes a thread export the spans of transfers that end within FLUSH_AFTER_S, even if no step follows."""
         if request.request_id not in self._headers:
             return
         self._flush_at = time.monotonic() + FLUSH_AFTER_S
@@ -73,7 +76,7 @@ class TransferSpans:
         path = transfer.path
         if transfer.kind == "pull":
             self._pulled_over[transfer.request_id] = path
-        elif transfer.kind == "load":  # chunks that were computed here or pushed were in the pool before
+        elif transfer.kind == "load":  # without a pull, the chunks were in the pool: computed here, or pushed
             path = self._pulled_over.pop(transfer.request_id, "pool")
         attributes = {
             "gen_ai.request.id": transfer.request_id, "kvferry.tokens": transfer.tokens,
