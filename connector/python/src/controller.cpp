@@ -1,4 +1,4 @@
-// The controller's client for Python. A thread keeps the node registered; calls wait without the GIL.
+// The controller's client for Python. A thread keeps the node registered; calls wait for answers without the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -78,7 +78,7 @@ class PyClient {
     client_->evict(chunks);
   }
 
-  /// Repeats the lookup if the connection to the controller is lost.
+  /// Repeats the lookup until it can be sent, and whenever the connection to the controller was lost.
   std::vector<HolderTuple> lookup(const std::vector<nb::bytes>& keys, double timeout_s) {
     const controller::LookupQuery query{.keys = keys_from(keys), .tail_groups = {}, .exact_tails = {}};
     const nb::gil_scoped_release unlocked;
@@ -150,7 +150,7 @@ class PyClient {
   void handle(controller::ClientEvent& event) {
     if (auto* reply = std::get_if<controller::LookupReply>(&event)) {
       const auto answer = answers_.find(reply->token);
-      if (answer == answers_.end()) return;  // the caller no longer waits, because its time has passed
+      if (answer == answers_.end()) return;  // no caller waits for this answer any more
       answer->second.emplace();
       for (controller::Holder& holder : reply->holders) {
         answer->second->push_back({std::move(holder.engine_id.value), holder.incarnation.value,

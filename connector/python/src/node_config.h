@@ -11,7 +11,7 @@
 namespace kvferry {
 
 /// Returns the settings in effect: those of kv_connector_extra_config, the environment and the file. A name in
-/// advertise_host is replaced by its address.
+/// advertise_host is replaced by an address of this host.
 inline ConnectorConfig config_from(const std::string& extra_json) {
   ConnectorConfig config = unwrap(load_config(extra_json, [](const char* name) { return std::getenv(name); }));
   if (!config.advertise_host.empty()) {

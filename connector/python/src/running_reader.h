@@ -16,8 +16,8 @@
 
 namespace kvferry {
 
-/// Returns the Python integer if it is not negative and CPython stores it in one digit (30 bits), as it does for all
-/// token ids and counts. Returns -1 for other integers, and for other objects.
+/// Returns the value of a Python integer that CPython stores in one digit (30 bits), as it stores positive token ids
+/// and counts. Returns a negative number if this function can't read the object; with the stable ABI it can read none.
 inline std::int32_t one_digit_integer(PyObject* object) {
 #if defined(Py_LIMITED_API)  // Python's stable ABI hides the digits of integers
   (void)object;
@@ -76,9 +76,9 @@ struct RunningRequests {
   std::size_t size() const { return ids.size(); }
 };
 
-/// Reads a step's running requests. Nearly all of them ran in the step before and are listed in the same order. Such a
-/// request is recognised by the address of its id's str object, which this class keeps alive; only the others' ids are
-/// converted and looked up. In most steps there are no others, and only counts are read.
+/// Reads a step's running requests. A request that ran in the step before, and is listed in the same order, is
+/// recognised by the address of its id's str object, which this class keeps alive. Only the ids of the other requests
+/// are converted and looked up.
 class RunningReader {
  public:
   /// Overwrites step.running and step.block_changes. `step` must be the same object in each call, with step.running as
@@ -134,7 +134,7 @@ class RunningReader {
     std::size_t next = 0;  // index in `before` after the last request that was found there
     for (std::size_t i = 0; i < ids.size(); ++i) {
       PyObject* const id = NB_LIST_GET_ITEM(running.ids.ptr(), static_cast<Py_ssize_t>(i));
-      // A resumed request may be another one with the id of a request that has ended.
+      // A resumed request may have the id of an earlier request that has ended.
       const bool is_resumed = running.resumed.size() > 0 && running.resumed.contains(nanobind::handle(id));
       const std::size_t found = is_resumed ? before.size() : find(before, next, id);
       ids[i] = nanobind::borrow(id);
@@ -149,8 +149,8 @@ class RunningReader {
     return ids;
   }
 
-  /// Returns the index in `before` of the request with this id, which is `next` unless requests have ended. Returns
-  /// before.size() if the request is new, or if kMaxEnded or more requests before it have ended.
+  /// Returns the index in `before` of the request with this id. Returns before.size() if the request is not among the
+  /// first kMaxEnded from `next` on.
   static std::size_t find(const std::vector<nanobind::object>& before, std::size_t next, PyObject* id) {
     constexpr std::size_t kMaxEnded = 32;
     for (std::size_t i = next; i < std::min(next + kMaxEnded, before.size()); ++i)

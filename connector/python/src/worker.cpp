@@ -64,8 +64,8 @@ struct PyWorker {
 
 }  // namespace
 
-/// Releases the interpreter's lock during calls that move or hash megabytes. They touch no Python object, and the
-/// caller keeps the bytes of a plan alive.
+/// Releases the interpreter's lock during calls that may take long. The only Python objects that they use are the bytes
+/// of a plan, which the caller keeps alive.
 using WithoutLock = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_worker(nb::module_& m) {
