@@ -162,10 +162,11 @@ std::span<const Setting<ConnectorConfig>> connector_settings();
 
 /// Reads all settings. `extra_json` is a JSON object, as in kv_connector_extra_config. A value in `extra_json` has
 /// priority over KVFERRY_<KEY> in the environment, and the environment over the YAML file that the key `config` names.
-/// Errors: kInvalidArgument with one sentence that names the key, the value and the allowed values.
+/// Errors: kInvalidArgument with one sentence that says what is wrong.
 Result<ConnectorConfig> load_config(const std::string& extra_json, const GetEnv& get_env);
 
-/// Returns the options of a worker's transport. Reads the key file. Errors: kInvalidArgument if the file can't be read.
+/// Returns the options of a worker's transport. Reads the key file. Errors: kInvalidArgument if the file can't be used,
+/// or if the path or the ports are not valid.
 /// `gpu_bus_id` is the number of the rank's GPU on the PCI bus, empty if the rank has no GPU.
 Result<TransportOptions> transport_options(const ConnectorConfig& config, const std::string& gpu_bus_id = "");
 

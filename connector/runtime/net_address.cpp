@@ -14,11 +14,11 @@ constexpr std::chrono::milliseconds kRetryPause{250};
 constexpr const char* kLoopback = "127.0.0.1";
 constexpr std::string_view kSetHost = "set advertise_host to an address of this host that the other nodes can reach";
 
-/// What one search for routes to all controllers has found.
+/// What one search for routes to the controllers has found.
 struct Route {
   std::string source;    // the local address towards a controller that is not on loopback
   std::string loopback;  // the local address towards a controller on loopback
-  std::string failure;   // why a controller has no route; empty: no search failed
+  std::string failure;   // why a controller has no route; empty: none lacks one
 };
 
 Route find_route(std::string_view controllers) {

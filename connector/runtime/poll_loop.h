@@ -14,8 +14,8 @@ namespace kvferry {
 
 class PollLoop {
  public:
-  /// A turn does all pending work, adds the file descriptors to wait for, and returns the longest time to wait for them
-  /// in milliseconds, or 0 if the loop should start the next turn at once.
+  /// A turn does pending work, adds the file descriptors to wait for, and returns the longest time to wait for them in
+  /// milliseconds, or 0 if the loop should start the next turn at once.
   using Turn = std::function<int(std::vector<pollfd>& fds)>;
 
   ~PollLoop() { stop(); }
