@@ -11,7 +11,7 @@ namespace {
 // Longest time that a lease request waits for saves: when a prompt is handed over, the GPU may still copy its last
 // chunks to the pool.
 constexpr TimeNs kSavePatience = 200 * kMillisecond;
-// Longest time for hashing runs (parts) of chunks for a reader of other parallelism; shorter than
+// Longest time for hashing runs (parts) of chunks for a reader of other parallelism; shorter than the default of
 // CoreConfig::try_timeout (1 s), for which the reader waits.
 constexpr TimeNs kHashPatience = 600 * kMillisecond;
 // Longest time that an answer waits for the workers to pin the frames of the leased chunks. They do so in the next turn
@@ -26,7 +26,7 @@ void LeaseLinks::execute(RequestLease& wanted) {
   wanted.request.shards = shards_;
   wanted.request.wants_frames = FrameLeases::has_frames(parts_.ranks);
   if (parts_.send_node(wanted.endpoint, wanted.fetch, wanted.request)) return;
-  // An endpoint that can't be reached counts as a holder without the chunks.
+  // If the request can't be sent, the node counts as a holder without the chunks.
   parts_.with_core(
       [&](SchedulerCore& core, TimeNs now) { core.lease_answered(wanted.fetch, wanted.endpoint, {}, now); });
 }

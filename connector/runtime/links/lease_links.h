@@ -31,7 +31,7 @@ class LeaseLinks {
   /// Answers the lease requests that can be answered now. Returns true if one of these answers had waited for the
   /// workers.
   bool progress();
-  /// Returns true if a request waits for chunks that are being saved.
+  /// Returns true if a request waits for chunks that are being saved or copied to their slots.
   bool is_waiting() const { return !waiting_.empty(); }
 
  private:
@@ -40,7 +40,7 @@ class LeaseLinks {
     LeaseRequest request;
     TimeNs deadline = 0;  // time at which the request is answered without the chunks that are still being saved
   };
-  /// Returns true if the request is for a handed-over prompt of which a chunk is still being saved, or copied from GPU
+  /// Returns true if the request names a hand-off, and one of its chunks is still being saved, or copied from GPU
   /// memory to its slot. The caller must hold the core's lock.
   bool is_being_saved(const SchedulerCore& core, const LeaseRequest& request) const;
   void answer(Request request);

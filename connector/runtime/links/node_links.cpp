@@ -154,7 +154,7 @@ void NodeLinks::tell_lives(const Asker& asker, const LivesRequest& asked) {
   parts_.answer(asker, answer);
 }
 
-/// Answers a request that can't be read, so that the asker does not wait until its deadline.
+/// Answers a lease request or push offer that can't be read, so that the asker does not wait until its deadline.
 void NodeLinks::refuse(const Asker& asker, std::uint32_t type, const Error& why) {
   if (type == kMessageType<LeaseRequest>) parts_.answer(asker, refusal<LeaseAnswer>(why));
   if (type == kMessageType<PushOffer>) parts_.answer(asker, refusal<PushAnswer>(why));

@@ -1,7 +1,7 @@
-// Messages between nodes, and between a scheduler node and its workers. Each is sent in an Envelope, whose version is
-// checked first. New fields are added only at the end of a struct; any other change must raise kNodeWire.newest.
+// Messages between nodes, and between a scheduler node and its workers. All but WorkerHello are sent in an Envelope.
+// New fields are added only at the end of a struct; any other change of a struct must raise kNodeWire.newest.
 //
-// A message is a struct in AnyMessage and in the variant of its direction. Code that does not handle it won't compile.
+// What is sent in an Envelope is in AnyMessage and in the variant of its direction; code must handle it to compile.
 #pragma once
 
 #include <cstdint>

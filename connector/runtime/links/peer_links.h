@@ -21,9 +21,9 @@
 
 namespace kvferry {
 
-/// Chooses the protocol version for each node. The first message to a node is in the oldest version that this node
-/// speaks. Each message names the versions of its sender; after the first answer both nodes use the newest version that
-/// they share. The class has no I/O and no clock, and is not thread-safe.
+/// Chooses the protocol version for each node. Until a node has answered, messages to it are in the oldest version that
+/// the sender speaks. Each message names the versions of its sender, so later messages are in the newest version that
+/// both nodes speak. The class has no I/O and no clock, and is not thread-safe.
 class PeerVersions {
  public:
   explicit PeerVersions(VersionRange ours = kNodeWire) : ours_(ours) {}
@@ -59,7 +59,7 @@ class PeerLinks {
   explicit PeerLinks(const Clock& clock, std::size_t peers_max = kPeersMax, ZmqContextRef context = {})
       : clock_(clock), peers_max_(peers_max), context_(std::move(context)) {}
 
-  /// Returns false if `endpoint` is not an address, or if the peer's queue is full.
+  /// Returns false if `endpoint` is not an address, no socket is left, or the peer's queue is full.
   bool send(const std::string& endpoint, std::string_view bytes);
   struct Received {
     std::string endpoint;  // the endpoint that the socket was connected to
@@ -71,7 +71,7 @@ class PeerLinks {
   PeerVersions& versions() { return versions_; }
   std::uint32_t version_with(const std::string& endpoint) const { return versions_.spoken_with(endpoint); }
 
-  /// The ranks in a node's last lease answer, and how to read them; the map is empty if both nodes' shards are equal.
+  /// The ranks in the last answer with which a node leased chunks. `map` is the result of fit_answer().
   struct Ranks {
     std::vector<RankEndpoint> all;
     ShardMap map;

@@ -16,7 +16,7 @@ constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
 void PushLinks::execute(OfferPush& wanted) {
   wanted.offer.shards = shards_of(parts_.ranks);
   if (parts_.send_node(wanted.endpoint, wanted.push, wanted.offer)) return;
-  // An endpoint that can't be reached counts as a node that grants nothing.
+  // If the offer can't be sent, the node counts as one that grants nothing.
   parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_answered(wanted.push, wanted.endpoint, {}, now); });
 }
 

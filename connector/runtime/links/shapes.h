@@ -18,8 +18,9 @@ namespace kvferry {
 std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks);
 
 // ---- the reader ----
-/// Returns how the ranks `here` read the chunks leased by `answer`; an empty map if both nodes have the same shape.
-/// Removes chunks without the right checksums from `answer`. The error says in a sentence why the shapes don't fit.
+/// Returns how the ranks `here` read the chunks leased by `answer`; an empty map if both nodes have the same shape, or
+/// if the holder sent no shape. If the shapes differ, removes the chunks without a checksum for each run from `answer`.
+/// The error says in a sentence why the shapes don't fit.
 Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& answer);
 
 /// Returns the order to one rank for a pull. `map`: the result of fit_answer() for the holder with the ranks `there`.
@@ -51,7 +52,7 @@ class RunChecksums {
   struct Ready {
     Asker asker;
     LeaseAnswer answer;             // the answer, without the chunks that are damaged or were not hashed in time
-    std::vector<ChunkKey> damaged;  // keys of chunks left out because their bytes don't match their checksum
+    std::vector<ChunkKey> damaged;  // keys of chunks left out as damaged, or no longer in a rank's slot
     std::size_t num_late = 0;       // number of chunks left out because a rank had not hashed them at the deadline
   };
   /// Returns the answers that are complete, or whose deadline has passed.

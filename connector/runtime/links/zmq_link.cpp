@@ -7,8 +7,7 @@ namespace kvferry {
 namespace {
 
 // Limit on the size of a message, because any process may reach the port, and a decoded message takes up to 30 times as
-// much memory. The limit is enough for the longest message of a node: a push offer for three million tokens in chunks
-// of 16 tokens.
+// much memory. The limit is enough for a push offer for three million tokens in chunks of 16 tokens.
 constexpr std::int64_t kRequestBytesMax = 8 << 20;
 
 Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind, const ZmqContextRef& context,
@@ -28,7 +27,7 @@ Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(const std::string& endp
 }
 
 std::optional<ServerSocket::Message> ServerSocket::receive() {
-  std::array<net::ZmqPart, 2> parts;  // the sender's identity and the message's bytes
+  std::array<net::ZmqPart, 2> parts;  // the sender's routing id and the message's bytes
   while (const std::size_t num_parts = socket_->receive(parts)) {
     if (num_parts != parts.size()) continue;
     net::Identity sender = socket_->sender_of(parts);

@@ -18,7 +18,8 @@ using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context
 class ServerSocket {
  public:
   /// Listens on `endpoint`. Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one
-  /// message is disconnected. Errors: kUnavailable if the address cannot be bound ("Address already in use").
+  /// message is disconnected. Errors: kUnavailable if the address cannot be bound ("Address already in use"), or if no
+  /// socket is left.
   static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint, const ZmqContextRef& context = {});
   const std::string& endpoint() const { return socket_->endpoint(); }  // Returns the endpoint, with the port in use.
   const ZmqContextRef& context() const { return socket_->context(); }
@@ -28,8 +29,8 @@ class ServerSocket {
     std::string bytes;
     std::string member;  // the sender's name as a member of the cluster (net::Identity); empty: it has none
   };
-  /// Returns the next message. Skips malformed messages, those of members without the role of a worker, and those of a
-  /// revoked member, whose connection ends.
+  /// Returns the next message. Skips malformed messages, and those of members that have been revoked or have the role
+  /// reader.
   std::optional<Message> receive();
   /// Returns false, and drops the message, if the receiver has disconnected or its queue is full.
   bool send(const std::string& to, std::string_view bytes);
@@ -41,7 +42,8 @@ class ServerSocket {
 
 class ClientSocket {
  public:
-  /// Connects and reconnects in the background. Errors: kInvalidArgument if `endpoint` is malformed.
+  /// Connects and reconnects in the background. Errors: kInvalidArgument if `endpoint` is malformed, kUnavailable if no
+  /// socket is left.
   static Result<std::unique_ptr<ClientSocket>> connect(const std::string& endpoint, const ZmqContextRef& context = {});
   int fd() const { return socket_->fd(); }
   std::optional<std::string> receive();
