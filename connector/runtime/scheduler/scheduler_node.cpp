@@ -16,7 +16,7 @@ namespace kvferry {
 namespace {
 
 constexpr std::chrono::milliseconds kLookupPatience{2};  // limit on the time that lookups wait for answers, per step
-// Sizes of the flight recorder, which takes about 9 MB. A request has about a dozen events.
+// Sizes of the flight recorder, which takes about 10 MB. A request has about a dozen events.
 constexpr std::uint32_t kRecordedEvents = 1 << 15, kRecordedRequests = 1 << 12;
 constexpr TimeNs kMetricsInterval = 100 * kMillisecond;
 
@@ -182,8 +182,8 @@ Answer SchedulerNode::lookup(const RequestId& id, std::uint32_t num_local) {
     if (links_.enqueue(shared_.core->take_actions())) links_.wake();
     if (!answer.pending || answer.awaits_step || patience_left_ <= std::chrono::steady_clock::duration::zero())
       return answer;
-    // A round trip to another node takes less time than a step. So a short wait saves this request one step, and delays
-    // other requests only a little.
+    // A round trip to another node often takes less time than a step. A short wait may thus save this request one step,
+    // and delays other requests only a little.
     const auto began = std::chrono::steady_clock::now();
     shared_.changed.wait_for(lock, patience_left_);
     patience_left_ -= std::chrono::steady_clock::now() - began;

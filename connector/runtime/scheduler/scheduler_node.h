@@ -37,21 +37,23 @@ struct SchedulerOptions {
   std::string conversion = {};
 };
 
-/// The scheduler node of one engine. All methods are called on the engine's scheduler thread. Between start() and
-/// shutdown() only lookup() waits for the network: in all lookups of a step together, for at most 2 ms.
+/// The scheduler node of one engine. All methods are called on the engine's scheduler thread, except transfers_after(),
+/// which any thread may call. Between start() and shutdown() only lookup() waits for the network: in all lookups of a
+/// step together, for at most 2 ms.
 class SchedulerNode {
  public:
-  /// Starts the node and registers it with the controller. Errors: kInvalidArgument if chunk_tokens is no multiple of
-  /// every group's block size; kUnavailable if no port is free, or the controller was not reachable within
-  /// start_timeout_ms; kRefused if the controller refused this node, for example because the namespace has another
-  /// model.
+  /// Starts the node and registers it with the controller. Errors: kInvalidArgument if a setting can't be used, for
+  /// example if chunk_tokens is no multiple of every group's block size; kUnavailable if no port or file descriptor is
+  /// free, or the controller was not reachable within start_timeout_ms; kRefused if the controller refused this node,
+  /// for example because the namespace has another model.
   static Result<std::unique_ptr<SchedulerNode>> start(SchedulerOptions options);
 
   /// Takes the workers' handshakes in rank order. Must be called before the first request. Errors: kCorrupt if the
-  /// bytes are not handshakes, kInvalidArgument if the handshakes contradict each other.
+  /// bytes are not handshakes; kInvalidArgument if there are none, or they are out of order or contradict each other;
+  /// those of ClientSocket::connect().
   Result<void> attach_workers(const std::vector<std::string>& hellos);
 
-  /// The address at which other nodes ask for leases: remote_host and remote_port in kv_transfer_params.
+  /// The address at which other nodes reach this node: remote_host and remote_port in kv_transfer_params.
   const std::string& host() const { return address_.host; }
   std::uint16_t port() const { return address_.port; }
 
