@@ -19,8 +19,8 @@
 
 namespace kvferry {
 
-/// The store of one rank. Every method may be called from any thread, and none throws. Work that a device refuses is
-/// reported as a failed save, load or landing.
+/// The store of one rank. The methods for the engine's steps are called on one thread; any thread may call the others.
+/// No method throws. Work that a device refuses is reported as a failed save, load or landing.
 class ChunkStore {
  public:
   virtual ~ChunkStore() = default;
@@ -33,7 +33,8 @@ class ChunkStore {
   virtual void save(const std::vector<SaveJob>& jobs, DeviceStream stream) = 0;
   /// Packs one layer of a save. The caller packs the layers in order, from 0, and then calls save(), which packs the
   /// chunk again only if a layer is missing. Returns the chunk_checksum() of the layer's bytes in the slot. Errors:
-  /// kUnavailable if this store packs all layers at once.
+  /// kUnavailable if this store packs all layers at once, kInvalidArgument if `layer` is not the next one, and those of
+  /// the packer.
   virtual Result<std::uint64_t> save_layer(const SaveJob& job, const SaveItem& item, std::uint32_t layer) {
     (void)job, (void)item, (void)layer;
     return Error{ErrorCode::kUnavailable, "this chunk store packs all layers of a chunk at once, not single layers"};
@@ -71,11 +72,10 @@ class ChunkStore {
     std::uint64_t offset = 0;
   };
   /// Returns where a transfer may write this chunk. The caller must call landed() after the transfer. Errors: kFull if
-  /// the GPU still uses the slot.
+  /// the GPU still uses the slot, or another transfer writes the slot's frame.
   virtual Result<Place> land(ChunkRef chunk, std::uint64_t bytes) = 0;
-  /// Same as land(), but always returns a place in the slot. Used for a chunk whose checksum is unknown until all its
-  /// parts have arrived, or which no transfer can bring into a frame. May also be called after land() for the same
-  /// chunk, once the transfer into the frame has failed; the frame is then dropped.
+  /// Same as land(), but always returns a place in the slot. Used for a chunk that does not come from a frame. May also
+  /// be called after land() for the same chunk, once the transfer into the frame has failed; the frame is then dropped.
   virtual Result<Place> land_in_slot(ChunkRef chunk, std::uint64_t bytes) { return land(chunk, bytes); }
   struct Landed {
     ChunkRef chunk;
@@ -99,7 +99,8 @@ class ChunkStore {
   };
   /// Returns the region of the frames; nullopt if there are no frames or no transfer reaches them.
   virtual std::optional<Frames> frames() const { return std::nullopt; }
-  /// Pins the frames of leased chunks until unpin_frames() or `until`. Returns for each chunk its frame, or kNoFrame.
+  /// Pins the frames of leased chunks until unpin_frames() or `until`. Returns for each chunk the pinned frame, or
+  /// kNoFrame.
   virtual std::vector<std::uint32_t> pin_frames(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) {
     (void)lease, (void)until;
     return std::vector<std::uint32_t>(chunks.size(), kNoFrame);

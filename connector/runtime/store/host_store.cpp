@@ -82,7 +82,7 @@ class HostStore final : public ChunkStore {
   ChunkStoreParts parts_;
   std::vector<std::unique_ptr<Packer>> packers_;  // [layout]
   std::uint64_t bytes_per_token_ = 0;             // bytes of a token in a chunk
-  std::vector<std::uint64_t> layer_bytes_;        // [layer] bytes of a token in a chunk
+  std::vector<std::uint64_t> layer_bytes_;        // [layer] bytes of a token in this layer of a chunk
   std::vector<std::unique_ptr<Packer>> layers_;   // [layer] packer of this layer alone; empty until one is needed
   std::map<ChunkRef, Layered> layered_;           // saves of which some layers are packed already
   std::map<std::pair<std::string, std::uint32_t>, Ahead> ahead_;  // [request, attempt]
