@@ -15,8 +15,8 @@ constexpr std::uint64_t default_pool_bytes(std::uint64_t free_bytes) {
   return std::min(std::max(free_bytes / 16, std::min(kGiB, free_bytes / 2)), 16 * kGiB);
 }
 
-/// Returns the default of `gpu_pool_bytes`: half of the GPU memory that the engine has left free, without 1 GiB that
-/// its graphs and libraries may still need, and at most the size of the pool, which has all chunks too.
+/// Returns the default of `gpu_pool_bytes`. Of the GPU memory that the engine has left free, 1 GiB is left for its
+/// graphs and libraries; the default is half of the rest, and at most the size of the pool, which has all chunks too.
 constexpr std::uint64_t default_gpu_pool_bytes(std::uint64_t free_on_gpu, std::uint64_t pool_bytes) {
   return std::min(free_on_gpu > kGiB ? (free_on_gpu - kGiB) / 2 : 0, pool_bytes);
 }

@@ -107,8 +107,8 @@ Result<void> Puller::plan(const PullPtr& pull, std::size_t index, Pieces& pieces
   return {};
 }
 
-/// Asks the store where a chunk may be written: a frame, if the holder has the chunk in a frame to which a path leads,
-/// else the chunk's slot.
+/// Asks the store where a chunk may be written: into a frame, if the holder has the chunk in a frame, a path leads to
+/// the frames here, and one of them is free; otherwise into the chunk's slot.
 Result<Puller::Target> Puller::place_of(Pull& pull, const PullItem& item) {
   const std::uint32_t rank = parts_.core.rank();
   const std::uint64_t bytes = item.num_tokens * parts_.bytes_per_token;

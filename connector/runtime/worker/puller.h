@@ -1,10 +1,11 @@
 // Puller is the part of the service loop that executes PullOrders: it moves the bytes into this rank's pool, verifies
 // them, and reports one outcome for each order. A chunk has landed when the store reports that the chunk is in its
-// slot or, verified, in a frame, or that its landing failed. For a chunk in a frame, Puller later sends a SlotsWritten
-// message, when the chunk's copy to its slot has ended.
+// slot or, verified, in a frame, or that its landing failed. For a chunk that an outcome reports in a frame, Puller
+// sends a SlotsWritten message when the chunk's copy to its slot has ended.
 //
-// A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU.
-// All other chunks are pulled from slot to slot, and so is a chunk whose transfer from frame to frame fails.
+// A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU and
+// a frame is free here. All other chunks are pulled from slot to slot, and so is a chunk whose transfer from frame to
+// frame fails.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +52,7 @@ class Puller {
           num_pieces(num_left),
           in_frames(num_left) {}
     /// Returns true if the holder has other parallelism. Each chunk is then put together from runs (parts) of the
-    /// chunks of several of the holder's ranks.
+    /// chunks of one or more of the holder's ranks.
     bool has_runs() const { return !order.sources.empty(); }
 
     PullOrder order;

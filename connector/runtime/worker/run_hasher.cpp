@@ -42,8 +42,8 @@ ChecksumOutcome RunHasher::hash(const Job& job) const {
   if (!parts_.core.readable(item.chunk) || !parts_.fits(item.chunk, item.num_tokens)) return outcome;
   const std::span<const std::byte> chunk = parts_.chunk_bytes(item.chunk, item.num_tokens);
   const std::uint64_t cell_bytes = bytes / job.order.num_cells;
-  // Each byte is hashed for its run and right after for the whole chunk, while the byte is in the CPU cache. The reader
-  // notices damage that happens between the two hashes.
+  // The bytes of a run are hashed for the run, and right after that for the whole chunk, while they may still be in the
+  // CPU cache.
   ChecksumStream whole;
   std::uint64_t done = 0;
   for (const ShardRun& run : job.order.runs) {

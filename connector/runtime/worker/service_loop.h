@@ -1,5 +1,5 @@
 // The worker's service thread: receives the scheduler node's orders and the transport's completions, and passes each to
-// Puller, Pusher, SlotGrants or RunHasher.
+// Puller, Pusher, SlotGrants, RunHasher or the chunk store.
 #pragma once
 
 #include <memory>

@@ -36,7 +36,7 @@ Result<SharedMemory> make_pool(const WorkerOptions& options, std::uint64_t bytes
 }  // namespace
 
 Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
-  std::vector<std::uint64_t> layer_bytes;  // [layer] bytes of a token in a chunk
+  std::vector<std::uint64_t> layer_bytes;  // [layer] bytes of a token in this layer of a chunk
   std::uint64_t token_bytes = 0;
   if (!options.formats.empty() && options.formats.size() != options.layouts.size())
     return Error{ErrorCode::kInvalidArgument,
@@ -115,7 +115,7 @@ Result<std::unique_ptr<WorkerNode>> WorkerNode::start(WorkerOptions options) {
   return node;
 }
 
-/// Sets the size of the GPU's pool if the settings have none. What the engine needs most, its KV cache, is allocated by
+/// Sets the size of the GPU's pool if the settings have none. The engine has allocated its weights and its KV cache by
 /// now.
 void WorkerNode::choose_gpu_pool() {
   std::uint64_t& bytes = options_.config.gpu_pool_bytes;

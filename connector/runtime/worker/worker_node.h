@@ -36,8 +36,8 @@ struct WorkerOptions {
 /// thread may call.
 class WorkerNode {
  public:
-  /// Starts the node. Errors: kUnavailable if no shared memory is left or there is no transport; kInvalidArgument if
-  /// the pool has room for fewer than two chunks or the layout is invalid.
+  /// Starts the node. Errors: kInvalidArgument if the layouts or settings can't be used, for example if the pool has
+  /// room for fewer than two chunks; those of the shared memory, the GPU, the transport, the store and ServiceLoop.
   static Result<std::unique_ptr<WorkerNode>> start(WorkerOptions options);
   ~WorkerNode() { shutdown(); }
 
@@ -53,13 +53,13 @@ class WorkerNode {
   /// Called before the forward pass, or after it if all loads are asynchronous. Unpacks the chunks that the step's
   /// requests load. Does nothing with a GPU.
   void load(DeviceStream stream = nullptr);
-  /// Returns true if the step's plan has saves that are pushed to another node layer by layer by save_layer().
+  /// Returns true if the blocks are in host memory and the step's plan has saves that are pushed layer by layer.
   bool wants_layers() const { return wants_layers_; }
   /// Called in the forward pass when a layer's KV is in its blocks, for the layers in the order of KvLayout::layers.
   /// Packs this layer of the chunks that are pushed.
   void save_layer(std::uint32_t layer);
-  /// Called after the forward pass. Packs the chunks that are full now. With a GPU, a later step may report these
-  /// saves.
+  /// Called after the forward pass. Packs the chunks of the plan's saves_after. With a GPU, a later step may report
+  /// these saves.
   void save(DeviceStream stream = nullptr) { save_all(std::exchange(plan_.saves_after, {}), stream); }
 
   /// Returns the report for the scheduler, nullopt if there is nothing to report.
@@ -99,7 +99,7 @@ class WorkerNode {
   std::unique_ptr<ServiceLoop> service_;
   std::string hello_;
   StepPlan plan_;                        // plan of the current step
-  bool wants_layers_ = false;            // whether this plan has saves that are pushed layer by layer
+  bool wants_layers_ = false;            // the result of wants_layers()
   std::set<ChunkRef> begun_;             // saves of this step that save_layer() has begun
   std::map<ChunkRef, SaveItem> pushed_;  // saves in progress that are pushed to another node
   std::vector<BlockId> failed_blocks_;
