@@ -25,11 +25,12 @@ class Holder(NamedTuple):
 
 
 class Client(ControllerClient):
-    """One registered node. A background thread keeps the node registered. Every method may be called from any thread.
+    """A node that registers with the controller. A background thread registers it again after a lost connection. Every
+    method may be called from any thread.
 
     `controller` is a tcp://, ipc://, unix:// or stream:// endpoint, or several of them with commas between. A key has
-    16 bytes. If the controller has a cluster key, `cluster_key_file` must name the file with that key. Failures raise
-    KvFerryError with one sentence.
+    16 bytes. If the controller has a cluster key, `cluster_key_file` must name a file with that key or a member's key.
+    Failures raise KvFerryError with one sentence.
     """
 
     def __init__(self, controller: str = "tcp://127.0.0.1:14600", *, engine_id: str, namespace: str = "",

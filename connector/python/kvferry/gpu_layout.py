@@ -1,7 +1,7 @@
 """Finds where vLLM's GPU backends keep K and V, and describes the places by strides for the C++ packer.
 
-A layer's tensor has the shape [block, head, token, content] for every physical order (vLLM's KVCacheLayout: LBHNC,
-LBNHC, BLHNC ...); only the strides differ. K and V of a head are side by side in the content, or all K heads come
+A layer's tensor has the shape [block, head, token, content] for every physical order (vLLM's KVCacheLayout, such
+as LBHNC or BLNHC); only the strides differ. K and V of a head are side by side in the content, or all K heads come
 before all V heads. K and V are one plane each. A latent cache (MLA), or content in a backend's own format, is one
 plane.
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.v1.kv_cache_interface import AttentionSpec
 
-# base address, then the strides of block, head, token and dim, all in bytes
+# address of the first element, then the strides of block, head, token and dim in bytes
 Plane = tuple[int, int, int, int, int]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvferry._core import SchedulerNode
 
-# The kinds of KV groups that keep the KV of every token. Other groups have no events if a model has a group of these.
+# The kinds of KV groups that keep the KV of every token. If a model has such groups, its other groups have no events.
 _KEEP_ALL_TOKENS = ("full_attention", "mla_attention")
 
 
@@ -155,7 +155,7 @@ class PoolEvents:
             if chunk.is_told or not chunk.is_ready or (chunk.parent is not None and chunk.parent not in self._told):
                 continue
             chunk.is_told = True
-            old = sum(block in self._told for block in chunk.hashes)  # these are the chunk's first blocks
+            old = sum(block in self._told for block in chunk.hashes)  # the known blocks are the chunk's first ones
             for block in chunk.hashes:
                 self._told[block] = self._told.get(block, 0) + 1
             if old == len(chunk.hashes):

@@ -46,7 +46,7 @@ class PrefixCache:
         self._node = node
         self._num_seen = 0  # number of the node's purges after which the cache was emptied
         self._requests: dict[str, Request] = {}  # [id] all requests that vLLM has
-        self._from_before: set[str] = set()  # ids of the requests that vLLM has had since the last purge or longer
+        self._from_before: set[str] = set()  # ids of requests that vLLM had at the last purge and still has
         self._asking: Request | None = None
         self.manager: KVCacheManager | None = None  # None until vLLM passes it to the connector
 

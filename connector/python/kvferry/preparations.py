@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-REST_S = 0.003  # pause of a step in which an engine has only preparations: without it they would take a whole processor
+REST_S = 0.003  # pause of a step in which an engine has only preparations, so that steps do not take a whole processor
 
 
 def prepared_tokens_max(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:

@@ -97,7 +97,7 @@ class RouterParams:
         if refusal is None:
             return None
         self.num_refused += 1
-        # Logs only the 1st, 2nd, 4th, 8th ... refusal, so that clients can't fill the disk with logs.
+        # Logs only the refusals 1, 2, 4, 8 and so on, so that clients can't fill the disk with logs.
         if self.num_refused.bit_count() == 1:
             logger.warning(
                 "kvferry: request %s: an address in its kv_transfer_params is ignored, because it came with %s; "

@@ -71,7 +71,7 @@ class Members:
     own_name: str  # "": this process has the cluster key
     own_secret: bytes
     holders: tuple[bytes, ...]  # the certificates of those who have the cluster key, the one in use first
-    listed: Mapping[str, tuple[str, bytes]] | None  # [name] role and certificate of a member; None: no list is here
+    listed: Mapping[str, tuple[str, bytes]] | None  # [name] role and certificate of a member; None: there is no list
 
     def refusal(self, names: tuple[str, ...], params: Mapping[str, Any], signer: str) -> str | None:
         """Returns why the ticket's signer may not sign these fields, or None if it may."""
@@ -169,7 +169,7 @@ class Signer:
 
     def _accepted(self) -> Content:
         """Returns the accepted keys. A change of the files within the last half second is accepted only if two looks
-        have found the same content, because the files may still be being copied.
+        have found the same content, because a copy of the files may be incomplete.
         """
         if not self._file or time.monotonic() - self._looked_at < LOOK_EVERY_S:
             return self._content
@@ -200,7 +200,7 @@ def _ticket(key: bytes, names: tuple[str, ...], params: Mapping[str, Any], expir
 
 
 def _text_of_member(name: str, names: tuple[str, ...], params: Mapping[str, Any], expiry: int) -> bytes:
-    """Returns the text that a ticket of VERSION_OF_MEMBERS signs. The text can't be mistaken for a certificate or a
+    """Returns the text that is signed in a ticket of VERSION_OF_MEMBERS. It can't be mistaken for a certificate or a
     message of TLS, which are signed with the same key and begin in another way.
     """
     signed = [[field, params[field]] for field in names]

@@ -32,7 +32,7 @@ class TransferSpans:
     def __init__(self, node: "SchedulerNode") -> None:
         self._transfers = EndedTransfers(node)
         self._headers: dict[str, Mapping[str, Any]] = {}  # [request id] headers of traced requests, oldest first
-        self._pulled_over: dict[str, str] = {}  # [request id] path of the last pull that was not loaded yet
+        self._pulled_over: dict[str, str] = {}  # [request id] path of the last pull whose chunks were not loaded yet
         self._lock = threading.Lock()
         self._flush_at = 0.0
         self._flusher: threading.Thread | None = None
