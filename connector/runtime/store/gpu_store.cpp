@@ -70,7 +70,7 @@ GpuStore::~GpuStore() {
   }
   works_.clear();
   if (region_) {
-    // The transport refuses to unregister a region only if the transport is already shut down.
+    // The result is ignored, because the transport is already shut down and no longer uses the region.
     [[maybe_unused]] const Result<void> gone = tier_.transport.unregister_region(*region_);
   }
   if (frames_ != nullptr) device().release(MemoryKind::kDevice, frames_);

@@ -85,7 +85,7 @@ class HostStore final : public ChunkStore {
   std::vector<std::uint64_t> layer_bytes_;        // [layer] bytes of a token in this layer of a chunk
   std::vector<std::unique_ptr<Packer>> layers_;   // [layer] packer of this layer alone; empty until one is needed
   std::map<ChunkRef, Layered> layered_;           // saves of which some layers are packed already
-  std::map<std::pair<std::string, std::uint32_t>, Ahead> ahead_;  // [request, attempt]
+  std::map<std::pair<std::string, std::uint32_t>, Ahead> ahead_;  // [request, attempt] jobs of begin_ahead()
   std::mutex mutex_;
   std::vector<SaveDone> saved_;
   std::vector<Loaded> loaded_;

@@ -17,8 +17,8 @@ class FramePaths {
 
   FramePaths(const WorkerParts& parts, TransportPeers& peers) : parts_(parts), peers_(peers) {}
 
-  /// Returns ok if a path leads from these frames of another worker to the frames here, and no pause of it is running.
-  /// The error's text is the reason, for logs and reports.
+  /// Returns ok if a path that is not paused leads from these frames of another worker to the frames here. The error's
+  /// text is the reason, for logs and reports.
   Result<void> check(const std::string& address, const std::string& remote_frames) {
     const TimeNs now = parts_.clock.now();
     std::erase_if(pauses_, [&](const auto& pause) { return pause.second.until <= now; });

@@ -84,7 +84,7 @@ class Pusher {
   std::function<void()> wake_;
   mutable std::mutex mutex_;
   std::map<std::uint64_t, Push> pushes_;
-  std::set<std::uint64_t> dropped_;  // newest dropped pushes; the step thread may still save chunks for these pushes
+  std::set<std::uint64_t> dropped_;  // dropped pushes; the step thread may still save chunks for these pushes
   std::map<TransferId, std::pair<std::uint64_t, std::uint32_t>> running_;
   std::set<std::pair<std::uint64_t, std::uint32_t>> full_;  // (push, index) of transfers to submit again
   std::vector<std::string> outcomes_;                       // encoded Envelopes that are not sent yet

@@ -22,7 +22,7 @@ class SlotGrants {
 
   void grant(const GrantOrder& order);
   void revoke(const Revocation& order);
-  /// Called for each chunk of take_landed() that is no pull's. Records the outcome of the chunk's revocation,
+  /// Called for each chunk of take_landed() that belongs to no pull. Records the outcome of the chunk's revocation,
   /// unless the chunk is in a frame only: the store then returns it once more. Returns false if revoke() has not given
   /// this chunk to the store.
   bool landed(const ChunkStore::Landed& chunk);
@@ -55,7 +55,7 @@ class SlotGrants {
   std::set<Key> revoking_;  // slots whose revocation waits for the end of a peer's copy
   std::map<ChunkRef, Key> landing_;
   std::map<std::uint64_t, Revoked> outcomes_;  // keyed by the id of the slot reservation
-  std::uint64_t num_not_granted_ = 0;          // number of errors of the store or transport in grants
+  std::uint64_t num_not_granted_ = 0;          // number of slots not granted because of an error
 };
 
 }  // namespace kvferry

@@ -1,5 +1,5 @@
-// One rank's node: owns the chunk pool's memory, and copies chunks between the pool and the engine's blocks during the
-// step. A second thread (ServiceLoop) exchanges chunks with other nodes' pools.
+// One rank's node: owns the chunk pool's memory, and copies chunks between the pool and the engine's blocks in the
+// engine's steps. A second thread (ServiceLoop) exchanges chunks with other nodes' pools.
 #pragma once
 
 #include <cstdint>
