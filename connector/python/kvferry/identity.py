@@ -139,8 +139,8 @@ def _files_of(model: "ModelConfig", load_config: Any) -> list[Path]:
 
 
 def weight_files(folder: Path, load_format: str) -> list[Path]:
-    """Returns the weight files of one kind: safetensors, or older kinds. `load_format` says which kind is looked for
-    first.
+    """Returns the files of weights in safetensors or, if there are none, those in other formats. With some values of
+    `load_format` the other formats are looked for first.
     """
     if folder.is_file():
         return [folder]

@@ -88,7 +88,7 @@ class PoolEvents:
         """Returns the events that bring routers up to date.
 
         `changes`: for each chunk its key, whether the pool has it, and whether it is being written; with `is_all` the
-        pool has no others. `were_cleared`: True if vLLM has told routers to drop all blocks.
+        pool has no others. `were_cleared`: True if vLLM tells routers to drop all blocks.
         """
         if were_cleared:
             self._told.clear()

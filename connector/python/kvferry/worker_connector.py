@@ -30,7 +30,7 @@ class WorkerConnector:
         self._device = torch.device("cpu")
         self._layers: dict[str, int] = {}  # [layer name] index of the layer among those of all layouts
         self._wants_layers = False  # True if the current step has saves that are pushed layer by layer
-        # A report that vLLM has already taken; save() adds the step's saves to it.
+        # A report that vLLM has already taken and to which save() adds the step's saves; None if there is none.
         self._open_report: StepReport | None = None
         self._extra_json = settings_json(vllm_config, specs)
         try:
@@ -118,7 +118,7 @@ class WorkerConnector:
         return [] if payload is None else [payload]
 
     def finish_device_work(self) -> None:
-        """Waits until no load and no save on a GPU accesses the KV tensors. vLLM calls it when no request runs."""
+        """Waits until no load and no save on a GPU accesses the KV tensors. Called before the server sleeps."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
