@@ -10,7 +10,8 @@ namespace kvferry {
 namespace {
 
 constexpr TimeNs kTick = 50 * kMillisecond, kReportEvery = kSecond;
-// Longest time that actions that are not urgent wait: kBusyWaitMs while the engine has requests, else kIdleWaitMs.
+// Longest time that actions that are not urgent wait: kBusyWaitMs if the engine had requests when the thread began to
+// wait, otherwise kIdleWaitMs.
 constexpr int kBusyWaitMs = 2, kIdleWaitMs = 20;
 
 template <class Answer>

@@ -8,7 +8,7 @@
 namespace kvferry {
 namespace {
 
-constexpr std::uint64_t kFrameAlignment = 256;  // alignment of the GPU's memory accesses
+constexpr std::uint64_t kFrameAlignment = 256;  // alignment of frames, for the GPU's memory accesses
 
 std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kFrameAlignment - 1) / kFrameAlignment * kFrameAlignment; }
 

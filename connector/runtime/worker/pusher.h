@@ -61,7 +61,7 @@ class Pusher {
     std::uint32_t layers_fed = 0;
     bool is_fed_whole = false;
     bool is_over = false;
-    Completion ended{};                // how the transfer ended; kOk until then
+    Completion ended{};                // how the transfer ended, or why there is none; kOk until then
     std::uint32_t limit_mb_per_s = 0;  // measured limit of the path, see PushOutcome
   };
   struct Push {
