@@ -102,7 +102,7 @@ long read_some(int socket, std::string& to) {
 }
 
 bool UnsentMessages::add(std::string_view message) {
-  if (bytes_.size() - num_sent_ + message.size() > bytes_max_) return false;
+  if (!empty() && bytes_.size() - num_sent_ + message.size() > bytes_max_) return false;
   append_frame(bytes_, message);
   return true;
 }

@@ -41,7 +41,8 @@ class UnsentMessages {
  public:
   explicit UnsentMessages(std::size_t bytes_max) : bytes_max_(bytes_max) {}
 
-  /// Appends a message. Returns false if there is no room for it.
+  /// Appends a message. Returns false if unsent messages leave no room for it. One message of any size may wait alone,
+  /// such as the status of thousands of nodes.
   bool add(std::string_view message);
   /// Writes once to the socket. Returns false if the connection has ended.
   bool write_to(int socket);

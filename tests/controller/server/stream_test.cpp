@@ -275,6 +275,19 @@ TEST_F(UnixPath, IsGoneAfterAnOrderlyEnd) {
   EXPECT_FALSE(std::filesystem::exists(path_));
 }
 
+TEST(UnsentMessagesTest, OneMessageOfAnySizeWaitsAlone) {
+  UnsentMessages out(100);
+  EXPECT_TRUE(out.add(std::string(1000, 'a')));
+  EXPECT_FALSE(out.add("b")) << "beside a long one nothing may wait";
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  const OwnedFd from(ends[0]), to(ends[1]);
+  ASSERT_TRUE(out.write_to(from.get()));
+  EXPECT_TRUE(out.empty());
+  EXPECT_TRUE(out.add(std::string(50, 'a')));
+  EXPECT_FALSE(out.add(std::string(51, 'b')));
+}
+
 /// With few allowed descriptors, silent unknown peers are disconnected when new peers connect.
 TEST(ControllerStream, UnknownPeersMakeRoomForNewPeers) {
   rlimit limit{};
