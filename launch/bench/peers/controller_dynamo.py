@@ -100,6 +100,10 @@ def post(path: str, body: dict[str, Any]) -> bytes:
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 
+# Messages and the workers that send them, then for each worker a question() about its last message.
+Prepared = tuple[list[tuple[int, list[bytes]]], list[tuple[int, int, bytes]]]
+
+
 class Indexer(RemoteDirectory):
     any_position = False
 
@@ -125,8 +129,18 @@ class Indexer(RemoteDirectory):
         publisher.recv()
         return publisher
 
-    def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[tuple[Batch, list[bytes]]]:
-        return [(told, self.event(is_store, told, batch_keys)) for told in some]
+    def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> Prepared:
+        last = {told[0]: told for told in some}  # a worker's events arrive in order, so its last event is enough
+        return ([(told[0], self.event(is_store, told, batch_keys)) for told in some],
+                [self.question(*told) for told in last.values()])
+
+    def question(self, worker: int, prefix: int, position: int) -> tuple[int, int, bytes]:
+        """Returns the worker, the number of keys that it has of the prefix after its last event, and the query for it.
+        """
+        # A worker's last event either stores the end of a prefix, after which all keys of the prefix are found, or
+        # evicts the start of a prefix, after which none is found.
+        depth = position + BATCH_KEYS if position else 0
+        return worker, depth, query(keys_at(prefix, 0, max(depth, 1)))
 
     def event(self, is_store: bool, told: Batch, batch_keys: int) -> list[bytes]:
         worker, prefix, position = told
@@ -138,16 +152,11 @@ class Indexer(RemoteDirectory):
         self.num_events[worker] += 1
         return [b"", struct.pack(">Q", number), msgspec.msgpack.encode([0.0, [event], 0])]
 
-    def take(self, prepared: list[tuple[Batch, list[bytes]]]) -> None:
-        last: dict[int, Batch] = {}
-        for told, message in prepared:
-            self.workers[told[0]].send_multipart(message)
-            last[told[0]] = told
-        for worker, prefix, position in last.values():  # a worker's events arrive in order, so its last event is enough
-            # A worker's last event either stores the end of a prefix, after which all keys of the prefix are found, or
-            # evicts the start of a prefix, after which none is found.
-            depth = position + BATCH_KEYS if position else 0
-            asked = query(keys_at(prefix, 0, max(depth, 1)))
+    def take(self, prepared: Prepared) -> None:
+        messages, questions = prepared
+        for worker, message in messages:
+            self.workers[worker].send_multipart(message)
+        for worker, depth, asked in questions:
             wait_until(lambda worker=worker, depth=depth, asked=asked:
                        scores(self.http.ask(asked)).get(worker, 0) == depth, "Dynamo's indexer to apply an event")
 
