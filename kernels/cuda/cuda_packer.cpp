@@ -94,9 +94,10 @@ class CudaPass final : public StreamPacker::Pass {
         KVFERRY_TRY(cuda_result(cuda::launch_hash(batch, state_->secret, stream_),
                                 "cannot launch the CUDA kernel for checksums of KV"));
     }
+    KVFERRY_TRY(cuda_result(cudaEventRecord(done_.get(), stream_),
+                            "cannot record a CUDA event after a gather or scatter of KV"));
     is_finished_ = true;
-    return cuda_result(cudaEventRecord(done_.get(), stream_),
-                       "cannot record a CUDA event after a gather or scatter of KV");
+    return {};
   }
 
   Result<bool> is_done() const override {
