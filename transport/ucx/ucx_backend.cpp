@@ -80,6 +80,9 @@ void UcxBackend::submit(AcceptedTransfer accepted) {
   UcxPeer& peer = *peers_.at(accepted.peer).peer;
   peer.connect();
   const LocalMemory& memory = memories_.at(accepted.local);
+  if (accepted.remote.grant != 0 && memory.device != nullptr)
+    return table_.complete(accepted.id, ErrorCode::kRefused,
+                           "UCX reaches a granted region by messages only, which can't carry this node's GPU memory");
   auto transfer = std::make_unique<UcxTransfer>(options_, peer, pending_messages_, std::move(accepted), memory);
   const auto goes_after = [](Priority priority, const auto& other) { return priority < other->priority(); };
   const auto place = std::upper_bound(transfers_.begin(), transfers_.end(), transfer->priority(), goes_after);

@@ -49,6 +49,25 @@ TEST(UcxTransport, ItsThreadIsTheGpusBeforeUcxStarts) {
   EXPECT_FALSE(device.bound_threads().contains(std::this_thread::get_id()));
 }
 
+TEST(UcxTransport, GpuMemoryIsNotSentToAGrantedRegion) {
+  SimDevice device(1);
+  const auto transport = make_ucx_transport({}).value();
+  const auto owner = make_ucx_transport({}).value();
+  std::vector<std::byte> memory(4096), pool(4096);
+  const MemoryRegion on_gpu{.base = memory.data(), .bytes = memory.size(), .device = &device};
+  const RegionId region = transport->register_region(on_gpu).value();
+  const RegionId granted = owner->register_region(pool.data(), pool.size()).value();
+  const std::string grant = owner->export_grant(owner->grant(granted, 0, pool.size()).value()).value();
+  const PeerId peer = transport->connect(owner->address()).value();
+  for (const Direction direction : {Direction::kPull, Direction::kPush}) {
+    ASSERT_TRUE(transport->submit({peer, direction, region, grant, {{0, 0, 4096}}, ""}));
+    const std::vector<Completion> completions = wait_completions(*transport, 1);
+    ASSERT_EQ(completions.size(), 1U);
+    EXPECT_EQ(completions[0].code, ErrorCode::kRefused);
+    EXPECT_THAT(completions[0].what, HasSubstr("can't carry this node's GPU memory"));
+  }
+}
+
 TEST(UcxTransport, AnUnknownPeerAtThePeersAddressIsNotTouched) {
   UcxFixture fixture;
   const auto transport = fixture.make_transport(16);
