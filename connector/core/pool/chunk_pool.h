@@ -35,7 +35,7 @@ class ChunkPool {
     State state = State::kFree;
     ChunkRef ref;
     ChunkMeta meta;
-    std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's bytes; valid only in state kReady
+    std::vector<std::uint64_t> checksums;  // [rank] checksum of the rank's bytes; valid once the state was kReady
     std::vector<bool> written;             // [rank] true if the rank has reported the end of its write
     std::uint32_t ranks_done = 0;
     /// [rank] true if the rank has verified the chunk in a frame of GPU memory, and is copying it to the slot. The
@@ -60,9 +60,9 @@ class ChunkPool {
   /// Returns the newest ready tails of a group, newest first.
   std::vector<const Slot*> tails(const ChunkKey& group) const;
 
-  /// Reserves a slot for writing the chunk `meta`, which must not be in the pool. If no slot is free, evicts a chunk
-  /// that has no pins and is not being copied from a frame, and reserves its slot; TenantSlots::victim() says which
-  /// one. Returns nullopt if there is no such chunk.
+  /// Reserves a slot for writing the chunk `meta`, which must not be in the pool. If no slot is free, evicts the chunk
+  /// that TenantSlots::victim() chooses among those without pins that are not being copied from a frame, and reserves
+  /// its slot. Returns nullopt if victim() finds none.
   std::optional<ChunkRef> reserve(const ChunkMeta& meta, const std::string& writer, Givers givers = {});
   /// Records that a rank has ended the write of its share of the chunk. Once all ranks have reported, the slot becomes
   /// ready; if any rank failed, or fail_write() was called, it becomes free, or kRetired while it is in use. Returns

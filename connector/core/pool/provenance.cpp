@@ -42,7 +42,7 @@ bool Provenance::is_purged(const Givers& givers) const {
 
 ChunkKey after(const ChunkKey& parent) {
   ChunkKey key = parent;
-  key.bytes.back() ^= 1;  // no chunk has this key, since keys are digests
+  key.bytes.back() ^= 1;  // no chunk has this key: no two digests differ in only this bit
   return key;
 }
 
