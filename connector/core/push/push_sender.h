@@ -1,5 +1,6 @@
-// The prefill side of pushes: knows which chunk of which prompt is pushed to which decode node. At the end of a chunk's
-// push it settles the chunk: if the decode node has reserved a slot, it tells that node whether the chunk is complete.
+// The prefill side of pushes: it knows which chunk of which prompt is pushed to which decode node. At the end of a
+// chunk's push it settles the chunk: if the decode node has reserved a slot, it tells that node whether the chunk is
+// complete.
 //
 // PushSender is a part of the scheduler core, which passes events to it; the runtime executes the actions.
 // `reservation` is the id of a slot reservation. An offered chunk usually passes through these calls and states:
@@ -43,14 +44,14 @@ class PushSender {
   bool awaits_answer(std::uint64_t push, const std::string& endpoint) const;
   /// Handles a decode node's answer to an offer; only counts answers that are not awaited.
   void answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
-  /// A place in a push: the push that a chunk belongs to, and its index in the offer.
+  /// A place in a push: the push that a chunk belongs to, and the chunk's index in the offer.
   struct Tag {
     std::uint64_t push = 0;
     std::uint32_t index = 0;
     auto operator<=>(const Tag&) const = default;
   };
   /// Records that a save of the chunk into this slot is planned. Returns the chunk's place in a push that needs the
-  /// chunk, which the workers then send as they save it; nullopt if no push needs it.
+  /// chunk: the workers then send the chunk as they save it. Returns nullopt if no push needs the chunk.
   std::optional<Tag> saving(const ChunkKey& key, ChunkRef chunk, TimeNs now);
   /// Records that the chunk is ready in the pool: saved, pulled, or received by a push.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
