@@ -84,7 +84,8 @@ struct StepInput {
   std::vector<RunningRequest> running = {};     // scheduled requests that are not in `scheduled`
   std::vector<BlockChange> block_changes = {};  // changes of the block tables of requests in `running`
 };
-/// Returns the request's tokens from index `known` on. Called only when a chunk becomes full, not in each step.
+/// Returns the request's tokens from index `known` on. Called only if the core lacks tokens of a computed chunk, not in
+/// each step.
 using TokenSource = std::function<std::vector<std::int32_t>(const RequestId& id, std::uint32_t known)>;
 
 /// The answer to a lookup.

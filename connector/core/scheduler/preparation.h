@@ -1,14 +1,15 @@
 // Preparations: loads that begin while their prompt is still computed elsewhere and pushed to this node.
 //
-// While the prefill node computes a prompt, a router sends the decode node a preparation: a request with the same
-// prompt and one more token, whose answer is not needed. The engine allocates blocks for the preparation, and the
-// workers unpack each layer into these blocks as the layer arrives. Once the request itself has arrived and every chunk
-// is verified, the scheduler orders the end of the load: the workers complete the load, compare all checksums and
-// report the load. The engine then caches the blocks, and the request finds them in the engine's prefix cache.
+// While the prefill node computes a request's prompt, a router sends the decode node a preparation: a further request,
+// with the same prompt and one more token, whose answer is not needed. The engine allocates blocks for the preparation,
+// and the workers unpack each layer into these blocks as the layer arrives. Once the prepared request has arrived and
+// every chunk is verified, the scheduler orders the end of the load: the workers complete the load, compare all
+// checksums and report the load. The engine then caches the blocks, and the prepared request finds them in the engine's
+// prefix cache.
 //
 // A preparation is abandoned if its chunks do not come, if other requests need its blocks, or if the router aborts it.
 // Its load is then reported as failed, so the engine frees the blocks, and its lookup stays pending until it is
-// aborted. So the engine computes nothing for a preparation whose request does not arrive.
+// aborted. So the engine computes nothing for a preparation if the prepared request does not arrive.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +32,8 @@ struct Preparation {
   TimeNs deadline = 0;           // time at which the preparation is abandoned, unless its load's end was ordered
   bool is_planned = false;       // true once a plan had the job, in StepPlan::ahead or `abandoned`
   bool is_ending = false;        // true once the load's end was ordered, or the preparation was abandoned
-  bool is_wanted = false;        // true while a request waits for the preparation
-  bool has_request = true;       // false once the preparation itself has ended or was aborted
+  bool is_wanted = false;        // true once a request has waited for the preparation; false again if abandoned
+  bool has_request = true;       // false once the request that is the preparation has finished or was aborted
 };
 
 constexpr std::size_t kPreparationsMax = 8;

@@ -14,7 +14,7 @@ struct Progress {
   RequestState* request = nullptr;  // the request of this record; nullptr: the record is free
   std::uint32_t generation = 0;     // number of requests that had this record before
   std::uint32_t computed = 0;       // number of tokens whose KV exists once the planned steps are done
-  std::uint32_t saved = 0;  // full chunks that end at or before this token are in the pool or their save was tried
+  std::uint32_t saved = 0;  // full chunks that end at or before this token were in the pool, or their save was tried
   /// Number of computed tokens when vLLM last freed blocks that lie before a sliding window.
   std::uint32_t window_end = 0;
   std::uint32_t step_end = 0;        // number of computed tokens after the last step

@@ -1,15 +1,15 @@
-// The scheduler connector's state machine: decides what is loaded, saved, fetched, leased, pushed and evicted. Events
-// come in as method calls; answers and actions (actions.h) go out. The class has no I/O, no clock and no threads: the
-// runtime calls it under one lock, passes the time, and executes the actions that take_actions() returns.
+// The scheduler connector's state machine: it decides what is loaded, saved, fetched, leased, pushed and evicted.
+// Events come in as method calls; answers and actions (actions.h) go out. The class has no I/O, no clock and no
+// threads: the runtime calls it under one lock, passes the time, and executes the actions that take_actions() returns.
 //
 // A request passes through add_request, lookup (any number of times), allocated, build_step (any number of times) and
 // finished; a preemption leads back to lookup. A lookup counts only verified chunks of this node's own pool: chunks of
 // other nodes are first copied into the pool, while the lookup stays pending. So once vLLM has allocated blocks, no
 // network failure can affect the request. Preparations (preparation.h) are the exception.
 //
-// Input from other nodes and from the controller is checked on arrival. Only a chunk's length is checked later, when a
-// request has the chunk's tokens. Wrong input is dropped. The promises (promises.h) are only about this node's own
-// state.
+// Input from other nodes and from the controller is checked on arrival. Only whether a chunk's length fits its key is
+// checked later, when a request has the chunk's tokens. Wrong input is dropped. The promises (promises.h) are only
+// about this node's own state.
 //
 // Over 200 lines, because all events of the engine, of the network and of the controller enter here.
 #pragma once
@@ -120,8 +120,9 @@ class SchedulerCore {
   void evict_ordered(std::span<const ChunkKey> keys);
   void replicate_ordered(ReplicateOrder order, TimeNs now);
   /// Drops all chunks that the node at `endpoint` gave, directly or through others, those that were computed from them,
-  /// and those of unknown givers. Chunks that are being written are dropped when the write has ended. For a day, or
-  /// until admit_ordered(), no KV of that node is accepted. No more KV is saved of requests that attend to its KV.
+  /// and those of unknown givers; drops every chunk if `endpoint` is this node's own. Chunks that are being written are
+  /// dropped when the write has ended. For a day, or until admit_ordered(), no KV of that node is accepted. No more KV
+  /// is saved of requests that attend to its KV.
   void purge_ordered(std::uint64_t id, const std::string& endpoint, TimeNs now);
   /// Accepts KV of the node at `endpoint` again.
   void admit_ordered(const std::string& endpoint) { provenance_.admit(endpoint); }

@@ -71,8 +71,8 @@ void SchedulerCore::begin_preparation(const RequestState& request, LoadJob job, 
   preparations_.push_back(std::move(made));
 }
 
-/// Returns the answer to the lookup of a request with the prompt of a preparation: pending, until the preparation has
-/// ended. Returns nullopt if there is none that would help the request.
+/// Returns the answer to the lookup of a request that begins with the prompt of a preparation: pending, until the
+/// preparation has ended or is abandoned. Returns nullopt if no preparation would help the request.
 std::optional<Answer> SchedulerCore::wait_for_preparation(RequestState& request, std::uint32_t num_local) {
   for (Preparation& preparation : preparations_) {
     const bool was_abandoned = preparation.is_ending && !preparation.is_wanted;

@@ -50,7 +50,7 @@ void SchedulerCore::blame(RequestState& request, Cause cause, std::string_view p
   note_cause(request, cause);
 }
 
-/// Records for which answer the request has waited too long.
+/// Records what the request has waited for too long.
 void SchedulerCore::blame_wait(RequestState& request) {
   if (!request.fetch) return blame(request, Cause::kNotInTime, request.source ? request.source->endpoint : "");
   switch (request.fetch->stage) {

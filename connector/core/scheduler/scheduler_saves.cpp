@@ -92,9 +92,9 @@ bool SchedulerCore::has_blocks(const RequestState& request, std::uint32_t first_
   return true;
 }
 
-/// Reserves a slot for chunk `chunk` of the request. Returns nullopt if the chunk is in the pool or being written and
-/// a save would add no state, if no slot can be reserved, if the engine has freed a block that the save needs, or for a
-/// tail of a model with state.
+/// Reserves a slot for chunk `chunk` of the request. Returns nullopt for a tail of a model with state, if a chunk with
+/// this key is being written, if the pool has the chunk and a save would add no state, if the engine has freed a block
+/// that the save needs, or if no slot can be reserved.
 std::optional<SaveItem> SchedulerCore::plan_chunk(RequestState& request, std::uint32_t chunk,
                                                   std::uint32_t num_tokens) {
   ChunkMeta meta = request.chain.meta(chunk, num_tokens);
