@@ -16,10 +16,10 @@ struct ChunkMeta {
   ChunkKey key;
   std::uint32_t num_tokens = 0;
   bool is_tail = false;  // true if the chunk has fewer tokens than a full chunk
-  /// A key that all tails share whose predecessor and whose first kTailGroupTokens tokens (chunk_key.h), with the
-  /// multimodal items in them, are the same. Set only for tails of at least kTailGroupTokens tokens.
+  /// Key of the group of tails that have the same predecessor and the same first kTailGroupTokens tokens (chunk_key.h),
+  /// with the same multimodal items in these tokens. Set only for tails of at least kTailGroupTokens tokens.
   std::optional<ChunkKey> tail_group;
-  std::uint32_t window_from = 0;  // layers with an attention window have KV only from this token of the chunk on
+  std::uint32_t window_from = 0;  // layers with a window may lack KV of the chunk's tokens before this one
   TenantId tenant = 0;            // tenant whose requests can use the chunk
   /// [KV group] The first token with KV in each group, in models whose groups with windows differ in window or block
   /// size; `window_from` is then the largest of these. Empty in other models.

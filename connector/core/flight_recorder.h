@@ -118,7 +118,7 @@ struct LifeEvent {
   ShortText<8> prefix{};  // first digits of the first chunk's key (kArrived)
   // Parts of the duration of a pull, of the rank that ended last: until its last transfer was submitted, from then
   // until the last byte, from then until all chunks were in their slots, or verified in frames. With kPushed `wire` is
-  // the part after the last chunk was complete in this node's pool and the decode node had answered the offer.
+  // the part after the last chunk was complete in this node's pool and its push had been ordered.
   TimeNs post = 0, wire = 0, unpack = 0;
   std::uint32_t in_frames = 0;  // with kPulled: the most chunks that one rank pulled from GPU memory to GPU memory
   KVFERRY_FIELDS(kind, cause, at, duration, bytes, tokens, local, loaded, expected, chunks, failed, path, peer, note,
@@ -168,7 +168,7 @@ class FlightRecorder {
   /// rest: vLLM adds a prefix and a suffix to the client's id. An empty `id` finds nothing.
   std::vector<RequestLife> find(std::string_view id, TimeNs now) const;
   std::vector<RequestLife> find_trace(std::string_view trace, TimeNs now) const;
-  /// These return at most min(`num`, kLivesMax) lives: newest() of the newest requests, slowest() of the slowest ones.
+  /// These return the lives of the newest or the slowest requests: at most min(`num`, kLivesMax) lives.
   std::vector<RequestLife> newest(std::size_t num, TimeNs now) const;
   std::vector<RequestLife> slowest(std::size_t num, TimeNs now) const;
   /// Returns the loads, pulls and pushes whose end was recorded after event `number` and not overwritten since, each as

@@ -1,5 +1,5 @@
-// The frames of a rank's GPU pool, which is a write-back cache above the host pool's slots. Each frame has a chunk, a
-// state and pins. A clean frame without pins can be reused, because its slot has the same bytes. The scheduler
+// The frames of a rank's GPU pool, which is a write-back cache above the host pool's slots. The table has each frame's
+// chunk, state and pins. A clean frame without pins can be reused, because its slot has the same bytes. The scheduler
 // connector plans with slots; each rank chooses the frames itself.
 #pragma once
 

@@ -62,7 +62,8 @@ struct PullItem {
   /// [rank] The holder's checksums of the chunk. Empty if the holder's shards differ: this node's ranks then report the
   /// checksums of what they received.
   std::vector<std::uint64_t> checksums;
-  /// [rank][run] The holder's checksum of each copied run, set instead of `checksums`.
+  /// [rank][run] The holder's checksum of each copied run, set instead of `checksums`. In a PullOrder only index 0 is
+  /// set, for the rank that gets the order.
   std::vector<std::vector<std::uint64_t>> run_checksums = {};
   std::vector<std::uint32_t> frames = {};  // [rank] the holder's frame of GPU memory, as in LeasedChunk::frames
   KVFERRY_FIELDS(remote, local, num_tokens, checksums, run_checksums, frames);

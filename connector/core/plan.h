@@ -73,7 +73,7 @@ struct StepPlan {
   std::vector<SaveJob> saves_before;
   std::vector<LoadJob> loads;
   std::vector<SaveJob> saves_after;
-  /// Loads without checksums, of chunks that other nodes may still write. A rank may unpack what has arrived, and
+  /// Loads without checksums, of chunks that may still be incomplete. A rank may unpack what has arrived, and
   /// reports nothing. This plan or a later one has the same job in `loads`, with the checksums, or in `abandoned`.
   std::vector<LoadJob> ahead = {};
   std::vector<LoadJob> abandoned = {};  // jobs of abandoned preparations: the ranks report them as failed

@@ -1,4 +1,5 @@
-// What a chunk pool reports for the engine's KV events: chunks that were added or removed, and the tokens of a chunk.
+// What the scheduler core reports for the engine's KV events: which chunks were added to its pool or removed, and which
+// tokens a chunk has.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,7 @@
 
 namespace kvferry {
 
-/// The state of a chunk that was added or removed, or whose write failed. If is_ready and is_writing are both false,
-/// the pool has no such chunk.
+/// The state of a chunk in the pool. If is_ready and is_writing are both false, the pool does not have the chunk.
 struct PoolChange {
   ChunkKey key;
   bool is_ready = false;    // true if the pool has the chunk

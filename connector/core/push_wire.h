@@ -97,8 +97,8 @@ struct RevokedChunk {
   KVFERRY_FIELDS(index, chunk, ok, checksums);
 };
 
-/// An order to revoke the grants of these slots. Once the prefill node cannot write into the slots any more, a rank
-/// answers with a message of the same fields (Revoked in node_wire.h).
+/// An order to revoke the grants of these slots. Each rank answers with one or more messages of the same fields
+/// (Revoked in node_wire.h), each about slots into which the prefill node cannot write any more.
 struct Revocation {
   std::uint64_t reservation = 0;
   std::uint32_t rank = 0;  // the rank that answers; 0 in an order
