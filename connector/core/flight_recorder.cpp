@@ -40,7 +40,7 @@ std::string text_of(Cause cause) {
     case Cause::kLinkLost:
       return "the connection to the holder broke during the transfer";
     case Cause::kTooSlow:
-      return "the transfer did not end in time: the holder is slow or frozen";
+      return "the transfer did not end in time: the other node may be slow or frozen, or the network slow";
     case Cause::kNotInTime:
       return "the chunks did not arrive within load_timeout_ms";
     case Cause::kDamaged:
@@ -56,8 +56,8 @@ std::string text_of(Cause cause) {
     case Cause::kPoolFull:
       return "this node's pool had no free slot: all were pinned or being written";
     case Cause::kNotShared:
-      return "the request's KV is not shared: prompt embeddings, a streamed session, an adapter that changed, or "
-             "a load that failed before";
+      return "the request's KV is not shared: prompt embeddings, a streamed session, an adapter that changed, a load "
+             "that failed before, or KV of a purged node";
     case Cause::kNoBlocks:
       return "the engine had no free blocks for a load";
     case Cause::kWindow:

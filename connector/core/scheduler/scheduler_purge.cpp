@@ -81,9 +81,9 @@ void SchedulerCore::purge_ordered(std::uint64_t id, const std::string& endpoint,
     end_sharing_if_purged(request);
   }
   purge_.num_of_engine += (provenance_.drop_loaded_if_purged() || is_own) ? 1 : 0;
-  actions_.push_back(LogLine{fmt::format("on the controller's order, purged {} chunks that came, or were computed, "
-                                         "from KV of node {}; no KV is accepted from this node for a day, or until "
-                                         "it has restarted",
+  actions_.push_back(LogLine{fmt::format("on the controller's order, purged {} chunks with KV of node {} or of "
+                                         "unknown nodes, or computed from such KV; no more KV of the named node is "
+                                         "accepted for a day, or until it has restarted",
                                          num_dropped, endpoint.substr(0, 256)),
                              true});
   announce_evictions();
