@@ -74,7 +74,7 @@ class ChunkPool {
   bool slot_written(ChunkRef chunk, std::uint32_t rank, bool ok);
   /// Adds `givers` to Slot::givers of a chunk that is being written.
   void add_givers(ChunkRef chunk, const Givers& givers);
-  /// Sets the windows of a chunk that is being written to those in `meta`.
+  /// Replaces the windows of the chunk, which must be in state kWriting, by those in `meta`.
   void set_windows(ChunkRef chunk, const ChunkMeta& meta);
   /// Marks the write in progress as failed, whatever the ranks report later.
   void fail_write(ChunkRef chunk);
