@@ -1,4 +1,4 @@
-// Preparations: loads that begin while their prompt is still computed elsewhere and pushed to this node.
+// Preparations: requests whose load begins while another node still computes their prompt and pushes it to this node.
 //
 // While the prefill node computes a request's prompt, a router sends the decode node a preparation: a further request,
 // with the same prompt and one more token, whose answer is not needed. The engine allocates blocks for the preparation,
