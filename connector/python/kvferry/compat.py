@@ -43,7 +43,7 @@ def start_line(found: str = vllm.__version__) -> tuple[int, str]:
 
 
 def config_revision(model: "ModelConfig") -> str | None:
-    """Returns the revision of the Hugging Face configuration; since vLLM 0.31 the weights' may differ."""
+    """Returns the revision of the Hugging Face configuration. Since vLLM 0.31 the weights may have another revision."""
     own: str | None = None if _numbers(vllm.__version__) == (0, 30) else model._hf_config_revision
     return own or model.revision
 

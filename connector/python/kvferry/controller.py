@@ -41,7 +41,7 @@ class Client(ControllerClient):
                          cluster_key_file=cluster_key_file)
 
     def lookup(self, keys: Sequence[bytes], timeout: float = 1.0) -> list[Holder]:
-        """Returns at most 64 nodes that have a prefix of `keys`, best first. Waits up to `timeout` seconds."""
+        """Returns at most 64 other nodes that have a prefix of `keys`, best first. Waits up to `timeout` seconds."""
         return [Holder(*fields) for fields in self.lookup_holders(keys, timeout)]
 
     def __enter__(self) -> Client:

@@ -97,7 +97,7 @@ def _recall(file: Path) -> str | None:
     try:
         with entry.open() as stream:
             signature, _, digest = stream.read().partition("\n") if _only_ours(os.fstat(stream.fileno())) else ("",) * 3
-    except (OSError, ValueError):  # there is no entry, or the entry is not text
+    except (OSError, ValueError):  # there is no entry, or it can't be read as text
         return None
     return digest if len(digest) == 64 and signature == signature_of(file) else None
 

@@ -18,12 +18,12 @@ class EndedTransfer(NamedTuple):
     tokens: int
     chunks: int  # number of chunks that arrived
     bytes: int
-    path: str  # name of the transport that moved the bytes; empty for loads, and if nothing was moved
+    path: str  # name of the transport that was used; empty for loads, and if none was used
     outcome: str  # ok or the name of a cause, as in the label `reason` of kvferry_recomputed_tokens_total
     # Stages of a pull, of the rank that ended last: until its last transfer was submitted, from then until the last
     # byte, from then until all chunks were in their slots, or verified in frames. The rest of the pull's duration
-    # passed between scheduler and workers. A push has only the second stage: the time since its last chunk was in this
-    # node's pool.
+    # passed between scheduler and workers. A push has only the second stage: the time until its end, from when its last
+    # chunk was in this node's pool and the decode node had answered the offer.
     parts: tuple[int, int, int]
 
 

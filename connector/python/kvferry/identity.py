@@ -167,7 +167,7 @@ def _local_folder(model: "ModelConfig", load_config: Any) -> Path:
 
 
 def _base_name(source: str) -> str:
-    """Returns the last part of a path or hub name. In the hub's cache, that is the model's name, not the commit."""
+    """Returns the last part of a path or hub name; for a path in the hub's cache, the model's name."""
     parts = [part for part in source.split("/") if part]
     hub = [part for part in parts if part.startswith("models--")]
     return hub[-1].split("--")[-1] if hub else (parts or [source])[-1]

@@ -54,7 +54,8 @@ class PrefixCache:
         """Empties vLLM's prefix cache if a new purge came before the node's last answer or plan. Returns True if so.
 
         `asking`: the request that vLLM is looking up right now. If its skip_reading_prefix_cache were set at once, vLLM
-        would load nothing for it, but use the local blocks found so far. So the flag is set at the step's end.
+        would load nothing for it, but use the local blocks found so far. So the flag is set in the next call without
+        `asking`, which follows the step's lookups.
         """
         if asking is None and self._asking is not None:
             self._asking.skip_reading_prefix_cache = True

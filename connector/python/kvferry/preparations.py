@@ -1,5 +1,6 @@
-"""Preparations, whose KV is loaded before the request itself arrives: the limit on their tokens, and the pause of an
-engine that has no other requests.
+"""Preparations: requests that a router sends ahead of a request with the same prompt, so that the prompt's KV is loaded
+before that request arrives (connector/core/scheduler/preparation.h). This file has the limit on the tokens of
+preparations, and the pause of an engine that has no other requests.
 """
 
 import time

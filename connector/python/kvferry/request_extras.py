@@ -26,7 +26,9 @@ class _Adapter:
     path: str
     signature: str  # the files' signatures when the digest was taken
     digest: str | None  # None: the content that the worker has loaded is unknown
-    is_reloaded: bool  # True after a reload of changed files: vLLM's prefix cache may have blocks of the old files
+    # True if the adapter was loaded again from changed files or from another path: vLLM's prefix cache may have blocks
+    # that were computed with the old files.
+    is_reloaded: bool
 
 
 class RequestExtras:
@@ -148,7 +150,7 @@ def _files_of(path: str) -> list[Path]:
     try:
         folder = Path(path).expanduser()
         found = [Path(entry.path) for entry in os.scandir(folder) if entry.is_file()]
-    except (OSError, RuntimeError):  # the folder does not exist, or the home directory is unknown
+    except (OSError, RuntimeError):  # the folder can't be read, or the home directory is unknown
         found = _files_in_hub_cache(path)
     weights = [file for file in found if file.suffix in _ADAPTER_FILES]
     config = [file for file in found if file.name == "adapter_config.json"]

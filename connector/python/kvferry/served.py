@@ -76,10 +76,11 @@ def kv_groups(specs: "list[Any]") -> list[tuple[int, int, bool]]:
 
 
 def window_format(kv_cache_config: "KVCacheConfig", specs: "list[Any]") -> str:
-    """Returns a name for the groups with windows, if these differ in window or block size; otherwise an empty text.
+    """Returns a name for the groups with windows, if these differ in size or kind of window or in block size; otherwise
+    an empty text.
 
-    Messages between nodes give, by the number of each group, the token from which on a chunk has KV. So a number must
-    mean the same layers on both nodes.
+    Messages between nodes name groups by their numbers, to say from which token on a chunk has KV of a group. So a
+    number must mean the same layers on both nodes.
     """
     found = kv_groups(specs)
     if len({group for group in found if group[1]}) < 2:

@@ -70,7 +70,7 @@ class Members:
 
     own_name: str  # "": this process has the cluster key
     own_secret: bytes
-    holders: tuple[bytes, ...]  # the certificates of those who have the cluster key, the one in use first
+    holders: tuple[bytes, ...]  # the certificates made from the accepted cluster keys, that of the key in use first
     listed: Mapping[str, tuple[str, bytes]] | None  # [name] role and certificate of a member; None: there is no list
 
     def refusal(self, names: tuple[str, ...], params: Mapping[str, Any], signer: str) -> str | None:
@@ -208,7 +208,7 @@ def _text_of_member(name: str, names: tuple[str, ...], params: Mapping[str, Any]
 
 
 def _core() -> Any:
-    """Returns the native module, which a process without a list of members need not have."""
+    """Returns the native module, which only a process with a member's key or a list of members needs."""
     from kvferry import _core as core
 
     return core

@@ -59,7 +59,7 @@ Dict config_dict(const std::string& extra_json) {
 
 struct PyScheduler {
   std::unique_ptr<SchedulerNode> node;
-  StepInput step;  // kept from step to step, so that its memory is reused
+  StepInput step;  // kept from step to step: running_reader needs the last step's `running`, and memory is reused
   RunningReader running_reader;
 
   PyScheduler(const std::string& extra_json, std::string engine_id, std::string role, std::string fingerprint,

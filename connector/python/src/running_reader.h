@@ -76,9 +76,9 @@ struct RunningRequests {
   std::size_t size() const { return ids.size(); }
 };
 
-/// Reads a step's running requests. A request that ran in the step before, and is listed in the same order, is
-/// recognised by the address of its id's str object, which this class keeps alive. Only the ids of the other requests
-/// are converted and looked up.
+/// Reads a step's running requests. A request that ran in the step before, and is listed in the same order, is usually
+/// recognised by the address of its id's str object, which this class keeps alive. Only the ids of requests that are
+/// not recognised are converted and looked up.
 class RunningReader {
  public:
   /// Overwrites step.running and step.block_changes. `step` must be the same object in each call, with step.running as
