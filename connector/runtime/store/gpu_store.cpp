@@ -62,7 +62,8 @@ void GpuStore::register_frames() {
 
 GpuStore::~GpuStore() {
   for (Work& work : works_) {
-    // Work without an event can't be waited for here. Releasing the frames below waits for the whole device.
+    // Work without an event can't be waited for here. If there are frames, releasing them below waits for the whole
+    // device.
     if (is_over(work) || !work.event) continue;
     if (const Result<void> waited = work.event->wait(); !waited)
       log().error("waiting for the GPU to finish its copies of chunks, before their memory is freed, failed: {}",

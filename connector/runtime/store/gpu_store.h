@@ -135,7 +135,7 @@ class GpuStore final : public ChunkStore {
   mutable std::mutex mutex_;
   FrameTable table_;
   LeasedFrames leased_{table_};
-  std::vector<std::uint32_t> slot_uses_;  // [slot] number of Work objects that read or write the slot
+  std::vector<std::uint32_t> slot_uses_;  // [slot] number of uses of the slot by unfinished Work
   std::list<Work> works_;
   std::map<std::uint32_t, Landing> landings_;  // [slot] the unfinished transfer into a frame for the slot's chunk
   std::vector<SaveDone> saved_;

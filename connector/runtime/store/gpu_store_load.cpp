@@ -1,6 +1,6 @@
 // GpuStore's loads. Each chunk is unpacked from its frame into blocks. A chunk without a frame is first copied from its
 // slot into a free frame, or unpacked straight from its slot if no frame is free. Nothing waits on the host: a load is
-// reported when the device has finished it.
+// reported when the device has finished it, or as failed if it could not be started or has passed its deadline.
 #include <algorithm>
 #include <map>
 #include <utility>

@@ -1,4 +1,5 @@
-// GpuStore's saves (block -> frame -> slot) and landings of chunks from other nodes (transfer -> frame -> slot).
+// GpuStore's saves (block -> frame -> slot) and landings of chunks from other nodes (transfer -> frame -> slot). If no
+// frame is free, the bytes go straight to the slot.
 #include <utility>
 
 #include "connector/runtime/store/gpu_store.h"

@@ -5,7 +5,7 @@
 //
 // A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU and
 // a frame is free here. All other chunks are pulled from slot to slot, and so is a chunk whose transfer from frame to
-// frame fails.
+// frame fails before the pull's deadline.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class Puller {
   bool completed(const Completion& completion, std::uint32_t limit_mb_per_s);
   bool landed(const ChunkStore::Landed& chunk);
   /// Submits again the transfers for which the transport had no room, cancels pulls whose deadline has passed, and
-  /// cancels transfers between frames that have taken half of the pull's time. Sends SlotsWritten messages.
+  /// cancels transfers between frames that still run after half of the pull's time. Sends SlotsWritten messages.
   void progress();
   /// Returns true if some chunk has been passed to the store and is not in its slot yet.
   bool is_landing() const { return !landing_.empty(); }

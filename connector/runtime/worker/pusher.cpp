@@ -123,7 +123,7 @@ void Pusher::advance(std::uint64_t id, std::uint32_t index) {
   }
   if (!push.order) return;
   if (index >= push.order->grants.size() || push.order->grants[index].empty()) {
-    if (item.is_saved) end(id, index, item, {{}, ErrorCode::kRefused, ""});  // the decode node does not want this chunk
+    if (item.is_saved) end(id, index, item, {{}, ErrorCode::kRefused, ""});  // no slot was granted for the chunk
     return;
   }
   begin(push, id, index, item);

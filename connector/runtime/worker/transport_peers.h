@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-/// The peers of one transport, with the time of their last transfer. Every method may be called from any thread.
+/// The peers of one transport, with the time of their last use. Every method may be called from any thread.
 class TransportPeers {
  public:
   static constexpr TimeNs kIdlePeerNs = 600 * kSecond;
@@ -32,7 +32,8 @@ class TransportPeers {
   /// to its peer, in 10^6 bytes per second: the rate that the transport measured, or that of the fastest transfer if
   /// one was faster. 0: the transport has not measured the path yet.
   std::uint32_t completed(const Completion& completion);
-  /// Disconnects peers without a transfer for kIdlePeerNs. The call is cheap enough for every turn of a loop.
+  /// Disconnects peers that have no running transfer and were not used for kIdlePeerNs. The call is cheap enough for
+  /// every turn of a loop.
   void expire();
   std::size_t size() const;
 
