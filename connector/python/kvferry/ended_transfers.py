@@ -23,7 +23,7 @@ class EndedTransfer(NamedTuple):
     # Stages of a pull, of the rank that ended last: until its last transfer was submitted, from then until the last
     # byte, from then until all chunks were in their slots, or verified in frames. The rest of the pull's duration
     # passed between scheduler and workers. A push has only the second stage: the time until its end, from when its last
-    # chunk was in this node's pool and the decode node had answered the offer.
+    # chunk was saved in this node's pool or, if the chunk was there already, from the order to push the chunk.
     parts: tuple[int, int, int]
 
 
