@@ -20,7 +20,7 @@ class ControllerClient:
         """Reports that this node no longer has these chunks."""
 
     def lookup_holders(self, keys: Sequence[bytes], timeout: float) -> list[tuple[str, int, str, int, str, bool]]:
-        """Same as kvferry.controller.Client.lookup()."""
+        """Same as kvferry.controller.Client.lookup(), but returns plain tuples."""
 
     def wait_registered(self, timeout: float = 5.0) -> bool:
         """
@@ -242,7 +242,7 @@ class KvLayout:
 class WorkerNode:
     def __init__(self, *, extra_json: str, rank: int, label: str, layouts: Sequence[KvLayout], gpu: int = -1, shard: tuple[int, int, int, int] | None = None, types: Sequence[tuple[str, str]] = []) -> None:
         """
-        The types of each layout's elements in blocks and in chunks; no types: they are equal.
+        types: for each layout, the types of its elements in blocks and in chunks; empty: they are equal.
         """
 
     def handshake(self) -> bytes: ...

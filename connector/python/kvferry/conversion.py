@@ -68,7 +68,7 @@ def tell_conversion(chunk_dtype: str, converts: str) -> None:
         # vLLM's log format is only for loggers named vllm.*
         init_logger("vllm.kvferry").warning(
             "kvferry: this server reads chunks that servers with --dtype %s computed (%s): its answers may differ from "
-            "those of a server without kvferry, since other rounding is in that KV, and it saves no KV for others",
+            "those of a server without kvferry, since that KV was rounded differently, and it saves no KV for others",
             chunk_dtype, converts,
         )  # fmt: skip
 

@@ -28,7 +28,8 @@ COUNTERS = {
     "pulled_past_frames_total": "Chunks pulled through host memory although the other node had them in GPU memory too, "
                                 "counted by each rank.",
     "prepared_total": "Prompts that were loaded into engine blocks while they were pushed here.",
-    "preparations_refused_total": "Preparations that did not begin: the prompt was there, or too few blocks were free.",
+    "preparations_refused_total": "Preparations (requests that a router sends ahead) that did not begin: all chunks of "
+                                  "the prompt were here, or a limit on preparations would be exceeded.",
     "preparations_abandoned_total": "Preparations that ended without use: chunks or the request did not come, or "
                                     "others needed the blocks.",
     "slot_copies_failed_total": "Copies of pulled chunks from GPU memory to host memory that failed, counted by each "
@@ -39,8 +40,8 @@ COUNTERS = {
     "pins_expired_total": "Pins that ended at their deadline.",
     "evicted_chunks_total": "Chunks evicted from the pool.",
     "evicted_for_tenants_total": "Chunks evicted from a tenant above its share of the pool, for one of another tenant.",
-    "purged_chunks_total": "Chunks dropped by order of the controller because a bad node gave them or what they were "
-                           "computed from.",
+    "purged_chunks_total": "Chunks dropped on a purge: the purged node had computed them or passed them on, or they "
+                           "were computed from such KV.",
     "pins_refused_total": "Chunks not pinned for the controller because it had already pinned half of the pool.",
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
     "push_failures_total": "Chunks for which a decode node reserved a slot but whose push failed.",
@@ -74,13 +75,13 @@ GAUGES = {
 # Histograms with the labels `direction`, push or pull, and `path`, the name of a transport. They leave out transfers by
 # which no chunk arrived: see pull_failures_total and push_failures_total.
 HISTOGRAMS = {
-    "transfer_seconds": "Time of transfers: of a pull from the order to the last chunk, of a push from when the last "
-                        "of its chunks was computed.",
+    "transfer_seconds": "Time of transfers. A pull: from its order until its last chunk has arrived. A push: from when "
+                        "its last chunk was saved, or was ordered to be pushed if the pool had it, until its end.",
     "transfer_bytes": "Bytes of a transfer, of all ranks together.",
     "transfer_chunks": "Chunks of a transfer.",
 }
 # Histograms with the labels `path` and `stage`.
-HISTOGRAMS_BY_STAGE = {"pull_stage_seconds": "Time of pulls by stage."}
+HISTOGRAMS_BY_STAGE = {"pull_stage_seconds": "Time of pulls by stage: queue, post, wire and unpack."}
 BUCKETS = {
     "transfer_seconds": [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10],
     "transfer_bytes": [1e5, 3e5, 1e6, 3e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10],

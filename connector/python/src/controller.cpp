@@ -199,7 +199,8 @@ void bind_controller(nb::module_& m) {
       .def("publish", &PyClient::publish, "keys"_a,
            "Reports that this node has these chunks. The report is sent later if no controller is reachable now.")
       .def("evict", &PyClient::evict, "keys"_a, "Reports that this node no longer has these chunks.")
-      .def("lookup_holders", &PyClient::lookup, "keys"_a, "timeout"_a, "Same as kvferry.controller.Client.lookup().")
+      .def("lookup_holders", &PyClient::lookup, "keys"_a, "timeout"_a,
+           "Same as kvferry.controller.Client.lookup(), but returns plain tuples.")
       .def("wait_registered", &PyClient::wait_registered, "timeout"_a = 5.0,
            "Returns False if no controller has accepted this node within `timeout` seconds.")
       .def("status", &PyClient::status, "Returns connecting, registered, closed, or \"refused: \" and the reason.")

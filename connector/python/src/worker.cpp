@@ -87,7 +87,7 @@ void bind_worker(nb::module_& m) {
                     const std::vector<std::pair<std::string, std::string>>&>(),
            nb::kw_only(), "extra_json"_a, "rank"_a, "label"_a, "layouts"_a, "gpu"_a = -1, "shard"_a = nb::none(),
            "types"_a = std::vector<std::pair<std::string, std::string>>{},
-           "The types of each layout's elements in blocks and in chunks; no types: they are equal.")
+           "types: for each layout, the types of its elements in blocks and in chunks; empty: they are equal.")
       .def("handshake", [](const PyWorker& self) { return to_bytes(self.node->handshake()); })
       // `stream` is torch's cuda_stream: a cudaStream_t as a number, 0 for the default stream.
       .def(

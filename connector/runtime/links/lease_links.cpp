@@ -67,8 +67,8 @@ bool LeaseLinks::progress() {
   for (const RunChecksums::Ready& ready : all) {
     if (!ready.damaged.empty() || ready.num_late > 0)
       log().warn(
-          "a node with other tensor or pipeline parallelism gets no lease on {} chunks that were found damaged and "
-          "evicted, nor on {} chunks whose checksums took over {} ms",
+          "a node with other tensor or pipeline parallelism gets no lease on {} chunks that were evicted, because they "
+          "were damaged or no longer in a slot, nor on {} chunks whose checksums took over {} ms",
           ready.damaged.size(), ready.num_late, kHashPatience / kMillisecond);
     if (!ready.damaged.empty())
       parts_.with_core([&](SchedulerCore& core, TimeNs) { core.evict_ordered(ready.damaged); });

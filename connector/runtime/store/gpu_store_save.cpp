@@ -130,7 +130,9 @@ Result<ChunkStore::Place> GpuStore::land_in_slot(ChunkRef chunk, std::uint64_t) 
   }
   table_.drop_slot(chunk.slot);
   if (slot_uses_[chunk.slot] > 0 || landings_.contains(chunk.slot))
-    return Error{ErrorCode::kFull, fmt::format("the GPU still copies from or to pool slot {}", chunk.slot)};
+    return Error{ErrorCode::kFull,
+                 fmt::format("the GPU still copies from or to pool slot {}, or a transfer writes the slot's GPU frame",
+                             chunk.slot)};
   return Place{parts_.pool_region, chunk.slot * parts_.chunk_bytes};
 }
 
