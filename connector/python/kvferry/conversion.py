@@ -65,7 +65,7 @@ def conversion(vllm_config: "VllmConfig", specs: "list[Any]", chunk_dtype: str, 
 def tell_conversion(chunk_dtype: str, converts: str) -> None:
     """Logs what conversion() returned, if it is not empty."""
     if converts:
-        # vLLM's log format is only for loggers named vllm.*
+        # vLLM applies its log format only to loggers named vllm.*
         init_logger("vllm.kvferry").warning(
             "kvferry: this server reads chunks that servers with --dtype %s computed (%s): its answers may differ from "
             "those of a server without kvferry, since that KV was rounded differently, and it saves no KV for others",

@@ -13,21 +13,22 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass
 class WorkerHello(KVConnectorHandshakeMetadata):
-    """Sent once by each worker to the scheduler: the address of the rank's pool."""
+    """The message that each worker sends to the scheduler once: the address of the rank's pool."""
 
     payload: bytes
 
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """Sent in each step by the scheduler to the workers: the chunks to pack and unpack."""
+    """The message that the scheduler sends to the workers in each step: the chunks to pack and unpack."""
 
     payload: bytes
 
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """Sent after a step by the workers to the scheduler: the chunks packed and unpacked. A rank has up to two entries.
+    """The message that the workers send to the scheduler after a step: the chunks packed and unpacked. A rank has up to
+    two entries in `payloads`.
     """
 
     payloads: list[bytes] = field(default_factory=list)

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 
-# vLLM's prefixes of draft models and of MTP heads, as in draft_model.layers.0, mtp.layers.0, model.mtp_layers.0 and
-# model.layers.61.mtp_block. Layers of other drafts follow the model's: model.layers.32 after 32 layers.
+# Matches the names of many draft models' and MTP heads' layers, such as draft_model.layers.0, mtp.layers.0,
+# model.mtp_layers.0 and model.layers.61.mtp_block. Layers of other draft models have the numbers after those of the
+# model's layers: model.layers.32 beside a model of 32 layers.
 _DRAFT = re.compile(r"(^|[._])(draft|mtp|eagle)")
 
 
