@@ -38,7 +38,7 @@ void LeaseLinks::execute(ReleaseLease& released) {
 void LeaseLinks::execute(StartPull& wanted) {
   const PeerLinks::Ranks& remote = parts_.peers.ranks_of(wanted.endpoint);
   for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    // PeerLinks may have dropped the peer since it granted the lease; `remote.all` is empty then, and the pull fails.
+    // PeerLinks may have dropped the peer after the lease was granted; `remote.all` is empty then, and the pull fails.
     const bool is_sent = !remote.all.empty() && parts_.send_worker(rank, wanted.pull,
                                                                    order_for(rank, wanted, parts_.ranks, remote.all,
                                                                              remote.map, parts_.clock.now()));
