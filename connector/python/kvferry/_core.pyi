@@ -1,4 +1,4 @@
-"""kvferry's scheduler and worker nodes"""
+"""kvferry's scheduler and worker nodes, controller client and transport"""
 
 from collections.abc import Callable, Sequence
 import enum

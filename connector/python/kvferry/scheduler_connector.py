@@ -250,8 +250,8 @@ class SchedulerConnector:
                 self._node.worker_report(payload)
 
     def needs_step_for_reports(self) -> bool:
-        """Returns True while a worker with a GPU has not reported all its saves and loads. A later step must report them:
-        until then even a request that was aborted keeps the blocks of its load."""
+        """Returns True while a worker with a GPU has not reported all its saves and loads. A later step must report
+        them: until then even a request that was aborted keeps the blocks of its load."""
         return self._is_on_device and (self._node.has_unreported_saves() or self._node.has_unreported_loads())
 
     def _drop_changed(self) -> None:

@@ -167,7 +167,7 @@ void bind_transport(nb::module_& m);   // This function is defined in transport.
 void bind_worker(nb::module_& m);      // This function is defined in worker.cpp.
 
 NB_MODULE(_core, m) {
-  m.doc() = "kvferry's scheduler and worker nodes";
+  m.doc() = "kvferry's scheduler and worker nodes, controller client and transport";
   const nb::exception<PythonError> error(m, "KvFerryError", PyExc_RuntimeError);
   bind_controller(m);
   bind_transport(m);

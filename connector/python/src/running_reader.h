@@ -124,8 +124,8 @@ class RunningReader {
     return true;
   }
 
-  /// Replaces `requests`, which has the handles of the ids `before`, by entries with the handles of the running requests.
-  /// Returns the running requests' ids.
+  /// Replaces `requests`, which has the handles of the ids `before`, by entries with the handles of the running
+  /// requests. Returns the running requests' ids.
   template <class HandleOf>
   static std::vector<nanobind::object> name(const RunningRequests& running, const std::vector<nanobind::object>& before,
                                             std::vector<RunningRequest>& requests, HandleOf handle_of) {

@@ -23,14 +23,14 @@ class SlotGrants {
   void grant(const GrantOrder& order);
   void revoke(const Revocation& order);
   /// Called for each chunk of take_landed() that belongs to no pull. Records the outcome of the chunk's revocation,
-  /// unless the chunk is in a frame only: the store then returns it once more. Returns false if revoke() has not given
+  /// unless the chunk is in a frame only: the store then returns it once more. Returns false if no revocation has given
   /// this chunk to the store.
   bool landed(const ChunkStore::Landed& chunk);
   /// Retries revocations that wait for the end of a peer's copy, and sends the outcomes. Returns true if an outcome was
   /// sent.
   bool progress();
-  /// Returns true if a revocation waits for the end of a peer's copy, or for landed() with a chunk that revoke() gave
-  /// to the store. In both cases the caller must soon call progress() again.
+  /// Returns true if a revocation waits for the end of a peer's copy, or for landed() with a chunk that was given to
+  /// the store. In both cases the caller must soon call progress() again.
   bool is_waiting() const { return !revoking_.empty() || !landing_.empty(); }
 
  private:
