@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from kvferry._core import SchedulerNode
 
-# Values of vLLM's prefix_caching_hash_algo with which no client can make other tokens that have the same hash.
+# Values of vLLM's prefix_caching_hash_algo for which no client can find different tokens with the same hash.
 _CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
 
 

@@ -87,7 +87,7 @@ class WorkerConnector:
             self._node.load(self._stream())
 
     def save_layer(self, name: str) -> None:
-        """Sends the layer's KV, which is in the blocks now, to the decode nodes of pushed chunks."""
+        """Packs the layer's KV, which is in the blocks now, for the chunks that are pushed to decode nodes."""
         if self._wants_layers and self._node is not None and name in self._layers:
             self._node.save_layer(self._layers[name])
 

@@ -31,7 +31,7 @@ struct Envelope {
   KVFERRY_FIELDS(version, type, id, body, oldest, newest, release);
 };
 
-/// The sender of a request that waits for the answer.
+/// The sender of a request, with what the answer needs.
 struct Asker {
   std::string sender;  // the asker's ZeroMQ routing id at this node's server socket
   std::uint64_t id = 0;

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kvferry._core import SchedulerNode
 
-REQUESTS_MAX = 4096  # the flight recorder remembers as many requests
+REQUESTS_MAX = 4096  # number of requests that the flight recorder keeps
 # Spans are exported once more, without a step, this long after the last request has finished: that request's push may
 # end when no further step follows.
 FLUSH_AFTER_S = 1.0
