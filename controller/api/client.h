@@ -76,7 +76,7 @@ struct Registered {};  // the node is registered, for the first time or again af
 /// The controller refused the node, e.g. because its namespace has another fingerprint. The client does not try again.
 struct Refused {
   std::string reason;
-  Incarnation newest_incarnation{};  // newest incarnation of this engine id that the controller knows; 0: none
+  Incarnation newest_incarnation{};  // newest one known under the node's namespace and engine id; 0: none
 };
 /// The controller was silent for `lost_after_ms` or ended the registration, or the connection broke. The client keeps
 /// trying to register.
@@ -91,8 +91,8 @@ struct LookupFailed {
   std::uint64_t token = 0;
   std::string reason;
 };
-// The following structs are requests of the controller to this node. The node sends no answers, and may ignore any of
-// the requests.
+// The structs from PinChunks to PurgeChunks are requests of the controller to this node. The node sends no answers, and
+// may ignore any of the requests.
 /// A request to pin those of `keys` that this node holds. Several requests may belong to one pin. After a restart of
 /// the controller, the same id may name another pin.
 struct PinChunks {

@@ -19,8 +19,9 @@ class Listener {
   virtual int fd() const = 0;
 
   /// Handles waiting input up to a bound, so that no listener starves the others or delays lease checks. Never blocks
-  /// or throws, whatever a peer sent. The server calls serve() in each turn of its loop, at least every 100 ms, whether
-  /// or not fd() is readable. Returns true if input is left, so that the loop continues without sleeping.
+  /// or throws, whatever a peer sent. The server calls serve() in each turn of its loop, whether or not fd() is
+  /// readable, and sleeps at most 100 ms between two turns. Returns true if input may be left, so that the loop
+  /// continues without sleeping.
   virtual bool serve(TimeNs now) = 0;
 };
 

@@ -21,7 +21,8 @@ struct PathReport {
   std::uint64_t bytes = 0;       // bytes moved
   std::uint64_t num_failed = 0;  // chunks that did not arrive
   double gb_per_s = 0;           // speed in GB/s, as a mean of the last seconds
-  double last_gb_per_s = 0;      // speed of the last transfer; the time of a push includes waits for the model
+  // Speed of the last transfer. The time of a push includes waits for KV that the model has not computed yet.
+  double last_gb_per_s = 0;
   // Limit of the path, as known at the last transfer: its measured speed, or the speed of the fastest transfer if that
   // is higher; 0: not known.
   double limit_gb_per_s = 0;

@@ -30,14 +30,15 @@ struct Counters {
   std::uint64_t nodes_fenced = 0;  // nodes replaced by a newer incarnation
   std::uint64_t snapshots_wanted = 0;
   std::uint64_t messages_malformed = 0;
-  std::uint64_t messages_unregistered = 0;  // messages that need a registration, from a connection without one
-  std::uint64_t replies_dropped = 0;        // replies and orders whose connection was gone or whose peer did not read
+  // Heartbeat, Publish, Evict, Lookup and Leave messages whose incarnation is not registered on their connection.
+  std::uint64_t messages_unregistered = 0;
+  std::uint64_t replies_dropped = 0;  // replies and orders whose connection was gone or whose peer did not read
   std::uint64_t resends_wanted = 0;
   std::uint64_t digests_differed = 0;    // heartbeats whose digests differed from the index
   std::uint64_t orders_sent = 0;         // Pin, Unpin, Replicate, EvictOrder and PurgeOrder messages
   std::uint64_t messages_taken = 0;      // messages that listeners passed to Sessions::receive()
   std::uint64_t messages_sent = 0;       // replies and orders, without the dropped ones
-  std::uint64_t handshakes_refused = 0;  // connections whose peer did not prove that it has the cluster key
+  std::uint64_t handshakes_refused = 0;  // connections whose peer did not prove that it has an accepted key
   std::uint64_t reports_malformed = 0;   // reports in heartbeats that were dropped because they were malformed
   std::uint64_t messages_forbidden = 0;  // messages whose sender was revoked or has a role that does not allow them
   KVFERRY_FIELDS(lookups, lookup_keys, lookup_hits, chunks_published, chunks_evicted, chunks_dropped, heartbeats,
@@ -49,7 +50,9 @@ struct Counters {
 struct NodeStatus : NodeInfo {
   std::uint64_t num_chunks = 0;  // number of chunks, tails included; a chunk counts once for each tier
   std::uint64_t num_tails = 0;
-  std::uint64_t heartbeat_age_ms = 0;  // time since the node's last Hello, Heartbeat, Publish, Evict or Lookup
+  // Time since the node's last Hello, Heartbeat, Publish, Evict or Lookup, or since the controller reloaded the node;
+  // shorter if the lease was extended because of a late Directory::expire().
+  std::uint64_t heartbeat_age_ms = 0;
   // Progress of a drain of this node.
   bool is_leaving = false;
   bool is_drained = false;  // no chunk is left to replicate
