@@ -29,8 +29,8 @@ struct Header {
   KVFERRY_FIELDS(version, type);
 };
 
-// Messages from a node to the controller. kLeastRole: the lowest role that a member's key must have for the controller
-// to accept the message. If a struct lacks kLeastRole, the controller does not compile.
+// Messages from nodes and commands to the controller. kLeastRole: the lowest role that a member's key must have for the
+// controller to accept the message. If a struct lacks kLeastRole, the controller does not compile.
 struct Hello {
   static constexpr net::Role kLeastRole = net::Role::kWorker;
   Header header{kProtocolVersion, 1};
@@ -67,7 +67,7 @@ struct Publish {
   TailColumns tails{};
   std::uint32_t tier = static_cast<std::uint32_t>(Tier::kHost);  // tier of all entries
   bool has_end = false;        // used with begins_snapshot: a message with ends_snapshot follows; older nodes send none
-  bool ends_snapshot = false;  // end of the snapshot: all that the node holds was published since its begin
+  bool ends_snapshot = false;  // true: this message ends the snapshot, which now lists all that the node holds
   KVFERRY_FIELDS(header, incarnation, sequence, begins_snapshot, full, tails, tier, has_end, ends_snapshot);
 };
 struct Evict {
@@ -115,7 +115,7 @@ struct StatusRequest {
   KVFERRY_FIELDS(header);
 };
 
-// Messages from the controller to a node.
+// Messages from the controller to nodes and commands.
 /// Confirms a Hello. The header has the version that both sides use from now on.
 struct Registered {
   Header header{kProtocolVersion, 2};
@@ -127,7 +127,8 @@ struct Registered {
 struct Refused {
   Header header{kProtocolVersion, 3};
   std::string reason{};
-  std::uint64_t newest_incarnation = 0;  // newest known incarnation of the node's engine id; 0: none
+  // Newest incarnation known under the node's namespace and engine id; 0: none.
+  std::uint64_t newest_incarnation = 0;
   KVFERRY_FIELDS(header, reason, newest_incarnation);
 };
 struct HeartbeatAck {
@@ -186,7 +187,7 @@ struct Unpin {
   std::uint64_t pin_id = 0;
   KVFERRY_FIELDS(header, incarnation, pin_id);
 };
-/// Orders the node to replicate chunks from the named node into its pool.
+/// Orders the node to copy chunks into its own pool from the node that `engine_id` and `endpoint` name.
 struct Replicate {
   Header header{kProtocolVersion, 19};
   std::uint64_t incarnation = 0;

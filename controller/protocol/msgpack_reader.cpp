@@ -22,7 +22,7 @@ constexpr std::array<SmallInteger, 256> kSmallIntegers = [] {
   return table;
 }();
 
-/// Returns the number of bytes after the tag of a value that carries no length.
+/// Returns the number of bytes after the tag of a float or of an extension of fixed size, and 0 for all other tags.
 constexpr std::size_t fixed_size(std::uint8_t tag) {
   switch (tag) {
     case 0xca:

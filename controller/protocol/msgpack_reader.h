@@ -70,8 +70,8 @@ class MsgpackReader {
     return true;
   }
 
-  /// Reads `count` integers below 2^32, the elements of an array whose header was just read, into `values`. Returns
-  /// false if an element is missing or is something else.
+  /// Reads `count` integers of 0 to 2^32 - 1, the elements of an array whose header was just read, into `values`.
+  /// Returns false if an element is missing or is something else.
   bool read_small_integers(std::uint32_t* values, std::uint32_t count);
 
  private:

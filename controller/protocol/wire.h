@@ -55,8 +55,8 @@ struct LookupFields {
   std::uint64_t token = 0;
   LookupView query;
 };
-/// Reads a Lookup of one of `versions` that is encoded as this release encodes it, with the same result as parse().
-/// Returns nullopt for all other bytes; the caller must then call parse().
+/// Reads a Lookup of one of `versions` with the same result as parse(). Returns nullopt for all other messages, and for
+/// some lookups that are not encoded as this release encodes them; the caller must then call parse().
 std::optional<LookupFields> read_lookup(std::string_view bytes, VersionRange versions = kProtocol);
 
 /// Replaces the contents of `buffer` by the bytes of a LookupReply, as encode() would write them.
