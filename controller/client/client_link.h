@@ -56,14 +56,15 @@ std::string_view cluster_key_hint(bool has_key);
 /// Makes a client of the controller that `link` connects to.
 std::unique_ptr<Client> make_client_over(std::unique_ptr<ClientLink> link, ClientOptions options);
 
-/// Makes a client of several controllers (replicas). `clients` has one client for each controller, the preferred
+/// Makes a client of one or more controllers (replicas). `clients` has one client for each controller, the preferred
 /// controller first, and must not be empty. The node registers with each controller and publishes everything to each.
-/// Lookups go to the first controller in this order that the node is registered with; when that controller is lost,
-/// unanswered lookups are sent to another one. The client reports Registered as soon as one controller has registered
-/// the node, Lost when the node is no longer registered with any controller, and Refused when all have refused it. The
-/// answer to a SnapshotWanted goes to all controllers, which changes nothing for those that did not request it. With
-/// lookup_timeout_ms each lookup ends in LookupReply or LookupFailed, even if the node is not registered at first or an
-/// answer is lost. kUnavailable: no file descriptor is left.
+/// Lookups go to the first controller in this order that the node is registered with. When that controller is lost,
+/// unanswered lookups are sent to another one; with lookup_timeout_ms also after each third of this time. The client
+/// reports Registered as soon as one controller has registered the node, Lost when the node is no longer registered
+/// with any controller, and Refused when all have refused it. The answer to a SnapshotWanted goes to all controllers,
+/// which does no harm to those that did not request it. With lookup_timeout_ms each lookup ends in LookupReply or
+/// LookupFailed, even if the node is not registered at first or an answer is lost. kUnavailable: no file descriptor is
+/// left.
 Result<std::unique_ptr<Client>> make_replica_client(std::vector<std::unique_ptr<Client>> clients,
                                                     const ClientOptions& options);
 

@@ -16,7 +16,7 @@
 
 namespace kvferry::controller {
 
-// Default limit on the size of the messages that a Publisher stores: enough for one second at a million keys per
+// Default limit on the total size of the messages that a Publisher stores: enough for one second at a million keys per
 // second.
 constexpr std::size_t kResendBytesMax = std::size_t{16} << 20;
 
@@ -88,9 +88,10 @@ class ClientSession {
   std::uint64_t beat_sequence_ = 0;         // value of next_sequence() in the last heartbeat
   std::uint64_t load_ = 0, beat_load_ = 0;  // current load, and the load in the last heartbeat
   std::string report_;                      // report for the next heartbeat; empty: none is due
-  std::optional<TimeNs> waiting_since_;     // time of the first Hello or Heartbeat since the controller's last message
-  std::uint32_t num_silences_ = 0;          // silent connections, in a row, that were given up before registration
-  std::uint64_t num_unreadable_ = 0;        // dropped messages of the controller
+  // Time of this connection's oldest Hello or Heartbeat that the controller has not answered; none: all are answered.
+  std::optional<TimeNs> waiting_since_;
+  std::uint32_t num_silences_ = 0;    // silent connections, in a row, that were given up before registration
+  std::uint64_t num_unreadable_ = 0;  // dropped messages of the controller
   Publisher publisher_;
   std::uint64_t last_token_ = 0;
   std::set<std::uint64_t> pending_;  // tokens of unanswered lookups
