@@ -20,11 +20,11 @@ namespace kvferry::controller {
 Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions,
                                                   const std::optional<net::ClusterKey>& key = {});
 
-/// Same as listen_zmq(), but for stream://HOST:PORT and unix:///PATH, and takes no cluster key. The memory for each
-/// peer is bounded: a message of more than kMessageBytesMax bytes is refused and ends its connection; replies to a peer
-/// that does not read are dropped and counted while 8 MiB of replies wait. If the number of connections is at its
-/// maximum, a new connection replaces the one that has been silent longest among the connections without a registered
-/// node; if there is none, the new connection is closed.
+/// Same as listen_zmq(), but for stream://HOST:PORT and unix:///PATH, and takes no cluster key. A message of more than
+/// kMessageBytesMax bytes is refused and ends its connection. A reply is dropped and counted if earlier replies to its
+/// peer are unsent and the unsent replies would exceed 8 MiB. If the number of connections is at its maximum, a new
+/// connection replaces the one that has been silent longest among the connections without a registered node; if there
+/// is none, the new connection is closed.
 Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions);
 
 }  // namespace kvferry::controller

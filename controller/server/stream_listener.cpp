@@ -24,7 +24,7 @@ constexpr std::size_t kStreamMessagesPerTurnMax = 1024;
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
-// Limit on a peer's unsent replies: twice kMessageBytesMax.
+// Limit on a peer's unsent replies, which a single longer reply may exceed: twice kMessageBytesMax.
 constexpr std::size_t kUnsentRepliesBytesMax = std::size_t{8} << 20;
 constexpr TimeNs kRefusalTime = kSecond;  // time for a peer to read why its connection was refused
 
