@@ -7,7 +7,8 @@
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kTidyStepsPerTurn = 1024;  // cache lines that one call of tidy() visits, which takes up to 200 us
+// Limit on the cache lines that tidy() visits in one table, which takes up to 200 us.
+constexpr std::size_t kTidyStepsPerTurn = 1024;
 
 Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {
   const auto printable = [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; };
@@ -246,9 +247,9 @@ void Directory::remove(NodeId id) {
   if (journal_ != nullptr) journal_->gone(id);
 }
 
-/// Each call of tidy() works on one namespace: the next one, in the order of the names, whose table has work left. A
-/// namespace without nodes is erased when its table has no work left, because freeing a full table at once would take
-/// too long.
+/// Goes through the namespaces in the order of their names, from the one after the last visited one, and stops at the
+/// first whose table still has work left. A namespace without nodes is erased only when its table has no work left,
+/// because freeing a full table at once would take too long.
 void Directory::tidy() {
   for (std::size_t i = namespaces_.size(); i > 0; --i) {
     auto it = namespaces_.upper_bound(tidied_last_);

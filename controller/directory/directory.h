@@ -46,8 +46,9 @@ enum class Update {
   // The message was applied or dropped. A message is dropped if it is old, or if it follows a loss whose repair was
   // already requested.
   kApplied,
-  kUnknownNode,   // the sender is not registered, and nothing changed
-  kRepairWanted,  // messages of this node are missing: the caller must request what repair() returns
+  kUnknownNode,  // the sender is not registered, and nothing changed
+  // Messages of this node are missing, or a snapshot is needed: the caller must request what repair() returns.
+  kRepairWanted,
 };
 
 /// The missing messages or the snapshot to request from a node.
@@ -68,20 +69,21 @@ struct Joined {
 
 /// Registered nodes, their leases and their chunks.
 /// The Publish and Evict messages of a node are numbered, starting with the number that the node registers with. They
-/// are applied completely and in order. A message whose number is below the expected one is a repetition and is
-/// dropped. A higher number shows that a message was lost: the higher one is dropped, and the node must send it again
-/// after the missing ones, because a publish applied after a later evict would undo the evict. The begin of a snapshot
-/// makes all earlier messages irrelevant, so it is applied even after a loss. A snapshot is collected in a separate
-/// Generation, which replaces the former Generation when the snapshot ends. Lookups don't see the chunks of the
-/// snapshot before then, except if the former Generation was empty. Messages that arrive during a snapshot change both
-/// generations. A snapshot that takes too long, or that the node begins again, is dropped. Lookups skip a node as soon
-/// as it leaves or expire() finds that its lease has expired. The removal of a node takes the same time however many
-/// chunks the node had. Threads: one at a time. `now` must never decrease.
+/// are applied in order. A message whose number is below the expected one is a repetition and is dropped. A higher
+/// number shows that a message was lost: the higher one is dropped, and the node must send it again after the missing
+/// ones, because a publish applied after a later evict would undo the evict. The begin of a snapshot makes all earlier
+/// messages irrelevant, so it is applied even after a loss. A snapshot is collected in a separate Generation, which
+/// replaces the former Generation when the snapshot ends. Lookups don't see the chunks of the snapshot before then,
+/// except if the former Generation was empty. Messages that arrive during a snapshot change both generations. A
+/// snapshot that takes too long, or that the node begins again, is dropped. Lookups skip a node as soon as it leaves or
+/// expire() finds that its lease has expired. The removal of a node takes the same time however many chunks the node
+/// had. Threads: one at a time. `now` must never decrease.
 class Directory {
   struct Namespace;
 
  public:
-  /// The chunks that a node has published since one of its snapshots began, without the evicted ones.
+  /// The chunks that a node has published since it registered or since one of its snapshots began, without the evicted
+  /// ones.
   struct Generation {
     ChunkTable::HolderIndex index = 0;  // holder in the table of the node's namespace
     bool is_partial = false;  // chunks were dropped for lack of room, so the node's digests may differ from the index
@@ -140,9 +142,9 @@ class Directory {
   /// Removes the node. Returns false for an unknown node.
   bool leave(NodeId node);
 
-  /// Returns the nodes that hold chunks of the query, without the node that asks, at most holders_per_reply_max. Nodes
-  /// that are leaving come after all others. Within each of these two groups, nodes with more full chunks come first;
-  /// among nodes with equally many, the node whose last message is newest comes first.
+  /// Returns the nodes that hold keys[0] or a requested tail of the query, without the node that asks, at most
+  /// holders_per_reply_max. Nodes that are leaving come after all others. Within each of these two groups, nodes with
+  /// more full chunks come first; among nodes with equally many, the node whose last message is newest comes first.
   /// kNotFound: the node that asks is not registered.
   Result<std::vector<Holder>> lookup(NodeId asker, const LookupQuery& query, TimeNs now);
   /// Same as lookup(), but does not copy. `found` is valid until the next non-const call. Returns false if the node

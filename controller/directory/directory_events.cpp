@@ -103,7 +103,8 @@ Update Directory::ask(Node& node, TimeNs now) {
   return Update::kRepairWanted;
 }
 
-/// Applies a change to both generations of the node, because its messages count for both.
+/// Applies a change to the chunks that lookups see and, if there is one, to the unfinished snapshot, because the node's
+/// messages count for both.
 template <class Change>
 void Directory::change(Node& node, const Change& change_generation) {
   if (node.next && node.next->index == node.seen.index) {

@@ -6,7 +6,8 @@ namespace kvferry::controller {
 namespace {
 
 constexpr std::size_t kKeysPerBlock = 4096;  // 64 KiB of keys, which a walk visits in about 50 us
-// The index version is (number of restarts << kRestartBits) + number of changes, so that it increases at a restart too.
+// The index version is (number of restarts << kRestartBits) + number of changes since the last restart, so that it
+// increases at a restart too.
 constexpr unsigned kRestartBits = 32;
 
 }  // namespace

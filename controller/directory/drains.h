@@ -19,7 +19,7 @@ struct DrainOptions {
   std::size_t replications_max = 4;  // concurrent replications of one drain
   // Time after which an unfinished replication is tried again, with the next target node if there are several.
   TimeNs replication_ttl = 10 * kSecond;
-  unsigned tries_max = 3;  // limit on the replications of a chunk that are tried
+  unsigned tries_max = 3;  // limit on the tries to replicate a chunk
 };
 
 /// Decides which chunks of draining nodes are replicated, and where to. After begin() the caller must request a
@@ -65,7 +65,7 @@ class Drains {
   /// must request a snapshot again, because the snapshot that `mark` ends began before the drain: its first chunks are
   /// unknown to the drain.
   bool published(NodeId node, std::span<const ChunkEntry> chunks, SnapshotMark mark);
-  /// Checks running replications and returns the next ones. The caller must call it often, e.g. every 50 ms.
+  /// Checks running replications and returns the next ones. The caller must call advance() often, e.g. every 50 ms.
   std::vector<Replication> advance(const Cluster& cluster, TimeNs now);
   Progress progress(NodeId node) const;
   bool empty() const { return drains_.empty(); }

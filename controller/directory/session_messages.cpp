@@ -170,7 +170,7 @@ struct Sessions::Receiver {
   }
 
  private:
-  /// Returns the newest known incarnation of this engine id, or 0 if none is known.
+  /// Returns the newest incarnation known under this namespace and engine id, or 0 if none is known.
   std::uint64_t newest_of(const NodeInfo& info) const {
     const std::optional<NodeId> id = self.directory_.find_node(info.name_space, info.engine_id.value);
     const std::uint64_t here = id ? self.directory_.node(*id)->info.incarnation.value : 0;

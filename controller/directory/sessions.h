@@ -32,8 +32,8 @@ class SessionObserver {
 
   /// Returns why the node may not register, as a sentence, or nullopt if it may.
   virtual std::optional<std::string> refusal(const NodeInfo& info) const = 0;
-  /// Returns the newest incarnation with which a node of this engine id is known to have registered with any replica,
-  /// or 0 if none is known.
+  /// Returns the newest incarnation that is known to have registered with any replica under this namespace and engine
+  /// id, or 0 if none is known.
   virtual Incarnation newest(const NodeInfo& info) const = 0;
   /// Called when a node registered, for the first time or again.
   virtual void joined(NodeId node, const NodeInfo& info, std::uint64_t next_sequence, TimeNs now) = 0;
@@ -76,7 +76,7 @@ class Sessions {
   /// what its role allows, and register only nodes whose engine ids it owns.
   void receive(ConnectionId from, std::string_view bytes, TimeNs now, ReplySender& replies,
                const net::Identity& sender = {});
-  /// Counts a message of a member that was revoked, and removes the node of its connection.
+  /// Counts a message of a member that was revoked, and removes the node that is registered on the connection, if any.
   void revoke(ConnectionId from, TimeNs now);
   /// Adds the nodes that the directory reloaded from the state folder.
   void adopt_nodes();
@@ -108,7 +108,7 @@ class Sessions {
   void count_malformed(std::string_view reason);
   /// Sets Status::insecure: whether processes on other hosts can reach the controller without a cluster key.
   void set_insecure(bool insecure) { insecure_ = insecure; }
-  /// Counts a connection that ended before its peer proved that it has the cluster key.
+  /// Counts a connection that ended before its peer proved that it has an accepted key.
   void count_refused_handshake();
 
  private:
