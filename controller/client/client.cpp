@@ -88,8 +88,8 @@ Result<std::unique_ptr<Client>> make_client(const ClientOptions& options) {
 
 namespace {
 
-/// Same as the public wait_registered(). If the controller refuses the node, `newest` becomes the newest
-/// incarnation of its engine id that the controller knows.
+/// Same as the public wait_registered(). If the controller refuses the node, `newest` becomes
+/// Refused::newest_incarnation.
 Result<void> wait_registered(Client& client, const Clock& clock, std::int64_t timeout_ms, Incarnation& newest) {
   const TimeNs deadline = clock.now() + timeout_ms * kMillisecond;
   for (;;) {
