@@ -133,9 +133,10 @@ Result<std::unique_ptr<Client>> make_registered_client(ClientOptions& options, c
     if (registered) return client;
     if (newest < options.node.incarnation || tries == kTriesMax) return std::move(registered).error();
     log().warn(
-        "an earlier process of node '{}' started at a later time than this host's clock shows now; check the clock; "
-        "the node now registers with a higher incarnation",
-        options.node.engine_id);
+        "a process of node '{}' has registered with incarnation {}, which is not below the incarnation {} of this "
+        "process; the clock may have been set back, or another process may use this engine id; this process now "
+        "registers with incarnation {}",
+        options.node.engine_id, newest, options.node.incarnation, newest.value + 1);
     options.node.incarnation = Incarnation{newest.value + 1};
   }
 }

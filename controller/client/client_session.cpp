@@ -59,8 +59,8 @@ struct ClientSession::Receiver {
   void operator()(const wire::Unregistered& message) const {
     if (!is_for_us(message.incarnation)) return;
     session.lose(
-        fmt::format("controller {} no longer has a registration of this node: the controller was started again, or the "
-                    "node's lease expired",
+        fmt::format("controller {} no longer has a registration of this node, e.g. because the controller was started "
+                    "again, the node's lease expired or a newer process has the node's engine id",
                     session.options_.controller),
         events);
     session.sent_at_.reset();  // the controller is reachable, so the next Hello need not wait

@@ -30,8 +30,8 @@ Result<Purges::Purge> Purges::add(const Directory& directory, const std::string&
     purge.incarnation = info.incarnation;
   } else if (!is_node_endpoint(name)) {
     return Error{ErrorCode::kNotFound,
-                 fmt::format("namespace '{}' has no node '{}', and lost none in the last ten minutes; to purge a node "
-                             "that is gone for longer, give its endpoint, tcp://HOST:PORT, instead of its name",
+                 fmt::format("namespace '{}' has no node '{}', and lost no such node in the last ten minutes; to purge "
+                             "a node that is gone for longer, give its endpoint, tcp://HOST:PORT, instead of its name",
                              name_space, name.substr(0, 256))};
   }
   std::erase_if(purges_, [&](const Purge& one) {

@@ -54,7 +54,7 @@ Result<BoundSocket> listen_on_path(const std::string& path) {
       return cannot_listen(endpoint, "the file exists and is not a socket; remove it or choose another path");
     const OwnedFd probe = make_unix_socket();
     if (::connect(probe.get(), plain, sizeof(address)) == 0 || errno != ECONNREFUSED)
-      return cannot_listen(endpoint, "the path is in use by another process; stop it or choose another path");
+      return cannot_listen(endpoint, "the path may be in use by another process; stop it or choose another path");
     ::unlink(path.c_str());
   }
   OwnedFd socket = make_unix_socket();

@@ -99,4 +99,4 @@ def test_who_is_no_node_is_an_error_in_one_line(make_engine: MakeEngine, control
     assert told.returncode == 1
     assert told.stdout == ""
     assert told.stderr.count("\n") == 1
-    assert "has no node 'nobody', and lost none in the last ten minutes" in told.stderr
+    assert "has no node 'nobody', and lost no such node in the last ten minutes" in told.stderr

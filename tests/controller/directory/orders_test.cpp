@@ -281,7 +281,7 @@ TEST_F(OrdersTest, APurgeEndsWhenANewerProcessIsWhereThePurgedOneWas) {
 TEST_F(OrdersTest, ANodeThatIsGoneIsPurgedByItsEndpoint) {
   const ConnectionId a = join("a");
   EXPECT_THAT(rule({.verb = "purge", .engine_id = "b"}).text,
-              HasSubstr("has no node 'b', and lost none in the last ten minutes"));
+              HasSubstr("has no node 'b', and lost no such node in the last ten minutes"));
   for (const char* name : {"", "tcp://", "tcp://:1", "tcp://b", "tcp://b:"})
     EXPECT_FALSE(rule({.verb = "purge", .engine_id = name}).is_done) << name;
   ASSERT_TRUE(rule({.verb = "purge", .engine_id = "tcp://b:1"}).is_done);
