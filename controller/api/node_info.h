@@ -15,7 +15,7 @@ namespace kvferry::controller {
 /// which tells other code which fields to check and show.
 struct NodeDetails {
   std::string host{};    // name of the machine or pod on which the node runs
-  std::string member{};  // the member whose key the node used, set by the controller; empty: not a member's key
+  std::string member{};  // name of the member whose key the node used, set by the controller; empty: no member's key
   // Longest prompt, in tokens, of which a proxy may send the node a preparation (see connector/DESIGN.md); empty: none.
   std::string prepared_tokens_max{};
   std::string conversion{};  // how the node converts chunks that it loads, e.g. "bfloat16 to fp8"; empty: not at all

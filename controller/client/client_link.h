@@ -50,7 +50,8 @@ struct LinkOptions {
 /// another cluster key. kUnavailable: no connection can be opened, e.g. because no file descriptor is left.
 Result<std::unique_ptr<ClientLink>> make_link(const std::string& endpoint, const LinkOptions& options = {});
 
-/// Returns an addition to the error "not reachable": the cause may be a cluster key that is missing or differs.
+/// Returns text to append to the error "not reachable", which says how a cluster key can be the cause. `has_key`: this
+/// process has a cluster key.
 std::string_view cluster_key_hint(bool has_key);
 
 /// Makes a client of the controller that `link` connects to.
