@@ -29,9 +29,9 @@ std::string wrong_part(const NodeReport& report) {
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_number(one.per_minute); });
   if (!has_numbers)
     return fmt::format(
-        "a number of tokens ({:g}, {:g} or {:g}), a speed in GB/s or a number of prompts a minute is out of range; "
-        "0 to {:g} are allowed",
-        report.tokens, report.local_tokens, report.loaded_tokens, kNumberMax);
+        "one of these is not between 0 and {:g}: the number of tokens ({:g}), of those in the engine's cache ({:g}) or "
+        "to be loaded ({:g}), a path's speed in GB/s, or a prefix's number of prompts a minute",
+        kNumberMax, report.tokens, report.local_tokens, report.loaded_tokens);
   const bool has_texts =
       std::ranges::all_of(
           report.paths,

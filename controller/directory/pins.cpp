@@ -38,8 +38,11 @@ Result<ControllerPinId> Pins::add(const std::string& name_space, const std::stri
 Result<std::set<NodeId>> Pins::release(ControllerPinId id) {
   const auto found = pins_.find(id);
   if (found == pins_.end())
-    return Error{ErrorCode::kNotFound,
-                 fmt::format("there is no pin {}; a pin ends at its deadline or when the controller ends", id)};
+    return Error{
+        ErrorCode::kNotFound,
+        fmt::format("there is no pin {}; a pin ends when it is unpinned, at its deadline, or when the controller "
+                    "ends; a node's read lease also ends with the node",
+                    id)};
   std::set<NodeId> nodes = std::move(found->second.nodes);
   end(found);
   return nodes;

@@ -81,8 +81,10 @@ void Sessions::count_refused(std::string_view why, TimeNs now) {
 
 void Sessions::count_refused_handshake() {
   if (std::has_single_bit(++counters_.handshakes_refused))
-    log().warn("refused a connection ({} so far): the peer has no cluster key or a different one (cluster_key_file)",
-               counters_.handshakes_refused);
+    log().warn(
+        "refused a connection ({} so far): the peer has no cluster key, or one that this controller does not accept "
+        "(cluster_key_file)",
+        counters_.handshakes_refused);
 }
 
 void Sessions::revoke(ConnectionId from, TimeNs now) {
