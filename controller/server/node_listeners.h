@@ -14,9 +14,9 @@
 namespace kvferry::controller {
 
 /// The returned listener already listens. Its address is e.g. "tcp://127.0.0.1:41234" or "ipc:///run/kvferry.sock".
-/// `sessions` must outlive the listener. kInvalidArgument: `endpoint` is malformed; kUnavailable: the listener cannot
-/// listen on the address, e.g. because the port is in use. With a cluster key, only peers whose key the
-/// controller accepts can connect over tcp://.
+/// `sessions` must outlive the listener. kInvalidArgument: `endpoint` is malformed, or `key` is a member's key and
+/// `endpoint` is tcp://; kUnavailable: the listener cannot listen on the address, e.g. because the port is in use. With
+/// a cluster key, only peers whose key the controller accepts can connect over tcp://.
 Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions,
                                                   const std::optional<net::ClusterKey>& key = {});
 

@@ -24,7 +24,7 @@ struct ServerOptions {
   std::string bind = "tcp://127.0.0.1:14600";    // endpoint of the ZeroMQ listener; port 0: any free port
   std::string stream{};                          // endpoint of the stream listener; empty: none
   std::string state{};                           // folder of the state that outlives the process; empty: none
-  std::optional<net::ClusterKey> cluster_key{};  // key that peers need to connect over tcp://; none: peers need no key
+  std::optional<net::ClusterKey> cluster_key{};  // decides who may connect over tcp://; none: peers need no key
   DirectoryOptions directory;
 };
 
@@ -32,9 +32,9 @@ struct ServerOptions {
 /// Threads: one owner thread sets the server up and calls run(); any thread or signal handler may call stop().
 class Server {
  public:
-  /// Makes a server that listens at once, but answers only in run(). `clock` must outlive the server. kInvalidArgument:
-  /// an endpoint is malformed, or is stream:// although there is a cluster key; kUnavailable: the server cannot listen,
-  /// e.g. because a port is in use; also the errors of StateJournal::open().
+  /// Makes a server that listens at once, but answers only in run(). `clock` must outlive the server. Errors: those of
+  /// listen_zmq(), listen_stream() and StateJournal::open(); kInvalidArgument also if options.stream is stream://
+  /// although there is a cluster key; kUnavailable also if no file descriptor is left.
   static Result<std::unique_ptr<Server>> bind(const ServerOptions& options, const Clock& clock);
 
   /// Makes a server without listeners.
