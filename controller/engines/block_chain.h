@@ -15,8 +15,8 @@ namespace kvferry::controller {
 /// blocks with equal keys.
 ShortKey root_block_key(std::uint64_t seed, std::string_view lora_name, std::optional<std::uint64_t> lora_id);
 
-/// Returns a block's key, never 0. `extras`: hash of everything besides the tokens that the block's KV depends on, or 0
-/// if the KV depends only on the tokens.
+/// Returns a block's key, never 0. `extras`: hash of the block's extra keys and cache salt (see ExtraKeys and
+/// salt_extras()), or 0 if the block has neither.
 ShortKey next_block_key(ShortKey parent, std::span<const std::uint32_t> tokens, std::uint64_t extras);
 
 /// Hashes the extra keys of successive blocks (`extra_keys` in vLLM's events), except the LoRA adapter's name, which is

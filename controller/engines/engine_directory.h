@@ -26,7 +26,7 @@ struct EngineInfo {
   std::string endpoint;                  // address of the engine's event publisher
   std::string replay_endpoint;           // address of the engine's replay socket; may be empty
   std::uint32_t block_size = 0;          // number of tokens in a block
-  std::optional<std::uint32_t> dp_rank;  // data-parallel rank; none: each batch names its rank
+  std::optional<std::uint32_t> dp_rank;  // data-parallel rank; none: the rank that each batch names, or 0
 };
 
 using EngineNumber = std::uint32_t;  // number of a registration; never reused

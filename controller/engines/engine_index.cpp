@@ -9,7 +9,7 @@
 namespace kvferry::controller {
 namespace {
 
-// Limit on a holder's own_keys, the hashes that this holder uses for other tokens than another engine does. Further
+// Limit on a holder's own_keys, the hashes that this holder uses for another block than keys_of_ does. Further such
 // hashes are not stored.
 constexpr std::size_t kOwnKeysMax = 1 << 16;
 constexpr std::size_t kRemovalsTogetherMax = 64;  // number of queued removals at which flush() runs

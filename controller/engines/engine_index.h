@@ -33,15 +33,15 @@ struct EngineIndexCounters {
   std::uint64_t blocks_stored = 0;   // blocks in stored events, including blocks already known
   std::uint64_t blocks_removed = 0;  // blocks in removed events, including unknown blocks
   std::uint64_t blocks_dropped = 0;  // blocks that were not indexed because a limit on blocks was reached
-  // Blocks that were stored without tokens, or after a parent whose tokens are unknown. They can be found by hash only,
-  // unless another event has the tokens.
+  // Blocks that were stored without a block size, without tokens that fit the number of blocks, or after a parent whose
+  // tokens are unknown. They can be found by hash only, unless another event has the tokens.
   std::uint64_t blocks_unplaced = 0;
   std::uint64_t other_group = 0;       // events of layer groups that are not indexed; each holder has one indexed group
   std::uint64_t other_block_size = 0;  // events with another block size than this index; their blocks are not indexed
-  std::uint64_t hashes_ambiguous = 0;  // number of times that a stored hash was in use for other tokens
+  std::uint64_t hashes_ambiguous = 0;  // number of times that a stored hash was in use for another block
 };
 
-/// The fields of a request, besides its tokens, on which its KV depends.
+/// The LoRA adapter and the cache salt of a prompt. Its KV depends on these besides its tokens.
 struct PromptSalt {
   std::string_view lora_name;
   std::optional<std::uint64_t> lora_id;  // number of the LoRA adapter; used if lora_name is empty
@@ -101,7 +101,7 @@ class EngineIndex {
     std::string lora_name;
     std::optional<std::uint32_t> group;  // the only layer group whose events are indexed
     bool group_is_full = false;          // whether `group` has full attention
-    /// Keys of blocks by hash, for hashes that keys_of_ maps to another engine's block with other tokens.
+    /// Keys of this holder's blocks by hash, for hashes that keys_of_ maps to other blocks.
     std::unordered_map<ShortKey, ShortKey> own_keys;
   };
 

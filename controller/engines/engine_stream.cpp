@@ -24,7 +24,7 @@ void EngineStream::connected(TimeNs now) {
   waiting_.clear();  // these batches may be from before a restart; the replay repeats those that are still valid
   waiting_bytes_ = 0;
   if (is_live_ && options_.has_replay && has_applied_) {
-    is_live_ = false;  // the engine counts as lost until the replay shows that it is the same engine
+    is_live_ = false;  // the engine counts as lost until a replay is answered or given up
     lost_at_ = now;
   }
   if (options_.has_replay) repair(now);
@@ -38,7 +38,7 @@ void EngineStream::disconnected(TimeNs now) {
 void EngineStream::note_alive(TimeNs now) {
   last_received_at_ = now;
   if (is_live_) return;
-  // The engine's blocks count again only after a replay shows that it is the same engine.
+  // With a replay endpoint, the engine's blocks count again only after a replay shows that it is the same engine.
   if (!options_.has_replay || !has_applied_)
     is_live_ = true;
   else if (!is_replaying())
@@ -56,8 +56,9 @@ void EngineStream::received(std::uint64_t sequence, std::string_view payload, Ti
   take_in_order(sequence, payload, now);
 }
 
-/// Applies a batch if it is the next one, drops a duplicate, and queues the batch during a replay. If earlier batches
-/// are missing, requests a replay, or drops all blocks if no replay is possible now.
+/// Drops a duplicate, applies the next batch, and queues a later one during a replay; during kVerify, queues the next
+/// one too. In other cases earlier batches are missing: requests a replay and queues the batch, or, if no replay is
+/// possible now, drops all blocks and applies the batch.
 void EngineStream::take_in_order(std::uint64_t sequence, std::string_view payload, TimeNs now) {
   if (next_ && sequence < *next_) {
     ++counters_.duplicates;
