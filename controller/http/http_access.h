@@ -1,4 +1,4 @@
-// Which HTTP requests a client may send. With a cluster key, clients need a token that is derived from the key.
+// Which HTTP requests a client may send. With a cluster key, clients need a token for all requests but GET /healthz.
 #pragma once
 
 #include <cstdint>

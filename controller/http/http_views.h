@@ -17,7 +17,7 @@ struct ControllerView {
   std::vector<EngineStatus> engines;
   std::vector<NamespaceStatus> namespaces;
   std::uint64_t messages_malformed = 0;  // number of malformed messages from engines
-  std::uint64_t http_refused = 0;        // number of HTTP requests refused because the token that they need was missing
+  std::uint64_t http_refused = 0;        // number of HTTP requests refused because they lacked the token that they need
 };
 
 /// Returns the nodes, with what a router needs to know about each of them (GET /nodes).
