@@ -64,8 +64,8 @@ class ChunkTable {
     HolderIndex holder = 0;
     std::uint32_t num_full_chunks = 0;
     Tier tier = Tier::kGpu;  // slowest tier among the full chunks
-    // Tails: first those in exact_tails, then those in tail_groups, where the last group and in each group the newest
-    // tail come first.
+    // Tails: first those in exact_tails, then those in tail_groups, from the last group to the first, the newest tail
+    // of a group first.
     std::vector<ChunkEntry> tails;
   };
   struct Added {
