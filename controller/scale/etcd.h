@@ -27,7 +27,7 @@ class Etcd {
  public:
   virtual ~Etcd() = default;
 
-  /// Returns a file descriptor that is readable while events wait, other than replies with kFull.
+  /// Returns a file descriptor that is readable while events wait.
   virtual int fd() const = 0;
   /// Queues a request; never blocks. Requests are sent in order; each one gets exactly one EtcdReply with its token.
   virtual void ask(std::uint64_t token, EtcdRequest request) = 0;

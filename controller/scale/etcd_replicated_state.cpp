@@ -140,7 +140,8 @@ void ReplicatedState::note_absent(const std::string& key, std::int64_t revision,
     if (key == own_key()) is_name_taken_ = false;
     news_.emplace_back(ReplicasChanged{});
   } else if (!node_of(key)) {
-    // The record was erased, unless this replica has replaced it meanwhile. note_all() handles records that etcd lost.
+    // The record is dropped. A record of this replica is dropped only if the watch reports the erasure and this replica
+    // has not set a newer version meanwhile. note_all() handles records that etcd lost.
     const auto own = own_.find(key);
     if (own != own_.end() && is_by_watch && own->second.record.version <= version) own_.erase(own);
     if (!own_.contains(key)) records_.erase(key);

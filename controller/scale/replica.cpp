@@ -23,7 +23,7 @@ constexpr std::size_t kEventsPerTurn = 16;  // limit on etcd events in one turn
 constexpr std::size_t kEntriesPerTurn = 2;  // limit on log entries in one turn; most entries have at most 64 KiB
 // Limit on how long a replica reads on after it has reached the log's end, while it knows some nodes only from the log.
 constexpr std::int64_t kFollowMs = 10'000;
-// Limit on how long a replica reads the log. By then all live nodes have sent Hello to this replica.
+// Limit on how long a replica reads the log. By then all nodes that can reach this replica have sent Hello to it.
 constexpr std::int64_t kReadMsMax = 60'000;
 constexpr std::int64_t kShutdownMs = 300;
 constexpr TimeNs kQuotaLasts = 30 * 24 * 3600 * kSecond;  // lifetime of a quota in etcd, for replicas that start later
