@@ -37,7 +37,7 @@ class BackgroundFile {
   /// Processes everything that is queued, and syncs the bytes with marks.
   ~BackgroundFile();
 
-  /// Creates a file, after syncing and closing the previous one.
+  /// Creates a file. Before that, syncs the bytes with marks of the previous file, and closes that file.
   void open(std::string path);
   /// Queues `bytes` to be written. progress() reports `mark`, which must be higher than in the last call, once the
   /// bytes are written. A caller that passes 0 in all calls gets no such report, and the bytes are synced only by

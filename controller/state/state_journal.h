@@ -3,8 +3,8 @@
 // The changes of one turn of the server's loop form a batch of the log, or several if they are large; another thread
 // writes the batches. When the log has grown, a new log begins together with a snapshot: an image of the nodes, and a
 // walk through the directory's tables, one TableBlock (part of a table) each turn. The snapshot is valid once the log
-// of the changes during the walk is on disk; then older files are removed. After a write failure the log has a gap, and
-// the state is not durable before the next snapshot.
+// of the changes during the walk is on disk; then older files are removed. If the log can't be written,
+// it has a gap, and the state is not durable before the next snapshot.
 #pragma once
 
 #include <unistd.h>
