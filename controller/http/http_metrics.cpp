@@ -33,8 +33,8 @@ constexpr MetricRow kMetrics[] = {
     {"engine_blocks", "gauge", "Blocks of an engine in the index, by rank and tier"},
     {"engine_clears_total", "counter", "Times that the engine cleared its cache"},
     {"engine_confirmed", "gauge",
-     "1 if the engine is live and none of its KV events is known to be missing, else 0: its blocks in the index may be "
-     "out of date"},
+     "1 if the engine is live and no replay of missed KV events is running or will be tried again, else 0: its blocks "
+     "in the index may be out of date"},
     {"engine_connected", "gauge", "1 if there is a connection to the engine's event socket, else 0"},
     {"engine_duplicates_total", "counter",
      "Batches of an engine's KV events that were skipped because they had been applied before"},
@@ -43,10 +43,11 @@ constexpr MetricRow kMetrics[] = {
     {"engine_events_unknown_total", "counter", "KV events of an engine whose kind this release does not know"},
     {"engine_gaps_total", "counter", "Times that batches of an engine's KV events were missing"},
     {"engine_gaps_unrepaired_total", "counter",
-     "Gaps in an engine's KV events that no replay filled, so that all its blocks were dropped; a replay endpoint "
-     "prevents this"},
+     "Gaps in an engine's KV events that no replay filled, so that all its blocks were dropped; with a replay "
+     "endpoint, only if the replay starts too late or the endpoint does not answer in time"},
     {"engine_live", "gauge",
-     "1 if queries count the engine's blocks, 0 if the engine was silent or disconnected for more than 3 s"},
+     "1 if queries count the engine's blocks; 0 if the engine was silent or disconnected for more than 3 s, and with a "
+     "replay endpoint also after a reconnect, until a replay is answered or given up"},
     {"engine_losses_total", "counter",
      "Times that engine_live became 0, because the engine was silent or disconnected"},
     {"engine_messages_malformed_total", "counter", "Messages of all engines that can't be read"},
@@ -66,7 +67,8 @@ constexpr MetricRow kMetrics[] = {
     {"held_keys", "gauge", "Old name of kvferry_controller_pinned_keys"},
     {"http_refused_total", "counter", "HTTP requests without the token that they need (alert KvferryNodesWithoutKey)"},
     {"index_blocks", "gauge", "Blocks in a model's index; a block counts once for each rank and tier that has it"},
-    {"index_blocks_dropped_total", "counter", "Blocks that were not indexed because a memory limit was reached"},
+    {"index_blocks_dropped_total", "counter",
+     "Blocks that were not indexed because the limit on the blocks of a rank or of the index was reached"},
     {"index_blocks_removed_total", "counter",
      "Blocks that engines removed, including those that the index did not have"},
     {"index_blocks_stored_total", "counter", "Blocks that engines stored, including those that the index had already"},
@@ -120,12 +122,14 @@ constexpr MetricRow kMetrics[] = {
      "Times that a registered node was asked to publish all chunks that it holds, for a drain or because messages were "
      "lost or its digest differed"},
     {"state_durable", "gauge",
-     "With a state folder: 1 if all that nodes were told is on disk, 0 if it can't be written (alert "
-     "KvferryStateNotOnDisk); absent with --state none"},
+     "With a state folder: 1 if the folder has all changes that the controller acknowledged; 0 if its log could not be "
+     "written or a file was damaged, until the next snapshot is complete (alert KvferryStateNotOnDisk); absent with "
+     "--state none"},
     {"state_log_bytes", "gauge", "With a state folder: size of the log that a restart reads after the snapshot"},
     {"state_snapshot_bytes", "gauge", "With a state folder: size of the newest snapshot; 0 before the first"},
     {"transfer_bytes_total", "counter",
-     "Bytes that the node has pulled from the peer or pushed to it since its start; at most 1000 pairs are shown"},
+     "Bytes that the node has pulled from the peer or pushed to it; can begin at 0 again for a pair that was long "
+     "unused; at most 1000 pairs are shown"},
     {"transfer_failed_chunks_total", "counter",
      "Chunks that the node failed to pull from the peer or to push to it; shows which pair to examine"},
     {"up_seconds", "gauge", "Time since the controller's start; a decrease means a restart"},
