@@ -20,7 +20,7 @@ typename KeyLog<Key>::Position KeyLog<Key>::append(const Key& key, Value value) 
 template <class Key>
 void KeyLog<Key>::free(Position position) {
   Segment& segment = segment_of(position);
-  KVFERRY_CHECK(segment.num_live > 0, "the entry at position {} of the log of chunk keys is freed twice", position);
+  KVFERRY_CHECK(segment.num_live > 0, "the entry at position {} of a log of keys is freed twice", position);
   segment.values[offset_of(position)] = 0;
   --segment.num_live;
   --num_live_;
@@ -31,7 +31,7 @@ template <class Key>
 void KeyLog<Key>::open_segment() {
   if (free_segments_.empty()) {
     KVFERRY_CHECK(segments_.size() < std::size_t{1} << (32 - kOffsetBits),
-                  "the log of chunk keys is full: it has {} segments, which is the limit", segments_.size());
+                  "a log of keys is full: it has {} segments, which is the limit", segments_.size());
     segments_.emplace_back();
     head_ = segments_.size() - 1;
   } else {

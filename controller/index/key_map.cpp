@@ -35,8 +35,8 @@ typename KeyMap<Key>::Table KeyMap<Key>::make_table(std::uint64_t num_buckets) {
 
 template <class Key>
 void KeyMap<Key>::reserve(std::size_t num_keys) {
-  KVFERRY_CHECK(num_keys_ == 0 && !is_resizing(),
-                "space is reserved in a table of chunk keys that is in use: it has {} keys", num_keys_);
+  KVFERRY_CHECK(num_keys_ == 0 && !is_resizing(), "space is reserved in a table of keys that is in use: it has {} keys",
+                num_keys_);
   now_ = make_table(std::max<std::uint64_t>(kBucketsMin, num_keys * 7 / (4 * Bucket::kSlots)));
 }
 
@@ -97,8 +97,7 @@ void KeyMap<Key>::remove_from_table(Position position) {
     }
     if (bucket->num_passed == 0) break;
   }
-  KVFERRY_CHECK(overflow_.erase(key) == 1, "a key of the log of chunk keys is missing in the table of its {} keys",
-                num_keys_);
+  KVFERRY_CHECK(overflow_.erase(key) == 1, "a key of a map's log is missing in the map's table of {} keys", num_keys_);
 }
 
 template <class Key>
