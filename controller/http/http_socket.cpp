@@ -20,7 +20,7 @@ namespace {
 
 constexpr TimeNs kFilesCheckedEvery = kSecond;
 constexpr std::size_t kSendBytes = 64 << 10;   // send() encrypts at most this many bytes at a time
-constexpr std::size_t kUnsentMax = 256 << 10;  // limit on TLS's own answers to a client that reads nothing
+constexpr std::size_t kUnsentMax = 256 << 10;  // limit on encrypted bytes that wait for a client that sends more
 constexpr char kHandshakeRecord = 0x16;        // first byte of every TLS connection
 constexpr std::string_view kNotTls = "HTTP/1.0 400 -\r\n\r\nuse https://\n";
 
