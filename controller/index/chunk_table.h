@@ -63,7 +63,7 @@ class ChunkTable {
   struct Match {
     HolderIndex holder = 0;
     std::uint32_t num_full_chunks = 0;
-    Tier tier = Tier::kGpu;  // slowest tier among the full chunks
+    Tier tier = Tier::kGpu;  // slowest tier among the full chunks, each counted in its fastest tier
     // Tails: first those in exact_tails, then those in tail_groups, from the last group to the first, the newest tail
     // of a group first.
     std::vector<ChunkEntry> tails;
