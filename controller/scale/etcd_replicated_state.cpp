@@ -78,7 +78,7 @@ void ReplicatedState::on_failure(const std::string& key, const EtcdRequest& requ
   error_ = error.what;
   const auto* put = std::get_if<EtcdPut>(&request);
   if (error.code == ErrorCode::kNotFound && (put != nullptr || key.empty())) {
-    // The lease expired: this replica was silent for too long, or etcd has lost its data.
+    // The lease has expired, or etcd has lost its data.
     if (key.empty() || key == own_key()) {
       if (put == nullptr || put->pair.lease == lease_) lease_ = 0;
       if (!is_lease_requested_) lease_at_ = now;
