@@ -61,8 +61,8 @@ Result<HttpCertificate::Context> HttpCertificate::load() const {
   if (::SSL_CTX_use_PrivateKey_file(made.get(), key_file_.c_str(), SSL_FILETYPE_PEM) != 1)
     return Error{
         ErrorCode::kInvalidArgument,
-        fmt::format("http-key-file '{}' can't be read as a PEM file without a password that has the private key of the "
-                    "certificate in '{}': {}",
+        fmt::format("http-key-file '{}' can't be used with the certificate in '{}': {}; allowed: a PEM file with the "
+                    "certificate's private key, without a password",
                     key_file_, certificate_file_, reason())};
   return made;
 }
