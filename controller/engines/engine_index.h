@@ -99,7 +99,7 @@ class EngineIndex {
     NodeIndex node = 0;
     bool is_used = false;
     std::string lora_name;
-    std::optional<std::uint32_t> group;  // the only layer group whose events are indexed
+    std::optional<std::uint32_t> group;  // layer group that is indexed; events of other groups are not
     bool group_is_full = false;          // whether `group` has full attention
     /// Keys of this holder's blocks by hash, for hashes that keys_of_ maps to other blocks.
     std::unordered_map<ShortKey, ShortKey> own_keys;
