@@ -21,19 +21,19 @@ struct ChunkShape {
   bool is_whole() const { return num_heads == chunk_heads; }
 };
 
-/// Checks `format` against the layout and fills in its defaults. Errors: kInvalidArgument if heads are out of range,
-/// the conversion is not supported, the size of the cache's element type differs from the layout's, the scales of a
-/// conversion are not allowed (only chunks of fp8 have scales: one positive scale for each layer's K and V, or none),
-/// or a token's bytes in a chunk don't fit 64 bits. Precondition: the layout has passed check_layout().
+/// Checks `format` against the layout and fills in its defaults. Errors: kInvalidArgument if heads are out of range, an
+/// element type is unknown, the conversion is not supported, the size of the cache's element type differs from the
+/// layout's, the scales of a conversion are not allowed (only chunks of fp8 have scales: a positive one for each plane,
+/// or none), or a token's bytes in a chunk don't fit 64 bits. Precondition: the layout has passed check_layout().
 Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format);
 
 std::string_view name_of(ElementType type);
 /// Returns the size of an element in bytes; 0 for kBytes.
 std::uint32_t bytes_of(ElementType type);
 
-/// Returns kInvalidArgument unless the layout is valid, its sizes fit 64 bits and its addresses 63 bits, and each
-/// stride of a plane spans all elements with smaller strides, so that no two elements share a byte (a stride left at
-/// zero would make scatter lose tokens silently).
+/// Returns kInvalidArgument unless the layout is valid, its sizes fit 64 bits and its addresses 63 bits, and no two
+/// elements of a plane share a byte: each stride of an axis with several elements must span all elements with smaller
+/// strides (a stride left at zero would make scatter lose tokens silently).
 Result<void> check_layout(const KvLayout& layout);
 
 /// Returns kInvalidArgument unless each layer's block table has a valid block or kNoBlock for every token of the run,

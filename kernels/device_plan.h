@@ -18,9 +18,10 @@ struct HostPlan {
 };
 HostPlan make_plan(const KvLayout& layout, const ChunkFormat& format, const ChunkShape& shape);
 
-/// Returns true if copy_segment.h can be used: the elements of a row are contiguous in the cache, sizes and addresses
-/// of rows are multiples of 16 bytes, and elements are copied unchanged or converted between a wider type in the cache
-/// and fp8 in the chunk. Otherwise elements are copied one at a time (copy_elements.h).
+/// Returns true if copy_segment.h can be used for chunks at multiples of 16 bytes: the elements of a row are contiguous
+/// in the cache, the sizes of rows and their addresses in the cache are multiples of 16 bytes, and elements are copied
+/// unchanged or converted between a wider type in the cache and fp8 in the chunk. Otherwise elements are copied one at
+/// a time (copy_elements.h).
 bool is_vectorisable(const HostPlan& plan);
 
 }  // namespace kvferry::device

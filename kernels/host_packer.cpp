@@ -57,8 +57,8 @@ class HostPacker final : public Packer {
   }
 
  private:
-  /// Copies the rows to the KV blocks. First adds each row to `hashes`, unless that is nullptr, so that the copy finds
-  /// it in this core's CPU cache.
+  /// Copies the rows to the KV blocks. Unless `hashes` is nullptr, adds rows to it just before they are copied, so that
+  /// the copy finds them in this core's CPU cache.
   Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
                        const TokenRun& run, SegmentHashes* hashes) const {
     KVFERRY_TRY(check_scatter(layout_, shape_, run, chunk.size(), chunk_tokens, skip_tokens));

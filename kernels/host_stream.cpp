@@ -56,7 +56,7 @@ void HostStream::for_each_piece(const TokenRun& run, Visit visit) const {
     for (std::uint32_t token = run.first_token; token < end;) {
       const std::uint32_t tokens = std::min(end - token, layout.block_tokens - token % layout.block_tokens);
       const std::uint32_t next = token + tokens;
-      // Heads of a block are contiguous or interleaved; in both cases the next block is prefetched from front to back.
+      // Prefetches the next block from front to back, whether its heads are contiguous or interleaved.
       const std::byte* const next_block = next < end ? address_of(next, 0) : nullptr;
       for (std::uint32_t head = 0; head < shape.num_heads; ++head) {
         const std::byte* const ahead =
@@ -73,8 +73,8 @@ bool HostStream::is_plain(const PlanePlan& plane) const {
   return !shape.converts && plane.gather == CopyRows{copy_run<CopyDirection::kGather>};
 }
 
-/// Returns the piece's rows as a chunk has them: their address in the cache if the bytes are the same there, otherwise
-/// a copy built in `stage`.
+/// Returns the address of the piece's rows as a chunk has them: in the cache if the bytes are the same there, otherwise
+/// in `stage`, where this function builds the rows.
 const std::byte* HostStream::collect(const Piece& piece, std::byte* stage) const {
   const PlaneLayout& strides = piece.plane.strides;
   if (piece.cache == nullptr) {
@@ -147,7 +147,7 @@ void HostStream::scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std
         piece.canonical_row / rows_of_layer * (shape.chunk_heads - shape.num_heads) + shape.first_in_chunk;
     const std::size_t row = piece.canonical_row + skipped_heads * layout.planes;
     const std::byte* const rows = chunk + row * head_bytes + (skip_tokens + piece.first) * row_bytes();
-    expect(rows + layout.planes * head_bytes, 8 * 64);  // prefetches the first rows of the next head
+    expect(rows + layout.planes * head_bytes, 8 * 64);  // prefetches the start of these tokens' rows for the next head
     if (hashes != nullptr) hashes->add({rows, piece.tokens * row_bytes()});  // put() then reads from the CPU cache
     put(piece, rows, stage);
   });

@@ -1,5 +1,6 @@
-// Gather and scatter for large runs: both copy all heads of a block before the next block, while a chunk has all tokens
-// of a head before the next head. Most of their stores bypass the CPU caches. Private to this folder.
+// Gather and scatter for large runs: in each plane (kv_layout.h), both copy all heads of a block before the next block,
+// while a chunk has all tokens of a head before the next head. Most of their stores bypass the CPU caches. Private to
+// this folder.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 namespace kvferry {
 
-/// A view of a packer's plan. Owns nothing.
+/// A view of a host packer's layout, element types, shape and planes. Owns nothing.
 struct HostStream {
   const KvLayout& layout;
   ElementType cache_type, chunk_type;

@@ -15,9 +15,9 @@
 
 namespace kvferry {
 
-/// Tokens [first_token, first_token + num_tokens) of a sequence whose block table (one per KV group) is `block_ids`:
-/// token t lies in block block_ids[group][t / block_tokens] at row t % block_tokens. If the block is kNoBlock, gather
-/// writes zeros for that group's layers and scatter skips the token there.
+/// Tokens [first_token, first_token + num_tokens) of a sequence. `block_ids`: the sequence's block tables, one for each
+/// KV group. Token t lies in block block_ids[group][t / block_tokens] at row t % block_tokens. If that block is
+/// kNoBlock, gather writes zeros for the token in the group's layers, and scatter skips the token there.
 struct TokenRun {
   std::uint32_t first_token = 0;
   std::uint32_t num_tokens = 0;
@@ -37,18 +37,19 @@ struct HeadSlice {
 /// How a chunk's heads and elements differ from the cache's.
 struct ChunkFormat {
   HeadSlice heads;
-  // Equal types, or two of bf16, fp16, fp32 and fp8 (only one of them fp8). A cache's element x is stored in the chunk
-  // as chunk_type(x * (1 / scale)), and a chunk's element y in the cache as cache_type(y * scale). Both are rounded to
-  // nearest even. A value that is too large for its new type becomes the largest finite value in fp8, and infinity in
-  // the other types.
+  // Equal types, or two of bf16, fp16, fp32 and fp8 (at most one of them fp8). A cache's element x is stored in the
+  // chunk as chunk_type(x * (1 / scale)), and a chunk's element y in the cache as cache_type(y * scale). Both are
+  // rounded to nearest even. A value that is too large for its new type becomes the largest finite value in fp8, and
+  // infinity in the other types.
   ElementType cache_type = ElementType::kBytes;
   ElementType chunk_type = ElementType::kBytes;
   // Scale of the conversion of each layer's K, then of its V; empty: all are 1. Only for chunks of fp8.
   std::vector<float> scales;
 };
 
-/// Gathers and scatters the KV of one cache. Threads: any, as long as no two calls write the same bytes. Errors:
-/// kInvalidArgument if check_gather() or check_scatter() (chunk_shape.h) rejects the arguments; nothing is copied then.
+/// Gathers and scatters the KV of one cache. Threads: any, as long as no call writes bytes that another call reads or
+/// writes. Errors: kInvalidArgument if check_gather() or check_scatter() (chunk_shape.h) rejects the arguments; nothing
+/// is copied then.
 class Packer {
  public:
   virtual ~Packer() = default;

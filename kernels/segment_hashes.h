@@ -21,7 +21,8 @@ class SegmentHashes {
     is_known_.resize(num_segments_);
   }
 
-  /// Hashes the segments that lie wholly in `rows`, which must be a part of the chunk.
+  /// Hashes the segments of kSegmentBytes bytes that lie wholly in `rows`, which must be a part of the chunk. A shorter
+  /// last segment is left to checksum().
   void add(std::span<const std::byte> rows) {
     const auto begin = static_cast<std::size_t>(rows.data() - chunk_.data());
     const std::size_t end = (begin + rows.size()) / kSegmentBytes;

@@ -26,7 +26,7 @@ struct PackerJob {
 };
 
 /// Gathers and scatters the KV of one cache in GPU memory. Threads: one at a time. All work of a pass is enqueued on
-/// its stream, in order; only wait() and a pass's destructor wait until that work has ended.
+/// its stream, in order; only wait() and a pass's destructor may block until that work has ended.
 class StreamPacker {
  public:
   /// A group of jobs of one direction (gather or scatter), whose layers are copied in one or more steps.
@@ -55,7 +55,8 @@ class StreamPacker {
   /// memory for the pass; kUnavailable if the device fails otherwise.
   virtual Result<std::unique_ptr<Pass>> gather(std::span<const PackerJob> jobs, DeviceStream stream,
                                                bool wants_checksums) = 0;
-  /// Same as gather(). The checksums cover the whole chunks as read, even if only a part of each chunk is scattered.
+  /// Same as gather(), for Packer::scatter(). The checksums cover the whole chunks as read, even if only a part of each
+  /// chunk is scattered.
   virtual Result<std::unique_ptr<Pass>> scatter(std::span<const PackerJob> jobs, DeviceStream stream,
                                                 bool wants_checksums) = 0;
 };

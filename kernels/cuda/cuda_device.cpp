@@ -225,7 +225,8 @@ class CudaDevice final : public Device {
     return cuda_result(code, "cannot launch the CUDA kernel that copies GPU memory");
   }
 
-  /// Keeps the buffer until the device has read it. Returns to the pool the buffers that the device has read.
+  /// Keeps the buffer until the device has read it. Returns to the pool the oldest buffers, up to the first one that
+  /// the device may still read.
   Result<void> keep_until_read(PinnedBuffer buffer, cudaStream_t stream) {
     Event event = KVFERRY_TRY(make_event());
     KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream), "cannot record a CUDA event"));

@@ -132,7 +132,7 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
     return truth ? claims_too_much(parsed.allocation_bytes, truth->bytes) : truth.error();
   }
   auto& opened = opened_[static_cast<std::byte*>(base)];
-  // If the memory is mapped already, the second mapping is closed at once, because num_users counts the users.
+  // If CUDA returned an address that is mapped already, this opening is undone, since close() closes a mapping once.
   if (opened.num_users > 0) cudaIpcCloseMemHandle(base);
   ++opened.num_users;
   opened.handle = std::move(parsed.handle);
