@@ -109,7 +109,7 @@ class CudaPass final : public StreamPacker::Pass {
   Result<std::vector<std::uint64_t>> wait() override {
     const CurrentDevice current(state_->ordinal);
     if (!is_finished_)
-      return Error{ErrorCode::kInvalidArgument, "a gather or scatter of KV can't be waited for before it is finished"};
+      return Error{ErrorCode::kInvalidArgument, "wait() was called for a gather or scatter of KV before finish()"};
     KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "cannot wait for a gather or scatter of KV"));
     if (!wants_checksums_) return std::vector<std::uint64_t>{};
     return checksums_of(chunk_bytes_, host_.data());

@@ -44,9 +44,8 @@ Result<Allocation> allocation_of(const std::byte* memory) {
   std::size_t bytes = 0;
   const CUresult code = reinterpret_cast<AddressRange>(found)(&base, &bytes, reinterpret_cast<std::uintptr_t>(memory));
   if (code != CUDA_SUCCESS)
-    return Error{
-        ErrorCode::kUnavailable,
-        fmt::format("the memory at {} is not GPU memory (error {} of the CUDA driver)", fmt::ptr(memory), int{code})};
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("the CUDA driver finds no GPU memory at {} (its error {})", fmt::ptr(memory), int{code})};
   return Allocation{base, bytes};
 }
 
@@ -111,8 +110,9 @@ Result<std::byte*> SharedAllocations::open(const std::string& exported, std::uin
     return Error{
         ErrorCode::kCorrupt,
         fmt::format("malformed handle of GPU memory: {} bytes at offset {} of an allocation of {} bytes, with a "
-                    "CUDA handle of {} bytes",
-                    bytes, parsed.offset, parsed.allocation_bytes, parsed.handle.size())};
+                    "CUDA handle of {} bytes; allowed: bytes that lie within the allocation, and a CUDA handle of {} "
+                    "bytes",
+                    bytes, parsed.offset, parsed.allocation_bytes, parsed.handle.size(), sizeof(handle.reserved))};
   const std::lock_guard lock(mutex_);
   const auto found = std::find_if(opened_.begin(), opened_.end(),
                                   [&](const auto& entry) { return entry.second.handle == parsed.handle; });
