@@ -19,7 +19,7 @@ struct ConnectorFlags {
 
 /// Prints progress on stderr and a table on stdout; writes the JSON file that the flags name. A Python without vLLM, or
 /// a KV connector named in `peers` that can't be loaded, only causes a warning. Errors: kInvalidArgument if a flag has
-/// an invalid value; kUnavailable if the file can't be written.
+/// an invalid value; kUnavailable if the file can't be written; kCancelled.
 Result<void> run_connector_bench(const ConnectorFlags& flags);
 
 }  // namespace kvferry::bench

@@ -19,7 +19,7 @@ struct ControllerFlags {
 /// Prints progress on stderr and a table on stdout; writes the JSON file and the picture that the flags name. Forks a
 /// server process, so no other thread may be running. Errors: kInvalidArgument if a flag has an invalid value; kCorrupt
 /// if the controller gave a wrong answer; kUnavailable, kPeerLost or kTimeout if a process can't be started or does not
-/// answer; kUnavailable if the JSON file can't be written.
+/// answer; kUnavailable if the JSON file can't be written; kCancelled.
 Result<void> run_controller_bench(const ControllerFlags& flags);
 
 }  // namespace kvferry::bench

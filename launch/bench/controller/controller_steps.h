@@ -75,8 +75,8 @@ void measure_local(const ControllerLoad& load, ControllerReport& report);
 /// Measures the rate at which the controller decodes and indexes cache events, encoded as vLLM encodes them.
 void measure_events(const ControllerLoad& load, ControllerReport& report);
 
-/// Measures the time until a new controller serves with a state folder like that of a killed controller, and the time
-/// until a controller without state has the snapshots of all workers.
+/// Measures the time from the start of a controller, with a state folder like that of a killed controller, until it
+/// answers a lookup, and the time until a controller without state has the snapshots of all workers.
 void measure_recovery(const ControllerLoad& load, ControllerReport& report);
 
 }  // namespace kvferry::bench

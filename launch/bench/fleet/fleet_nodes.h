@@ -22,8 +22,8 @@ struct FleetLoad {
 
 /// Results of lookups since the last take_lookups().
 struct LookupTimes {
-  std::vector<double> us;       // time from the call to the reply, for each lookup
-  std::uint64_t num_wrong = 0;  // replies that did not name the node whose conversation was looked up
+  std::vector<double> us;       // time from the call to the reply, for each answered lookup that was not a probe()
+  std::uint64_t num_wrong = 0;  // replies that did not name the node whose conversation was looked up, while it was up
   std::uint64_t num_failed = 0;
 };
 
@@ -99,7 +99,8 @@ class Fleet {
   std::mt19937_64 random_{1};
   bool has_traffic_ = false;
   TimeNs started_at_;
-  std::uint64_t num_ticks_ = 0;  // number of milliseconds since started_at_ whose work is done
+  // Number of milliseconds since started_at_ whose work is done, or was dropped because it was overdue.
+  std::uint64_t num_ticks_ = 0;
   std::uint64_t num_late_ticks_ = 0;
   LookupTimes times_;
   std::vector<std::pair<TimeNs, TimeNs>> slow_;  // times at which each slow lookup was sent and answered

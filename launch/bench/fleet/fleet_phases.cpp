@@ -120,9 +120,9 @@ class Phases {
     row_["rolling_failed_lookups"] = lookups.num_failed;
   }
 
-  /// Kills a controller, measures the time until its nodes have a controller again, and starts the killed controller
-  /// again with its state. If there are other replicas, the nodes use those; otherwise the nodes wait until the killed
-  /// controller has started again.
+  /// Kills a controller, and starts it again with its state. If there are other replicas, the nodes use those, and the
+  /// time from the kill to the last slow answer to a lookup is measured before the controller starts again. Otherwise
+  /// the time from the new start until all nodes are registered is measured.
   void killed_controller() {
     const bool is_alone = step_.controllers.num_replicas == 1;
     fleet_.take_lookups();

@@ -46,8 +46,9 @@ inline std::uint32_t second_worker(std::uint64_t prefix) {
   return (first_worker(prefix) + 1 + static_cast<std::uint32_t>(prefix / 2) % (kNumWorkers - 1)) % kNumWorkers;
 }
 
-/// Calls handle(worker, prefix, position of the first key) for each batch of the prefixes [begin, end). Takes 64
-/// prefixes at a time: first the first batch of each prefix, then the second batch of each prefix, and so on.
+/// Calls handle(worker, prefix, position of the first key) for each batch of the prefixes [begin, end) and each worker
+/// that holds it. Takes 64 prefixes at a time: first the first batch of each prefix, then the second batch of each
+/// prefix, and so on.
 template <class Handle>
 void for_each_batch(std::uint64_t begin, std::uint64_t end, const Handle& handle) {
   for (std::uint64_t some = begin; some < end; some += kNumWorkers) {

@@ -35,9 +35,9 @@ class ChildProcess {
   /// Returns the last line that the program has written to stderr.
   std::string last_words() const;
   /// Closes the program's stdin and waits. Returns the exit status, or 128 + the number of the signal that ended the
-  /// program, or -1 if the program still runs after `patience_ns`.
+  /// program, or -1 if the program still runs after `patience_ns`, or 0 if an earlier wait() has seen its end.
   int wait(TimeNs patience_ns);
-  /// Sends SIGKILL to the program and waits until it has ended.
+  /// Sends SIGKILL to the program and waits until it has ended, at most 10 s.
   void kill();
   pid_t pid() const { return pid_; }
   bool has_ended() const;

@@ -16,7 +16,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Throws Failure with kCancelled after a Ctrl-C that catch_interrupts() has caught.
+  /// Throws a Failure kCancelled after a Ctrl-C or SIGTERM that catch_interrupts() has caught.
   void begin_step(const std::string& what);
   void end_step() { ++num_done_; }
   /// Prints a line above the bar.

@@ -28,8 +28,8 @@ def workers_of(prefix: int) -> list[int]:
 
 
 def batches(begin: int, end: int, batch_keys: int = BATCH_KEYS) -> Iterator[Batch]:
-    """Yields the batches of the prefixes [begin, end). Takes 64 prefixes at a time: first the first batch of each
-    prefix, then the second batch of each prefix, and so on.
+    """Yields each batch of the prefixes [begin, end), once for each worker that holds it. Takes 64 prefixes at a time:
+    first the first batch of each prefix, then the second batch of each prefix, and so on.
     """
     for some in range(begin, end, NUM_WORKERS):
         for position in range(0, PREFIX_KEYS, batch_keys):

@@ -67,7 +67,9 @@ class Master(RemoteDirectory):
         return config
 
     def prepare_events(self, is_store: bool, some: list[Batch], batch_keys: int) -> list[Any]:
-        """Prepares calls that store or remove an object on all its workers, so only the first worker needs an event."""
+        """Prepares one call for each batch of objects, by the first of the workers that hold the batch. The call stores
+        or removes the batch on all of them.
+        """
         prepared = []
         for worker, prefix, position in some:
             workers = workers_of(prefix)

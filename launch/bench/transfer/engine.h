@@ -34,8 +34,8 @@ nlohmann::json to_json(const WorkerSpec& spec);
 /// 0, -1 (the core), kForeign (the memory), kTarget (the side) or an empty text.
 WorkerSpec worker_spec(const nlohmann::json& message);
 
-/// One side of the measured system. Only one thread may use it. Errors are thrown as a Failure. Every wait is limited
-/// to kPatience, and ends early with kCancelled if the user interrupts the benchmark.
+/// One side of the measured system. Only one thread may use it. Errors are thrown as a Failure. After connect(), every
+/// wait is limited to kPatience, and ends early with kCancelled if the user interrupts the benchmark.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -55,7 +55,7 @@ class Engine {
   /// Moves all blocks of the job with one request. The time of the whole call is measured. It includes building the
   /// request's descriptors, and waiting for the target's answer if the engine has one.
   virtual void transfer() = 0;
-  /// The target's part of transfer(): waits for the notification, then answers.
+  /// The target's part of transfer(), such as waiting for the notification and answering.
   virtual void answer() {}
   /// Moves one block. If is_round_trip(), also notifies the target and waits until the target has done the same.
   virtual void ping() = 0;

@@ -19,7 +19,8 @@ class FarSide {
   /// connection can't be made; kPeerLost, kTimeout or kCorrupt if no listener answers; kRefused if the listener has
   /// another version of kvferry; kCancelled.
   void open(const std::optional<HostPort>& address);
-  /// Installs a system to compare with, such as nixl, on the far host too (bench_venv.h).
+  /// Installs a system to compare with, such as nixl, on the listener's host (bench_venv.h). Does nothing if the
+  /// listener is a child, because it uses this process's installation.
   void install(const std::string& what);
 
   LineLink& link() { return *link_; }

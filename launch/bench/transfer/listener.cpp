@@ -21,7 +21,7 @@ class Session {
   explicit Session(OwnedFd socket) : host_(net::local_address(socket.get()).host), driver_(std::move(socket)) {}
 
   /// Returns when the driver has closed the connection, or after the user's interrupt. Throws a Failure if the driver
-  /// sent a wrong message.
+  /// sent a wrong message, or if the connection failed.
   void run() {
     while (!is_interrupted()) {
       pollfd fds[] = {{driver_.in_fd(), POLLIN, 0}, {worker_ ? worker_->link().in_fd() : -1, POLLIN, 0}};

@@ -1,6 +1,6 @@
 // A worker process, which is one side of a measurement. It reads commands from stdin as lines of JSON, executes them,
-// and writes the answers to stdout. peers/bench_worker.py is the same program in Python. The commands and their
-// answers:
+// and writes the answers to stdout. peers/bench_worker.py executes the same commands in the worker processes of other
+// systems, such as NIXL. The commands and their answers:
 //
 //   first line: the WorkerSpec              -> {"peer": {...}, "huge_page_bytes": n}
 //   {"do": "connect", "peer": {...}}        -> {}

@@ -1,5 +1,5 @@
-// Measures the limit that memory sets to the speed of copies: one thread of one process copies the blocks between its
-// memory and a second mapping of another shared segment, or between two private memories.
+// Measures the limit that memory sets to the speed of copies: one thread copies the blocks between two memories of its
+// process. The two are shared segments, of which the target's is used through a second mapping, or private memory.
 #include <cstring>
 
 #include "launch/bench/transfer/engine.h"
