@@ -1,5 +1,5 @@
-// The controllers of `kvferry bench fleet`, each in a process of its own. Several controllers share an etcd and a Redis,
-// which are started too.
+// The controllers of `kvferry bench fleet`, each in a process of its own. Several controllers share an etcd and a
+// Redis, which are started too.
 #pragma once
 
 #include <memory>

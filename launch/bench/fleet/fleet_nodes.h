@@ -27,7 +27,7 @@ struct LookupTimes {
   std::uint64_t num_failed = 0;
 };
 
-/// The nodes of the benchmark. Not thread-safe. All clients share one ZeroMQ thread.
+/// The nodes of the benchmark. Not thread-safe. All clients over ZeroMQ share one ZeroMQ thread.
 class Fleet {
  public:
   /// The nodes are spread evenly over `controllers`, the endpoints of the replicas. Throws a Failure kUnavailable if
