@@ -130,11 +130,13 @@ Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format) {
   ChunkShape shape{layout.num_kv_heads, 0, 0, layout.num_kv_heads, layout.element_bytes, 0, false};
   if (heads.chunk_heads != 0) {
     if (heads.count == 0 || heads.count > heads.chunk_heads || heads.first_in_chunk > heads.chunk_heads - heads.count)
-      return bad(fmt::format("heads [{}, {}) are out of range: the chunk has {} heads", heads.first_in_chunk,
-                             std::uint64_t{heads.first_in_chunk} + heads.count, heads.chunk_heads));
+      return bad(fmt::format("heads [{}, {}) of a chunk are out of range; allowed: one or more of its heads [0, {})",
+                             heads.first_in_chunk, std::uint64_t{heads.first_in_chunk} + heads.count,
+                             heads.chunk_heads));
     if (heads.count > layout.num_kv_heads || heads.first_in_cache > layout.num_kv_heads - heads.count)
-      return bad(fmt::format("heads [{}, {}) are out of range: the cache has {} heads", heads.first_in_cache,
-                             std::uint64_t{heads.first_in_cache} + heads.count, layout.num_kv_heads));
+      return bad(fmt::format("heads [{}, {}) of the cache are out of range; allowed: one or more of its heads [0, {})",
+                             heads.first_in_cache, std::uint64_t{heads.first_in_cache} + heads.count,
+                             layout.num_kv_heads));
     shape.chunk_heads = heads.chunk_heads;
     shape.first_in_chunk = heads.first_in_chunk;
     shape.first_in_cache = heads.first_in_cache;

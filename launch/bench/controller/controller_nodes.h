@@ -17,9 +17,9 @@ inline Failure wrong_answer() {
       {ErrorCode::kCorrupt, "the controller gave a wrong answer to a lookup, so the benchmark ends without figures"});
 }
 inline Failure no_answer() {
-  return Failure(
-      {ErrorCode::kUnavailable,
-       "the controller that the benchmark started does not answer: it has ended, or this machine is too busy"});
+  return Failure({ErrorCode::kUnavailable,
+                  "the controller that the benchmark started, or its echo server, does not answer; it may have ended, "
+                  "or this machine may be too busy"});
 }
 
 inline controller::NodeInfo node_info(const std::string& name) {

@@ -24,7 +24,9 @@ constexpr double kFlagBytesMax = 1ULL << 50;  // a larger size is rejected as a 
 Result<std::uint64_t> parse_byte_size(std::string_view text) {
   const Error bad{
       ErrorCode::kInvalidArgument,
-      fmt::format("'{}' is not a size; allowed: a number of bytes such as 4096, 4KiB, 1.5MiB or 1GiB", text)};
+      fmt::format(
+          "'{}' is not a size; allowed: a whole number of bytes from 1 to 2^50, such as 4096, 4KiB, 1.5MiB or 1GiB",
+          text)};
   const std::size_t digits = text.find_first_not_of("0123456789.");
   const std::string number(text.substr(0, digits));
   const std::string_view unit = digits == std::string_view::npos ? "" : text.substr(digits);

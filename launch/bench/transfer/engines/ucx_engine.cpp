@@ -66,7 +66,7 @@ class UcxEngine final : public Engine {
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
     check(api().ucp_ep_create(worker_, &params, &endpoint_), "UCX cannot create an endpoint");
     check(api().ucp_ep_rkey_unpack(endpoint_, rkey.data(), &rkey_),
-          "UCX cannot use the key to the other side's memory");
+          "UCX cannot use the remote key (rkey) of the other side's memory");
   }
 
   std::string describe() const override { return fmt::format("UCX {}", api().ucp_get_version_string()); }
@@ -102,7 +102,8 @@ class UcxEngine final : public Engine {
     check(api().ucp_mem_map(context_, &params, &mapped_), "UCX cannot register the memory of the measurement");
     void* rkey = nullptr;
     std::size_t rkey_bytes = 0;
-    check(api().ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes), "UCX cannot make a key to this side's memory");
+    check(api().ucp_rkey_pack(context_, mapped_, &rkey, &rkey_bytes),
+          "UCX cannot make a remote key (rkey) for the memory of the measurement");
     const std::string rkey_hex = to_hex({static_cast<const char*>(rkey), rkey_bytes});
     api().ucp_rkey_buffer_release(rkey);
     ucp_address_t* address = nullptr;
