@@ -19,7 +19,7 @@ using controller::Tier;
 
 constexpr TimeNs kRunTime = kSecond / 2;              // total time of the lookups in one repetition
 constexpr std::uint64_t kDyingHashesMax = 1'000'000;  // largest number of hashes of the removed node
-// Number of cache lines that one call of tidy() cleans up, the same as in each turn of the server's loop.
+// Number of cache lines of each table that one call of tidy() visits, the same as in a turn of the server's loop.
 constexpr std::size_t kTidyBucketsPerTurn = 1024;
 // Largest number of prefixes that each repetition of events() adds and removes.
 constexpr std::uint64_t kChurnPrefixesMax = 1024;

@@ -1,10 +1,10 @@
 // The load of `kvferry bench fleet`: the chunks that each of many nodes holds, stores, evicts and looks up.
 //
 // A node holds conversations of 128 chunks. The first 8 chunks of each conversation are one of 16 system prompts, which
-// every node holds; the other chunks are the conversation's own. Every fourth conversation is held by two nodes. A node
-// stores the next chunk of its newest conversation and evicts the last chunk of its oldest conversation, so that it
-// always holds the same number of chunks. Keys are computed when they are needed, so thousands of nodes need no memory
-// for them.
+// every node holds; the other chunks are the conversation's own. Nodes 2n and 2n + 1 share every fourth conversation. A
+// node stores the next chunk of its newest conversation and evicts the last chunk of its oldest conversation, so that
+// it always holds the same number of chunks. Keys are computed when they are needed, so thousands of nodes need no
+// memory for them.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct Conversation {
   std::uint32_t node = 0;
   std::uint64_t number = 0;  // number of the conversation among those of `node`
 
-  /// Returns the prefix (controller_load.h) of the conversation's own chunks. Two neighbouring nodes share the prefix
-  /// of every fourth conversation.
+  /// Returns the prefix (controller_load.h) of the conversation's own chunks. Nodes 2n and 2n + 1 share the prefix of
+  /// every fourth conversation.
   std::uint64_t prefix() const {
     const std::uint64_t owner = number % 4 == 0 ? node & ~std::uint32_t{1} : node;
     return owner << 24 | (number & 0xffffff);

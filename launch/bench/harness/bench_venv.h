@@ -1,4 +1,4 @@
-// The benchmark's Python virtual environment. matplotlib and the other systems to measure (--peers) are installed in it
+// The benchmark's Python virtual environment. matplotlib and the systems to compare with (--peers) are installed in it
 // from PyPI when they are first needed. In a checkout the environment is build/bench-venv; elsewhere it is
 // $XDG_CACHE_HOME/kvferry/bench-venv (~/.cache by default).
 #pragma once

@@ -1,4 +1,4 @@
-// Exchanges JSON objects, one per line, over a socket or a pair of pipes, between the processes of a benchmark.
+// Exchanges JSON objects, one per line, over a socket or pipes, between the processes of a benchmark.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@ namespace kvferry::bench {
 /// One end of a connection that carries lines of JSON. Not thread-safe.
 class LineLink {
  public:
-  /// If `out` is empty, send() uses `in`, which must then be a socket.
+  /// If `out` is empty, send() uses `in`, and works only if `in` is a socket.
   explicit LineLink(OwnedFd in, OwnedFd out = {}) : in_(std::move(in)), out_(std::move(out)) {}
 
   /// Sends an object as one line. Errors: kPeerLost if the other process has closed the connection, kCancelled (the

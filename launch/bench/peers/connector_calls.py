@@ -121,7 +121,7 @@ class NoLookup:
 
 
 class Engine:
-    """Runs vLLM's Scheduler without a model, and measures the time of each of its calls to the connector."""
+    """Runs vLLM's Scheduler without a model, and measures the time of its calls to the connector (see CALLS)."""
 
     def __init__(self, spec: dict[str, Any], config: VllmConfig) -> None:
         self._hasher = get_request_block_hasher(
