@@ -49,9 +49,11 @@ struct UcxOptions : CommonOptions {
 struct ShmOptions : CommonOptions {
   bool use_mappings = true;  // copies through a mapping if the peer registered its memory with a file descriptor
   bool use_cma = true;       // copies all other memory by CMA
-  // A transfer of up to this many bytes is copied within submit() if no other transfer with the peer is pending.
+  // A transfer of up to this many bytes is copied within submit() unless it has to wait, for example for the connection
+  // or for another transfer with the peer.
   std::uint64_t inline_bytes = 65'536;
-  std::uint32_t copy_threads = 0;  // threads that share large copies; 0: 4 from 16 cores on, 2 from 2 cores on, else 1
+  // Number of threads that share large copies. 0: 4 if the process may use 16 CPUs or more, 2 for 2 to 15 CPUs, else 1.
+  std::uint32_t copy_threads = 0;
 };
 
 /// Options of the TCP backend, which uses sockets between any two hosts.
@@ -61,7 +63,8 @@ struct TcpOptions : CommonOptions {
   std::uint32_t connections = 4;            // connections to each peer on another host
   std::uint32_t local_connections = 1;      // connections to each peer on this host
   std::uint64_t segment_bytes = 512 << 10;  // longer transfers are cut into segments of this size
-  // Limit of pulled bytes requested and not yet received, for each connection. Urgent pulls may use twice as many.
+  // A connection requests another segment of a pull while fewer than this many requested bytes have not arrived; for an
+  // urgent pull, fewer than twice as many.
   std::uint64_t window_bytes = 16 << 20;
   std::optional<net::ClusterKey> key;  // this process's cluster key or member key; without it, peers must have none
   net::Encrypt encrypt = net::Encrypt::kBetweenHosts;  // the connections to encrypt, if there is a key
@@ -94,8 +97,8 @@ struct GpuIpcOptions : CommonOptions {
 };
 
 /// Each of the functions below that make a transport starts the progress threads of its backends. kInvalidArgument: an
-/// option is out of range. make_ucx_transport() returns kUnavailable if UCX can't be loaded or finds no usable
-/// transport.
+/// option is out of range, or a backend that needs a device has none. make_ucx_transport() returns kUnavailable if UCX
+/// can't be loaded or finds no usable transport.
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options);
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options);
 /// Makes a transport over TCP. kUnavailable: the address to listen on can't be bound. kInvalidArgument: an option is

@@ -48,8 +48,8 @@ class ProgressLoop {
   ProgressLoop& operator=(const ProgressLoop&) = delete;
 
   void start();
-  /// Joins the thread and makes drive() return. When stop() returns, all tasks of call() have run. Afterwards only
-  /// needs_advance() is called of the owner, and call() still runs its task. Idempotent.
+  /// Joins the thread and makes drive() return. When stop() returns, all tasks of call() have run. Afterwards
+  /// needs_advance() is the only method of the owner that the loop calls, and call() still runs its task. Idempotent.
   void stop();
 
   /// From now on the descriptor's events are passed to Owner::on_ready(). May be called only under the loop's lock or
@@ -64,7 +64,7 @@ class ProgressLoop {
   void kick() { inbox_.wake().set(); }
 
   /// May be called by any thread that does not hold the loop's lock. Runs the task under the lock: at once if the lock
-  /// is free, otherwise soon. Tasks run in the order of the calls. Blocks only while posted tasks run.
+  /// is free, otherwise soon. Tasks run in the order of the calls. Waits for the lock only once stop() was called.
   void call(TaskInbox::Task task);
   /// May be called by any thread. Does the loop's work until is_over() returns true, the time has passed, a descriptor
   /// of add_wakeup_fd() is readable or stop() is called. is_over() is called often. Returns the last result of
@@ -73,7 +73,7 @@ class ProgressLoop {
 
  private:
   void thread_main();
-  /// Runs the tasks that are posted while the loop stops, since no thread looks into the inbox any more.
+  /// Runs the posted tasks once stop() was called, because no other thread may look into the inbox any more.
   void run_leftovers();
   bool look(int timeout_ms, bool is_driver);
   void park();

@@ -41,7 +41,8 @@ struct AcceptedTransfer {
   RegionId local;
   std::byte* local_base = nullptr;
   RegionDescriptor remote;
-  std::vector<CopyRange> copies;         // the submitted ranges, joined where they touch unless they have checksums
+  // Ranges of submit() and of each feed(); those of one call are joined where they touch unless they have checksums.
+  std::vector<CopyRange> copies;
   std::vector<std::uint64_t> checksums;  // one checksum for each copy, or empty
   std::string notification;
   Priority priority = Priority::kNormal;
@@ -110,7 +111,8 @@ class TransferTable {
   Connected connect(const std::string& address, std::uint64_t incarnation);
   /// Removes a peer; new transfers with the peer are refused. Returns whether the peer was known.
   bool remove_peer(PeerId peer);
-  /// Records a broken connection: the id stays valid until remove_peer(), but connect() to its address makes a new id.
+  /// Records a broken connection: the peer's id stays valid until remove_peer(), but connect() to its address makes a
+  /// new id.
   void lose_peer(PeerId peer);
 
   /// Checks a transfer and records it as pending. Errors: kInvalidArgument and kFull, as Transport::submit() returns
@@ -122,7 +124,7 @@ class TransferTable {
                          bool is_last);
   /// Returns the peer if the transfer is pending and this is the first request to cancel it, otherwise nullopt.
   std::optional<PeerId> request_cancel(TransferId id);
-  /// Delivers the Completion; the transfer's region may be unregistered from now on. `path`: Completion::path.
+  /// Delivers the Completion; from now on the transfer no longer uses its region. `path`: Completion::path.
   void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {},
                 std::string_view path = {});
   /// Returns the number of pending transfers: accepted, and not completed.

@@ -32,13 +32,13 @@ struct MemoryRegion {
   int fd = -1;  // read once, at registration; the caller may close it afterwards
   std::uint64_t fd_offset = 0;
   Device* device = nullptr;           // must outlive the registration; nullptr: host memory
-  bool needs_grant_to_write = false;  // if true, peers need a grant to write (not checked for RDMA and GPU memory)
+  bool needs_grant_to_write = false;  // if true, peers need a grant to write; gpu_ipc and one-sided UCX don't check it
 };
 
 enum class Direction : std::uint8_t { kPull, kPush };
 
-/// What a grant allows, apart from its bytes. Each access is checked: by the owner's transport or, for shared memory,
-/// by the peer's.
+/// What a grant allows, apart from its bytes. Each access is checked: by the owner's transport or, in the shared memory
+/// backend, by the peer's.
 struct GrantTerms {
   bool reads = true;    // peers may pull
   bool writes = true;   // peers may push
@@ -125,9 +125,9 @@ class Transport {
 
   /// Lets peers access [offset, +bytes) of a region, on `terms`, until revoke(). A transfer whose remote_region is the
   /// result of export_grant() counts remote offsets from the grant's start, and is refused outside of the grant. No
-  /// peer can guess a grant, whose id has 64 unpredictable bits. kInvalidArgument: unknown region, or bad bounds or
-  /// terms; kFull: too many grants; kUnavailable: this backend gives no grants of this memory, because it could not
-  /// revoke them.
+  /// peer can guess the result of export_grant(), which contains 64 unpredictable bits. kInvalidArgument: unknown
+  /// region, or bad bounds or terms; kFull: too many grants; kUnavailable: this backend gives no grants of this memory,
+  /// because it could not revoke them.
   virtual Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes,
                                 const GrantTerms& terms) = 0;
   Result<GrantId> grant(RegionId region, std::uint64_t offset, std::uint64_t bytes) {
@@ -139,10 +139,10 @@ class Transport {
   /// the latest when the peer dies. kInvalidArgument: the grant is unknown, or was revoked before.
   virtual Result<void> revoke(GrantId grant) = 0;
 
-  /// Returns the id of the peer at an address. kInvalidArgument: the address is malformed, or of a peer that can't be
-  /// reached; kCancelled: the transport is shut down. The connection is made later; transfers with a dead peer complete
-  /// with kPeerLost. The same address gives the same PeerId until the peer is lost or disconnected. A lost peer's id
-  /// stays valid until disconnect().
+  /// Returns the id of the peer at an address. kInvalidArgument: the address is malformed, of another protocol version,
+  /// or of a peer that can't be reached; kCancelled: the transport is shut down. The connection is made later;
+  /// transfers with a dead peer complete with kPeerLost. The same address gives the same PeerId until the peer is lost
+  /// or disconnected. A lost peer's id stays valid until disconnect().
   virtual Result<PeerId> connect(const std::string& address) = 0;
   /// Removes a peer, whose id is invalid afterwards. A transfer with the peer that this ends completes with kPeerLost.
   virtual void disconnect(PeerId peer) = 0;
