@@ -11,8 +11,8 @@
 namespace kvferry::planner {
 namespace {
 
-/// UCX takes seconds to start, needs a thread, and is slower than the other backends over TCP and for host memory
-/// within a host. kAuto uses it for RDMA networks, for GPU memory, or for users who set UCX_TLS.
+/// UCX takes seconds to start, and is slower than the other backends over TCP and for host memory within a host. kAuto
+/// uses it for RDMA networks, for GPU memory, or for users who set UCX_TLS.
 bool is_ucx_useful(const TransportOptions& options) {
   std::error_code failure;
   const std::filesystem::directory_iterator devices("/sys/class/infiniband", failure);

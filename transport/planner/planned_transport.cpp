@@ -147,7 +147,8 @@ class PlannedTransport final : public Transport {
     if (const auto known = connected_.find(peer.address); known != connected_.end() && known->second == id)
       connected_.erase(known);
     for (std::size_t index = 0; index < backends_.size(); ++index) {
-      // A peer that was added later with the same address shares the connections that were not lost.
+      // Another peer has the same address if connect() was called again after a connection was lost. The two share the
+      // connections that were not lost.
       const bool is_shared = std::any_of(peers_.begin(), peers_.end(),
                                          [&](const auto& other) { return other.second.ids[index] == peer.ids[index]; });
       if (peer.ids[index] && !is_shared) backends_[index].transport->disconnect(*peer.ids[index]);
@@ -237,7 +238,7 @@ class PlannedTransport final : public Transport {
     }
     const std::string_view fastest = backends_[ends.routes.front()].name;
     if (ends.kind != MemoryClass::kDevice) return fastest;
-    // A path that failed its measurement is no path to GPU memory, since there is another way: host memory.
+    // A path that failed its measurement is not used for GPU memory, because the caller can use host memory instead.
     if (!ends.peer->is_measured)
       return Error{ErrorCode::kUnavailable,
                    "the paths to the peer are not measured yet, so its GPU memory is not used"};
@@ -274,7 +275,8 @@ class PlannedTransport final : public Transport {
   struct Peer {
     std::vector<std::optional<PeerId>> ids;  // id of the peer in each backend that can reach it
     std::string address;
-    std::array<std::vector<std::size_t>, kMemoryClasses> routes;  // indexes of backends, the fastest first
+    // For each class of memory, indexes of backends: once the paths are measured, the fastest first.
+    std::array<std::vector<std::size_t>, kMemoryClasses> routes;
     Measurements measured;
     bool is_measured = false;
   };
@@ -283,7 +285,7 @@ class PlannedTransport final : public Transport {
     const Peer* peer = nullptr;
     planner::PlannedRegions::Found region;  // the region on this side
     MemoryClass kind = MemoryClass::kOther;
-    std::vector<std::size_t> routes;  // indexes of the backends that reach both ends, the fastest first
+    std::vector<std::size_t> routes;  // indexes of the backends that reach both ends, in the order of Peer::routes
   };
   /// Finds the two ends of a transfer. The caller must hold mutex_.
   Result<Ends> ends_of(PeerId id, RegionId local, const planner::RegionParts& remote) const {

@@ -19,12 +19,12 @@ namespace kvferry::planner {
 
 struct Measured {
   Path path = Path::kAuto;
-  double gb_per_s = 0;  // measured speed; 0: the path does not work
-  std::string problem;  // reason why the path does not work; empty if it works
+  double gb_per_s = 0;  // measured speed; 0: the measurement failed
+  std::string problem;  // reason why the measurement failed; empty if it did not
 };
 
 /// For each class of the peer's memory, the speeds of pulls from this memory, the fastest path first. GPU memory is
-/// pulled into GPU memory.
+/// pulled into GPU memory. If TransportOptions::path is kCma, the speeds for kOther are used for kShared too.
 struct Measurements {
   std::array<std::vector<Measured>, kMemoryClasses> by_class;
   std::vector<Measured>& of(MemoryClass kind) { return by_class[static_cast<std::size_t>(kind)]; }
