@@ -30,7 +30,8 @@ std::uint64_t segment_checksum(std::span<const std::byte, kSegmentBytes> segment
 /// Returns the checksum of `num_bytes` bytes from the hashes of their ceil(num_bytes / kSegmentBytes) segments.
 std::uint64_t checksum_of_segments(std::span<const std::uint64_t> segments, std::uint64_t num_bytes);
 
-/// Computes chunk_checksum() of bytes that are added in pieces, while each piece is still in cache. Threads: one owner.
+/// Computes chunk_checksum() of bytes that are added in pieces, so that each piece can be hashed while it is in the
+/// CPU's cache. Threads: one owner.
 class ChecksumStream {
  public:
   ChecksumStream();

@@ -39,8 +39,9 @@ ChunkKey root_key(std::string_view fingerprint, std::string_view extras);
 ChunkKey chunk_key(const ChunkKey& parent, std::span<const std::int32_t> tokens, std::string_view extras = {});
 
 /// A lookup does not know the length, and so not the key, of a stored tail (a chunk shorter than chunk_tokens). The
-/// lookup finds tails by their group: the parent and the first kTailGroupTokens tokens. A tail with fewer tokens
-/// belongs to no group and is found by its exact key alone.
+/// lookup finds tails by the key of their group, which is derived from the parent, the first kTailGroupTokens tokens
+/// and what else changes the KV of these tokens (`extras`). A tail with fewer tokens belongs to no group and is found
+/// by its exact key alone.
 constexpr std::size_t kTailGroupTokens = 16;
 ChunkKey tail_group_key(const ChunkKey& parent, std::span<const std::int32_t> first_tokens,
                         std::string_view extras = {});

@@ -20,9 +20,9 @@ std::uint64_t reserved_huge_page_bytes();
 /// A memcpy for amounts larger than a cache: its stores bypass the caches, so that memory is not read before it is
 /// overwritten, and the next source is prefetched during the copy.
 ///
-/// Copies `bytes` bytes; uses an ordinary memcpy if the processor has neither AVX2 nor AVX-512. Call finish_streams()
-/// before another thread reads `to`. `ahead` is the source of the next copy, which is prefetched during this one;
-/// nullptr: nothing is prefetched.
+/// Copies `bytes` bytes. If the processor has neither AVX2 nor AVX-512, this is an ordinary memcpy, which prefetches
+/// nothing. Call finish_streams() before another thread reads `to`. `ahead` is the source of the next copy, which is
+/// prefetched during this one; nullptr: nothing is prefetched.
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes, const std::byte* ahead = nullptr);
 /// Makes the stores of this thread's stream_copy() calls visible to other threads.
 void finish_streams();

@@ -32,7 +32,7 @@ struct KeyContent {
   Bytes32 own_certificate() const;
   /// Returns the public keys, 32 bytes each, of the certificates that nodes accept.
   std::vector<std::string> node_certificates() const;
-  /// Returns the peers that may connect, by public CURVE key in hexadecimal.
+  /// Returns the listed members and the holders of the cluster keys, by public CURVE key in hexadecimal.
   std::map<std::string, Identity, std::less<>> identities() const;
 };
 

@@ -23,15 +23,16 @@ enum class Role : std::uint8_t {
 constexpr std::array<std::string_view, 4> kRoleNames = {"none", "reader", "worker", "admin"};
 constexpr std::string_view name_of(Role role) { return kRoleNames[static_cast<std::size_t>(role)]; }
 
-/// Who sent a message. An empty name: the holder of the cluster key, or a process that needs no key.
+/// Who a process is, for example the sender of a message. An empty name: the holder of the cluster key, a process that
+/// needs no key or, with the role kNone, a process whose key is not accepted.
 struct Identity {
   std::string name{};
   Role role = Role::kAdmin;
   bool operator==(const Identity&) const = default;
   /// Returns "member 'NAME' (role ROLE)" or "the holder of the cluster key".
   std::string str() const;
-  /// Returns whether this sender may register a node with this engine id. A member's engine id must be the member's
-  /// name, or begin with that name and "_" or "."; the holder of the cluster key may use any engine id.
+  /// Returns whether a node of this process may have this engine id; does not check the role. A member's engine id must
+  /// be the member's name, or begin with that name and "_" or "."; the holder of the cluster key may use any engine id.
   bool owns(std::string_view engine_id) const;
 };
 
@@ -54,7 +55,7 @@ struct MemberKey {
   };
   Identity identity{};
   Bytes32 secret{};              // random; only this member has it
-  std::vector<Shared> shared{};  // one or two, that of the key in use first
+  std::vector<Shared> shared{};  // one for each accepted cluster key, that of the cluster key in use first
   bool operator==(const MemberKey&) const = default;
 
   Bytes32 curve_secret() const;

@@ -1,4 +1,4 @@
-// Reads the small files and folders of /sys and /proc.
+// Reads small files and folders, such as those of /sys and /proc.
 #pragma once
 
 #include <algorithm>

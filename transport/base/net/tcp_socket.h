@@ -15,8 +15,8 @@ struct TcpListener {
   HostPort address;  // numeric host and the port in use
 };
 
-/// Listens on `host`, which may be a name; resolving it may block. "" or "*" means all interfaces, over IPv6 and IPv4,
-/// or over IPv4 only if this host has no IPv6. Port 0 selects a free port.
+/// Listens on `host`, which may be a name; resolving it may block. "" or "*" means all interfaces, over IPv6 and IPv4
+/// or, if that fails (for example on a host without IPv6), over IPv4 only. Port 0 selects a free port.
 /// kInvalidArgument: `host` cannot be resolved. kUnavailable: the address cannot be bound.
 Result<TcpListener> listen_tcp(const std::string& host, std::uint16_t port);
 

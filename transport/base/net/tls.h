@@ -96,7 +96,7 @@ class TlsSession {
   friend struct TlsCallbacks;
   /// Called before the first message of a handshake if there is a list of members.
   void prepare_certificate();
-  /// Returns whether the peer proved who it is, and whether both ends agree about encryption.
+  /// Returns true if the peer has proved who it is and both ends agree about encryption.
   bool has_proof();
   bool encrypt(const iovec& part);
   bool flush();

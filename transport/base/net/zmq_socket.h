@@ -141,7 +141,7 @@ class ZmqSocket {
   // none left, ZeroMQ's thread would never sleep while a connection waits to be accepted. A client has a monitor while
   // it accepts two cluster keys: it tries the other key when a handshake has failed.
   std::unique_ptr<ZmqSocket> connections_;
-  std::string key_;  // the public key that the socket has; "": it needs none
+  std::string key_;  // the server's public CURVE key, at both ends; "": the socket needs no key
   std::uint64_t key_version_ = 0;
   bool is_unbound_ = false;  // whether a router waits to listen anew
   TimeNs changed_at_ = 0;    // when the socket last changed its key after a refusal, or began to listen anew

@@ -1,5 +1,5 @@
-// Unguessable ids for leases, slot reservations and grants, because a peer that knows the id can end or use what the id
-// names. The class has no I/O: it derives the ids from a random secret that the runtime passes.
+// Unguessable ids for leases, slot reservations and grants, because a peer that knows such an id can end or use what
+// the id names. The class has no I/O: it derives the ids from a random secret that the constructor gets.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class SecretNumbers {
   /// Two objects with the same secret draw the same numbers in the same order.
   explicit SecretNumbers(std::string secret) : secret_(std::move(secret)) {}
 
-  /// Returns a new number each time, never 0. A peer can't compute a number from other numbers that it has received.
+  /// Returns the next number, never 0. A peer can't compute a number from other numbers that it has received.
   std::uint64_t draw();
 
  private:

@@ -11,7 +11,7 @@ struct x509_store_ctx_st;
 
 namespace kvferry::net {
 
-/// Makes a certificate with this secret key of Ed25519 and lets the connection use it.
+/// Makes a certificate for this Ed25519 key, of which `secret` is the secret part, and lets the connection use it.
 void use_certificate(ssl_st* ssl, const Bytes32& secret);
 /// Returns the 32 bytes of the public key in the certificate that OpenSSL is about to verify, or "" if its key is not
 /// one of Ed25519. OpenSSL itself verifies that the peer has the secret key.

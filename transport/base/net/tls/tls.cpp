@@ -29,7 +29,8 @@ constexpr std::size_t kReadAheadBytes = 128 << 10;  // OpenSSL reads up to this 
 // encrypted. The name of the key follows if the connecting end accepts several keys. An end with one key leaves the
 // name out, as old releases do, which have no key names; the byte alone means the key in use.
 constexpr std::uint8_t kEncrypted = 'e', kClear = 'c';
-// Members with keys of their own send the byte as TLS's application protocol (ALPN), after its length.
+// With a list of members, the connecting end sends kEncrypted or kClear as the name of an application protocol (ALPN)
+// instead, after a byte with the name's length.
 constexpr std::size_t kWantedBytes = 2;
 
 TlsSession& session_of(BIO* bio) { return *static_cast<TlsSession*>(::BIO_get_data(bio)); }
