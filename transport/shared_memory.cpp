@@ -44,8 +44,8 @@ Error no_memory(std::string_view what, std::uint64_t bytes) {
 Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
   return Error{
       ErrorCode::kUnavailable,
-      fmt::format("cannot get {} bytes of shared memory, because only {} bytes are free on this machine and "
-                  "in the memory limit of this container; free memory or, if it is for the pool, lower pool_bytes",
+      fmt::format("cannot get {} bytes of shared memory: {} bytes are free on this machine and within this container's "
+                  "memory limit; free memory or, if the shared memory is for the pool, lower pool_bytes",
                   wanted_bytes, available)};
 }
 

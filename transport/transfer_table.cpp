@@ -25,8 +25,8 @@ Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_
 Result<void> TransferTable::check_region(const void* base, std::uint64_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(base);
   if (base == nullptr || bytes == 0 || bytes > std::numeric_limits<std::uintptr_t>::max() - first)
-    return Error{ErrorCode::kInvalidArgument, fmt::format("cannot register {} bytes of memory at address {}: they must "
-                                                          "be at least 1, not begin at 0 and end below 2^64",
+    return Error{ErrorCode::kInvalidArgument, fmt::format("cannot register {} bytes of memory at address {}; allowed: "
+                                                          "1 byte or more, not at address 0, ending below 2^64",
                                                           bytes, fmt::ptr(base))};
   return {};
 }
@@ -156,7 +156,7 @@ Result<std::byte*> TransferTable::open_access(RegionId region, GrantId grant, st
     return Error{ErrorCode::kRefused, fmt::format("the peer has revoked grant {}, or never gave it", grant)};
   KVFERRY_TRY(check_terms(grant, granted->second.terms, granted->second.expires_at, writes, clock_.now()));
   if (member && !granted->second.terms.member.empty() && *member != granted->second.terms.member)
-    return Error{ErrorCode::kRefused, fmt::format("the peer gave grant {} to another member alone", grant)};
+    return Error{ErrorCode::kRefused, fmt::format("only another member may use the peer's grant {}", grant)};
   if (!is_inside(offset, bytes, granted->second.bytes))
     return Error{ErrorCode::kRefused,
                  fmt::format("{} bytes at offset {} are not inside the peer's grant {}, which has {} bytes", bytes,
@@ -202,7 +202,6 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("a notification of {} bytes is too long: at most {} are allowed",
                              transfer.notification.size(), kNotificationBytesMax)};
-
   const std::lock_guard lock(mutex_);
   const auto peer = peers_.find(transfer.peer);
   if (peer == peers_.end())
@@ -211,7 +210,8 @@ Result<AcceptedTransfer> TransferTable::accept(PagedTransfer transfer) {
   if (region == regions_.end()) return not_registered(transfer.local);
   if (remote->incarnation != peer->second.incarnation)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the remote region is of another process than peer {}, which has restarted; get it anew",
+                 fmt::format("the remote region is not of peer {}'s process: the peer restarted after it described the "
+                             "region, or another process described it; get the description from the peer again",
                              transfer.peer)};
   // Unread completions count too, so that the completion queue of a caller that never polls stays bounded.
   if (open_.size() + completion_queue_.num_completions() >= transfers_max_)
