@@ -19,7 +19,7 @@ enum class ErrorCode : int {
   kFull,         // there is no room or memory now, or something is still in use; a later try may succeed
   kTimeout,      // a deadline passed
   kCancelled,    // the caller cancelled the operation, or the object that runs it was shut down
-  kPeerLost,     // the peer is gone, silent or was restarted, or its connection failed
+  kPeerLost,     // the peer is gone or silent, or was restarted, or its connection failed
   kCorrupt,      // a checksum, generation or format did not match
   kRefused,      // the other side refused what was asked for, or it is not allowed
   kUnavailable,  // a resource, service or function is not available: port in use, server not reachable

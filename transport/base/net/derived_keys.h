@@ -24,7 +24,8 @@ Bytes32 sha256(std::string_view text);
 inline std::string_view text_of(const Bytes32& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
-/// Returns nullopt if `hex` is not a text of pairs of the digits 0-9 and a-f.
+/// Both functions return nullopt if `hex` is not a text of pairs of the digits 0-9 and a-f; bytes32_of_hex() also if it
+/// does not have 64 digits.
 std::optional<std::string> bytes_of_hex(std::string_view hex);
 std::optional<Bytes32> bytes32_of_hex(std::string_view hex);
 

@@ -74,8 +74,7 @@ class ZmqSocket {
   const std::shared_ptr<ZmqContext>& context() const { return context_; }
 
   /// Returns a descriptor that is readable if a message has arrived since receive() returned 0. Until receive() returns
-  /// 0, the descriptor of a router may be unreadable although messages wait, while the descriptor of a dealer is
-  /// readable.
+  /// 0, the descriptor may be unreadable although messages wait; each send() of a dealer makes it readable then.
   int fd() const;
 
   /// Sends one message of one or more parts. Returns false, and drops the message, if the queue has no room, or if
