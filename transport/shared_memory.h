@@ -19,9 +19,9 @@ namespace kvferry {
 /// A shared file and its mapping. Threads: any; the object itself is not synchronised.
 class SharedMapping {
  public:
-  /// Makes a file of `bytes` bytes without a name, which can't shrink or grow, maps it, and reserves all its pages, so
-  /// that no access fails later (SIGBUS). `page_flags`: e.g. MFD_HUGETLB, which rounds the size up. kFull: there is not
-  /// enough memory when the pages are reserved; kUnavailable: anything else failed.
+  /// Makes a memfd of `bytes` bytes, which can't shrink or grow, maps it, and reserves all its pages, so that no access
+  /// fails later (SIGBUS). `name`: shown in /proc/PID/maps. `page_flags`: e.g. MFD_HUGETLB, which rounds the size up.
+  /// kFull: there is not enough memory when the pages are reserved; kUnavailable: anything else failed.
   static Result<SharedMapping> create(const std::string& name, std::uint64_t bytes, unsigned page_flags = 0);
   /// Same as create(), but a process that has the descriptor can only read; only this mapping can write. Needs Linux
   /// 5.1.

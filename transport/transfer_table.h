@@ -143,7 +143,7 @@ class TransferTable {
     std::string exported;
     bool needs_grant_to_write = false;
     std::uint32_t num_users = 0;     // number of this side's pending transfers
-    std::uint32_t num_accesses = 0;  // number of peers' copies under way
+    std::uint32_t num_accesses = 0;  // number of accesses that have begun (begin_access()) and not ended
   };
   struct Grant {
     RegionId region;
