@@ -32,7 +32,8 @@ struct MemoryRegion {
   int fd = -1;  // read once, at registration; the caller may close it afterwards
   std::uint64_t fd_offset = 0;
   Device* device = nullptr;           // must outlive the registration; nullptr: host memory
-  bool needs_grant_to_write = false;  // if true, peers need a grant to write; gpu_ipc and one-sided UCX don't check it
+  // If true, peers need a grant to write. The gpu_ipc backend and UCX's one-sided operations don't check this.
+  bool needs_grant_to_write = false;
 };
 
 enum class Direction : std::uint8_t { kPull, kPush };
