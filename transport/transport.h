@@ -31,7 +31,7 @@ struct MemoryRegion {
   std::uint64_t bytes = 0;
   int fd = -1;  // read once, at registration; the caller may close it afterwards
   std::uint64_t fd_offset = 0;
-  Device* device = nullptr;           // must outlive the registration; nullptr: host memory
+  Device* device = nullptr;  // must outlive the registration; nullptr: host memory
   // If true, peers need a grant to write. The gpu_ipc backend and UCX's one-sided operations don't check this.
   bool needs_grant_to_write = false;
 };
