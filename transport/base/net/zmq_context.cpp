@@ -116,7 +116,7 @@ Result<std::string> ZmqContext::secure_server(void* socket, std::string_view end
   if (keys[0].server_secret.empty())
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("a controller needs the cluster key itself, but cluster_key_file has the key of {}; set "
-                             "cluster_key_file to a file with the cluster key, which kvferry keygen FILE makes",
+                             "cluster_key_file to the file with the cluster key of the deployment",
                              key_->own_identity().str())};
   KVFERRY_TRY(start_authenticator());
   constexpr int kYes = 1;
