@@ -87,7 +87,7 @@ struct NcclOptions : CommonOptions {
 
 /// Options of the backend that copies between the GPU memory of two processes of one host: the submitting process maps
 /// the peer's memory, and its GPU copies. Both processes must use the same GPU, or GPUs that can access each other's
-/// memory. `spin_ns` is not used: this backend has a polling time of its own, which is longer than a piece takes.
+/// memory. `spin_ns` is not used: this backend has a polling time of its own (kDeviceSpinNs in gpu_ipc_backend.cpp).
 struct GpuIpcOptions : CommonOptions {
   Device* device = nullptr;  // the GPU that copies; must outlive the transport
   // Maximum of bytes copied in one launch. The host takes as long to prepare a launch as the GPU to copy some 20 MiB.

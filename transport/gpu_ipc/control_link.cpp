@@ -1,5 +1,5 @@
-// How the gpu_ipc backend uses its control link: for hellos, for watches (requests that end when the peer is gone) and
-// for notifications.
+// How the gpu_ipc backend uses its control link, an inner shared memory transport: for hellos, for watches (requests
+// that end when the peer is gone) and for notifications.
 #include <utility>
 
 #include "transport/base/check.h"

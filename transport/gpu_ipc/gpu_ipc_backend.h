@@ -1,5 +1,5 @@
-// The backend of mapped GPU memory: its progress thread owns the stream, the peers' mappings and the control link.
-// Private to this folder.
+// The backend of mapped GPU memory: its progress thread owns the stream and the peers' mappings, and reads the control
+// link, which is an inner shared memory transport (control_link.cpp). Private to this folder.
 #pragma once
 
 #include <cstdint>
@@ -112,9 +112,9 @@ class GpuIpcBackend final : public InboxBackend {
   bool reap(Transfer& transfer);
   bool advance(Transfer& transfer);
   bool post_piece(Transfer& transfer);
-  /// Sends the transfer's notification after its last copy. Even an empty notification is sent, because its arrival
-  /// also shows that the peer is alive. Returns false if the control link has no room for the notification; the caller
-  /// must then call notify() again later.
+  /// Submits the transfer's notification to the control link. An empty notification is submitted too, because that
+  /// fails if the link to the peer has broken. Returns false if the control link has no room for the notification; the
+  /// caller must then call notify() again later.
   bool notify(Transfer& transfer);
   /// Returns a push without ranges for the control link. The caller submits it as a hello, a watch or a notification.
   PagedTransfer without_ranges(const Peer& peer) const;
@@ -137,7 +137,7 @@ class GpuIpcBackend final : public InboxBackend {
   std::map<TransferId, TransferPtr> transfers_[3];  // pending transfers by priority, the oldest first
   std::vector<TransferId> over_;  // ids of completed transfers, which advance_all() erases from transfers_
   std::unordered_map<TransferId, ControlRequest> control_requests_;
-  std::vector<std::shared_ptr<Mappings>> given_up_;  // kept open, because a failed device may still access them
+  std::vector<std::shared_ptr<Mappings>> given_up_;  // mappings that a failed device may still access
   std::uint64_t bytes_in_flight_ = 0;
   bool is_polling_ = false;   // if true, the device or the full control link must be polled
   bool has_backlog_ = false;  // the completion queue has no room for notifications

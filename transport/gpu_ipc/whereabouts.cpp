@@ -14,7 +14,7 @@ std::string own_namespace(const char* kind) {
 
 bool is_part_of_a_gpu(std::string_view uuid) { return uuid.starts_with("MIG-"); }
 
-/// Returns whether `a` and `b` differ and neither is empty, which means unknown.
+/// Returns whether `a` and `b` differ and both are known, that is, not empty.
 bool differ(const std::string& a, const std::string& b) { return !a.empty() && !b.empty() && a != b; }
 
 }  // namespace
