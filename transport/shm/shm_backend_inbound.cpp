@@ -75,7 +75,7 @@ void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
     if (!allowed) return refuse(allowed.error().what);
     table_.end_access(region->first, grant);
   }
-  // Opens the same file once more, read-only, so that the peer can't write through the descriptor.
+  // The same file is opened once more, read-only, so that the peer can't write through this descriptor.
   const OwnedFd reads(::open(fmt::format("/proc/self/fd/{}", region->second.fd.get()).c_str(), O_RDONLY | O_CLOEXEC));
   if (!reads)
     return refuse(fmt::format("the peer can't open the memory of its region {} read-only: {}", request->region,
@@ -107,7 +107,7 @@ bool ShmBackend::deliver_notes(Inbound& inbound) {
 void ShmBackend::close_inbound(std::uint32_t number) {
   const auto inbound = inbound_.find(number);
   if (inbound->second.ring) {
-    deliver_notes(inbound->second);  // delivers the notes that are left in the ring
+    deliver_notes(inbound->second);  // what the completion queue has no room for is lost with the ring
   } else {
     --num_pending_handshakes_;
   }

@@ -110,8 +110,9 @@ bool ShmBackend::close_slot(std::uint32_t slot) {
   bool is_quiet = false;
   post_and_wait([&] {
     control_->close(slot);
+    // A peer that has died in the middle of a copy counts as inside until its Inbound is removed, soon afterwards.
     is_quiet = std::none_of(inbound_.begin(), inbound_.end(), [slot](const auto& entry) {
-      return entry.second.ring && entry.second.ring->is_inside(slot);  // a dead peer has no Inbound, so it is ignored
+      return entry.second.ring && entry.second.ring->is_inside(slot);
     });
   });
   return is_quiet;

@@ -198,8 +198,8 @@ bool ShmLink::advance(TimeNs now) {
   if (transfer == transfers_.end()) return false;
   is_blocked_ = !advance(transfer);
   if (!is_blocked_) return true;
-  // The peer has to send a region's descriptor or to empty its ring. The peer is pinged, so that its silence is
-  // noticed.
+  // The peer has to send a region's file descriptor, or to make room in its ring. The peer is pinged, so that its
+  // silence is noticed.
   tried_at_ = now;
   if (owed_since_ == 0) send_packet(socket_.get(), Type::kPing);
   expect_answer(now);

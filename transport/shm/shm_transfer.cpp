@@ -30,7 +30,8 @@ void ShmTransfer::cut_piece(std::uint64_t bytes_max) {
   parts_.clear();
   std::uint64_t part_bytes = 0;
   while (bytes_max > 0 && has_copies()) {
-    const bool may_begin_part = !cursor_.is_inside_copy() || !has_checksums();  // a range must be hashed by one thread
+    // A range with a checksum is hashed in order, so all of its bytes that are in this piece go into one part.
+    const bool may_begin_part = !cursor_.is_inside_copy() || !has_checksums();
     if (parts_.empty() || (part_bytes >= kPartBytes && may_begin_part)) {
       parts_.push_back({slices_.size(), 0, static_cast<std::uint32_t>(cursor_.copy()), {}, {}});
       part_bytes = 0;
