@@ -147,7 +147,7 @@ void Channel::reap(TimeNs now, std::vector<Report>& reports) {
     reports.push_back({false, piece.token, std::move(piece.outcome)});
     in_flight_.pop_front();
   }
-  // The state matters only while there is work, because an idle communicator also fails, e.g. when the peer ends.
+  // The state matters only while there is work: an idle communicator may fail too, for example when the peer ends.
   if (!is_failed() && !in_flight_.empty() && communicator_->state() == Communicator::State::kFailed)
     fail({ErrorCode::kPeerLost, communicator_->why()});
 }

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kSentMax = 64;
 constexpr std::size_t kPartBytes = 48 << 10;       // longer messages are split into several notifications
 constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer messages are dropped
-constexpr TimeNs kPartialMax = 60 * kSecond;  // a message still incomplete this long after its first part is dropped
+constexpr TimeNs kPartialMax = 60 * kSecond;  // a message is dropped if it is incomplete this long after its first part
 constexpr std::size_t kStreamBytes = 8;
 // Each part begins with stream_ and one byte: 1 if more parts follow, otherwise 0.
 constexpr std::size_t kHeadBytes = kStreamBytes + 1;

@@ -23,7 +23,7 @@ class InboundLink final : public Link {
   struct Served {
     Purpose purpose{};
     MemoryAccess access;
-    Error refusal{ErrorCode::kOk, ""};  // answer to a refused push; sent after its bytes have arrived and been dropped
+    Error refusal{ErrorCode::kOk, ""};  // answer to a push, sent after its bytes have arrived or been dropped
     std::unique_ptr<Device::Checksums> checksums;
   };
 

@@ -51,7 +51,7 @@ class Link {
   bool is_lost() const { return is_lost_; }
   /// Returns true if the session is lost and no longer touches memory.
   bool is_quiet() const;
-  /// Returns whether the device works for this link, so that its progress must be polled.
+  /// Returns whether a communicator or the device works for this link, so that their progress must be polled.
   virtual bool needs_polling() const;
   /// Returns the time at which advance() must be called even if nothing happens before that time.
   TimeNs next_deadline() const;
