@@ -10,7 +10,7 @@
 namespace kvferry::tcp {
 namespace {
 
-/// Limit on the reason that is sent to an unauthenticated client, which with the header gets at most 64 bytes.
+/// Limit on the reason that is sent to an unauthenticated client. Header and reason together have at most 64 bytes.
 constexpr std::size_t kRefusalBytesMax = 64 - sizeof(MessageHeader);
 // Reason that is sent to a client whose first message is no Hello, or in place of a reason that is too long to be sent.
 constexpr std::string_view kNoHello = "no valid handshake";

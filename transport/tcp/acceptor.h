@@ -1,4 +1,4 @@
-// Accepts connections. Within a time limit a client must prove that it has the cluster key (if there is one) and send a
+// Accepts connections. Within a time limit a client must finish the TLS handshake (if this node has a key) and send a
 // valid Hello, with the secret from this node's address. Otherwise its connection is closed.
 #pragma once
 

@@ -16,7 +16,7 @@
 namespace kvferry::tcp {
 namespace {
 
-constexpr std::uint64_t kTurnBytes = 2 << 20;  // bytes that one connection moves in each direction in its turn
+constexpr std::uint64_t kTurnBytes = 2 << 20;  // a connection's turn ends after about this many bytes in each direction
 // Room in the receive buffer beyond the message that is awaited, enough for a small message. Payload that arrives in
 // this buffer must be copied once more.
 constexpr std::size_t kReadAheadBytes = 6 << 10;

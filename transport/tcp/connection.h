@@ -115,8 +115,8 @@ class Connection {
   bool is_in_the_middle() const {
     return payload_left_ > 0 || begin_ < end_ || out_left_ > 0 || !control_.empty() || has_unsent();
   }
-  /// Returns when the peer last sent something, or was last found to have acknowledged more bytes than pings have.
-  /// Queries the socket.
+  /// Returns when the peer last sent something, or when a call of this function last found at least kSignOfLifeBytes
+  /// (connection.cpp) newly acknowledged bytes. Queries the socket.
   TimeNs alive_at(TimeNs now);
   void reset_silence(TimeNs now) { alive_at_ = now; }
 
@@ -135,7 +135,7 @@ class Connection {
   const std::uint64_t id_;
   OwnedFd socket_;
   std::unique_ptr<net::TlsSession> tls_;  // null: no TLS, or clear text after the handshake
-  std::string key_name_;                  // set when tls_ is dropped
+  std::string key_name_;                  // set when tls_ is dropped after the handshake
   bool is_shaking_hands_ = false;
   MessageHandler* handler_;
   std::size_t lane_ = 0;

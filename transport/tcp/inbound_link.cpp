@@ -58,8 +58,8 @@ Result<void> InboundLink::on_head(Connection& connection, const MessageHead& hea
 
 namespace {
 
-/// Returns the lowest offset and the highest end of all entries. Returns an error if an entry is empty or ends beyond
-/// 2^64, or if the entries do not have `expected_bytes` bytes in all.
+/// Returns the lowest offset and the highest end of all entries. Returns an error if an entry is empty or does not end
+/// below 2^64, or if the entries do not have `expected_bytes` bytes in all.
 template <class EntryAt>
 Result<std::pair<std::uint64_t, std::uint64_t>> span_of(std::size_t num_entries, std::uint64_t expected_bytes,
                                                         EntryAt entry_at) {

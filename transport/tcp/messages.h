@@ -136,7 +136,7 @@ inline void append_bytes(std::string& to, const void* bytes, std::size_t num_byt
   to.append(static_cast<const char*>(bytes), num_bytes);
 }
 
-/// Appends a message without entries and payload.
+/// Appends the header and the text of a message without entries.
 inline void append_message(std::string& to, MessageHeader header, std::string_view text = {}) {
   header.text_bytes = static_cast<std::uint32_t>(text.size());
   append_bytes(to, &header, sizeof(header));
