@@ -16,7 +16,7 @@ struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
   std::string worker_address;  // address of the UCX worker, at most kWorkerAddressBytesMax bytes
-  std::string secret;          // 16 random bytes; messages with a field `secret` that lack these bytes are dropped
+  std::string secret;          // 16 random bytes; a message other than an answer is dropped if it lacks them
   KVFERRY_FIELDS(protocol_version, incarnation, worker_address, secret);
 };
 
@@ -56,8 +56,8 @@ struct Ping {
   KVFERRY_FIELDS(token, secret);
 };
 
-/// Limit of the block bytes of one BlocksMessage. It leaves room for the message's extents in a TCP segment of 256 KiB,
-/// which is the size that ucp_worker.cpp sets, so that the receiver unpacks the message without another copy.
+/// Limit of the block bytes of one BlocksMessage. It leaves room for the message's extents in a TCP segment of 256 KiB
+/// (ucp_worker.cpp sets this size for UCX before 1.14), so that the receiver unpacks the message without another copy.
 constexpr std::uint64_t kMessageBytesMax = 240 << 10;
 constexpr std::size_t kMessageExtentsMax = 512;
 

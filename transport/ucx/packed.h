@@ -44,8 +44,8 @@ Result<std::pair<Message, std::string_view>> read_packed(std::string_view packed
   return std::pair(std::move(message), packed.substr(head_bytes));
 }
 
-/// Copies what a peer requests to or from this node's memory. Returns the packed BlocksAnswer. Sets `is_served` to
-/// whether everything was copied.
+/// Copies what a peer requests to or from this node's memory. Returns the packed BlocksAnswer, followed by the bytes
+/// of a pull. Sets `is_served` to whether everything was copied.
 std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload,
                   bool& is_served);
 /// Returns the packed answer to a message that is not served.

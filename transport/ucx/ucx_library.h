@@ -50,10 +50,10 @@ struct Api {
 #undef KVFERRY_UCX_MEMBER
 };
 
-/// Loads UCX once for the whole process: the UCX that the process has loaded already, otherwise the libucp.so.0 that
-/// KVFERRY_UCX_LIBRARY names, that of the build's UCX_ROOT, that of a PyPI package such as libucx-cu13 beside this
-/// module or program, or that of the system. kUnavailable: none can be loaded, or the loaded one lacks a function; the
-/// message says what to install.
+/// Loads UCX once for the whole process. A UCX that the process has loaded already is used. Otherwise, if
+/// KVFERRY_UCX_LIBRARY is set, only the libucp.so.0 that it names is tried; if not, the libucp.so.0 of the build's
+/// UCX_ROOT, of a PyPI package such as libucx-cu13 beside this module or program, and of the system are tried in this
+/// order. kUnavailable: none can be loaded, or the loaded one lacks a function; the message says what to install.
 Result<void> load_ucx();
 
 namespace internal {

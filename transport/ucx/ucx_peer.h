@@ -31,7 +31,7 @@ class UcxPeer {
   void connect();
   /// Handles the answer to the hello.
   void on_welcome(const Welcome& welcome);
-  /// Returns whether transfers may be posted: the peer has answered the hello, and nothing has failed since.
+  /// Returns whether the peer has accepted the hello and nothing has failed since. Only then may transfers be posted.
   bool is_ready() const { return state_ == State::kReady; }
   bool is_failed() const { return state_ == State::kFailed || state_ == State::kClosed; }
   /// Returns whether the endpoint is gone, so that UCX no longer touches memory for this peer.
