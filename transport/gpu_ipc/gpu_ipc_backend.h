@@ -84,7 +84,7 @@ class GpuIpcBackend final : public InboxBackend {
     Whereabouts where;
     std::shared_ptr<Mappings> mappings;
     bool has_hello = false;    // the hello was sent
-    bool is_verified = false;  // the hello has arrived: the peer is alive and has this address
+    bool is_verified = false;  // the hello has succeeded: a live process has the peer's address
     std::string why_lost;      // reason why the peer was lost; empty: it is not lost
   };
   using PeerPtr = std::shared_ptr<Peer>;
