@@ -11,8 +11,8 @@
 namespace kvferry::shm {
 
 /// Threads that share the work of a copy with the calling thread. One thread's copy is limited by its outstanding cache
-/// misses, far below the memory's bandwidth, so several threads copy faster. After each share() the helper threads spin
-/// for a moment, since the same transfer's next share() may follow soon, and then sleep.
+/// misses, far below the memory's bandwidth, so several threads copy faster. After a share() of two or more parts the
+/// helper threads spin for a moment, since the same transfer's next share() may follow soon, and then sleep.
 class CopyThreadPool {
  public:
   /// `num_threads` includes the caller of share(); 0: chosen by the number of processors this process may use.
