@@ -18,10 +18,11 @@ namespace kvferry::nccl {
 class Communicator {
  public:
   enum class State {
-    kBusy,  // is being set up, posting its last group or being aborted; the communicator and its stream may get no work
-    kReady,   // accepts work
-    kFailed,  // has failed; only abort() may be called
-    kAborted  // is aborted and no longer touches memory
+    // The communicator is being set up, posts its last group, or is being aborted. It and its stream may get no work.
+    kBusy,
+    kReady,   // the communicator accepts work
+    kFailed,  // the communicator has failed; only abort() may be called
+    kAborted  // the communicator is aborted and no longer touches memory
   };
 
   /// Precondition: the communicator is aborted, or was never given work.

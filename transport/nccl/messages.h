@@ -55,7 +55,7 @@ struct Open {
 enum class Purpose : std::uint8_t {
   kPull,
   kPush,  // announces that the initiator sends the bytes next in the communicator
-  kHash   // requests the checksum of each extent, computed after all earlier pushes
+  kHash   // requests the checksum of each extent; sent after the pushes to these extents have been answered
 };
 
 /// Limits of one piece. They are low because cancel() and revoke() wait for pieces that have begun.

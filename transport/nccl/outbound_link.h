@@ -32,7 +32,7 @@ class OutboundLink final : public Link {
 
  private:
   enum class Wants : std::uint8_t { kPull, kPush, kHash, kNotify };  // the first three have the values of Purpose
-  /// A request that was sent to the peer or waits for its channel.
+  /// A request that was sent to the peer or, for a push, will be sent when the channel has started the piece.
   struct Request {
     Wants wants{};
     OutTransfer* transfer = nullptr;  // nullptr: the transfer has ended
