@@ -47,8 +47,8 @@ class InboundLink final : public MessageHandler {
  private:
   struct Push {
     std::uint32_t num_segments_begun = 0;  // number of segments whose header has arrived
-    std::uint32_t num_segments_in = 0;  // number of segments whose payload has arrived; the push ends with the last one
-    std::uint32_t num_segments = 0;     // number of all segments of the push; known when is_final
+    std::uint32_t num_segments_in = 0;     // number of segments whose payload has arrived; the push ends when all have
+    std::uint32_t num_segments = 0;        // number of all segments of the push; known when is_final
     // Flags of the push's last message (Flags in messages.h); false until that message has arrived.
     bool is_final = false;
     bool is_aborted = false;
