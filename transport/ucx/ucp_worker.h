@@ -31,7 +31,7 @@ class UcpWorker {
   /// Registers a handler, which is called with `arg` inside progress().
   Result<void> on_active_message(unsigned am_id, ucp_am_recv_callback_t handler, void* arg);
   /// Sends a message and keeps its bytes until UCX no longer needs them. A later failure means a broken connection,
-  /// which UCX reports to the endpoint's error handler.
+  /// which UCX reports to the endpoint's error handler, if it has one.
   ucs_status_t send(ucp_ep_h ep, unsigned am_id, std::string bytes, bool wants_answer);
   /// Returns the number of bytes of messages that UCX has not sent yet on this endpoint.
   std::uint64_t unsent_bytes(ucp_ep_h ep) const;
