@@ -173,7 +173,8 @@ void Channel::settle(TimeNs now) {
   }
   if (!is_reached && now >= settle_until_) {
     log().error(
-        "nccl: {} is treated as dead and transfers with it end, because its CUDA events have failed for {} ms: {}",
+        "nccl: {} is treated as dead and transfers with it end, because its CUDA events still fail {} ms after a "
+        "communicator was aborted: {}",
         device_.describe(), kSettleNs / kMillisecond, is_reached.error().what);
     is_quiet_ = true;
   }

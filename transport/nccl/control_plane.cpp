@@ -123,7 +123,7 @@ void ControlPlane::receive(Notification note, TimeNs now, std::vector<Incoming>&
   if (partial.stream != stream) partial = {stream, {}, now};
   partial.bytes.append(bytes);
   if (partial.bytes.size() > kMessageBytesMax) {
-    log().warn("nccl: dropped a peer's message of more than {} bytes", kMessageBytesMax);
+    log().warn("nccl: dropped a message of a peer, because it has more than the allowed {} bytes", kMessageBytesMax);
   } else if (has_more) {
     return;
   } else {

@@ -82,8 +82,7 @@ UcxTransfer::Mode UcxTransfer::choose_mode() const {
 
 bool UcxTransfer::is_over() const {
   if (num_posted_ > 0 || verifier_.is_hashing()) return false;
-  // UCX may touch the memory until a broken endpoint is closed.
-  if (peer_.is_failed()) return peer_.is_closed();
+  if (peer_.is_failed()) return peer_.is_closed();  // UCX may touch the memory until a broken endpoint is closed
   return phase_ == Phase::kDone || cancelled_at_ != 0 || (!failure_.empty() && num_unanswered_ == 0);
 }
 
@@ -218,7 +217,8 @@ void UcxTransfer::on_answer(const std::vector<LocalPiece>& pieces, const BlocksA
   if (!is_pull() || cancelled_at_ != 0 || peer_.is_failed()) return;
   std::uint64_t bytes = 0;
   for (const LocalPiece& piece : pieces) bytes += piece.bytes;
-  if (bytes != payload.size()) return peer_.fail(fmt::format("the peer sent {} bytes, not {}", payload.size(), bytes));
+  if (bytes != payload.size())
+    return peer_.fail(fmt::format("the peer sent {} bytes where {} were requested", payload.size(), bytes));
   for (const LocalPiece& piece : pieces) {
     std::memcpy(piece.local, payload.data(), piece.bytes);
     payload.remove_prefix(piece.bytes);
