@@ -83,7 +83,9 @@ void ShmLink::on_welcome(Packet packet) {
   if (!options_.use_cma) {
     cma_refusal_ = "this process does not use CMA (its path is shm)";
   } else if (pid_ == 0) {
-    cma_refusal_ = "the peer runs in another PID namespace (set hostPID, or run both processes in one container)";
+    cma_refusal_ =
+        "the peer runs in another PID namespace (start both containers with --pid=host, in Kubernetes hostPID, or run "
+        "both processes in one container)";
   } else {
     std::byte probe[8];
     const CopyRange range{0, 0, sizeof(probe)};

@@ -13,7 +13,7 @@ void OutboundLink::try_endpoint() {
     if (socket) return begin_lane(0, std::move(*socket));
     failures_ += fmt::format("; {}: {}", net::to_text(address_.endpoints[endpoint_]), socket.error().what);
   }
-  lose(fmt::format("no connection to the peer, addresses tried: {}{}", address_.endpoints.size(), failures_));
+  lose(fmt::format("no connection to the peer at any of its {} addresses{}", address_.endpoints.size(), failures_));
 }
 
 void OutboundLink::begin_lane(std::size_t index, OwnedFd socket) {

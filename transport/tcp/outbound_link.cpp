@@ -152,7 +152,7 @@ Result<void> OutboundLink::on_data(Connection& connection, const MessageHead& he
   const auto found = std::find_if(lane.requests.begin(), lane.requests.end(),
                                   [&](const Request& one) { return one.number == head.header.number; });
   if (found == lane.requests.end())
-    return protocol_error(fmt::format("the peer answered request {}, which was not made", head.header.number));
+    return protocol_error(fmt::format("the peer answered request {}, which awaits no answer", head.header.number));
   lane.current = *found;
   lane.requests.erase(found);
   lane.requested_bytes -= lane.current.segment.bytes;
