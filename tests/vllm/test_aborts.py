@@ -243,7 +243,10 @@ async def stop_under_load(pair: Pair, server: VllmServer) -> None:
         server.process.signal(signal.SIGTERM)
         status = await asyncio.to_thread(server.process.wait, STOP_S)
         assert status is not None, f"{server.name} runs {STOP_S:.0f} s after SIGTERM"
-        assert status in (0, -signal.SIGTERM, 128 + signal.SIGTERM), f"{server.name} ends with {status}"
+        # At its end vLLM 0.32's serve_http() names the process that listens at its port, and fails if that is its own
+        # engine, which has just ended.
+        is_vllms_own = status == 1 and "psutil.ZombieProcess" in server.process.log_text()
+        assert is_vllms_own or status in (0, -signal.SIGTERM, 128 + signal.SIGTERM), f"{server.name} ends with {status}"
         assert time.monotonic() - began < STOP_S
         for task in tasks:
             task.cancel()

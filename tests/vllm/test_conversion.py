@@ -67,7 +67,7 @@ def test_a_decode_server_answers_from_the_kv_of_a_bfloat16_server(to: str, kvfer
                 for node in pair.controller.nodes()}
         assert told["kv_producer"][0] == "" and told["kv_consumer"][0] == f"bfloat16 to {to}"
         assert told["kv_producer"][1] == told["kv_consumer"][1]
-        assert "reads chunks of servers with --dtype bfloat16 and converts them" in pair.decode.process.log_text()
+        assert "reads chunks that servers with --dtype bfloat16 computed" in pair.decode.process.log_text()
     finally:
         pair.stop()
 
