@@ -27,7 +27,7 @@ constexpr int kConnectMs = 1500;
 constexpr std::uint64_t kSilenceMs = 2000;       // a silence this long is reported; heartbeats come every 500 ms
 constexpr std::uint64_t kRefusalMs = 3'600'000;  // a refusal that is older than this is reported as a hint
 constexpr double kClockSeconds = 1;              // clocks that differ by more are reported
-constexpr double kTicketSeconds = 600;           // if clocks differ by more, nodes refuse each other's tickets
+constexpr double kTicketSeconds = 600;           // tickets are refused if the signer's clock is behind by more
 
 std::string name_of(const NodeStatus& node) { return fmt::format("node {}", node.engine_id.value); }
 

@@ -89,8 +89,8 @@ bool is_refused_key(const std::string& answer) {
   constexpr std::size_t kVersion = 1, kVersionBytes = 2;
   std::string alert = answer;
   if (alert.size() > kVersion + kVersionBytes) alert.erase(kVersion, kVersionBytes);
-  // Head of a TLS record with an alert of two bytes, without the version, and the alert's first byte, which says that
-  // it is fatal.
+  // The head of a TLS record that contains an alert of two bytes, with the version left out; then the alert's first
+  // byte, which says that the alert is fatal.
   const std::string fatal("\x15\0\2\2", 4);
   return alert == fatal + kDecryptError || alert == fatal + kIllegalParameter;
 }

@@ -11,7 +11,8 @@ namespace kvferry::cli {
 
 using NodeNames = std::map<std::string, std::string, std::less<>>;  // names of nodes by endpoint
 
-/// Returns the engine id, or its first 8 characters if it has 20 or more, as the UUIDs that vLLM makes do.
+/// Returns the engine id, or only its first 8 characters if it has 20 characters or more, like the UUIDs that vLLM
+/// generates.
 std::string short_name(const std::string& engine_id);
 std::string kind_name(LifeKind kind);
 /// Returns the event's cause, with the other node's name and the event's note in parentheses if the event has them:

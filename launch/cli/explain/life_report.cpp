@@ -12,12 +12,13 @@ namespace {
 
 constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // limit on ages, which other nodes send: sums must not overflow
 constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // allowed overlap of lives on two nodes: times are inexact
-constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // a larger difference between hosts' clocks is reported
+constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // limit on the difference of clocks; see clock_sentences()
 constexpr std::string_view kBetween = "on the way to the next node (router, network)";
 
 double ms(TimeNs time) { return static_cast<double>(time) / kMillisecond; }
 
-/// Returns what the request does after the event; an empty text if that is the same as before the event.
+/// Returns what the request does after the event; an empty text if that is the same as before the event, or if the
+/// request has finished.
 std::string_view phase_after(const LifeEvent& event, std::string_view phase) {
   constexpr std::string_view kLoading = "loading KV into blocks";
   switch (event.what()) {
@@ -117,8 +118,9 @@ std::vector<std::string> missing_nodes(const std::vector<NodeAnswer>& answers) {
   return missing;
 }
 
-/// Returns a sentence for each node whose host's clock differs from this host's by kClocksDiffer or more and, if
-/// several nodes have lives, one about the error of times when they are compared with those of another node.
+/// Returns a sentence for each node that has lives and whose host's clock differs from this host's by at least
+/// kClocksDiffer plus NodeAnswer::error. If several nodes have lives, also returns a sentence about the error of times
+/// that are compared with those of another node.
 std::vector<std::string> clock_sentences(const std::vector<NodeAnswer>& answers) {
   std::vector<std::string> sentences;
   std::set<std::string, std::less<>> nodes;

@@ -46,7 +46,7 @@ struct LifeReport {
   NodeNames names;
   std::vector<NodeLife> lives;  // the lives on all nodes, in the order in which they began
   /// What the time from the beginning of the first life to the end of the last one was spent on, in order; empty if
-  /// lives overlap, as those of a request with several answers (n > 1) do.
+  /// lives overlap, for example those of a request with several answers (n > 1).
   std::vector<LifePart> parts;
   TimeNs duration = 0;
   std::vector<Recomputation> recomputed;
