@@ -46,8 +46,8 @@ Bench add_transfer(CLI::App& bench_app) {
        "Model whose block size and count to use: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3");
   text(command, "--dtype", flags->dtype, "Data type of the model's KV cache (with --model): bf16, fp8");
   text(command, "--tokens", flags->tokens, "Prompt length in tokens (with --model)");
-  text(command, "--tp", flags->tp, "Tensor parallel ranks that share the model's KV heads (with --model)");
-  text(command, "--repeat", flags->repeat, "Repetitions of each measurement, after one warm-up");
+  text(command, "--tp", flags->tp, "Number of tensor parallel ranks that share the model's KV heads (with --model)");
+  text(command, "--repeat", flags->repeat, "Number of repetitions of each measurement, after one warm-up");
   text(command, "--json", flags->json_file, "File to which all rows are written as JSON");
   text(command, "--plot", flags->plot_file, "File to which a plot is written (.png); installs matplotlib on demand");
   text(command, "--listen", flags->listen,

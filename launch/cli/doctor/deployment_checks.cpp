@@ -188,8 +188,8 @@ Findings check_clocks(const Status& status, std::int64_t asked, std::int64_t ans
     found.push_back({.what = fmt::format("the clock of {} is {:.1f} s {} that of {}", whose, seconds,
                                          ahead_ms > 0 ? "ahead of" : "behind", others),
                      .advice =
-                         "synchronise the clocks of all hosts (chrony, systemd-timesyncd); if clocks differ by more "
-                         "than ten minutes, nodes refuse hand-offs from each other",
+                         "synchronise the clocks of all hosts (chrony, systemd-timesyncd); a node refuses hand-offs "
+                         "from nodes whose clocks are more than ten minutes behind its own",
                      .is_hint = seconds <= kTicketSeconds});
   };
   if (status.wall_ms > 0)  // a controller of an older release does not send its clock
