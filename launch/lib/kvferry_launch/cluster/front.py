@@ -48,7 +48,7 @@ class Announcer:
             for url in several:
                 if url not in self._sockets:
                     self._sockets[url] = self._context.socket(self._dealer)
-                    self._sockets[url].linger = 0  # close() must not wait until a router that has ended takes messages
+                    self._sockets[url].linger = 0  # close() must not wait for a router that has ended
                     self._sockets[url].connect(f"tcp://{self._address}")
                 place = url.removeprefix("http://")
                 with contextlib.suppress(Exception):  # if the socket's queue is full, this announcement is lost

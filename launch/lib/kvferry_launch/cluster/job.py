@@ -32,8 +32,8 @@ def run_mpi(spec: Spec, token: str) -> int:
 
 
 def follow(spec: Spec, command: list[str]) -> int:
-    """Runs the job's command, prints its output and returns its exit status; for a Slurm job that a signal to this
-    process ended, returns 0. A guard process ends the command if this process is killed.
+    """Runs the job's command, prints its output and returns its exit status. For a Slurm job, returns 0 if a signal to
+    this process came before the command ended. A guard process ends the command if this process is killed.
     """
     interrupts = noted_signals(*DEATH_SIGNALS)
     guard = [*OWN_TOOLS.guard(), "--grace", str(STOP_GRACE_S), "--"]

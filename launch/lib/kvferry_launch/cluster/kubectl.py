@@ -44,8 +44,8 @@ def dry_run(spec: Spec) -> list[str]:
 
 
 def up(spec: Spec, as_json: bool) -> int:
-    """Makes the pods' keys, applies the manifests and shows the pods, until SIGINT or SIGTERM; then deletes the objects
-    of the manifests. If this process is killed, the objects stay until `down` deletes them.
+    """Makes the pods' keys, applies the manifests and shows the pods, until SIGINT, SIGTERM or an error; then deletes
+    the objects of the manifests. If this process is killed, the objects stay until `down` deletes them.
     """
     ends = noted_signals(signal.SIGINT, signal.SIGTERM)
     view = status_lines.StatusView(as_json)

@@ -21,7 +21,7 @@ class Leaving:
     """The removal of one node. step() must be called repeatedly until the state of `member` is STOPPED.
 
     `drain`: the command that drains the node, and ends when the node may be stopped. If the command fails, `tell`
-    prints a line, and the node is removed anyway.
+    prints a line, and the node is removed anyway. A node without a URL is not drained, because it serves no requests.
     """
 
     def __init__(self, member: Member, drain: list[str], env: dict[str, str], log: Path,

@@ -177,7 +177,8 @@ class Member:
         served = self._ready_at > 0.0
         self._ready_at = 0.0
         if not served:
-            # The next start chooses a new port, because another process may have taken the old one.
+            # Another process may have taken the old port, so the next start gets the port in the deployment's file
+            # again (0: any free port).
             self.url = self.address = ""
         if self.is_revoked or self.restarts >= self.restarts_max:
             self.become(FAILED, REVOKED if self.is_revoked else why)

@@ -43,8 +43,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Found:
-    """The controller's addresses. They are known only once the controller runs; before that, placeholders stand for
-    unknown parts, as in the defaults.
+    """The controller's addresses. They are empty until the controller has reported them. In a dry run, as in the
+    defaults, placeholders stand for unknown parts.
     """
 
     controller: str = "tcp://CONTROLLER_HOST:PORT"
@@ -71,7 +71,7 @@ class Tools:
         return [self.python, "-m", "kvferry_launch.node.guard"]
 
     def state(self) -> Path:
-        """Returns the folder for files that stay when a run ends. Without a checkout, its path starts at the home
+        """Returns the folder for files that stay when a run ends. Without a checkout, its path is relative to the home
         folder.
         """
         return Path(self.path) / "build" if self.path else Path(".local/state/kvferry")

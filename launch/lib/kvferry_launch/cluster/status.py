@@ -29,7 +29,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 class StatusView:
     """The output of `up` and `scale`. show() may be called as often as the caller likes, because it redraws the table
-    at most every REDRAW_EVERY_S, or prints only changes. say() prints a line above the table.
+    at most every REDRAW_EVERY_S, unless `at_once` is True, or prints only changes. say() prints a line above the table.
     """
 
     def __init__(self, as_json: bool, stream: TextIO | None = None, live: bool = True) -> None:
