@@ -160,7 +160,7 @@ def write_whole(file: Path, text: str) -> None:
 
 def copy_from(file: Path, offset: int) -> int:
     """Copies the part of the file after its first `offset` bytes to stdout. Returns the offset of this part's end.
-    Copies nothing, and returns `offset`, if the file does not exist.
+    Copies nothing, and returns `offset`, if the file can't be read.
     """
     with contextlib.suppress(OSError), file.open("rb") as text:
         text.seek(offset)

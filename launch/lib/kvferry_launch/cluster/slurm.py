@@ -23,7 +23,7 @@ STOP_BEFORE_LIMIT_S = 60
 
 
 def sbatch_script(spec: Spec) -> str:
-    """Returns the sbatch file of a job that runs `up`. scancel, the time limit and `launch/cluster down` end the job."""
+    """Returns the sbatch file of a job that runs `up`. scancel, the time limit and `launch/cluster down` end it."""
     raw = spec.raw["slurm"]
     replicas = sum(role.replicas for role in spec.roles.values())
     lines = [f"--job-name=kvferry-{spec.name}", f"--nodes={raw['nodes'] or max(1, replicas)}",

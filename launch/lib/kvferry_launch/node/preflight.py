@@ -109,9 +109,9 @@ def kvferry_binary(python: str = "python3") -> str | None:
 def why_not_join(binary: str | None, settings: Mapping[str, Any], env: Mapping[str, str], model: str,
                  engine_id: str | None, endpoint: str) -> str:
     """Finds out from the controller at `endpoint`, with the command `binary`, whether this server could join its
-    namespace. Returns why it could not, in one sentence; or "" if it could, or if that can't be found out. `settings`:
-    the result of check_settings(). `env`: the server's whole environment. `model`: the server's model; "" if it is not
-    known.
+    namespace. Returns, in one sentence, why it could not, or why the controller's status can't be queried; "" if
+    nothing is known against it. `settings`: the result of check_settings(). `env`: the server's whole environment.
+    `model`: the server's model; "" if it is not known.
     """
     if binary is None or not settings:
         return ""

@@ -171,7 +171,7 @@ def controllers(arguments: argparse.Namespace) -> list[Endpoint]:
 
 
 def serves_url(arguments: argparse.Namespace) -> str:
-    """Returns the URL by which routers on other hosts reach the HTTP server. Errors: NodeError."""
+    """Returns the URL by which routers reach the HTTP server. Errors: NodeError."""
     host = arguments.advertise_host
     if host is None:
         host = own_address(controllers(arguments)) if serving.is_any(arguments.host) else arguments.host
@@ -205,9 +205,9 @@ def local_host(host: str) -> str:
 
 
 def probe(python: str) -> dict[str, Any]:
-    """Returns the versions of vLLM ("vllm") and of its CPU build ("cpu") in the interpreter `python`, or None for one
-    that is missing, and whether the interpreter has kvferry. Errors: NodeError if the interpreter can't be run, if vLLM
-    is missing, or if kvferry is neither in the interpreter nor built.
+    """Returns what the interpreter `python` has: "vllm", the version of vLLM; "cpu", that of vLLM's CPU build, or None
+    if this build is missing; "kvferry", whether kvferry is there. Errors: NodeError if the interpreter can't be run, if
+    vLLM is missing, or if kvferry is neither in the interpreter nor built.
     """
     try:
         asked = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
