@@ -95,13 +95,13 @@ class HttpClient:
 
         `total_s`: limit on the time of the whole exchange; if it is None, only the time between two bytes is limited.
 
-        If the request was sent over an idle connection that ends before a byte of the answer, it is sent once more over
-        a new connection, because the server had most likely closed the idle one before the request arrived. A server
-        that did get the first request drops it, because its connection has ended, and the second request does no harm:
-        requests for tokens, models, health, nodes and pairs change nothing. A second prefill makes a new hand-off, and
-        the first hand-off expires. A second request to a decode server may name a hand-off that the first one has used
-        up; then the prompt's KV is loaded from another copy, or computed again. The second request gets another request
-        id, because vLLM must not see an id twice.
+        If the request was sent over an idle connection that ends within RESEND_WITHIN_S and before a byte of the
+        answer, the request is sent once more over a new connection, because the server had most likely closed the idle
+        one before the request arrived. A server that did get the first request drops it, because the connection has
+        ended, and the second request does no harm: requests for tokens, models, health, nodes and pairs change nothing.
+        A second prefill makes a new hand-off, and the first hand-off expires. A second request to a decode server may
+        name a hand-off that the first one has used up; then the prompt's KV is loaded from another copy, or computed
+        again. The second request gets another request id, because vLLM must not see an id twice.
         """
         server = self._servers.get(url) or _Server(url)
         self._servers[url] = server

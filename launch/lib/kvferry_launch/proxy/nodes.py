@@ -49,7 +49,7 @@ class Node:
     endpoint: str
     role: str
     draining: bool = False
-    ready: bool = False  # True if /health has answered since the last failure; nodes register before they listen
+    ready: bool = False  # True if /health has answered 200 since the last failure; nodes register before they listen
     in_flight: int = 0
     listed_at: float = 0.0  # time at which the proxy sent the request for the last list that has this node
     missed_at: float | None = None  # time of the controller's first list without this node; None: the list has it
@@ -221,7 +221,7 @@ class Nodes:
         return found
 
     async def choose(self, tokens: list[int] | None, exclude: set[str], extras: dict[str, str]) -> Choice:
-        """Returns the pair that the controller names or, if the controller names none, the next pair in turn. Without a
+        """Returns the servers that the controller names or, if it names none, the next pair in turn. Without a
         prefill server, returns the decode server with the fewest requests. Errors: NoPairError.
         """
         decodes = await self._wait_usable("decode", exclude)

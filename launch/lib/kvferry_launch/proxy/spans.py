@@ -1,6 +1,6 @@
 """OpenTelemetry spans of requests, exported over OTLP/HTTP. This module is imported only if an endpoint is configured.
 
-A stage (see RequestLog) has a span. The spans of stages that wait for the decode server are children of the span
+Each stage (see RequestLog) has a span. The spans of stages that wait for the decode server are children of the span
 `decode`; this span and those of all other stages are children of the request's span.
 """
 
