@@ -34,8 +34,8 @@ def ensure_toy_model(name: str = "toy") -> Path:
 
 
 def ensure(*, vllm: bool, tests: bool = False, build: bool = True, only: Sequence[str] = ()) -> None:
-    """Runs every step whose result is missing. Waits while another process runs set-up in the same checkout. `only`:
-    the CMake targets to build; empty: see ensure_build().
+    """Runs every step whose result is missing or out of date. Waits while another process runs set-up in the same
+    checkout. `only`: the CMake targets to build; empty: see ensure_build().
 
     Errors: SetupError. After Ctrl-C, the next call repeats the step that was interrupted.
     """

@@ -17,7 +17,9 @@ NO_GPU_BUILDS = ("torch", "torchaudio", "torchvision", "torchcodec")
 
 
 def ensure_venv(least: tuple[int, int]) -> None:
-    """Makes .venv with Python `least` or later, and installs launch/requirements.txt into it. Errors: SetupError."""
+    """Makes .venv with Python `least` or later, unless it is there, and installs launch/requirements.txt into it.
+    Errors: SetupError.
+    """
     python = os.environ.get("PYTHON", "python3")
     if not VENV_PYTHON.exists():
         _check_python(python, least)

@@ -55,7 +55,7 @@ def make_wheel(python: Path, output: Path, settings: list[str]) -> Path:
 
 
 def add_licences(wheel: Path, *, has_cuda: bool) -> None:
-    """Adds the licences of the Debian packages whose libraries the wheel's binaries link, of the headers that are
+    """Adds the licences of the Debian packages whose libraries auditwheel puts into the wheel, of the headers that are
     compiled into the binaries, of nanobind and, if `has_cuda`, of CUDA's runtime.
     """
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel, "a") as archive:
