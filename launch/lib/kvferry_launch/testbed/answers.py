@@ -74,7 +74,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first position at which two generations differ. `margin`: the reference's margin at that position."""
+    """The first position at which two generations differ. `margin`: the reference's margin at that position; infinite
+    if one of the two generations ends there.
+    """
 
     position: int
     expected: int | None

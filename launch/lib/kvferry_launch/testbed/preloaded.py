@@ -131,7 +131,7 @@ def _serve(requests: socket.socket) -> None:
             requests.close()
             _run(request["arguments"], request["env"], request["log"])
         requests.send(str(answer).encode())
-    tracker._stop()  # type: ignore[attr-defined]  # waits until the tracker has removed all
+    tracker._stop()  # type: ignore[attr-defined]  # waits for the tracker to remove the rest
 
 
 def _fork_engines() -> None:

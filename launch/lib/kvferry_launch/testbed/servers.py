@@ -28,8 +28,8 @@ class VllmServer:
     """A vLLM server of the CPU build on this host, bound to `cores` ("0", "0-3", ...).
 
     The server takes and returns token ids (--enable-scale-out). It returns processed logprobs, which show whether
-    another token than the expected one may come from rounding. start() returns at once; wait_ready() waits until
-    /health answers.
+    another token than the expected one may come from rounding. start() does not wait until the server is ready;
+    wait_ready() waits until /health answers.
     """
 
     name: str
