@@ -12,8 +12,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("requests", "Requests by path and status that the client got", "path", "status")
-        self.retries = self._counter("retries", "Requests sent to another pair of servers, by the kind of server that "
-                                     "failed", "role")
+        self.retries = self._counter("retries", "Tries of requests that ended because a server failed, by the kind of "
+                                     "that server", "role")
         self.resent = self._counter("resent", "Requests sent to a server again, because the idle connection that was "
                                     "used had ended")
         self.cancelled = self._counter("cancelled", "Requests whose client closed the connection")
@@ -28,7 +28,8 @@ class Metrics:
         self.stripped_params = self._counter("stripped_params",
                                              "Requests from which a client's own KV transfer parameters were removed")
         self.unpaired = self._counter("unpaired", "Requests refused because there was no pair of servers")
-        self.controller_errors = self._counter("controller_errors", "Requests to the controller that got no answer")
+        self.controller_errors = self._counter("controller_errors",
+                                               "Requests to the controller that got no answer, or no list of servers")
         self.in_flight = Gauge("kvferry_proxy_in_flight", "Requests under way", registry=self.registry)
         self.nodes = Gauge("kvferry_proxy_nodes", "Servers by role and state", ["role", "state"],
                            registry=self.registry)
