@@ -249,7 +249,7 @@ def test_a_caller_that_reads_slowly_stops_the_server_and_ends_no_answer(monkeypa
 @pytest.mark.parametrize("url", ["", "tcp://h:1", "http://", "http://[", "http://h:x", "http://u:p@h", "http://h/a b"])
 def test_a_url_that_can_not_be_used_is_named(url: str) -> None:
     async def test(both: Both) -> None:
-        with pytest.raises(ConnectionError, match=r"the server's URL is '.*', not http://HOST:PORT"):
+        with pytest.raises(ConnectionError, match=r"the server's URL is '.*', not http\[s\]://HOST:PORT"):
             await both.client.ask("GET", url, "/x", {})
 
     run([], test)

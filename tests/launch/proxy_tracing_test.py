@@ -264,10 +264,11 @@ def test_spans_can_be_forbidden_or_not_sampled(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_an_address_that_can_not_be_used_or_a_missing_package_ends_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match=r"^proxy: --otlp-endpoint is 'collector:4318', not http://HOST:PORT$"):
+    with pytest.raises(SystemExit, match=r"^proxy: --otlp-endpoint is 'collector:4318', not http\[s\]://HOST:PORT$"):
         main.spans_to("collector:4318", "default")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost")
-    with pytest.raises(SystemExit, match=r"^proxy: OTEL_EXPORTER_OTLP_ENDPOINT is 'localhost', not http://HOST:PORT$"):
+    with pytest.raises(SystemExit, match=r"^proxy: OTEL_EXPORTER_OTLP_ENDPOINT is 'localhost', not "
+                                         r"http\[s\]://HOST:PORT$"):
         main.spans_to("", "default")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     monkeypatch.delitem(sys.modules, "kvferry_launch.proxy.spans", raising=False)

@@ -62,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = commands.add_parser(name, description=about, **shown)
         made.set_defaults(run=run)
         if file:
-            made.add_argument("file", type=Path, metavar="FILE", help="the deployment's YAML")
+            made.add_argument("file", type=Path, metavar="FILE", help="the deployment's YAML file")
             made.add_argument("--on", choices=BACKENDS,
                               help="where to run the deployment, instead of the value of 'on' in the file")
         return made

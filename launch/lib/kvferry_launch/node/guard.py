@@ -200,7 +200,8 @@ def main() -> None:
     parser.add_argument("--silence", type=float, default=0.0,
                         help="seconds without a line on stdin that end the command (default: 0, no limit)")
     parser.add_argument("--stdin", action="store_true",
-                        help="pass lines of stdin on to the command, except for lines with only a dot")
+                        help="pass lines of stdin on to the command, except for lines with only a dot and, with "
+                        "--key-file, those with keys and lists of members")
     parser.add_argument("--key-file", type=Path,
                         help="write the key that comes on stdin to this file, and the list of members beside it")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command and its arguments, after --")

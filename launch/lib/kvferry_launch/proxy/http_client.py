@@ -29,7 +29,7 @@ class _Server:
         except ValueError:
             self._host = ""
         if not self._host or parts.username is not None or not _URL.fullmatch(url):
-            raise ConnectionError(f"the server's URL is {url[:200]!a}, not http://HOST:PORT")
+            raise ConnectionError(f"the server's URL is {url[:200]!a}, not http[s]://HOST:PORT")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = port or (443 if self._tls else 80)
         self.netloc, self.path = parts.netloc, parts.path.rstrip("/")

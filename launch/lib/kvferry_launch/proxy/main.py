@@ -57,8 +57,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         "server fetches KV after the prefill server has answered")
     parser.add_argument("--prepare-from", type=int, default=0, metavar="TOKENS",
                         help="shortest prompt whose KV the decode server loads while it is pushed: the answer goes on "
-                        "sooner, but a core of the decode server is busy while the prompt is computed (default: 0, no "
-                        "prompt)")
+                        "sooner, but a core of the decode server is busy while the prompt is computed; 0: no prompt")
     parser.add_argument("--cluster-key-file", metavar="FILE", default=os.environ.get("KVFERRY_CLUSTER_KEY_FILE", ""),
                         help="file with the deployment's key, which signs the decode server's address for the prefill "
                         "server and makes the token for the controller's HTTP API (default: the variable "
@@ -82,7 +81,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                         help="time for running requests after SIGTERM or SIGINT; a second signal ends them")
     parsed = parser.parse_args(arguments)
     if not is_http(parsed.controller):
-        parser.error(f"--controller is '{parsed.controller}', not http://HOST:PORT")
+        parser.error(f"--controller is '{parsed.controller}', not http[s]://HOST:PORT")
     if not re.fullmatch(r"[A-Za-z0-9_-]{0,100}", parsed.tenant_header):
         parser.error(f"--tenant-header is '{parsed.tenant_header[:200]}', not the name of an HTTP header: up to 100 "
                      "letters, digits, '-' and '_'")
@@ -140,7 +139,7 @@ def spans_to(endpoint: str, name_space: str) -> "Spans | None":
     if not url or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     if not is_http(url):
-        sys.exit(f"proxy: {source} is '{url[:200]}', not http://HOST:PORT")
+        sys.exit(f"proxy: {source} is '{url[:200]}', not http[s]://HOST:PORT")
     try:
         from kvferry_launch.proxy.spans import Spans
     except ModuleNotFoundError as error:
