@@ -327,7 +327,7 @@ def test_paths_in_order_have_no_finding_and_are_shown(host: Path, host_of_d: str
 HERE = socket.gethostname()
 LOST = "the connection to the holder broke during the transfer: refused"
 SLOW = ("d pulls from p over ucx slowly: the fastest of the last large pulls had 3.00 GB/s, 30 % of the path's limit "
-        "(10.00)")
+        "(10.00 GB/s)")
 # For each fault: the host of d (that of p is "one"), the paths and failures that p and d report, which name the other
 # node by its letter, and the finding.
 BROKEN_PATHS: dict[str, tuple[str, tuple[list[Any], list[Any]], tuple[list[Any], list[Any]], tuple[str, str, str]]] = {

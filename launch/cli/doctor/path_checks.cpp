@@ -75,7 +75,7 @@ Findings check_speeds(const Status& status, const Host&) {
     if (share == 0 || share >= kShareMin || is_within_host) continue;
     found.push_back(
         {.what = fmt::format("{} over {} slowly: the fastest of the last large pulls had {:.2f} GB/s, {:.0f} % of the "
-                             "path's limit ({:.2f})",
+                             "path's limit ({:.2f} GB/s)",
                              pair.text(), printable(pair.path.path), pair.path.best_gb_per_s, share * 100,
                              pair.path.limit_gb_per_s),
          .advice = "see what else uses the link, the memory or the cores of both hosts at the same time, and whether "

@@ -58,7 +58,7 @@ std::string load_text(const LifeEvent& event, const NodeNames& names) {
   std::string text =
       fmt::format("loaded {} of {} tokens into blocks: {}", event.loaded, event.expected, size_text(event));
   if (event.why() != Cause::kNone)
-    text += fmt::format("; {} are computed again: {}", recomputed_tokens(event), cause_text(event, names));
+    text += fmt::format("; {} tokens are computed again: {}", recomputed_tokens(event), cause_text(event, names));
   return text;
 }
 
