@@ -24,7 +24,7 @@ using net::first_line;
 using Findings = std::vector<Finding>;  // findings without the check's name, which examine_host() adds
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-// /dev/shm must be larger, and have more bytes free, than a container's default size, which is too small for vLLM.
+// Both the size of /dev/shm and its free bytes must exceed the size that containers have by default: vLLM needs more.
 constexpr std::uint64_t kSharedMemoryMin = 64 * kMiB;
 constexpr std::uint64_t kDescriptorsMin = 4096;
 

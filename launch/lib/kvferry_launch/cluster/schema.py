@@ -16,8 +16,8 @@ REPLICAS_MAX = 1024
 
 
 class SpecError(Exception):
-    """An error of launch/cluster, in one sentence. For a mistake in the deployment's file, the sentence names the key,
-    its value and the allowed values.
+    """An error of launch/cluster, in one sentence. If the schema refuses a value in the deployment's file, the sentence
+    names the key, the value and what is allowed.
     """
 
 

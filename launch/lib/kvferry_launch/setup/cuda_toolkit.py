@@ -16,8 +16,8 @@ ARCHITECTURES = "80-real;90-real;100"  # the default of kernels/cuda/find_nvcc.c
 
 
 def ensure_toolkit() -> None:
-    """Installs nvcc, NCCL and a UCX with CUDA, unless they are installed. CMake prefers an nvcc that CUDACXX or PATH
-    has. Errors: SetupError.
+    """Installs nvcc, NCCL and a UCX with CUDA, unless what launch/requirements-cuda.txt lists is installed. CMake
+    prefers an nvcc that CUDACXX names, or that is on PATH or in /usr/local/cuda. Errors: SetupError.
     """
     TOOLKIT.mkdir(parents=True, exist_ok=True)
     with stamped(TOOLKIT / ".kvferry", REQUIREMENTS) as stale:

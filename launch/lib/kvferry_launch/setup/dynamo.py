@@ -11,8 +11,8 @@ REQUIREMENTS = LAUNCH / "requirements-dynamo.txt"
 
 
 def ensure_dynamo() -> Path:
-    """Installs the indexer if it is missing. Returns the folder that a program must add to sys.path to import it.
-    Errors: SetupError.
+    """Installs the indexer, unless what launch/requirements-dynamo.txt lists is installed. Returns the folder that a
+    program must add to sys.path to import the indexer. Errors: SetupError.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     LOGS.mkdir(exist_ok=True)
