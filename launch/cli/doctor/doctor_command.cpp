@@ -156,7 +156,7 @@ Run add_doctor_command(CLI::App& app) {
       "without a cluster key, and for each key file that others can read. Root sees all users' processes");
   command->add_option("--pid", flags->pids, "With --security: the only processes to examine")
       ->check(number_between(1, std::numeric_limits<int>::max()));
-  command->add_option("--root", flags->root, "Folder that contains the proc, sys and dev of the host to examine");
+  command->add_option("--root", flags->root, "Folder that contains the proc, sys, dev and etc of the host to examine");
   return [flags] { return run(*flags); };
 }
 
