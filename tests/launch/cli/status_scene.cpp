@@ -84,8 +84,9 @@ class SimulatedNode {
                             std::uint64_t{random_()} << 8, random_() % 3, up_to(3), 1 + up_to(20), 22});
     }
     for (std::uint64_t i = 1; i <= 2; ++i) {
-      made.failures.push_back({"the transfer did not end in time: the holder is slow or frozen",
-                               endpoint_of((number_ + 1) % num_nodes_), i * 1000 * (random_() % 300)});
+      made.failures.push_back(
+          {"the transfer did not end in time: the other node may be slow or frozen, or the network slow",
+           endpoint_of((number_ + 1) % num_nodes_), i * 1000 * (random_() % 300)});
     }
     for (int i = 0; i < 8; ++i) made.prefixes.push_back({fmt::format("{:08x}", 0x1badcafe + 77777 * i), up_to(90)});
     return made;
