@@ -20,12 +20,12 @@ namespace {
 constexpr std::size_t kAnswerBytes = 64;
 constexpr char kIllegalParameter = 47, kDecryptError = 51;  // numbers of two TLS alerts
 
-/// Connects to the listener. Each read of the socket ends after a second at the latest. Returns an empty OwnedFd if the
-/// listener accepts no connection.
+/// Connects to the listener within a second; each read of the socket ends after a second at the latest. Returns an
+/// empty OwnedFd if the listener accepts no connection.
 OwnedFd connected(net::HostPort address) {
   if (address.host == "0.0.0.0") address.host = "127.0.0.1";
   if (address.host == "::") address.host = "::1";
-  Result<OwnedFd> socket = net::connect_tcp(address);
+  Result<OwnedFd> socket = net::connect_tcp(address, 1000);
   if (!socket) return {};
   constexpr timeval kPatience{1, 0};
   ::setsockopt(socket->get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof(kPatience));

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 
 #include <cerrno>
 #include <cstring>
@@ -103,14 +104,16 @@ std::string connect_error(int fd) {
   return code == 0 ? "" : std::strerror(code);
 }
 
-Result<OwnedFd> connect_tcp(const HostPort& address) {
+Result<OwnedFd> connect_tcp(const HostPort& address, int timeout_ms) {
   const Resolved resolved = KVFERRY_TRY(resolve(address, 0));
   std::string why;
   for (const addrinfo* info = resolved.get(); info != nullptr; info = info->ai_next) {
     OwnedFd socket(::socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (socket) set_tcp_options(socket.get());
+    const timeval limit{timeout_ms / 1000, timeout_ms % 1000 * 1000};
+    if (socket) ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
     if (socket && ::connect(socket.get(), info->ai_addr, info->ai_addrlen) == 0) return socket;
-    why = std::strerror(errno);
+    why = std::strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
   }
   return Error{ErrorCode::kUnavailable, fmt::format("cannot connect to {}: {}", to_text(address), why)};
 }

@@ -32,8 +32,9 @@ Result<OwnedFd> begin_connect_tcp(const HostPort& address);
 std::string connect_error(int fd);
 
 /// Resolves `address.host`, tries its addresses in turn, and returns a connected blocking socket. kInvalidArgument: the
-/// host cannot be resolved. kUnavailable: no address can be connected to.
-Result<OwnedFd> connect_tcp(const HostPort& address);
+/// host cannot be resolved. kUnavailable: no address can be connected to. `timeout_ms`: limit on the time for each
+/// address, and later for each send; 0: the system's limit, which may be minutes.
+Result<OwnedFd> connect_tcp(const HostPort& address, int timeout_ms = 0);
 
 // Keepalive sends its first probe after 10 s without traffic, then one every 5 s. After 3 unanswered probes, about 25 s
 // in all, a connection to a dead host ends.

@@ -7,8 +7,10 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "transport/base/net/tcp_socket.h"
 #include "transport/make_transport.h"
@@ -70,6 +72,16 @@ TEST(KeyProbes, AWorkersTcpPortWithAKeyDemandsIt) {
 TEST(KeyProbes, AWorkersTcpPortWithoutAKeyDemandsNone) {
   const auto port = data_port(std::nullopt, net::Encrypt::kBetweenHosts);
   EXPECT_FALSE(asks_for_key(address_of(*port)));
+}
+
+TEST(KeyProbes, AListenerThatTakesNoConnectionsIsGivenUpSoon) {
+  const net::TcpListener listener = net::listen_tcp("127.0.0.1", 0).value();
+  ASSERT_EQ(::listen(listener.socket.get(), 0), 0);
+  std::vector<OwnedFd> waiting;  // nobody accepts them, so the kernel ignores further attempts for minutes
+  for (int i = 0; i < 4; ++i) waiting.push_back(net::begin_connect_tcp(listener.address).value());
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_FALSE(asks_for_key(listener.address));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
 }
 
 TEST(KeyProbes, NoOtherAnswerIsTakenForTheDemandOfAKey) {
