@@ -66,7 +66,17 @@ def test_path_shm_leaves_out_memory_that_it_cannot_map(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     done = bench(*TINY, "--path", "shm", "--json", str(file))
     assert done.returncode == 0, done.stderr
-    assert {row["memory"] for row in json.loads(file.read_text())["rows"]} == {"kvferry"}
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["memory"] for row in rows} == {"kvferry"}
+    assert {row["setting"] for row in rows if row["engine"] == "kvferry"} == {"default", "1 thread", "granted"}
+
+
+def test_path_tcp_is_measured_with_keys_too(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    done = bench(*TINY, "--path", "tcp", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    settings = {row["setting"] for row in json.loads(file.read_text())["rows"] if row["engine"] == "kvferry"}
+    assert settings == {"default", "with key", "member, granted", "encrypted"}
 
 
 def test_a_damaged_byte_shows_as_not_verified(tmp_path: Path) -> None:

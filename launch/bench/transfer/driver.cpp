@@ -24,8 +24,10 @@ std::vector<Contender> contenders(const std::string& path, const std::vector<std
   if (is_same_host && path != "tcp" && path != "ucx") all.push_back({.engine = "kvferry", .setting = "1 thread"});
   if (path == "tcp") {
     all.push_back({.engine = "kvferry", .setting = "with key"});
+    all.push_back({.engine = "kvferry", .setting = "member, granted"});
     all.push_back({.engine = "kvferry", .setting = "encrypted"});
   }
+  if (path == "shm") all.push_back({.engine = "kvferry", .setting = "granted"});
   if (is_same_host && path != "tcp") {
     all.push_back({.engine = "memcpy", .setting = "1 thread", .is_limit = true});
     all.push_back({.engine = "cma", .setting = "1024 ranges", .is_limit = true});

@@ -1,11 +1,32 @@
 // Measures kvferry's transport, called as a worker node calls it: submit(), wait() and poll().
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
 #include "launch/bench/harness/interrupt.h"
 #include "launch/bench/harness/line_link.h"
+#include "launch/bench/harness/programs.h"
 #include "launch/bench/transfer/engine.h"
 #include "transport/make_transport.h"
 
 namespace kvferry::bench {
 namespace {
+
+constexpr const char* kKey = "a key that everybody may know: the bench's bytes are no secret";
+constexpr const char* kMember = "bench";
+constexpr TimeNs kGrantLasts = 3600 * kSecond;
+
+/// Writes the list of members and the key of its only member, which both sides are, and returns the key.
+net::ClusterKey member_key(const std::string& folder) {
+  net::MemberKey key{{kMember, net::Role::kWorker}, {}, net::shared_with(net::Role::kWorker, {kKey})};
+  key.secret.fill(1);
+  const std::string file = folder + "/bench.key";
+  std::ofstream(net::members_file_of(file)) << net::format_members({net::public_of(key)});
+  std::ofstream(file) << net::format_member_key(key);
+  using std::filesystem::perms;
+  std::filesystem::permissions(file, perms::owner_read | perms::owner_write);
+  return need(net::read_cluster_key(file)).value();
+}
 
 class KvferryEngine final : public Engine {
  public:
@@ -13,13 +34,18 @@ class KvferryEngine final : public Engine {
     TransportOptions options;
     options.path = need(parse_path(spec.path));
     if (spec.setting == "1 thread") options.shm.copy_threads = 1;
-    if (spec.setting == "with key" || spec.setting == "encrypted") {
-      options.tcp.key = net::ClusterKey("a key that everybody may know: the bench's bytes are no secret");
+    const bool has_member = spec.setting == "member, granted";
+    if (spec.setting == "with key" || spec.setting == "encrypted") options.tcp.key = net::ClusterKey(kKey);
+    if (has_member) options.tcp.key = member_key(folder_.emplace().path());
+    if (options.tcp.key)
       options.tcp.encrypt = spec.setting == "encrypted" ? net::Encrypt::kAlways : net::Encrypt::kNever;
-    }
     transport_ = need(make_transport(options));
     region_ = need(transport_->register_region(memory.region()));
-    const std::string exported = need(transport_->export_region(region_));
+    std::string exported = need(transport_->export_region(region_));
+    if (has_member || spec.setting == "granted") {
+      const GrantTerms terms{.lasts_ns = kGrantLasts, .member = has_member ? kMember : ""};
+      exported = need(transport_->export_grant(need(transport_->grant(region_, 0, memory.region().bytes, terms))));
+    }
     return {{"address", to_hex(transport_->address())}, {"region", to_hex(exported)}};
   }
 
@@ -79,6 +105,7 @@ class KvferryEngine final : public Engine {
     }
   }
 
+  std::optional<TemporaryFolder> folder_;  // has the member's key, which the transport follows
   std::unique_ptr<Transport> transport_;
   RegionId region_;
   PeerId peer_;
