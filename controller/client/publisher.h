@@ -34,7 +34,7 @@ class Publisher {
   /// Removes the keys from all tiers.
   void evict(std::span<const ChunkKey> keys);
 
-  /// Begins a snapshot. When the snapshot ends, it replaces everything that was published before its begin.
+  /// Begins a snapshot. When the snapshot ends, it replaces everything that was published before its beginning.
   void begin_snapshot();
   void end_snapshot();
 
@@ -61,7 +61,7 @@ class Publisher {
   Send send_;
   std::uint64_t next_sequence_ = 0;
   std::optional<std::uint64_t> snapshot_begun_at_;
-  std::deque<std::string> kept_;  // newest messages, without a gap; none older than the begin of the last snapshot
+  std::deque<std::string> kept_;  // newest messages, without a gap; none older than the beginning of the last snapshot
   std::size_t kept_bytes_ = 0;
   std::uint64_t kept_below_ = 0;
   // [published key] one bit for each tier that holds the key's chunk

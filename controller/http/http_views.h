@@ -25,8 +25,8 @@ nlohmann::json nodes_json(const Status& status);
 nlohmann::json status_json(const Status& status, const std::string& endpoint);
 /// Returns status_json(), plus the engines and their namespaces (GET /status).
 nlohmann::json view_json(const ControllerView& view);
-/// Returns what the status page shows (GET /overview). For a thousand nodes it is less than a tenth as long as
-/// view_json().
+/// Returns what the status page shows (GET /overview). For a thousand nodes it is less than an eighth as
+/// long as view_json().
 nlohmann::json overview_json(const ControllerView& view);
 /// Returns the value of "engines" or "namespaces" in view_json() and overview_json().
 nlohmann::json engines_json(const ControllerView& view);

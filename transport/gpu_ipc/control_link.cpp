@@ -51,8 +51,8 @@ PagedTransfer GpuIpcBackend::without_ranges(const Peer& peer) const {
 
 void GpuIpcBackend::send_hello(const PeerPtr& peer) {
   peer->has_hello = true;
-  // The hello completes with kOk once the peer has proved that it has this address. The watch is a transfer to which no
-  // ranges are ever fed, so it stays pending until the control link to the peer ends.
+  // The hello completes with kOk once a live process has proved that the peer's address is its own. The watch is a
+  // transfer to which no ranges are ever fed, so it stays pending until the control link to the peer ends.
   for (const ControlRequest::Kind kind : {ControlRequest::Kind::kHello, ControlRequest::Kind::kWatch}) {
     PagedTransfer nothing = without_ranges(*peer);
     nothing.is_fed = kind == ControlRequest::Kind::kWatch;

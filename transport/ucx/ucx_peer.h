@@ -69,8 +69,8 @@ class UcxPeer {
   ucp_ep_h ep() const { return ep_; }
   const std::string& why() const { return why_; }
   std::uint32_t num_transfers = 0;   // number of transfers with this peer
-  std::uint32_t num_posted = 0;      // number of operations of these transfers that UCX has not finished
-  std::uint32_t num_unanswered = 0;  // number of BlocksMessages of these transfers without an answer
+  std::uint32_t num_posted = 0;      // number of operations with this peer that UCX has not finished
+  std::uint32_t num_unanswered = 0;  // number of BlocksMessages to this peer without an answer
 
  private:
   enum class State { kIdle, kConnecting, kReady, kFailed, kClosed };

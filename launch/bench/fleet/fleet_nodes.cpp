@@ -14,7 +14,9 @@ namespace {
 
 using controller::Client;
 
-constexpr std::uint64_t kBeatMs = 50;  // time between two calls of a node's client, see controller/api/client.h
+// Each node's Client::process() is called at least this often, so that a heartbeat follows publish() and evict() within
+// 150 ms (controller/api/client.h).
+constexpr std::uint64_t kBeatMs = 50;
 constexpr std::uint64_t kLateMs = 5;
 constexpr std::int64_t kLookupTimeoutMs = 1000;
 constexpr TimeNs kSlow = 50 * kMillisecond;

@@ -54,7 +54,7 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
   made.error = node.error;
   made.is_running = !life.events.empty();
   made.began = made.ended = node.at;  // these times are final if all events of the life were overwritten
-  std::string_view phase = "before the first event that was not overwritten";
+  std::string_view phase = "in an unknown state, because earlier events were overwritten";
   for (const LifeEvent& event : life.events) {
     TimeNs at = node.at - std::clamp<TimeNs>(event.at, 0, kAgeMax);
     if (!made.lines.empty()) at = std::max(at, made.ended);

@@ -19,7 +19,7 @@ enum class PciDistance : std::uint8_t {
   kFar,         // their NUMA nodes differ or are unknown
 };
 
-/// The network cards of one GPU.
+/// The network cards that nics_near() chose for one GPU.
 struct NearNics {
   std::vector<std::string> nics;  // as UCX writes them: DEVICE:PORT of an RDMA device, the name of an interface
   PciDistance distance = PciDistance::kFar;
