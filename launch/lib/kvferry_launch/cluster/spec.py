@@ -31,8 +31,8 @@ class Role:
     extra: dict[str, Any]
 
     def vllm_flags(self) -> list[str]:
-        """Returns the vLLM flags that the role's settings give: the degrees of parallelism, then the user's flags, which
-        override all flags before them.
+        """Returns the vLLM flags that the role's settings give: the degrees of parallelism, then the user's flags,
+        which override all flags before them.
         """
         sizes = (("--tensor-parallel-size", self.tensor_parallel),
                  ("--pipeline-parallel-size", self.pipeline_parallel),
