@@ -46,5 +46,5 @@ class Certificate:
                 self._load()
                 logger.info("read the certificate in '%s' again", self._files[0])
             except OSError as error:  # ssl.SSLError is a subclass of OSError
-                logger.warning("can't use the certificate '%s' with the key '%s': %s; the former certificate stays in use",
-                               *self._files, error)
+                logger.warning("can't use the certificate '%s' with the key '%s': %s; the former certificate stays in "
+                               "use", *self._files, error)
