@@ -18,7 +18,7 @@ constexpr std::string_view kSetHost = "set advertise_host to an address of this 
 struct Route {
   std::string source;    // the local address towards a controller that is not on loopback
   std::string loopback;  // the local address towards a controller on loopback
-  std::string failure;   // why a controller has no route; empty: no controller lacks one
+  std::string failure;   // why one of the controllers that were tried has no route; empty: all of them have one
 };
 
 Route find_route(std::string_view controllers) {

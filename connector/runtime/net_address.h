@@ -13,11 +13,11 @@ struct AdvertisedHost {
   std::string warning;  // why other hosts may be unable to reach `host`; empty if there is no reason
 };
 
-/// Returns the local address on the route to the first of `controllers` (endpoints separated by commas) that is not on
-/// this host's loopback. Without such a controller, returns loopback if at least one controller is on loopback and all
-/// others are on loopback or are Unix sockets; otherwise this host's primary address, or loopback if this host has no
-/// other address. As long as no such controller is found and some controller has no route, searches again, for up to
-/// `resolve_for`. Sends packets only to name servers.
+/// Returns the local address on the route to the first of `controllers` (endpoints separated by commas) that has a
+/// route and is not on this host's loopback. Without such a controller, returns loopback if at least one controller is
+/// on loopback and all others are on loopback or are Unix sockets; otherwise this host's primary address, or loopback
+/// if this host has no other address. As long as no such controller is found and some controller has no route, searches
+/// again, for up to `resolve_for`. Sends packets only to name servers.
 AdvertisedHost select_advertised_host(const std::string& controllers,
                                       std::chrono::milliseconds resolve_for = std::chrono::seconds(5));
 

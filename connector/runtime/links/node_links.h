@@ -32,7 +32,7 @@ class NodeLinks {
   Result<void> start(const std::vector<WorkerHello>& workers);
   /// Queues the core's actions for the thread. The caller must hold the lock, and must call this after each event.
   /// Returns true if the caller should call wake(), best after the lock is released, because an action is urgent and
-  /// the thread may be asleep. Waking the thread may cost the engine's own thread more than a whole step's plan, so
+  /// the thread may be asleep. Waking the thread may take the engine's own thread longer than planning a whole step, so
   /// other actions, such as reports to the controller, wait for the thread's next turn: at most 2 ms if there were
   /// requests when the thread began to wait, and at most 20 ms otherwise.
   bool enqueue(std::vector<Action> actions);

@@ -1,7 +1,7 @@
 // Messages between nodes, and between a scheduler node and its workers. All but WorkerHello are sent in an Envelope.
 // New fields are added only at the end of a struct; any other change of a struct must raise kNodeWire.newest.
-//
-// What is sent in an Envelope is in AnyMessage and in the variant of its direction; code must handle it to compile.
+// Every message that is sent in an Envelope is in AnyMessage and in the variant of its direction. Code that visits such
+// a variant compiles only if it handles all of its messages.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ constexpr std::uint32_t kNodeWireVersion = kNodeWire.newest;  // version used be
 struct Envelope {
   std::uint32_t version = kNodeWireVersion;
   std::uint32_t type = 0;
-  std::uint64_t id = 0;  // chosen by the sender of a request; the answer repeats it
+  std::uint64_t id = 0;  // number that a node gives its request to another node; the answer repeats it
   std::string body;
   /// Versions that the sender speaks; 0, 0: an older sender that speaks only `version`.
   std::uint32_t oldest = 0, newest = 0;

@@ -19,8 +19,8 @@ std::vector<Shard> shards_of(const std::vector<RankEndpoint>& ranks);
 
 // ---- the reader ----
 /// Returns how the ranks `here` read the chunks leased by `answer`; an empty map if both nodes have the same shape, or
-/// if the holder sent no shape. If the shapes differ, removes the chunks without a checksum for each run from `answer`.
-/// The error says in a sentence why the shapes don't fit.
+/// if the holder sent no shape. If the shapes differ, removes from `answer` the chunks that don't have a checksum for
+/// each run. The error says in a sentence why the shapes don't fit.
 Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& answer);
 
 /// Returns the order to one rank for a pull. `map`: the result of fit_answer() for the holder with the ranks `there`.

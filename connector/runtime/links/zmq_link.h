@@ -18,8 +18,8 @@ using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context
 class ServerSocket {
  public:
   /// Listens on `endpoint`. Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one
-  /// message is disconnected. Errors: kUnavailable if the address cannot be bound ("Address already in use"), or if no
-  /// socket is left.
+  /// message is disconnected. Errors: those of net::ZmqSocket::make() and bind(), for example kUnavailable if the
+  /// address cannot be bound ("Address already in use").
   static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint, const ZmqContextRef& context = {});
   const std::string& endpoint() const { return socket_->endpoint(); }  // Returns the endpoint, with the port in use.
   const ZmqContextRef& context() const { return socket_->context(); }
@@ -42,8 +42,8 @@ class ServerSocket {
 
 class ClientSocket {
  public:
-  /// Connects and reconnects in the background. Errors: kInvalidArgument if `endpoint` is malformed, kUnavailable if no
-  /// socket is left.
+  /// Connects and reconnects in the background. Errors: those of net::ZmqSocket::make() and connect(), for example
+  /// kInvalidArgument if `endpoint` is malformed.
   static Result<std::unique_ptr<ClientSocket>> connect(const std::string& endpoint, const ZmqContextRef& context = {});
   int fd() const { return socket_->fd(); }
   std::optional<std::string> receive();

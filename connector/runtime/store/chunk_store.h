@@ -50,8 +50,9 @@ class ChunkStore {
   /// Takes a job without checksums. Its blocks belong to the store until the caller passes the same job to load() or
   /// drop_ahead().
   virtual void begin_ahead(const LoadJob& job) { (void)job; }
-  /// Unpacks some of what has arrived of these jobs' chunks. If bytes are unpacked before they have arrived, load()
-  /// finds a wrong checksum, and unpacks the chunk once more. `is_arriving` returns true if a peer may write the chunk.
+  /// Unpacks some of what has arrived of the chunks of begin_ahead()'s jobs. If bytes are unpacked before they have
+  /// arrived, load() finds a wrong checksum, and unpacks the chunk once more. `is_arriving` returns true if a peer may
+  /// write the chunk.
   virtual void unpack_ahead(const IsReadable& is_readable, const IsReadable& is_arriving) {
     (void)is_readable, (void)is_arriving;
   }

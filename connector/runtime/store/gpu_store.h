@@ -70,7 +70,7 @@ class GpuStore final : public ChunkStore {
     enum class Kind : std::uint8_t { kSave, kLanding, kLoad };
     Kind kind = Kind::kSave;
     DeviceStream stream = nullptr;  // CUDA stream to which the last piece of work was submitted
-    /// Recorded after the last piece; empty while the device refuses to record an event.
+    /// Recorded after the last piece of work; empty while the device refuses to record an event.
     std::optional<DeviceEvent> event;
     std::vector<FramePin> pins;
     std::vector<std::uint32_t> slots;

@@ -14,7 +14,8 @@ namespace {
 
 // Marks the end of a layer that has not arrived. A layer that happens to end with these bytes is unpacked later.
 constexpr std::uint64_t kNotArrived = 0x9d4f'6b13'e2a8'57c1;
-// Limit on the bytes that one step unpacks ahead. This takes about 4 ms of a core, by which the step becomes longer.
+// A step unpacks no further layer ahead once it has unpacked this many bytes ahead. Unpacking them takes a core about
+// 4 ms, by which the step becomes longer.
 constexpr std::uint64_t kAheadBytes = std::uint64_t{16} << 20;
 
 class HostStore final : public ChunkStore {

@@ -213,7 +213,7 @@ bool Puller::completed(const Completion& completion, std::uint32_t limit_mb_per_
   return true;
 }
 
-/// Ends a piece whose transfer is over. When the last piece of a chunk has ended, the chunk is passed to the store.
+/// Ends a piece. When the last piece of a chunk has ended, the chunk is passed to the store.
 void Puller::close(const Piece& piece, const std::vector<bool>& ok, const Completion& end) {
   Pull& pull = *piece.pull;
   if (!end.what.empty()) pull.what = end.what;

@@ -4,8 +4,8 @@
 // sends a SlotsWritten message when the chunk's copy to its slot has ended.
 //
 // A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU and
-// a frame is free here. All other chunks are pulled from slot to slot, and so is a chunk whose transfer from frame to
-// frame fails before the pull's deadline.
+// a frame is free here. All other chunks are pulled from slot to slot. If a transfer from frame to frame fails before
+// the pull's deadline, and not because of a wrong checksum, its chunks are pulled once more, from slot to slot.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ class Puller {
 
     PullOrder order;
     std::size_t num_left = 0;               // number of items that have no outcome yet
-    std::vector<bool> ok;                   // [item] false before plan(), and after the first failed piece
+    std::vector<bool> ok;                   // [item] true from plan() on; false again after a failure
     std::vector<std::uint64_t> checksums;   // [item] checksum of this rank's chunk; 0 until all its bytes are verified
     std::vector<std::uint32_t> num_pieces;  // [item] number of the item's pieces that have not ended
     std::string what;                       // reason of the last failure; empty: none

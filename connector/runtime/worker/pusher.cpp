@@ -158,7 +158,7 @@ void Pusher::begin(Push& push, std::uint64_t id, std::uint32_t index, Item& item
   }
 }
 
-/// Adds to the running transfer the layers that have been saved since the last call.
+/// Adds to the running transfer those saved layers that it does not have yet.
 void Pusher::feed(Item& item) {
   if (item.is_fed_whole) return;
   const std::uint32_t ready = layers_ready(item);
