@@ -168,7 +168,7 @@ class FlightRecorder {
   /// rest: vLLM adds a prefix and a suffix to the client's id. An empty `id` finds nothing.
   std::vector<RequestLife> find(std::string_view id, TimeNs now) const;
   std::vector<RequestLife> find_trace(std::string_view trace, TimeNs now) const;
-  /// These return the lives of the newest or the slowest requests: at most min(`num`, kLivesMax) lives.
+  /// newest() and slowest() return at most min(`num`, kLivesMax) lives, of the newest or the slowest requests.
   std::vector<RequestLife> newest(std::size_t num, TimeNs now) const;
   std::vector<RequestLife> slowest(std::size_t num, TimeNs now) const;
   /// Returns the loads, pulls and pushes whose end was recorded after event `number` and not overwritten since, each as

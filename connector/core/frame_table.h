@@ -72,7 +72,7 @@ class FrameTable {
 
   // The next four functions return false if the frame no longer belongs to the chunk. The first three change the
   // frame's state. After a gather or a landing the caller calls these three, in this order, unless a copy fails; after
-  // a fill from the slot, it calls only filled().
+  // a fill from the slot, the caller calls only the first of the three.
   /// Records that the frame has all its bytes: kGathering or kLanding -> kDirty; kFillingFromSlot -> kClean.
   bool filled(FrameRef ref);
   bool write_back_started(FrameRef ref);

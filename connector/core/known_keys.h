@@ -23,7 +23,8 @@ class KnownKeys {
   /// At least the last `num_kept` keys that were recalled or remembered are kept, and at most 2 * num_kept keys.
   explicit KnownKeys(std::size_t num_kept) : num_kept_(num_kept) {}
 
-  /// Gives the chain the keys of its first chunks, up to the first that is not known. digests[i] belongs to chunk i.
+  /// Gives the chain the keys of its first chunks, up to the first chunk whose key is not known. digests[i] belongs to
+  /// chunk i.
   void recall(std::span<const EngineDigest> digests, TokenChain& chain);
   /// Remembers the keys of the chain's chunks from index `first` on that were hashed and have a digest.
   void remember(std::span<const EngineDigest> digests, const TokenChain& chain, std::size_t first);

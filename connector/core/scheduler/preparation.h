@@ -33,7 +33,7 @@ struct Preparation {
   bool is_planned = false;       // true once a plan had the job, in StepPlan::ahead or `abandoned`
   bool is_ending = false;        // true once the load's end was ordered, or the preparation was abandoned
   bool is_wanted = false;        // true once a request has waited for the preparation; false again if abandoned
-  bool has_request = true;       // false once the request that is the preparation has finished or was aborted
+  bool has_request = true;       // false once the preparation's own request has finished or was aborted
 };
 
 constexpr std::size_t kPreparationsMax = 8;
