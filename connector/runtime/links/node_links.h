@@ -15,7 +15,7 @@
 
 namespace kvferry {
 
-/// The scheduler core and its lock, shared by the thread of NodeLinks and the engine's scheduler thread.
+/// The scheduler core and its lock, shared by the thread of NodeLinks and the threads that call SchedulerNode.
 struct SharedCore {
   mutable std::mutex mutex;
   std::condition_variable changed;    // notified after each event that may answer a pending lookup
