@@ -73,11 +73,12 @@ Result<ShardMap> fit_answer(const std::vector<RankEndpoint>& here, LeaseAnswer& 
   if (!map) return refuse(map.error().what);
   for (const RankEndpoint& rank : there) {
     if (!same_cell_bytes(here[0], rank))
-      return refuse(
-          fmt::format("the holder's chunk of {} layers and {} heads has {} bytes, which does not fit this node's chunk "
-                      "of {} layers and {} heads, which has {} bytes",
-                      rank.shard.num_layers, rank.shard.num_heads, rank.chunk_bytes, here[0].shard.num_layers,
-                      here[0].shard.num_heads, here[0].chunk_bytes));
+      return refuse(fmt::format(
+          "the holder's chunk of {} layers and {} heads has {} bytes, which does not fit this node's chunk "
+          "of {} layers and {} heads, which has {} bytes; both need the same number of bytes for each layer "
+          "and head",
+          rank.shard.num_layers, rank.shard.num_heads, rank.chunk_bytes, here[0].shard.num_layers,
+          here[0].shard.num_heads, here[0].chunk_bytes));
   }
   std::erase_if(answer.reply.chunks, [&](LeasedChunk& chunk) {
     chunk.checksums.clear();  // these are checksums of the holder's ranks, whose chunks differ from this node's

@@ -246,8 +246,9 @@ void WorkerNode::loaded(const LoadJob& job, LoadOutcome outcome) {
   for (const LoadItem& item : job.items) wanted += item.num_tokens;
   const bool is_whole = outcome.tokens_loaded == wanted;
   if (!is_whole) {
-    log().warn("request {}: loaded {} of {} tokens; the rest is computed again", job.request_id, outcome.tokens_loaded,
-               wanted);
+    log().warn("request {}: loaded {} of {} tokens; {}", job.request_id, outcome.tokens_loaded, wanted,
+               job.is_async ? "none of these are used, because an asynchronous load must be complete"
+                            : "the rest is computed again");
   }
   if (job.is_async) {
     finished_loads_.emplace_back(job.request_id, is_whole);

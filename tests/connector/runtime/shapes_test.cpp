@@ -101,7 +101,7 @@ TEST_F(UnlikeNodes, AModelOfOtherLayersIsRefusedWithBothSidesNumbers) {
   EXPECT_EQ(
       why({{"", "", 256, {0, 4, 0, 4}}}),
       "the holder's chunk of 4 layers and 2 heads has 64 bytes, which does not fit this node's chunk of 4 layers and 4 "
-      "heads, which has 256 bytes");
+      "heads, which has 256 bytes; both need the same number of bytes for each layer and head");
   answer.ranks = {{"", "", 64, {}}, {"", "", 64, {}}};
   EXPECT_NE(
       why({{"", "", 128, {0, 4, 0, 4}}}).find("version of kvferry serves only nodes with its own number of ranks"),
