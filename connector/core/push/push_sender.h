@@ -90,7 +90,7 @@ class PushSender {
     bool is_dropped = false;
     bool is_incomplete = false;  // true if the decode node lacks some chunk and will not receive it
     TimeNs deadline = 0;
-    TimeNs erase_at = 0;  // latest time at which the push is erased, if is_dropped
+    TimeNs erase_at = 0;  // if is_dropped: time at which the push is erased even if some rank has not reported
     std::vector<Item> items;
     std::uint64_t record = 0;  // the request's number in the flight recorder
     TimeNs began = 0;

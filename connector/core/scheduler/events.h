@@ -112,7 +112,7 @@ struct FinishedRequest {
   bool handoff = false;  // true if a decode worker may read the prompt's first handoff_tokens tokens
   std::uint32_t handoff_tokens = 0;
   /// What a decode node has to name for this node to unpin the prompt early: the request's id and a secret number, so
-  /// that only a node that was given the hand-off knows it.
+  /// that only a node that was given the hand-off knows this name.
   std::string handoff_name;
   std::uint32_t preemptions = 0;
   TimeNs fetch_ns = 0;  // duration of all fetches that have ended

@@ -268,7 +268,7 @@ class SchedulerCore {
   SecretNumbers numbers_{config_.secret};
   PushSender sender_;
   PushReceiver receiver_;
-  TimeNs now_ = 0;  // time of the event that is being handled, if it is recorded or publishes chunks
+  TimeNs now_ = 0;  // time of the event that is being handled; set by handlers that record events or publish chunks
   std::unordered_map<RequestId, RequestState> requests_;
   ProgressTable progress_;  // the records of requests_
   KnownKeys known_keys_{kKnownKeys};

@@ -17,7 +17,7 @@
 
 namespace kvferry {
 
-/// A sum of amounts that decay exponentially: after `kSpan` 1/e (37 %) of an amount is left.
+/// A sum of amounts that decay exponentially: after `kSpan`, 1/e (37 %) of an amount is left.
 template <TimeNs kSpan>
 class FadingSum {
  public:
