@@ -1,8 +1,8 @@
 """Finds where vLLM's CPU backend keeps K and V, and describes the places by strides for the C++ packer.
 
 The order of the elements depends on the instruction set, the element type and whether the KV is quantized. To find the
-order, vLLM's attention kernel writes numbered elements into a scratch block, and the strides follow from the positions
-of the numbers.
+order, this module lets vLLM's attention kernel write numbered elements into a scratch block. The strides follow from
+the positions of the numbers.
 """
 
 from typing import TYPE_CHECKING, NamedTuple

@@ -1,4 +1,4 @@
-"""Start-up failures: prints one line on stderr, then raises the exception that ends the start."""
+"""Reports a failed start: prints one line on stderr, and raises the exception that ends the start."""
 
 import sys
 from typing import NoReturn

@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 @dataclass
 class WorkerHello(KVConnectorHandshakeMetadata):
-    """The message that each worker sends to the scheduler once: the address of the rank's pool."""
+    """The message that each worker sends to the scheduler once: its rank, its addresses and the size of its pool."""
 
     payload: bytes
 

@@ -28,7 +28,7 @@ def package_of(library: str) -> str:
 
 def _missing_libraries(error: ImportError) -> list[str]:
     """Returns the shared libraries that the module needs and this host lacks. If ldd lists none, returns the one
-    library that `error` names.
+    library that `error` names, or an empty list if it names none.
     """
     try:
         listed = subprocess.run(["ldd", error.path or ""], capture_output=True, text=True, timeout=10, check=False)

@@ -29,9 +29,9 @@ class RouterParams:
     ) -> tuple[str, str, int] | None:
         """Returns where the prompt's KV is: the prefill node's endpoint, the hand-off's name, and the number of tokens.
 
-        Returns None if no other node computed the prompt. If the router's parameters are unusable, the endpoint is
-        empty and the name is the reason. `identity_of` returns the fingerprint and weights epoch that both nodes must
-        have.
+        Returns None if the parameters do not say that another node computed the prompt. If they are unusable, the
+        endpoint is empty and the name is the reason. `identity_of` returns the fingerprint and weights epoch that both
+        nodes must have.
         """
         if not params.get("do_remote_prefill"):
             return None

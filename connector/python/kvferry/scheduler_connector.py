@@ -143,7 +143,7 @@ class SchedulerConnector:
             self._wants_report.add(request.request_id)
 
     def _identity(self) -> str:
-        """Returns the text that two nodes compare at a hand-over."""
+        """Returns the text that must be equal on the prefill node and the decode node of a hand-off."""
         return f"{self._fingerprint} weights_epoch={self._extras.epoch_name}"
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -210,7 +210,7 @@ class SchedulerConnector:
     def request_finished(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Lets vLLM free the blocks: unsaved KV is packed at the start of the next step, before blocks are reused."""
+        """Lets vLLM free the blocks: KV still to be saved is packed at the start of the next step, before any reuse."""
         req_id = request.request_id
         self._prefix_cache.ended(req_id)
         if req_id not in self._known_tokens:

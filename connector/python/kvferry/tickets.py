@@ -66,7 +66,7 @@ def _hmac(key: bytes, purpose: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Members:
-    """The secret with which this process signs tickets, and the certificates that check the tickets of others."""
+    """The secret with which this process signs tickets, and the certificates with which it checks tickets."""
 
     own_name: str  # "": this process has the cluster key
     own_secret: bytes
@@ -93,7 +93,7 @@ class Members:
 
 @dataclass(frozen=True)
 class Content:
-    """What the key file and the list beside it say."""
+    """What the key file and the list of members beside it say."""
 
     keys: tuple[Key, ...]  # the key in use first
     members: Members | None = None

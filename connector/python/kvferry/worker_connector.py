@@ -22,8 +22,8 @@ class WorkerConnector:
     def __init__(self, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
         self._vllm_config = vllm_config
         specs = served_specs(kv_cache_config, vllm_config)
-        # True if vLLM calls save_kv_layer() in all layers, which pushes layer by layer need. False for models that have
-        # layers with state.
+        # True if vLLM calls save_kv_layer() in all layers; without these calls, KV can't be pushed layer by layer.
+        # False for models that have layers with state.
         self._has_layer_hooks = not keeps_state(specs)
         self._kv_cache_config = kv_cache_config
         self._node: WorkerNode | None = None

@@ -35,7 +35,7 @@ inline std::int32_t one_digit_integer(PyObject* object) {
 }
 
 /// Converts an integer. If the object is not an integer, or if `Value` can't hold it, sets a Python error and returns 0
-/// or -1; an unsigned `Value` is then always 0.
+/// or -1 (always 0 if `Value` is unsigned).
 template <class Value>
 Value fitting_integer(PyObject* object) {
   if (const std::int32_t number = one_digit_integer(object); number >= 0) return static_cast<Value>(number);

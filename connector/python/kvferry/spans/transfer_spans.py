@@ -76,7 +76,7 @@ class TransferSpans:
         path = transfer.path
         if transfer.kind == "pull":
             self._pulled_over[transfer.request_id] = path
-        elif transfer.kind == "load":  # without a pull, the chunks were in the pool: computed here, or pushed
+        elif transfer.kind == "load":  # without a pull, the path is "pool", however the chunks got there
             path = self._pulled_over.pop(transfer.request_id, "pool")
         attributes = {
             "gen_ai.request.id": transfer.request_id, "kvferry.tokens": transfer.tokens,
