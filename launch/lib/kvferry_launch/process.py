@@ -24,7 +24,7 @@ class ProcessError(Exception):
 
 
 class Child(Protocol):
-    """The part of subprocess.Popen that ManagedProcess uses."""
+    """The part of subprocess.Popen that ManagedProcess and its subclasses use."""
 
     pid: int
     stdin: IO[bytes] | None

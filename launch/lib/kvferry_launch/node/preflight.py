@@ -20,8 +20,8 @@ from kvferry_launch.paths import KVFERRY, command_name
 CONTROLLER_WITHIN_S = 10.0  # the connector waits for the controller for the same time
 CONNECT_WITHIN_S = 2.0
 STATUS_WITHIN_S = 10.0  # longer than `kvferry status` waits for an answer, which is 2 s
-# A program for the server's interpreter. It prints the settings in effect or an error, as a JSON object. It prints
-# nothing if the interpreter can't load kvferry and `needs_kvferry` is false.
+# A program for the server's interpreter. It prints three of the settings in effect or an error, as a JSON object. It
+# prints nothing if the interpreter can't load kvferry and `needs_kvferry` is false.
 SETTINGS = """
 import json, sys
 asked = json.load(sys.stdin)

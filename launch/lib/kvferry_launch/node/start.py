@@ -179,11 +179,11 @@ def serves_url(arguments: argparse.Namespace) -> str:
 
 
 def own_address(endpoints: list[Endpoint]) -> str:
-    """Returns this host's address on the route to the first controller that is on another host.
+    """Returns the first of this host's addresses on the routes to the controllers that is not a loopback address.
 
-    If there is no such route, returns the address on the default route or, if there is no default route or if all
-    controllers have loopback addresses, a loopback address. Errors: NodeError if there is no default route and one of
-    the controllers can't be resolved or has no route.
+    If there is none, returns the address on the default route or, if there is no default route or if all controllers
+    have loopback addresses, a loopback address. Errors: NodeError if there is no default route and one of the
+    controllers can't be resolved or has no route.
     """
     addresses = [serving.own_address(endpoint.host, endpoint.port) if endpoint.host else serving.LOOPBACK
                  for endpoint in endpoints]

@@ -1,5 +1,5 @@
-"""launch/wheel: builds a wheel that needs no other packages of the system, because auditwheel puts the shared libraries
-into it.
+"""launch/wheel: builds a wheel that also runs on systems without the Debian packages of the build, because auditwheel
+puts the shared libraries into it.
 
 UCX is not among these libraries. kvferry loads UCX at run time, because a process can use only one copy of UCX, and UCX
 searches for its modules relative to the path of its own library. CUDA's runtime is linked statically, and loads the

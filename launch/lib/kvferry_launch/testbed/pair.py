@@ -106,8 +106,8 @@ class Pair:
 
 async def pair_load(pair: Pair, prompts: list[list[int]], references: list[Generation], max_tokens: int,
                     on_answer: Callable[[int, Answer], None] = lambda index, answer: None) -> LoadResult:
-    """Sends the prompts through the pair, CONCURRENCY at a time. If the pair uses kvferry's connector, each answer has
-    the connector's report.
+    """Sends the prompts through the pair, CONCURRENCY at a time. If the pair uses kvferry's connector, each request
+    asks for the connector's report.
     """
     report = {"kvferry_report": True} if pair.setup.connector is KVFERRY_CONNECTOR else None
     async with VllmClient(pair.prefill.url) as prefill, VllmClient(pair.decode.url) as decode:
