@@ -166,11 +166,11 @@ def check_config(extra_json: str) -> dict[str, Any]:
     """
 
 def signature_of(secret: bytes, text: bytes) -> bytes:
-    """Signs a text with the secret key of a certificate, 32 bytes."""
+    """Signs a text with a certificate's secret key of 32 bytes."""
 
 def is_signed_by(certificate: bytes, text: bytes, signature: bytes) -> bool:
     """
-    Returns whether the signature of the text was made with the secret key of this certificate, 32 bytes.
+    Returns True if the signature of the text was made with the secret key of this certificate of 32 bytes.
     """
 
 def certificate_public(secret: bytes) -> bytes:

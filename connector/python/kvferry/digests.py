@@ -121,5 +121,5 @@ def _remember(file: Path, signature: str, digest: str) -> None:
 
 
 def _warn_once(reason: str) -> None:
-    logger.warning_once("kvferry: digests of weights and adapters can't be stored; each start reads the files: %s",
+    logger.warning_once("kvferry: digests of weights and adapters can't be stored (%s), so each start reads the files",
                         reason)  # fmt: skip

@@ -43,8 +43,8 @@ def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> Laye
     if split > 1 and block != tokens * token:
         refuse_to_start(
             f"the attention kernel of layer {name} has blocks of {tokens} tokens where vLLM's block manager has "
-            f"{spec.block_size}, and the tokens of a head are not evenly spaced across them; this version supports "
-            f"that in the layout NHD (VLLM_KV_CACHE_LAYOUT=NHD), or use --block-size {tokens}"
+            f"{spec.block_size}, and the tokens of a head are not evenly spaced across the smaller blocks; set "
+            f"VLLM_KV_CACHE_LAYOUT=NHD, in which they are, or --block-size {tokens}"
         )
     block *= split
 

@@ -253,8 +253,8 @@ def _content_of(key_file: str) -> tuple[Content, float]:
 def _content_of_member(key_file: str, content: bytes, listed: Mapping[str, tuple[str, bytes]] | None) -> Content:
     found = _MEMBER_KEY.fullmatch(content)
     if found is None:
-        raise KeyFileError(f"cluster_key_file {key_file} is a damaged key of a member; 'kvferry keygen --add-node' "
-                           "makes them")
+        raise KeyFileError(f"cluster_key_file {key_file} is a damaged key of a member; make a new key with 'kvferry "
+                           "keygen --add-node'")
     own = bytes.fromhex(found[3].decode())
     token = _hmac(own, b"kvferry HTTP member 1").hex()
     shared = [[bytes.fromhex(word.decode()) for word in line.split()] for line in found[4].splitlines()]

@@ -186,14 +186,14 @@ NB_MODULE(_core, m) {
       [](const nb::bytes& secret, const nb::bytes& text) {
         return to_bytes(net::signature_of(bytes32(secret), view(text)));
       },
-      "secret"_a, "text"_a, "Signs a text with the secret key of a certificate, 32 bytes.");
+      "secret"_a, "text"_a, "Signs a text with a certificate's secret key of 32 bytes.");
   m.def(
       "is_signed_by",
       [](const nb::bytes& certificate, const nb::bytes& text, const nb::bytes& signature) {
         return net::is_signed_by(bytes32(certificate), view(text), view(signature));
       },
       "certificate"_a, "text"_a, "signature"_a,
-      "Returns whether the signature of the text was made with the secret key of this certificate, 32 bytes.");
+      "Returns True if the signature of the text was made with the secret key of this certificate of 32 bytes.");
   m.def(
       "certificate_public",
       [](const nb::bytes& secret) {

@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--grace", type=float, default=10.0,
                         help="seconds from SIGTERM to SIGKILL (default: 10); SIGINT to the guard ends this time")
     parser.add_argument("--silence", type=float, default=0.0,
-                        help="seconds without a line on stdin that end the command (default: 0, no limit)")
+                        help="seconds without a line on stdin after which the command is ended (default: 0, no limit)")
     parser.add_argument("--stdin", action="store_true",
                         help="pass lines of stdin on to the command, except for lines with only a dot and, with "
                         "--key-file, those with keys and lists of members")

@@ -84,7 +84,7 @@ class Mismatch:
     margin: float
 
     def __str__(self) -> str:
-        kind = "wrong KV" if self.margin > ROUNDING_MARGIN else "may be rounding"
+        kind = "probably wrong KV" if self.margin > ROUNDING_MARGIN else "may be rounding"
         return (f"token {self.position} is {self.got}, the reference has {self.expected} "
                 f"with a logprob margin of {self.margin:.4f} ({kind})")
 
