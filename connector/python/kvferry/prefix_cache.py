@@ -36,9 +36,9 @@ class BlockHashes:
 
 
 class PrefixCache:
-    """Empties vLLM's prefix cache when the node has purged KV that the engine had loaded.
+    """Empties vLLM's prefix cache after a purge of this node, or of another node whose KV the engine had loaded.
 
-    Requests that have blocks go on, and vLLM caches what they compute on top of such KV. So requests that wait at the
+    Requests that have blocks go on, and vLLM caches what they compute on top of purged KV. So requests that wait at the
     purge, or arrive before all requests of that time have ended, compute all of their prompt.
     """
 
