@@ -217,7 +217,7 @@ class SchedulerNode:
 
     def num_engine_purges(self) -> int:
         """
-        Returns how often KV was purged that the engine had loaded, until the last lookup() or build_step(). The engine's own cached blocks may have such KV.
+        Returns the number of purges, until the last lookup() or build_step(), of this node or of KV that the engine had loaded. The engine's own cached blocks may have purged KV.
         """
 
     def reset_cache(self) -> None: ...

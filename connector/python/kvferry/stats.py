@@ -15,7 +15,8 @@ COUNTERS = {
     "hit_tokens_total": "Tokens admitted with KV from kvferry.",
     "loads_total": "Loads from the chunk pool into engine blocks.",
     "loaded_tokens_total": "Tokens loaded and verified.",
-    "load_failures_total": "Chunks not loaded because their checksum did not match or their slot had another chunk.",
+    "load_failures_total": "Chunks not loaded because their checksum did not match or their slot had another chunk, "
+                           "counted by each rank.",
     "resumed_total": "Admissions of requests that had been preempted.",
     "resumed_hit_tokens_total": "Tokens of preempted requests that were admitted again with KV from kvferry.",
     "saved_chunks_total": "Chunks saved from engine blocks into the pool.",
@@ -34,7 +35,8 @@ COUNTERS = {
                                     "others needed the blocks.",
     "slot_copies_failed_total": "Copies of pulled chunks from GPU memory to host memory that failed, counted by each "
                                 "rank; such a chunk is dropped.",
-    "pull_failures_total": "Chunks whose pull failed, or whose bytes did not match their checksum.",
+    "pull_failures_total": "Chunks whose pull failed, or whose bytes did not match their checksum, counted by each "
+                           "rank.",
     "fetch_timeouts_total": "Waits for KV, the controller or another node that ended at their deadline.",
     "leases_granted_total": "Leases given to other nodes.",
     "pins_expired_total": "Pins that ended at their deadline.",

@@ -247,8 +247,8 @@ NB_MODULE(_core, m) {
       .def("has_unreported_loads", [](const PyScheduler& self) { return self.node->has_unreported_loads(); })
       .def(
           "num_engine_purges", [](const PyScheduler& self) { return self.node->num_engine_purges(); },
-          "Returns how often KV was purged that the engine had loaded, until the last lookup() or build_step(). The "
-          "engine's own cached blocks may have such KV.")
+          "Returns the number of purges, until the last lookup() or build_step(), of this node or of KV that the "
+          "engine had loaded. The engine's own cached blocks may have purged KV.")
       .def("reset_cache", [](PyScheduler& self) { self.node->reset_cache(); })
       .def("track_pool", [](PyScheduler& self) { self.node->track_pool(); })
       .def("take_pool_changes", [](PyScheduler& self) { return pool_changes(*self.node); })
