@@ -22,8 +22,8 @@
 
 namespace kvferry::controller {
 
-/// One chunk that a node holds. If it is a tail, `tail_group` names the group under which other nodes can find the tail
-/// (see transport/base/chunk_key.h).
+/// One chunk that a node holds. `tail_group` names the group under which other nodes can find a tail (see
+/// transport/base/chunk_key.h).
 struct ChunkEntry {
   ChunkKey key;
   std::uint32_t num_tokens = 0;
@@ -76,7 +76,7 @@ struct Registered {};  // the node is registered, for the first time or again af
 /// The controller refused the node, e.g. because its namespace has another fingerprint. The client does not try again.
 struct Refused {
   std::string reason;
-  Incarnation newest_incarnation{};  // newest one known under the node's namespace and engine id; 0: none
+  Incarnation newest_incarnation{};  // newest one known under the node's namespace and engine id; 0: none, or not sent
 };
 /// The controller was silent for `lost_after_ms` or ended the registration, or the connection broke. The client keeps
 /// trying to register.

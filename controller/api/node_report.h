@@ -42,7 +42,7 @@ struct FailureReport {
   KVFERRY_FIELDS(what, peer, ago_ms);
 };
 
-/// A prefix that many prompts have in common.
+/// A prefix of prompts that arrived in the last minutes.
 struct PrefixReport {
   std::string chunk{};    // first digits of the key of the prefix's first chunk
   double per_minute = 0;  // number of new prompts with this prefix, a mean of the last minutes

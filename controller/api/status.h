@@ -134,7 +134,7 @@ struct Status {
   ScaleStatus scale{};
   bool insecure = false;             // processes on other hosts can reach the controller without a cluster key
   std::vector<LostNode> lost{};      // at most 64 nodes lost in the last ten minutes, the last lost first
-  std::string refusal{};             // reason of the last refusal of a node or protocol version; empty: none yet
+  std::string refusal{};             // reason of the last refusal that nodes_refused counts; empty: none yet
   std::uint64_t refusal_age_ms = 0;  // time since that refusal
   std::int64_t wall_ms = 0;          // the controller's wall clock, in ms since 1970; 0: not reported
   KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure, lost, refusal,
