@@ -138,8 +138,8 @@ void ClientSession::send_due(TimeNs now) {
   const bool is_sent = state_ == State::kConnecting ? send_hello() : send_heartbeat();
   // Silence counts from the oldest unanswered message. A Hello that was not sent needs no answer.
   if (!waiting_since_ && (is_sent || is_registered())) waiting_since_ = now;
-  // If the message was not sent, the next call tries again. That call comes as soon as there is a connection, because
-  // the link's fd() is readable then.
+  // If the message was not sent, the next call tries again. If there was no connection, that call comes as soon as
+  // there is one, because the link's fd() is readable then.
   if (is_sent) sent_at_ = now;
 }
 

@@ -88,7 +88,7 @@ class ClientSession {
   std::uint64_t beat_sequence_ = 0;         // value of next_sequence() in the last heartbeat
   std::uint64_t load_ = 0, beat_load_ = 0;  // current load, and the load in the last heartbeat
   std::string report_;                      // report for the next heartbeat; empty: none is due
-  // Time of this connection's oldest Hello or Heartbeat that the controller has not answered; none: all are answered.
+  // Time of the oldest Hello or due heartbeat since the controller's last message; none: no answer is due.
   std::optional<TimeNs> waiting_since_;
   std::uint32_t num_silences_ = 0;    // silent connections, in a row, that were given up before registration
   std::uint64_t num_unreadable_ = 0;  // dropped messages of the controller
