@@ -127,7 +127,7 @@ struct Registered {
 struct Refused {
   Header header{kProtocolVersion, 3};
   std::string reason{};
-  // Newest incarnation known under the node's namespace and engine id; 0: none.
+  // Newest incarnation known under the node's namespace and engine id; 0: none, or not sent.
   std::uint64_t newest_incarnation = 0;
   KVFERRY_FIELDS(header, reason, newest_incarnation);
 };

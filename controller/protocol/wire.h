@@ -48,7 +48,7 @@ Result<std::vector<ChunkEntry>> chunks_of(const Publish& publish);
 // For speed, lookups are read in place and answered without intermediate objects. All other messages, and lookups that
 // are encoded in another way, go through parse().
 
-/// A Lookup whose keys are views of the message's bytes.
+/// A Lookup that refers to keys stored elsewhere, such as in the bytes of the message.
 struct LookupFields {
   std::uint32_t version = kProtocolVersion;
   std::uint64_t incarnation = 0;
