@@ -1,4 +1,5 @@
-// Which HTTP requests a client may send. With a cluster key, clients need a token for all requests but GET /healthz.
+// Which HTTP requests a client may send. With a cluster key, clients need a token for all requests but GET and HEAD
+// /healthz.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ namespace kvferry::controller {
 
 /// Rights of an HTTP client. Each role includes the rights of the roles before it.
 enum class HttpRole : std::uint8_t {
-  kNone,    // may send GET /healthz
-  kReader,  // may send all GET requests, and the POST requests that only ask about a prompt
+  kNone,    // may send GET and HEAD /healthz
+  kReader,  // may send all GET and HEAD requests, and the POST requests that only ask about a prompt
   kAdmin,   // may send all requests; POST /register, for example, makes the controller connect to an address
 };
 

@@ -22,8 +22,8 @@ void bad_field(std::string_view name, const nlohmann::json* value, std::string_v
 }
 
 HttpRequest::HttpRequest(const std::string& body) {
-  // Valid requests have at most three levels. Deep documents are refused, because their destructor would recurse
-  // deeply.
+  // Valid requests have at most three levels. Deep documents are refused, because dump(), which writes a value into an
+  // error, would recurse deeply.
   bool is_deep = false;
   body_ = nlohmann::json::parse(
       body,

@@ -19,9 +19,10 @@ namespace kvferry::controller {
 namespace {
 
 constexpr TimeNs kFilesCheckedEvery = kSecond;
-constexpr std::size_t kSendBytes = 64 << 10;   // send() encrypts at most this many bytes at a time
-constexpr std::size_t kUnsentMax = 256 << 10;  // limit on encrypted bytes that wait for a client that sends more
-constexpr char kHandshakeRecord = 0x16;        // first byte of every TLS connection
+constexpr std::size_t kSendBytes = 64 << 10;  // send() encrypts at most this many bytes at a time
+// If more encrypted bytes than this wait for a client when it sends bytes, its connection ends.
+constexpr std::size_t kUnsentMax = 256 << 10;
+constexpr char kHandshakeRecord = 0x16;  // first byte of every TLS connection
 constexpr std::string_view kNotTls = "HTTP/1.0 400 -\r\n\r\nuse https://\n";
 
 std::string reason() {
@@ -130,7 +131,7 @@ ssize_t HttpSocket::receive(std::string& to) {
 }
 
 /// Decrypts all that has arrived, and continues the handshake. Returns false if the client's bytes are not valid TLS,
-/// or if the client has ended the TLS session.
+/// the handshake has failed, or the client has ended the TLS session.
 bool HttpSocket::decrypt(std::string& to) {
   std::array<char, 16 << 10> bytes;
   for (;;) {

@@ -18,8 +18,8 @@ namespace kvferry::controller {
 class HttpCertificate {
  public:
   /// Reads two files in PEM. `certificate_file`: the certificate, followed by those that lead to its authority;
-  /// `key_file`: its private key. kInvalidArgument: one of the files can't be read as such; kUnavailable: OpenSSL
-  /// cannot set up TLS 1.3.
+  /// `key_file`: its private key. kInvalidArgument: one of the files can't be read as such, or the key does not
+  /// belong to the certificate; kUnavailable: OpenSSL cannot set up TLS 1.3.
   static Result<HttpCertificate> read(std::string certificate_file, std::string key_file);
 
   /// Returns the TLS context for new connections. Reads the files again if they have changed, which is checked at most

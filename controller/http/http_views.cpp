@@ -62,7 +62,8 @@ json engine_json(const EngineStatus& engine) {
           {"counters", counters_json(engine)}};
 }
 
-/// Returns a short hash of a salt, so that readers of the status can tell salts apart but don't learn them.
+/// Returns a short hash of a salt, so that readers of the status can tell salts apart but don't learn them. Returns an
+/// empty text for an empty salt.
 std::string shown_salt(const std::string& salt) {
   return salt.empty() ? salt : root_key("shown salt", salt).hex().substr(0, 8);
 }

@@ -1,5 +1,6 @@
-// The answer to GET /overview, which the status page requests every two seconds. To keep the answer small, the names of
-// the nodes' fields are sent only once, and of the lists in the nodes' reports only the entries that the page shows.
+// The answer to GET /overview, which the status page requests every two seconds while it is visible. To keep the answer
+// small, it has the names of the nodes' fields only once, and only those entries of the lists in the nodes' reports
+// that the page shows.
 #include <algorithm>
 #include <functional>
 #include <map>

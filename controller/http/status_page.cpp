@@ -65,7 +65,7 @@ const short=name=>name.length<20?name:name.slice(0,8);
 const roles={kv_producer:"prefill",kv_consumer:"decode",kv_both:"both"};
 let before=null,last=null,sortBy=0,isUp=true,limit=kRows;
 
-// A cell is a text, or {t: text, c: class, tip: title, share: 0 to 1 for a bar}. Only cells that differ are touched.
+// A cell is a text, or {t: text, c: class, tip: title, share: 0 to 1 for a bar}. Only cells whose content has changed are touched.
 function put(cell,value,cls){const v=typeof value==="object"?value:{t:value};
  const all=(cls+" "+(v.c||"")+(v.share===undefined?"":" bar")).trim(),key=[v.t,all,v.tip,v.share].join("\n");
  if(cell.shown===key)return;cell.shown=key;cell.textContent=v.t;cell.className=all;cell.title=v.tip||"";
