@@ -29,7 +29,8 @@ constexpr std::size_t kHttpThreads = 16;  // number of threads that compute answ
 // further connection is closed at once if no connection waits for its client.
 constexpr std::size_t kHttpConnectionsMax = 1024;
 constexpr TimeNs kHttpRequestMax = 10 * kSecond;  // limit on the time from the first byte of a request to its last
-// Limit on the time that the client takes to read the answer, and then, if it was the connection's last, to close.
+// Limit on the time that the client takes to read an answer, and on the time that it takes to close the connection
+// after the connection's last answer.
 constexpr TimeNs kHttpAnswerMax = 10 * kSecond;
 constexpr TimeNs kHttpIdleMax = 5 * kSecond;       // limit on the time before the first request and between requests
 constexpr std::size_t kHttpSmallBytes = 64 << 10;  // bytes that each connection may always have in memory

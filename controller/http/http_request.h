@@ -14,8 +14,8 @@
 
 namespace kvferry::controller {
 
-/// Ends a request with an error: HttpApi::answer() catches it. Thrown on the calling thread only, never on the owner
-/// thread.
+/// Ends a request with an error: HttpApi::answer() catches it. Thrown only on the thread that called HttpApi::answer(),
+/// never on the owner thread.
 struct HttpFailure : std::exception {
   explicit HttpFailure(Error why) : error(std::move(why)) {}
   Error error;

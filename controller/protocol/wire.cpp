@@ -60,7 +60,7 @@ namespace {
 
 /// Returns the position of the version: after the array tags of the message and of its header.
 std::size_t version_at(std::string_view bytes) {
-  // The tag of an array of 16 fields or more.
+  // 0xdc is the tag of an array of 16 to 65535 elements.
   const bool is_long = !bytes.empty() && static_cast<unsigned char>(bytes[0]) == 0xdc;
   const std::size_t at = is_long ? 4 : 2;
   KVFERRY_CHECK(bytes.size() > at && static_cast<unsigned char>(bytes[at - 1]) == 0x92 &&
