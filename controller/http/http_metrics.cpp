@@ -113,8 +113,8 @@ constexpr MetricRow kMetrics[] = {
      "With --etcd or --event-log: live replicas that this one knows, itself included; below the number that you "
      "started, one is missing"},
     {"replies_dropped_total", "counter",
-     "Replies that were dropped because the connection was gone or the peer did not read, as when a node hangs or has "
-     "ended"},
+     "Replies and orders that were dropped because the connection was gone or the peer did not read, as when a node "
+     "hangs or has ended"},
     {"reports_malformed_total", "counter",
      "Reports of nodes for the status page that were dropped because they can't be read; the nodes are served as "
      "before"},
