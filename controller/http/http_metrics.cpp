@@ -24,7 +24,8 @@ constexpr MetricRow kMetrics[] = {
      "Heartbeats whose digest differed from the index, after which a node is asked for a snapshot; a rate above 0 "
      "means lost messages or a fault"},
     {"drain_chunks_left", "gauge",
-     "While a node is drained: chunks that only it has and that are still to be replicated"},
+     "While a node is drained: its chunks that are still to be checked for a copy on another node, or to be "
+     "replicated"},
     {"drain_chunks_lost", "gauge", "While a node is drained: chunks that no other node took within three tries"},
     {"engine_batches_malformed_total", "counter",
      "Batches of an engine's KV events that can't be read or are of a rank beyond the first 64"},
