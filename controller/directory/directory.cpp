@@ -7,7 +7,7 @@
 namespace kvferry::controller {
 namespace {
 
-// Limit on the cache lines that tidy() visits in one table, which takes up to 200 us.
+// Number of cache lines that Directory::tidy() passes to ChunkTable::tidy(), which then takes up to 200 us.
 constexpr std::size_t kTidyStepsPerTurn = 1024;
 
 Result<void> check_text(std::string_view field, std::string_view text, std::size_t size_max, bool may_be_empty) {

@@ -43,8 +43,8 @@ struct DirectoryOptions {
 };
 
 enum class Update {
-  // The message was applied or dropped. A message is dropped if it is old, or if it follows a loss whose repair was
-  // already requested.
+  // The message was applied, or it was dropped because it is old or because it follows a loss whose repair was already
+  // requested.
   kApplied,
   kUnknownNode,  // the sender is not registered, and nothing changed
   // Messages of this node are missing, or a snapshot is needed: the caller must request what repair() returns.
@@ -54,7 +54,7 @@ enum class Update {
 /// The missing messages or the snapshot to request from a node.
 struct Repair {
   std::uint64_t heard_below = 0;  // the node has used all sequence numbers below this one
-  std::uint64_t resend_from = 0;  // first missing sequence number
+  std::uint64_t resend_from = 0;  // sequence number that the directory expects next
   // If true, sending messages again is enough; if false, the node must begin a snapshot at resend_from or later.
   bool resend_will_do = false;
 };
@@ -71,10 +71,10 @@ struct Joined {
 /// The Publish and Evict messages of a node are numbered, starting with the number that the node registers with. They
 /// are applied in order. A message whose number is below the expected one is a repetition and is dropped. A higher
 /// number shows that a message was lost: the higher one is dropped, and the node must send it again after the missing
-/// ones, because a publish applied after a later evict would undo the evict. The begin of a snapshot makes all earlier
-/// messages irrelevant, so it is applied even after a loss. A snapshot is collected in a separate Generation, which
-/// replaces the former Generation when the snapshot ends. Lookups don't see the chunks of the snapshot before then,
-/// except if the former Generation was empty. Messages that arrive during a snapshot change both generations. A
+/// ones, because a publish applied after a later evict would undo the evict. The first message of a snapshot makes all
+/// earlier messages irrelevant, so it is applied even after a loss. A snapshot is collected in a separate Generation,
+/// which replaces the former Generation when the snapshot ends. Lookups don't see the chunks of the snapshot before
+/// then, except if the former Generation was empty. Messages that arrive during a snapshot change both generations. A
 /// snapshot that takes too long, or that the node begins again, is dropped. Lookups skip a node as soon as it leaves or
 /// expire() finds that its lease has expired. The removal of a node takes the same time however many chunks the node
 /// had. Threads: one at a time. `now` must never decrease.
@@ -203,7 +203,7 @@ class Directory {
   std::size_t num_chunks() const { return num_chunks_; }
   std::uint64_t num_chunks_dropped() const { return num_chunks_dropped_; }
   std::uint64_t num_digests_differed() const { return num_digests_differed_; }
-  /// Increases with each change of the chunks that nodes hold, and of which nodes are leaving.
+  /// Increases with each change of the nodes' chunks or of the set of leaving nodes.
   std::uint64_t index_version() const { return index_version_; }
 
  private:

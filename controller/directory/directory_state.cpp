@@ -101,7 +101,7 @@ void DirectoryState::begin_reload(const DirectoryImage& image) {
 
 void DirectoryState::reload(const std::string& name_space, const TableBlock& block) {
   const auto home = directory_.namespaces_.find(name_space);
-  // A namespace that is missing here was created after the image, and the journal has all of its chunks.
+  // A namespace that is missing here had no nodes when the image was made, and the journal has all of its chunks.
   if (home == directory_.namespaces_.end()) return;
   const auto& holders = holders_[name_space];
   ChunkTable& table = home->second->table;

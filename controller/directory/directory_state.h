@@ -60,8 +60,9 @@ class DirectoryState {
   bool walk(TableBlock& block, std::string& name_space);
   void end_walk();
 
-  // Reloading requires an empty directory without a journal. Call begin_reload(), reload() for the blocks in any order,
-  // end_blocks(), replay_...() for the journal's records, and finish(). Repeated records change nothing.
+  // Reloading requires an empty directory without a journal. If there is an image, call begin_reload(), reload() for
+  // the blocks in any order, and end_blocks(). Then call replay_...() for the journal's records, and finish(). Records
+  // of changes that the blocks contain already do no harm.
   void begin_reload(const DirectoryImage& image);
   void reload(const std::string& name_space, const TableBlock& block);
   void end_blocks();

@@ -26,7 +26,7 @@ constexpr std::uint64_t kSkipTokensMax = 64;
 struct PairNode {
   std::string engine_id, role, serves, endpoint;
   std::uint64_t load = 0;        // number of requests on the node, as the node reported it
-  TimeNs load_reported_at = 0;   // time of that report, which is taken to count all requests assigned before
+  TimeNs load_reported_at = 0;   // time of the report of `load`, which is assumed to count all requests assigned before
   std::uint64_t num_cached = 0;  // length of the prompt's cached prefix, in tokens
   bool is_leaving = false;
 };

@@ -150,7 +150,7 @@ struct Sessions::Receiver {
 
   void operator()(const wire::StatusRequest&) { self.reply(turn, wire::StatusReply{.status = self.status(turn.now)}); }
 
-  /// Returns true if the sender's role allows the message. Otherwise replies to the sender with the reason.
+  /// Returns true if the sender may send the message. Otherwise replies to the sender with the reason.
   bool is_allowed(const wire::FromNode& message) {
     const auto* const request = std::get_if<wire::AdminRequest>(&message);
     const net::Role least = request != nullptr ? wire::least_role_for(request->verb)

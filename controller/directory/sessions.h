@@ -149,7 +149,7 @@ class Sessions {
   TimeNs started_at_;
   Counters counters_;
   std::string refusal_;    // for Status::refusal
-  TimeNs refused_at_ = 0;  // time of this refusal
+  TimeNs refused_at_ = 0;  // time of the refusal in refusal_
   std::uint64_t last_connection_ = 0;
   std::unordered_map<ConnectionId, Session> sessions_;
   std::unordered_map<NodeId, Peer> peers_;
