@@ -107,8 +107,8 @@ class ChunkTable {
 
   /// Makes room for `num_keys` keys. The table must be empty.
   void reserve(std::size_t num_keys) { index_.reserve(num_keys); }
-  /// Adds the keys of a block. `holders` maps each Life in the block to a holder of this table; a Life that is not in
-  /// the map is skipped. The caller passes the block's tails to restore_tail().
+  /// Adds the keys of a block. `holders`: [Life in the block] holder of this table; a Life that is not in this map is
+  /// skipped. The caller passes the block's tails to restore_tail().
   void restore(const TableBlock& block, const std::unordered_map<Life, HolderIndex>& holders);
   /// Adds the details of a tail. The caller must pass the oldest tail first. Ignores a key that `holder` does not have.
   void restore_tail(HolderIndex holder, const TableBlock::Tail& tail);
@@ -122,8 +122,8 @@ class ChunkTable {
   /// PlacementIndex::lookup(), plus time linear in the number of visited tails.
   void lookup(const LookupView& query, std::optional<HolderIndex> asker, std::vector<Match>& matches);
 
-  /// Reclaims memory of removed holders and resizes tables: `num_steps` cache lines, and a quarter as many tails.
-  /// Returns false if nothing is left to do.
+  /// Processes about `num_steps` cache lines for each pending task of the index (see KeyMap::tidy()), and drops up to a
+  /// quarter as many tails of removed holders. Returns false if nothing is left to do.
   bool tidy(std::size_t num_steps);
 
  private:

@@ -109,7 +109,8 @@ class HolderSets {
   std::size_t num_shared_ = 0;
   std::size_t num_single_ = 0;
   std::vector<Placement> scratch_;
-  Change last_add_, last_remove_;  // last changes, for repeats(): most batches make the same change for all their keys
+  // The last changes that resulted in a shared set, for repeats(): most batches make the same change for all keys.
+  Change last_add_, last_remove_;
 };
 
 }  // namespace kvferry::controller

@@ -68,7 +68,7 @@ class KeyMap {
   }
   void insert(const Key& key, Value value);  // Inserts a key, which must be absent.
   /// Erases the key that `cursor` has just found; the cursor stays usable. The caller must call finish_erasing(), which
-  /// frees the memory, before any change other than erase().
+  /// frees the memory, before the next insert() or tidy().
   void erase(const Cursor& cursor);
   void finish_erasing();
 

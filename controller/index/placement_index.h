@@ -114,7 +114,7 @@ class PlacementIndex {
     std::size_t first, end;
   };
   static constexpr std::size_t kKeysFetchedFirst = 8;
-  static constexpr std::size_t kKeysPerPiece = 64;  // number of keys that are changed between two calls of tidy()
+  static constexpr std::size_t kKeysPerPiece = 64;  // number of keys after which a change may call tidy()
   // Number of cache lines to tidy for each changed key; enough to end a resize before the table is full.
   static constexpr std::size_t kTidyPerChange = 4;
 
