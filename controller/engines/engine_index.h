@@ -38,7 +38,8 @@ struct EngineIndexCounters {
   std::uint64_t blocks_unplaced = 0;
   std::uint64_t other_group = 0;       // events of layer groups that are not indexed; each holder has one indexed group
   std::uint64_t other_block_size = 0;  // events with another block size than this index; their blocks are not indexed
-  std::uint64_t hashes_ambiguous = 0;  // number of times that a stored hash was in use for another block
+  // Number of times that a stored hash was in use for another block, or had no room in the map of hashes.
+  std::uint64_t hashes_ambiguous = 0;
 };
 
 /// The LoRA adapter and the cache salt of a prompt. Its KV depends on these besides its tokens.
@@ -100,7 +101,7 @@ class EngineIndex {
     bool is_used = false;
     std::string lora_name;
     std::optional<std::uint32_t> group;  // layer group that is indexed; events of other groups are not
-    bool group_is_full = false;          // whether `group` has full attention
+    bool group_is_full = false;          // whether `group` has full attention, or attention of an unknown kind
     /// Keys of this holder's blocks by hash, for hashes that keys_of_ maps to other blocks.
     std::unordered_map<ShortKey, ShortKey> own_keys;
   };
@@ -132,8 +133,8 @@ class EngineIndex {
   Tier removed_tier_ = Tier::kGpu;
   struct Walker {  // A holder that has all blocks of the prompt that match() has visited.
     NodeIndex node;
-    // Bit masks of tiers. `alone`: tiers that have all these blocks by themselves; `together`: tiers that have them
-    // together with faster tiers.
+    // Bit masks of tiers. `alone`: tiers that have all visited blocks by themselves; `together`: tiers that have all
+    // visited blocks together with faster tiers.
     std::uint8_t alone, together;
     std::uint32_t match;  // index in match()'s `matches`
   };

@@ -56,9 +56,9 @@ void EngineStream::received(std::uint64_t sequence, std::string_view payload, Ti
   take_in_order(sequence, payload, now);
 }
 
-/// Drops a duplicate, applies the next batch, and queues a later one during a replay; during kVerify, queues the next
-/// one too. In other cases earlier batches are missing: requests a replay and queues the batch, or, if no replay is
-/// possible now, drops all blocks and applies the batch.
+/// Drops a duplicate, applies the next batch, and queues any other one during a replay; during kVerify, queues the next
+/// one too. Without a replay, batch 0 is applied if next_ is unknown. In other cases earlier batches are missing:
+/// requests a replay and queues the batch, or, if no replay is possible now, drops all blocks and applies the batch.
 void EngineStream::take_in_order(std::uint64_t sequence, std::string_view payload, TimeNs now) {
   if (next_ && sequence < *next_) {
     ++counters_.duplicates;
