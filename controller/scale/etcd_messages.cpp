@@ -36,7 +36,7 @@ std::string from_base64(std::string_view text) {
 std::string end_of(std::string_view prefix) {
   std::string end(prefix);
   while (!end.empty() && end.back() == '\xff') end.pop_back();
-  if (end.empty()) return std::string(1, '\0');  // in etcd, the end "\0" means all keys
+  if (end.empty()) return std::string(1, '\0');  // in etcd, a range with the end "\0" has no upper limit
   end.back() = static_cast<char>(static_cast<unsigned char>(end.back()) + 1);
   return end;
 }

@@ -180,7 +180,7 @@ void LogReader::hello(const std::string& writer, const LogRecord& record, TimeNs
   const NodeName name{info.name_space, info.engine_id.value};
   const auto known = nodes_.find(name);
   if (known == nodes_.end() && directory_.find_node(name.name_space, name.engine_id))
-    return;  // the node has sent its own Hello to this replica, so the log's record is ignored
+    return;  // the record is ignored: the node sent Hello to this replica, or was reloaded from the state folder
   if (known != nodes_.end() && known->second.incarnation == info.incarnation.value) {
     known->second.writer = writer;
     known->second.expected = hello->next_sequence;

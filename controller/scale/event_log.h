@@ -102,7 +102,7 @@ class LogWriter {
   bool is_writing_ = false;
   bool is_broken_ = false;                      // entries were lost, and the kHole record is not written yet
   std::unordered_map<NodeId, Known> nodes_;     // nodes as they were before the oldest remembered record
-  std::unordered_map<NodeId, NodeInfo> infos_;  // registrations of all current nodes
+  std::unordered_map<NodeId, NodeInfo> infos_;  // nodes that were passed to joined() and not to gone() since
   std::deque<Remembered> remembered_;
   std::size_t remembered_bytes_ = 0;
   LogEntry entry_;

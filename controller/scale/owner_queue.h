@@ -12,8 +12,8 @@
 
 namespace kvferry::controller::scale {
 
-/// Each thread of this folder must call this function first, so that no signal handler runs on it and SIGPIPE does not
-/// end the process.
+/// Each thread that the code of this folder starts must call this function first, so that no signal handler runs on the
+/// thread and SIGPIPE does not end the process.
 inline void block_all_signals() {
   sigset_t all;
   ::sigfillset(&all);
