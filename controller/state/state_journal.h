@@ -38,7 +38,7 @@ struct StateOptions {
 class StateJournal final : public Journal, public Listener {
  public:
   /// Loads the folder into `directory`, which must be empty and outlive the journal, and then records its changes.
-  /// kInvalidArgument, kRefused, kUnavailable: the folder is unusable; the message says what to do.
+  /// kInvalidArgument, kRefused, kUnavailable: the folder is unusable; the message says why.
   static Result<std::unique_ptr<StateJournal>> open(StateOptions options, Directory& directory, const Clock& clock);
   ~StateJournal() override;
 
