@@ -63,8 +63,8 @@ class ReplySender {
 };
 
 /// The sessions of all listeners together, because a node may reconnect through another listener. Malformed messages
-/// are counted and dropped; messages of another protocol version are answered with Refused. Threads: the directory's
-/// owner. `now` must never decrease.
+/// are counted and dropped; messages of an unsupported protocol version are answered with Refused. Threads: the
+/// directory's owner. `now` must never decrease.
 class Sessions {
  public:
   /// `protocol`: supported versions; empty: those of this release.
@@ -148,7 +148,7 @@ class Sessions {
   bool insecure_ = false;
   TimeNs started_at_;
   Counters counters_;
-  std::string refusal_;    // for Status::refusal
+  std::string refusal_;    // text of the last refusal, for Status::refusal
   TimeNs refused_at_ = 0;  // time of the refusal in refusal_
   std::uint64_t last_connection_ = 0;
   std::unordered_map<ConnectionId, Session> sessions_;
