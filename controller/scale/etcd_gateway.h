@@ -84,7 +84,7 @@ class EtcdGateway {
     token_.clear();
   }
 
-  /// Interrupts the current request and fails later ones. Threads: any.
+  /// Interrupts the current request, unless it is still connecting, and fails later ones. Threads: any.
   void stop() {
     const std::lock_guard lock(mutex_);
     is_stopped_ = true;

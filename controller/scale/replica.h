@@ -1,5 +1,5 @@
-// Makes a controller one of several replicas. Replicas share their small state through etcd, and nodes' messages
-// through an event log. Lookups use neither.
+// Makes a controller one of several replicas. Replicas share their endpoints, the nodes' incarnations and the quotas
+// through etcd, and nodes' messages through an event log. Lookups use neither.
 #pragma once
 
 #include <memory>
