@@ -52,7 +52,7 @@ struct LoadedState {
   std::uint64_t log_bytes = 0;
   std::uint64_t snapshot_bytes = 0;  // size of the snapshot; 0: there is no snapshot
   std::uint64_t num_records = 0;
-  std::string damage;                  // what could not be read, as a sentence; empty: everything was read
+  std::string damage;                  // first file that could not be read, and why; empty: everything was read
   std::vector<std::string> set_aside;  // paths of files that are damaged, missing or unusable, to be renamed
 };
 
