@@ -125,8 +125,10 @@ Result<RedisUrl> parse_redis_url(std::string_view text) {
                  bytes && *bytes >= std::size_t{1} << 20) {
         url.bytes_max = *bytes;
       } else {
-        return bad("an option after '?' is neither stream=NAME, with 1 to 256 printable ASCII characters, nor bytes=N",
-                   kRedisAllowed);
+        return bad(
+            "an option after '?' is neither stream=NAME, with 1 to 256 printable ASCII characters without spaces, nor "
+            "bytes=N",
+            kRedisAllowed);
       }
     }
     text = text.substr(0, query);
