@@ -1,8 +1,8 @@
 // The records in the batches of the state folder: changes of a directory, its nodes and its chunks.
 //
-// A record has a type (1 byte), a length (4 bytes), and that many bytes. Records that describe nodes are msgpack, so
-// that later releases can append fields; records of chunks are plain bytes, because there are millions of chunks. The
-// first record of a file is its FileHead.
+// A record has a type (1 byte), a length (4 bytes), and that many bytes. The FileHead and records with nodes'
+// registrations are msgpack, so that later releases can append fields; records of chunks are plain bytes, because there
+// are millions of chunks. The first record of a file is its FileHead.
 #pragma once
 
 #include <cstdint>
