@@ -1,5 +1,5 @@
-// Checks that every packer makes. A packer checks its layout and format once, and its arguments at each call before it
-// copies the first byte.
+// The checks that every packer makes. A packer checks its layout and format once, and its arguments at each call before
+// it copies the first byte.
 #pragma once
 
 #include <cstddef>

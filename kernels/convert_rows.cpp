@@ -32,10 +32,11 @@ KVFERRY_DEVICE void convert_strided(const Row& row) {
   }
 }
 
-// The code for contiguous rows, which the compiler vectorises once for each instruction set below.
 template <class Storage>
 using Unaligned __attribute__((aligned(1), may_alias)) = Storage;
 
+/// Converts a row whose elements are contiguous on both sides. On x86-64 the compiler vectorises this code for AVX2 and
+/// for AVX-512.
 template <class From, class To>
 KVFERRY_DEVICE void convert_dense(const Row& row) {
   const auto* __restrict from = reinterpret_cast<const Unaligned<typename From::Storage>*>(row.from);

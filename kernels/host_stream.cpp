@@ -56,7 +56,7 @@ void HostStream::for_each_piece(const TokenRun& run, Visit visit) const {
     for (std::uint32_t token = run.first_token; token < end;) {
       const std::uint32_t tokens = std::min(end - token, layout.block_tokens - token % layout.block_tokens);
       const std::uint32_t next = token + tokens;
-      // Prefetches the next block from front to back, whether its heads are contiguous or interleaved.
+      // A gather prefetches the next block from front to back, whether its heads are contiguous or interleaved.
       const std::byte* const next_block = next < end ? address_of(next, 0) : nullptr;
       for (std::uint32_t head = 0; head < shape.num_heads; ++head) {
         const std::byte* const ahead =

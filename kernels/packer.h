@@ -43,7 +43,8 @@ struct ChunkFormat {
   // infinity in the other types.
   ElementType cache_type = ElementType::kBytes;
   ElementType chunk_type = ElementType::kBytes;
-  // Scale of the conversion of each layer's K, then of its V; empty: all are 1. Only for chunks of fp8.
+  // Scale of the conversion of each layer's K, then of its V, or of its latent; empty: all are 1. Only for chunks of
+  // fp8.
   std::vector<float> scales;
 };
 

@@ -62,8 +62,8 @@ inline void transpose(const std::byte* src, std::int64_t src_stride, std::byte* 
   for (std::size_t c = 0; c < tiled_cols; c += n)
     for (std::size_t r = 0; r < tiled_rows; r += n)
       transpose_tile<T>(at(src, src_stride, r, c), src_stride, at(dst, dst_stride, c, r), dst_stride);
-  copy_elements(tiled_rows, 0, tiled_cols);  // copies the rows that fill no tile
-  copy_elements(0, tiled_cols, cols);        // copies the columns that fill no tile
+  copy_elements(tiled_rows, 0, tiled_cols);  // copies the part below the tiles
+  copy_elements(0, tiled_cols, cols);        // copies the columns right of the tiles
 }
 
 }  // namespace kvferry

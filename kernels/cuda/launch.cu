@@ -14,7 +14,8 @@ using namespace device;
 constexpr std::uint32_t kThreads = 128;
 constexpr std::uint32_t kSegmentsPerBlock = kThreads / kSegmentLanes;
 
-/// Runs one of the kSegmentLanes lanes of a segment. With kHashes, every lane returns the hash of the whole segment.
+/// Runs one of the kSegmentLanes lanes of a segment. With kHashes, every lane returns the hash of the whole segment if
+/// lane.is_whole(), otherwise a number without meaning.
 template <bool kHashes, class Lane>
 __device__ std::uint64_t run_lane(Lane lane, std::uint32_t number, const SegmentSecret& secret) {
   const unsigned together = ((1U << kSegmentLanes) - 1) << (threadIdx.x % 32 / kSegmentLanes * kSegmentLanes);
@@ -121,7 +122,7 @@ dim3 grid_for(std::uint64_t blocks, std::uint32_t num_jobs, bool in_host_memory)
 template <bool kGathers>
 cudaError_t launch_copy(const Launch& launch, const PackJobs& jobs, ElementType cache_type, ElementType chunk_type,
                         bool hashes, cudaStream_t stream) {
-  // The layers may begin and end inside a segment, so up to two segments more than their size are touched.
+  // The layers may begin and end inside a segment, so they may lie in up to two segments more than their bytes fill.
   const std::uint64_t layers = launch.layers.end - launch.layers.first;
   const std::uint64_t segments = launch.run_segments_max * layers / launch.plan.num_layers + 2;
   const dim3 grid = grid_for(blocks_for(segments), jobs.size(), jobs.in_host_memory());

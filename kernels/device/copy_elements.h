@@ -30,7 +30,7 @@ KVFERRY_DEVICE void write_element(std::byte* to, float value) {
   for (std::uint32_t i = 0; i < sizeof(typename Type::Storage); ++i) to[i] = static_cast<std::byte>(bits >> 8 * i);
 }
 
-/// How an element is copied between chunk and cache; the counterparts of vec_format.h's classes for single elements.
+/// How a single element is copied between chunk and cache; for 16 bytes of a chunk, see vec_format.h.
 struct SameElement {
   KVFERRY_DEVICE static void to_chunk(std::byte* chunk, const std::byte* cache, std::uint32_t bytes, float) {
     copy_bytes(chunk, cache, bytes);

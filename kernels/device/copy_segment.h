@@ -1,7 +1,8 @@
 // Bodies of the copy kernels: sixteen threads, called lanes, copy one segment of a job's run.
 //
 // A lane moves 16 bytes of the chunk at a time, the same ones that it hashes (segment_hash.h), so the lanes of a
-// segment access 256 contiguous bytes of the chunk together. Sizes and addresses of rows must be multiples of 16.
+// segment together access 256 contiguous bytes of the run (PackJob). Sizes and addresses of rows must be multiples of
+// 16.
 #pragma once
 
 #include <cstddef>

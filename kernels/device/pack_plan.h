@@ -43,7 +43,8 @@ struct PackJob {
   std::uint32_t num_tokens;
   // Number of tokens in the chunk, and of tokens at its start that are not copied.
   std::uint32_t chunk_tokens, skip_tokens;
-  std::uint64_t* segments;  // receives the XXH3 of each checksum segment of the run; nullptr: none
+  // Where a copy kernel that also hashes writes the XXH3 of each checksum segment of the run; nullptr: nowhere.
+  std::uint64_t* segments;
 };
 
 /// Layers [first, end). The layers before `first` are already copied.

@@ -55,7 +55,8 @@ struct Converted {
   }
 };
 
-/// The other conversions have no class for 16 bytes: their elements are copied one at a time (copy_elements.h).
+/// Stands for conversions to a chunk type other than fp8. These have no class that converts 16 bytes at once: their
+/// elements are copied one at a time (copy_elements.h).
 struct NoFormat {};
 
 }  // namespace kvferry::device
