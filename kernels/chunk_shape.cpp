@@ -39,7 +39,7 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
         fmt::format("scales are given for chunks of {}; only chunks of fp8 have scales", name_of(format.chunk_type)));
   const std::size_t num_planes = layout.layers.size() * layout.planes;
   if (!format.scales.empty() && format.scales.size() != num_planes)
-    return bad(fmt::format("got {} scales for {} K and V planes; allowed: one for each plane, or none",
+    return bad(fmt::format("got {} scales for {} planes (K, V or latent); allowed: one for each plane, or none",
                            format.scales.size(), num_planes));
   for (const float scale : format.scales)
     if (!std::isnormal(scale) || !std::isnormal(1 / scale) || scale < 0)
@@ -98,9 +98,9 @@ Result<void> check_run(const KvLayout& layout, const TokenRun& run) {
                       layer.name, layer.group, run.block_ids.size()));
     const std::vector<BlockId>& table = run.block_ids[layer.group];
     if (table.size() < end_block)
-      return bad(fmt::format("layer '{}': tokens [{}, {}) need {} blocks of {} tokens, but KV group {} has {} blocks",
-                             layer.name, run.first_token, end_token, end_block, layout.block_tokens, layer.group,
-                             table.size()));
+      return bad(fmt::format(
+          "layer '{}': tokens [{}, {}) need a table of {} blocks of {} tokens, but the table of KV group {} has {}",
+          layer.name, run.first_token, end_token, end_block, layout.block_tokens, layer.group, table.size()));
     for (std::uint64_t i = first_block; i < end_block; ++i) {
       if (table[i] == kNoBlock) continue;
       if (table[i] < 0 || static_cast<std::uint32_t>(table[i]) >= layout.num_blocks)

@@ -124,10 +124,12 @@ TEST_P(PackerErrors, ABlockIdOutsideTheRunIsNobodysBusiness) {
 
 TEST_P(PackerErrors, ABlockTableTooShortForTheTokensIsRefused) {
   const std::vector<std::vector<BlockId>> tables = {{0, 1, 2}, {3, 2}};
-  expect_run_refused({3, 6, tables},
-                     "layer 'layers.1.attn': tokens [3, 9) need 3 blocks of 4 tokens, but KV group 1 has 2 blocks");
+  expect_run_refused(
+      {3, 6, tables},
+      "layer 'layers.1.attn': tokens [3, 9) need a table of 3 blocks of 4 tokens, but the table of KV group 1 has 2");
   expect_run_refused({UINT32_MAX, 100, tables_},
-                     "tokens [4294967295, 4294967395) need 1073741849 blocks of 4 tokens, but KV group 0 has 3 blocks");
+                     "tokens [4294967295, 4294967395) need a table of 1073741849 blocks of 4 tokens, but the table of "
+                     "KV group 0 has 3");
 }
 
 TEST_P(PackerErrors, AMissingGroupIsRefused) {
