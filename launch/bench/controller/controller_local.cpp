@@ -200,9 +200,9 @@ class LocalBench {
     return median(rates);
   }
 
-  /// Measures the slowest lookup after the removal of a node. Before each lookup, tidy() cleans up a part of the index,
-  /// as in the server's loop. The time of tidy() counts too, because a lookup at the server would wait until tidy()
-  /// returns.
+  /// Measures the slowest lookup after the removal of a node. The node is removed right before the first lookup. Before
+  /// each further lookup, tidy() cleans up a part of the index, as in the server's loop. The times of the removal and
+  /// of tidy() count too, because a lookup at the server would wait for them.
   void measure_death(PlacementIndex<ShortKey>& index) {
     const std::uint64_t num_held = std::min(kDyingHashesMax / kPrefixKeys, num_prefixes_);
     report_.begin(fmt::format("slowest lookup while a node of {} hashes is removed", num_held * kPrefixKeys));

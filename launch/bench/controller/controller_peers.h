@@ -2,8 +2,8 @@
 // by a program of launch/bench/peers.
 //
 // The program reads {"hashes", "repeat", "seconds"} as a line of JSON. It writes lines: {"step": text} for the
-// progress, {"peer": figures}, and {"done": true} at its end, or {"error": reason} if it fails. Figures named
-// per_s_per_core are per second of the processor time of the peer's server.
+// progress, {"peer": figures}, and {"done": true} at its end, or {"error": reason} if it fails. Figures whose names end
+// in per_s_per_core are per second of the processor time of the peer's server.
 #pragma once
 
 #include <functional>
@@ -24,7 +24,7 @@ struct PeersFigures {
 constexpr std::string_view kControllerPeers[] = {"dynamo", "lmcache", "mooncake", "redis"};
 
 /// Installs what a peer's program needs, and returns the command that runs this program. If a PeerProgram returns an
-/// error, the peer is left out.
+/// error other than kCancelled, the peer is left out.
 using PeerProgram = std::function<Result<Command>(const std::string& peer, const Say& say)>;
 
 /// The PeerProgram that installs the peer's packages from PyPI.

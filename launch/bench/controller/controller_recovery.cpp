@@ -21,7 +21,7 @@ using controller::Directory;
 using controller::NodeId;
 using controller::StateJournal;
 
-constexpr std::uint64_t kBatchesPerWrite = 64;  // number of batches between two writes of the journal's log
+constexpr std::uint64_t kBatchesPerWrite = 64;  // number of published batches between two writes of the log
 constexpr std::uint64_t kChurnedPrefixes = 10'000;
 constexpr TimeNs kRecoveryPatience = 60 * kSecond;
 

@@ -10,7 +10,8 @@ namespace kvferry::bench {
 namespace {
 
 constexpr TimeNs kTurn = kMillisecond;
-// A turn takes at least a millisecond and a batch has kBatchKeys keys, which makes up to a million hashes a second.
+// Turns take at least a millisecond on average, and a batch has kBatchKeys keys, which makes up to a million hashes a
+// second.
 constexpr std::uint64_t kBatchesPerTurn = 32;
 constexpr std::uint64_t kTurns = 4000;              // number of turns; every second turn evicts
 constexpr std::uint64_t kFirstPrefix = 1ULL << 40;  // no other node holds this prefix or a later prefix

@@ -22,8 +22,9 @@ struct FleetLoad {
 
 /// Results of lookups since the last take_lookups().
 struct LookupTimes {
-  std::vector<double> us;       // time from the call to the reply, for each answered lookup that was not a probe()
-  std::uint64_t num_wrong = 0;  // replies that did not name the node whose conversation was looked up, while it was up
+  std::vector<double> us;  // time from the call to the reply, for each answered lookup that was not a probe()
+  // Number of replies that did not name the node whose conversation was looked up, although that node was up.
+  std::uint64_t num_wrong = 0;
   std::uint64_t num_failed = 0;
 };
 

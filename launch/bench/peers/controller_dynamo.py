@@ -135,7 +135,8 @@ class Indexer(RemoteDirectory):
                 [self.question(*told) for told in last.values()])
 
     def question(self, worker: int, prefix: int, position: int) -> tuple[int, int, bytes]:
-        """Returns the worker, the number of keys that it has of the prefix after its last event, and the query for it.
+        """Returns the worker, the number of keys that it has of the prefix after its last event, and the query that
+        shows this number.
         """
         # A worker's last event either stores the end of a prefix, after which all keys of the prefix are found, or
         # evicts the start of a prefix, after which none is found.

@@ -16,7 +16,7 @@ constexpr const char* kKey = "a key that everybody may know: the bench's bytes a
 constexpr const char* kMember = "bench";
 constexpr TimeNs kGrantLasts = 3600 * kSecond;
 
-/// Writes the list of members and the key of its only member, which both sides are, and returns the key.
+/// Writes a list of members and the key of its only member, and returns the key. Both sides are that member.
 net::ClusterKey member_key(const std::string& folder) {
   net::MemberKey key{{kMember, net::Role::kWorker}, {}, net::shared_with(net::Role::kWorker, {kKey})};
   key.secret.fill(1);
@@ -105,7 +105,7 @@ class KvferryEngine final : public Engine {
     }
   }
 
-  std::optional<TemporaryFolder> folder_;  // has the member's key, which the transport follows
+  std::optional<TemporaryFolder> folder_;  // has the file of the member's key, which the transport watches for changes
   std::unique_ptr<Transport> transport_;
   RegionId region_;
   PeerId peer_;
