@@ -209,13 +209,13 @@ void measure_events(const ControllerLoad& load, ControllerReport& report) {
       (hashes == Hashes::kIntegers ? stored : stored_bytes).push_back(bench.time(stores, take));
       if (!bench.holds_all(true))
         throw Failure({ErrorCode::kCorrupt,
-                       "the controller's index lacks blocks that the benchmark's events of an engine stored, so the "
-                       "benchmark ends without figures"});
+                       "the controller's index is wrong after the benchmark's events stored blocks, so the benchmark "
+                       "ends without figures"});
       const double per_s = bench.time(removals, take);
       if (!bench.holds_all(false))
         throw Failure({ErrorCode::kCorrupt,
-                       "the controller's index still has blocks that the benchmark's events of an engine removed, so "
-                       "the benchmark ends without figures"});
+                       "the controller's index is wrong after the benchmark's events removed blocks, so the benchmark "
+                       "ends without figures"});
       if (hashes == Hashes::kBytes) continue;
       removed.push_back(per_s);
       controller::EngineEventDecoder decoder;
