@@ -23,7 +23,7 @@ std::vector<std::int32_t> random_tokens(std::mt19937& random, std::uint32_t coun
 
 RequestId id_of(std::uint64_t number) { return RequestId{fmt::format("cmpl-{:032x}-0", number)}; }
 
-/// Runs the steps of a scheduler core and reports the saves of each step as completed at once.
+/// Runs the steps of a scheduler core, and reports a step's saves as completed right after the step's plan is built.
 class CoreDriver {
  public:
   explicit CoreDriver(std::uint32_t num_slots) : core_(config(num_slots)) { core_.set_directory_up(false); }

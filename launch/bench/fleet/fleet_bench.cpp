@@ -22,7 +22,8 @@ constexpr std::uint64_t kRateMax = 10'000;
 constexpr std::uint64_t kChunksMin = kSystemPrompts * kSystemChunks + kConversationsMin * kOwnChunks;
 constexpr std::uint64_t kStepsOfOneSize = 6;
 constexpr rlim_t kFilesMax = 200'000;
-// Number of file descriptors of a connection: a socket, a ZeroMQ mailbox, an eventfd and an epoll.
+// Number of file descriptors of a connection over ZeroMQ: a socket, a mailbox, an eventfd and an epoll. A stream needs
+// fewer.
 constexpr std::uint64_t kFilesOfLink = 4;
 constexpr std::uint64_t kFilesBeside = 200;
 

@@ -35,8 +35,8 @@ const std::map<std::string, std::vector<std::string>>& packages() {
   return all;
 }
 
-// These packages are for vLLM's Python, so they are not installed in the virtual environment, but in
-// beside_vllm_folder().
+// Name of the packages that are for vLLM's Python. They are installed in beside_vllm_folder(), not in the virtual
+// environment.
 constexpr std::string_view kBesideVllm = "connector_lmcache";
 
 fs::path venv() {

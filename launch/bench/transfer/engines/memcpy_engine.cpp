@@ -1,5 +1,6 @@
 // Measures the limit that memory sets to the speed of copies: one thread copies the blocks between two memories of its
-// process. The two are shared segments, of which the target's is used through a second mapping, or private memory.
+// process. Both are shared segments, or both are private memory. The target's shared segment is used through a second
+// mapping.
 #include <cstring>
 
 #include "launch/bench/transfer/engine.h"

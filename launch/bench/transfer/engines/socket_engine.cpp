@@ -104,8 +104,8 @@ class SocketEngine final : public Engine {
     const Deadline deadline(kPatience);
     int num_polls = 0;
     for (std::size_t begin = 0; begin < ranges_.size();) {
-      // Takes as many ranges as one call may have. If they have more than call_bytes_ bytes, the last one is shortened
-      // for the call, and gets its length back after the call.
+      // Takes ranges until they have call_bytes_ bytes, but at most kSocketRangesMax. If they have more bytes, the last
+      // range is shortened for the call, and gets its length back after the call.
       std::size_t end = begin;
       std::uint64_t bytes = 0;
       while (end < ranges_.size() && end - begin < kSocketRangesMax && bytes < call_bytes_)
