@@ -64,8 +64,8 @@ Result<void> check_files(const std::vector<FleetStep>& steps) {
     const std::uint64_t files_of_node = step.controllers.num_replicas * kFilesOfLink + 1;
     if (step.load.num_nodes * files_of_node + kFilesBeside <= files.rlim_max) continue;
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("--nodes is '{}', but this process may open {} files and each node takes {}; allowed: {} "
-                             "to {}, or more after `ulimit -Hn` has raised the limit on open files",
+                 fmt::format("--nodes is '{}', but this process may open {} files and each node takes up to {}; "
+                             "allowed: {} to {}, or more after `ulimit -Hn` has raised the limit on open files",
                              step.load.num_nodes, files.rlim_max, files_of_node, kNodesMin,
                              (std::max<std::uint64_t>(files.rlim_max, kFilesBeside) - kFilesBeside) / files_of_node)};
   }
