@@ -31,7 +31,7 @@ class Backend {
   TransferTable& table() { return table_; }
   std::uint64_t incarnation() const { return incarnation_; }
 
-  // ---- Any thread may call these methods, but not post(), post_and_wait() and join() after join(). ----
+  // ---- Any thread may call these methods. After join(), post(), post_and_wait() and join() must not be called. ----
 
   virtual std::string address() const = 0;
   virtual std::string describe() const = 0;

@@ -30,9 +30,9 @@ struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_peer_max = 64;      // limit of operations of all transfers with one peer
   // Longer ranges are cut into operations of this size, which is small because cancel() waits for posted operations.
   std::uint64_t operation_bytes_max = 1 << 20;
-  // Where UCX emulates one-sided operations by messages (TCP), ranges of up to this many bytes on average are packed
-  // into messages that the peer unpacks. 0: only ranges in grants are packed, because their owner must be able to
-  // revoke them.
+  // Where UCX emulates one-sided operations by messages (TCP), ranges of host memory with up to this many bytes on
+  // average are packed into messages, which the receiver unpacks. Ranges in grants are always packed, because their
+  // owner must be able to revoke the grants. 0: only ranges in grants are packed.
   std::uint64_t packed_bytes_max = 64 << 10;
   TimeNs stuck_ns = kSecond;  // a cancelled transfer without progress for this long ends its connection
   Device* device = nullptr;   // the GPU of the progress thread; must outlive the transport; nullptr: none
@@ -60,11 +60,11 @@ struct ShmOptions : CommonOptions {
 struct TcpOptions : CommonOptions {
   std::string listen_host;  // host to listen on; empty: all interfaces
   net::PortRange listen_ports;
-  std::uint32_t connections = 4;            // connections to each peer on another host
-  std::uint32_t local_connections = 1;      // connections to each peer on this host
+  std::uint32_t connections = 4;            // limit on connections to each peer on another host
+  std::uint32_t local_connections = 1;      // limit on connections to each peer on this host
   std::uint64_t segment_bytes = 512 << 10;  // longer transfers are cut into segments of this size
-  // A connection requests another segment of a pull while fewer than this many requested bytes have not arrived; for an
-  // urgent pull, fewer than twice as many.
+  // Limit on the bytes that a connection has requested for pulls and not received. Below the limit, the connection
+  // requests another segment of a pull; of an urgent pull, below twice the limit.
   std::uint64_t window_bytes = 16 << 20;
   std::optional<net::ClusterKey> key;  // this process's cluster key or member key; without it, peers must have none
   net::Encrypt encrypt = net::Encrypt::kBetweenHosts;  // the connections to encrypt, if there is a key

@@ -207,7 +207,7 @@ std::optional<bool> ProgressLoop::drive(TimeNs timeout_ns, const std::function<b
         if (look(0, true)) busy_at = clock_.now();
       }
     } else if (is_spinning) {
-      // One more round follows, because a peer that wrote before this call woke no thread.
+      // One more round follows: a peer that sent something while the driver was polling has woken no thread.
       set_spinning(is_spinning = false);
     } else {
       has_driver_slept_ = true;

@@ -11,8 +11,8 @@
 
 namespace kvferry {
 
-/// Tasks for the owner of some state, which is one thread or whichever thread holds the state's lock. Threads: any may
-/// call post(), has_tasks() and wake(); only the owner calls run() and prepare_to_sleep().
+/// Tasks for the owner of some state: one thread, or whichever thread holds the state's lock. Threads: any may call
+/// post(), has_tasks() and wake(); only the owner calls run() and prepare_to_sleep().
 class TaskInbox {
  public:
   using Task = std::function<void()>;

@@ -145,7 +145,7 @@ class Transport {
   /// transfers with a dead peer complete with kPeerLost. The same address gives the same PeerId until the peer is lost
   /// or disconnected. A lost peer's id stays valid until disconnect().
   virtual Result<PeerId> connect(const std::string& address) = 0;
-  /// Removes a peer, whose id is invalid afterwards. A transfer with the peer that this ends completes with kPeerLost.
+  /// Removes a peer, whose id is invalid afterwards. Transfers that this call ends complete with kPeerLost.
   virtual void disconnect(PeerId peer) = 0;
 
   /// Starts a transfer. kInvalidArgument: a field is bad (both sides' bounds are checked before anything moves); kFull:

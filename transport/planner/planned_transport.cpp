@@ -110,7 +110,7 @@ class PlannedTransport final : public Transport {
     planner::Address address = KVFERRY_TRY(read_address<planner::Address>(bytes, planner::kProtocolVersion, "planner"));
     Peer peer;
     std::vector<std::string> reached;
-    std::vector<std::size_t> order;  // indexes of the backends in `reached`
+    std::vector<std::size_t> order;  // indexes in backends_ of the backends that reach the peer
     std::string problems;
     for (const OpenBackend& backend : backends_) {
       const std::string* part = planner::find_part(address.parts, backend.name);

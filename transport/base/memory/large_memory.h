@@ -11,7 +11,7 @@ constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
 
 /// Returns how many bytes of a mapping the kernel backs with huge pages now; 0 if /proc/self/smaps can't be read.
 std::uint64_t huge_page_bytes(std::span<const std::byte> memory);
-/// Rounds the size of a file's mapping up to whole pages of that file, as munmap() requires.
+/// Rounds the size of a file's mapping up to whole pages of that file, as munmap() requires for huge pages.
 std::uint64_t whole_pages(int fd, std::uint64_t bytes);
 /// Returns the total size of the huge pages of kHugePageBytes that the system has set aside (vm.nr_hugepages) and that
 /// no process uses or has reserved.

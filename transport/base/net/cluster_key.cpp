@@ -25,7 +25,7 @@ namespace {
 constexpr std::string_view kListHead = "kvferry cluster keys 1\n";
 constexpr std::size_t kFileBytesMax = kListHead.size() + ClusterKey::kKeysMax * (2 * ClusterKey::kBytesMax + 1);
 
-// Limit on the bytes of a list of members, whose lines each have a name, a role and three keys.
+// Limit on the bytes of a list of members, which has one line for each member.
 constexpr std::size_t kListBytesMax = std::size_t{16} << 20;
 
 /// Returns the file's bytes, at most one more than `bytes_max`, or nullopt after an error, which is in errno.

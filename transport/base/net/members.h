@@ -15,7 +15,7 @@ namespace kvferry::net {
 
 /// What a member may do. Each role includes the rights of the roles before it.
 enum class Role : std::uint8_t {
-  kNone,    // allows nothing: the member was revoked
+  kNone,    // allows nothing; role of a process whose key is not accepted, e.g. of a revoked member
   kReader,  // routers and dashboards: ask the controller for its status and which nodes hold a prompt
   kWorker,  // role of nodes: register, publish, read and write KV
   kAdmin,   // operators, and holders of the cluster key itself: drain, clear, set quotas
@@ -40,7 +40,7 @@ struct Identity {
 struct Member {
   Identity identity{};
   Bytes32 curve{}, certificate{};  // the member's public keys
-  Bytes32 token_hash{};            // SHA-256 of its token for the controller's HTTP API
+  Bytes32 token_hash{};            // SHA-256 of the member's token for the controller's HTTP API
   bool operator==(const Member&) const = default;
 };
 
@@ -49,7 +49,7 @@ struct MemberKey {
   /// What a member's key file contains for each accepted cluster key.
   struct Shared {
     Bytes32 controller{};   // public CURVE key of holders of the cluster key, e.g. of controllers
-    Bytes32 certificate{};  // public key of the certificates of these holders
+    Bytes32 certificate{};  // public key in the certificates of holders of the cluster key
     Bytes32 secret{};       // node_secret() for workers and admins, router_secret() for readers
     bool operator==(const Shared&) const = default;
   };

@@ -148,7 +148,7 @@ std::pair<std::vector<Nic>, PciDistance> nearest(const Place& gpu, const std::ve
 }
 
 /// Divides `nics` among `num_takers` GPUs and returns the part of GPU number `taker`. If there are fewer cards than
-/// GPUs, the part is one card, which other GPUs get too.
+/// GPUs, the part is one card, which other GPUs may get too.
 std::span<const Nic> share(std::span<const Nic> nics, std::size_t taker, std::size_t num_takers) {
   if (nics.empty()) return nics;
   if (nics.size() < num_takers) return nics.subspan(taker % nics.size(), 1);

@@ -34,7 +34,7 @@ std::vector<std::string> gpus_of_host(const std::filesystem::path& root);
 int numa_node_of(const std::filesystem::path& root, std::string_view pci_bus_id);
 
 /// Returns the network cards that are nearest to a GPU. GPUs with the same nearest cards divide these among them, or
-/// share single cards if there are fewer cards than GPUs, in the order of the PCI addresses, so that every process
+/// get one card each if there are fewer cards than GPUs, in the order of the PCI addresses, so that every process
 /// comes to the same result by itself. Never chosen are inactive ports, devices that have no file in this container's
 /// /dev, and, without `allowed`, ports with less than half the rate of the fastest port, which are for management. Of
 /// equally near ports the fastest are chosen, and of these InfiniBand rather than Ethernet. Returns no cards if the GPU

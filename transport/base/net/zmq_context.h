@@ -56,8 +56,10 @@ class ZmqContext {
   std::uint64_t key_version() const { return key_ ? key_->version() : 0; }
 
  private:
-  struct CurveKeys {                           // all in Z85, the text form that ZeroMQ's options take
-    std::string server_public, server_secret;  // no secret if this process can't be such a server
+  /// Keys in Z85, the text form that ZeroMQ's options take. `server_secret` is empty if the servers are controllers and
+  /// this process has a member's key, which does not make it a controller.
+  struct CurveKeys {
+    std::string server_public, server_secret;
     std::string own_public, own_secret;
   };
   /// Returns the keys for each accepted cluster key, those of the key in use first; empty: there is no key, or this

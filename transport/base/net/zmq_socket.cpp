@@ -90,9 +90,9 @@ Result<void> ZmqSocket::set_up(ZmqKind kind, const ZmqOptions& options) {
   set(handle_, ZMQ_HANDSHAKE_IVL, kHandshakeMs);
   set(handle_, ZMQ_IMMEDIATE, options.queues_unconnected ? 0 : 1);
   // ZMQ_HEARTBEAT_IVL stays off: if it is set and the receive queue is full, a lost connection ends the process by an
-  // assertion (libzmq issues 3937, 4364, 4767). Keepalive closes idle connections to dead hosts, and the limit on
-  // unacknowledged bytes closes all others: without the limit the kernel sends again for 15 minutes, for example after
-  // a firewall has dropped the connection.
+  // assertion (libzmq issues 3937, 4364, 4767). Of the connections to dead hosts, keepalive closes the idle ones, and
+  // the time limit on unacknowledged bytes closes the others: without this limit the kernel sends again for 15 minutes,
+  // for example after a firewall has dropped the connection.
   set(handle_, ZMQ_TCP_KEEPALIVE, 1);
   set(handle_, ZMQ_TCP_KEEPALIVE_IDLE, kKeepaliveIdleSeconds);
   set(handle_, ZMQ_TCP_KEEPALIVE_INTVL, kKeepaliveIntervalSeconds);

@@ -39,10 +39,11 @@ enum class ZmqKind {
 };
 
 struct ZmqOptions {
-  std::int64_t message_bytes_max = std::int64_t{64} << 20;  // a peer that sends more is disconnected; -1: unlimited
-  int receive_queue_max = 1000;                             // limit on received messages that wait, for each peer
-  int send_queue_max = 1000;                                // limit on messages that wait to be sent, for each peer
-  int connect_timeout_ms = 0;                               // limit of a connection attempt; 0: the kernel's limit
+  // Limit on the bytes of each part of a message. A peer that exceeds the limit is disconnected. -1: unlimited.
+  std::int64_t message_bytes_max = std::int64_t{64} << 20;
+  int receive_queue_max = 1000;    // limit on received messages that wait, for each peer
+  int send_queue_max = 1000;       // limit on messages that wait to be sent, for each peer
+  int connect_timeout_ms = 0;      // time limit of a connection attempt; 0: the kernel's limit
   bool queues_unconnected = true;  // whether send() accepts messages while there is no connection
 };
 
@@ -86,9 +87,9 @@ class ZmqSocket {
   /// `parts.size()` are dropped.
   std::size_t receive(std::span<ZmqPart> parts);
 
-  /// Returns who sent a message, of which `parts` are all parts that receive() has returned. The role kNone: the sender
-  /// was a member whose key is no longer accepted; the caller must ignore the message, and this call ends the
-  /// connection. An admin without a name: the holder of the cluster key, or any peer if the socket needs no key.
+  /// Returns who sent a message. `parts`: all parts of the message that receive() has returned. The role kNone: the
+  /// sender's key is no longer accepted; the caller must ignore the message, and this call tries to end the connection.
+  /// An admin without a name: the holder of the cluster key, or any peer if the socket needs no key.
   Identity sender_of(std::span<const ZmqPart> parts) const;
 
   /// Sets how long closing waits for unsent messages.
@@ -143,7 +144,9 @@ class ZmqSocket {
   std::string key_;  // the server's public CURVE key, at both ends; "": the socket needs no key
   std::uint64_t key_version_ = 0;
   bool is_unbound_ = false;  // whether a router waits to listen anew
-  TimeNs changed_at_ = 0;    // when the socket last changed its key after a refusal, or began to listen anew
+  // When the socket last changed its key after a refusal, or began to listen anew. After listen_again() has logged its
+  // failure: the largest value.
+  TimeNs changed_at_ = 0;
   FdReserve reserve_;
   std::uint32_t num_receives_ = 0;
   std::uint64_t num_handshakes_failed_ = 0;
