@@ -116,8 +116,9 @@ std::string format_members(const std::vector<Member>& members) {
 Result<std::vector<Member>> parse_members(std::string_view content) {
   const auto lines = lines_of(content);
   if (!content.ends_with('\n') || !content.starts_with(fmt::format("{}\n", kMembersHead)))
-    return damaged(fmt::format("the list is not complete; it must begin with the line '{}' and end with a line break",
-                               kMembersHead));
+    return damaged(
+        fmt::format("the list is damaged or not complete; it must begin with the line '{}' and end with a line break",
+                    kMembersHead));
   if (lines.size() - 1 > kMembersMax)
     return damaged(fmt::format("the list has {} members; at most {} are allowed", lines.size() - 1, kMembersMax));
   std::vector<Member> members;
