@@ -39,8 +39,8 @@ class Backend {
   /// version, or of a peer that this backend can't reach.
   virtual Result<std::uint64_t> check_address(const std::string& address) = 0;
 
-  /// Queues a task. A backend may run the task at once instead, if no other thread uses the progress thread's state,
-  /// which tasks may use. Tasks run in the order of the calls.
+  /// Queues a task, which may use the progress thread's state. A backend may run the task at once instead, if no other
+  /// thread uses that state. Tasks run in the order of the calls.
   virtual void post(Task task) = 0;
   /// Posts a task and returns when the task has run.
   void post_and_wait(const Task& task);

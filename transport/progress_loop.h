@@ -32,8 +32,8 @@ class ProgressLoop {
     virtual bool advance(TimeNs now) = 0;
     /// Returns the time at which advance() must be called even if no descriptor becomes ready, or kNever.
     virtual TimeNs next_deadline() const = 0;
-    /// Called when the driver begins to poll without sleeping (true), and before the driver may sleep or leaves, so
-    /// that peers must wake the loop again (false).
+    /// Called with true when the driver begins to poll without sleeping, and with false before the driver may sleep or
+    /// leaves: from then on, peers must wake the loop.
     virtual void set_spinning(bool is_spinning) = 0;
     /// Returns whether the task of call() that has just run left work for advance().
     virtual bool needs_advance() const { return false; }
@@ -96,9 +96,9 @@ class ProgressLoop {
   std::atomic<bool> is_stopping_{false};
 
   std::mutex driver_mutex_;
-  // A driver sets is_driving_, then reads is_parked_ and wakes the thread if it is not parked; the thread clears
-  // is_parked_, then reads is_driving_. So the thread does not stay in epoll beside a driver: one of the two could
-  // receive an event that the other one is to handle.
+  // A driver sets is_driving_, then reads is_parked_ and wakes the progress thread if it is not parked; the progress
+  // thread clears is_parked_, then reads is_driving_. So the progress thread does not stay in epoll beside a driver:
+  // one of the two could receive an event that the other one is to handle.
   std::atomic<bool> is_driving_{false};
   std::atomic<bool> is_parked_{true};  // whether the thread is parked; also true before the thread is started
   std::atomic<TimeNs> driven_at_{0};

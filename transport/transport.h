@@ -66,7 +66,7 @@ struct PagedTransfer {
   RegionId local;
   std::string remote_region;  // result of the peer's export_region() or export_grant()
   std::vector<CopyRange> ranges;
-  std::string notification;  // if not empty: delivered to the peer when all bytes are there (push) or were read (pull)
+  std::string notification;  // if not empty: delivered to the peer after all bytes arrived (push) or were read (pull)
   Priority priority = Priority::kNormal;
   /// If true, feed() adds more ranges. Unless the transfer fails or is cancelled before, its notification and
   /// Completion come after the last of these ranges.

@@ -15,8 +15,8 @@
 
 namespace kvferry::net {
 
-/// Whose sockets listen: controllers', which have the cluster key itself, or nodes', which refuse members with the role
-/// reader.
+/// The processes that listen: controllers, which have the cluster key itself, or nodes, which refuse members with the
+/// role reader.
 enum class Servers : std::uint8_t { kControllers, kNodes };
 
 /// A ZeroMQ context: the I/O thread that the sockets of one process can share. Threads: any.
