@@ -11,8 +11,9 @@ namespace {
 
 constexpr std::uint64_t kBlockBytes = 64 << 10;  // typical block size of paged caches
 constexpr int kRounds = 3;                       // the first round also connects and warms up
-// Time limit for all rounds with one path and one class of memory, besides PathInfo::setup_ns. A path of less than
-// about 3 MB/s counts as failed: it comes last in the order, and path_between() does not return it for GPU memory.
+// Time limit for all rounds with one path and one class of memory. On a path with a PathInfo::setup_ns, the first round
+// may take that much longer, and the limit begins anew after that round. A path of less than about 3 MB/s counts as
+// failed: it comes last in the order, and path_between() does not return it for GPU memory.
 constexpr TimeNs kPatience = kSecond;
 
 std::string text_of(const std::vector<Measured>& measured) {
