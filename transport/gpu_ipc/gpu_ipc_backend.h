@@ -91,7 +91,7 @@ class GpuIpcBackend final : public InboxBackend {
   struct Transfer {
     DeviceTransfer device;
     PeerPtr peer;
-    std::shared_ptr<Mappings> mappings;  // null until the first piece of the transfer is posted
+    std::shared_ptr<Mappings> mappings;  // null before the first piece and after the notification is sent
     TransferId notification;  // id of the control link's transfer that carries the notification; 0: not sent yet
   };
   using TransferPtr = std::unique_ptr<Transfer>;
