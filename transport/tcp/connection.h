@@ -23,7 +23,7 @@ namespace kvferry::tcp {
 /// Returns true if both ends of the connection are on the same host, that is, have the same address.
 inline bool is_same_host(int fd) { return net::local_address(fd).host == net::peer_address(fd).host; }
 /// Selects a simple congestion control algorithm for a connection within one host, where congestion cannot occur. Other
-/// algorithms may take reordering by two processors for losses, or pace the sender (BBR: a quarter of the rate).
+/// algorithms may take reordering by two processors for losses, or pace the sender (BBR reduces the rate to a quarter).
 void skip_congestion_control_within_host(int fd);
 
 class Connection;

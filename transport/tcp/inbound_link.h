@@ -21,7 +21,7 @@ class TcpBackend;
 
 class InboundLink final : public MessageHandler {
  public:
-  /// `over` is called once, after all connections were closed, by close() or because a connection has broken.
+  /// `over` is called once, when all connections have been closed, either by close() or after one of them has broken.
   InboundLink(TcpBackend& host, std::string from, std::function<void()> over);
 
   /// Adds a connection. Returns false if the link has kLanesMax connections already. `member`: name of the member that

@@ -1,7 +1,8 @@
 // The messages between two TCP transports: a fixed little-endian header, then what the header announces, in this order:
 // entries, their checksums, a text, the payload. The receiver must check every number in a message.
 //
-// The initiator of a transfer is the node that submits it; the target is the initiator's peer.
+// The initiator of a transfer is the node that submits it; the target is the initiator's peer. A segment is the part of
+// a transfer's bytes that one kPush, or one kPull and its kData, moves.
 #pragma once
 
 #include <bit>
@@ -50,7 +51,7 @@ struct MessageHeader {
   std::uint8_t priority = 0;
   std::uint8_t code = 0;          // an ErrorCode, in an answer
   std::uint32_t num_entries = 0;  // a push's messages without entries do not count as segments
-  std::uint64_t id = 0;           // id of the transfer, from the initiator
+  std::uint64_t id = 0;           // the initiator's id of the transfer; in a kHello: kMagic
   std::uint64_t grant = 0;        // 0: no grant, so offsets count from the region's start, not from the grant's
   std::uint32_t region = 0;
   std::uint32_t number = 0;  // kPull, kData: number of the pull on its connection; kFinal: number of segments
