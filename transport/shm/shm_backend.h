@@ -45,7 +45,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   void submit(AcceptedTransfer accepted) override;
   void feed(FedCopies more) override;
   void cancel(PeerId peer, TransferId id) override;
-  /// Also waits, at most `silence_ns`, for peers that are in the middle of a copy.
+  /// Does what Backend::stop() says, and waits, at most `silence_ns`, for peers that are in the middle of a copy.
   void stop() override;
 
   // Overrides of ProgressLoop::Owner's methods.

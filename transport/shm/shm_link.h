@@ -99,7 +99,7 @@ class ShmLink {
   TimeNs received_at_ = 0;   // time of the last packet
   TimeNs owed_since_ = 0;    // since when the peer has owed an answer and sent no packet; 0: it owes none
   TimeNs advanced_at_ = 0;   // time of the last call of advance()
-  TimeNs tried_at_ = 0;      // time of the last attempt to advance that transfer
+  TimeNs tried_at_ = 0;      // time at which the most urgent transfer last had to wait for the peer
 };
 
 }  // namespace kvferry::shm

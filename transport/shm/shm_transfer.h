@@ -33,7 +33,7 @@ class ShmTransfer {
   std::uint64_t pass() const { return pass_; }
   TransferId id() const { return accepted_.id; }
   void feed(const FedCopies& more) { accepted_.append(more); }
-  /// Returns whether bytes are left to copy.
+  /// Returns whether copies are left, including empty ones.
   bool has_copies() const { return !cursor_.is_at_end(accepted_.copies); }
   /// Returns whether all bytes are copied and no more copies will be fed.
   bool is_copied() const { return !has_copies() && accepted_.is_complete; }
