@@ -30,7 +30,7 @@ class StagingPool {
   }
 
   /// Returns a buffer of kPieceBytesMax bytes. A new one is allocated on another thread, because allocating may wait
-  /// for the device's work, which may itself wait for a communicator that the progress thread has to advance.
+  /// for the device's work, and this work may wait for a communicator that the progress thread has to advance.
   std::future<Result<std::byte*>> take() {
     if (free_.empty())
       return std::async(std::launch::async, [this] { return device_.allocate(MemoryKind::kDevice, kPieceBytesMax); });

@@ -9,8 +9,8 @@
 namespace kvferry::nccl {
 namespace {
 
-// Background transfers may use 1 / kBackgroundShare of pieces_per_peer_max, but at least one piece. The share is small,
-// because an urgent transfer has to wait for pieces that are already posted.
+// A background transfer posts a piece only while fewer than pieces_per_peer_max / kBackgroundShare pieces of all
+// transfers are posted, or none is. An urgent transfer has to wait for the pieces that are posted.
 constexpr std::uint32_t kBackgroundShare = 4;
 
 std::vector<std::span<std::byte>> memory_of(const std::vector<Part>& parts) {
