@@ -44,8 +44,8 @@ Result<std::pair<Message, std::string_view>> read_packed(std::string_view packed
   return std::pair(std::move(message), packed.substr(head_bytes));
 }
 
-/// Copies what a peer requests to or from this node's memory. Returns the packed BlocksAnswer, followed by the bytes
-/// of a pull. Sets `is_served` to whether everything was copied.
+/// Copies the blocks that a peer's message names, to or from this node's memory. Returns the packed BlocksAnswer,
+/// followed by the bytes of a pull. Sets `is_served` to whether everything was copied.
 std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload,
                   bool& is_served);
 /// Returns the packed answer to a message that is not served.
@@ -67,7 +67,8 @@ class PendingMessages {
     UcxTransfer* transfer = nullptr;
     std::vector<LocalPiece> pieces;
   };
-  /// Returns a random token. Only the peer that receives the message learns it, so no other peer can answer.
+  /// Returns a random token for a message. Only the peer that receives the message learns the token, so no other peer
+  /// can answer.
   std::uint64_t next_token() { return (std::uint64_t{random_()} << 32) | random_(); }
   void add(std::uint64_t token, Pending message) { pending_.emplace(token, std::move(message)); }
   /// Removes and returns a message. Returns nullopt if none with this token is pending, for example because its

@@ -89,7 +89,7 @@ void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics)
 void turn_registration_cache_off(ucp_config_t* config) {
   if (std::getenv("UCX_RCACHE_ENABLE") != nullptr) return;
   const ucs_status_t status = api().ucp_config_modify(config, "RCACHE_ENABLE", "n");
-  if (status != UCS_OK && status != UCS_ERR_NO_ELEM)  // earlier versions do not have this option
+  if (status != UCS_OK && status != UCS_ERR_NO_ELEM)  // UCS_ERR_NO_ELEM: this version of UCX has no such option
     log().warn("transport: cannot set UCX's option RCACHE_ENABLE to n, so UCX may refuse GPU memory: {}",
                api().ucs_status_string(status));
 }
