@@ -112,9 +112,9 @@ class GpuIpcBackend final : public InboxBackend {
   bool reap(Transfer& transfer);
   bool advance(Transfer& transfer);
   bool post_piece(Transfer& transfer);
-  /// Submits the transfer's notification to the control link. An empty notification is submitted too, because that
-  /// fails if the link to the peer has broken. Returns false if the control link has no room for the notification; the
-  /// caller must then call notify() again later.
+  /// Submits the transfer's notification to the control link, even an empty one: the request fails if the link to the
+  /// peer has broken, and the transfer then ends with an error. Returns false if the control link has no room for the
+  /// notification; the caller must then call notify() again later.
   bool notify(Transfer& transfer);
   /// Returns a push without ranges for the control link. The caller submits it as a hello, a watch or a notification.
   PagedTransfer without_ranges(const Peer& peer) const;

@@ -34,7 +34,7 @@ enum class Kind : std::uint8_t {
   kOpen,       // names the communicator of one direction, for the target to join
   kAsk,        // requests a piece of a pull or push, or checksums of the target's memory
   kData,       // announces that the bytes of pull `token` are next in the communicator
-  kAnswer,     // the outcome of a kAsk or kNotify
+  kAnswer,     // the outcome of a kAsk or kNotify; a pull that succeeds gets none
   kNotify,
   kPing,  // answered by kBye if the receiver does not have the session
   kBye,   // ends the session
