@@ -43,9 +43,9 @@ class ShmLink {
   void cancel(TransferId id);
   void cancel_all(const std::string& what);
   /// Copies the next piece of the most urgent transfer. After the last piece, sends the transfer's notification, unless
-  /// a checksum is wrong, and ends the transfer. Pings the peer if the transfer has to wait for the peer. Fails the link
-  /// if the peer owes an answer and has been silent for too long. Returns true if the caller should call advance() again
-  /// soon.
+  /// a checksum is wrong, and ends the transfer. Pings the peer if the transfer has to wait for the peer. Fails the
+  /// link if the peer owes an answer and has been silent for too long. Returns true if the caller should call advance()
+  /// again soon.
   bool advance(TimeNs now);
   TimeNs next_deadline() const;
   void fail(const std::string& why);
