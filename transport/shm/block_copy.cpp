@@ -22,7 +22,7 @@ Error cma_failed(int code, int pid) {
                     "containers the capability SYS_PTRACE), or use another path than cma",
                     pid, std::strerror(code))};
   return Error{ErrorCode::kRefused,
-               fmt::format("memory of the peer's process {} can't be copied by CMA (process_vm_readv): {}", pid,
+               fmt::format("memory of the peer's process {} can't be copied by CMA (process_vm_readv/writev): {}", pid,
                            std::strerror(code))};
 }
 

@@ -53,7 +53,7 @@ std::string ShmBackend::describe() const {
   const std::size_t num_threads = copy_threads_.num_threads();
   return fmt::format(
       "same host{}{}, {}", options_.use_mappings ? ", mapped shared memory" : "",
-      options_.use_cma ? ", CMA for other memory" : "",
+      options_.use_cma ? (options_.use_mappings ? ", CMA for other memory" : ", CMA") : "",
       num_threads == 1 ? "all copies by one thread" : fmt::format("large copies by {} threads", num_threads));
 }
 

@@ -100,8 +100,8 @@ void ShmLink::on_welcome(Packet packet) {
 
 std::string ShmLink::describe() const {
   return fmt::format(
-      "{}{}", options_.use_mappings ? "the peer's shared memory is mapped, " : "",
-      cma_refusal_.empty() ? "other memory is copied by CMA (process_vm_readv)" : "no CMA: " + cma_refusal_);
+      "{}{}", options_.use_mappings ? "the peer's shared memory is mapped, other memory is " : "the peer's memory is ",
+      cma_refusal_.empty() ? "copied by CMA (process_vm_readv)" : "not reached by CMA: " + cma_refusal_);
 }
 
 void ShmLink::on_map_reply(Packet packet) {
@@ -238,7 +238,10 @@ Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) 
       send_message(socket_.get(), Type::kMapRequest, MapRequest{remote.region, writes, remote.grant});
     return std::optional<RemoteMemory>();
   }
-  if (!cma_refusal_.empty()) return Error{ErrorCode::kRefused, "the peer's memory is not shared, and " + cma_refusal_};
+  if (!cma_refusal_.empty())
+    return Error{ErrorCode::kRefused,
+                 fmt::format("the peer's memory is {}, and {}",
+                             key.is_shared ? "not mapped (the path is cma)" : "not shared", cma_refusal_)};
   return std::optional(RemoteMemory{nullptr, 0, pid_});
 }
 
