@@ -23,7 +23,7 @@ void Link::advance() {
     std::vector<Channel::Report> reports;
     one->advance(context_.now, reports);
     for (Channel::Report& report : reports) on_report(is_pull, report);
-    if (one->is_failed() && !is_lost_) lose("the NCCL communicator failed: " + one->why());
+    if (one->is_failed() && !is_lost_) lose("the NCCL communicator or the GPU failed: " + one->why());
     const TimeNs hung_ns = context_.options.hung_ns;
     if (!is_lost_ && one->progressed_at() != 0 && context_.now - one->progressed_at() >= hung_ns)
       lose(fmt::format("the NCCL communicator made no progress for {} ms, so the connection was ended",

@@ -239,7 +239,7 @@ void OutboundLink::advance_work() {
              context_.now - std::max(one->ended_at, progressed_at) >= context_.options.stuck_ns;
     });
     if (is_stuck)
-      lose(fmt::format("a cancelled transfer made no progress for {} ms, so the connection was ended",
+      lose(fmt::format("a cancelled or failed transfer made no progress for {} ms, so the connection was ended",
                        context_.options.stuck_ns / kMillisecond));
   }
   if (is_quiet() && !(requests_.empty() && hashing_.empty())) {
