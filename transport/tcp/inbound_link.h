@@ -1,5 +1,5 @@
 // The target's end of a link, whose connections (lanes) the initiator has opened. Writes pushed bytes into registered
-// memory, sends pulled bytes, and answers with each outcome.
+// memory, sends pulled bytes, and answers pushes and notifications.
 #pragma once
 
 #include <array>
