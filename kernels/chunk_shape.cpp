@@ -27,6 +27,10 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
   if (const std::uint32_t bytes = bytes_of(format.cache_type); bytes != 0 && bytes != layout.element_bytes)
     return bad(fmt::format("the cache's elements have {} bytes, but an element of type {} has {}", layout.element_bytes,
                            name_of(format.cache_type), bytes));
+  const std::size_t num_planes = layout.layers.size() * layout.planes;
+  if (!format.scales.empty() && format.scales.size() != num_planes)
+    return bad(fmt::format("got {} scales for {} planes (K, V or latent); allowed: one for each plane, or none",
+                           format.scales.size(), num_planes));
   if (format.cache_type == format.chunk_type) return {};
   const std::uint32_t cache_bytes = bytes_of(format.cache_type), chunk_bytes = bytes_of(format.chunk_type);
   if (cache_bytes == 0 || chunk_bytes == 0 || (cache_bytes == 1 && chunk_bytes == 1))
@@ -37,10 +41,6 @@ Result<void> check_types(const KvLayout& layout, const ChunkFormat& format) {
   if (!format.scales.empty() && chunk_bytes != 1)
     return bad(
         fmt::format("scales are given for chunks of {}; only chunks of fp8 have scales", name_of(format.chunk_type)));
-  const std::size_t num_planes = layout.layers.size() * layout.planes;
-  if (!format.scales.empty() && format.scales.size() != num_planes)
-    return bad(fmt::format("got {} scales for {} planes (K, V or latent); allowed: one for each plane, or none",
-                           format.scales.size(), num_planes));
   for (const float scale : format.scales)
     if (!std::isnormal(scale) || !std::isnormal(1 / scale) || scale < 0)
       return bad(fmt::format(

@@ -101,6 +101,7 @@ TEST_P(PackerErrors, AConversionBetweenOtherTypesIsRefused) {
   expect_refused(GetParam()(cache_.layout(), {{}, kFp32, kBytes, {}}), "cannot convert fp32 in the cache to bytes");
   expect_refused(GetParam()(fp8, {{}, kE4m3, kBf16, {1, 1, 1, 1}}),
                  "scales are given for chunks of bf16; only chunks of fp8 have scales");
+  expect_refused(GetParam()(fp8, {{}, kE4m3, kE4m3, {1, 1}}), "got 2 scales for 4 planes");
   expect_refused(GetParam()(cache_.layout(), {{}, kFp16, kBf16, {}}),
                  "the cache's elements have 4 bytes, but an element of type fp16 has 2");
 }
