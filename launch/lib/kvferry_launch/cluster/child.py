@@ -17,6 +17,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 class Child(ManagedProcess):
     """A command that runs under guard.py, on this or another host. close() ends the command and all its descendants.
+    If the command runs on another MPI rank, guard.py runs there too, and `launch/cluster mpi-relay` reads the stdin.
 
     The command's output is appended to the log. lines() returns the lines that were added to the log since the last
     call or, at the first call, since start().

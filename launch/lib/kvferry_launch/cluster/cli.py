@@ -139,7 +139,7 @@ def up(arguments: argparse.Namespace) -> int:
 def check_before(spec: Spec) -> None:
     """Checks the model and the settings of the roles before any server starts. Errors: SpecError.
 
-    What only the servers' hosts can check is not checked here, such as the key file.
+    What only the servers' hosts can check, such as the key file, is not checked here.
     """
     is_path = spec.model.startswith(("/", ".", "~")) or spec.model.count("/") > 1
     if spec.on == "local" and is_path and not (Path(spec.model) / "config.json").exists():

@@ -32,8 +32,9 @@ class Keys:
         self._line = "members "  # the list of members that is in use, as a line for guard.py
 
     def begin(self, nodes: Sequence[Node]) -> None:
-        """Makes the cluster key if there is none, revokes the keys that an earlier run made for its nodes, and makes
-        keys for the nodes. Members that users have added keep their keys. Errors: SpecError, OSError.
+        """Makes the cluster key if there is none. If nodes have member keys, also revokes the keys that an earlier run
+        made for its nodes, and makes keys for `nodes`. Members that users have added keep their keys. Errors:
+        SpecError, OSError.
         """
         ensure_key(self._folder / KEY_NAME)
         if self._keygen:
@@ -69,8 +70,8 @@ class Keys:
             found = self._read()
         except SpecError:
             return False
-        # A list is used only if two successive reads found the same complete list. So a list that is only half written,
-        # or a file that is no list of members, revokes no key.
+        # This function uses a list only if it is complete and the read before found the same list. So a list that is
+        # only half written, or a file that is no list of members, revokes no key.
         if found == self._looked and found.startswith(MEMBERS_HEAD) and found.endswith("\n"):
             self._use(found)
         self._looked = found

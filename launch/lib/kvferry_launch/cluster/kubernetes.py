@@ -2,9 +2,9 @@
 
 The controller is a StatefulSet of one pod behind a Service. Prefill and decode each are a StatefulSet, or a
 LeaderWorkerSet if a replica spans several hosts. The engine id of a server is the name of its pod or, in a
-LeaderWorkerSet, of the first pod of its replica. Before Kubernetes stops a server's pod, a preStop hook drains the
-server. vllm-router finds the servers by the labels of their pods; the proxy gets the list of servers from the
-controller. pod_keys.py makes the Secrets that the pods mount.
+LeaderWorkerSet, of the first pod of its replica; vLLM appends _dpN for data-parallel rank N if there are several ranks.
+Before Kubernetes stops a server's pod, a preStop hook drains the server. vllm-router finds the servers by the labels of
+their pods; the proxy gets the list of servers from the controller. pod_keys.py makes the Secrets that the pods mount.
 """
 
 import json
@@ -70,9 +70,9 @@ def pod_of(spec: Spec, one: Object) -> Object:
 def member_pod(spec: Spec, one: Object, secret: str, key: str) -> Object:
     """Returns the specification of a pod whose container `one` needs a key. Unless the container's environment names a
     key file already, the pod gets an init container, which copies the file `key` of the Secret `secret`, and no other
-    file, to where the container finds it. The Secret's file itself can't be used: Kubernetes lets the group of a pod
-    that does not run as root read it, and kvferry refuses a key file that a group can read. Beside the copy is a link
-    to the mounted list of members, in which changes of the list's Secret appear.
+    file, to where the container finds it. The Secret's file itself can't be used: in a pod that does not run as root,
+    the pod's group can read it, and kvferry refuses a key file that a group can read. Beside the copy is a link to the
+    mounted list of members, in which changes of the list's Secret appear.
     """
     inside = pod_of(spec, one) | {"automountServiceAccountToken": False}
     if any(variable["name"] == KEY_ENV for variable in one["env"]):
@@ -144,9 +144,9 @@ def engine_command(spec: Spec, role: Role, port: int, flags: list[str]) -> list[
 
 
 def engine_name(spec: Spec, role: Role) -> str:
-    """Returns the engine id of a pod's node, which is also the name of its member key: the name of the pod or, if a
-    replica has several pods, the name of its first pod. A replica's pods share a key, because a decode server lets only
-    the member whose scheduler offered a push write the KV.
+    """Returns the engine id in a pod's command, which is also the name of the pod's member key: the name of the pod or,
+    if a replica has several pods, the name of its first pod. A replica's pods share a key, because a decode server lets
+    only the member whose scheduler offered a push write the KV.
     """
     return "$(POD_NAME)" if role.hosts_per_replica == 1 else f"{spec.name}-{role.name}-$(GROUP)"
 

@@ -70,7 +70,7 @@ class Member:
     leaving: bool = False
     revoked_at: float | None = None
     keys: list[str] = field(default_factory=list)  # the lines with keys and members that were sent to the guard
-    address: str = ""  # the controller's endpoint for nodes; empty if this node is not the controller
+    address: str = ""  # the controller's endpoint for nodes, once it is known; always empty for other nodes
     _due: float = 0.0
     _ready_at: float = 0.0
     _started_at: float = 0.0
@@ -112,7 +112,7 @@ class Member:
             self._end(f"can't be started: {error.strerror or error}")
 
     def tell_keys(self, lines: list[str]) -> None:
-        """Sends lines with keys and members to the guard, but none that was among the lines of the last call."""
+        """Sends to the guard those lines, with keys and members, that were not in the last call since start()."""
         if self.child is not None:
             for line in lines:
                 if line not in self.keys:
@@ -151,7 +151,8 @@ class Member:
 
     def look(self) -> None:
         """Updates the state if the node has ended. Ends a node that has not become ready in time, whose key was
-        revoked, or that does not end although it was told to. Resets the count of restarts after FORGIVEN_AFTER_S.
+        revoked, or that does not end although it was told to. Sets the count of restarts to 0 once the node has been
+        ready for FORGIVEN_AFTER_S.
         """
         if self.child is None or self.child.exit_status is None:
             late = time.monotonic() - self._started_at > self.ready_timeout_s

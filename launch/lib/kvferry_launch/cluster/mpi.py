@@ -1,8 +1,8 @@
 """Runs a deployment in one MPI run. Rank 0 supervises the deployment and runs the controller and the router; each
 other rank runs at most one server at a time, when rank 0 orders it.
 
-The ranks communicate through the deployment's run folder, which all hosts share. In the run folder each rank has a
-folder of its own, with `here.json`, which names the rank's host, and with these files for the rank's N-th command:
+The ranks communicate through the deployment's run folder, which all hosts share. In the run folder each rank but
+rank 0 has a folder of its own, with `here.json`, which names the rank's host, and files for the rank's N-th command:
 `order-N.json` (the command), `out-N` (its output), `stop-N` (rank 0 wants the command to end), `exit-N` (its exit
 status). MPI is used only to start the ranks on the hosts and to kill them together.
 """
@@ -87,7 +87,7 @@ def serve_rank(spec: Spec, run: str, rank: int) -> int:
     """Runs on every rank except 0: runs the commands that rank 0 writes to the rank's folder, one at a time, until rank
     0 ends the run.
     """
-    # This process ends when its parent ends, which is mpirun or mpirun's daemon.
+    # The kernel ends this process when its parent, mpirun or mpirun's daemon, ends.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     folder = rank_folder(spec, run, rank)
     folder.mkdir(parents=True, exist_ok=True)

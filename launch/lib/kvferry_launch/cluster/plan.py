@@ -22,7 +22,9 @@ FIRST_RANK = "rank-0"  # the MPI rank that supervises the deployment and runs th
 
 @dataclass(frozen=True)
 class Place:
-    """A host: its name for ssh, Slurm or MPI, and the address at which other nodes reach it."""
+    """A host: its name for ssh or Slurm, and the address at which other nodes reach it. In an MPI run, `name` is the
+    name of a rank, such as "rank-1", and `address` belongs to the rank's host.
+    """
 
     name: str
     address: str
@@ -83,7 +85,7 @@ OWN_TOOLS = Tools(sys.executable, "" if IS_INSTALLED else str(REPO))
 
 def tools_of(spec: Spec) -> Tools:
     """Returns the tools that every host uses. Over ssh, these are the interpreter and the checkout that the
-    deployment's file names (the checkout's default is this process's path); otherwise, this process's own.
+    deployment's file names (default: the path of this process's checkout); otherwise, this process's own.
     """
     if spec.on == "ssh":
         return Tools(spec.raw["ssh"]["python"], spec.raw["ssh"]["path"] or OWN_TOOLS.path)
@@ -121,7 +123,8 @@ class Planner:
         """
         own = self.spec.roles[role]
         number = next(self._numbers[role])
-        # If both roles use the deployment's hosts, decode starts at the host after the one where prefill ended.
+        # If decode uses the deployment's hosts, it skips as many of them as prefill has replicas, because prefill may
+        # use the same hosts.
         shift = self.spec.roles["prefill"].replicas if role == "decode" and own.hosts is None else 0
         places = list((own.hosts or self._hosts).items())
         if not places:
@@ -196,9 +199,9 @@ class Planner:
 
     def command(self, node: Node, found: Found, port: int | None = None, update_group: str = "") -> list[str]:
         """Returns the node's command. `port`: the port at which the node served before its restart, so that the node
-        keeps its address; None if it has not served yet. `update_group`: the value of the setting of this name for a
-        server that starts later than others, or "". Such a server may have missed updates of weights, so it must not
-        share KV with servers that reset their caches after such an update.
+        keeps its address; None: the port in the deployment's file. `update_group`: the value of the setting of this
+        name for a server that starts later than others, or "". Such a server may have missed updates of weights, so it
+        must not share KV with servers that reset their caches after such an update.
         """
         if node.role == "controller":
             return self._controller(found if port else None)

@@ -5,7 +5,7 @@ replica of the servers has a member key of its own, and the router's pods share 
 |---|---|---|
 | NAME-cluster-key | cluster.key | the controller's pod |
 | NAME-prefill-keys, NAME-decode-keys | POD.key, for the first pod of each replica | the servers' pods, each one file |
-| NAME-router-keys | NAME-router.key | the router's pods |
+| NAME-router-keys | NAME-router.key | the router's pods, if the router is the proxy |
 | NAME-members | kvferry.members, the list of members | all pods above, in which changes of the Secret appear |
 | NAME-other-keys | MEMBER.key, for members that are no pods | none |
 """

@@ -188,7 +188,7 @@ def role(name: str, raw: dict[str, Any]) -> Role:
 
 
 def check_role(one: Role, backend: str) -> None:
-    """Checks the rules that involve several keys of a role. Errors: SpecError."""
+    """Checks what the schema can't: rules that involve several keys, and the keys of `extra`. Errors: SpecError."""
     if one.cores and len(one.cores) < one.replicas:
         raise SpecError(f"{one.name}.cores has {len(one.cores)} entries, not one for each of {one.replicas} replicas")
     if one.port and one.replicas > 1 and backend == "local":

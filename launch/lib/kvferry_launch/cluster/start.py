@@ -57,7 +57,7 @@ class Starter:
     def start(self, place: Place, name: str, command: list[str], with_stdin: bool = False, key_file: str = ""
               ) -> list[str]:
         """Returns the command with which this host starts a node. Closing the returned command's stdin stops the node,
-        because guard.py, or with MPI the command `mpi-relay`, reads that stdin.
+        because guard.py reads that stdin or, for an MPI rank other than the first, the command `mpi-relay`.
 
         `key_file`: the file to which guard.py writes the node's key, which it reads from stdin; only used over ssh.
         """

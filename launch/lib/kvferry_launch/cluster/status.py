@@ -1,5 +1,5 @@
-"""Shows the nodes of a deployment: on a terminal, in a table with a line for each node, which is refreshed in place;
-elsewhere, by a line for each change. With --json, each change is printed as a JSON object instead.
+"""Shows the nodes of a deployment in a table with a line for each node. `up` and `scale` refresh the table in place on a
+terminal; elsewhere, they print a line for each change. With --json, `up` prints each change as a JSON object instead.
 """
 
 import json
@@ -28,8 +28,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 class StatusView:
-    """The output of `up` and `scale`. show() may be called as often as the caller likes, because it redraws the table
-    at most every REDRAW_EVERY_S, unless `at_once` is True, or prints only changes. say() prints a line above the table.
+    """The output of `up` and `scale`. show() may be called as often as the caller likes: either it redraws the table,
+    at most once in REDRAW_EVERY_S unless `at_once` is True, or it prints only changes. say() prints a line above the
+    table.
     """
 
     def __init__(self, as_json: bool, stream: TextIO | None = None, live: bool = True) -> None:
