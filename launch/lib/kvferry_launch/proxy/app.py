@@ -249,7 +249,8 @@ class FrontDoor:
     # ---- requests to servers and the controller ----
     async def _tokens(self, one: ClientRequest) -> list[int] | None:
         """Returns the prompt's tokens, or None if the request has neither tokens nor text, or its text could not be
-        tokenized. Without tokens, the pair is chosen by load alone, and its servers report errors in the request.
+        tokenized. Without tokens, no KV of the prompt is looked up to choose the pair, and the pair's servers report
+        errors in the request.
         """
         tokens = bodies.token_ids(one.path, one.body)
         question = bodies.tokenize_body(one.path, one.body)

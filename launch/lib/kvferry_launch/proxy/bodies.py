@@ -64,7 +64,7 @@ def from_client(body: Body, level: int = 0) -> tuple[Body, bool]:
 
 
 def token_ids(path: str, body: Body) -> list[int] | None:
-    """Returns the prompt's tokens, or None if the request does not contain its prompt as tokens."""
+    """Returns the prompt's tokens, or None if the prompt is not a list of up to TOKENS_MAX (json_bodies.py) tokens."""
     ids = body.get("token_ids") if path == GENERATE else body.get("prompt") if path == COMPLETIONS else None
     if isinstance(ids, Tokens):
         return ids
@@ -72,7 +72,7 @@ def token_ids(path: str, body: Body) -> list[int] | None:
 
 
 def is_batch(path: str, body: Body) -> bool:
-    """Returns True if the request has several prompts; a prefill server can hand over the KV of one prompt only."""
+    """Returns True if the request has a list of prompts. A prefill server can hand over the KV of one prompt only."""
     prompt = body.get("prompt")
     if isinstance(prompt, Raw):
         return path == COMPLETIONS and begins_with(prompt, b"[") and not is_list_of_numbers(prompt)

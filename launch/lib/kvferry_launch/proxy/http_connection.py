@@ -38,7 +38,7 @@ class Exchange(Answer):
         self._timer = self._loop.call_later(limit_s, self._check_time)
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
-        self._buffered = 0  # number of bytes in `pieces`, or more, because lines between chunks count too
+        self._buffered = 0  # number of bytes in `pieces`, or more: the head and lines between chunks count too
 
     def __enter__(self) -> "Exchange":
         return self

@@ -120,7 +120,7 @@ def begins_with(value: Raw, mark: bytes) -> bool:
 
 
 def is_list_of_numbers(value: Raw) -> bool:
-    """Returns True if the value is a list whose first entry is a number."""
+    """Returns True if the value is a list whose first entry is a number that begins in the value's first 100 bytes."""
     begin = bytes(memoryview(value)[:100])
     first = begin[1:].lstrip()[:1]
     return begin.startswith(b"[") and (first.isdigit() or first == b"-")

@@ -24,7 +24,7 @@ CONTROLLER_TIMEOUT_S = 2.0
 HEALTH_TIMEOUT_S = 5.0
 DROP_AFTER_S = 10.0  # longest use of a server that has not yet registered again with a restarted controller
 # A server that the controller no longer lists may only be slow. So its running requests go on until the server has sent
-# nothing for LOST_SILENCE_S or COME_BACK_WITHIN_S.
+# nothing for LOST_SILENCE_S or, if no other server takes requests, for up to COME_BACK_WITHIN_S.
 LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other servers take requests
 # Longest wait for a lost server to return, if no other server takes requests. A request shall wait less than 5 s after
 # the controller has lost the server, of which up to POLL_INTERVAL_S pass before the proxy notices the loss.

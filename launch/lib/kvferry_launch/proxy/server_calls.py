@@ -55,7 +55,8 @@ class ServerCalls:
     async def streamed(self, node: Node, one: ClientRequest, body: Body, attempt: int, first: FirstToken | None
                         ) -> web.StreamResponse:
         """Sends a request, and passes the events of the answer on to the client as they arrive. Leaves out text that
-        the client has already. Returns an answer that is no event stream whole. Errors: ServerError, ClientGoneError.
+        the client has already. If the answer is no event stream, returns it whole. Errors: ServerError,
+        ClientGoneError.
         """
         async with self._asked(node, "decode", one, body, attempt) as answer:
             if answer.content_type != "text/event-stream":
