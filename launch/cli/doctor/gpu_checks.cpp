@@ -22,8 +22,8 @@ struct Namespace {
 };
 constexpr Namespace kNamespaces[] = {{"ipc", "ipc:[4026531839]", "IPC"}, {"pid", "pid:[4026531836]", "PID"}};
 
-/// Returns whether the loader finds CUDA's driver library, in a folder of LD_LIBRARY_PATH or in the cache that ldconfig
-/// writes.
+/// Returns whether CUDA's driver library is where the loader finds it: in a folder of LD_LIBRARY_PATH or in the cache
+/// that ldconfig writes.
 bool has_driver_library(const Host& host) {
   const char* const folders = host.get_env("LD_LIBRARY_PATH");
   std::istringstream list(folders == nullptr ? "" : folders);

@@ -109,7 +109,7 @@ Findings check_shared_memory(const Host& host) {
        .advice = "make it larger (docker run --shm-size=1g), or remove what killed servers left there"}};
 }
 
-/// Returns the names of files in /dev/shm that a process which this user may examine has mapped or opened.
+/// Returns the names of files in /dev/shm that processes have mapped or opened, as far as this user may see that.
 std::set<std::string> shared_files_in_use(const Host& host) {
   std::set<std::string> names;
   const auto add = [&names](std::string_view path) {

@@ -20,8 +20,8 @@ namespace {
 constexpr std::size_t kAnswerBytes = 64;
 constexpr char kIllegalParameter = 47, kDecryptError = 51;  // numbers of two TLS alerts
 
-/// Connects to the listener within a second; each read of the socket ends after a second at the latest. Returns an
-/// empty OwnedFd if the listener accepts no connection.
+/// Connects to the listener, within a second for each address of its host; each read of the socket ends after a second
+/// at the latest. Returns an empty OwnedFd if the listener accepts no connection.
 OwnedFd connected(net::HostPort address) {
   if (address.host == "0.0.0.0") address.host = "127.0.0.1";
   if (address.host == "::") address.host = "::1";
@@ -33,7 +33,7 @@ OwnedFd connected(net::HostPort address) {
 }
 
 /// Sends `said` to the listener and returns the first 64 bytes of its answer. Returns fewer bytes if the listener ends
-/// the connection or a second passes before they have all arrived.
+/// the connection or a second passes before they have all arrived, and none if no connection is made.
 std::string answer_of(const net::HostPort& address, std::string_view said) {
   const OwnedFd socket = connected(address);
   if (!socket || ::send(socket.get(), said.data(), said.size(), MSG_NOSIGNAL) < 0) return {};

@@ -68,7 +68,7 @@ Table pools_table(const std::vector<NodeRow>& rows) {
   return table;
 }
 
-/// Returns a heading, and a row for each path that a node has reported.
+/// Returns a heading, and a row for each path that a registered node has reported.
 Table paths_table(const Status& status) {
   const NodeNames names = names_of(status);
   Table table{{"FROM", "TO", "BY", "PATH", "GB/S NOW", "GB/S LAST", "LIMIT", "MOVED", "FAILED CHUNKS", "MEMORY"}};

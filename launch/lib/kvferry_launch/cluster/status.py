@@ -1,5 +1,5 @@
-"""Shows the nodes of a deployment in a table with a line for each node. On a terminal, `up` and `scale` refresh the table
-in place; elsewhere, they print a line for each change. With --json, `up` prints a JSON object for each change instead.
+"""Shows the nodes of a deployment in a table with a line for each node. On a terminal, `up` and `scale` refresh the
+table in place; elsewhere, they print a line for each change. With --json, `up` prints a JSON object for each change.
 """
 
 import json

@@ -53,8 +53,8 @@ class RequestLog:
         self._pairs.append(f"{prefill}, {choice.decode.engine_id}")
 
     def end(self, status: str) -> None:
-        """Ends the request. `status`: the HTTP status, or "cancelled" if the client closed its connection or the proxy is
-        shutting down.
+        """Ends the request. `status`: the HTTP status, or "cancelled" if the client closed its connection or the proxy
+        is shutting down.
         """
         if status == "cancelled":
             self.failed("the client closed its connection")
