@@ -20,8 +20,8 @@ struct NodeRow {
   bool has_report = false;
   std::uint64_t chunks = 0, slots = 0, pinned = 0, chunk_bytes = 0;
   double fill = 0;  // share of the pool's slots that have a chunk, from 0 to 1
-  /// Of the tokens in the last minutes that the engine's own cache lacked, the share that was to be loaded from the
-  /// pool, from 0 to 1; nullopt if the cache lacked none or the node has not reported.
+  /// Tokens of the last minutes that were to be loaded from the pool, divided by those that the engine's own cache
+  /// lacked, at most 1; nullopt if the cache lacked none or the node has not reported.
   std::optional<double> hit;
   double in_gb_per_s = 0, out_gb_per_s = 0;
   std::uint64_t transfers = 0, load = 0, num_failures = 0;
