@@ -99,8 +99,8 @@ Result<void> purge(const PurgeFlags& flags) {
           ErrorCode::kUnavailable,
           fmt::format(
               "{} nodes, the first of them '{}', have not reported within {} s (--timeout) that they have dropped the "
-              "chunks: their release is too old, they hang, or another purge came after this one; upgrade or restart "
-              "such nodes, or give the command again",
+              "chunks; maybe their release is too old, they hang, or another purge came after this one; upgrade or "
+              "restart such nodes, or give the command again",
               purged.silent.size(), purged.silent[0]->engine_id, flags.timeout_s)};
     }
     std::this_thread::sleep_for(kAskEvery);

@@ -49,8 +49,9 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
                      "dash at its start or end"),
     ({"name": "Demo_1"}, "name is 'Demo_1', not a name of 1 to 40 lower-case letters, digits and dashes, with no dash "
                          "at its start or end"),
-    ({"model": None}, "model is missing; it must be a string that isn't empty"),
-    ({"model": 3}, "model is 3, not a string that isn't empty"),
+    ({"model": None}, "model is missing; it must be a string of at least one character, without zero bytes and "
+                      "surrogates"),
+    ({"model": 3}, "model is 3, not a string of at least one character, without zero bytes and surrogates"),
     ({"prefil": {}}, "'prefil' is not a key of a deployment; did you mean 'prefill'?"),
     ({"zzz": 1}, "'zzz' is not a key of a deployment; known keys are name, model, namespace, on, hosts, logs, "
                  "restart, ready_timeout_s, drain_timeout_s, vllm, env, controller, router, prefill, decode, ssh, "
@@ -75,7 +76,8 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
                                                      "keys of kv_connector_extra_config to their values in JSON"),
     ({"env": {"A": "x\0y"}}, "env is {'A': 'x\\x00y'}, not a map of environment variables to strings or numbers"),
     ({"vllm": ["a\0"]}, "vllm is ['a\\x00'], not a list of strings or numbers"),
-    ({"model": "a\ud800"}, "model is 'a\\ud800', not a string that isn't empty"),
+    ({"model": "a\ud800"}, "model is 'a\\ud800', not a string of at least one character, without zero bytes and "
+                           "surrogates"),
     ({"decode": {"extra": {"a": "\ud800"}}}, "decode.extra is {'a': '\\ud800'}, not a map of keys of "
                                              "kv_connector_extra_config to their values in JSON"),
     ({"decode": {"extra": {"a": float("inf")}}}, "decode.extra is {'a': inf}, not a map of keys of "

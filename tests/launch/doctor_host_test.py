@@ -108,7 +108,7 @@ PROBLEMS = {
     "RDMA port": (file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n"),
                   "port 1 of mlx5_0 is not active (1: DOWN)"),
     "UCX over TCP": (variable("UCX_TLS", "tcp,self,sm"),
-                     "leaves out RDMA, so UCX uses TCP although this host has mlx5_0"),
+                     "leaves out RDMA, so UCX can't use mlx5_0 of this host"),
     "UCX device": (variable("UCX_NET_DEVICES", "mlx5_9:1"), "UCX_NET_DEVICES names mlx5_9"),
     "key file": (readable_key, "has mode 0644"),
 }

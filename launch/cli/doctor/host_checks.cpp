@@ -193,8 +193,8 @@ Findings check_ucx(const Host& host) {
       return std::ranges::any_of(kRdma, [&](std::string_view name) { return word.starts_with(name); });
     });
     if (!has_rdma)
-      found.push_back({.what = fmt::format("UCX_TLS={} leaves out RDMA, so UCX uses TCP although this host has {}",
-                                           *allowed, devices.front()),
+      found.push_back({.what = fmt::format("UCX_TLS={} leaves out RDMA, so UCX can't use {} of this host", *allowed,
+                                           devices.front()),
                        .advice = "unset UCX_TLS, or add rc to it"});
   }
   const std::vector<std::string> interfaces = entries(host.root / "sys/class/net");

@@ -92,7 +92,7 @@ def number(least: int, most: int, default: int | None = None) -> Key:
 
 
 def text(default: str | None = None, required: bool = False) -> Key:
-    return Key("a string that isn't empty", is_text, default, required)
+    return Key("a string of at least one character, without zero bytes and surrogates", is_text, default, required)
 
 
 def words(default: tuple[str, ...] = ()) -> Key:

@@ -77,7 +77,7 @@ class Answer:
         first, *lines = head.decode("latin-1").split("\r\n")
         found = _STATUS_LINE.fullmatch(first)
         if found is None:
-            raise AnswerError(f"the server's answer begins with '{first[:80]!a}', not with HTTP/1.1 and a status")
+            raise AnswerError(f"the server's answer begins with {first[:80]!a}, not with HTTP/1.1 and a status")
         headers = self.headers = {}
         for line in lines:
             name, colon, value = line.partition(":")
