@@ -1,4 +1,4 @@
-"""Keeps the servers that the controller lists, and chooses a prefill and a decode server for each request."""
+"""Keeps the servers of a namespace that the controller lists, and chooses those that serve a request."""
 
 import asyncio
 import contextlib
@@ -78,8 +78,8 @@ class Choice:
 
 @dataclass
 class Nodes:
-    """The servers that the controller lists. run() polls the controller, and never returns. While the controller is
-    down, its last list is used.
+    """The servers of the namespace `name_space` that the controller lists. run() polls the controller, and never
+    returns. While the controller is down, its last list is used.
     """
 
     client: HttpClient
