@@ -32,9 +32,10 @@ logger = logging.getLogger("kvferry.proxy")
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="proxy", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        description="One OpenAI URL for all prefill and decode servers that a kvferry controller knows. Each request "
-                    "goes to the pair that the controller names, and the prefill server pushes to the decode server "
-                    "while it computes. Servers need the connector's key `serves`; the controller needs --http.")
+        description="One OpenAI URL for the prefill and decode servers that a kvferry controller lists in one "
+                    "namespace. Each request goes to the pair that the controller names, and the prefill server "
+                    "pushes to the decode server while it computes. Servers need the connector's key `serves`; the "
+                    "controller needs --http.")
     parser.add_argument("--host", default="127.0.0.1", help="address of the HTTP server")
     parser.add_argument("--port", type=int, default=8000, help="port of the HTTP server; 0 takes any free port")
     parser.add_argument("--tls-cert-file", default="", metavar="FILE",
