@@ -130,7 +130,7 @@ def test_no_pod_runs_as_root_and_servers_have_shared_memory(change: dict[str, An
 @pytest.mark.parametrize(("ranks", "script"), [
     (1, 'kvferry drain "$POD_NAME" --force --controller tcp://demo-controller:14600 --namespace default --timeout 30'),
     (2, 'for rank in 0 1; do kvferry drain "${POD_NAME}_dp$rank" --force --controller tcp://demo-controller:14600 '
-        "--namespace default --timeout 30; done"),
+        "--namespace default --timeout 30 & done; wait"),
 ])
 def test_a_pod_drains_itself_before_it_ends_and_has_the_time_to(ranks: int, script: str) -> None:
     found = by_name(objects(MINIMAL | {"drain_timeout_s": 30, "decode": {"data_parallel": ranks}}))

@@ -136,7 +136,8 @@ def relay(folder: Path, words: list[str]) -> int:
         is_over = done.exists()
         offset = copy_from(out, offset)
         if is_over:
-            return max(int(done.read_text()), 0)
+            status = int(done.read_text())
+            return status if status >= 0 else 128 - status  # -N: signal N ended the guard
         if select.select([0] if is_open else [], [], [], POLL_S)[0]:
             is_open = bool(os.read(0, 4096))
         if not is_open or wants_end:
