@@ -49,6 +49,16 @@ def test_stop_ends_a_process_that_ignores_the_interrupt(tmp_path: Path) -> None:
     assert process.exit_status == -signal.SIGKILL
 
 
+def test_stop_interrupts_the_child_of_a_process_that_ignores_interrupts(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job of a shell
+    try:
+        process = started(tmp_path, SLEEPER)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    process.stop()
+    assert process.exit_status == -signal.SIGINT
+
+
 def test_stop_ends_the_children_of_the_process_too(tmp_path: Path) -> None:
     process = started(tmp_path, PARENT_OF_SLEEPER)
     grandchild = int(process.log_text().split()[1])

@@ -172,4 +172,8 @@ def copy_from(file: Path, offset: int) -> int:
 
 
 def _die_with_parent() -> None:
+    """Prepares a child, before its program starts: it ends with this process, and SIGINT interrupts it also if this
+    process is a background job of a shell, which inherits that SIGINT is ignored.
+    """
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
