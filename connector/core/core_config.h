@@ -40,9 +40,9 @@ struct CoreConfig {
   std::uint32_t num_ranks = 1;
   /// Limit on the tokens of all preparations (scheduler/preparation.h) together. 0: this node prepares nothing.
   std::uint64_t prepared_tokens_max = 0;
-  /// True if this node converts chunks when it loads them. Such a node saves no KV: a chunk must have the KV that other
-  /// nodes with the same fingerprint compute, and this node's blocks have converted KV. Its pool has chunks that those
-  /// nodes saved.
+  /// True if the setting chunk_dtype is in effect: this node's model or its KV has another data type than that of the
+  /// nodes whose fingerprint it shares. Such a node saves no KV, because what it computes differs from what those nodes
+  /// compute. Its pool has chunks that those nodes saved.
   bool only_reads = false;
   bool save_decode_cache = true;
   bool save_partial_chunks = true;

@@ -143,7 +143,7 @@ struct ControllerAddress {
 };
 /// Adds `--controller` and `--cluster-key-file`; KVFERRY_CONTROLLER and KVFERRY_CLUSTER_KEY_FILE also set them.
 void add_controller_option(CLI::App& command, SettingFlags& flags);
-/// Returns the controller that the flags or the environment name, by default tcp://127.0.0.1:14600. Errors:
+/// Returns the controller that a flag or an environment variable sets, by default tcp://127.0.0.1:14600. Errors:
 /// kInvalidArgument if its endpoint is malformed; those of net::read_cluster_key().
 Result<ControllerAddress> controller_of(const SettingFlags& flags);
 

@@ -29,11 +29,13 @@ Result<RegionId> PlannedRegions::register_region(const MemoryRegion& memory) {
     }
   }
   if (!is_reached)
-    return Error{ErrorCode::kUnavailable,
-                 fmt::format("no path reaches this memory: {}",
-                             problems.empty()
-                                 ? "it is host memory, and this process uses paths for GPU memory only (setting path)"
-                                 : problems)};
+    return Error{
+        ErrorCode::kUnavailable,
+        fmt::format("no path reaches this memory: {}",
+                    problems.empty()
+                        ? "it is host memory, and the setting path of this process allows only paths for GPU memory; "
+                          "set it to auto"
+                        : problems)};
   const std::lock_guard lock(mutex_);
   const RegionId id{++num_regions_made_};
   regions_.emplace(id, std::move(region));

@@ -1,4 +1,4 @@
-"""The versions of vLLM that are served, what was tested of each, and what this package does for some versions only.
+"""The versions of vLLM that are supported, what was tested of each, and what this package does for some versions only.
 
 No other module of this package looks at vLLM's version.
 """

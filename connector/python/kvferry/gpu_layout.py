@@ -34,7 +34,7 @@ def gpu_planes(name: str, tensor: "torch.Tensor", spec: "AttentionSpec") -> Laye
     if len(shape) != 4 or spec.block_size % shape[2] != 0:
         refuse_to_start(
             f"the KV tensor of layer {name} has shape {shape}; this version supports "
-            f"[blocks, heads, {spec.block_size} tokens, content], or a divisor of {spec.block_size} tokens"
+            f"[blocks, heads, tokens, content], where tokens is {spec.block_size} or a divisor of it"
         )
     _, heads, tokens, content = shape
     size = tensor.element_size()

@@ -11,8 +11,8 @@
 
 namespace kvferry::bench {
 
-/// Parses a number of bytes, optionally followed by B, KiB, MiB or GiB. Errors: kInvalidArgument if the text is
-/// anything else, or is not a whole number of bytes from 1 to 2^50.
+/// Parses a size: a decimal number, optionally followed by B, KiB, MiB or GiB, such as "4096" or "1.5MiB". Errors:
+/// kInvalidArgument if the text is anything else, or if the size is not a whole number of bytes from 1 to 2^50.
 Result<std::uint64_t> parse_byte_size(std::string_view text);
 
 /// Returns the size in the largest unit that divides it without a remainder: "4KiB", "4097".

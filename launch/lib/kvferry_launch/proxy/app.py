@@ -46,7 +46,7 @@ class Options:
     name_space: str = "default"
     tries: int = 3  # number of pairs that one request may use
     needs_prefill: bool = False
-    request_timeout_s: float = 600.0  # longest wait for the next byte of a server
+    request_timeout_s: float = 600.0  # longest wait for the next byte of a server's answer
     body_bytes_max: int = 8 << 20
     log_requests: bool = True
     first_token_of_prefill: bool = True

@@ -26,4 +26,6 @@ class RequestTrace:
         """Ends the current stage. `failure`: why the stage failed; empty if it did not fail."""
 
     def end(self, status: str, request_id: str, num_tokens: int | None) -> None:
-        """Ends the request."""
+        """Ends the trace, because the request has ended. `status`: HTTP status, or a word such as "cancelled".
+        `num_tokens`: the prompt's tokens, if known.
+        """

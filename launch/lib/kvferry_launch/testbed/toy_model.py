@@ -136,8 +136,8 @@ def kept(kind: str) -> Path:
 
 
 def make(folder: Path, kind: str = "toy", seed: int = 0, maker: str = "") -> Path:
-    """Writes a model to a temporary folder, which replaces `folder`. `maker`: hash of this file, which set-up compares
-    later with the file's hash, to find out whether the model is up to date.
+    """Writes a model to a temporary folder, which replaces `folder`. `maker`: hash of this source, which is stored with
+    the model; set-up makes the model again if the source has another hash by then.
     """
     shape = KINDS[kind]
     scratch = folder.with_name(f".{folder.name}.partial")
