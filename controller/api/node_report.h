@@ -16,12 +16,13 @@ namespace kvferry::controller {
 /// last. The sums begin when the node begins to remember the pair.
 struct PathReport {
   std::string peer{};            // the peer's endpoint
-  std::string path{};            // name of the last transfer's path ("shm", "tcp", "ucx/tcp"); empty: unknown
+  std::string path{};            // name of the last known path ("shm", "tcp", "ucx/tcp"); empty: unknown
   bool is_push = false;          // true: this node sent chunks to the peer; false: it pulled chunks from the peer
   std::uint64_t bytes = 0;       // bytes moved
   std::uint64_t num_failed = 0;  // chunks that did not arrive
   double gb_per_s = 0;           // speed in GB/s, as a mean of the last seconds
-  // Speed of the last transfer. The time of a push includes waits for KV that the model has not computed yet.
+  // Speed of the last transfer that moved bytes. The time of a push includes waits for KV that the model has not
+  // computed yet.
   double last_gb_per_s = 0;
   // Limit of the path, as known at the last transfer: its measured speed, or the speed of the fastest transfer if that
   // is higher; 0: not known.
@@ -61,8 +62,8 @@ struct NodeReport {
   std::vector<FailureReport> failures{};  // the last failures, the newest first
   std::vector<PrefixReport> prefixes{};   // the most frequent prefixes, the most frequent first
   std::uint64_t purge_id = 0;             // id of the last purge that was carried out; 0: none
-  std::uint64_t num_purged = 0;           // chunks that this purge dropped
-  std::uint64_t purged_bytes = 0;         // bytes of KV in these chunks
+  std::uint64_t num_purged = 0;           // chunks that the last purge dropped
+  std::uint64_t purged_bytes = 0;         // bytes of KV in the chunks that the last purge dropped
   KVFERRY_FIELDS(num_slots, num_chunks, num_pinned, chunk_bytes, num_pulls, num_pushes, tokens, local_tokens,
                  loaded_tokens, num_failures, paths, failures, prefixes, purge_id, num_purged, purged_bytes);
 };

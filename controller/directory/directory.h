@@ -117,7 +117,7 @@ class Directory {
   };
 
   explicit Directory(DirectoryOptions options = {}) : options_(options) {}
-  /// `journal` receives each change from now on; nullptr: no journal.
+  /// `journal` receives each change of the nodes and their chunks from now on; nullptr: no journal.
   void set_journal(Journal* journal) { journal_ = journal; }
   const Journal* journal() const { return journal_; }
 

@@ -36,8 +36,8 @@ std::vector<Drains::Replication> Drains::advance(const Cluster& cluster, TimeNs 
   return replications;
 }
 
-/// Ends replications whose chunks have arrived or whose deadline has passed. Chunks that have not arrived are
-/// replicated again, up to tries_max times in all.
+/// Ends each replication at its deadline, or earlier if the leaving node is no longer the only holder of any of its
+/// chunks. Chunks that only the leaving node holds at the deadline are replicated again, up to tries_max times in all.
 void Drains::check_running(NodeId node, Drain& drain, const Cluster& cluster, TimeNs now) {
   std::erase_if(drain.running, [&](Running& running) {
     std::erase_if(running.chunks, [&](const ChunkEntry& chunk) {

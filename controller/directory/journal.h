@@ -1,4 +1,5 @@
-// Interface that receives each change of a directory and stores it, so that a restart can restore the directory.
+// Interface that receives each change of a directory's nodes and their chunks and stores it, so that a restart can
+// restore the nodes and chunks.
 #pragma once
 
 #include <cstdint>

@@ -43,9 +43,9 @@ struct Pair {
   bool skip_prefill = false;            // the decode node computes the missing tokens itself
 };
 
-/// Chooses nodes for requests. A request counts as load of its node from the choice until the node reports its load
-/// again, so that a burst of requests between two heartbeats is spread over the nodes. Pure: the only times are those
-/// in PairNode. Threads: one at a time.
+/// Chooses nodes for requests. A request counts as load of each of its nodes from the choice until that node reports
+/// its load again, so that a burst of requests between two heartbeats is spread over the nodes. Pure: the only times
+/// are those in PairNode. Threads: one at a time.
 class Pairing {
  public:
   /// kUnavailable: there is no prefill or no decode node; the error message has the reasons.
@@ -74,8 +74,9 @@ struct PromptKeys {
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);
 
 /// Returns the extras of a request, on which its KV depends besides the tokens. A cache_salt is spelled as in the
-/// connector (kvferry/request_extras.py). The connector names a LoRA by a digest of its files, which the controller
-/// does not know, so with a LoRA no node's keys match.
+/// connector (kvferry/request_extras.py). The connector's extras also have a digest of the LoRA's files and, after an
+/// update of the model's weights, an epoch. The controller knows neither, so with a LoRA or after such an update no
+/// node's keys match.
 std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& cache_salt);
 
 }  // namespace kvferry::controller

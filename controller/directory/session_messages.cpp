@@ -1,4 +1,4 @@
-// The controller's reaction to each message of a node.
+// The controller's reaction to each message that a node or a command sends.
 #include <algorithm>
 #include <bit>
 

@@ -127,7 +127,7 @@ class Sessions {
     std::uint32_t version = 0;  // protocol version of the reply
     net::Identity sender{};
   };
-  struct Receiver;  // visitor with one overload for each message of a node; see session_messages.cpp
+  struct Receiver;  // visitor with one overload for each type in wire::FromNode; see session_messages.cpp
 
   void begin_session(const Turn& turn, NodeId node, const NodeInfo& info);
   void end_session(NodeId node, TimeNs now);

@@ -73,8 +73,7 @@ class StreamListener final : public BoundListener, private ReplySender {
     bool more_waits = num_events == static_cast<int>(events.size());
     num_received_ = 0;
     for (int i = 0; i < num_events; ++i) {
-      // Connections that are not handled now stay readable. In the next turn epoll reports those first that have waited
-      // longest.
+      // Connections that are not handled now stay readable, so epoll reports them again in a later turn.
       if (num_received_ >= kStreamMessagesPerTurnMax) {
         more_waits = true;
         break;
