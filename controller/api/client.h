@@ -52,10 +52,9 @@ struct Holder {
   EngineId engine_id;
   Incarnation incarnation;
   std::string endpoint;
-  std::uint32_t num_full_chunks = 0;  // this node holds keys[0 .. num_full_chunks)
-  // At most 16 tails that this node holds: first those in the query's exact_tails, then those in its tail_groups, from
-  // the last group to the first, the newest tail of a group first. Tails of the groups tail_groups[i] with
-  // i < num_full_chunks are left out.
+  std::uint32_t num_full_chunks = 0;  // this node holds the query's keys[0 .. num_full_chunks)
+  // At most 16 tails that this node holds: first those in the query's exact_tails, then those of the query's groups
+  // tail_groups[i] with i >= num_full_chunks, from the last group to the first, the newest tail of a group first.
   std::vector<ChunkEntry> tails;
   // Slowest tier among the full chunks, each counted in its fastest tier; kGpu if there are no full chunks.
   Tier tier = Tier::kHost;

@@ -105,13 +105,13 @@ struct ReplicaStatus {
 struct ScaleStatus {
   std::string name;                     // name of this replica
   std::vector<ReplicaStatus> replicas;  // live replicas, this one included
-  std::string etcd;                     // etcd members, without passwords; empty: none
+  std::string etcd;                     // addresses of etcd's members, without passwords; empty: none
   bool etcd_ok = false;
   std::uint64_t etcd_gone_ms = 0;  // how long etcd has been unreachable
   std::string etcd_trouble;        // etcd's last failure; cleared by the next success
   std::uint64_t etcd_owed = 0;     // number of keys whose value in etcd may be out of date
   bool name_taken = false;         // a replica that started later has the same name
-  std::string event_log;           // address of the log, without a password; empty: none
+  std::string event_log;           // address of the log in Redis, without a password; empty: none
   bool log_ok = false;
   std::string log_trouble;
   bool log_writer = false;          // this replica writes the log
@@ -135,7 +135,7 @@ struct Status {
   bool insecure = false;             // processes on other hosts can reach the controller without a cluster key
   std::vector<LostNode> lost{};      // at most 64 nodes lost in the last ten minutes, the last lost first
   std::string refusal{};             // reason of the last refusal that nodes_refused counts; empty: none yet
-  std::uint64_t refusal_age_ms = 0;  // time since that refusal
+  std::uint64_t refusal_age_ms = 0;  // time since the last refusal
   std::int64_t wall_ms = 0;          // the controller's wall clock, in ms since 1970; 0: not reported
   KVFERRY_FIELDS(version, uptime_ms, counters, nodes, num_pins, num_pinned_keys, state, scale, insecure, lost, refusal,
                  refusal_age_ms, wall_ms);

@@ -24,7 +24,7 @@ class ClientLink {
   virtual int fd() const = 0;
   /// Continues connecting and sending. Called once in each turn of the owner's loop, whether or not fd() is readable.
   virtual void process(TimeNs now) = 0;
-  /// Returns the next message, valid until the next call of any function, or nullopt if none is waiting.
+  /// Returns the next message, valid until the next call of any function of this link, or nullopt if none is waiting.
   virtual std::optional<std::string_view> receive() = 0;
   /// Sends a message. Returns false if the message was dropped because there is no connection or the send queue is
   /// full.

@@ -53,7 +53,7 @@ class StreamLink final : public ClientLink {
     if (host_lookup_) return end_lookup(now);
     if (!socket_) {
       if (now < retry_at_) return;
-      // A connection that breaks at once is not replaced before this time.
+      // A connection that breaks at once is not replaced before retry_at_.
       retry_at_ = now + back_off_;
       return begin(now);
     }

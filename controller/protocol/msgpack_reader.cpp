@@ -61,7 +61,7 @@ bool MsgpackReader::read_small_integers(std::uint32_t* values, std::uint32_t cou
     at += form.num_bytes;
   }
   MsgpackReader rest = *this;
-  for (rest.at_ = at; i < count; ++i) {  // the rest: less than eight bytes are left, or a value has another form
+  for (rest.at_ = at; i < count; ++i) {  // reads the rest: fewer than eight bytes are left, or a value has another form
     std::uint64_t value = 0;
     if (!rest.read_integer(value) || value > 0xffffffff) return false;
     values[i] = static_cast<std::uint32_t>(value);
@@ -85,7 +85,7 @@ bool MsgpackReader::skip_one(std::uint64_t& num_inner) {
   }
   if (at_ == end_) return false;
   const std::uint8_t tag = *at_;
-  if (tag >= 0xc7 && tag <= 0xc9) {  // an extension has a length, a type and bytes
+  if (tag >= 0xc7 && tag <= 0xc9) {  // an extension of any size: its length, its type and its data follow the tag
     const std::size_t size = std::size_t{1} << (tag - 0xc7);
     if (num_left() < 2 + size) return false;
     return read_body(2 + size, big_endian(at_ + 1, size), body);

@@ -14,8 +14,8 @@
 
 namespace kvferry::controller {
 
-/// Identifies a registered (namespace, engine id, incarnation). Ids are never reused, so late messages of an expired
-/// node or a replaced incarnation match no node.
+/// Identifies a registered node: its namespace, engine id and incarnation. Ids are never reused, so late messages of an
+/// expired node or a replaced incarnation match no node.
 using NodeId = StrongId<struct NodeIdTag, std::uint64_t>;
 
 /// Role of a Publish in a snapshot, which lists everything that a node holds.
