@@ -10,7 +10,7 @@ namespace kvferry::controller {
 namespace {
 
 constexpr int kTickMs = 100;                  // longest sleep of the loop, so that leases are checked often
-constexpr TimeNs kExpireTime = kMillisecond;  // shortest time between two checks of the leases, which delay lookups
+constexpr TimeNs kExpireTime = kMillisecond;  // shortest time between lease checks, because a check delays lookups
 
 }  // namespace
 
