@@ -68,7 +68,7 @@ struct RankMatch {
 struct PromptQuery {
   std::string model;
   std::string tenant = "default";
-  std::string salt;                         // salt that engines registered; if none did, the request's cache salt
+  std::string salt;                         // the engines' salt, or the request's cache salt if no engine has this salt
   std::optional<std::uint32_t> block_size;  // number of tokens in a block; none: engines of any block size match
   std::string lora_name;
   std::optional<std::uint64_t> lora_id;

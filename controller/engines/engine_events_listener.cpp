@@ -19,7 +19,7 @@ namespace {
 
 // Limit on the size of a batch; enough for a prompt of millions of tokens.
 constexpr std::int64_t kBatchBytesMax = std::int64_t{64} << 20;
-constexpr int kQueueMax = 1000;            // limit on the messages that wait in a socket; senders may drop others
+constexpr int kQueueMax = 1000;            // limit on a socket's waiting messages; senders may drop further messages
 constexpr int kMessagesPerSocketMax = 64;  // limit on messages taken from one socket before the next socket is read
 constexpr std::size_t kBytesPerTakeMax = std::size_t{4} << 20;
 constexpr int kSocketsMax = 8192;

@@ -21,7 +21,7 @@ void EngineStream::connected(TimeNs now) {
   last_received_at_ = now;
   last_received_sequence_.reset();
   last_replayed_sequence_.reset();
-  waiting_.clear();  // these batches may be from before a restart; the replay repeats those that are still valid
+  waiting_.clear();  // waiting batches may be from before a restart; the replay repeats those that are still valid
   waiting_bytes_ = 0;
   if (is_live_ && options_.has_replay && has_applied_) {
     is_live_ = false;  // the engine counts as lost until a replay is answered or given up
@@ -56,9 +56,10 @@ void EngineStream::received(std::uint64_t sequence, std::string_view payload, Ti
   take_in_order(sequence, payload, now);
 }
 
-/// Drops a duplicate, applies the next batch, and queues any other one during a replay; during kVerify, queues the next
-/// one too. Without a replay, batch 0 is applied if next_ is unknown. In other cases earlier batches are missing:
-/// requests a replay and queues the batch, or, if no replay is possible now, drops all blocks and applies the batch.
+/// Drops a duplicate, and applies the next batch. While a replay is running, queues any other batch; during kVerify,
+/// the next batch is queued too. While no replay is running, batch 0 is applied if next_ is unknown. In the remaining
+/// cases earlier batches are missing: requests a replay and queues the batch, or, if no replay is possible now, drops
+/// all blocks and applies the batch.
 void EngineStream::take_in_order(std::uint64_t sequence, std::string_view payload, TimeNs now) {
   if (next_ && sequence < *next_) {
     ++counters_.duplicates;
@@ -174,7 +175,7 @@ void EngineStream::replay_ended(TimeNs now) {
   const Replay ended = std::exchange(replay_, Replay::kNone);
   num_tries_ = 0;
   if (ended == Replay::kProbe) return;
-  // The replay was empty, so the engine has restarted and has published fewer batches than were applied.
+  // The replay was empty, so the engine has restarted and has published fewer batches since then than before.
   if (ended == Replay::kVerify && !has_answered_) return restart(now);
   if (ended == Replay::kLater || (!has_answered_ && !next_)) {
     // The replay was empty, so the engine had published nothing since its start when it answered.

@@ -106,7 +106,7 @@ class EngineStream {
   EngineStreamOptions options_;
   EngineStreamSink& sink_;
   std::optional<std::uint64_t> next_;                    // sequence number of the next batch; none: unknown
-  std::optional<std::uint64_t> last_received_sequence_;  // newest sequence number received on this connection
+  std::optional<std::uint64_t> last_received_sequence_;  // newest sequence number received on the current connection
   std::optional<std::uint64_t>
       last_replayed_sequence_;  // newest replayed sequence number; the subscription may deliver batches up to it again
   std::uint64_t last_applied_hash_ = 0;  // hash of the last applied batch's payload

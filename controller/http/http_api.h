@@ -1,4 +1,4 @@
-// What the controller answers over HTTP, without sockets: JSON requests, metrics and the status page.
+// The controller's answers to HTTP requests, without sockets: JSON, metrics and the status page.
 //
 // /register, /unregister, /query and /query_by_hash have the shape of the KV cache indexer API that routers use with
 // Mooncake's and Dynamo's indexers; /score ranks the engines for a prompt.

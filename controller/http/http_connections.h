@@ -72,7 +72,7 @@ class HttpConnections {
   };
   struct Job {
     std::uint64_t connection = 0;
-    std::string bytes;  // the request, replaced by the answer
+    std::string bytes;  // first the request, then the answer
     bool is_last = false;
   };
   using Connections = std::unordered_map<std::uint64_t, Connection>;

@@ -99,7 +99,7 @@ class OwnerCalls {
   bool is_closed_ = false;
 };
 
-/// A stream for httplib that reads from a complete request in memory and collects the answer.
+/// A stream for httplib that reads a request from memory and collects the answer.
 class WholeRequest final : public httplib::Stream {
  public:
   explicit WholeRequest(std::string_view request) : left_(request) {}
@@ -118,7 +118,7 @@ class WholeRequest final : public httplib::Stream {
   }
   void get_remote_ip_and_port(std::string&, int&) const override {}
   void get_local_ip_and_port(std::string&, int&) const override {}
-  socket_t socket() const override { return 0; }  // not used, but httplib refuses numbers over 1023
+  socket_t socket() const override { return 0; }  // not used, but httplib refuses descriptors over 1023
 
  private:
   std::string_view left_;

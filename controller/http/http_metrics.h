@@ -22,7 +22,7 @@ class Metrics {
   std::string text() const;
 
  private:
-  std::map<std::string, std::string, std::less<>> samples_;  // [name] lines of text
+  std::map<std::string, std::string, std::less<>> samples_;  // [name] the metric's samples, as lines of text
 };
 
 }  // namespace kvferry::controller

@@ -20,7 +20,8 @@ namespace {
 
 constexpr TimeNs kFilesCheckedEvery = kSecond;
 constexpr std::size_t kSendBytes = 64 << 10;  // send() encrypts at most this many bytes at a time
-// If more encrypted bytes than this wait for a client when it sends bytes, its connection ends.
+// A connection ends if more encrypted bytes than this wait for its client, and the client sends TLS messages that have
+// no data, such as key updates.
 constexpr std::size_t kUnsentMax = 256 << 10;
 constexpr char kHandshakeRecord = 0x16;  // first byte of every TLS connection
 constexpr std::string_view kNotTls = "HTTP/1.0 400 -\r\n\r\nuse https://\n";
@@ -166,7 +167,7 @@ void HttpSocket::end_sending() {
   ::shutdown(socket_.get(), SHUT_WR);
 }
 
-/// Gives TLS's bytes to the socket. Returns false with errno if the socket did not take all.
+/// Passes the encrypted bytes to the socket. Returns false with errno if the socket did not take all of them.
 bool HttpSocket::flush() {
   BIO* const out = ::SSL_get_wbio(tls_.get());
   if (const std::size_t pending = ::BIO_ctrl_pending(out); pending > 0) {

@@ -17,9 +17,9 @@ namespace kvferry::controller {
 /// restart. Threads: the one that accepts connections.
 class HttpCertificate {
  public:
-  /// Reads two files in PEM. `certificate_file`: the certificate, followed by those that lead to its authority;
-  /// `key_file`: its private key. kInvalidArgument: one of the files can't be read as such, or the key does not
-  /// belong to the certificate; kUnavailable: OpenSSL cannot set up TLS 1.3.
+  /// Reads two files in PEM. `certificate_file`: the certificate, followed by the certificates that lead to its
+  /// authority; `key_file`: its private key. kInvalidArgument: a file does not exist, or does not have a readable
+  /// certificate or key, or the key does not belong to the certificate; kUnavailable: OpenSSL cannot set up TLS 1.3.
   static Result<HttpCertificate> read(std::string certificate_file, std::string key_file);
 
   /// Returns the TLS context for new connections. Reads the files again if they have changed, which is checked at most
@@ -61,7 +61,7 @@ class HttpSocket {
 
   OwnedFd socket_;
   net::OwnedOpenSsl<ssl_st> tls_;
-  bool is_begun_ = false;  // if true, bytes of the client have arrived
+  bool is_begun_ = false;  // with TLS: true once bytes of the client have arrived
   std::string unsent_;     // bytes of TLS that the socket has not taken
 };
 

@@ -41,7 +41,7 @@ const FailureReport* last_failure(const Shown& shown) {
 
 struct Column {
   const char* name;
-  json (*value)(const Shown&);  // returns the column's value; null: not known
+  json (*value)(const Shown&);  // returns the column's value; null: the node has none
 };
 constexpr Column kColumns[] = {
     {"engine_id", [](const Shown& shown) -> json { return shown.node.engine_id.value; }},
