@@ -35,7 +35,7 @@ ChunkTable::Added ChunkTable::add(HolderIndex holder, Tier tier, std::span<const
       ++added.num_dropped;
       return;
     }
-    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // the key may have been added for a tail before
+    if (outcome == Outcome::kKnown) drop_tail(holder, keys_[i]);  // the key may have been added as a tail before
     if (chunks[i].is_tail) set_tail(holder, chunks[i]);
   });
   return added;
@@ -97,7 +97,8 @@ void ChunkTable::add_to_group(HolderIndex holder, const ChunkKey& key, const Chu
 void ChunkTable::remove_from_group(HolderIndex holder, std::uint64_t life, const ChunkKey& key, const TailInfo& tail) {
   if (!tail.grouped) return;
   const auto group = groups_.find(tail.group);
-  // The group does not exist if newer tails displaced this tail from it and were removed since.
+  // add_to_group() may have erased this tail already. If the group's other tails were removed since, the group does not
+  // exist any more.
   if (group == groups_.end()) return;
   std::erase_if(group->second, [&](const GroupedTail& other) {
     return other.holder == holder && other.life == life && other.key == key;

@@ -64,8 +64,8 @@ class ChunkTable {
     HolderIndex holder = 0;
     std::uint32_t num_full_chunks = 0;
     Tier tier = Tier::kGpu;  // slowest tier among the full chunks, each counted in its fastest tier
-    // Tails: first those in exact_tails, then those in tail_groups, from the last group to the first, the newest tail
-    // of a group first.
+    // Tails: first those in the lookup's exact_tails, then those of its tail_groups, from the last group to the first,
+    // the newest tail of a group first.
     std::vector<ChunkEntry> tails;
   };
   struct Added {
@@ -74,7 +74,7 @@ class ChunkTable {
   };
 
   /// `tails_per_group_max`: limit on a group's tails over all holders; above it, the oldest tails are dropped from the
-  /// group, and only exact_tails find them.
+  /// group, and a lookup finds them only by its exact_tails.
   ChunkTable(std::size_t tails_per_group_max, IndexOptions options)
       : tails_per_group_max_(tails_per_group_max), index_(options) {}
 

@@ -120,10 +120,10 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
     if (slot.value == 0 || keep(slot.value))
       ++sweep_;
     else
-      erase_slot(now_, &slot);  // does not advance, because another key may have moved into this slot
+      erase_slot(now_, &slot);  // sweep_ stays, because another key may have moved into this slot
   }
   in_sweep_ = sweep_ < end;
-  return true;  // also if the sweep has just ended, because the next call may begin to shrink the table
+  return true;  // true also right after the end of the sweep, because the next call may begin to shrink the table
 }
 
 }  // namespace kvferry::controller

@@ -64,7 +64,8 @@ class HolderSets {
  private:
   static constexpr unsigned kIndexBits = 27;
   static constexpr unsigned kNumClasses = 32;
-  // Log2 of the number of records in one allocation of class 0. Each next class has half as many, but at least one.
+  // Log2 of the number of records in one allocation of class 0. An allocation of each next class has half as many
+  // records, but at least one.
   static constexpr unsigned kBlockRecordsLog = 8;
   static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 

@@ -1,8 +1,8 @@
 // Keys and their values in insertion order.
 //
-// Keys of one prefix are inserted together and looked up together. A caller that found one key therefore first compares
-// the next key with the entry right after the found one, which is mostly in the processor's cache already. If the next
-// key is not stored there, the hint follower() mostly has the position at which an earlier lookup found it.
+// Keys of one prefix are inserted together and looked up together. A caller that has found a key therefore first
+// compares the next key with the entry right after the found key, which is mostly in the processor's cache already. If
+// the next key is not stored there, the hint follower() mostly has the position at which an earlier lookup found it.
 #pragma once
 
 #include <cstddef>

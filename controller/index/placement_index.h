@@ -82,10 +82,10 @@ class PlacementIndex {
     return num_placements;
   }
 
-  /// Finds every visible node except `asker` that has keys[0], in no particular order. Stops at the first key that none
-  /// of these nodes has after all keys before it. The cost for each key is one step if the keys were added in this
-  /// order, otherwise one search. If a key's holders differ from those of the previous key, time linear in the number
-  /// of its holders is added.
+  /// Finds every visible node except `asker` that has keys[0], in no particular order. Stops at the first key i for
+  /// which no such node has keys[0 .. i]. The cost for each key is one step if the keys were added in this order,
+  /// otherwise one search. If a key's holders differ from those of the previous key, time linear in the number of its
+  /// holders is added.
   void lookup(std::span<const Key> keys, std::optional<NodeIndex> asker, std::vector<PrefixMatch>& matches);
 
   /// Calls `see(first, end, placements)` for each run of keys with equal placements, in order and including removed and

@@ -17,7 +17,7 @@ struct EtcdOptions {
   std::int64_t connect_ms = 1000;     // timeout of a connection attempt
   std::int64_t request_ms = 2000;     // timeout of a reply
   std::int64_t quiet_ms = 5000;       // without a change for this long, the watcher checks that the member has a leader
-  std::int64_t retry_ms_max = 2000;   // longest pause between attempts to watch; the first is 100, then it doubles
+  std::int64_t retry_ms_max = 2000;   // longest pause between attempts to watch; the first is 100 ms, then it doubles
   std::size_t requests_max = 1024;    // limit on waiting requests
   std::size_t bytes_max = 64U << 20;  // limit on a reply's size
 };

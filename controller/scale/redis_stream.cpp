@@ -251,7 +251,7 @@ class HiredisStream final : public RedisStream {
   LogState state_;
   redisContext* context_ = nullptr;  // only thread_ changes this, while it holds mutex_
 
-  // The following members are used by thread_ only.
+  // The following members, up to trim_at_, are used by thread_ only.
   std::string read_below_ = "0";  // id of the last entry that was read
   SteadyTime read_at_{};
   SteadyTime trim_at_ = std::chrono::steady_clock::now();

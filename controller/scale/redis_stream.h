@@ -14,7 +14,7 @@ struct RedisStreamOptions {
   RedisUrl url;
   std::int64_t connect_ms = 1000;
   std::int64_t reply_ms = 2000;
-  std::int64_t retry_ms_max = 2000;  // longest pause between attempts to connect; the first is 100, then it doubles
+  std::int64_t retry_ms_max = 2000;  // longest pause between attempts to connect; the first is 100 ms, then it doubles
   std::size_t buffer_bytes_max = 16U << 20;  // limit on the size of unconfirmed entries
   std::int64_t trim_ms = 1000;               // period of the check of the stream's memory
   std::size_t entries_per_read = 32;

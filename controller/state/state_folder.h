@@ -36,7 +36,7 @@ class StateFolder {
   std::string snapshot(std::uint64_t number) const;
   std::string unfinished_snapshot(std::uint64_t number) const { return snapshot(number) + ".tmp"; }
   Result<Files> files() const;
-  /// Removes the logs and snapshots with lower numbers.
+  /// Removes the logs and snapshots whose numbers are lower than `number`.
   void remove_below(std::uint64_t number) const;
 
  private:
