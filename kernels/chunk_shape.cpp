@@ -74,7 +74,7 @@ Result<void> check_plane(const KvLayout& layout, const PlaneLayout& plane, const
                     plane.dim_stride_bytes));
 
   std::sort(axes.begin(), axes.end(), [](const Axis& a, const Axis& b) { return a.step() < b.step(); });
-  // Span in bytes of one element and of the axes checked so far; the step of the next axis must not be shorter.
+  // Span in bytes of one element and of the axes checked so far; step() of the next axis must not be smaller.
   Wide inner_bytes = layout.element_bytes;
   for (const Axis& axis : axes) {
     if (axis.count == 1) continue;

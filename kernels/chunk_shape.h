@@ -23,8 +23,9 @@ struct ChunkShape {
 
 /// Checks `format` against the layout and fills in its defaults. Errors: kInvalidArgument if heads are out of range, an
 /// element type is unknown, the conversion is not supported, the size of the cache's element type differs from the
-/// layout's, the scales of a conversion are not allowed (only chunks of fp8 have scales: a positive one for each plane,
-/// or none), or a token's bytes in a chunk don't fit 64 bits. Precondition: the layout has passed check_layout().
+/// layout's, there are scales but not one for each plane, the scales of a conversion are not allowed (only chunks of
+/// fp8 have scales, which are positive), or a token's bytes in a chunk don't fit 64 bits. Precondition: the layout has
+/// passed check_layout().
 Result<ChunkShape> resolve(const KvLayout& layout, const ChunkFormat& format);
 
 std::string_view name_of(ElementType type);

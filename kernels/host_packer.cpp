@@ -72,7 +72,7 @@ class HostPacker final : public Packer {
     std::size_t row = 0;  // number of combinations (layer, head, K or V) copied so far
     for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
       const std::size_t copied_before = row / (std::size_t{shape_.num_heads} * layout_.planes);
-      // Number of the chunk's heads before the current one that are not copied.
+      // Number of pairs (layer, head) that precede the current pair in the chunk and are not copied.
       const std::size_t skipped = copied_before * (shape_.chunk_heads - shape_.num_heads) + shape_.first_in_chunk;
       std::byte* const rows = first + (row + skipped * layout_.planes) * head_bytes;
       if (hashes != nullptr) hashes->add({rows, run.num_tokens * row_bytes()});

@@ -148,7 +148,8 @@ void HostStream::scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std
     const std::size_t row = piece.canonical_row + skipped_heads * layout.planes;
     const std::byte* const rows = chunk + row * head_bytes + (skip_tokens + piece.first) * row_bytes();
     expect(rows + layout.planes * head_bytes, 8 * 64);  // prefetches the start of these tokens' rows for the next head
-    if (hashes != nullptr) hashes->add({rows, piece.tokens * row_bytes()});  // put() then reads from the CPU cache
+    // The rows are hashed before put(), so that put() finds them in the CPU cache.
+    if (hashes != nullptr) hashes->add({rows, piece.tokens * row_bytes()});
     put(piece, rows, stage);
   });
   finish_streams();

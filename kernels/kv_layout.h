@@ -18,13 +18,13 @@ struct PlaneLayout {
   std::int64_t block_stride_bytes = 0;
   std::int64_t head_stride_bytes = 0;
   std::int64_t token_stride_bytes = 0;
-  // Equals element_bytes if a token's row is contiguous. In a transposed K, as vLLM's CPU attention may have, it is
-  // not.
+  // Equals element_bytes if the elements of a token's row are contiguous. In a transposed K, which vLLM's CPU attention
+  // may have, they are not.
   std::int64_t dim_stride_bytes = 0;
 };
 
-/// One attention layer of one rank. A layer of MLA has a single latent plane (planes == 1) with one head, which is
-/// `key`; `value` is unused.
+/// One attention layer of one rank. A layer of MLA has one plane, the latent (planes == 1). It is `key` and has
+/// one head; `value` is unused.
 struct LayerLayout {
   std::string name;         // vLLM's layer name
   std::uint32_t group = 0;  // KV cache group, which determines the block table of this layer

@@ -34,7 +34,8 @@ class StreamPacker {
    public:
     virtual ~Pass() = default;
     /// Enqueues the copy of layers [first, end). The layers of a pass are copied in order, each once. Errors:
-    /// kInvalidArgument if these are not the next layers, kUnavailable if the device rejects the launch.
+    /// kInvalidArgument if [first, end) are not the next layers, kUnavailable (kFull if GPU memory is exhausted) if the
+    /// launch fails.
     virtual Result<void> copy_layers(std::uint32_t first, std::uint32_t end) = 0;
     /// Enqueues the checksums, unless the copies compute them already or the pass has none, and marks the end of the
     /// pass's work on the stream. Must be called after the last layer is enqueued.

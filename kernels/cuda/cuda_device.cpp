@@ -211,8 +211,8 @@ class CudaDevice final : public Device {
                        "cannot enqueue a copy from or to GPU memory");
   }
 
-  /// Launches a kernel that reads the jobs from pinned host memory. Each of its thread blocks reads one job, which
-  /// takes less time than a copy of all jobs to the GPU before the kernel.
+  /// Launches a kernel for up to kJobsMax jobs at a time. Each of its thread blocks reads one job from pinned host
+  /// memory, which takes less time than a copy of all jobs to the GPU before the kernel.
   Result<void> copy_small(PinnedBuffer buffer, std::size_t num_jobs, cudaStream_t stream) {
     const auto* const jobs = reinterpret_cast<const cuda::RangeJob*>(buffer.data());
     cudaError_t code = cudaSuccess;
@@ -225,8 +225,8 @@ class CudaDevice final : public Device {
     return cuda_result(code, "cannot launch the CUDA kernel that copies GPU memory");
   }
 
-  /// Keeps the buffer until the device has read it. Returns to the pool the oldest buffers, up to the first one that
-  /// the device may still read.
+  /// Keeps the buffer until the device has read it. Returns kept buffers to the pool, the oldest first, and stops at a
+  /// buffer that the device may still read.
   Result<void> keep_until_read(PinnedBuffer buffer, cudaStream_t stream) {
     Event event = KVFERRY_TRY(make_event());
     KVFERRY_TRY(cuda_result(cudaEventRecord(event.get(), stream), "cannot record a CUDA event"));

@@ -45,7 +45,7 @@ __device__ void share_secret(SegmentSecret& shared, const SegmentSecret& secret)
   __syncthreads();
 }
 
-/// Returns the index of the thread's first segment.
+/// Returns the index of the thread's first segment among the segments of one job that the launch covers.
 __device__ std::uint64_t first_segment() {
   return std::uint64_t{blockIdx.x} * kSegmentsPerBlock + threadIdx.x / kSegmentLanes;
 }

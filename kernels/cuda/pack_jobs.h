@@ -12,7 +12,7 @@
 
 namespace kvferry::cuda {
 
-/// Some jobs of a pass whose chunks are in one kind of memory, and the entries of block tables that they read.
+/// Some of a pass's jobs, with chunks in one kind of memory, and those jobs' block tables unless job.tables is set.
 class PackJobs {
  public:
   explicit PackJobs(bool in_host_memory) : in_host_memory_(in_host_memory) {}

@@ -53,7 +53,7 @@ Result<Allocation> allocation_of(const std::byte* memory) {
 Result<void> check_has_handle(const std::byte* memory) {
   using GetAttribute = CUresult (*)(void*, CUpointer_attribute, CUdeviceptr);
   const Result<void*> found = driver_function("cuPointerGetAttribute", 4000);
-  if (!found) return {};  // without that function, cudaIpcGetMemHandle() decides
+  if (!found) return {};  // without cuPointerGetAttribute(), cudaIpcGetMemHandle() decides
   int has_handle = 1;
   const CUresult code = reinterpret_cast<GetAttribute>(*found)(
       &has_handle, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, reinterpret_cast<std::uintptr_t>(memory));

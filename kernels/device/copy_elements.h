@@ -49,7 +49,7 @@ struct ConvertedElement {
   }
 };
 
-/// Copies element `index` of the run, in canonical order.
+/// Copies one element of the run. `index` counts the run's elements in canonical order.
 template <class Element, bool kGathers>
 KVFERRY_DEVICE void copy_element(const PackPlan& plan, const PackJob& job, std::uint64_t index) {
   const RowCursor cursor(plan, job, index * plan.chunk_element_bytes);

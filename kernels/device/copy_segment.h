@@ -63,7 +63,7 @@ class GatherLane : LanePlace {
         is_whole_((segment + 1) * kSegment <= layers.end * plan.layer_bytes(job.num_tokens) ||
                   layers.end == plan.num_layers) {}
 
-  /// Returns true if the segment ends in these layers, so that its hash is complete.
+  /// Returns true if the segment ends in `layers`, so that its hash is complete.
   KVFERRY_DEVICE bool is_whole() const { return is_whole_; }
 
   /// Copies the lane's bytes of XXH3 block `block` of the segment. Must be called for all blocks in order.
@@ -97,7 +97,9 @@ class GatherLane : LanePlace {
   }
 
  private:
-  std::byte* chunk_;  // where the lane's bytes begin: a gather's run is the whole chunk
+  // Address of the lane's first byte of the segment. A gather copies the whole chunk, so a byte of the run has the same
+  // position in the chunk.
+  std::byte* chunk_;
   bool is_whole_;
 };
 

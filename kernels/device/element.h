@@ -36,10 +36,10 @@ struct SmallFloat {
   KVFERRY_DEVICE static Storage from_float(float value) {
     const std::uint32_t bits = bits_of(value), magnitude = bits & 0x7FFFFFFF;
     const std::uint32_t sign = bits >> 31 << kSignBit;
-    // The code has no branches, so that compilers can vectorise it. `normal` is the magnitude without kDropped
-    // of its mantissa bits, rounded to nearest even; a carry correctly runs into the exponent.
+    // The code has no branches, so that compilers can vectorise it. `normal` is the magnitude without its lowest
+    // kDropped bits, rounded to nearest even; a carry correctly runs into the exponent.
     constexpr int kDropped = 23 - kMantissaBits;
-    constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // a float's biased exponent for the smallest normal number
+    constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // exponent field of a float with the smallest normal value
     const std::uint32_t normal = ((magnitude + (1U << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1)) >> kDropped) -
                                  ((kFirstNormal - 1) << kMantissaBits);
     // Subnormal numbers are multiples of one quantum; this addition makes that quantum the weight of the float's last
