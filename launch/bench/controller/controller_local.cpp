@@ -231,7 +231,7 @@ class LocalBench {
       ask(worst, [&] { return index.remove_node(node), true; });
       while (ask(worst, [&] { return index.tidy(kTidyBucketsPerTurn); })) {
       }
-      const TimeNs ended = clock_.now();  // the next loop takes as long, to show the delays without a removal
+      const TimeNs ended = clock_.now();  // as much time follows without a removal, to compare
       while (ask(usual, [&] { return clock_.now() < 2 * ended - begun; })) {
       }
       worst_us.push_back(static_cast<double>(worst) * 1e-3);

@@ -62,11 +62,12 @@ constexpr std::size_t kNumSteps = 24;  // steps of the progress bar in all parts
 
 /// Measures lookups over the controller's sockets and, to compare, short messages that an echo server returns over the
 /// same kinds of sockets; then calls measure_visible(). Forks a process for the server (ControllerFarSide), so no other
-/// thread may be running. Failures: those of ControllerFarSide; kUnavailable if a server does not answer.
+/// thread may be running. Failures: those of ControllerFarSide and registered(); kUnavailable if a server does not
+/// answer.
 void measure_remote(const ControllerLoad& load, ControllerReport& report);
 
-/// Measures the time until another node finds the chunks that a busy node has published. Failures: kUnavailable if the
-/// controller does not answer.
+/// Measures the time until another node finds the chunks that a busy node has published. Failures: those of
+/// registered(); kUnavailable if the controller does not answer.
 void measure_visible(const ControllerFarSide& far, ControllerReport& report);
 
 /// Measures the index and the directory in the calling thread, without a server.

@@ -67,8 +67,8 @@ class Fleet {
   /// Returns the time of the first answer to probe() since fall_silent() that did not name the node; nullopt if all
   /// answers named the node.
   std::optional<TimeNs> seen_gone(std::uint32_t node) const;
-  /// Returns the sum of the delays of turn() since the last call, without the first 5 ms of each delay. A large sum
-  /// means that this process is overloaded.
+  /// Returns the sum of the delays of turn() since the last take_lateness(), without the first 5 ms of each delay. A
+  /// large sum means that this process is overloaded.
   TimeNs take_lateness();
   /// Returns the reason of the controller's last refusal; empty if there was none.
   const std::string& refusal() const { return refusal_; }

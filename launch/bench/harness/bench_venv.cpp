@@ -35,8 +35,8 @@ const std::map<std::string, std::vector<std::string>>& packages() {
   return all;
 }
 
-// Name of the packages that are for vLLM's Python. They are installed in beside_vllm_folder(), where the virtual
-// environment's own Python does not find them.
+// The entry of packages() that is for vLLM's Python. Its packages are installed in beside_vllm_folder(), where the
+// virtual environment's own Python does not find them.
 constexpr std::string_view kBesideVllm = "connector_lmcache";
 
 fs::path venv() {

@@ -100,7 +100,7 @@ def post(path: str, body: dict[str, Any]) -> bytes:
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 
-# Messages and the workers that send them, then for each worker a question() about its last message.
+# The messages, each with the worker that sends it; then for each worker the question() about its last message.
 Prepared = tuple[list[tuple[int, list[bytes]]], list[tuple[int, int, bytes]]]
 
 

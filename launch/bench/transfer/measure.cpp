@@ -51,8 +51,8 @@ void ping(WorkerPair& pair, std::uint64_t rounds, Row& row) {
   row.latency_us_p99 = answer.value("p99_us", 0.0);
 }
 
-/// Measures as many rounds as fit into kPingSecondsMax, but at least kRoundsMin and at most kRounds. The first
-/// kRoundsFirst rounds only warm up, and serve to estimate this number.
+/// Runs kRoundsFirst rounds to warm up and to estimate how many rounds fit into kPingSecondsMax if ping() is a round
+/// trip. Then measures that many rounds, but at least kRoundsMin and at most kRounds.
 void measure_latency(WorkerPair& pair, Row& row) {
   ping(pair, kRoundsFirst, row);
   const double rounds = kPingSecondsMax * 1e6 / std::max(2 * row.latency_us_p50, 1e-3);

@@ -11,7 +11,7 @@
 
 namespace kvferry::bench {
 
-/// Values of the flags as the user typed them; an empty string stands for a flag that is not given.
+/// Values of the flags as the user typed them. Flags that are not given have the defaults below or are empty.
 struct TransferFlags {
   std::string path = "auto";
   std::string memory = "kvferry,foreign";
