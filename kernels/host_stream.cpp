@@ -18,7 +18,7 @@ constexpr std::size_t kStageBytes = 16 << 10;  // size of a buffer for rows, whi
 /// The tokens of one head in one block.
 struct HostStream::Piece {
   const PlanePlan& plane;
-  std::size_t canonical_row = 0;  // index among the copied rows; a row is K, V or latent of one head in one layer
+  std::size_t canonical_row = 0;  // index of (layer, copied head, K or V) in the order of a chunk
   std::uint32_t first = 0;        // index of the first token in the run
   std::uint32_t tokens = 0;
   std::byte* cache = nullptr;  // address of the first element; nullptr if the block is kNoBlock

@@ -39,7 +39,8 @@ struct SmallFloat {
     // The code has no branches, so that compilers can vectorise it. `normal` is the magnitude without its lowest
     // kDropped bits, rounded to nearest even; a carry correctly runs into the exponent.
     constexpr int kDropped = 23 - kMantissaBits;
-    constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;  // exponent field of a float with the smallest normal value
+    // The biased exponent that a float of 32 bits has for the smallest normal number of this type.
+    constexpr std::uint32_t kFirstNormal = 127 + 1 - kBias;
     const std::uint32_t normal = ((magnitude + (1U << (kDropped - 1)) - 1 + (magnitude >> kDropped & 1)) >> kDropped) -
                                  ((kFirstNormal - 1) << kMantissaBits);
     // Subnormal numbers are multiples of one quantum; this addition makes that quantum the weight of the float's last

@@ -18,7 +18,7 @@ constexpr std::uint32_t kQuarters = 4;
 constexpr std::uint32_t kSegmentLanes = 16;
 constexpr std::uint32_t kStripeBytes = 64;
 constexpr std::uint32_t kSegmentStripes = 64;  // number of stripes in a segment
-constexpr std::uint32_t kBlockStripes = 16;    // number of stripes in an XXH3 block, which ends with a scramble
+constexpr std::uint32_t kBlockStripes = 16;    // number of stripes in an XXH3 block; a scramble separates blocks
 constexpr std::uint32_t kBlocks = kSegmentStripes / kBlockStripes;
 constexpr std::uint32_t kLaneStripes = kQuarters * kBlockStripes / kSegmentLanes;  // a lane's stripes in an XXH3 block
 
