@@ -21,7 +21,7 @@ using controller::NodeStatus;
 using Time = std::chrono::steady_clock;
 
 constexpr double kDrainTimeoutMaxS = 604'800;               // largest value of --timeout: a week
-constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // largest quota, in chunks; no index has as many
+constexpr std::uint64_t kQuotaMax = 1'000'000'000'000'000;  // largest quota, in chunks; no index has as many chunks
 constexpr std::chrono::milliseconds kPollEvery{200};
 // A drained node counts as ready to be stopped only after it was idle for this time, since proxies may still send
 // requests to it.

@@ -36,9 +36,9 @@ Result<std::string> new_key() {
   return hex_of(net::text_of(key)) + "\n";
 }
 
-constexpr mode_t kKeyMode = 0600, kListMode = 0644;  // others may read the list of members: its keys are public
+constexpr mode_t kKeyMode = 0600, kListMode = 0644;  // every user may read the list of members: its keys are public
 
-/// Creates a file with this mode. If `like` is not null, the file gets the owner, group and mode in `*like` instead.
+/// Creates a file with the mode `mode` or, if `like` is not null, with the owner, group and mode in `*like`.
 Result<void> create(const std::string& path, const std::string& text, const struct stat* like, mode_t mode = kKeyMode) {
   const OwnedFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (!file && errno == EEXIST)

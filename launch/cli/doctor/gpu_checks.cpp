@@ -13,8 +13,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kDriverLibrary = "libcuda.so.1";
-// A kind of namespace. `of_host`: target of the link /proc/self/ns/FILE in the machine's first namespace of this kind,
-// whose number is fixed in the kernel (PROC_IPC_INIT_INO, PROC_PID_INIT_INO).
+// A kind of Linux namespace. `of_host`: target of the link /proc/self/ns/FILE in the machine's first namespace of this
+// kind, whose number is fixed in the kernel (PROC_IPC_INIT_INO, PROC_PID_INIT_INO).
 struct Namespace {
   const char* file;
   const char* of_host;

@@ -24,7 +24,7 @@ using net::first_line;
 using Findings = std::vector<Finding>;  // findings without the check's name, which examine_host() adds
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-// Both the size of /dev/shm and its free bytes must exceed the size that containers have by default: vLLM needs more.
+// The size and the free bytes of /dev/shm must exceed the 64 MiB that containers have by default: vLLM needs more.
 constexpr std::uint64_t kSharedMemoryMin = 64 * kMiB;
 constexpr std::uint64_t kDescriptorsMin = 4096;
 
@@ -132,7 +132,7 @@ Findings check_leftovers(const Host& host) {
   const std::set<std::string> in_use = shared_files_in_use(host);
   std::uint64_t bytes = 0, number = 0;
   for (const std::string& name : entries(host.root / "dev/shm")) {
-    // vLLM's files in /dev/shm begin with psm_, the default prefix of Python's shared memory.
+    // The names of vLLM's files in /dev/shm begin with psm_, the default prefix of Python's shared memory.
     if (!name.starts_with("psm_") || in_use.contains(name)) continue;
     std::error_code failed;
     const std::uintmax_t size = fs::file_size(host.root / "dev/shm" / name, failed);

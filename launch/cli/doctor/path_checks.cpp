@@ -122,7 +122,7 @@ bool has_reached(const NodeStatus& node, const NodeStatus& peer) {
 }
 
 /// Finds nodes that can't connect to a peer. A node connects to a peer when it begins a transfer with the peer, so only
-/// failed transfers show this.
+/// failed transfers show that it can't.
 Findings check_links(const Status& status, const Host&) {
   const std::string no_answer = text_of(Cause::kNoAnswer), broken = text_of(Cause::kLinkLost);
   const Nodes nodes = nodes_of(status);

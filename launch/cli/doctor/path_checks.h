@@ -24,7 +24,7 @@ struct PathSpeed {
 std::vector<PathSpeed> path_speeds(const controller::Status& status);
 
 std::vector<std::string> path_check_names();
-/// `host`: the host on which this process runs.
+/// Checks the paths that the status has. `host`: the host on which this process runs.
 std::vector<Finding> examine_paths(const controller::Status& status, const Host& host);
 
 }  // namespace kvferry::cli

@@ -75,7 +75,7 @@ std::vector<net::HostPort> listening_addresses(const fs::path& process) {
   return found;
 }
 
-/// Returns the key files that a process was given in its arguments or its environment.
+/// Returns the key files that a process got as --cluster-key-file or in KVFERRY_CLUSTER_KEY_FILE.
 std::set<std::string> key_files(const fs::path& process) {
   std::set<std::string> files;
   const auto add = [&](const fs::path& table, const std::string& name) {

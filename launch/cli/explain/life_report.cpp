@@ -10,9 +10,9 @@
 namespace kvferry::cli {
 namespace {
 
-constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // limit on ages, which other nodes send: sums must not overflow
+constexpr TimeNs kAgeMax = 366 * 24 * 3600 * kSecond;  // limit on ages that nodes send, so that sums do not overflow
 constexpr TimeNs kTimesDiffer = 5 * kMillisecond;      // allowed overlap of lives on two nodes: times are inexact
-constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // limit on the difference of clocks; see clock_sentences()
+constexpr TimeNs kClocksDiffer = 100 * kMillisecond;   // clocks that differ by less are not reported
 constexpr std::string_view kBetween = "on the way to the next node (router, network)";
 
 double ms(TimeNs time) { return static_cast<double>(time) / kMillisecond; }
@@ -53,7 +53,7 @@ NodeLife life_of(const NodeAnswer& node, const RequestLife& life, const NodeName
   made.is_cut = life.is_cut;
   made.error = node.error;
   made.is_running = !life.events.empty();
-  made.began = made.ended = node.at;  // these times are final if all events of the life were overwritten
+  made.began = made.ended = node.at;  // neither is set again if all events of the life were overwritten
   std::string_view phase = "in an unknown state, because earlier events were overwritten";
   for (const LifeEvent& event : life.events) {
     TimeNs at = node.at - std::clamp<TimeNs>(event.at, 0, kAgeMax);

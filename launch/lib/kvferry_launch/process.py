@@ -159,8 +159,8 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def copy_from(file: Path, offset: int) -> int:
-    """Copies the part of the file after its first `offset` bytes to stdout. Returns the offset of this part's end.
-    Copies nothing, and returns `offset`, if the file can't be read.
+    """Copies to stdout what the file has after its first `offset` bytes. Returns the offset of the end of what was
+    copied. Copies nothing, and returns `offset`, if the file can't be read.
     """
     with contextlib.suppress(OSError), file.open("rb") as text:
         text.seek(offset)
@@ -172,8 +172,8 @@ def copy_from(file: Path, offset: int) -> int:
 
 
 def _die_with_parent() -> None:
-    """Prepares a child, before its program starts: it ends with this process, and SIGINT interrupts it also if this
-    process is a background job of a shell, which inherits that SIGINT is ignored.
+    """Runs in a child, before its program starts. Lets the child end with this process, and lets SIGINT interrupt the
+    child even if this process is a background job of a shell. Such a job ignores SIGINT, and its children inherit that.
     """
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -45,7 +45,8 @@ class Keys:
         """Makes a member key for each of the nodes but the controller, if nodes have member keys. Errors: SpecError."""
         for role in sorted(set(ROLES.values())):
             names = [node.name for node in nodes if ROLES.get(node.role) == role]
-            # An interrupted run may have left a key file of a name that is not in the list; keygen overwrites no file.
+            # An interrupted run may have left a key file of a name that is not in the list of members. keygen would not
+            # overwrite this file.
             for name in names if self._keygen else ():
                 (self._folder / f"{name}.key").unlink(missing_ok=True)
             self._change("--add-node", names, "--role", role)
@@ -70,7 +71,7 @@ class Keys:
             found = self._read()
         except SpecError:
             return False
-        # This function uses a list only if it is complete and the read before found the same list. So a list that is
+        # This function uses a list only if it is complete and the previous call read the same list. So a list that is
         # only half written, or a file that is no list of members, revokes no key.
         if found == self._looked and found.startswith(MEMBERS_HEAD) and found.endswith("\n"):
             self._use(found)

@@ -44,7 +44,7 @@ def render(spec: Spec) -> str:
     """Returns all manifests as one YAML stream."""
     import yaml  # imported here, because other commands need no PyYAML if the deployment's file is JSON
 
-    # PyYAML would write an object that occurs in two places as an anchor and an alias. JSON makes it two objects.
+    # PyYAML would write an object that occurs in two places as an anchor and an alias. Through JSON it becomes two.
     objects = json.loads(json.dumps(manifests(spec)))
     text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=1000) for one in objects)
     make = f"# The pods need Secrets with their keys; {command_name('cluster')} keys {spec.file.name} makes them.\n"

@@ -60,7 +60,7 @@ class Leaving:
 def drain_node(arguments: argparse.Namespace) -> int:
     """Drains the nodes of a server, one for each data-parallel rank, and then waits until the server has no requests.
 
-    Runs on the controller's host, before the server is stopped. Prints errors. Returns 1 after an error, otherwise 0.
+    Runs on the controller's host, before the server is stopped. Prints errors. Returns 0 if there was no error.
     """
     binary = str(KVFERRY) if KVFERRY.exists() else shutil.which("kvferry")
     if binary is None:

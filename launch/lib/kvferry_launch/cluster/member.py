@@ -70,7 +70,7 @@ class Member:
     leaving: bool = False
     revoked_at: float | None = None
     keys: list[str] = field(default_factory=list)  # the lines with keys and members that were sent to the guard
-    address: str = ""  # the controller's endpoint for nodes, once it is known; always empty for other nodes
+    address: str = ""  # the endpoint for nodes if this node is the controller and has reported it, otherwise ""
     _due: float = 0.0
     _ready_at: float = 0.0
     _started_at: float = 0.0
@@ -112,7 +112,9 @@ class Member:
             self._end(f"can't be started: {error.strerror or error}")
 
     def tell_keys(self, lines: list[str]) -> None:
-        """Sends to the guard those lines, with keys and members, that were not in the last call since start()."""
+        """Sends the lines, which have keys and members, to the guard, except for those that the previous call since
+        start() had too.
+        """
         if self.child is not None:
             for line in lines:
                 if line not in self.keys:

@@ -58,8 +58,9 @@ def secret_with(spec: Spec, file: str) -> str:
 
 
 def change(spec: Spec, kubectl: Kubectl, replicas: Mapping[str, int], flags: Sequence[str] = ()) -> list[str]:
-    """Makes the keys that pods lack, and changes no key that a pod can use. If there are `flags`, only runs `kvferry
-    keygen` with these flags on the keys in the Secrets. Returns lines for the user. Errors: SpecError.
+    """Makes the cluster key if there is none. Then makes the keys that pods lack, and changes no key that a pod can
+    use; or, if there are `flags`, runs `kvferry keygen` with these flags on the keys in the Secrets instead. Returns
+    lines for the user. Errors: SpecError.
     """
     binary = kvferry_binary(sys.executable)
     if binary is None:

@@ -28,7 +28,7 @@ def sbatch_script(spec: Spec) -> str:
     replicas = sum(role.replicas for role in spec.roles.values())
     lines = [f"--job-name=kvferry-{spec.name}", f"--nodes={raw['nodes'] or max(1, replicas)}",
              f"--output={output_of(spec)}", "--open-mode=truncate",
-             # Slurm sends SIGTERM this long before the time limit, so that `up` has time to stop the nodes.
+             # Slurm sends SIGTERM a minute before the time limit, so that `up` has time to stop the nodes.
              f"--signal=B:TERM@{STOP_BEFORE_LIMIT_S}",
              *(f"--{name}={raw[name]}" for name in ("partition", "account", "time") if raw[name]),
              *map(str, raw["options"])]

@@ -162,7 +162,7 @@ class Guard:
 
 def take_key(file: Path) -> None:
     """Reads lines from stdin up to the first key, and writes the key and the list of members in them. Errors: OSError;
-    ValueError if stdin ends before a key, or if a line has neither.
+    ValueError if stdin ends before a key, or if a line has neither a key nor a list of members.
     """
     line = b""
     while not line.startswith(b"key "):

@@ -26,8 +26,8 @@ class KvConnector:
 
     def config(self, role: str, controller: str | None = None, engine_id: str | None = None,
                extra: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the value of --kv-transfer-config. With it, KV that fails to load is recomputed; with vLLM's default
-        for this, the request would fail.
+        """Returns the value of --kv-transfer-config. It makes vLLM recompute KV that fails to load; by default, vLLM
+        lets the request fail.
         """
         extra = dict(extra or {})
         if self.needs_controller and controller is not None:

@@ -1,5 +1,5 @@
 """The HTTP server of the proxy. It sends each request to a pair of a prefill and a decode server, or to a decode server
-alone; if a server fails, to others.
+alone. If a server fails, it sends the request to other servers.
 """
 
 import asyncio
@@ -248,9 +248,9 @@ class FrontDoor:
 
     # ---- requests to servers and the controller ----
     async def _tokens(self, one: ClientRequest) -> list[int] | None:
-        """Returns the prompt's tokens, or None if the request has neither tokens nor text, or its text could not be
-        tokenized. Without tokens, no KV of the prompt is looked up to choose the pair, and the pair's servers report
-        errors in the request.
+        """Returns the prompt's tokens, or None if the request has neither a text nor a list of up to TOKENS_MAX
+        (json_bodies.py) tokens, or if its text could not be tokenized. Without tokens, no KV of the prompt is looked up
+        to choose the pair, and the pair's servers report errors in the request.
         """
         tokens = bodies.token_ids(one.path, one.body)
         question = bodies.tokenize_body(one.path, one.body)

@@ -12,7 +12,7 @@ logger = logging.getLogger("kvferry.proxy")
 
 class Certificate:
     """A certificate and its private key, in PEM files. Errors: OSError, of which ssl.SSLError is a subclass, if the
-    files can't be read, do not contain these, or contain a certificate and the key of another one.
+    files can't be read, if they contain no certificate or no key, or if the key is not that of the certificate.
     """
 
     def __init__(self, certificate_file: str, key_file: str) -> None:

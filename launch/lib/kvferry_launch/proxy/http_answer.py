@@ -21,7 +21,7 @@ class Answer:
 
     def __init__(self, method: str) -> None:
         self.status = 0  # status of the answer; 0: the answer's head is incomplete
-        self.headers: dict[str, str] = {}  # headers by name, in lower case
+        self.headers: dict[str, str] = {}  # headers by their names in lower case
         self.done = False  # True if the whole answer has arrived
         self.can_reuse = True  # False if the connection can't carry another request after this answer
         self.pieces: list[bytes] = []  # bytes of the body that the caller has not taken yet

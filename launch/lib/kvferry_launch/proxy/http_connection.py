@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvferry_launch.proxy.http_answer import Answer
 
-BUFFERED_MAX = 256 << 10  # while more bytes of an answer than this wait for the caller, no others are read
+BUFFERED_MAX = 256 << 10  # if the caller has left more bytes of an answer than this, reading pauses
 
 
 class UnansweredError(ConnectionError):

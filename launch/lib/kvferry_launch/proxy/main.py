@@ -221,7 +221,7 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
 def main() -> None:
     arguments = parse()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a request needs connections to client and servers
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a request needs a connection to the client and others
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     spans = spans_to(arguments.otlp_endpoint, arguments.namespace)
     try:

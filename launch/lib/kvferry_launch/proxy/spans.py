@@ -60,7 +60,7 @@ class SpannedTrace(RequestTrace):
     def __init__(self, tracer: Tracer, path: str, headers: Headers) -> None:
         client = of_client(headers)
         self._tracer = tracer
-        # This difference is taken once, so that setting the host's clock changes no duration.
+        # The difference of the two clocks is taken once, so that setting the host's clock changes no duration.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self._at_ns = self._now_ns()  # end of one span and start of the next one, so that durations add up
         self._request = self._span(f"POST {path}", None if client is None else _remote(client), SpanKind.SERVER,

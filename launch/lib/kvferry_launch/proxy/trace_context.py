@@ -35,7 +35,7 @@ class TraceContext:
     trace_id: str  # 32 hexadecimal digits
     span_id: str  # 16 hexadecimal digits: the span to which the next spans belong
     flags: int = _SAMPLED
-    state: str = ""  # data of tracing systems, which is passed on unread
+    state: str = ""  # data of tracing systems, which the proxy passes on without using it
 
     def headers(self) -> dict[str, str]:
         made = {TRACEPARENT: f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"}

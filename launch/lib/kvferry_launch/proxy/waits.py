@@ -17,7 +17,7 @@ class Waits:
     """The tasks that wait for one server; a task waits for one server at a time."""
 
     def __init__(self) -> None:
-        # Maps each waiting task to the time of the last byte from the server or, before that, of the start of the wait.
+        # Maps each waiting task to the time of the last bytes that were recorded or, before that, to the wait's start.
         self._heard_at: dict[asyncio.Task[Any], float] = {}
         self._ended: set[asyncio.Task[Any]] = set()
 

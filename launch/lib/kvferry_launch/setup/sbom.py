@@ -43,7 +43,9 @@ def linked_packages(binary: Path) -> set[str]:
 
 
 def python_components(requirements: Iterable[Path]) -> list[Component]:
-    """Returns a component for each installed Python package that the files name or that such a package requires."""
+    """Returns a component for each installed Python package that the files name, or that one of these packages requires
+    directly or through others.
+    """
     todo = [re.split(r"[<>=!~;\[ ]", line.strip(), maxsplit=1)[0] for path in requirements
             for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     found: dict[str, str] = {}

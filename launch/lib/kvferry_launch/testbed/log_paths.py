@@ -8,8 +8,8 @@ _CHOSEN = re.compile(r"uses the fastest: pools by (\w+) [\d.]+ GB/s")
 
 
 def path_lines(log: str) -> list[str]:
-    """Returns the log lines that list the measured paths to a peer, also those that failed. A line also names the path
-    that was chosen, if there is one.
+    """Returns the log lines that list the measured paths to a peer, including the paths that failed. Such a line also
+    names the path that was chosen, if there is one.
     """
     return _LINE.findall(log)
 

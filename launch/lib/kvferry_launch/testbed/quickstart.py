@@ -1,5 +1,5 @@
-"""launch/quickstart: the interpreter that the user has parses the arguments and runs the set-up; then the interpreter
-of .venv runs quickstart_job.py.
+"""launch/quickstart: the user's interpreter parses the arguments and runs the set-up. Then the interpreter of .venv
+runs quickstart_job.py.
 """
 
 import argparse

@@ -111,7 +111,9 @@ def _counter(step: Step, total: int) -> Callable[[int, Answer], None]:
 
 
 def _row(index: int, result: LoadResult) -> dict[str, Any]:
-    """Returns the table's row for one request. The hits are lists with a number of tokens for each admission."""
+    """Returns the table's row for one request. `local_hits` and `external_hits` have a number of tokens for each
+    admission of the request.
+    """
     answer, report = result.answers[index], result.reports[index]
     admissions = report.admissions if report else None
     mismatch = result.mismatches.get(index)

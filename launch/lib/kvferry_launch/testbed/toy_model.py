@@ -21,7 +21,7 @@ from kvferry_launch.paths import MODELS
 VOCAB = 512
 ATTENTION_STD = 0.6
 # Standard deviation of the weights of queries and keys in a model that does not normalise queries and keys. With a
-# larger one, each token would attend to only one other token.
+# larger deviation, each token would attend to only one other token.
 UNNORMED_STD = 0.12
 OTHER_STD = 0.05
 EMBEDDING_STD = 1.0
