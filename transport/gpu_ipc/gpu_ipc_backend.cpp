@@ -73,7 +73,7 @@ void GpuIpcBackend::run() {
   // An error can be ignored here: if the GPU can't be used, the copies fail too, and their transfers report the reason.
   static_cast<void>(device_.bind_thread());
   take_turns("kvferry-gpu-ipc");
-  control_->shutdown();  // this completes all transfers of the control link
+  control_->shutdown();  // completes all transfers of the control link
   drain_control();
   advance_all();
   peers_.clear();

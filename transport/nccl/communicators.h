@@ -18,7 +18,8 @@ namespace kvferry::nccl {
 class Communicator {
  public:
   enum class State {
-    // The communicator is being set up, posts its last group, or is being aborted. It and its stream may get no work.
+    // The communicator is being set up, posts its last group, or is being aborted. Neither it nor its stream may be
+    // given work.
     kBusy,
     kReady,   // the communicator accepts work
     kFailed,  // the communicator has failed; only abort() may be called

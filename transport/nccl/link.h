@@ -26,7 +26,7 @@ struct Context {
   ControlPlane& control;
   TransferTable& transfer_table;
   std::string source_address;  // `from` in the notifications that this node sends
-  TimeNs now = 0;              // time at which the progress thread began this round
+  TimeNs now = 0;              // time at which the progress thread began its current round
 };
 
 /// One end of a session. A session is opened by the initiator of transfers and carries only the initiator's transfers:

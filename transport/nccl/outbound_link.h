@@ -23,7 +23,7 @@ class OutboundLink final : public Link {
   void submit(AcceptedTransfer transfer);
   void feed(const FedCopies& more);
   void cancel(TransferId id);
-  /// Ends the session, and all its transfers with this code.
+  /// Ends the session, and all its transfers with `code`.
   void end(ErrorCode code, const std::string& why);
   bool is_empty() const { return transfers_.empty(); }
 

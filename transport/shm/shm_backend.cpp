@@ -20,8 +20,8 @@ constexpr std::uint64_t kInboundTag = std::uint64_t{3} << 40;  // kInboundTag | 
 constexpr std::uint64_t kTagMask = std::uint64_t{0xff} << 40;
 constexpr std::size_t kPendingHandshakesMax = 64;  // limit of connections without a hello; further ones are closed
 constexpr TimeNs kBacklogRetryNs = 10 * kMillisecond;
-// Time between checks of the sockets by a thread that polls in drive(). The checks are rare, because that thread finds
-// notifications in shared memory.
+// Time between checks of the sockets by a thread that polls in ProgressLoop::drive(). The checks are rare, because that
+// thread finds notifications in shared memory.
 constexpr TimeNs kLookNs = 5'000;
 
 std::string random_name() {

@@ -215,8 +215,8 @@ TimeNs ShmLink::next_deadline() const {
 }
 
 /// kRefused: the transfer needs a grant, its grant has expired or does not allow the transfer's direction, the region
-/// could not be mapped, or CMA does not work. The peer can't check a grant's terms at each copy; the peer only refuses
-/// to send the region's file descriptor for a grant whose terms do not allow the access.
+/// could not be mapped, or CMA does not work. A grant's terms are checked here, because the peer can't check them at
+/// each copy: the peer checks them only when it is asked for the region's file descriptor.
 Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) {
   const RegionDescriptor& remote = transfer.accepted().remote;
   const RegionMemoryKey& key = transfer.key();

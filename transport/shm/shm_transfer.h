@@ -58,8 +58,8 @@ class ShmTransfer {
   void cut_piece(std::uint64_t bytes_max);
   void copy_part(Part& part, const RemoteMemory& remote);
   Result<void> copy(std::span<const CopyRange> slices, const RemoteMemory& remote) const;
-  /// Hashes slices that have just been copied. `range`: index of the first slice's range; check() sets it to the range
-  /// of the slice after the last one.
+  /// Hashes slices that have just been copied, and compares the checksums of the ranges that end in them. `range`:
+  /// index of the first slice's range; check() sets it to the range of the slice after the last one.
   void check(std::span<const CopyRange> slices, std::uint32_t& range, RangeDigest& digest,
              std::vector<std::uint32_t>& corrupt_ranges) const;
 

@@ -30,7 +30,7 @@ Result<OwnedFd> listen_on(const std::string& name);
 /// can't create a socket; kPeerLost: the connection failed, for example because no process listens on the socket.
 Result<OwnedFd> connect_to(const std::string& name);
 /// Returns an empty descriptor if no connection could be accepted, or if the accepted one is refused, because its user
-/// is neither this process's user nor root.
+/// is unknown, or is neither this process's user nor root.
 OwnedFd accept_from(int listener);
 
 /// Returns false if the packet was not sent, for example because the process at the other end is gone or its queue is

@@ -21,8 +21,8 @@ constexpr std::uint64_t kTurnBytes = 2 << 20;  // a connection's turn ends after
 // this buffer must be copied once more.
 constexpr std::size_t kReadAheadBytes = 6 << 10;
 constexpr std::size_t kHeadsBytes = 64 << 10;  // messages without payload are joined up to about this size
-// Limit on bytes of queued answers. When it is reached, because the peer does not read, nothing more is received from
-// the peer.
+// Limit on the bytes that send() has queued, such as answers. When it is reached, because the peer does not read,
+// nothing more is received from the peer.
 constexpr std::size_t kControlBytesMax = 4 << 20;
 // This many newly acknowledged bytes count as a sign that the peer's process runs. Fewer do not, because they may be
 // pings, which the kernel of a stopped process acknowledges too.
@@ -255,7 +255,7 @@ bool Connection::load_message() {
     out_.head += std::exchange(control_, {});
   } while (out_.parts.size() == 1 && out_.head.size() < kHeadsBytes && !is_closed() &&
            handler_->next_message(*this, out_));
-  // Answers are appended here only if there is no payload, because payload must directly follow its head.
+  // What send() has queued is appended here only if there is no payload, because payload must directly follow its head.
   if (out_.parts.size() == 1) out_.head += std::exchange(control_, {});
   out_.parts[0] = {out_.head.data(), out_.head.size()};
   out_left_ = 0;

@@ -115,8 +115,9 @@ class Connection {
   bool is_in_the_middle() const {
     return payload_left_ > 0 || begin_ < end_ || out_left_ > 0 || !control_.empty() || has_unsent();
   }
-  /// Returns when the peer last sent something, or when a call of this function last found at least kSignOfLifeBytes
-  /// (connection.cpp) newly acknowledged bytes. Queries the socket.
+  /// Returns when the peer last showed a sign of life: it sent something, or a call of this function found at least
+  /// kSignOfLifeBytes (connection.cpp) newly acknowledged bytes. That the connection was made, and a call of
+  /// reset_silence(), count as signs of life too. Queries the socket.
   TimeNs alive_at(TimeNs now);
   void reset_silence(TimeNs now) { alive_at_ = now; }
 

@@ -49,7 +49,8 @@ class OutTransfer {
     }
   }
 
-  /// Hashes bytes of copy `copy` that have arrived on this lane. `ends_copy`: they are the copy's last bytes.
+  /// Hashes bytes of copy `copy` that have arrived on lane `lane`. If they are the copy's last bytes (`ends_copy`),
+  /// compares the copy's checksum.
   void check(std::size_t lane, std::size_t copy, std::span<const std::byte> bytes, bool ends_copy);
 
   /// Appends the message that pushes a segment and, if it is the last one, ends the push.

@@ -57,7 +57,7 @@ class OutboundLink final : public MessageHandler {
     std::uint32_t num_requests_made = 0;
     std::vector<Request> requests;
     Request current;                                           // the request whose payload is being received
-    std::vector<std::pair<std::size_t, bool>> current_copies;  // each sink's copy, and whether the sink ends it
+    std::vector<std::pair<std::size_t, bool>> current_copies;  // for each sink: its copy, whether it ends the copy
     TimeNs pinged_at = 0;
   };
 

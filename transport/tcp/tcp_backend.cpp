@@ -16,8 +16,9 @@ constexpr std::uint64_t kListenerTag = 1;  // connections have the tags from 2 o
 constexpr std::size_t kConnectionsMax = 4096;
 constexpr int kAcceptsAtOnce = 32;
 
-/// Returns the addresses at which peers can reach the listener. A listener on all interfaces has this host's addresses,
-/// at most kAddressesMax; loopback is the last one, because it reaches this host only.
+/// Returns the addresses at which peers can reach the listener. For a listener on all interfaces these are at most
+/// kAddressesMax of this host's addresses, only IPv4 ones if it listens on 0.0.0.0. Loopback is the last one, because
+/// it reaches this host only.
 std::vector<net::HostPort> reachable_addresses(const net::HostPort& listening_on) {
   constexpr std::size_t kAddressesMax = 16;
   const bool is_any_ipv4 = listening_on.host == "0.0.0.0";

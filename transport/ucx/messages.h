@@ -33,8 +33,8 @@ enum AmId : unsigned {
   kAnswerAm = 7
 };
 
-/// The first message on every endpoint; nothing else is posted before the Welcome. Ports are reused, so the address may
-/// by now reach another process, whose memory a one-sided operation would touch.
+/// The first message to a peer's address; nothing else is posted to it before the Welcome. Ports are reused, so the
+/// address may by now reach another process, whose memory a one-sided operation would touch.
 struct Hello {
   std::uint32_t protocol_version = 0;
   std::uint64_t to_incarnation = 0;

@@ -66,8 +66,8 @@ void set_tcp_segments(ucp_config_t* config) {
   }
 }
 
-/// Restricts UCX to these network cards, and lets one operation use all of them. By default UCX uses up to two for a
-/// message, and one for a get or a put; versions before 1.16 have no option for gets and puts.
+/// Restricts UCX to the network cards `nics`, and lets one operation use all of them. By default UCX uses up to two for
+/// a message, and one for a get or a put; versions before 1.16 have no option for gets and puts.
 void set_net_devices(ucp_config_t* config, const std::vector<std::string>& nics) {
   const auto set = [config](const char* name, const std::string& value) {
     if (const ucs_status_t status = api().ucp_config_modify(config, name, value.c_str()); status != UCS_OK)

@@ -35,8 +35,8 @@ Result<std::uint64_t> UcxBackend::check_address(const std::string& address) {
 }
 
 void UcxBackend::thread_main(std::promise<Result<void>> started) {
-  // If there is a GPU, the thread makes it its own, because UCX asks CUDA for the thread's GPU when UCX starts and in
-  // each call of progress().
+  // If there is a GPU, it becomes this thread's current GPU in CUDA, because UCX asks CUDA for the thread's current GPU
+  // when UCX starts and in each call of progress().
   Result<void> ready = options_.device != nullptr ? options_.device->bind_thread() : Result<void>();
   if (ready) ready = set_up();
   const bool is_up = static_cast<bool>(ready);

@@ -60,7 +60,7 @@ class UcxPeer {
   bool prefers_packing() const { return prefers_packing_; }
   /// Returns Completion::path of transfers with this peer.
   std::string_view path() const { return is_tcp_alone_ ? "ucx/tcp" : ""; }
-  /// Returns the names of the UCX transports in use, comma-separated, such as "tcp/eth0".
+  /// Returns the names of the UCX transports in use, comma-separated, such as "tcp/eth0", or "unknown".
   std::string transports() const;
 
   PeerId id() const { return id_; }

@@ -12,7 +12,7 @@ namespace kvferry::ucx {
 namespace {
 
 constexpr std::uint32_t kMessagesPerPeerMax = 8;  // limit of one peer's unanswered messages, about 2 MiB together
-// Background operations may fill 1 / kBackgroundShare of operations_per_peer_max: urgent ones wait for posted ones.
+// Background transfers fill only 1 / kBackgroundShare of operations_per_peer_max, so that urgent transfers wait less.
 constexpr std::uint32_t kBackgroundShare = 8;
 
 /// A posted get of a pull with checksums.
