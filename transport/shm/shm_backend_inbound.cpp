@@ -75,7 +75,7 @@ void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
     if (!allowed) return refuse(allowed.error().what);
     table_.end_access(region->first, grant);
   }
-  // The same file is opened once more, read-only, so that the peer can't write through this descriptor.
+  // The region's file is opened once more, read-only, so that the peer can't write through this descriptor.
   const OwnedFd reads(::open(fmt::format("/proc/self/fd/{}", region->second.fd.get()).c_str(), O_RDONLY | O_CLOEXEC));
   if (!reads)
     return refuse(fmt::format("the peer can't open the memory of its region {} read-only: {}", request->region,

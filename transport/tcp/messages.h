@@ -29,7 +29,7 @@ enum class MessageKind : std::uint8_t {
   kWelcome,    // text: why the hello was refused; empty if it was accepted
   kPush,       // entries and their payload; with kFinal also the notification
   kPull,       // entries that the initiator requests
-  kData,       // the payload of the pull with the same `number`; with kRefused no payload, but the reason as text
+  kData,       // the payload for the kPull with the same `number`; with kRefused no payload, but the reason as text
   kAnswer,     // the outcome of push `id`, or of the kNotify with `id`; text: AnswerBody, or empty if it succeeded
   kNotify,     // text: the notification of a pull; the target answers it with kAnswer
   kCancel,     // the queued rest of pull `id` need not be sent
@@ -54,7 +54,7 @@ struct MessageHeader {
   std::uint64_t id = 0;           // the initiator's id of the transfer; in a kHello: kMagic
   std::uint64_t grant = 0;        // 0: no grant, so offsets count from the region's start, not from the grant's
   std::uint32_t region = 0;
-  std::uint32_t number = 0;  // kPull, kData: number of the pull on its connection; kFinal: number of segments
+  std::uint32_t number = 0;  // kPull, kData: number of the kPull on its connection; kFinal: number of segments
   std::uint32_t text_bytes = 0;
   std::uint32_t payload_bytes = 0;
 };
