@@ -31,7 +31,8 @@ class Backend {
   TransferTable& table() { return table_; }
   std::uint64_t incarnation() const { return incarnation_; }
 
-  // ---- Any thread may call these methods. After join(), post(), post_and_wait() and join() must not be called. ----
+  // ---- Any thread may call these methods. After join(), only a backend whose post() runs tasks at once then may call
+  // post() and post_and_wait(). ----
 
   virtual std::string address() const = 0;
   virtual std::string describe() const = 0;

@@ -28,7 +28,8 @@ struct CommonOptions {
 struct UcxOptions : CommonOptions {
   std::uint32_t operations_per_transfer_max = 32;  // limit of operations of one transfer posted to UCX at a time
   std::uint32_t operations_per_peer_max = 64;      // limit of operations of all transfers with one peer
-  // Longer ranges are cut into operations of this size, which is small because cancel() waits for posted operations.
+  // Longer ranges are cut into operations of this size, which is small because a cancelled transfer ends only after its
+  // posted operations.
   std::uint64_t operation_bytes_max = 1 << 20;
   // Where UCX emulates one-sided operations by messages (TCP), ranges of host memory with up to this many bytes on
   // average are packed into messages, which the receiver unpacks. Ranges in grants are always packed, because their
@@ -78,11 +79,13 @@ struct NcclOptions : CommonOptions {
   TcpOptions control;        // options of the TCP transport for control messages; their CommonOptions are ignored
   std::string library;       // path of libnccl.so.2; empty: $KVFERRY_NCCL_LIBRARY, or the loader's search
   std::uint64_t packed_bytes_max = 64 << 10;  // ranges of up to this many bytes are gathered and sent as one message
-  // Size of a transfer's pieces, which is small because cancel() and revoke() wait for pieces that have begun.
+  // Size of a transfer's pieces, which is small because a cancelled transfer ends, and revoke() succeeds, only after
+  // the pieces that have begun.
   std::uint64_t piece_bytes = 8 << 20;
   std::uint32_t pieces_per_peer_max = 8;  // limit of one peer's pieces that are requested or under way
   TimeNs stuck_ns = kSecond;              // a cancelled transfer without progress for this long ends the connection
-  TimeNs hung_ns = 30 * kSecond;          // a communicator stuck for this long ends the connection to a live peer
+  // A communicator without progress for this long ends the connection, even if the peer is alive.
+  TimeNs hung_ns = 30 * kSecond;
 };
 
 /// Options of the backend that copies between the GPU memory of two processes of one host: the submitting process maps
@@ -92,7 +95,8 @@ struct GpuIpcOptions : CommonOptions {
   Device* device = nullptr;  // the GPU that copies; must outlive the transport
   // Maximum of bytes copied in one launch. The host takes as long to prepare a launch as the GPU to copy some 20 MiB.
   std::uint64_t piece_bytes = 64 << 20;
-  // Limit of enqueued bytes. It is needed because cancel() and urgent transfers wait for the enqueued copies.
+  // Limit of enqueued bytes. It is needed because a cancelled transfer ends, and an urgent one begins, only after the
+  // copies that are enqueued already.
   std::uint64_t in_flight_bytes = 256 << 20;
 };
 

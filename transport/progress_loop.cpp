@@ -17,8 +17,8 @@ namespace kvferry {
 namespace {
 
 constexpr std::uint64_t kWakeTag = 0;
-// Time for which the progress thread stays parked after drive() has returned, because the caller may soon call drive()
-// again: giving the loop to the thread and back costs two context switches, more than a message's round trip.
+// Least time for which the progress thread stays parked after drive() has returned, because the caller may soon call
+// drive() again: giving the loop to the thread and back costs two context switches, more than a message's round trip.
 constexpr TimeNs kHandBackNs = 300'000;
 
 void add_to(int epoll_fd, int fd, epoll_event event) {
@@ -158,8 +158,8 @@ void ProgressLoop::thread_main() {
     }
     if (is_driven()) continue;
     const bool has_seen = look(has_more || inbox_.has_tasks() ? 0 : milliseconds_until(deadline, clock_.now()), false);
-    // A driver that started meanwhile may sleep: the driver must be woken to handle the events that this thread has
-    // received.
+    // A driver that started meanwhile may sleep: the driver must be woken to do the work that follows from the events
+    // that this thread has handled.
     if (has_seen && is_driving_) inbox_.wake().set();
   }
 }

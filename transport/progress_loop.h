@@ -77,8 +77,8 @@ class ProgressLoop {
   void run_leftovers();
   bool look(int timeout_ms, bool is_driver);
   void park();
-  /// Sleeps until a descriptor of the loop is readable (returns false), one of add_wakeup_fd() is (returns true), or
-  /// the time has passed (returns false).
+  /// Sleeps until a descriptor of watch() or of add_wakeup_fd() is readable, or the time has passed. Returns true if a
+  /// descriptor of add_wakeup_fd() is readable.
   bool wait_for_wakeup_fds(int timeout_ms) const;
   bool is_driven() const;
 

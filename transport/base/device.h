@@ -31,8 +31,8 @@ struct DeviceCopy {
   std::uint64_t bytes = 0;
 };
 
-/// One GPU. Threads: any. The functions that return a Result return kUnavailable with the device's reason if a call
-/// fails, kFull if memory is exhausted.
+/// One GPU. Threads: any. Errors of each function that returns a Result: kUnavailable with the device's reason, kFull
+/// if memory is exhausted, and those that the function's own comment names.
 class Device {
  public:
   virtual ~Device() = default;
@@ -76,7 +76,7 @@ class Device {
   virtual Result<bool> is_reached(EventHandle event) = 0;
   /// Blocks the host until the event is reached.
   virtual Result<void> wait(EventHandle event) = 0;
-  /// Makes work that is enqueued on the stream from now on start after the event.
+  /// Makes work that is enqueued on the stream from now on wait until the event is reached.
   virtual Result<void> wait_on(DeviceStream stream, EventHandle event) = 0;
 
   /// Enqueues the copies, which may run concurrently and must not overlap. `copies` is read before the call returns.

@@ -33,7 +33,7 @@ struct Shard {
 
 /// A run of cells to read; all fields but `holder` count cells.
 struct ShardRun {
-  std::uint32_t holder = 0;  // rank of the node that is read
+  std::uint32_t holder = 0;  // number of the rank from which the run is read
   std::uint64_t source = 0;  // offset in the holder's chunk
   std::uint64_t target = 0;  // offset in the reader's chunk
   std::uint64_t cells = 0;
@@ -50,7 +50,7 @@ Result<void> check_shards(std::span<const Shard> shards);
 Shard shard_of(std::uint32_t first_layer, std::uint32_t num_layers, std::uint32_t num_heads, std::uint32_t tp_rank,
                std::uint32_t tp_size);
 
-// The runs by the reader's rank; those of a rank are in the order of its chunk.
+// [i] the runs that rank i of the reading node reads, in the order of this rank's chunk
 using ShardMap = std::vector<std::vector<ShardRun>>;
 
 /// Computes where each cell of each reader's chunk is read, in the order of that chunk, in as few runs as possible.

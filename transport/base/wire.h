@@ -22,7 +22,8 @@ std::string encode(const T& value) {
   return {buffer.data(), buffer.size()};
 }
 
-/// Returns why bytes are not a well-formed message. The text of msgpack's type_error is only "std::bad_cast".
+/// Returns why bytes are not a well-formed message. This function has a text for msgpack's type_error, whose own text
+/// is only "std::bad_cast".
 inline std::string why_malformed(const std::exception& failure) {
   const bool is_type_error = dynamic_cast<const msgpack::type_error*>(&failure) != nullptr;
   if (is_type_error) return "a field is missing or has another type";

@@ -22,7 +22,7 @@ struct PathInfo {
   bool needs_gpu = false;
   bool (*is_useful)(const TransportOptions& options) = nullptr;  // kAuto leaves the path out if this returns false
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions& options) = nullptr;
-  TimeNs setup_ns = 0;  // time that the first transfer with a peer may take longer than later ones
+  TimeNs setup_ns = 0;  // extra time that the first transfer with a peer may take
 
   bool reaches_class(MemoryClass kind) const { return (reaches & bit_of(kind)) != 0; }
   static constexpr std::uint32_t bit_of(MemoryClass kind) { return 1U << static_cast<unsigned>(kind); }

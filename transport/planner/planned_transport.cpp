@@ -238,7 +238,7 @@ class PlannedTransport final : public Transport {
     }
     const std::string_view fastest = backends_[ends.routes.front()].name;
     if (ends.kind != MemoryClass::kDevice) return fastest;
-    // A path that failed its measurement is not used for GPU memory, because the caller can use host memory instead.
+    // For GPU memory no path that failed its measurement is returned, because the caller can use host memory instead.
     if (!ends.peer->is_measured)
       return Error{ErrorCode::kUnavailable,
                    "the paths to the peer are not measured yet, so its GPU memory is not used"};

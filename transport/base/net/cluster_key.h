@@ -25,8 +25,9 @@ struct KeyContent {
   std::optional<std::vector<Member>> members{};
   bool operator==(const KeyContent&) const = default;
 
-  /// Returns the secrets that this process shares with nodes, the one in use first: with a member's own key
-  /// MemberKey::Shared::secret, else with a list of members node_secret() of each cluster key, else the cluster keys.
+  /// Returns the secrets that this process shares with nodes, one for each accepted cluster key, the one in use first:
+  /// MemberKey::Shared::secret if `own` is set; otherwise, if there is a list of members, node_secret() of the cluster
+  /// key; otherwise the cluster key itself.
   std::vector<std::string> node_secrets() const;
   /// Returns the secret key of this process's certificate.
   Bytes32 own_certificate() const;

@@ -24,8 +24,8 @@ Bytes32 sha256(std::string_view text);
 inline std::string_view text_of(const Bytes32& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
-/// Both functions return nullopt if `hex` is not a text of pairs of the digits 0-9 and a-f; bytes32_of_hex() also if it
-/// does not have 64 digits.
+/// bytes_of_hex() and bytes32_of_hex() return nullopt if `hex` is not a text of pairs of the digits 0-9 and a-f, and
+/// bytes32_of_hex() also if `hex` does not have 64 digits.
 std::optional<std::string> bytes_of_hex(std::string_view hex);
 std::optional<Bytes32> bytes32_of_hex(std::string_view hex);
 

@@ -16,9 +16,9 @@ namespace kvferry::net {
 /// What a member may do. Each role includes the rights of the roles before it.
 enum class Role : std::uint8_t {
   kNone,    // allows nothing; role of a process whose key is not accepted, e.g. of a revoked member
-  kReader,  // routers and dashboards: ask the controller for its status and which nodes hold a prompt
+  kReader,  // role of routers and dashboards: ask the controller for its status and which nodes hold a prompt
   kWorker,  // role of nodes: register, publish, read and write KV
-  kAdmin,   // operators, and holders of the cluster key itself: drain, clear, set quotas
+  kAdmin,   // role of operators, and of holders of the cluster key itself: drain, clear, set quotas
 };
 constexpr std::array<std::string_view, 4> kRoleNames = {"none", "reader", "worker", "admin"};
 constexpr std::string_view name_of(Role role) { return kRoleNames[static_cast<std::size_t>(role)]; }
@@ -82,8 +82,8 @@ bool is_member_name(std::string_view name);
 /// Returns the path of the list of members that belongs to `key_file`: kvferry.members in the same folder.
 std::string members_file_of(const std::string& key_file);
 
-/// These functions format and parse the list of members and a member's key file. Errors of both parsers:
-/// kInvalidArgument; the message does not name the file.
+/// format_members() and parse_members() write and read the list of members; the functions after them are for a member's
+/// key file. Errors of both parsers: kInvalidArgument; the message does not name the file.
 std::string format_members(const std::vector<Member>& members);
 Result<std::vector<Member>> parse_members(std::string_view content);
 bool is_member_key(std::string_view content);

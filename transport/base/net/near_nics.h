@@ -21,7 +21,7 @@ enum class PciDistance : std::uint8_t {
 
 /// The network cards that nics_near() chose for one GPU.
 struct NearNics {
-  std::vector<std::string> nics;  // as UCX writes them: DEVICE:PORT of an RDMA device, the name of an interface
+  std::vector<std::string> nics;  // as UCX writes them: DEVICE:PORT of an RDMA device, or the name of an interface
   PciDistance distance = PciDistance::kFar;
   int numa_node = -1;  // NUMA node of the GPU; -1: unknown
 };

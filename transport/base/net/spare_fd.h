@@ -14,8 +14,8 @@ class SpareFd {
  public:
   SpareFd();
   /// The caller must call this function right after accept() has failed, before errno changes. If no descriptor was
-  /// left, accepts and closes the next connection. Returns true if a connection was closed; more of them may be pending
-  /// then. Only the 1st, 2nd, 4th, 8th ... refusal is logged, under the name `who`.
+  /// left, accepts and closes the next connection. Returns true if a connection was closed; more connections may be
+  /// pending then. Only the 1st, 2nd, 4th, 8th ... refusal is logged, under the name `who`.
   bool refuse(int listener, const char* who);
   std::uint64_t num_refused() const { return num_refused_; }
 

@@ -26,7 +26,7 @@ OwnedFd accept_tcp(int listener);
 
 /// Starts a non-blocking connection attempt to a numeric address. When the socket is writable, connect_error() returns
 /// the outcome. kInvalidArgument: the host is not numeric. kUnavailable: no socket can be made. kPeerLost: the
-/// attempt failed at once; the message has only the system's reason.
+/// attempt failed at once; the message does not name the address.
 Result<OwnedFd> begin_connect_tcp(const HostPort& address);
 /// Returns an empty string if the socket is connected, otherwise the reason why it is not.
 std::string connect_error(int fd);

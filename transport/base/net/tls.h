@@ -82,7 +82,7 @@ class TlsSession {
   /// writes the socket directly.
   bool encrypts() const { return encrypts_; }
   /// Returns the name of the cluster key that this connection uses, or the public key of the peer's certificate if
-  /// members have keys of their own; "" until one is known.
+  /// members have keys of their own; "" until the name or the public key is known.
   const std::string& key_name() const { return key_name_; }
 
   /// Like readv() and writev() of a non-blocking socket, except that receive() goes on until `parts` are full or the

@@ -60,9 +60,9 @@ class ZmqSocket {
   ZmqSocket& operator=(const ZmqSocket&) = delete;
 
   /// Listens on tcp://HOST:PORT or, for this user alone, ipc://PATH. HOST: "*" (all interfaces), a numeric address, an
-  /// interface or "localhost"; port 0 selects a free port. kUnavailable: the address cannot be bound, this libzmq has
-  /// no CURVE or no descriptor is left. kInvalidArgument: the process has a member's key, which isn't enough to listen
-  /// here.
+  /// interface or "localhost"; port 0 selects a free port. kUnavailable: the address cannot be bound, no descriptor
+  /// is left, or this libzmq has no CURVE or, for ipc://, no ZMQ_IPC_FILTER_UID. kInvalidArgument: the process has a
+  /// member's key, which isn't enough to listen here.
   Result<void> bind(std::string endpoint);
   /// Connects in the background, and again whenever the connection breaks. A host name is resolved to an IPv4 address.
   /// kInvalidArgument: `endpoint` is malformed. kUnavailable: this libzmq has no CURVE, or no descriptor is left.

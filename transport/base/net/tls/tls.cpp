@@ -124,8 +124,8 @@ struct TlsCallbacks {
     TlsSession& session = session_of(ssl);
     *made = nullptr;
     if (name_bytes == 0 || (*name != kEncrypted && *name != kClear)) return 1;
-    // With a list of members no pre-shared key is accepted. A key that no peer has makes the handshake fail as with a
-    // wrong key.
+    // With a list of members no pre-shared key is accepted: OpenSSL gets a key that no peer has, so that the handshake
+    // fails as with a wrong key.
     if (session.members_ != nullptr) {
       const Bytes32 unknown = derive(text_of(session.members_->own_certificate()), kRefusedPurpose);
       *made = make_session(ssl, ClusterKey(std::string(text_of(unknown))));
@@ -181,7 +181,7 @@ TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
                     ::SSL_CTX_set1_groups_list(handle_, "X25519") == 1 && ::SSL_CTX_set_num_tickets(handle_, 0) == 1,
                 "OpenSSL cannot set up TLS 1.3 with {} and X25519: {}", kCipher, reason());
   // A peer without the key could offer a certificate instead. TlsCallbacks::verify() accepts certificates only if there
-  // is a list of members, and then only those in KeyContent::node_certificates().
+  // is a list of members, and then only those whose public key is in KeyContent::node_certificates().
   ::SSL_CTX_set_verify(handle_, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   ::SSL_CTX_set_session_id_context(handle_, &kContext, sizeof kContext);
   ::SSL_CTX_set_session_cache_mode(handle_, SSL_SESS_CACHE_OFF);
@@ -240,7 +240,7 @@ void TlsSession::prepare_certificate() {
   use_certificate(ssl_, members_->own_certificate());
   if (is_server_) return;
   const std::array<std::uint8_t, kWantedBytes> wanted = {
-      1, context_.wants_encryption(fd_) ? kEncrypted : kClear};  // a list with one name of one byte
+      1, context_.wants_encryption(fd_) ? kEncrypted : kClear};  // ALPN list that has one name, of one byte
   ::SSL_set_alpn_protos(ssl_, wanted.data(), wanted.size());
 }
 
