@@ -29,7 +29,7 @@ SERVED = {
 
 
 def check_version(found: str = vllm.__version__) -> None:
-    """Checks vLLM's version. Errors: KvFerryError if this vLLM is older than all versions that are served."""
+    """Checks vLLM's version. Errors: KvFerryError if this vLLM is older than all supported versions."""
     if (0, 0) < _numbers(found) < min(SERVED):
         refuse_to_start(f"this is vLLM {found}, which is too old; this version of kvferry works with vLLM {_served()}")
 

@@ -1,7 +1,7 @@
-"""Whether this node converts the chunks that it loads (the setting chunk_dtype), and what it can't convert.
+"""The setting chunk_dtype: whether this node reads chunks of servers with another data type, and what it can't convert.
 
-A node that converts has the fingerprint of the servers that it reads from. It saves nothing: its blocks have other KV
-than theirs.
+A node that reads such chunks has the fingerprint of the servers that computed them. It saves nothing, because the KV
+that it computes differs from that of those servers.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -33,8 +33,9 @@ def other_chunk_dtype(vllm_config: "VllmConfig", setting: str) -> str:
 
 
 def conversion(vllm_config: "VllmConfig", specs: "list[Any]", chunk_dtype: str, *, saves_draft_kv: bool) -> str:
-    """Returns how this node converts chunks, for the status; an empty text if `chunk_dtype` is empty. Errors:
-    KvFerryError if this version can't convert the chunks, or if kv_role is not kv_consumer.
+    """Returns a text for the status: from which type to which loads convert or, if only the model's type differs from
+    that of the chunks, both of these types. Returns an empty text if `chunk_dtype` is empty. Errors: KvFerryError if
+    this version can't convert the chunks, or if kv_role is not kv_consumer.
     """
     from vllm.v1.kv_cache_interface import MLAAttentionSpec
 

@@ -19,7 +19,7 @@ _SLOW_BYTES = 2**30  # from this total size on, a log line says that files are b
 
 
 def digest_of_files(files: Sequence[Path], what: str) -> str:
-    """Returns a digest of the files' names and of every byte in them, equal on every host and in any folder.
+    """Returns a digest of the names and of the whole contents of the files, equal on every host and in any folder.
 
     `what` names the files in the log. Errors: OSError.
     """
@@ -32,7 +32,7 @@ def digest_of_files(files: Sequence[Path], what: str) -> str:
 
 
 def signature_of(file: Path) -> str:
-    """Returns a text that changes when the file's content changes, without reading the file."""
+    """Returns, without reading the file, a text that changes when the file's content changes."""
     found = file.stat()  # stat() follows symbolic links
     return f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino}"
 

@@ -11,7 +11,7 @@ class EndedTransfer(NamedTuple):
     into engine blocks, a `pull` from another node into the pool, a `push` to another node.
     """
 
-    request_id: str  # empty if the recorder has overwritten the request
+    request_id: str  # empty if the flight recorder has overwritten the request
     kind: str  # load, pull or push
     ended_ago: int
     duration: int
@@ -20,15 +20,15 @@ class EndedTransfer(NamedTuple):
     bytes: int
     path: str  # name of the transport that was used; empty for loads, and if none was used
     outcome: str  # ok or the name of a cause, as in the label `reason` of kvferry_recomputed_tokens_total
-    # Stages of a pull, of the rank that ended last: until its last transfer was submitted, from then until the last
-    # byte, from then until all chunks were in their slots, or verified in frames. The rest of the pull's duration
-    # passed between scheduler and workers. A push has only the second stage: the time until its end, from when its last
-    # chunk was saved in this node's pool or, if the chunk was there already, from the order to push the chunk.
+    # The times of a pull's three stages, in the rank that ended last: until the last transfer was submitted; then until
+    # the last transfer ended; then until all chunks were in their slots, or verified in frames. The rest of the pull's
+    # duration passed between scheduler and workers. A push has only the second stage. It begins when the push's last
+    # chunk is saved in this node's pool, or ordered to be pushed if the pool had it, and lasts until the push ends.
     parts: tuple[int, int, int]
 
 
 class EndedTransfers:
-    """Reads each transfer once. Those that the recorder overwrote before they were read are missing."""
+    """Reads each transfer once. Transfers that the flight recorder overwrote before they were read are missing."""
 
     def __init__(self, node: "SchedulerNode") -> None:
         self._node = node

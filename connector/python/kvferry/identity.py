@@ -39,7 +39,7 @@ _NEUTRAL_NAMES = """
     return_dict_in_generate remove_invalid_values exponential_decay_length_penalty
 """
 _NEUTRAL = frozenset(_NEUTRAL_NAMES.split())
-# In models with embeddings of n-grams, an n-gram ends at these tokens, so that in these models their ids change KV.
+# Tokens at which an n-gram ends. In models with embeddings of n-grams, the ids of these tokens therefore change KV.
 _TOKENS_OF_NGRAMS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 _KV_DTYPES = {"fp8_e4m3": "fp8"}  # vLLM has two names for this type
 
@@ -56,8 +56,8 @@ def fingerprint(
     """Returns a text with digests of weights and configuration, KV types and sizes, chunk size and format version.
 
     num_layers: layers whose KV is in a chunk. saves_draft_kv: True if these include the layers of a draft model.
-    chunk_dtype: the data type of the servers from which this one reads, if it has other KV and converts theirs. The
-    text is then that of a server with --dtype chunk_dtype.
+    chunk_dtype: the result of other_chunk_dtype() in conversion.py. Unless it is empty, the text is that of a server
+    with --dtype chunk_dtype.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     dtype = chunk_dtype or dtype_name(model.dtype)
@@ -227,13 +227,13 @@ def _kv_fields(model: "ModelConfig", config: Any) -> dict[str, Any]:
     if multimodal is not None:
         scales = multimodal.mm_encoder_fp8_scale_path
         fields |= _set_only({
-            # An image's key may be a name that the client chose, which does not depend on how the image is decoded.
+            # A client may choose a name as an image's key; the key then does not tell how the image is decoded.
             "media": multimodal.media_io_kwargs,
             "pruning_method": fields["video_pruning"] and getattr(multimodal, "video_pruning_method", None),
             "encoder_dtype": multimodal.mm_encoder_attn_dtype,
             "encoder_scales": scales and digest_of_files([Path(scales)], "scales of the encoder"),
         })  # fmt: skip
-    # The maximum length changes KV only in models that compare it with a limit.
+    # vLLM's max_model_len changes KV only in models that compare it with a limit: those with longrope, and Llama 4.
     original = getattr(text, "original_max_position_embeddings", None)
     for rope in _ropes(config):
         original = rope.get("original_max_position_embeddings", original)

@@ -31,7 +31,7 @@ class _Chunk:
     """The blocks of vLLM whose tokens are all in one chunk."""
 
     hashes: list[Any]
-    parent: Any  # the hash of the block before; None: the chunk is the prompt's first
+    parent: Any  # the hash of the block before the chunk; None if the chunk is the prompt's first
     tokens: "array[int]"
     lora_id: int | None
     lora_name: str | None
@@ -48,7 +48,7 @@ class PoolEvents:
                   for index, spec in enumerate(specs)]  # fmt: skip
         keep = [group for group in groups if group["kv_cache_spec_kind"] in _KEEP_ALL_TOKENS] or groups[:1]
         self._block_tokens: int = specs[keep[0]["group_idx"]].block_size
-        # Groups whose blocks have another size have other hashes: they get no events.
+        # A group with another block size than the first group in `keep` has other hashes, so it gets no events.
         self._groups = [group for group in keep if specs[group["group_idx"]].block_size == self._block_tokens]
         self._hashes_per_block: int = self._block_tokens // (kv_cache_config.hash_block_size or self._block_tokens)
         self._chunks: dict[bytes, _Chunk] = {}  # the chunks whose tokens are known, by key
@@ -116,7 +116,7 @@ class PoolEvents:
                 self._drop(key, known)
         events: list[KVCacheEvent] = []
         if gone:
-            gone.reverse()  # blocks at the end of a prompt are reported before those at its start
+            gone.reverse()  # so the blocks of each chunk are reported from last to first
             events += [BlockRemoved(block_hashes=gone, medium=MEDIUM_CPU, group_idx=group["group_idx"])
                        for group in self._groups]  # fmt: skip
         for chunk in list(self._chunks.values()) if were_cleared else self._new:
@@ -155,7 +155,7 @@ class PoolEvents:
             if chunk.is_told or not chunk.is_ready or (chunk.parent is not None and chunk.parent not in self._told):
                 continue
             chunk.is_told = True
-            old = sum(block in self._told for block in chunk.hashes)  # the known blocks are the chunk's first ones
+            old = sum(block in self._told for block in chunk.hashes)  # routers know the chunk's first blocks, if any
             for block in chunk.hashes:
                 self._told[block] = self._told.get(block, 0) + 1
             if old == len(chunk.hashes):
@@ -196,7 +196,9 @@ class EventSource:
         manager.block_pool.kv_event_queue.append(AllBlocksCleared())
 
     def name_chunks(self, finished: "Request | None" = None) -> None:
-        """Takes the tokens of the chunks that the node has named. Called in each step and for each finished request."""
+        """Takes hashes and tokens of the chunks for which the node has named a request. Called in each step and for
+        each finished request.
+        """
         for request_id, key, first_token, num_tokens in self._node.take_named_chunks():
             request = self._requests.get(request_id, finished)
             if request is not None and request.request_id == request_id:

@@ -26,8 +26,8 @@ class BlockHashes:
     def of(self, request: "Request") -> list[bytes]:
         """Returns vLLM's hash of the request's tokens up to the end of each chunk, as far as vLLM has hashed them.
 
-        The list is empty if the hashes can't stand for the tokens. For a request with images the hash of a block does
-        not cover all that a chunk's key covers.
+        The list is empty if the hashes can't be used. It is also empty for a request with images, because there the
+        hash of a block does not cover all that a chunk's key covers.
         """
         if self._per_chunk == 0 or request.mm_features:
             return []
@@ -38,8 +38,8 @@ class BlockHashes:
 class PrefixCache:
     """Empties vLLM's prefix cache after a purge of this node, or of another node whose KV the engine had loaded.
 
-    Requests that have blocks go on, and vLLM caches what they compute on top of purged KV. So requests that wait at the
-    purge, or arrive before all requests of that time have ended, compute all of their prompt.
+    Requests that have blocks go on, and vLLM caches what they compute on top of purged KV. So requests that wait when
+    the purge comes, or arrive before all requests from before the purge have ended, compute all of their prompt.
     """
 
     def __init__(self, node: "SchedulerNode") -> None:
@@ -93,8 +93,8 @@ class PrefixCache:
         """Removes blocks whose load failed, and blocks computed from them, from vLLM's prefix cache.
 
         With kv_load_failure_policy `recompute` vLLM leaves such blocks in the cache, since the request computes them
-        again. But the request may be aborted or preempted before that. `tables`: the blocks of the requests that were
-        admitted in this step, which alone can have such blocks.
+        again. But the request may be aborted or preempted before that. `tables`: the blocks of recently admitted
+        requests. Only requests that were admitted in the step of the failed load can have such blocks.
         """
         bad, tables = set(bad_blocks), list(tables)
         known = 0

@@ -14,10 +14,12 @@ REST_S = 0.003  # pause of a step in which an engine has only preparations, so t
 
 
 def prepared_tokens_max(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
-    """Returns the limit on the tokens of all preparations: a quarter of vLLM's KV cache, or 0 if none are served.
+    """Returns the limit on the tokens of all preparations: a quarter of vLLM's KV cache, or 0 if this server serves no
+    preparations.
 
     A preparation's KV is loaded layer by layer into blocks in host memory, and a request finds it in vLLM's prefix
-    cache. So preparations need prefix caching, one rank, and one KV cache group with full attention.
+    cache. So preparations need a CPU server with prefix caching, one rank, and one KV cache group with full attention.
+    They also need kvferry as vLLM's only connector, kv_load_failure_policy recompute, and no speculative decoding.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 

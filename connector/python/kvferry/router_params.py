@@ -61,8 +61,8 @@ class RouterParams:
         return f"tcp://{place}:{port}", handoff, min(count, num_tokens)
 
     def push_target(self, request_id: str, params: dict[str, Any]) -> str | None:
-        """Returns the endpoint of the decode node that the router chose before the prefill, or None if no usable one is
-        named.
+        """Returns the endpoint of the decode node that the router chose before the prefill, or None if `params` name no
+        usable endpoint.
         """
         target = params.get("kvferry_push_to")
         if target is None:

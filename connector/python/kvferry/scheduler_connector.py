@@ -82,7 +82,7 @@ class SchedulerConnector:
         self._extras_of: dict[str, str | None] = {}
         self._wants_report: set[str] = set()
         self._preparations = Preparations()
-        # [id of a request admitted in this step] the request's blocks in KV group 0.
+        # [id of a request admitted since the last update_connector_output()] the request's blocks in KV group 0.
         self._admitted: dict[str, list[int]] = {}
         self._prefix_cache = PrefixCache(self._node)
         self._stats = StatsSource(self._node)

@@ -208,7 +208,7 @@ def _text_of_member(name: str, names: tuple[str, ...], params: Mapping[str, Any]
 
 
 def _core() -> Any:
-    """Returns the native module, which only a process with a member's key or a list of members needs."""
+    """Returns the native module. Tickets need it only with a member's key or a list of members."""
     from kvferry import _core as core
 
     return core

@@ -103,8 +103,8 @@ class WorkerConnector:
         With speculative decoding, vLLM's v1 model runner calls this before wait_for_save(). It calls wait_for_save()
         after the draft model, in the last pipeline stage only. If this rank runs a draft model whose KV is in the
         chunks, save() completes the report later. Otherwise the save runs here: the next step's report would be too
-        late, because the decode node asks for the prompt during that step. vLLM 0.30 does not call wait_for_save() in
-        steps without a forward pass.
+        late, because the decode node asks for the prompt during that step. The save also runs here in steps without a
+        forward pass, in which vLLM 0.30 does not call wait_for_save().
         """
         if self._saves_drafts:
             self._open_report = StepReport(self._take_payloads())

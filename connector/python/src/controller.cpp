@@ -24,7 +24,9 @@ namespace {
 
 using namespace kvferry;
 
-constexpr int kTurnMs = 50;  // longest time that the client's thread and lookup() wait before their next check
+// Longest time that the client's thread waits before it calls process() again, and lookup() before it checks again
+// whether its answer has come.
+constexpr int kTurnMs = 50;
 constexpr const char* kTierNames[] = {"gpu", "host", "disk", "remote"};
 
 // The fields of a holder: engine id, incarnation, endpoint, number of full chunks, tier, controller::Holder::confirmed.
@@ -78,7 +80,8 @@ class PyClient {
     client_->evict(chunks);
   }
 
-  /// Repeats the lookup until it can be sent, and whenever the connection to the controller was lost.
+  /// Tries to send the lookup until that succeeds, and sends it again whenever the connection to the controller was
+  /// lost.
   std::vector<HolderTuple> lookup(const std::vector<nb::bytes>& keys, double timeout_s) {
     const controller::LookupQuery query{.keys = keys_from(keys), .tail_groups = {}, .exact_tails = {}};
     const nb::gil_scoped_release unlocked;
@@ -184,7 +187,7 @@ class PyClient {
   std::uint64_t num_lost_ = 0;
   std::unordered_map<ChunkKey, controller::ChunkEntry> held_;
   std::unordered_map<std::uint64_t, std::optional<std::vector<HolderTuple>>>
-      answers_;  // [lookup's token] answers that a caller waits for, empty until they arrive
+      answers_;  // [lookup's token] the answer that a caller waits for; empty until it arrives
   PollLoop loop_;
 };
 

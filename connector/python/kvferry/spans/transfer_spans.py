@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from kvferry._core import SchedulerNode
 
 REQUESTS_MAX = 4096  # number of requests that the flight recorder keeps
-# Spans are exported once more, without a step, this long after the last request has finished: that request's push may
-# end when no further step follows.
+# Spans are exported once more, without a step, this long after the last traced request has finished: the request's
+# push may end when no further step follows.
 FLUSH_AFTER_S = 1.0
 
 
