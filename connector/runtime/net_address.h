@@ -14,10 +14,11 @@ struct AdvertisedHost {
 };
 
 /// Returns the local address on the route to the first of `controllers` (endpoints separated by commas) that has a
-/// route and is not on this host's loopback. Without such a controller, returns loopback if at least one controller is
-/// on loopback and all others are on loopback or are Unix sockets; otherwise this host's primary address, or loopback
-/// if this host has no other address. As long as no such controller is found and some controller has no route, searches
-/// again, for up to `resolve_for`. Sends packets only to name servers.
+/// route and is not on this host's loopback. As long as there is none, and some controller has no route, searches
+/// again, for up to `resolve_for`. If there is still none, returns loopback if at least one controller is on loopback
+/// and all others are on loopback or are Unix sockets. Otherwise returns the source address of packets to other
+/// networks, another address of this host if there is none, or loopback if this host has no other address. Sends
+/// packets only to name servers.
 AdvertisedHost select_advertised_host(const std::string& controllers,
                                       std::chrono::milliseconds resolve_for = std::chrono::seconds(5));
 

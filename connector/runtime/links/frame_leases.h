@@ -11,7 +11,7 @@
 
 namespace kvferry {
 
-/// Lease answers that wait until the workers have pinned frames, and the leases for which workers may have pinned some.
+/// Lease answers that wait until the workers have pinned frames, and the leases for which frames may be pinned.
 class FrameLeases {
  public:
   /// Returns true if transfers reach the frames of all ranks of a node.

@@ -20,7 +20,8 @@ namespace kvferry {
 /// later step.
 using UnreportedSaves = std::map<ChunkRef, std::uint32_t>;
 
-/// All referenced objects outlive the parts. The send functions return false if the message could not be queued.
+/// All referenced objects outlive the parts of NodeLinks. The send functions return false if the message could not be
+/// queued.
 struct LinkParts {
   /// with_core() calls the given function with the core and the time, under the core's lock, and queues the core's
   /// actions.

@@ -58,7 +58,8 @@ class NodeActivity {
     controller::FailureReport report;
     TimeNs at = 0;
   };
-  using Prefixes = std::map<std::string, FadingSum<kHitSpan>, std::less<>>;  // [first digits of the first chunk's key]
+  using Prefixes =
+      std::map<std::string, FadingSum<kHitSpan>, std::less<>>;  // [first digits of the key of a prompt's first chunk]
 
   void take(const LifeEvent& event);
   void take_transfer(const LifeEvent& event, bool is_push);

@@ -77,8 +77,8 @@ struct PushAnswer {
   KVFERRY_FIELDS(reply, ranks, grants);
 };
 
-/// Asks for what the node's flight recorder has of a request, of the newest requests, of those that took longest, or of
-/// the requests of a trace; exactly one field is set. `kvferry explain` sends this message.
+/// Asks for what the node's flight recorder has of a request, of the newest requests, of the requests that took the
+/// most time, or of the requests of a trace; exactly one field is set. `kvferry explain` sends this message.
 struct LivesRequest {
   std::string request{};  // the whole id, or a part of it as FlightRecorder::find() says
   std::uint32_t num_newest = 0, num_slowest = 0;

@@ -32,8 +32,8 @@ struct SchedulerOptions {
   bool on_device = false;
   std::uint64_t prepared_tokens_max = 0;
   std::int64_t start_timeout_ms = 10'000;
-  /// Names the types of chunks and KV between which this node's loads convert, for the status. Empty: the loads convert
-  /// nothing. A node that converts saves nothing (CoreConfig::only_reads).
+  /// Says for the status which data types differ between this node and the servers whose chunks it reads. Empty: the
+  /// setting chunk_dtype is not in effect. A node with the setting in effect saves nothing (CoreConfig::only_reads).
   std::string conversion = {};
 };
 

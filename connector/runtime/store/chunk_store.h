@@ -1,6 +1,7 @@
-// The store of one rank's chunks. Chunks are in the pool's slots, which other nodes read, and perhaps also in GPU
-// memory. The store copies chunks to and from the engine's blocks, in the order of the engine's stream. The arrival of
-// a chunk from another node is a landing: land() begins a landing, take_landed() reports its end.
+// The store of one rank's chunks. Chunks are in the pool's slots, which other nodes read, and perhaps also in frames:
+// places for chunks in GPU memory. The store copies chunks to and from the engine's blocks, in the order of the
+// engine's stream. The arrival of a chunk from another node is a landing: land() begins a landing, take_landed()
+// reports its end.
 #pragma once
 
 #include <cstddef>
@@ -125,7 +126,7 @@ struct ChunkStoreParts {
   ChunkFormat format_of(std::size_t layout) const { return formats.empty() ? ChunkFormat{} : formats.at(layout); }
 };
 
-/// Makes a store for blocks in host memory. Each call does all its work before it returns, and ignores its stream.
+/// Makes a store for blocks in host memory. Each method does all its work before it returns, and ignores its `stream`.
 /// Errors: those of make_host_packer().
 Result<std::unique_ptr<ChunkStore>> make_host_store(ChunkStoreParts parts);
 

@@ -130,7 +130,7 @@ class GpuStore final : public ChunkStore {
   std::byte* frames_ = nullptr;
   bool is_pinned_ = false;
   std::optional<DeviceStream> down_, up_, unpack_;
-  std::optional<RegionId> region_;  // region of the frames, if transfers may write to the frames
+  std::optional<RegionId> region_;  // region of the frames; empty if no transfer reaches them
 
   mutable std::mutex mutex_;
   FrameTable table_;

@@ -1,5 +1,5 @@
-// GpuStore's saves (block -> frame -> slot) and landings of chunks from other nodes (transfer -> frame -> slot). If no
-// frame is free, the bytes go straight to the slot.
+// GpuStore's saves (block -> frame -> slot) and landings of chunks from other nodes (transfer -> frame -> slot). A
+// chunk goes straight to its slot if no frame is free, or if its transfer can't write to frames.
 #include <utility>
 
 #include "connector/runtime/store/gpu_store.h"

@@ -1,5 +1,5 @@
-// Which other workers' frames of GPU memory this worker can pull from. A path that failed is not used for kPause; in
-// this time the other worker's chunks are pulled through host memory.
+// Which other workers' frames of GPU memory this worker can pull from. After a path has failed, it is not used for
+// kPause: the other worker's chunks are then pulled through host memory.
 #pragma once
 
 #include <map>

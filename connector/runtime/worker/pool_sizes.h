@@ -1,4 +1,4 @@
-// The sizes of a rank's pools of host memory and of GPU memory where the settings name none.
+// The sizes of a rank's pools of host memory and of GPU memory if the settings don't give them.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr std::uint64_t default_pool_bytes(std::uint64_t free_bytes) {
 
 /// Returns the default of `gpu_pool_bytes`. Of the GPU memory that the engine has left free, 1 GiB is left for its
 /// graphs and libraries. The default is half of the rest, and at most `pool_bytes`, the size of the pool of host
-/// memory, which has all chunks too.
+/// memory, because each chunk in GPU memory is also in host memory.
 constexpr std::uint64_t default_gpu_pool_bytes(std::uint64_t free_on_gpu, std::uint64_t pool_bytes) {
   return std::min(free_on_gpu > kGiB ? (free_on_gpu - kGiB) / 2 : 0, pool_bytes);
 }

@@ -143,7 +143,7 @@ void Puller::submit(Piece piece) {
   }
 }
 
-/// Pulls the chunks of a piece, whose transfer from frame to frame has failed, from slot to slot.
+/// Pulls the chunks of a piece from slot to slot, after the piece's transfer from frame to frame has failed.
 void Puller::submit_from_slots(const Piece& failed, const std::string& why) {
   Pull& pull = *failed.pull;
   log().warn("pulling {} chunks from GPU to GPU failed, so they are pulled through host memory: {}",

@@ -1,7 +1,7 @@
-// Puller is the part of the service loop that executes PullOrders: it moves the bytes into this rank's pool, verifies
-// them, and reports one outcome for each order. A chunk has landed when the store reports that the chunk is in its
-// slot or, verified, in a frame, or that its landing failed. For a chunk that an outcome reports in a frame, Puller
-// sends a SlotsWritten message when the chunk's copy to its slot has ended.
+// Puller is the part of the service loop that executes PullOrders: it copies chunks of other nodes into this rank's
+// pool, verifies them, and reports one outcome for each order. A chunk has landed when the store reports that the chunk
+// is in its slot or, verified, in a frame, or that its landing failed. For a chunk that an outcome reports in a frame,
+// Puller sends a SlotsWritten message when the chunk's copy to its slot has ended.
 //
 // A chunk that the holder has in a frame of GPU memory is pulled into a frame here, if a path leads from GPU to GPU and
 // a frame is free here. All other chunks are pulled from slot to slot. If a transfer from frame to frame fails before

@@ -43,7 +43,7 @@ class Pusher {
   bool is_waiting() const;
 
   // ---- step thread ----
-  /// Reports that layers [0, layer] of this save are in its slot. `checksum` is the checksum of layer `layer`.
+  /// Reports that layers 0 to `layer` of the chunk are in the chunk's slot. `checksum`: that of layer `layer`.
   void layer_saved(const SaveItem& item, std::uint32_t layer, std::uint64_t checksum);
   /// Reports the end of the save; `ok` is true if the whole chunk is in its slot.
   void saved(const SaveItem& item, bool ok, std::uint64_t checksum);
@@ -61,7 +61,7 @@ class Pusher {
     std::uint32_t layers_fed = 0;
     bool is_fed_whole = false;
     bool is_over = false;
-    Completion ended{};                // how the transfer ended, or why there is none; kOk until then
+    Completion ended{};                // how the transfer ended, or why there is none; kOk while neither is known
     std::uint32_t limit_mb_per_s = 0;  // measured limit of the path, see PushOutcome
   };
   struct Push {

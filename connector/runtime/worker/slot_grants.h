@@ -38,7 +38,7 @@ class SlotGrants {
     ChunkRef chunk;
     std::optional<GrantId> grant;  // the transport's grant; empty: there is none, or it was revoked
     bool has_begun = false;        // true if the core has begun a write of the slot; false: the order was refused
-    bool has_place = false;        // true if the store has given the chunk a place and waits for landed()
+    bool has_place = false;        // true if the store has given the chunk a place: ChunkStore::landed() must follow
     std::optional<RevokedChunk> revoking;  // the revoked chunk that was passed to revoke(); empty: not revoked yet
   };
   /// A pair: the id of the slot reservation (PushReply::reservation), and the chunk's index in the offer.
