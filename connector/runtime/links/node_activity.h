@@ -58,8 +58,7 @@ class NodeActivity {
     controller::FailureReport report;
     TimeNs at = 0;
   };
-  using Prefixes =
-      std::map<std::string, FadingSum<kHitSpan>, std::less<>>;  // [first digits of the key of a prompt's first chunk]
+  using Prefixes = std::map<std::string, FadingSum<kHitSpan>, std::less<>>;  // [first digits of a prompt's first key]
 
   void take(const LifeEvent& event);
   void take_transfer(const LifeEvent& event, bool is_push);
