@@ -33,9 +33,9 @@ inline void sane_counts(std::uint64_t local, std::uint64_t external, std::uint64
                 request, local, external, num_tokens);
 }
 
-/// The promise exact-load: after an allocation with n > 0 external tokens, the job's items load exactly n tokens from
-/// first_token on, in order. In each KV group the job has a block for every token from needed_from[group] on; earlier
-/// blocks may be missing, because a window no longer reaches them. Tokens are counted from the start of the
+/// The promise exact-load: after an allocation with n > 0 external tokens, the items of the load job load exactly n
+/// tokens from first_token on, in order. In each KV group the job has a block for every token from needed_from[group]
+/// on; earlier blocks may be missing, because a window no longer reaches them. Tokens are counted from the start of the
 /// job's first block.
 void exact_load(const LoadJob& job, std::uint32_t first_token, std::uint32_t n, std::span<const KvGroup> groups,
                 std::span<const std::uint32_t> needed_from);
@@ -46,12 +46,14 @@ inline void no_stale_spec(std::size_t specs_left, std::uint64_t step) {
                 specs_left, step);
 }
 
-/// A save covers only tokens that are computed and known, and the job's blocks contain these tokens. `job_start` is the
-/// request's token at which the job's first blocks begin, `known` the number of tokens in the request's chain.
+/// The promise saved-is-computed: a save covers only tokens that are computed and known, and the job's blocks contain
+/// these tokens. `job_start` is the request's token at which the job's first blocks begin, `known` the number of tokens
+/// in the request's chain.
 void saved_is_computed(const SaveJob& job, std::uint32_t job_start, std::uint32_t computed, std::uint32_t known,
                        std::span<const KvGroup> groups);
 
-/// A node that converts chunks when it loads them saves none: its blocks have other KV than its fingerprint says.
+/// Also part of the promise saved-is-computed: a node with CoreConfig::only_reads saves no KV, because its blocks have
+/// other KV than its fingerprint says.
 inline void saved_is_computed_alike(bool only_reads, const std::string& request) {
   KVFERRY_CHECK(
       !only_reads,
