@@ -19,10 +19,10 @@ struct ChunkMeta {
   /// Key of the group of tails that have the same predecessor and the same first kTailGroupTokens tokens (chunk_key.h),
   /// with the same multimodal items in these tokens. Set only for tails of at least kTailGroupTokens tokens.
   std::optional<ChunkKey> tail_group;
-  std::uint32_t window_from = 0;  // layers with a window may lack KV of the chunk's tokens before this one
+  std::uint32_t window_from = 0;  // layers with a window may lack KV of the chunk's first `window_from` tokens
   TenantId tenant = 0;            // tenant whose requests can use the chunk
-  /// [KV group] The first token with KV in each group, in models whose groups with windows differ in window or block
-  /// size; `window_from` is then the largest of these. Empty in other models.
+  /// [KV group] The chunk's first token that has KV in the group. `window_from` is the largest of these numbers. Empty
+  /// in models whose KV groups with windows are all equal (KvGroup).
   std::vector<std::uint32_t> windows_from = {};
 
   /// Returns the first token of the chunk for which this KV group, which has a window, has KV.

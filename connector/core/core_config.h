@@ -15,8 +15,8 @@ struct KvGroup {
   std::uint32_t block_tokens = 16;
   /// Number of tokens that the layers attend to, including the current token; 0 means all tokens.
   std::uint32_t window = 0;
-  /// True if the window does not slide: the layers attend to the tokens since the last multiple of its size (chunked
-  /// local attention).
+  /// True if the window does not slide: the layers attend to the tokens since the last multiple of `window` tokens
+  /// (chunked local attention).
   bool window_restarts = false;
   bool operator==(const KvGroup&) const = default;
 };
@@ -47,8 +47,8 @@ struct CoreConfig {
   bool save_decode_cache = true;
   bool save_partial_chunks = true;
   TimeNs load_timeout = 5 * kSecond;  // limit on the time that the lookups of one attempt wait for chunks
-  /// Limit on the wait for an answer of the controller or of a node that has the chunks, and for pushed chunks that a
-  /// waiting request needs.
+  /// Limit on the wait for the answer of the controller or of a node that is asked for chunks, and for pushed chunks
+  /// that a waiting request needs.
   TimeNs try_timeout = 1 * kSecond;
   TimeNs pull_timeout = 4 * kSecond;  // limit on the time of one pull
   TimeNs lease_ttl = 30 * kSecond;    // time after which a lease's pins end if the reader has not released the lease
@@ -58,8 +58,8 @@ struct CoreConfig {
   TimeNs order_ttl_max = 24 * 3600 * kSecond;  // upper bound for each ttl of the controller's orders; ttl of a purge
   TimeNs pin_ttl = 60 * kSecond;               // limit on the time of a pin for a lookup or a load
   TimeNs tenant_idle = 600 * kSecond;          // time without a use after which a tenant has no share of the pool
-  /// Shortest pause between the fetches of a request's attempts, except for fetches of chunks that were not requested
-  /// from the handoff source because they were being written.
+  /// Shortest pause between the end of a request's fetch and its next fetch. Chunks that were not requested from the
+  /// handoff source because they were being written may be fetched without a pause.
   TimeNs refetch_after = 100 * kMillisecond;
   std::uint64_t chunk_bytes = 0;             // size of a full chunk in all ranks together, for reports
   std::uint32_t num_recorded_events = 128;   // number of the latest events that the flight recorder keeps
@@ -68,10 +68,10 @@ struct CoreConfig {
   std::string secret;
 
   std::uint64_t bytes_of(std::uint64_t num_tokens) const { return num_tokens * chunk_bytes / chunk_tokens; }
-  /// Returns true if a request is scheduled only after its load has ended. The alternative is a load within a step. If
-  /// such a load fails, vLLM must recompute from the first bad block on. vLLM can't do that with several KV groups,
-  /// with sliding windows (earlier blocks are gone), or if it has already planned later steps. A load into a device's
-  /// memory has no result before the step's end.
+  /// Returns true if every request is scheduled only after its load has ended. If false, this holds only for
+  /// preparations, and other requests are loaded within a step. If a load within a step fails, vLLM must recompute from
+  /// the first bad block on. vLLM can't do that with several KV groups, with windows (earlier blocks are gone), or if
+  /// it has already planned later steps. A load into a device's memory has no result before the step's end.
   bool loads_async() const { return runs_ahead || on_device || groups.size() > 1 || groups[0].window > 0; }
 };
 

@@ -59,7 +59,7 @@ enum class LifeKind : std::uint8_t {
   kPushed,       // a push ended. Fields: peer, path, tokens, chunks, failed, bytes, duration, wire, cause, note
 };
 
-/// Why KV was not loaded or sent, or a request ended. The numbers are sent between nodes, so new causes go to the end.
+/// Why KV was not loaded or sent, or why a request ended. Nodes exchange the numbers, so new causes go to the end.
 enum class Cause : std::uint8_t {
   kNone,
   kNoHolder,
@@ -129,7 +129,7 @@ struct LifeEvent {
   Cause why() const { return static_cast<Cause>(cause); }
 };
 
-/// Longest wait that kArrived records. A longer one counts as unknown: the wall clock was probably set meanwhile.
+/// Longest `duration` of kArrived. A longer time counts as unknown: the wall clock was probably set meanwhile.
 constexpr TimeNs kWaitMax = 3600 * kSecond;
 
 /// Returns true if the text is a W3C trace id: 32 hexadecimal digits, lower case, not all of them zero.
@@ -156,7 +156,7 @@ class FlightRecorder {
   /// Begins a request's life. Returns the request's number, for add(). A `trace` that is no trace id is dropped.
   std::uint64_t begin(std::string_view request, std::string_view trace = {});
   /// Records `event` with this kind and time, in place of the oldest event if the ring is full. The reference is valid
-  /// until the next call. find() doesn't return events of a request after `num_requests` later requests have begun.
+  /// until the next add(). find() doesn't return events of a request after `num_requests` later requests have begun.
   LifeEvent& add(std::uint64_t request, LifeKind kind, TimeNs now, const LifeEvent& event = {});
   /// Returns the number of the event that was added last.
   std::uint64_t last() const { return num_events_; }

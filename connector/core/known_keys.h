@@ -13,7 +13,7 @@
 namespace kvferry {
 
 /// The first 128 bits of a cryptographic digest with which the engine names all tokens from the first one to a chunk's
-/// end. Two requests with equal roots and equal digests at a chunk's end have equal chunks up to that end.
+/// end. Two requests with equal root keys (chunk_key.h) and equal digests at a chunk's end have equal chunks up to it.
 using EngineDigest = ChunkKey;
 /// Returns the first 128 bits of `digest`, which must not be shorter.
 EngineDigest engine_digest(std::string_view digest);

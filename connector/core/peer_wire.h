@@ -1,4 +1,5 @@
-// The messages between two nodes for leases. A holder pins leased chunks while the reader pulls them.
+// The messages between two nodes for leases, and the items of a pull. A holder pins leased chunks while the reader
+// pulls them.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +43,7 @@ struct LeasedChunk {
   std::vector<std::uint32_t> frames = {};
   std::uint64_t tenant = 0;                      // ChunkMeta::tenant, for a reader that has no request for the chunk
   std::vector<std::uint32_t> windows_from = {};  // [KV group] as ChunkMeta::windows_from
-  /// The nodes through which the chunk has come (provenance.h); "?": unknown, as from an older holder.
+  /// The nodes that the chunk's KV has passed through (provenance.h); "?": unknown, as from an older holder.
   std::vector<std::string> givers = {"?"};
   KVFERRY_FIELDS(index, chunk, num_tokens, checksums, window_from, run_checksums, frames, tenant, windows_from, givers);
 };

@@ -94,7 +94,7 @@ struct LoadDone {
   std::string request_id;
   std::uint32_t attempt = 0;
   std::uint32_t tokens_loaded = 0;
-  std::vector<ChunkRef> corrupt;  // chunks that were not complete in this generation, or whose checksum did not match
+  std::vector<ChunkRef> corrupt;  // chunks that were not complete in their generation, or whose checksum did not match
   KVFERRY_FIELDS(request_id, attempt, tokens_loaded, corrupt);
 };
 

@@ -89,7 +89,8 @@ std::string TokenChain::extras_in(std::uint32_t first_token, std::uint32_t num_t
   std::string text;
   for (const TokenExtra& extra : extras_) {
     if (extra.first_token >= first_token + num_tokens || extra.first_token + extra.num_tokens <= first_token) continue;
-    // The offset is relative to the chunk's first token, and negative if the item began in an earlier chunk.
+    // The number after '@' is the item's first token, counted from the chunk's first token. It is negative if the item
+    // began in an earlier chunk.
     text += fmt::format("{}@{};", extra.identifier, std::int64_t{extra.first_token} - first_token);
   }
   return text;

@@ -36,7 +36,7 @@ struct PullOrder {
   std::vector<PullSource> sources = {};  // ranks of the other node to read from; empty: only the rank at remote_address
   std::vector<ShardRun> runs = {};       // runs to read for each chunk; ShardRun::holder is an index into `sources`
   std::uint64_t num_cells = 0;           // number of cells (shard_map.h) in a chunk of this rank
-  std::string remote_frames = {};        // exported region of the frames at remote_address; empty: it has none
+  std::string remote_frames = {};        // exported region of the frames at remote_address; empty: no frames
   std::uint64_t remote_frame_bytes = 0;  // size of a frame of GPU memory at remote_address
   KVFERRY_FIELDS(pull, remote_address, remote_region, timeout_ms, items, sources, runs, num_cells, remote_frames,
                  remote_frame_bytes);
@@ -50,7 +50,7 @@ struct PullOutcome {
   std::uint8_t code = 0;                      // ErrorCode of the last failure
   std::string path = {};                      // the path that moved the bytes
   std::uint32_t limit_mb_per_s = 0;           // measured limit of this rank's path, see LifeEvent
-  TimeNs post = 0, wire = 0, unpack = 0;      // parts of the time, see LifeEvent; all 0 if no transfer ended
+  TimeNs post = 0, wire = 0, unpack = 0;      // parts of the pull's time, see LifeEvent; all 0 if no transfer ended
   std::uint32_t num_in_frames = 0;            // number of chunks that came from frame to frame
   // Number of chunks that the holder had in a frame, but that came from slot to slot. `host_why` says why.
   std::uint32_t num_past_frames = 0;

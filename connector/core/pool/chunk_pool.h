@@ -78,8 +78,8 @@ class ChunkPool {
   void set_windows(ChunkRef chunk, const ChunkMeta& meta);
   /// Marks the write in progress as failed, whatever the ranks report later.
   void fail_write(ChunkRef chunk);
-  /// Marks the write in progress as failed, and lets another slot be reserved for the chunk's key. This slot stays in
-  /// use until all ranks have reported, because a peer may still write into it.
+  /// Marks the write in progress as failed, and lets another slot be reserved for the chunk's key. The slot of `chunk`
+  /// stays in use until all ranks have reported, because a peer may still write into it.
   void abandon_write(ChunkRef chunk);
   /// Evicts a ready chunk, so that no lookup finds the chunk. The slot becomes free when its last pin and its last
   /// write have ended. Does nothing if the chunk is not ready or not in the pool.

@@ -41,9 +41,9 @@ class Provenance {
   bool is_purged(const Givers& givers) const;
 
   /// Records the givers of a chunk that the engine loads. From then on, blocks of the engine's prefix cache may have
-  /// the chunk's KV. `place` says for which tokens. For a full chunk it is the chunk's key. For a tail with a group the
-  /// caller records two places: the group, with the givers, and after(parent), with empty givers. For a tail without a
-  /// group the caller records only after(parent), with the givers.
+  /// the chunk's KV. `place` says which tokens the chunk has. For a full chunk it is the chunk's key. For a tail with a
+  /// group the caller records two places: the group, with the givers, and after(parent), with empty givers. For a tail
+  /// without a group the caller records only after(parent), with the givers.
   void loaded(const ChunkKey& place, const Givers& givers);
   /// Returns the givers of what was loaded at this place, nullptr if nothing was recorded there.
   const Givers* loaded_at(const ChunkKey& place);

@@ -1,8 +1,9 @@
 // The slots of a chunk pool by tenant: how many each tenant has, in which order its chunks are evicted, and whose chunk
 // makes room for a new one. A tenant's share of the pool is the number of slots divided by the number of tenants that
-// have chunks in it and are not idle. A tenant may have more, but then its chunks are evicted before those of tenants
-// within their share. Idle tenants have used none of their chunks for long: they have no share, and their chunks are
-// evicted before all others. The class has no clock: the caller passes the time.
+// are not idle and have slots; the tenant that needs a slot is counted too. A tenant may have more than its share, but
+// then its chunks are evicted before those of tenants within their share. Idle tenants have used none of their chunks
+// for long: they have no share, and their chunks are evicted before all others. The class has no clock: the caller
+// passes the time.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ class TenantSlots {
  public:
   explicit TenantSlots(std::uint32_t num_slots) : num_slots_(num_slots) {}
 
-  using Lru = std::list<std::uint32_t>;  // slots in the order of eviction: least recently used or demoted first
+  using Lru = std::list<std::uint32_t>;  // slots in the order of eviction: demoted ones, then the least recently used
   struct Tenant {
     TenantId id = 0;
     Lru ready;                    // slots of the tenant's ready chunks

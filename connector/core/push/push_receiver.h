@@ -31,8 +31,8 @@ class PushReceiver {
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to the chunks' slots.
   void grant_failed(std::uint64_t id, std::span<const std::uint32_t> indices);
-  /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. If no slot reservation has
-  /// the settlement's id, only counts the settlement.
+  /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. A settlement whose id no
+  /// slot reservation has is counted and ignored.
   void settled(const PushSettlement& settlement);
   /// Records that one rank has revoked its grants. Returns the chunks that became ready.
   std::vector<ChunkRef> revoked(const Revocation& answer);

@@ -89,7 +89,7 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
   return std::nullopt;
 }
 
-/// Makes the workers push a ready chunk from its slot.
+/// Makes the workers push a chunk that is complete in its slot.
 void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot,
                                 TimeNs now) {
   Item& item = push.items[index];

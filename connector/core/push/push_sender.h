@@ -42,7 +42,7 @@ class PushSender {
   void offer(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> chunks, TimeNs now,
              std::uint64_t record = 0);
   bool awaits_answer(std::uint64_t push, const std::string& endpoint) const;
-  /// Handles a decode node's answer to an offer; only counts answers that are not awaited.
+  /// Handles a decode node's answer to an offer. An answer that is not awaited is counted and ignored.
   void answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now);
   /// A place in a push: the push that a chunk belongs to, and the chunk's index in the offer.
   struct Tag {
@@ -53,7 +53,7 @@ class PushSender {
   /// Records that a save of the chunk into this slot is planned. Returns the chunk's place in a push that needs the
   /// chunk: the workers then send the chunk as they save it. Returns nullopt if no push needs the chunk.
   std::optional<Tag> saving(const ChunkKey& key, ChunkRef chunk, TimeNs now);
-  /// Records that the chunk is ready in the pool: saved, pulled, or received by a push.
+  /// Records that the chunk is complete in its slot: it was saved, pulled, or received by a push.
   void chunk_ready(const ChunkPool::Slot& slot, TimeNs now);
   void chunk_write_failed(ChunkRef chunk);
   /// Records the end of one rank's transfer of a chunk. The runtime must call this exactly once for each rank and
