@@ -1,11 +1,11 @@
 // Preparations: requests whose load begins while another node still computes their prompt and pushes it to this node.
 //
-// While the prefill node computes a request's prompt, a router sends the decode node a preparation: a further request,
-// with the same prompt and one more token, whose answer is not needed. The engine allocates blocks for the preparation,
-// and the workers unpack each layer into these blocks as the layer arrives. Once the prepared request has arrived and
-// every chunk is verified, the scheduler orders the end of the load: the workers complete the load, compare all
-// checksums and report the load. The engine then caches the blocks, and the prepared request finds them in the engine's
-// prefix cache.
+// While the prefill node computes the prompt of a request (the prepared request), a router sends the decode node a
+// preparation: a further request, with the same prompt and one more token, whose answer is not needed. The engine
+// allocates blocks for the preparation, and the workers unpack each layer into these blocks as the layer arrives. Once
+// the prepared request has arrived and every chunk is verified, the scheduler orders the end of the load: the workers
+// complete the load, compare all checksums and report the load. The engine then caches the blocks, and the prepared
+// request finds them in the engine's prefix cache.
 //
 // A preparation is abandoned if its chunks do not come, if other requests need its blocks, or if the router aborts it.
 // Its load is then reported as failed, so the engine frees the blocks, and its lookup stays pending until it is

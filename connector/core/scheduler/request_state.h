@@ -28,7 +28,7 @@ struct Coverage {
   bool growing = false;  // true if the next chunk is being written, so that a later lookup may find more
 };
 
-/// A lookup that was answered in this step and is not allocated yet.
+/// A lookup that was answered since the last step was planned, and whose request has got no blocks since.
 struct OpenLookup {
   /// Number of the request's tokens, without its last one, that the pool has or, for a preparation, may still be
   /// receiving. With windows fewer may be usable.
@@ -128,11 +128,12 @@ struct RequestState {
 
   // The next fields serve the flight recorder.
   std::uint64_t record = 0;  // the request's number in the flight recorder
-  enum class Wait : std::uint8_t { kNew, kPending, kAnswered } wait = Wait::kNew;  // what was recorded of this wait
+  /// What was recorded since the arrival or last admission: neither kWaits nor kAnswered, only kWaits, or both.
+  enum class Wait : std::uint8_t { kNew, kPending, kAnswered } wait = Wait::kNew;
   Cause cause = Cause::kNone;      // why the next admission will lack KV, as far as this is known
   std::uint64_t cause_event = 0;   // number of the event with the cause; 0: none
   bool pool_was_full = false;      // true if a save found no slot
-  std::uint32_t causes_seen = 0;   // bit c is set if cause c was recorded in this wait
+  std::uint32_t causes_seen = 0;   // bit c is set if blame() has recorded cause c since the last admission
   std::uint32_t known_tokens = 0;  // number of tokens that this node or the handoff source has computed before
   std::uint32_t kept_tokens = 0;   // number of tokens whose save was tried before the last preemption
 };
@@ -181,8 +182,8 @@ struct ControllerPin {
   std::size_t num_chunks = 0;
 };
 
-/// A ReplicateOrder in progress. Its chunks are copied in pieces, one piece at a time; each piece needs one lease and
-/// one pull.
+/// A ReplicateOrder that has not ended. Its chunks are copied in pieces, one piece at a time; each piece needs one
+/// lease and one pull.
 struct Replication {
   std::string endpoint;
   std::deque<ChunkMeta> remaining;

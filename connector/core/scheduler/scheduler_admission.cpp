@@ -90,7 +90,7 @@ bool SchedulerCore::has_windows(const ChunkMeta& chunk, std::uint32_t chunk_star
 }
 
 /// Shortens a hit until all tokens that the windows at its end attend to are in the engine's cache or in a chunk.
-/// Returns the number of tokens that are left.
+/// Returns the number of tokens in the shortened hit.
 std::uint32_t SchedulerCore::fit_windows(std::span<const ChunkRef> chunks, std::uint32_t hit,
                                          std::uint32_t num_local) const {
   if (num_local != reusable(num_local)) return num_local;  // in models with state a load begins at a block's start

@@ -51,7 +51,7 @@ class SchedulerCore {
   // ---- events of the engine; unknown request ids are ignored, since vLLM may abort a request at any time ----
   void add_request(NewRequest request, TimeNs now);
   bool knows(const RequestId& id) const { return requests_.contains(id); }
-  /// Truncates the request's tokens to `keep`, then appends the new ones.
+  /// Truncates the request's tokens to the first `keep`, then appends the new ones.
   void update_tokens(const RequestId& id, std::uint32_t keep, std::span<const std::int32_t> new_tokens);
   std::uint32_t num_tokens(const RequestId& id) const;
   /// Returns a handle for StepInput. A handle of an unknown request, or of one that has ended, is ignored.
@@ -65,8 +65,8 @@ class SchedulerCore {
   /// caller must have updated the tokens of preempted requests; the tokens of scheduled requests are taken from
   /// `tokens`.
   StepPlan build_step(const StepInput& input, TimeNs now, const TokenSource& tokens = {});
-  /// vLLM's request_finished: plans the remaining saves for the start of the next step, before the blocks can be
-  /// reused.
+  /// vLLM's request_finished: unless the request was aborted, plans its remaining saves for the start of the next step,
+  /// before the blocks can be reused.
   FinishedRequest finished(const RequestId& id, std::uint32_t num_computed, const BlockTable& blocks, bool aborted,
                            TimeNs now);
   void worker_report(const WorkerReport& report, TimeNs now);
@@ -127,7 +127,7 @@ class SchedulerCore {
   /// Accepts KV of the node at `endpoint` again.
   void admit_ordered(const std::string& endpoint) { provenance_.admit(endpoint); }
 
-  /// While the controller is unreachable, new fetches ask handoff sources only.
+  /// While `up` is false, because the controller is unreachable, no fetch queries the directory.
   void set_directory_up(bool up) { directory_up_ = up; }
 
   /// Handles deadlines. Must be called at least every 100 ms.
@@ -272,7 +272,7 @@ class SchedulerCore {
   std::unordered_map<RequestId, RequestState> requests_;
   ProgressTable progress_;  // the records of requests_
   KnownKeys known_keys_{kKnownKeys};
-  std::set<RequestId> open_lookups_;            // requests with a lookup answered in this step and not allocated yet
+  std::set<RequestId> open_lookups_;            // requests whose lookup was answered, but that have got no blocks since
   std::map<std::uint64_t, RequestId> fetches_;  // [fetch id] the request that started the fetch
   std::map<std::uint64_t, FetchPull> pulls_;
   std::map<std::pair<std::string, std::uint32_t>, PendingLoad> loads_;  // [request, attempt] the attempt's load
@@ -291,7 +291,7 @@ class SchedulerCore {
   std::uint64_t step_ = 0;     // number of the last built plan
   std::uint64_t last_id_ = 0;
   bool has_windows_ = false;         // true if a KV group has a window
-  bool has_unlike_windows_ = false;  // true if KV groups with windows differ in window or block size
+  bool has_unlike_windows_ = false;  // true if the KV groups with windows are not all equal (KvGroup)
   std::uint32_t block_tokens_ = 1;   // the least common multiple of all groups' block sizes
   bool directory_up_ = true;
   bool has_ended_writes_ = false;  // true if a pull or push may have ended since the last ask_sources_again()

@@ -27,7 +27,7 @@ void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.fetch.reset();
 }
 
-/// Blocks fetches from the node at `endpoint` for a while, because no chunk came from it in time.
+/// Blocks fetches from the node at `endpoint` for a while: it did not answer, or some rank got no intact chunk from it.
 void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
   const TimeNs pause = suspects_.failed(endpoint, now);
   if (pause == 0) return;
@@ -68,7 +68,7 @@ std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const 
   return missing;
 }
 
-/// Requests a lease from the next node with missing chunks, or asks the directory. Ends the fetch if it can do neither.
+/// Asks the next node with missing chunks, or the directory. Ends the fetch if it can't, or if load_timeout has passed.
 void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   Fetch& fetch = *request.fetch;
   if (fetch.stage == Fetch::Stage::kLease || fetch.stage == Fetch::Stage::kPull) {

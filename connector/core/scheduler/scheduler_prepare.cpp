@@ -113,7 +113,7 @@ void SchedulerCore::advance_preparations(bool lacks_blocks, TimeNs now, StepPlan
   }
 }
 
-/// Plans the load's end, with the checksums.
+/// Plans the end of the preparation's load, with the checksums of its chunks.
 void SchedulerCore::end_preparation(Preparation& preparation, TimeNs now, StepPlan& plan) {
   RequestState& request = requests_.at(RequestId{preparation.job.request_id});
   LoadJob job = preparation.job;

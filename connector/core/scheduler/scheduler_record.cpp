@@ -25,20 +25,20 @@ void SchedulerCore::record_arrival(RequestState& request, const Coverage& covera
     return;
   }
   event.peer = request.source->endpoint;
-  // The name is the request's id on the prefill node, a '.' and a secret, which is not recorded.
+  // `handoff` is the request's id on the prefill node, a '.' and a secret, which is not recorded.
   event.note = std::string_view(request.source->handoff).substr(0, request.source->handoff.rfind('.'));
 }
 
-/// Makes the event that was recorded last the reason why the next admission lacks KV. The first failure counts:
-/// later ones come from attempts to get the KV in another way.
+/// Makes the event that was recorded last the reason why the next admission lacks KV, unless an earlier failure is the
+/// reason already: later failures come from attempts to get the KV in another way. Any failure replaces kNoHolder.
 void SchedulerCore::note_cause(RequestState& request, Cause cause) {
   if (request.cause != Cause::kNone && request.cause != Cause::kNoHolder) return;
   request.cause = cause;
   request.cause_event = recorder_.last();
 }
 
-/// Records that KV did not come from `peer`, or from any node if `peer` is empty. Each cause is recorded once in a
-/// wait, since a request may try without end.
+/// Records that KV did not come from `peer`, or from any node if `peer` is empty. Each cause is recorded at most once
+/// before each admission, since a request may try without end.
 void SchedulerCore::blame(RequestState& request, Cause cause, std::string_view peer, std::string_view note) {
   const std::uint32_t bit = std::uint32_t{1} << static_cast<std::uint32_t>(cause);
   // A failure says more than the fact that no other node helped.

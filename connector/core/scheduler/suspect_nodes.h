@@ -9,9 +9,9 @@
 
 namespace kvferry {
 
-/// A circuit breaker for each endpoint. The first failure blocks fetches from a node for kPauseMin, each failure
-/// after a pause for twice the previous time, at most kPauseMax. After a pause only one fetch at a time tries the node,
-/// until a fetch succeeds.
+/// A circuit breaker for each endpoint. The first failure blocks fetches from a node for kPauseMin, and each failure
+/// after a pause blocks them for twice as long as the previous pause, at most for kPauseMax. After a pause only one
+/// fetch at a time tries the node, until a fetch succeeds.
 class SuspectNodes {
  public:
   static constexpr TimeNs kPauseMin = 5 * kSecond, kPauseMax = 60 * kSecond;
