@@ -110,7 +110,7 @@ struct Revocation {
 struct PushOrder {
   std::uint64_t push = 0;
   std::string remote_address;
-  std::vector<std::string> grants;  // one grant for each chunk of the push offer, in the same order
+  std::vector<std::string> grants;  // a grant for each chunk of the offer, in the same order; or none, if all are empty
   KVFERRY_FIELDS(push, remote_address, grants);
 };
 

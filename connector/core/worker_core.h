@@ -46,14 +46,15 @@ struct PullOutcome {
   std::uint32_t rank = 0;
   std::vector<bool> ok;                       // [item] true if the chunk has arrived and is verified
   std::string what;                           // reason of the last failure, for the log; empty: none
-  std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksums; set if the order had none
+  std::vector<std::uint64_t> checksums = {};  // [item] this rank's checksums; set if PullItem::checksums is empty
   std::uint8_t code = 0;                      // ErrorCode of the last failure
   std::string path = {};                      // the path that moved the bytes
   std::uint32_t limit_mb_per_s = 0;           // measured limit of this rank's path, see LifeEvent
   TimeNs post = 0, wire = 0, unpack = 0;      // parts of the pull's time, see LifeEvent; all 0 if no transfer ended
   std::uint32_t num_in_frames = 0;            // number of chunks that came from frame to frame
-  // Number of chunks that the holder had in a frame, but that came from slot to slot. `host_why` says why.
+  // Number of chunks that the holder had in a frame, but that came from slot to slot.
   std::uint32_t num_past_frames = 0;
+  // Why some chunk came from slot to slot. Empty if none did, or if neither node has frames.
   std::string host_why = {};
   /// [item] true if the chunk is verified in a frame of GPU memory; a SlotsWritten follows when the copy to its slot
   /// has ended. Empty: no chunk is in a frame.

@@ -127,7 +127,7 @@ struct TransferEnd {
   std::uint32_t limit_mb_per_s = 0;                      // measured limit of this rank's path, see LifeEvent
   TimeNs post = 0, wire = 0, unpack = 0;                 // parts of the transfer's time, see LifeEvent
   std::uint32_t num_in_frames = 0, num_past_frames = 0;  // numbers of chunks, see PullOutcome
-  std::string_view host_why{};                           // why chunks went through host memory, see PullOutcome
+  std::string_view host_why{};                           // why some chunk went through host memory, see PullOutcome
 };
 
 /// The controller's order to copy these chunks from the node at `endpoint` into this node's pool, in this order, within

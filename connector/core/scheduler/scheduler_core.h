@@ -82,8 +82,8 @@ class SchedulerCore {
   void directory_answered(std::uint64_t fetch, std::vector<HolderOffer> offers, TimeNs now);
   void lease_answered(std::uint64_t fetch, const std::string& endpoint, const LeaseReply& reply, TimeNs now);
   /// One rank's outcome: ok[i] belongs to item i of the pull. checksums[i] is this rank's checksum of item i; it is
-  /// used if the pull was ordered without checksums, because the holder's shards differ. in_frames[i] is true if the
-  /// rank still copies item i to its slot; an empty vector stands for none.
+  /// used if the item has no PullItem::checksums, because the holder's shards differ. in_frames[i] is true if the rank
+  /// still copies item i to its slot; an empty vector stands for none.
   void pull_done(std::uint64_t pull, std::uint32_t rank, const std::vector<bool>& ok, TimeNs now,
                  const std::vector<std::uint64_t>& checksums = {}, const TransferEnd& end = {},
                  const std::vector<bool>& in_frames = {});
