@@ -16,8 +16,9 @@ class CudaChecksums final : public Device::Checksums {
   CudaChecksums(PinnedPool& pinned, int ordinal) : pinned_(pinned), ordinal_(ordinal) {}
   ~CudaChecksums() override {
     const CurrentDevice current(ordinal_);
-    // The destructor waits first, because the device may still access the buffer in host memory. Later work of the
-    // stream is not waited for: it may belong to a transfer whose peer has died.
+    // The device may still write to the buffer in host memory, so the destructor first waits for the kernels. It does
+    // not wait for later work of the stream, which may belong to a transfer whose peer has died. If start() failed,
+    // there may be no recorded event; then it waits for the whole stream.
     if (host_.data() != nullptr) is_recorded_ ? cudaEventSynchronize(done_.get()) : cudaStreamSynchronize(stream_);
     pinned_.give_back(std::move(host_));
     done_.reset();

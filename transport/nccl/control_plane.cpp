@@ -9,7 +9,7 @@
 namespace kvferry::nccl {
 namespace {
 
-// Limit of message parts that are sent to a peer and not completed. Further ones wait in the queue_ of the peer.
+// Maximum of message parts to one peer whose transfers have not ended. Further parts wait in the peer's `queue_`.
 constexpr std::size_t kSentMax = 64;
 constexpr std::size_t kPartBytes = 48 << 10;       // longer messages are split into several notifications
 constexpr std::size_t kMessageBytesMax = 1 << 20;  // longer messages are dropped

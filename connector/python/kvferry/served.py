@@ -45,7 +45,8 @@ def served_specs(kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig") ->
     if not specs:
         refuse_to_start(f"this model keeps no KV; {SERVED}")
     if any(len(layer_specs(group)) > 1 and keeps_state(layer_specs(group)) for group in specs):
-        refuse_to_start(f"this model has layers with states of different sizes in one KV cache group; {SERVED}")
+        refuse_to_start("this model has layers with states of different sizes in one KV cache group; this version "
+                        "serves only models in which all states of a group have the same size")
     unserved = [found for found in (_unserved(spec) for group in specs for spec in layer_specs(group)) if found]
     if unserved:
         refuse_to_start(f"this model has {' and '.join(sorted(set(unserved)))}; {SERVED}")

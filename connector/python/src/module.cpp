@@ -1,5 +1,5 @@
-// kvferry._core: the scheduler node for Python, and functions of the module. This file only converts arguments, results
-// and errors.
+// The Python module kvferry._core: its own functions and its class SchedulerNode. The other sources of this folder add
+// the rest of the module. This file only converts arguments, results and errors.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
