@@ -145,7 +145,7 @@ def test_an_interrupted_benchmark_of_the_controller_says_so_and_leaves_no_files(
         running.send_signal(signal.SIGINT)
         said = running.stderr.read()
         assert running.wait(timeout=DEADLINE_S) == 1
-        assert said.endswith("kvferry: the benchmark was interrupted by Ctrl-C or SIGTERM\n")
+        assert said.endswith("the benchmark was interrupted by Ctrl-C or SIGTERM\n")
         assert not list(tmp_path.iterdir())
 
 
