@@ -180,7 +180,7 @@ def test_a_deployment_that_names_a_key_file_has_no_secrets(cluster: Cluster) -> 
     assert not (cluster.folder / "secrets").exists()
     cluster.deployment.document |= {"on": "local", "kubernetes": {}}
     cluster.deployment.write()
-    assert "only on kubernetes keys are in Secrets" in cluster.keys(check=False).stderr
+    assert "this command changes keys only on kubernetes" in cluster.keys(check=False).stderr
 
 
 @pytest.mark.parametrize("source", ["launcher", "chart"])

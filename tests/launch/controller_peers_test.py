@@ -119,5 +119,5 @@ def test_the_driver_reports_a_peer_and_leaves_out_one_that_cant_be_installed(tmp
     assert list(figures["peers_missing"]) == ["dynamo"]
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 1
-    assert warnings[0].startswith("warning: dynamo is left out: 'false -m venv")
+    assert warnings[0].startswith("warning: dynamo is left out: the command 'false -m venv")
     assert "fake 7, remote" in done.stdout
