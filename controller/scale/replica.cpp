@@ -114,7 +114,7 @@ class ReplicaListener final : public Listener, private SessionObserver {
     here_.erase(name);
   }
   void executed(const wire::AdminRequest& command, TimeNs now) override {
-    // Of the commands, only quotas are shared: one replica alone can order nodes to drain, move or pin, but all
+    // The only command that is shared is a quota's: one replica alone can order nodes to drain, move or pin, but all
     // replicas must know a quota.
     if (!etcd_ || command.verb != "quota") return;
     const Result<void> set = shared_.set({.kind = "quotas",
