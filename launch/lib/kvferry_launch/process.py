@@ -142,6 +142,11 @@ def free_port(host: str = "127.0.0.1") -> int:
                   "this host, or all these ports are in use")
 
 
+def shell_status(status: int) -> int:
+    """Returns Popen's exit status as a shell gives it: 128 + N if signal N ended the process."""
+    return status if status >= 0 else 128 - status
+
+
 def noted_signals(*numbers: signal.Signals) -> list[int]:
     """Installs handlers for these signals, which do nothing but append the signal's number to the returned list."""
     noted: list[int] = []

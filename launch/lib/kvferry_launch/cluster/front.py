@@ -19,7 +19,7 @@ from typing import Any
 
 from kvferry_launch.cluster.plan import OWN_TOOLS
 from kvferry_launch.node import serving
-from kvferry_launch.process import _die_with_parent, free_port
+from kvferry_launch.process import _die_with_parent, free_port, shell_status
 
 ANNOUNCE_EVERY_S = 1.0
 END_WITHIN_S = 3.0  # time from SIGTERM to SIGKILL; without a limit, a router may wait for idle connections to close
@@ -127,7 +127,7 @@ def main(arguments: argparse.Namespace) -> int:
             if announcer is not None:
                 announcer.announce(workers)
             reporter.look()
-    return door.returncode if door.returncode >= 0 else 128 - door.returncode
+    return shell_status(door.returncode)
 
 
 class Reporter:

@@ -23,7 +23,14 @@ from kvferry_launch.cluster.plan import FIRST_RANK, OWN_TOOLS
 from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Spec, run_folder
 from kvferry_launch.cluster.start import GRACE_S
-from kvferry_launch.process import PR_SET_PDEATHSIG, _die_with_parent, copy_from, noted_signals, write_whole
+from kvferry_launch.process import (
+    PR_SET_PDEATHSIG,
+    _die_with_parent,
+    copy_from,
+    noted_signals,
+    shell_status,
+    write_whole,
+)
 
 RANK_NAMES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 SIZE_NAMES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -136,8 +143,7 @@ def relay(folder: Path, words: list[str]) -> int:
         is_over = done.exists()
         offset = copy_from(out, offset)
         if is_over:
-            status = int(done.read_text())
-            return status if status >= 0 else 128 - status  # -N: signal N ended the guard
+            return shell_status(int(done.read_text()))
         if select.select([0] if is_open else [], [], [], POLL_S)[0]:
             is_open = bool(os.read(0, 4096))
         if not is_open or wants_end:
