@@ -49,10 +49,10 @@ Error not_enough(std::uint64_t wanted_bytes, std::uint64_t available) {
                   wanted_bytes, available)};
 }
 
-/// Allocates the pages: huge ones if the kernel follows the mapping's madvise(), which fallocate() alone would not
-/// consider. Works in steps, so that a signal, which ends a call early, affects one step only. Errors are ignored here,
-/// because reserve() reports them.
+/// Allocates the pages, huge ones as far as the kernel can make them. Works in steps, so that a signal, which ends a
+/// call early, affects one step only. Errors are ignored here, because reserve() reports them.
 void populate(std::span<std::byte> memory) {
+  make_huge_pages(memory);
   constexpr std::size_t kStepBytes = std::size_t{256} << 20;
   for (std::size_t done = 0; done < memory.size(); done += kStepBytes) {
     const std::span<std::byte> step = memory.subspan(done, std::min(kStepBytes, memory.size() - done));
@@ -153,8 +153,7 @@ Result<SharedMapping> SharedMapping::create_for_readers(const std::string& name,
 
 Result<SharedMapping> SharedMapping::map(OwnedFd fd, std::uint64_t offset, std::uint64_t bytes, bool is_writable) {
   const std::uint64_t mapped_bytes = whole_pages(fd.get(), bytes);
-  void* memory = ::mmap(nullptr, mapped_bytes, PROT_READ | (is_writable ? PROT_WRITE : 0), MAP_SHARED, fd.get(),
-                        static_cast<off_t>(offset));
+  void* memory = map_for_huge_pages(fd.get(), offset, mapped_bytes, PROT_READ | (is_writable ? PROT_WRITE : 0));
   if (memory == MAP_FAILED) return no_memory("map", bytes);
   ::madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // the kernel may refuse this advice
   SharedMapping mapping;

@@ -47,9 +47,9 @@ class SharedMapping {
 class SharedMemory {
  public:
   /// Makes zeroed memory and reserves all its pages. Memory of kHugePageBytes or more gets huge pages if enough are set
-  /// aside (vm.nr_hugepages) or the system makes them (/sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or
-  /// `always`). `label`: 1 to 64 characters [A-Za-z0-9_.], shown in /proc/PID/maps. kInvalidArgument: bad label or
-  /// size; kUnavailable: not enough memory or descriptors.
+  /// aside (vm.nr_hugepages) or the kernel makes them, see make_huge_pages(). `label`: 1 to 64 characters
+  /// [A-Za-z0-9_.], shown in /proc/PID/maps. kInvalidArgument: bad label or size; kUnavailable: not enough memory or
+  /// descriptors.
   static Result<SharedMemory> create(std::string_view label, std::uint64_t bytes);
   /// Returns how many bytes create() could get now without the huge pages that are set aside.
   static std::uint64_t available_bytes();

@@ -139,6 +139,15 @@ def test_a_hint_is_told_and_is_no_failure(host: Path, hint: str) -> None:
     assert words in found["findings"][0]["what"]
 
 
+def test_the_kernel_makes_huge_pages_for_who_asks(host: Path) -> None:
+    """Linux does since 6.1, unless the setting is `deny`."""
+    put(host, "proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
+    put(host, "sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never] deny\n")
+    assert examine("--root", host)["findings"] == []
+    put(host, "sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise never [deny]\n")
+    assert [one["kind"] for one in examine("--root", host)["findings"]] == ["hint"]
+
+
 def test_shared_memory_that_a_process_has_mapped_is_no_leftover(host: Path) -> None:
     put(host, "dev/shm/psm_0123", "in use")
     put(host, "proc/77/maps", "7f00-7f01 rw-s 00000000 00:1a 5 /dev/shm/psm_0123\n")

@@ -2,9 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
 #include <memory>
 
@@ -88,6 +90,40 @@ TEST(SharedMemory, TakesHugePagesThatAreSetAside) {
     EXPECT_TRUE(SharedMemory::create("pool", reserved)) << "ordinary pages do when there are not enough huge ones";
   }
   EXPECT_EQ(reserved_huge_page_bytes(), reserved) << "all are given back";
+}
+
+/// Returns whether the kernel makes huge pages of a shared mapping when it is asked to.
+bool makes_huge_pages() {
+  constexpr std::uint64_t kBytes = 2 * kHugePageBytes;
+  const OwnedFd file(::memfd_create("probe", MFD_CLOEXEC));
+  EXPECT_EQ(::ftruncate(file.get(), kBytes), 0);
+  void* const memory = map_for_huge_pages(file.get(), 0, kBytes, PROT_READ | PROT_WRITE);
+  std::memset(memory, 1, kBytes);
+  const bool made = ::madvise(memory, kBytes, 25) == 0;  // 25: MADV_COLLAPSE
+  ::munmap(memory, kBytes);
+  return made;
+}
+
+TEST(SharedMemory, HasHugePagesInTheMappingsOfAllIfTheKernelMakesThem) {
+  if (!makes_huge_pages()) GTEST_SKIP() << "this kernel makes no huge pages of shared memory";
+  constexpr std::uint64_t kPoolBytes = 4 * kHugePageBytes + 4096;
+  const SharedMemory memory = SharedMemory::create("pool", kPoolBytes).value();
+  EXPECT_GE(huge_page_bytes(memory.span()), 4 * kHugePageBytes);
+  const SharedMemory other = SharedMemory::open(memory.name()).value();
+  std::memset(other.data(), 7, kPoolBytes);
+  EXPECT_GE(huge_page_bytes(other.span()), 4 * kHugePageBytes);
+  EXPECT_EQ(memory.data()[kPoolBytes - 1], std::byte{7});
+}
+
+TEST(SharedMapping, OfAPartOfAFileHasHugePagesToo) {
+  if (!makes_huge_pages()) GTEST_SKIP() << "this kernel makes no huge pages of shared memory";
+  constexpr std::uint64_t kOffset = kHugePageBytes / 2, kBytes = 3 * kHugePageBytes;
+  const SharedMapping whole = SharedMapping::create("pages", kOffset + kBytes).value();
+  const SharedMapping part = SharedMapping::map(OwnedFd(::dup(whole.fd())), kOffset, kBytes).value();
+  std::memset(part.span().data(), 7, kBytes);
+  EXPECT_GE(huge_page_bytes(part.span()), 2 * kHugePageBytes);
+  EXPECT_EQ(whole.span()[kOffset], std::byte{7});
+  EXPECT_EQ(whole.span()[kOffset - 1], std::byte{0});
 }
 
 TEST(SharedMemory, AskingForMoreThanThereIsSaysHowMuchThereIs) {

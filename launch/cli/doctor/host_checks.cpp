@@ -207,9 +207,20 @@ Findings check_ucx(const Host& host) {
   return found;
 }
 
+/// Returns whether the kernel makes huge pages of shared memory when a process asks for it (MADV_COLLAPSE, Linux 6.1),
+/// also where shmem_enabled is `never`.
+bool makes_huge_pages_on_demand(const Host& host) {
+  int major = 0;
+  int minor = 0;
+  char dot = 0;
+  std::ifstream(host.root / "proc/sys/kernel/osrelease") >> major >> dot >> minor;
+  return major > 6 || (major == 6 && minor >= 1);
+}
+
 Findings check_huge_pages(const Host& host) {
   const std::string made = first_line(host.root / "sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  const bool makes_none = made.find("[never]") != std::string::npos || made.find("[deny]") != std::string::npos;
+  const bool makes_none = made.find("[deny]") != std::string::npos ||
+                          (made.find("[never]") != std::string::npos && !makes_huge_pages_on_demand(host));
   std::uint64_t free_pages = 0;
   std::ifstream(host.root / "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages") >> free_pages;
   if (!makes_none || free_pages * 2 * kMiB >= host.pool_bytes) return {};

@@ -1,8 +1,10 @@
 #include "transport/base/memory/large_memory.h"
 
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -10,6 +12,12 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+
+#include "transport/base/clock.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // of Linux 6.1; older C libraries lack it
 #endif
 
 namespace kvferry {
@@ -124,6 +132,45 @@ std::uint64_t huge_page_bytes(std::span<const std::byte> memory) {
     }
   }
   return std::min<std::uint64_t>(huge_bytes, memory.size());
+}
+
+void* map_for_huge_pages(int fd, std::uint64_t offset, std::uint64_t bytes, int protection) {
+  const auto map = [&](void* at, int flags) {
+    return ::mmap(at, bytes, protection, MAP_SHARED | flags, fd, static_cast<off_t>(offset));
+  };
+  if (bytes < kHugePageBytes) return map(nullptr, 0);
+  const std::uint64_t reserved_bytes = bytes + kHugePageBytes;
+  void* const reserved = ::mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return map(nullptr, 0);
+  const auto address = reinterpret_cast<std::uintptr_t>(reserved);
+  const std::uint64_t skipped = (offset - address) % kHugePageBytes;
+  void* const at = static_cast<std::byte*>(reserved) + skipped;
+  void* const mapped = map(at, MAP_FIXED);
+  const int error = errno;
+  if (mapped == MAP_FAILED) {
+    ::munmap(reserved, reserved_bytes);
+  } else {
+    if (skipped > 0) ::munmap(reserved, skipped);
+    ::munmap(static_cast<std::byte*>(at) + bytes, reserved_bytes - skipped - bytes);
+  }
+  errno = error;
+  return mapped;
+}
+
+void make_huge_pages(std::span<std::byte> memory) {
+  // Ordinary pages take about a second for each GiB, so that the memory is there after twice that and two seconds.
+  constexpr std::uint64_t kGib = std::uint64_t{1} << 30;
+  const SteadyClock clock;
+  const TimeNs deadline = clock.now() + 2 * kSecond + kSecond * static_cast<TimeNs>(memory.size() / kGib);
+  const std::uint64_t past = reinterpret_cast<std::uintptr_t>(memory.data()) % kHugePageBytes;
+  for (std::uint64_t at = past == 0 ? 0 : kHugePageBytes - past; at + kHugePageBytes <= memory.size();
+       at += kHugePageBytes) {
+    std::byte* const page = memory.data() + at;
+    // The kernel makes a huge page only where the file has a page already.
+    if (::madvise(page, 1, MADV_POPULATE_WRITE) != 0) return;
+    if (::madvise(page, kHugePageBytes, MADV_COLLAPSE) != 0 && errno == EINVAL) return;
+    if (clock.now() > deadline) return;
+  }
 }
 
 std::uint64_t whole_pages(int fd, std::uint64_t bytes) {

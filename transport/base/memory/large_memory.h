@@ -17,6 +17,16 @@ std::uint64_t whole_pages(int fd, std::uint64_t bytes);
 /// no process uses or has reserved.
 std::uint64_t reserved_huge_page_bytes();
 
+/// Maps a shared file at an address at which its huge pages can be mapped whole. `bytes`: see whole_pages(). Returns
+/// MAP_FAILED, with errno, like mmap().
+void* map_for_huge_pages(int fd, std::uint64_t offset, std::uint64_t bytes, int protection);
+/// Allocates huge pages for the parts of a shared mapping that are as large and as aligned as one. The kernel does so
+/// by itself only if /sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or `always`; from Linux 6.1 on it
+/// also does what this function asks for, unless that file says `deny`. Stops early if the kernel makes none, or is
+/// much slower than with ordinary pages because it has to move others' pages for them; the rest of the memory is then
+/// left as it was.
+void make_huge_pages(std::span<std::byte> memory);
+
 /// A memcpy for amounts larger than a cache: its stores bypass the caches, so that memory is not read before it is
 /// overwritten, and the next source is prefetched during the copy.
 ///
