@@ -22,7 +22,7 @@ from scramble import MASK, scramble, scramble_all
 
 GOLDEN = 0x9E3779B97F4A7C15
 PATIENCE_S = 60.0
-MADV_COLLAPSE = 25  # of Linux 6.1; this Python has no name for it
+MADV_COLLAPSE = 25  # Linux 6.1 has it, but this Python has no name for it
 SIDES = ("initiator", "target")
 
 

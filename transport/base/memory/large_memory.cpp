@@ -17,7 +17,7 @@
 #include "transport/base/clock.h"
 
 #ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25  // of Linux 6.1; older C libraries lack it
+#define MADV_COLLAPSE 25  // Linux 6.1 has it; older C libraries lack the name
 #endif
 
 namespace kvferry {
