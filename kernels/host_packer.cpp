@@ -30,16 +30,14 @@ class HostPacker final : public Packer {
   std::uint64_t chunk_bytes_per_token() const override { return shape_.bytes_per_token; }
 
   Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const override {
-    KVFERRY_TRY(check_gather(layout_, shape_, run, chunk.size()));
-    if (const HostStream stream = streamed(); stream.suits_gather(run)) return stream.gather(run, chunk.data());
-    ChecksumStream checksum;
-    std::byte* rows = chunk.data();
-    const std::size_t head_bytes = run.num_tokens * row_bytes();
-    for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
-      copy_head<CopyDirection::kGather>(plane, head, run, rows);
-      checksum.update({rows, head_bytes});  // the rows are hashed while they are in this core's CPU cache
-      rows += head_bytes;
-    });
+    const ChecksumStream checksum = KVFERRY_TRY(gather_hashed(run, chunk));
+    return checksum.digest();
+  }
+
+  Result<std::uint64_t> gather_part(const TokenRun& run, std::span<std::byte> chunk,
+                                    ChecksumStream& whole) const override {
+    const ChecksumStream checksum = KVFERRY_TRY(gather_hashed(run, chunk));
+    whole.update_hashed(chunk.first(run.num_tokens * shape_.bytes_per_token), checksum);
     return checksum.digest();
   }
 
@@ -57,6 +55,23 @@ class HostPacker final : public Packer {
   }
 
  private:
+  Result<ChecksumStream> gather_hashed(const TokenRun& run, std::span<std::byte> chunk) const {
+    KVFERRY_TRY(check_gather(layout_, shape_, run, chunk.size()));
+    ChecksumStream checksum;
+    if (const HostStream stream = streamed(); stream.suits_gather(run)) {
+      checksum.update_hashed(stream.gather(run, chunk.data()));
+      return checksum;
+    }
+    std::byte* rows = chunk.data();
+    const std::size_t head_bytes = run.num_tokens * row_bytes();
+    for_each_head([&](const PlanePlan& plane, std::uint32_t head) {
+      copy_head<CopyDirection::kGather>(plane, head, run, rows);
+      checksum.update({rows, head_bytes});  // the rows are hashed while they are in this core's CPU cache
+      rows += head_bytes;
+    });
+    return checksum;
+  }
+
   /// Copies the rows to the KV blocks. Unless `hashes` is nullptr, adds rows to it just before they are copied, so that
   /// the copy finds them in this core's CPU cache.
   Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,

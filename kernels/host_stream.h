@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/chunk_shape.h"
 #include "kernels/copy_rows.h"
@@ -26,9 +27,10 @@ struct HostStream {
   /// segments.
   bool suits_gather(const TokenRun& run) const;
   bool suits_scatter(const TokenRun& run) const;
-  /// Same as Packer's functions with the same names, but the arguments must have passed the checks in chunk_shape.h,
-  /// and suits_gather() or suits_scatter() must have returned true.
-  std::uint64_t gather(const TokenRun& run, std::byte* chunk) const;
+  /// gather() and scatter() do the same as Packer's functions with these names, but the arguments must have passed the
+  /// checks in chunk_shape.h, and suits_gather() or suits_scatter() must have returned true. gather() returns the
+  /// hashes of the chunk's segments (checksum.h).
+  std::vector<std::uint64_t> gather(const TokenRun& run, std::byte* chunk) const;
   /// Also adds the copied rows to `hashes`, unless `hashes` is nullptr.
   void scatter(const std::byte* chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens, const TokenRun& run,
                SegmentHashes* hashes) const;

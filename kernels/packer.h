@@ -63,6 +63,15 @@ class Packer {
   /// select all heads of the chunk, since the checksum covers all of them.
   virtual Result<std::uint64_t> gather(const TokenRun& run, std::span<std::byte> chunk) const = 0;
 
+  /// Same as gather(), and adds the chunk's bytes to `whole`, the checksum of a larger chunk of which this one is a
+  /// part.
+  virtual Result<std::uint64_t> gather_part(const TokenRun& run, std::span<std::byte> chunk,
+                                            ChecksumStream& whole) const {
+    const std::uint64_t checksum = KVFERRY_TRY(gather(run, chunk));
+    whole.update(chunk.first(run.num_tokens * chunk_bytes_per_token()));
+    return checksum;
+  }
+
   /// Copies tokens [skip_tokens, skip_tokens + run.num_tokens) of a canonical chunk of `chunk_tokens` tokens into the
   /// run's blocks.
   virtual Result<void> scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,

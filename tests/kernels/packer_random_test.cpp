@@ -53,6 +53,12 @@ TEST_P(PackerRandom, HostEqualsReferenceBitByBitAndTouchesNothingElse) {
     ASSERT_TRUE(reference_checksum) << reference_checksum.error().what;
     ASSERT_EQ(host_chunk, reference_chunk);
     ASSERT_EQ(*host_checksum, *reference_checksum);
+    std::vector<std::byte> larger = random.bytes(random.once_in(2) ? kSegmentBytes : random.number(0, 300));
+    ChecksumStream whole;
+    whole.update(larger);
+    ASSERT_EQ(host->gather_part(run, host_chunk, whole).value(), *host_checksum);
+    larger.insert(larger.end(), host_chunk.begin(), host_chunk.end() - static_cast<std::ptrdiff_t>(spare_bytes));
+    ASSERT_EQ(whole.digest(), chunk_checksum(larger));
     ASSERT_EQ(
         std::count(host_chunk.end() - static_cast<std::ptrdiff_t>(spare_bytes), host_chunk.end(), std::byte{0xaa}),
         static_cast<std::ptrdiff_t>(spare_bytes));

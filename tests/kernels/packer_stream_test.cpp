@@ -62,6 +62,9 @@ TEST_P(PackerStream, EqualsThePlainLoopBitByBit) {
     const TokenRun run{first, kTokens, tables};
     EXPECT_EQ(packer->gather(run, chunk).value(), reference->gather(run, expected).value());
     ASSERT_EQ(chunk, expected) << "from token " << first;
+    ChecksumStream whole;
+    EXPECT_EQ(packer->gather_part(run, chunk, whole).value(), chunk_checksum(expected));
+    EXPECT_EQ(whole.digest(), chunk_checksum(expected));
   }
 
   const auto unpacker = make_host_packer(streamed.layout(), format(false)).value();

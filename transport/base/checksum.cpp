@@ -74,6 +74,21 @@ void ChecksumStream::update(std::span<const std::byte> bytes) {
   }
 }
 
+void ChecksumStream::update_hashed(std::span<const std::uint64_t> segments) {
+  KVFERRY_CHECK(num_bytes_ % kSegmentBytes == 0,
+                "hashes of segments were added to a checksum after {} bytes, which end "
+                "within a segment",
+                num_bytes_);
+  segments_.insert(segments_.end(), segments.begin(), segments.end());
+  num_bytes_ += segments.size() * kSegmentBytes;
+}
+
+void ChecksumStream::update_hashed(std::span<const std::byte> bytes, const ChecksumStream& hashed) {
+  if (num_bytes_ % kSegmentBytes != 0) return update(bytes);
+  update_hashed(hashed.segments_);
+  update(bytes.subspan(hashed.segments_.size() * kSegmentBytes));
+}
+
 std::uint64_t ChecksumStream::digest() const {
   std::vector<std::uint64_t> segments = segments_;
   if (const std::size_t had = num_bytes_ % kSegmentBytes; had != 0) {

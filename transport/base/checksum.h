@@ -36,6 +36,11 @@ class ChecksumStream {
  public:
   ChecksumStream();
   void update(std::span<const std::byte> bytes);
+  /// Adds whole segments by their hashes; the bytes so far must be whole segments too.
+  void update_hashed(std::span<const std::uint64_t> segments);
+  /// Same as update(bytes), where `hashed` is the stream of these bytes alone: hashes only what is no whole segment
+  /// here.
+  void update_hashed(std::span<const std::byte> bytes, const ChecksumStream& hashed);
   /// Returns the checksum of all bytes so far.
   std::uint64_t digest() const;
 

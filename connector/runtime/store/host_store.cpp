@@ -144,8 +144,8 @@ Result<std::uint64_t> HostStore::save_layer(const SaveJob& job, const SaveItem& 
                              layer, layered.num_layers, layers_.size())};
   const std::uint64_t bytes = item.num_tokens * layers_[layer]->chunk_bytes_per_token();
   const std::span<std::byte> run = slot_bytes(item.chunk, item.num_tokens).subspan(layered.num_bytes, bytes);
-  std::uint64_t checksum = KVFERRY_TRY(layers_[layer]->gather({item.first_token, item.num_tokens, job.block_ids}, run));
-  layered.checksum.update(run);
+  const std::uint64_t checksum = KVFERRY_TRY(
+      layers_[layer]->gather_part({item.first_token, item.num_tokens, job.block_ids}, run, layered.checksum));
   layered.num_layers += 1;
   layered.num_bytes += bytes;
   return checksum;

@@ -48,8 +48,15 @@ TEST(ChunkChecksum, OfAStreamIsThatOfItsBytesHoweverCut) {
     ChecksumStream stream;
     const auto size = std::uniform_int_distribution<std::size_t>(0, bytes.size())(random);
     for (std::size_t done = 0; done < size;) {
-      const auto piece = std::min(size - done, std::uniform_int_distribution<std::size_t>(0, 6000)(random));
-      stream.update(std::span(bytes).subspan(done, piece));
+      auto piece = std::min(size - done, std::uniform_int_distribution<std::size_t>(0, 6000)(random));
+      if (random() % 3 == 0) piece -= std::min(piece, (done + piece) % kSegmentBytes);  // up to a segment's end
+      const auto next = std::span(bytes).subspan(done, piece);
+      if (ChecksumStream hashed; random() % 2 == 0) {
+        hashed.update(next);
+        stream.update_hashed(next, hashed);
+      } else {
+        stream.update(next);
+      }
       done += piece;
     }
     ASSERT_EQ(stream.digest(), chunk_checksum(std::span(bytes).first(size))) << "cut " << cut;
