@@ -22,6 +22,11 @@ void World::pull(std::size_t node, const StartPull& wanted) {
   if (wanted.deadline <= now() || wanted.deadline > now() + options_.core.pull_timeout)
     throw Broken(
         fmt::format("bounded-hold: pull {} ends in {} ms", wanted.pull, (wanted.deadline - now()) / kMillisecond));
+  const auto is_ordered = [&](const StartPull& pull) {
+    return reader.engine->core().pool().slot(pull.items.at(0).local.slot).writer == "a replication";
+  };
+  if (std::ranges::count_if(reader.pulls, [&](const auto& pull) { return is_ordered(pull.second.wanted); }) > 1)
+    throw Broken("bounded-hold: two pieces of what the controller has ordered are pulled at once");
   for (const PullItem& item : wanted.items)
     if (item.num_tokens > options_.core.chunk_tokens)
       throw Broken(fmt::format("verified-only: pull {} brings {} tokens into a slot", wanted.pull, item.num_tokens));

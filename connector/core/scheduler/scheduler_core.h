@@ -249,7 +249,7 @@ class SchedulerCore {
   void advance_replications(TimeNs now);
   bool is_replication_lease(std::uint64_t fetch) const;
   void replication_lease_answered(const LeaseReply& reply, TimeNs now);
-  void end_replication_piece(TimeNs now);
+  void end_replication_piece(std::uint64_t pull, TimeNs now);
   void tick_orders(TimeNs now);
   // These functions are defined in scheduler_purge.cpp.
   void note_givers(RequestState& request, std::span<const ChunkRef> chunks, std::uint32_t num_local, std::uint32_t end,

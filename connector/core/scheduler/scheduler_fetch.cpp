@@ -281,8 +281,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   const RequestId request_id = pull.request;
   pulls_.erase(found);
   has_ended_writes_ = true;
-  if (!replications_.empty() && replications_.front().pull == id && !replications_.front().piece.empty())
-    return end_replication_piece(now);
+  if (request_id.value.empty()) return end_replication_piece(id, now);
   RequestState* request = find(request_id);
   if (request != nullptr && request->fetch && request->fetch->stage == Fetch::Stage::kPull &&
       request->fetch->pull == id) {

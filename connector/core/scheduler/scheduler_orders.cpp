@@ -77,12 +77,16 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
 }
 
 /// Requests the next piece of the first replication, if no piece is in progress. Only one piece of all orders is in
-/// progress at a time, which leaves room for the fetches of requests.
+/// progress at a time, which leaves room for the fetches of requests. A piece whose pull is overdue is in progress
+/// until all ranks have reported its end.
 void SchedulerCore::advance_replications(TimeNs now) {
+  const bool is_pulling =
+      std::ranges::any_of(pulls_, [](const auto& pull) { return pull.second.request.value.empty(); });
   while (!replications_.empty() && replications_.front().piece.empty()) {
     Replication& replication = replications_.front();
     const bool has_ended = now >= replication.deadline || !suspects_.allows(replication.endpoint, now) ||
                            provenance_.is_purged({replication.endpoint});
+    if (is_pulling && !has_ended) return;
     RequestLease lease{0, replication.endpoint, {config_.fingerprint, {}, {}}};
     while (!has_ended && !replication.remaining.empty() && replication.piece.size() < kChunksPerPiece) {
       const ChunkMeta chunk = replication.remaining.front();
@@ -116,14 +120,16 @@ void SchedulerCore::replication_lease_answered(const LeaseReply& reply, TimeNs n
   if (pull == nullptr) {
     suspects_.had_nothing(replication.endpoint);
     if (reply.lease != 0) actions_.push_back(ReleaseLease{replication.endpoint, reply.lease});
-    return end_replication_piece(now);
+    return end_replication_piece(replication.pull, now);
   }
   replication.pull = pull->pull;
   replication.try_deadline = pull->deadline + config_.try_timeout;
 }
 
-void SchedulerCore::end_replication_piece(TimeNs now) {
-  replications_.front().piece.clear();
+/// Called when a piece has ended. `pull`: the piece's Replication::pull; the order may have ended before its overdue
+/// pull.
+void SchedulerCore::end_replication_piece(std::uint64_t pull, TimeNs now) {
+  if (!replications_.empty() && replications_.front().pull == pull) replications_.front().piece.clear();
   advance_replications(now);
 }
 

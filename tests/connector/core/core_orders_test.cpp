@@ -221,11 +221,28 @@ TEST_F(LargeOrders, APullThatComesTooLateIsStillTakenAndTheNextPieceIsNotConfuse
   const RequestLease wanted = take<RequestLease>().at(0);
   core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
   const StartPull pull = take<StartPull>().at(0);
-  core_->tick(now_ += 6 * kSecond);  // the core stops waiting for this lease, and requests the next one
-  EXPECT_THAT(take<RequestLease>(), SizeIs(1));
+  core_->tick(now_ += 6 * kSecond);
+  EXPECT_EQ(core_->counters().fetch_timeouts, 1u);
+  core_->tick(now_ += kSecond);
+  EXPECT_THAT(take<RequestLease>(), IsEmpty()) << "one piece at a time: the ranks still write the slots of the first";
   core_->pull_done(pull.pull, 0, std::vector<bool>(32, true), now_);
   EXPECT_NE(core_->pool().find(keys(1)[0]), nullptr);
+  EXPECT_THAT(take<RequestLease>().at(0).request.keys, SizeIs(8));
   EXPECT_EQ(core_->num_replications(), 1u);
+}
+
+TEST_F(LargeOrders, AnOrderEndsAtItsDeadlineThoughItsPullIsOverdueAndTheNextOneWaitsForThatPull) {
+  core_->replicate_ordered(fetch_of(40), now_);
+  core_->replicate_ordered(fetch_of(50, 60 * kSecond), now_);
+  const RequestLease wanted = take<RequestLease>().at(0);
+  core_->lease_answered(wanted.fetch, wanted.endpoint, grant(wanted, 9), now_);
+  const StartPull pull = take<StartPull>().at(0);
+  core_->tick(now_ += 11 * kSecond);
+  EXPECT_EQ(core_->num_replications(), 1u);
+  EXPECT_THAT(take<RequestLease>(), IsEmpty());
+  core_->pull_done(pull.pull, 0, std::vector<bool>(32, true), now_);
+  EXPECT_EQ(carry_out(), 18u);
+  EXPECT_EQ(core_->num_replications(), 0u);
 }
 
 TEST_F(LargeOrders, ARequestFindsWhatAnOrderReplicates) {
