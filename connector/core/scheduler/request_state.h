@@ -159,6 +159,7 @@ struct FetchPull {
   TimeNs started_at = 0;
   std::uint32_t ranks_done = 0;
   bool has_failed = false;   // true if some rank received no chunk
+  std::vector<bool> lost{};  // [item] true if some rank did not receive the chunk
   std::uint64_t record = 0;  // the request's number in the flight recorder
   LifeEvent event{};         // what the flight recorder will get about this pull
 };

@@ -143,7 +143,9 @@ void SchedulerCore::record_load(RequestState* request, const PendingLoad& load) 
 void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, const TransferEnd& end) {
   LifeEvent& sum = pull.event;
   const auto num_failed = static_cast<std::uint32_t>(std::ranges::count(ok, false));
-  sum.failed = std::max(sum.failed, num_failed);
+  pull.lost.resize(ok.size());
+  for (std::size_t i = 0; i < ok.size(); ++i) pull.lost[i] = pull.lost[i] || !ok[i];
+  sum.failed = static_cast<std::uint32_t>(std::ranges::count(pull.lost, true));
   if (!end.path.empty()) sum.path = end.path;
   sum.limit_mb_per_s += end.limit_mb_per_s;
   sum.post = end.post;
@@ -159,7 +161,7 @@ void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, co
   }
   if (pull.ranks_done < config_.num_ranks || pull.request.value.empty()) return;
   std::uint64_t num_tokens = 0;
-  for (std::size_t i = 0; i < ok.size(); ++i) num_tokens += ok[i] ? pull.items[i].num_tokens : 0;
+  for (std::size_t i = 0; i < ok.size(); ++i) num_tokens += pull.lost[i] ? 0 : pull.items[i].num_tokens;
   sum.tokens = static_cast<std::uint32_t>(num_tokens);
   sum.bytes = config_.bytes_of(num_tokens);
   sum.chunks = static_cast<std::uint32_t>(ok.size()) - sum.failed;

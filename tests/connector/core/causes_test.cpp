@@ -335,6 +335,23 @@ TEST_F(Causes, AGoodPullLeavesNothingToExplain) {
   EXPECT_EQ(events("r", LifeKind::kArrived).at(0).note.view(), "p-1") << "the rest of the name is secret";
 }
 
+TEST_F(Causes, APullCountsAChunkOnlyIfEveryRankHasIt) {
+  CoreConfig config = sizes(8, 4, 16);
+  config.num_ranks = 2;
+  config.chunk_bytes = 80;
+  restart(config);
+  add_handed_over("r");
+  const RequestLease lease = take<RequestLease>().at(0);
+  LeaseReply reply{1, "", {}};
+  for (std::uint32_t i = 0; i < lease.request.keys.size(); ++i) reply.chunks.push_back({i, {i, 1}, 8, {1, 1}});
+  core_->lease_answered(lease.fetch, kPrefill, reply, now_);
+  const std::uint64_t pull = take<StartPull>().at(0).pull;
+  core_->pull_done(pull, 0, {false, true, true}, now_, {}, {ErrorCode::kTimeout});
+  core_->pull_done(pull, 1, {true, false, true}, now_);
+  const LifeEvent pulled = events("r", LifeKind::kPulled).at(0);
+  EXPECT_THAT(std::tuple(pulled.failed, pulled.chunks, pulled.tokens, pulled.bytes), FieldsAre(2, 1, 8, 80));
+}
+
 TEST_F(Causes, ARequestThatTriesWithoutEndRecordsEachCauseOnce) {
   add("r", 24);
   for (int i = 0; i < 100; ++i) {
