@@ -80,7 +80,7 @@ void SchedulerCore::erase_ended_leases() {
 // ---- pushes ----
 void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoint, const PushReply& reply, TimeNs now) {
   now_ = now;
-  if (!reply.refused.empty())
+  if (!reply.refused.empty() && sender_.awaits_answer(push, endpoint))
     actions_.push_back(LogLine{
         fmt::format("node {} takes no KV of a prompt that was to be pushed to it, and must fetch or compute it: {}",
                     endpoint, reply.refused),

@@ -233,6 +233,8 @@ TEST_F(Sending, UnknownPeersAndDoubledAnswersAreIgnored) {
   EXPECT_TRUE(core_->awaits_push_answer(offered.push, "tcp://decode:1"));
   core_->push_answered(offered.push, "tcp://somebody:1", {5, {}, {kGranted}}, now_);
   core_->push_answered(offered.push + 9, "tcp://decode:1", {5, {}, {kGranted}}, now_);
+  core_->push_answered(offered.push, "tcp://somebody:1", {0, "a text for the log", {}}, now_);
+  EXPECT_THAT(take<LogLine>(), IsEmpty());
   answer(offered, {});  // the answer has no verdict for the chunk
   EXPECT_FALSE(core_->awaits_push_answer(offered.push, "tcp://decode:1"));
   answer(offered, {kGranted});
