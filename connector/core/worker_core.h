@@ -54,7 +54,8 @@ struct PullOutcome {
   std::uint32_t num_in_frames = 0;            // number of chunks that came from frame to frame
   // Number of chunks that the holder had in a frame, but that came from slot to slot.
   std::uint32_t num_past_frames = 0;
-  // Why some chunk came from slot to slot. Empty if none did, or if neither node has frames.
+  // Why some chunk came from slot to slot; of several reasons, one about a chunk that the holder had in a frame. Empty
+  // if no chunk did, or if neither node has frames.
   std::string host_why = {};
   /// [item] true if the chunk is verified in a frame of GPU memory; a SlotsWritten follows when the copy to its slot
   /// has ended. Empty: no chunk is in a frame.

@@ -121,9 +121,8 @@ Result<Puller::Target> Puller::place_of(Pull& pull, const PullItem& item) {
     return Target{place, is_frame};
   }
   if (is_in_frame) pull.num_past_frames += 1;
-  pull.host_why = !pull.frames_why.empty() ? pull.frames_why
-                  : pull.uses_frames       ? "the other node had the chunk in host memory"
-                                           : "";
+  if (!pull.uses_frames || pull.host_why.empty())
+    pull.host_why = pull.uses_frames ? "the other node had the chunk in host memory" : pull.frames_why;
   return Target{KVFERRY_TRY(parts_.store.land_in_slot(item.local, bytes)), false};
 }
 

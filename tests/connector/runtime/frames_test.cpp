@@ -157,6 +157,16 @@ TEST_F(FramePulls, TakeFromSlotsWhatFindsNoFreeFrameHere) {
   EXPECT_THAT(done.host_why, HasSubstr("no frame of GPU memory was free"));
 }
 
+TEST_F(FramePulls, SayThatNoFrameWasFreeThoughOtherChunksWereInNoFrameAnyway) {
+  start({}, {.num_frames = 1});
+  save_and_lease(3);
+  frames_[2] = kNoFrame;
+  const PullOutcome done = pull();
+  EXPECT_THAT(done.ok, ElementsAre(true, true, true)) << done.what;
+  EXPECT_EQ(done.num_past_frames, 1u);
+  EXPECT_THAT(done.host_why, HasSubstr("no frame of GPU memory was free"));
+}
+
 TEST_F(FramePulls, GoFromSlotToSlotWhereOneNodeHasNoFrames) {
   start({.num_frames = 0});
   save_and_lease(2);
