@@ -103,7 +103,7 @@ struct ChecksumOrder {
   };
   std::uint64_t order = 0;
   std::uint64_t num_cells = 0;  // number of cells (one layer, one KV head) in a chunk of this rank
-  std::vector<ShardRun> runs;   // sorted by ShardRun::source; runs may overlap
+  std::vector<ShardRun> runs;   // sorted by ShardRun::source; runs may overlap, but not much (RunChecksums)
   std::vector<Item> items;
   std::int64_t timeout_ms = 0;  // time after which the scheduler ignores the outcome
   std::uint32_t rank = 0;       // the worker's rank; the outcome repeats it

@@ -11,6 +11,10 @@ constexpr std::size_t kMapsKept = 64;  // limit on the entries in maps_; beyond 
 // this limit all entries are removed.
 constexpr std::size_t kRunsKept = 1 << 20;
 constexpr std::size_t kWaitingMax = 256;  // limit on waiting_; beyond this limit requests are refused
+// Limit on how often a rank reads its chunk to hash the runs of one reader. The runs of a real reader do not overlap,
+// unless they are equal, and equal runs are hashed once. But a peer could name shards whose runs together are thousands
+// of times as long as the chunk, and the worker's service thread hashes a chunk without a break.
+constexpr std::uint64_t kReadsMax = 4;
 
 /// Returns true if a node has one pipeline stage. Nodes whose version is too old to send shards have only one.
 bool is_one_stage(const std::vector<Shard>& shards) {
@@ -115,10 +119,31 @@ PullOrder order_for(std::uint32_t rank, const StartPull& wanted, const std::vect
   return order;
 }
 
+Result<void> RunChecksums::check_reads(const ShardMap& map) const {
+  std::vector<std::vector<std::pair<std::uint64_t, std::uint64_t>>> hashed(here_.size());  // [rank] (source, cells)
+  for (const std::vector<ShardRun>& runs : map)
+    for (const ShardRun& run : runs)
+      if (!is_whole(run)) hashed[run.holder].emplace_back(run.source, run.cells);
+  for (std::uint32_t rank = 0; rank < hashed.size(); ++rank) {
+    std::ranges::sort(hashed[rank]);
+    std::uint64_t num_cells = 0;
+    const auto end = std::unique(hashed[rank].begin(), hashed[rank].end());
+    std::for_each(hashed[rank].begin(), end, [&](const auto& run) { num_cells += run.second; });
+    if (num_cells <= kReadsMax * here_[rank].num_cells()) continue;
+    return Error{ErrorCode::kRefused,
+                 fmt::format("the parts of the model that the reading node's ranks hold overlap too much: rank {} of "
+                             "the holder would have to hash {} cells (heads of a layer) of a chunk of {}; at most {} "
+                             "times as many as the chunk has are allowed",
+                             rank, num_cells, here_[rank].num_cells(), kReadsMax)};
+  }
+  return {};
+}
+
 Result<std::shared_ptr<const ShardMap>> RunChecksums::map_for(const std::vector<Shard>& readers) {
   if (const auto found = maps_.find(readers); found != maps_.end()) return found->second;
   Result<ShardMap> map = map_shards(readers, here_);
   if (!map) return Error{ErrorCode::kRefused, map.error().what};
+  KVFERRY_TRY(check_reads(*map));
   std::size_t num_runs = 0;
   for (const std::vector<ShardRun>& runs : *map) num_runs += runs.size();
   if (maps_.size() >= kMapsKept || num_runs > kRunsKept - num_runs_kept_) {

@@ -74,6 +74,8 @@ class RunChecksums {
     std::map<std::pair<std::uint32_t, std::uint32_t>, ChecksumOutcome> outcomes;  // keyed by rank and the chunk's index
     TimeNs deadline = 0;
   };
+  /// Checks that no rank has to hash much more than its own chunk. The error is a sentence for the reader.
+  Result<void> check_reads(const ShardMap& map) const;
   Result<std::shared_ptr<const ShardMap>> map_for(const std::vector<Shard>& readers);
   bool is_whole(const ShardRun& run) const { return run.cells == here_[run.holder].num_cells(); }
   Ready finish(Waiting waiting) const;

@@ -183,6 +183,24 @@ TEST(RunChecksums, KeepAndWaitForNoMoreThanIsSane) {
   EXPECT_TRUE(sums.check(request));
 }
 
+TEST(RunChecksums, HashNoChunkManyTimesForAReaderWhoseShardsOverlap) {
+  const std::vector<Shard> here = {{0, 8, 0, 2}};
+  RunChecksums sums(here);
+  LeaseRequest request{"toy", {}, "", {}};
+  // Equal parts count once, however many ranks have them, and so does a chunk that is read as a whole.
+  for (int rank = 0; rank < 100; ++rank)
+    for (const Shard& part : {Shard{0, 4, 0, 2}, Shard{4, 4, 0, 2}, Shard{0, 8, 0, 2}}) request.shards.push_back(part);
+  EXPECT_TRUE(sums.check(request));
+  for (std::uint32_t layer = 0; layer < 8; ++layer)
+    for (std::uint32_t num = 1; layer + num <= 8; ++num) request.shards.push_back({layer, num, 0, 2});
+  const Result<void> refused = sums.check(request);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kRefused);
+  EXPECT_NE(refused.error().what.find("rank 0 of the holder would have to hash 224 cells"), std::string::npos)
+      << refused.error().what;
+  EXPECT_NE(refused.error().what.find("of a chunk of 16; at most 4 times"), std::string::npos) << refused.error().what;
+}
+
 TEST(RunChecksums, WaitForEveryRankAndLeaveOutWhatIsDamagedOrLate) {
   const std::vector<Shard> two = {{0, 2, 0, 1}, {0, 2, 1, 1}}, one = {{0, 2, 0, 2}},
                            staged = {{0, 1, 0, 2}, {1, 1, 0, 2}};
