@@ -354,7 +354,11 @@ MUTANTS = [Mutant(*row) for row in (
      "if (reservation.deadline > now) continue;", "continue;"),
     ("a-reset-cache-takes-old-pushes", "verified-only", RECEIVER, "parts_.pool.fail_write(chunk.slot);", ";",
      "Granting.AResetCacheInvalidatesEarlierPushes"),
-    ("a-piece-beside-an-overdue-one", "bounded-hold", ORDERS, "if (is_pulling && !has_ended) return;", "(void)is_pulling;"),
+    ("a-piece-beside-an-overdue-one", "bounded-hold", ORDERS,
+     "if (is_pulling && !has_ended) return;", "(void)is_pulling;"),
     ("more-than-half-is-granted", "bounded-hold", RECEIVER,
-     "if (reservation_of_.size() >= parts_.pool.num_slots() / 2) continue;", ""),
+     "if (reservation_of_.size() >= reserved_max || num_used_ >= used_max) continue;",
+     "(void)reserved_max;\n    if (num_used_ >= used_max) continue;"),
+    ("stopped-writers-fill-the-pool", "bounded-hold", RECEIVER, " || num_used_ >= used_max) continue;", ") continue;",
+     "Granting.WritersThatDoNotLeaveTheirSlotsLeaveAQuarterOfThePoolToOthers"),
 )]

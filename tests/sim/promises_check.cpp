@@ -168,13 +168,17 @@ void PromisesCheck::after_step(const SchedulerCore& core, std::size_t loads_in_f
   expect(core.num_reserved_chunks() <= config_.num_slots / 2, "bounded-hold: {} of {} slots are reserved",
          core.num_reserved_chunks(), config_.num_slots);
 
+  std::uint32_t num_pushed_into = 0;
   std::map<TenantId, std::uint32_t> slots_of;
   for (std::uint32_t i = 0; i < core.pool().num_slots(); ++i) {
     const ChunkPool::Slot& slot = core.pool().slot(i);
     if (slot.state != ChunkPool::State::kFree) slots_of[slot.meta.tenant] += 1;
     expect(slot.state != ChunkPool::State::kReady || !core.provenance().is_purged(slot.givers),
            "purged-is-gone: slot {} has a chunk that a purged node gave", i);
+    num_pushed_into += slot.writer.starts_with("push of ");
   }
+  expect(num_pushed_into <= config_.num_slots * 3 / 4, "bounded-hold: peers may write into {} of {} slots",
+         num_pushed_into, config_.num_slots);
   const TenantSlots& tenants = core.pool().tenants();
   std::uint32_t num_with_share = 0;
   tenants.for_each([&](const TenantSlots::Tenant& tenant) { num_with_share += !tenant.is_idle; });

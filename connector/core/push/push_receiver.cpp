@@ -30,6 +30,8 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   GrantOrder order;
   const std::uint64_t id = parts_.numbers.draw();
   const std::string writer = "push of " + from;
+  // Slots whose write was abandoned are limited too, since a peer can stop inside any number of copies.
+  const std::size_t reserved_max = parts_.pool.num_slots() / 2, used_max = std::size_t{parts_.pool.num_slots()} * 3 / 4;
   for (std::uint32_t index = 0; index < offer.chunks.size(); ++index) {
     const OfferedChunk& offered = offer.chunks[index];
     ChunkMeta meta{offered.key, offered.num_tokens, offered.num_tokens < parts_.config.chunk_tokens, {},
@@ -43,13 +45,14 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
       parts_.pool.touch({&slot->ref, 1});
       continue;
     }
-    if (reservation_of_.size() >= parts_.pool.num_slots() / 2) continue;
+    if (reservation_of_.size() >= reserved_max || num_used_ >= used_max) continue;
     if (meta.is_tail && offered.tail_group != ChunkKey{}) meta.tail_group = offered.tail_group;
     const auto slot = parts_.pool.reserve(meta, writer, reservation.givers);
     if (!slot) continue;
     reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kGranted);
     reservation.chunks.emplace(index, Chunk{offered.key, *slot, offered.num_tokens, true, parts_.config.num_ranks});
     reservation_of_.emplace(offered.key, id);
+    num_used_ += 1;
     order.chunks.push_back({index, *slot, offered.num_tokens});
   }
   if (reservation.chunks.empty()) return reply;
@@ -120,6 +123,7 @@ std::vector<ChunkRef> PushReceiver::revoked(const Revocation& answer) {
     if (--chunk.ranks_left > 0) continue;
     erase_reservation_of(chunk.key, answer.reservation);
     reservation.chunks.erase(entry);
+    num_used_ -= 1;
   }
   if (reservation.chunks.empty()) reservations_.erase(found);
   return ready;

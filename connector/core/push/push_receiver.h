@@ -26,8 +26,9 @@ class PushReceiver {
  public:
   explicit PushReceiver(PushParts parts) : parts_(parts) {}
 
-  /// Reserves slots in the order of the offer, until all reservations together have half of the pool's slots. `from`
-  /// describes the offer in Slot::writer.
+  /// Reserves slots in the order of the offer, until all reservations together have half of the pool's slots, or three
+  /// quarters of them with the slots whose writers did not leave them in time. `from` describes the offer in
+  /// Slot::writer.
   PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to the chunks' slots.
   void grant_failed(std::uint64_t id, std::span<const std::uint32_t> indices);
@@ -65,6 +66,7 @@ class PushReceiver {
   PushParts parts_;
   std::map<std::uint64_t, Reservation> reservations_;           // [id of the slot reservation] state of the reservation
   std::unordered_map<ChunkKey, std::uint64_t> reservation_of_;  // [chunk] id of its slot reservation
+  std::size_t num_used_ = 0;  // slots of all reservations, also those whose write was abandoned
 };
 
 }  // namespace kvferry

@@ -484,6 +484,20 @@ TEST_F(Granting, AWriterThatDoesNotLeaveItsSlotKeepsNobodyWaiting) {
   EXPECT_EQ(lookup("s").num_external, 16u);
 }
 
+TEST_F(Granting, WritersThatDoNotLeaveTheirSlotsLeaveAQuarterOfThePoolToOthers) {
+  const PushOffer offer = prompt(96);
+  for (int round = 0; round < 3; ++round) {
+    core_->push_offered("stopped", offer, now_);
+    for (int second = 0; second < 62; ++second) core_->tick(now_ += kSecond);
+    EXPECT_EQ(core_->num_reserved_chunks(), 0u);
+  }
+  EXPECT_EQ(core_->pool().num_writing(), 6u);
+  EXPECT_EQ(core_->push_offered("p", prompt(16), now_).reservation, 0u);
+  reclaim_all();
+  EXPECT_EQ(core_->pool().num_writing(), 0u);
+  EXPECT_THAT(core_->push_offered("p", prompt(64), now_).verdicts, ElementsAre(kGranted, kGranted, kGranted, kGranted));
+}
+
 TEST_F(Granting, AResetCacheInvalidatesEarlierPushes) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
   core_->reset_cache();
