@@ -38,7 +38,7 @@ NodeLinks::NodeLinks(SharedCore& shared, std::unique_ptr<controller::Client> dir
 
 Result<void> NodeLinks::start(const std::vector<WorkerHello>& workers) {
   for (const WorkerHello& worker : workers) {
-    workers_.push_back(KVFERRY_TRY(ClientSocket::connect(worker.link_endpoint)));
+    workers_.push_back(KVFERRY_TRY(ClientSocket::connect(worker.link_endpoint, {}, /*is_own=*/true)));
     ranks_.push_back(worker.endpoint);
   }
   leases_.emplace(parts_);

@@ -48,13 +48,8 @@ void PushLinks::execute(GrantSlots& wanted) {
 }
 
 void PushLinks::execute(RevokeSlots& wanted) {
-  for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) {
-    if (parts_.send_worker(rank, wanted.reservation, wanted)) continue;
-    Revoked lost{wanted};
-    lost.rank = rank;
-    for (RevokedChunk& chunk : lost.chunks) chunk.ok = false;
-    revoked(lost);
-  }
+  // If an order can't be sent, the slots stay out of use, because the prefill node may still write into them.
+  for (std::uint32_t rank = 0; rank < parts_.ranks.size(); ++rank) parts_.send_worker(rank, wanted.reservation, wanted);
 }
 
 // ---- messages of other nodes ----

@@ -10,8 +10,17 @@ namespace {
 // much memory. The limit is enough for a push offer for three million tokens in chunks of 16 tokens.
 constexpr std::int64_t kRequestBytesMax = 8 << 20;
 
+/// Returns the options of the sockets between a scheduler node and its workers. ZeroMQ drops no message there, since
+/// each order and each outcome counts: a lost outcome would keep slots out of use for ever. A prompt of many chunks can
+/// need thousands of messages at once. 0 means no limit.
+net::ZmqOptions own_options() {
+  net::ZmqOptions options;
+  options.receive_queue_max = options.send_queue_max = 0;
+  return options;
+}
+
 Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind, const ZmqContextRef& context,
-                                                    net::ZmqOptions options = {}) {
+                                                    net::ZmqOptions options) {
   static const auto shared = std::make_shared<net::ZmqContext>();
   return net::ZmqSocket::make(context ? context : shared, kind, options);
 }
@@ -19,8 +28,9 @@ Result<std::unique_ptr<net::ZmqSocket>> make_socket(net::ZmqKind kind, const Zmq
 }  // namespace
 
 Result<std::unique_ptr<ServerSocket>> ServerSocket::bind(const std::string& endpoint, const ZmqContextRef& context) {
-  net::ZmqOptions options;
-  if (endpoint.starts_with("tcp://")) options.message_bytes_max = kRequestBytesMax;
+  const bool is_for_peers = endpoint.starts_with("tcp://");
+  net::ZmqOptions options = is_for_peers ? net::ZmqOptions() : own_options();
+  if (is_for_peers) options.message_bytes_max = kRequestBytesMax;
   auto socket = KVFERRY_TRY(make_socket(net::ZmqKind::kRouter, context, options));
   KVFERRY_TRY(socket->bind(endpoint));
   return std::unique_ptr<ServerSocket>(new ServerSocket(std::move(socket)));
@@ -41,8 +51,9 @@ bool ServerSocket::send(const std::string& to, std::string_view bytes) {
   return socket_->send(std::array<std::string_view, 2>{to, bytes});
 }
 
-Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(const std::string& endpoint, const ZmqContextRef& context) {
-  auto socket = KVFERRY_TRY(make_socket(net::ZmqKind::kDealer, context));
+Result<std::unique_ptr<ClientSocket>> ClientSocket::connect(const std::string& endpoint, const ZmqContextRef& context,
+                                                            bool is_own) {
+  auto socket = KVFERRY_TRY(make_socket(net::ZmqKind::kDealer, context, is_own ? own_options() : net::ZmqOptions()));
   KVFERRY_TRY(socket->connect(endpoint));
   return std::unique_ptr<ClientSocket>(new ClientSocket(std::move(socket)));
 }

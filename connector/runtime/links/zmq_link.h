@@ -18,8 +18,9 @@ using ZmqContextRef = std::shared_ptr<net::ZmqContext>;  // nullptr: the context
 class ServerSocket {
  public:
   /// Listens on `endpoint`. Port 0 or "*" selects a free port. Over TCP, a peer that sends more than 8 MiB in one
-  /// message is disconnected. Errors: those of net::ZmqSocket::make() and bind(), for example kUnavailable if the
-  /// address cannot be bound ("Address already in use").
+  /// message is disconnected, and send() drops messages if 1000 wait. On any other endpoint, where the scheduler node
+  /// of this engine connects, any number of messages may wait. Errors: those of net::ZmqSocket::make() and bind(), for
+  /// example kUnavailable if the address cannot be bound ("Address already in use").
   static Result<std::unique_ptr<ServerSocket>> bind(const std::string& endpoint, const ZmqContextRef& context = {});
   const std::string& endpoint() const { return socket_->endpoint(); }  // Returns the endpoint, with the port in use.
   const ZmqContextRef& context() const { return socket_->context(); }
@@ -42,9 +43,11 @@ class ServerSocket {
 
 class ClientSocket {
  public:
-  /// Connects and reconnects in the background. Errors: those of net::ZmqSocket::make() and connect(), for example
-  /// kInvalidArgument if `endpoint` is malformed.
-  static Result<std::unique_ptr<ClientSocket>> connect(const std::string& endpoint, const ZmqContextRef& context = {});
+  /// Connects and reconnects in the background. `is_own`: the server is a worker of this engine, so any number of
+  /// messages may wait; otherwise send() drops messages if 1000 wait. Errors: those of net::ZmqSocket::make() and
+  /// connect(), for example kInvalidArgument if `endpoint` is malformed.
+  static Result<std::unique_ptr<ClientSocket>> connect(const std::string& endpoint, const ZmqContextRef& context = {},
+                                                       bool is_own = false);
   int fd() const { return socket_->fd(); }
   std::optional<std::string> receive();
   bool send(std::string_view bytes) { return socket_->send(bytes); }

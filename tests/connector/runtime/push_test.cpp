@@ -7,6 +7,7 @@
 
 #include "connector/core/token_chain.h"
 #include "connector/runtime/links/node_wire.h"
+#include "connector/runtime/links/push_links.h"
 #include "connector/runtime/links/shapes.h"
 #include "connector/runtime/links/zmq_link.h"
 #include "tests/connector/runtime/test_node.h"
@@ -233,6 +234,23 @@ TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {
   prefill(another, "p", tokens, 9, decoder.endpoint());
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
   EXPECT_EQ(load(decoder, new_request("e", tokens), 9), 23u);
+}
+
+/// The prefill node may still write into the slots: the worker has not revoked its grants.
+TEST(PushLinksTest, ARevocationThatCantBeSentIsNotTakenForDone) {
+  const SteadyClock clock;
+  PeerLinks peers(clock);
+  const auto server = ServerSocket::bind("tcp://127.0.0.1:*").value();
+  std::vector<std::unique_ptr<ClientSocket>> workers;
+  workers.push_back(ClientSocket::connect("ipc://@kvferry-test-nobody").value());
+  while (workers[0]->send("an order that nobody takes")) continue;
+  const std::vector<RankEndpoint> ranks(1);
+  const UnreportedSaves saves;
+  int num_told = 0;
+  const LinkParts parts{[&](const LinkParts::Event&) { ++num_told; }, peers, *server, workers, ranks, saves, clock};
+  RevokeSlots revocation{7, 0, {{0, {3, 1}, true, {5}}}};
+  PushLinks(parts).execute(revocation);
+  EXPECT_EQ(num_told, 0);
 }
 
 }  // namespace

@@ -98,6 +98,22 @@ TEST(ZmqLink, WhoSendsMoreThanAnyNodeDoesIsDisconnected) {
   EXPECT_TRUE(wait_for(*local));
 }
 
+TEST(ZmqLink, NoMessageBetweenASchedulerAndItsWorkerIsDroppedHoweverManyWait) {
+  constexpr int kMany = 20'000;
+  auto worker = ServerSocket::bind("ipc://@kvferry-test-many-" + std::to_string(::getpid())).value();
+  auto scheduler = ClientSocket::connect(worker->endpoint(), {}, /*is_own=*/true).value();
+  for (int i = 0; i < kMany; ++i) ASSERT_TRUE(scheduler->send(std::to_string(i)));
+  std::string sender;
+  for (int i = 0; i < kMany; ++i) {
+    const auto order = wait_for(*worker);
+    ASSERT_TRUE(order);
+    ASSERT_EQ(order->bytes, std::to_string(i));
+    sender = order->sender;
+  }
+  for (int i = 0; i < kMany; ++i) ASSERT_TRUE(worker->send(sender, std::to_string(i)));
+  for (int i = 0; i < kMany; ++i) ASSERT_EQ(wait_for(*scheduler), std::to_string(i));
+}
+
 TEST(ZmqLink, AnAddressThatIsNoneIsRefused) { EXPECT_FALSE(ClientSocket::connect("not an address")); }
 
 }  // namespace
