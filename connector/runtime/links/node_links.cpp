@@ -13,6 +13,9 @@ constexpr TimeNs kTick = 50 * kMillisecond, kReportEvery = kSecond;
 // Longest time that actions that are not urgent wait. The thread sleeps no longer than that soon after other actions,
 // and for up to kLongWaitMs later, because each turn takes time from a model that computes on the same core.
 constexpr int kShortWaitMs = 2, kLongWaitMs = 20;
+// Limit on the requests of other nodes that a turn of the thread takes, and on their answers. Without it, peers that
+// send without a break would keep the thread from deadlines, workers and the controller.
+constexpr int kMessagesPerTurn = 256;
 
 template <class Answer>
 Answer refusal(const Error& why) {
@@ -122,7 +125,9 @@ void NodeLinks::execute(Action action) {
 
 bool NodeLinks::take_requests() {
   bool busy = false;
-  while (auto message = server_->receive()) {
+  for (int left = kMessagesPerTurn; left > 0; --left) {
+    auto message = server_->receive();
+    if (!message) break;
     busy = true;
     const Result<Envelope> envelope = decode<Envelope>(message->bytes, "peer message");
     if (!envelope) continue;
@@ -166,7 +171,9 @@ void NodeLinks::refuse(const Asker& asker, std::uint32_t type, const Error& why)
 
 bool NodeLinks::take_answers() {
   bool busy = false;
-  while (const auto received = peers_.receive()) {
+  for (int left = kMessagesPerTurn; left > 0; --left) {
+    const auto received = peers_.receive();
+    if (!received) break;
     busy = true;
     const std::string& endpoint = received->endpoint;
     const Result<Envelope> envelope = decode<Envelope>(received->bytes, "peer message");

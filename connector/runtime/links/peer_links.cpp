@@ -49,9 +49,13 @@ bool PeerLinks::send(const std::string& endpoint, std::string_view bytes) {
 }
 
 std::optional<PeerLinks::Received> PeerLinks::receive() {
-  for (auto& [endpoint, peer] : peers_) {
+  auto next = peers_.upper_bound(last_heard_);
+  for (std::size_t i = 0; i < peers_.size(); ++i, ++next) {
+    if (next == peers_.end()) next = peers_.begin();
+    auto& [endpoint, peer] = *next;
     if (auto bytes = peer.socket->receive()) {
       peer.used_at = clock_.now();
+      last_heard_ = endpoint;
       return Received{endpoint, std::move(*bytes)};
     }
   }

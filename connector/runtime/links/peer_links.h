@@ -65,6 +65,7 @@ class PeerLinks {
     std::string endpoint;  // the endpoint that the socket was connected to
     std::string bytes;
   };
+  /// Returns the next message. Peers take turns, so that one that sends without a break does not delay the others.
   std::optional<Received> receive();
 
   /// Returns the versions of the node protocol that are spoken with each node.
@@ -98,6 +99,7 @@ class PeerLinks {
   ZmqContextRef context_;
   PeerVersions versions_;
   Peers peers_;
+  std::string last_heard_;  // endpoint of the last message
 };
 
 }  // namespace kvferry

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -258,6 +259,28 @@ TEST(Nodes, AHolderThatDiedCostsATimeoutNotARequest) {
                               done.handoff_name, done.handoff_tokens};
   holder.reset();
   EXPECT_EQ(load(asker, made, 4), 0u);
+}
+
+TEST(Nodes, PeersThatAskWithoutABreakKeepANodeFromNothing) {
+  const TestController controller;
+  TestNode prefiller(controller.endpoint(), "prefill"), decoder(controller.endpoint(), "decode");
+  const auto prompt = tokens(21);
+  const FinishedRequest done = prefill(prefiller, "p", prompt, 1);
+  std::atomic<bool> is_over = false;
+  std::vector<std::thread> liars;
+  for (int i = 0; i < 2; ++i)
+    liars.emplace_back([&] {
+      const auto link = ClientSocket::connect(decoder.endpoint()).value();
+      const std::string question = seal(1, LivesRequest{"nobody"});
+      while (!is_over)
+        for (int left = 100; left > 0 && (link->send(question) || link->receive()); --left) continue;
+    });
+  std::this_thread::sleep_for(300ms);
+  NewRequest made = new_request("d", prompt);
+  made.source = HandoffSource{prefiller.endpoint(), done.handoff_name, done.handoff_tokens};
+  EXPECT_EQ(load(decoder, made, 1), 20u);
+  is_over = true;
+  for (std::thread& liar : liars) liar.join();
 }
 
 TEST(Nodes, RequestsGoOnWithoutTheControllerAndUseItAgain) {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <thread>
 
 #include "tests/manual_clock.h"
@@ -82,6 +83,21 @@ TEST(PeerLinks, WhoIsSpokenToOrHeardIsNotIdle) {
   clock.advance(kIdlePeer);
   links.drop_idle();
   EXPECT_EQ(links.size(), 1U);
+}
+
+TEST(PeerLinks, APeerThatSendsWithoutABreakDoesNotSilenceTheOthers) {
+  ManualClock clock;
+  PeerLinks links(clock);
+  const std::unique_ptr<ServerSocket> peers[] = {server(), server(), server()};
+  for (const auto& peer : peers) {
+    ASSERT_TRUE(links.send(peer->endpoint(), "ask"));
+    const auto asked = eventually<ServerSocket::Message>([&] { return peer->receive(); });
+    for (int i = 0; i < 100; ++i) ASSERT_TRUE(peer->send(asked.sender, "answer"));
+  }
+  std::this_thread::sleep_for(200ms);  // until all messages have arrived
+  std::map<std::string, int> heard;
+  for (int i = 0; i < 30; ++i) heard[eventually<PeerLinks::Received>([&] { return links.receive(); }).endpoint] += 1;
+  for (const auto& peer : peers) EXPECT_EQ(heard[peer->endpoint()], 10);
 }
 
 TEST(PeerLinks, AddressesThatNobodyAnswersAtPushOutTheLongestIdle) {
