@@ -7,9 +7,8 @@ namespace kvferry {
 
 Result<TransferId> TransportPeers::submit(const std::string& address, PagedTransfer transfer) {
   const std::lock_guard lock(mutex_);  // held until running_ has the transfer, so that completed() finds it there
-  const PeerId id = KVFERRY_TRY(transport_.connect(address));
-  Peer& peer = peers_[id];
-  peer.used_at = clock_.now();
+  const PeerId id = KVFERRY_TRY(connect(address));
+  Peer& peer = peers_.at(id);
   transfer.peer = id;
   Running running{id, 0, peer.used_at};
   for (const CopyRange& range : transfer.ranges) running.bytes += transfer.is_fed ? 0 : range.bytes;
@@ -21,11 +20,26 @@ Result<TransferId> TransportPeers::submit(const std::string& address, PagedTrans
   return submitted;
 }
 
+/// Connects to a peer and marks it as just used. The caller must hold mutex_. A peer that is not connected yet takes
+/// the place of the longest idle one if there are peers_max_ of them.
+Result<PeerId> TransportPeers::connect(const std::string& address) {
+  const PeerId id = KVFERRY_TRY(transport_.connect(address));
+  const auto [found, is_new] = peers_.try_emplace(id);
+  found->second.used_at = clock_.now();
+  if (!is_new || peers_.size() <= peers_max_) return id;
+  auto idle = peers_.end();
+  for (auto peer = peers_.begin(); peer != peers_.end(); ++peer) {
+    const bool is_idle = peer != found && peer->second.num_running == 0;
+    if (is_idle && (idle == peers_.end() || peer->second.used_at < idle->second.used_at)) idle = peer;
+  }
+  if (idle != peers_.end()) disconnect(idle);
+  return id;
+}
+
 Result<std::string_view> TransportPeers::path_between(const std::string& address, RegionId local,
                                                       const std::string& remote_region) {
   const std::lock_guard lock(mutex_);
-  const PeerId id = KVFERRY_TRY(transport_.connect(address));
-  peers_[id].used_at = clock_.now();
+  const PeerId id = KVFERRY_TRY(connect(address));
   return transport_.path_between(id, local, remote_region);
 }
 

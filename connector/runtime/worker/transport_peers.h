@@ -1,5 +1,6 @@
 // The peers of a worker's transport. Peers that are lost or idle are disconnected, so that ended processes leave
-// nothing behind in the transport.
+// nothing behind in the transport, and so are the longest idle ones if there are too many: the addresses are those that
+// other nodes name in their answers.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,10 @@ namespace kvferry {
 class TransportPeers {
  public:
   static constexpr TimeNs kIdlePeerNs = 600 * kSecond;
+  static constexpr std::size_t kPeersMax = 1024;  // limit on peers without a running transfer
 
-  TransportPeers(Transport& transport, const Clock& clock) : transport_(transport), clock_(clock) {}
+  TransportPeers(Transport& transport, const Clock& clock, std::size_t peers_max = kPeersMax)
+      : transport_(transport), clock_(clock), peers_max_(peers_max) {}
 
   /// Connects to the transport at `address` if it is not connected yet, sets the transfer's `peer`, and submits the
   /// transfer. Errors: those of Transport::connect() and submit().
@@ -53,11 +56,13 @@ class TransportPeers {
     TimeNs began = 0;
   };
   using Peers = std::map<PeerId, Peer>;
+  Result<PeerId> connect(const std::string& address);
   Peers::iterator disconnect(Peers::iterator peer);
   std::uint32_t limit_of(Peer& peer, const Running& transfer, const Completion& completion) const;
 
   Transport& transport_;
   const Clock& clock_;
+  std::size_t peers_max_;
   mutable std::mutex mutex_;
   Peers peers_;
   std::map<TransferId, Running> running_;

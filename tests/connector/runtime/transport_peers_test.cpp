@@ -105,5 +105,26 @@ TEST_F(TransportPeersTest, AnIdlePeerIsDisconnectedAndABusyOneIsNot) {
   EXPECT_EQ(complete_one(), ErrorCode::kOk);
 }
 
+TEST_F(TransportPeersTest, BeyondTheirLimitTheLongestIdlePeerIsDisconnected) {
+  constexpr std::size_t kMax = 3;
+  TransportPeers few(*transport_, clock_, kMax);
+  std::vector<std::unique_ptr<Transport>> others;
+  fabric_.hold();
+  // This transfer runs all the time.
+  ASSERT_TRUE(few.submit(remote_->address(), {{}, Direction::kPull, region_, remote_region_, {{0, 0, 64}}, ""}));
+  for (std::size_t i = 0; i < 4 * kMax; ++i) {
+    clock_.advance(1);
+    others.push_back(fabric_.make_transport());
+    EXPECT_TRUE(few.path_between(others.back()->address(), region_, remote_region_));
+    EXPECT_LE(few.size(), kMax);
+  }
+  fabric_.release();
+  const std::vector<Completion> completions = transport_->poll();
+  ASSERT_EQ(completions.size(), 1U);
+  EXPECT_EQ(completions[0].code, ErrorCode::kOk) << "its peer was not disconnected";
+  few.completed(completions[0]);
+  EXPECT_EQ(few.size(), kMax);
+}
+
 }  // namespace
 }  // namespace kvferry
