@@ -3,41 +3,18 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "connector/core/short_text.h"
 #include "transport/base/clock.h"
 #include "transport/base/result.h"
 #include "transport/base/wire.h"
 
 namespace kvferry {
-
-/// A text of at most kSize bytes, stored in place. Longer texts are cut off.
-template <std::size_t kSize>
-class ShortText {
- public:
-  ShortText() = default;
-  ShortText& operator=(std::string_view text) {
-    size_ = static_cast<std::uint8_t>(std::min(text.size(), kSize));
-    std::copy_n(text.data(), size_, bytes_.data());
-    return *this;
-  }
-  std::string_view view() const { return {bytes_.data(), size_}; }
-  template <class Packer>
-  void msgpack_pack(Packer& packer) const {
-    packer.pack(view());
-  }
-  void msgpack_unpack(const msgpack::object& object) { *this = object.as<std::string_view>(); }
-
- private:
-  static_assert(kSize < 256);
-  std::uint8_t size_ = 0;
-  std::array<char, kSize> bytes_{};
-};
 
 /// What happened. The comment of each kind names the fields of LifeEvent that it sets, except those whose own comment
 /// names the kind. The numbers are sent between nodes, so new kinds are added at the end.

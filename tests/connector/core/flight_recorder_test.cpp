@@ -104,6 +104,23 @@ TEST(FlightRecorder, BoundsWhatItTells) {
   EXPECT_EQ(lives.back().events[0].note.view(), std::string(103, 'n'));
 }
 
+TEST(FlightRecorder, CutsNoTextInsideACharacter) {
+  FlightRecorder recorder(8, 4);
+  // An id has room for 127 bytes. "é" has two bytes, "€" three, and 💡 four.
+  for (const std::string text : {"é", "€", "💡"}) {
+    for (std::size_t missing = 1; missing < text.size(); ++missing) {
+      const std::string begin(127 - missing, 'a');
+      recorder.begin(begin + text + text);
+      EXPECT_EQ(recorder.newest(1, 0).at(0).request, begin) << text << " " << missing;
+    }
+    const std::string begin(127 - text.size(), 'a');
+    recorder.begin(begin + text);
+    EXPECT_EQ(recorder.newest(1, 0).at(0).request, begin + text);
+    recorder.begin(begin + text + "more");
+    EXPECT_EQ(recorder.newest(1, 0).at(0).request, begin + text);
+  }
+}
+
 TEST(FlightRecorder, EveryCauseHasATextAndAnUnknownOneItsNumber) {
   for (int cause = 0; cause <= static_cast<int>(Cause::kLoadFailed); ++cause)
     EXPECT_EQ(text_of(static_cast<Cause>(cause)).find("unknown"), std::string::npos) << cause;
