@@ -98,6 +98,8 @@ struct RequestState {
   bool fetched = false;  // true if a fetch was started since the last attempt ended
   /// True if some chunks were not requested from the handoff source because they were being written.
   bool source_left = false;
+  /// Leases of the handoff source, which unpins the prompt when one is released. It ends them itself after lease_ttl.
+  std::vector<ReleaseLease> kept_leases;
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 

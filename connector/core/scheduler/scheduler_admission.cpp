@@ -204,7 +204,7 @@ void SchedulerCore::allocated(const RequestId& id, std::uint32_t num_external, c
   request.async_load = RequestState::AsyncLoad::kNone;
   request.blocks = blocks;
   request.admitted_in = step_ + 1;
-  request.source_left = false;
+  drop_source(request);
   if (continues) {  // the request's asynchronous load has ended, so this is no new admission
     request.skip_external_until_admitted = false;
     request.running = true;

@@ -115,6 +115,7 @@ FinishedRequest SchedulerCore::finished(const RequestId& id, std::uint32_t num_c
   event.tokens = request.chain.size();
   event.expected = result.handoff_tokens;
   sender_.request_finished(id);
+  drop_source(request);
   result.admissions = std::move(request.admissions);
   end_attempt(request);
   for (Preparation& preparation : preparations_)

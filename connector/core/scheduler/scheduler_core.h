@@ -230,6 +230,8 @@ class SchedulerCore {
   std::vector<ChunkMeta> handed_off(RequestState& request) const;
   bool is_source_next(RequestState& request) const;
   void ask_sources_again(TimeNs now);
+  void release_lease(RequestState* request, ReleaseLease lease);
+  void drop_source(RequestState& request);
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
                               const LeaseReply& reply, TimeNs now);
   // These functions are defined in scheduler_record.cpp.

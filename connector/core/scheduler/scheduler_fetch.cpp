@@ -199,7 +199,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   const StartPull* pull = start_pull(request.id, endpoint, current.wanted, reply, now);
   if (pull == nullptr) {
     suspects_.had_nothing(endpoint);
-    release();
+    release_lease(&request, {endpoint, reply.lease});
     return advance_fetch(request, now);
   }
   current.stage = Fetch::Stage::kPull;
@@ -277,7 +277,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     suspects_.succeeded(pull.endpoint);
   else if (now - pull.started_at >= config_.try_timeout)
     suspect(pull.endpoint, now);
-  if (pull.lease != 0) actions_.push_back(ReleaseLease{pull.endpoint, pull.lease});
+  release_lease(find(pull.request), {pull.endpoint, pull.lease});
   const RequestId request_id = pull.request;
   pulls_.erase(found);
   has_ended_writes_ = true;

@@ -1,5 +1,6 @@
 // The handoff source of a request: when it is asked again, because a push of its chunks has failed.
 #include <algorithm>
+#include <utility>
 
 #include "connector/core/scheduler/scheduler_core.h"
 
@@ -22,6 +23,24 @@ std::vector<ChunkMeta> SchedulerCore::handed_off(RequestState& request) const {
 /// the handoff is being written any more.
 bool SchedulerCore::is_source_next(RequestState& request) const {
   return request.source_left && !has_writing(handed_off(request));
+}
+
+/// Releases a lease that was granted for this request; `request` is nullptr if the request has ended, or for a
+/// replication. A lease of the handoff source is kept while that source is to be asked again.
+void SchedulerCore::release_lease(RequestState* request, ReleaseLease lease) {
+  const bool asks_again = request != nullptr && request->source_left;
+  if (request != nullptr && !asks_again) drop_source(*request);
+  if (lease.lease == 0) return;
+  if (asks_again && request->source->endpoint == lease.endpoint)
+    request->kept_leases.push_back(std::move(lease));
+  else
+    actions_.push_back(std::move(lease));
+}
+
+/// Called when the request needs its handoff source no more. Releases the leases that were kept until then.
+void SchedulerCore::drop_source(RequestState& request) {
+  request.source_left = false;
+  for (ReleaseLease& lease : std::exchange(request.kept_leases, {})) actions_.push_back(std::move(lease));
 }
 
 /// Fetches missing chunks from the handoff sources. Called after writes have ended, because the writes of a push may

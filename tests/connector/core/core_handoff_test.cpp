@@ -97,6 +97,45 @@ TEST_F(HandingOff, TheSourceIsAskedAgainForThePushedPartIfItGaveTheOther) {
   EXPECT_EQ(lookup("r").num_external, 19u);
 }
 
+TEST_F(HandingOff, TheFirstLeaseIsReleasedOnlyWhenTheSourceIsNotNeededAnyMore) {
+  push(1);
+  hand_off();
+  answer(asked());
+  pull_all();
+  EXPECT_THAT(take<ReleaseLease>(), IsEmpty()) << "with its release the source would unpin the pushed part too";
+  push_runs_out_of_time();
+  EXPECT_TRUE(lookup("r").pending);
+  const RequestLease again = asked();
+  LeaseReply reply{10, {}, {{0, {0, 1}, 16, {5}}}};
+  core_->lease_answered(again.fetch, again.endpoint, reply, now_);
+  pull_all();
+  const std::vector<ReleaseLease> released = take<ReleaseLease>();
+  ASSERT_THAT(released, SizeIs(2));
+  EXPECT_EQ(released[0].lease + released[1].lease, 9u + 10u);
+}
+
+TEST_F(HandingOff, AKeptLeaseIsReleasedWhenThePushSucceedsOrTheRequestEnds) {
+  for (const bool succeeds : {true, false}) {
+    push(1);
+    hand_off();
+    answer(asked());
+    pull_all();
+    EXPECT_THAT(take<ReleaseLease>(), IsEmpty());
+    if (succeeds) {
+      core_->push_settled({reservation_, {{0, true, 0, {5}}}});
+      core_->push_revoked(take<RevokeSlots>().at(0), now_);
+      core_->allocated(RequestId{"r"}, lookup("r").num_external, {blocks(1, 2)}, now_);
+      EXPECT_THAT(take<ReleaseLease>(), SizeIs(1));
+      build();
+    }
+    core_->finished(RequestId{"r"}, 20, {blocks(1, 2)}, !succeeds, now_);
+    EXPECT_THAT(take<ReleaseLease>(), SizeIs(succeeds ? 0 : 1));
+    core_->reset_cache();
+    core_->tick(now_ += 120 * kSecond);
+    for (const RevokeSlots& one : take<RevokeSlots>()) core_->push_revoked(one, now_);
+  }
+}
+
 TEST_F(HandingOff, TheSourceIsAskedAgainWhenEveryPartOfAPushHasFailed) {
   push(2);
   hand_off();
