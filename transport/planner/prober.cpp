@@ -29,12 +29,14 @@ std::string text_of(const std::vector<Measured>& measured) {
 }  // namespace
 
 std::string Measurements::describe() const {
-  if (of(MemoryClass::kShared).empty() && of(MemoryClass::kOther).empty()) return "not measured yet";
-  std::string text = fmt::format("pools by {}; other memory by {}", text_of(of(MemoryClass::kShared)),
-                                 text_of(of(MemoryClass::kOther)));
-  if (const auto& on_device = of(MemoryClass::kDevice); !on_device.empty())
-    text += fmt::format("; GPU memory by {}", text_of(on_device));
-  return text;
+  std::string text;
+  for (const auto& [kind, memory] : {std::pair{MemoryClass::kShared, "pools"},
+                                     {MemoryClass::kOther, "other memory"},
+                                     {MemoryClass::kDevice, "GPU memory"}}) {
+    if (of(kind).empty()) continue;
+    text += fmt::format("{}{} by {}", text.empty() ? "" : "; ", memory, text_of(of(kind)));
+  }
+  return text.empty() ? "not measured yet" : text;
 }
 
 double Measurements::rate_of(std::string_view backend) const {

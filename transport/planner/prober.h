@@ -29,7 +29,8 @@ struct Measurements {
   std::array<std::vector<Measured>, kMemoryClasses> by_class;
   std::vector<Measured>& of(MemoryClass kind) { return by_class[static_cast<std::size_t>(kind)]; }
   const std::vector<Measured>& of(MemoryClass kind) const { return by_class[static_cast<std::size_t>(kind)]; }
-  /// Returns text for logs: "not measured yet", or like "pools by shm 9.8 GB/s, tcp 2.1 GB/s; other memory by ...".
+  /// Returns text for logs: "not measured yet", or like "pools by shm 9.8 GB/s, tcp 2.1 GB/s; other memory by ...". It
+  /// leaves out the classes of which no path was measured.
   std::string describe() const;
   /// Returns the highest measured speed of a backend's paths, in bytes per second; 0: none.
   double rate_of(std::string_view backend) const;

@@ -9,6 +9,7 @@
 #include "tests/transport/backends.h"
 #include "tests/transport/transport_fixture.h"
 #include "transport/planner/plan_address.h"
+#include "transport/planner/prober.h"
 
 namespace kvferry {
 namespace {
@@ -102,6 +103,18 @@ TEST(Planner, TellsTheRateThatItMeasured) {
   EXPECT_EQ(transport->measured_rate(peer, "tcp/of some kind"), transport->measured_rate(peer, "tcp"));
   EXPECT_EQ(transport->measured_rate(peer, "carrier pigeon"), 0);
   EXPECT_EQ(transport->measured_rate(PeerId{peer.value + 1}, "shm"), 0);
+}
+
+TEST(Planner, NamesTheClassesOfMemoryWhosePathsItHasMeasured) {
+  using planner::MemoryClass;
+  planner::Measurements found;
+  EXPECT_EQ(found.describe(), "not measured yet");
+  found.of(MemoryClass::kDevice) = {{Path::kGpuIpc, 20.25, ""}, {Path::kUcx, 0, "no device"}};
+  EXPECT_EQ(found.describe(), "GPU memory by gpu_ipc 20.2 GB/s, no ucx (no device)");
+  found.of(MemoryClass::kOther) = {{Path::kTcp, 2, ""}};
+  found.of(MemoryClass::kShared) = {{Path::kShm, 9.5, ""}};
+  EXPECT_EQ(found.describe(),
+            "pools by shm 9.5 GB/s; other memory by tcp 2.0 GB/s; GPU memory by gpu_ipc 20.2 GB/s, no ucx (no device)");
 }
 
 TEST(Planner, KnowsEveryPathByItsName) {
