@@ -25,21 +25,20 @@ namespace {
 constexpr std::string_view kListHead = "kvferry cluster keys 1\n";
 constexpr std::size_t kFileBytesMax = kListHead.size() + ClusterKey::kKeysMax * (2 * ClusterKey::kBytesMax + 1);
 
-// Limit on the bytes of a list of members, which has one line for each member.
-constexpr std::size_t kListBytesMax = std::size_t{16} << 20;
+// Limit on the bytes of a list of members: each of up to 65536 members has a line of up to 266 bytes.
+constexpr std::size_t kListBytesMax = std::size_t{20} << 20;
 
-/// Returns the file's bytes, at most one more than `bytes_max`, or nullopt after an error, which is in errno.
+/// Returns the file's first bytes, all of them or more than `bytes_max`, or nullopt after an error, which is in errno.
 std::optional<std::string> read_some_of(int file, std::size_t bytes_max) {
-  std::string bytes(bytes_max + 1, '\0');
-  std::size_t num_read = 0;
-  while (num_read < bytes.size()) {
-    const ssize_t got = ::read(file, bytes.data() + num_read, bytes.size() - num_read);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return std::nullopt;
-    if (got == 0) break;
-    num_read += static_cast<std::size_t>(got);
+  constexpr std::size_t kBytesAtOnce = 64 << 10;  // the files are read again and again, and most are short
+  std::string bytes;
+  for (ssize_t got = 1; got != 0 && bytes.size() <= bytes_max;) {
+    const std::size_t num_read = bytes.size();
+    bytes.resize(num_read + kBytesAtOnce);
+    got = ::read(file, bytes.data() + num_read, kBytesAtOnce);
+    if (got < 0 && errno != EINTR) return std::nullopt;
+    bytes.resize(num_read + (got > 0 ? static_cast<std::size_t>(got) : 0));
   }
-  bytes.resize(num_read);
   return bytes;
 }
 
@@ -284,6 +283,7 @@ Result<std::optional<std::vector<Member>>> read_members(const std::string& key_f
   std::optional<std::string> bytes;
   if (opened && ::fstat(opened.get(), &about) == 0) bytes = read_some_of(opened.get(), kListBytesMax);
   if (!bytes) return refused("the file can't be read: " + std::generic_category().message(errno));
+  if (bytes->size() > kListBytesMax) return refused("the file exceeds 20 MiB, which no list of members needs");
   if ((about.st_mode & 022U) != 0)
     return refused(fmt::format("the file has mode {:04o}; only its owner may write it (0644)", about.st_mode & 07777U));
   Result<std::vector<Member>> members = parse_members(*bytes);

@@ -74,6 +74,17 @@ TEST(Members, FilesThatOthersCouldHaveChangedAreRefused) {
   EXPECT_THAT(read_cluster_key(folder.path() + "p.key").error().what, HasSubstr("needs the list of members"));
 }
 
+TEST(Members, TheLongestListIsReadAndALongerFileIsRefused) {
+  MembersFolder folder;
+  std::vector<Member> members(65536);
+  for (std::size_t i = 0; i < members.size(); ++i) members[i].identity = {fmt::format("{:0>63}", i), Role::kWorker};
+  folder.write("kvferry.members", format_members(members), 0600);
+  EXPECT_EQ(read_cluster_key(folder.path() + "cluster.key").value()->content()->members->size(), members.size());
+  // A cut after 20 MiB and one byte would end a line.
+  folder.write("kvferry.members", std::string(20 << 20, '-') + "\n" + format_members(members), 0600);
+  EXPECT_THAT(read_cluster_key(folder.path() + "cluster.key").error().what, HasSubstr("the file exceeds 20 MiB"));
+}
+
 TEST(Members, ARemovedListRevokesNobody) {
   MembersFolder folder;
   const ClusterKey worker = folder.add("p", Role::kWorker), whole = folder.read("cluster");
