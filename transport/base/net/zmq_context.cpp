@@ -62,8 +62,8 @@ bool set_text(void* socket, int option, const std::string& key) {
 ZmqContext::ZmqContext(int sockets_max, const std::optional<ClusterKey>& key, Servers servers)
     : handle_(::zmq_ctx_new()), key_(key), servers_(servers) {
   KVFERRY_CHECK(handle_ != nullptr, "cannot create a ZeroMQ context: {}", ::zmq_strerror(::zmq_errno()));
-  // While a client accepts two keys, it has a monitor, which takes two more sockets.
-  ::zmq_ctx_set(handle_, ZMQ_MAX_SOCKETS, key_ ? 3 * sockets_max : sockets_max);
+  // Each socket may have a monitor, which takes two more sockets. The authenticator takes one.
+  ::zmq_ctx_set(handle_, ZMQ_MAX_SOCKETS, 3 * sockets_max + 1);
 }
 
 ZmqContext::~ZmqContext() {

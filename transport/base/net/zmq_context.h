@@ -30,6 +30,7 @@ enum class Servers : std::uint8_t { kControllers, kNodes };
 class ZmqContext {
  public:
   static constexpr int kSocketsMaxDefault = 1023;
+  /// `sockets_max`: limit on the sockets, each of which may have a monitor too.
   explicit ZmqContext(int sockets_max = kSocketsMaxDefault, const std::optional<ClusterKey>& key = {},
                       Servers servers = Servers::kControllers);
   ~ZmqContext();  // waits until all sockets are closed

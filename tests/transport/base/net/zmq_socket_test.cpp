@@ -191,6 +191,18 @@ TEST(ZmqSocket, NoMessageIsMissedByAnOwnerThatSendsBetweenReceives) {
   }
 }
 
+TEST(ZmqSocket, EachSocketThatAContextAllowsMayHaveAMonitor) {
+  for (const std::optional<ClusterKey>& key : {std::optional<ClusterKey>(), {ClusterKey(std::string(64, 'k'))}}) {
+    const auto small = std::make_shared<ZmqContext>(2, key);
+    std::vector<std::unique_ptr<ZmqSocket>> routers;
+    for (int i = 0; i < 2; ++i) {
+      routers.push_back(ZmqSocket::make(small, ZmqKind::kRouter).value());
+      const Result<void> done = routers.back()->bind("tcp://127.0.0.1:0");  // on tcp:// a router has a monitor
+      EXPECT_TRUE(done) << done.error().what;
+    }
+  }
+}
+
 TEST(ZmqSocket, AMonitorReportsConnectsAndDisconnects) {
   auto server = bound("tcp://127.0.0.1:0");
   const auto client = make(ZmqKind::kDealer);
