@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "transport/base/check.h"
 #include "transport/base/log.h"
+#include "transport/base/net/tls/openssl_error.h"
 
 namespace kvferry::controller {
 namespace {
@@ -26,12 +26,7 @@ constexpr std::size_t kUnsentMax = 256 << 10;
 constexpr char kHandshakeRecord = 0x16;  // first byte of every TLS connection
 constexpr std::string_view kNotTls = "HTTP/1.0 400 -\r\n\r\nuse https://\n";
 
-std::string reason() {
-  const unsigned long code = ::ERR_peek_error();
-  if (ERR_SYSTEM_ERROR(code)) return std::strerror(ERR_GET_REASON(code));
-  const char* const text = code == 0 ? nullptr : ::ERR_reason_error_string(code);
-  return text == nullptr ? "unknown error" : text;
-}
+std::string reason() { return net::openssl_error("OpenSSL gave no reason"); }
 
 int no_password(char*, int, int, void*) { return 0; }  // by default OpenSSL asks for a password at the terminal
 

@@ -14,6 +14,7 @@
 #include "transport/base/check.h"
 #include "transport/base/net/tcp_socket.h"
 #include "transport/base/net/tls/certificate.h"
+#include "transport/base/net/tls/openssl_error.h"
 
 namespace kvferry::net {
 namespace {
@@ -39,12 +40,6 @@ TlsSession& session_of(SSL* ssl) { return *static_cast<TlsSession*>(SSL_get_app_
 std::string name_of(const ClusterKey& key) {
   const ClusterKey::Derived name = key.derived(kNamePurpose);
   return {reinterpret_cast<const char*>(name.data()), kNameBytes};
-}
-
-std::string reason() {
-  const unsigned long code = ::ERR_peek_last_error();
-  const char* const text = code == 0 ? nullptr : ::ERR_reason_error_string(code);
-  return text == nullptr ? "the connection ended" : text;
 }
 
 }  // namespace
@@ -179,7 +174,7 @@ TlsContext::TlsContext(const ClusterKey& key, Encrypt encrypt)
   KVFERRY_CHECK(handle_ != nullptr && ::SSL_CTX_set_min_proto_version(handle_, TLS1_3_VERSION) == 1 &&
                     ::SSL_CTX_set_ciphersuites(handle_, kCipher) == 1 &&
                     ::SSL_CTX_set1_groups_list(handle_, "X25519") == 1 && ::SSL_CTX_set_num_tickets(handle_, 0) == 1,
-                "OpenSSL cannot set up TLS 1.3 with {} and X25519: {}", kCipher, reason());
+                "OpenSSL cannot set up TLS 1.3 with {} and X25519: {}", kCipher, openssl_error("it gave no reason"));
   // A peer without the key could offer a certificate instead. TlsCallbacks::verify() accepts certificates only if there
   // is a list of members, and then only those whose public key is in KeyContent::node_certificates().
   ::SSL_CTX_set_verify(handle_, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
@@ -270,7 +265,7 @@ Result<bool> TlsSession::handshake() {
                  fmt::format("{}, or the setting encrypt_tcp differs between the two sides (TLS reports: {})",
                              members_ == nullptr ? "the peer has no cluster key or a different one"
                                                  : "the peer is not a member with the role worker or admin",
-                             reason())};
+                             openssl_error(code == 1 ? "a handshake without proof" : "the connection ended"))};
   is_done_ = true;
   if (encrypts_) ::SSL_set_read_ahead(ssl_, 1);
   return true;
