@@ -74,9 +74,10 @@ class TlsSession {
   TlsSession(const TlsSession&) = delete;
   TlsSession& operator=(const TlsSession&) = delete;
 
-  /// Continues the handshake. Returns true if it is done, false if it waits for the peer. kRefused: the handshake
-  /// failed, for example because the peer does not have the cluster key, closed the connection or disagrees about
-  /// encryption. kPeerLost: sending failed.
+  /// Continues the handshake. Returns true if it is done, false if it waits for bytes of the peer or for room in the
+  /// socket; the caller then calls it again when the socket is readable or writable. kRefused: the handshake failed,
+  /// for example because the peer does not have the cluster key, closed the connection or disagrees about encryption.
+  /// kPeerLost: sending failed.
   Result<bool> handshake();
   /// Returns whether the connection stays encrypted. If not, the session is no longer needed, and the caller reads and
   /// writes the socket directly.

@@ -256,6 +256,7 @@ Result<bool> TlsSession::handshake() {
   const int code = ::SSL_do_handshake(ssl_);
   const bool waits = code != 1 && ::SSL_get_error(ssl_, code) == SSL_ERROR_WANT_READ;
   const bool is_flushed = flush();  // if the handshake failed, this sends OpenSSL's alert to the peer
+  if (!is_flushed && (code == 1 || waits) && errno == EAGAIN) return false;
   if (!is_flushed && (code == 1 || waits))
     return Error{ErrorCode::kPeerLost,
                  fmt::format("the connection broke during the TLS handshake: {}", std::strerror(errno))};
