@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "transport/shm/shm_backend.h"
@@ -43,11 +42,8 @@ Result<Backend::RegionKey> ShmBackend::open_region(RegionId id, const MemoryRegi
 }
 
 Result<void> ShmBackend::close_region(RegionId id, bool) {
-  for (auto granted = grants_.begin(); granted != grants_.end();) {
-    const bool is_of_region = granted->second.region == id;
-    if (is_of_region && !close_slot(granted->second.slot)) return is_busy(granted->first);
-    if (is_of_region) free_slots_.push_back(granted->second.slot);
-    granted = is_of_region ? grants_.erase(granted) : std::next(granted);
+  for (const auto& [grant, granted] : grants_) {
+    if (granted.region == id && !close_slot(granted.slot)) return is_busy(grant);
   }
   const std::string exported = KVFERRY_TRY(table_.exported(id));
   const std::uint32_t slot = key_of(exported).slot;
@@ -55,6 +51,11 @@ Result<void> ShmBackend::close_region(RegionId id, bool) {
     return Error{ErrorCode::kFull, fmt::format("a peer's copy still uses region {}; try again", id)};
   KVFERRY_TRY(table_.remove_region(id));
   free_slots_.push_back(slot);
+  std::erase_if(grants_, [&](const auto& entry) {
+    if (entry.second.region != id) return false;
+    free_slots_.push_back(entry.second.slot);
+    return true;
+  });
   post_and_wait([&] {
     if (shared_regions_.erase(id) == 0) return;
     for (const auto& [number, inbound] : inbound_) {
@@ -89,9 +90,10 @@ Result<void> ShmBackend::revoke(GrantId grant) {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("grant {} does not exist: it was never given, or is revoked", grant)};
   if (!close_slot(granted->second.slot)) return is_busy(grant);
+  KVFERRY_TRY(table_.remove_grant(grant));  // kFull while on_map_request() checks the grant on the progress thread
   free_slots_.push_back(granted->second.slot);
   grants_.erase(granted);
-  return table_.remove_grant(grant);
+  return {};
 }
 
 Result<std::uint32_t> ShmBackend::reserve_slot() {

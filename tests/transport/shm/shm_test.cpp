@@ -17,10 +17,12 @@
 #include <vector>
 
 #include "tests/transport/backends.h"
+#include "transport/backend_transport.h"
 #include "transport/base/net/event_fd.h"
 #include "transport/make_transport.h"
 #include "transport/shared_memory.h"
 #include "transport/shm/shared_page.h"
+#include "transport/shm/shm_backend.h"
 
 namespace kvferry {
 namespace {
@@ -152,6 +154,30 @@ TEST_P(ShmFence, MemoryMayBeUnmappedOnceItsTransportIsShutDown) {
     const Completion last = pusher.last();
     EXPECT_EQ(last.code, ErrorCode::kPeerLost) << last.what;
   }
+}
+
+TEST(ShmGrants, OneThatCannotBeRevokedYetIsKept) {
+  auto made = std::make_unique<shm::ShmBackend>(ShmOptions{});
+  ASSERT_TRUE(made->start());
+  TransferTable& table = made->table();
+  BackendTransport owner(std::move(made));
+  std::vector<std::byte> memory(4096);
+  const RegionId region = owner.register_region(MemoryRegion{memory.data(), memory.size()}).value();
+  const GrantId grant = owner.grant(region, 0, 64).value();
+
+  ASSERT_TRUE(table.begin_access(region, grant, 0, 1, true));  // as a request to map the region does
+  EXPECT_EQ(owner.revoke(grant).error().code, ErrorCode::kFull);
+  table.end_access(region, grant);
+  const Result<void> revoked = owner.revoke(grant);
+  EXPECT_TRUE(revoked) << revoked.error().what;
+  EXPECT_EQ(owner.revoke(grant).error().code, ErrorCode::kInvalidArgument);
+
+  const GrantId other = owner.grant(region, 0, 64).value();
+  ASSERT_TRUE(table.begin_access(region, GrantId{}, 0, 1, true));
+  EXPECT_EQ(owner.unregister_region(region).error().code, ErrorCode::kFull);
+  EXPECT_TRUE(owner.revoke(other)) << "its region is still registered";
+  table.end_access(region, GrantId{});
+  EXPECT_TRUE(owner.unregister_region(region));
 }
 
 TEST(ShmWaiting, AnInterruptEndsTheWaitOfAThreadThatPolls) {
