@@ -17,9 +17,10 @@ void OutboundLink::submit(AcceptedTransfer accepted) {
   const TransferId id = accepted.id;
   if (is_over_) return host_.transfer_table().complete(id, ErrorCode::kPeerLost, why_over_);
   if (transfers_.empty()) {
-    // On an open connection the peer owed no answer before this transfer, so its silence until now does not count.
+    // On an open connection the peer owed no answer before this transfer, so its silence until now does not count. On
+    // the others it owes its part of the handshake.
     for (const Lane& lane : lanes_) {
-      if (lane.connection != nullptr) lane.connection->reset_silence(host_.now());
+      if (lane.is_open) lane.connection->reset_silence(host_.now());
     }
     host_.arm_silence_check();
   }

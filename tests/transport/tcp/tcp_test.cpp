@@ -317,6 +317,20 @@ TEST_F(TcpInitiator, LosesAPeerThatNeverAnswersTheHello) {
   expect_end(id, ErrorCode::kPeerLost, "was silent for");
 }
 
+TEST_F(TcpInitiator, LosesAPeerThatNeverAnswersTheHelloAlsoIfTransfersAreCancelledAndSubmittedAgain) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  ErrorCode code = ErrorCode::kCancelled;
+  while (code == ErrorCode::kCancelled && std::chrono::steady_clock::now() < deadline) {
+    const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
+    transport_->wait(200 * kMillisecond);
+    transport_->cancel(id);
+    const std::vector<Completion> completions = wait_completions(*transport_, 1);
+    ASSERT_EQ(completions.size(), 1U);
+    code = completions[0].code;
+  }
+  EXPECT_EQ(code, ErrorCode::kPeerLost);
+}
+
 TEST_F(TcpInitiator, KeepsAPeerThatIsSlowButAlive) {
   target_->send(frame({.kind = tcp::MessageKind::kWelcome}));
   const TransferId id = transport_->submit(transfer(Direction::kPull, 100)).value();
