@@ -166,6 +166,7 @@ bool ShmBackend::advance(TimeNs now) {
       if (!deliver_notes(inbound)) broken.push_back(number);
     }
     for (const std::uint32_t number : broken) close_inbound(number);
+    std::erase_if(departed_, [this](Inbound& one) { return !deliver_notes(one) || !one.ring->has_notes(); });
   }
   for (const auto& [peer, link] : links_) has_more |= link->advance(now);
   drop_pending_handshakes(now);

@@ -102,6 +102,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   std::uint64_t probe_ = 0;  // peers read this variable to find out whether CMA works
   std::unordered_map<PeerId, std::unique_ptr<ShmLink>> links_;
   std::unordered_map<std::uint32_t, Inbound> inbound_;  // key: number of the connection
+  std::vector<Inbound> departed_;  // peers that have disconnected, whose notifications wait for the completion queue
   std::uint32_t num_inbound_made_ = 0;
   std::size_t num_pending_handshakes_ = 0;
   bool has_backlog_ = false;  // advance() must read all rings: the completion queue was full, or polling has ended

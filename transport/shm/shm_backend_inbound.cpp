@@ -9,6 +9,12 @@
 #include "transport/shm/shm_backend.h"
 
 namespace kvferry::shm {
+namespace {
+
+constexpr std::size_t kDepartedMax = 64;  // limit on the rings that are kept after their peers have disconnected
+
+}  // namespace
+
 bool ShmBackend::serve(Inbound& inbound) {
   while (true) {
     const Received received = receive_packet(inbound.socket.get());
@@ -106,10 +112,19 @@ bool ShmBackend::deliver_notes(Inbound& inbound) {
 
 void ShmBackend::close_inbound(std::uint32_t number) {
   const auto inbound = inbound_.find(number);
-  if (inbound->second.ring) {
-    deliver_notes(inbound->second);  // what the completion queue has no room for is lost with the ring
-  } else {
+  if (!inbound->second.ring) {
     --num_pending_handshakes_;
+  } else if (deliver_notes(inbound->second) && inbound->second.ring->has_notes()) {
+    // The peer has reported the transfers of these notifications as complete.
+    if (departed_.size() < kDepartedMax) {
+      departed_.push_back(std::move(inbound->second));
+      departed_.back().socket = OwnedFd();
+    } else {
+      log().warn(
+          "shm: lost notifications of a peer that has disconnected, because {} notifications are unread and those of "
+          "{} such peers wait already",
+          CompletionQueue::kNotificationsMax, kDepartedMax);
+    }
   }
   inbound_.erase(inbound);
 }

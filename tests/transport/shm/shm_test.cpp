@@ -180,6 +180,34 @@ TEST(ShmGrants, OneThatCannotBeRevokedYetIsKept) {
   EXPECT_TRUE(owner.unregister_region(region));
 }
 
+TEST(ShmNotifications, OnesOfAPeerThatHasGoneWaitForRoomInTheQueue) {
+  auto made = std::make_unique<shm::ShmBackend>(ShmOptions{});
+  ASSERT_TRUE(made->start());
+  CompletionQueue& queue = made->table().completion_queue();
+  BackendTransport target(std::move(made));
+  std::vector<std::byte> memory(64);
+  const RegionId region = target.register_region(MemoryRegion{memory.data(), memory.size()}).value();
+  while (queue.notify({"", "unread"})) continue;
+  {
+    const auto sender = make_backend("shm");
+    PagedTransfer transfer{sender->connect(target.address()).value(),
+                           Direction::kPush,
+                           sender->register_region(memory.data(), memory.size()).value(),
+                           target.export_region(region).value(),
+                           {},
+                           "the last one"};
+    sender->submit(transfer).value();
+    while (!sender->wait(kSecond)) continue;
+    EXPECT_EQ(sender->poll().at(0).code, ErrorCode::kOk);
+  }
+  ::usleep(200'000);  // the target closes the connection
+  EXPECT_EQ(target.poll_notifications().size(), CompletionQueue::kNotificationsMax);
+  EXPECT_TRUE(target.wait(10 * kSecond));
+  const std::vector<Notification> late = target.poll_notifications();
+  ASSERT_EQ(late.size(), 1U);
+  EXPECT_EQ(late[0].body, "the last one");
+}
+
 TEST(ShmWaiting, AnInterruptEndsTheWaitOfAThreadThatPolls) {
   ShmOptions options;
   options.spin_ns = 3600 * kSecond;
