@@ -10,7 +10,7 @@
 namespace kvferry::nccl {
 namespace {
 
-constexpr TimeNs kSettleNs = kSecond;  // a device whose events still fail this long after an abort counts as dead
+constexpr TimeNs kSettleNs = kSecond;  // after an abort, a device whose events fail for this long counts as dead
 
 /// The send or receive operations of one NCCL group. Sender and receiver compute the same sizes of these operations
 /// from the sizes of the piece's parts.
@@ -161,7 +161,6 @@ void Channel::abort() {
 void Channel::settle(TimeNs now) {
   has_staging();
   if (is_quiet_ || allocation_.valid() || communicator_->state() != Communicator::State::kAborted) return;
-  if (settle_until_ == 0) settle_until_ = now + kSettleNs;
   Result<bool> is_reached = last_ == nullptr ? Result<bool>(false) : last_->is_reached();
   if (last_ == nullptr) {
     Result<DeviceEvent> end = DeviceEvent::record(device_, stream_);
@@ -171,9 +170,13 @@ void Channel::settle(TimeNs now) {
       is_reached = std::move(end).error();
     }
   }
-  if (!is_reached && now >= settle_until_) {
+  if (is_reached) {
+    settle_until_ = 0;
+  } else if (settle_until_ == 0) {
+    settle_until_ = now + kSettleNs;
+  } else if (now >= settle_until_) {
     log().error(
-        "nccl: {} is treated as dead and transfers with it end, because its CUDA events still fail {} ms after a "
+        "nccl: {} is treated as dead and transfers with it end, because its CUDA events have failed for {} ms since a "
         "communicator was aborted: {}",
         device_.describe(), kSettleNs / kMillisecond, is_reached.error().what);
     is_quiet_ = true;

@@ -132,7 +132,7 @@ class Channel {
   bool is_aborting_ = false;
   bool is_quiet_ = false;
   std::unique_ptr<DeviceEvent> last_;  // event recorded after the abort; marks the end of the stream's work
-  TimeNs settle_until_ = 0;
+  TimeNs settle_until_ = 0;            // after the abort: when the device counts as dead; 0: its events do not fail
   TimeNs progressed_at_ = 0;
   std::string why_;
 };

@@ -13,6 +13,7 @@
 #include "tests/transport/sim_communicators.h"
 #include "tests/transport/transport_fixture.h"
 #include "transport/base/checksum.h"
+#include "transport/nccl/channel.h"
 #include "transport/nccl/communicators.h"
 #include "transport/nccl/control_plane.h"
 
@@ -212,6 +213,55 @@ TEST(NcclTransport, ADeviceThatRefusesEndsTransfersWithAnError) {
     }
   }
   EXPECT_GT(num_failed, 5) << "the refusals came too late to matter";
+}
+
+/// A communicator that does nothing and is aborted at once.
+class IdleCommunicator final : public nccl::Communicator {
+ public:
+  State state() override { return is_aborted_ ? State::kAborted : State::kReady; }
+  std::string why() const override { return ""; }
+  Result<void> send(std::span<const std::span<std::byte>>, DeviceStream) override { return {}; }
+  Result<void> receive(std::span<const std::span<std::byte>>, DeviceStream) override { return {}; }
+  void abort() override { is_aborted_ = true; }
+
+ private:
+  bool is_aborted_ = false;
+};
+struct IdleCommunicators final : nccl::Communicators {
+  std::string describe() const override { return ""; }
+  Result<std::string> make_id() override { return std::string(); }
+  Result<std::unique_ptr<nccl::Communicator>> begin(const std::string&, int) override {
+    return std::unique_ptr<nccl::Communicator>(std::make_unique<IdleCommunicator>());
+  }
+};
+
+TEST(NcclChannel, IsQuietOnceItsStreamEndsOrTheDeviceFailsForASecond) {
+  for (const bool device_dies : {false, true}) {
+    SimDevice device(1);
+    nccl::StagingPool staging(device);
+    staging.give_back(device.allocate(MemoryKind::kDevice, nccl::kPieceBytesMax).value());
+    IdleCommunicators communicators;
+    const auto channel = nccl::Channel::open(device, staging, communicators, "", 0, nccl::Role::kSender).value();
+    std::vector<nccl::Channel::Report> reports;
+    const auto is_quiet_at = [&](TimeNs now) {
+      channel->advance(now, reports);
+      return channel->is_quiet();
+    };
+    EXPECT_FALSE(is_quiet_at(kSecond));
+    device.enqueue(channel->stream(), [] { return true; });
+    channel->abort();
+    EXPECT_FALSE(is_quiet_at(2 * kSecond));
+    EXPECT_FALSE(is_quiet_at(10 * kSecond)) << "the stream still works";
+    device.refuse_next(1);
+    EXPECT_FALSE(is_quiet_at(11 * kSecond)) << "one failure of the device does not mean that it is dead";
+    EXPECT_FALSE(is_quiet_at(12 * kSecond));
+    device.refuse_next(device_dies ? 3 : 0);
+    if (!device_dies) device.run_all();
+    EXPECT_EQ(is_quiet_at(13 * kSecond), !device_dies);
+    EXPECT_EQ(is_quiet_at(14 * kSecond - 1), !device_dies);
+    EXPECT_TRUE(is_quiet_at(14 * kSecond));
+    device.run_all();
+  }
 }
 
 /// Sends messages on the control link, but is no transport.
