@@ -120,15 +120,15 @@ void ControlPlane::receive(Notification note, TimeNs now, std::vector<Incoming>&
   }
   Partial& partial = partial_[note.from];
   // A partial message of an earlier connection is dropped, because its missing parts never come.
-  if (partial.stream != stream) partial = {stream, {}, now};
-  partial.bytes.append(bytes);
+  if (partial.stream != stream) partial = {stream, {}, now, false};
+  if (!partial.is_dropped) partial.bytes.append(bytes);
   if (partial.bytes.size() > kMessageBytesMax) {
     log().warn("nccl: dropped a message of a peer, because it has more than the allowed {} bytes", kMessageBytesMax);
-  } else if (has_more) {
-    return;
-  } else {
-    incoming.push_back({note.from, std::move(partial.bytes)});
+    partial.bytes = {};
+    partial.is_dropped = true;
   }
+  if (has_more) return;
+  if (!partial.is_dropped) incoming.push_back({note.from, std::move(partial.bytes)});
   partial_.erase(note.from);
 }
 

@@ -82,6 +82,7 @@ class ControlPlane {
     std::string stream;
     std::string bytes;
     TimeNs since = 0;
+    bool is_dropped = false;  // the message is too long; its parts up to the last one are dropped
   };
   std::unordered_map<std::string, Partial> partial_;  // key: sender; value: message whose last parts are missing
 };

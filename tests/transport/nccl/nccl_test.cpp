@@ -385,6 +385,22 @@ TEST(NcclControlPlane, AMessageWhoseRestNeverComesExpires) {
   }
 }
 
+TEST(NcclControlPlane, NothingOfAMessageThatIsTooLongIsTakenForAnother) {
+  const auto here = nccl::ControlPlane::open({}).value(), there = nccl::ControlPlane::open({}).value();
+  const nccl::ControlPeerPtr peer = here->reach(there->address(), 0);
+  here->send(*peer, std::string(3 << 20, 'x'));
+  here->send(*peer, "the next one");
+  std::vector<nccl::ControlPlane::Incoming> arrived;
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (arrived.empty() && std::chrono::steady_clock::now() < deadline) {
+    here->advance(kSecond);
+    for (auto& incoming : there->advance(kSecond)) arrived.push_back(std::move(incoming));
+    is_readable(there->event_fd(), std::chrono::milliseconds(1));
+  }
+  ASSERT_EQ(arrived.size(), 1u);
+  EXPECT_EQ(arrived[0].message, "the next one");
+}
+
 TEST(NcclTransport, BadOptionsAreNamed) {
   SimDevice device(1);
   const auto what_for = [&](auto change) {
