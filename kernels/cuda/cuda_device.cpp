@@ -50,7 +50,7 @@ class CudaDevice final : public Device {
   std::string pci_bus_id() const override { return pci_bus_id_; }
   std::string uuid() const override { return uuid_; }
   Result<void> bind_thread() override {
-    return cuda_result(cudaSetDevice(ordinal_), "cannot make the GPU the current one of a thread");
+    return cuda_result(cudaSetDevice(ordinal_), fmt::format("cannot make {} the GPU of a thread", name_).c_str());
   }
 
   Result<std::byte*> allocate(MemoryKind kind, std::uint64_t bytes) override {
@@ -59,7 +59,7 @@ class CudaDevice final : public Device {
     const bool is_device = kind == MemoryKind::kDevice;
     const cudaError_t code =
         is_device ? cudaMalloc(&memory, bytes) : cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
-    const char* const what = is_device ? "GPU memory" : "pinned host memory";
+    const std::string what = is_device ? "memory of " + name_ : "pinned host memory";
     KVFERRY_TRY(cuda_result(code, fmt::format("cannot allocate {} bytes of {}", bytes, what).c_str()));
     return static_cast<std::byte*>(memory);
   }
@@ -70,7 +70,8 @@ class CudaDevice final : public Device {
   Result<std::uint64_t> free_bytes() override {
     const CurrentDevice current(ordinal_);
     std::size_t free = 0, total = 0;
-    KVFERRY_TRY(cuda_result(cudaMemGetInfo(&free, &total), "cannot query how much GPU memory is free"));
+    const cudaError_t code = cudaMemGetInfo(&free, &total);
+    KVFERRY_TRY(cuda_result(code, fmt::format("cannot query how much memory of {} is free", name_).c_str()));
     return std::uint64_t{free};
   }
   Result<void> pin(std::span<std::byte> memory) override {

@@ -124,6 +124,13 @@ TEST_F(CudaDeviceTest, ExportsMemoryAndKnowsItsOwn) {
   device_->release(MemoryKind::kDevice, memory);
 }
 
+TEST_F(CudaDeviceTest, NamesTheGpuThatHasTooLittleMemory) {
+  const auto memory = device_->allocate(MemoryKind::kDevice, std::uint64_t{1} << 50);
+  ASSERT_FALSE(memory);
+  EXPECT_EQ(memory.error().code, ErrorCode::kFull);
+  EXPECT_NE(memory.error().what.find("memory of " + device_->describe()), std::string::npos) << memory.error().what;
+}
+
 TEST(CudaDevice, RefusesGpusThatThereAreNot) {
   const auto gpu = open_gpu(1000);
   ASSERT_FALSE(gpu);
