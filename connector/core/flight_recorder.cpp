@@ -36,9 +36,9 @@ std::string text_of(Cause cause) {
     case Cause::kControllerLate:
       return "the controller did not answer in time";
     case Cause::kNoAnswer:
-      return "the holder did not answer in time: it is dead or frozen, or its port is not reached";
+      return "the other node did not answer in time: it is dead or frozen, or its port is not reached";
     case Cause::kLinkLost:
-      return "the connection to the holder broke during the transfer";
+      return "the connection to the other node broke during the transfer";
     case Cause::kTooSlow:
       return "the transfer did not end in time: the other node may be slow or frozen, or the network slow";
     case Cause::kNotInTime:

@@ -294,7 +294,7 @@ def test_a_refused_node_and_unlike_fingerprints_of_a_model_are_named(host: Path,
 
 
 # ---- tests of the paths between a prefill node p and a decode node d ----
-NO_ANSWER = "the holder did not answer in time: it is dead or frozen, or its port is not reached"
+NO_ANSWER = "the other node did not answer in time: it is dead or frozen, or its port is not reached"
 
 
 def pull(peer: str, path: str, last: int, limit: int, best: int) -> list[Any]:
@@ -334,7 +334,7 @@ def test_paths_in_order_have_no_finding_and_are_shown(host: Path, host_of_d: str
 
 
 HERE = socket.gethostname()
-LOST = "the connection to the holder broke during the transfer: refused"
+LOST = "the connection to the other node broke during the transfer: refused"
 SLOW = ("d pulls from p over ucx slowly: the fastest of the last large pulls had 3.00 GB/s, 30 % of the path's limit "
         "(10.00 GB/s)")
 # For each fault: the host of d (that of p is "one"), the paths and failures that p and d report, which name the other

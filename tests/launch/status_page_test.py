@@ -77,7 +77,7 @@ def test_it_shows_real_traffic_and_goes_on_without_a_reload(chromium: Any, one: 
         page = open_page(chromium, one, problems)
         page.evaluate("window.isFirst = true")
         page.wait_for_selector("#nodes td.bad:has-text('lost')")
-        page.wait_for_selector("#failures td:has-text('the holder did not answer in time')")
+        page.wait_for_selector("#failures td:has-text('the other node did not answer in time')")
         page.wait_for_selector("#prefixes td.bar")
         by_name = {row[0]: row for row in rows(page, "nodes")}
         assert set(by_name) == {"prefill0", "prefill1", "decode0", "decode1", "decode2"}

@@ -71,7 +71,7 @@ TEST(Explain, NamesTheCauseWhenTheHolderIsGone) {
   const Json told = explained(command(controller, "6f1a"));
   ASSERT_EQ(told["recomputed"].size(), 1u) << told.dump(2);
   EXPECT_EQ(told["recomputed"][0]["tokens"], 20);
-  EXPECT_THAT(told["recomputed"][0]["cause"].get<std::string>(), HasSubstr("the holder did not answer in time"));
+  EXPECT_THAT(told["recomputed"][0]["cause"].get<std::string>(), HasSubstr("the other node did not answer in time"));
   ASSERT_EQ(told["missing"].size(), 1u);
   EXPECT_THAT(told["missing"][0].get<std::string>(), HasSubstr("is not registered any more"));
 }

@@ -77,11 +77,11 @@ TEST_F(Top, TellsWhyTheLastTransferFailed) {
   const Json told = nodes(" --sort failure");
   ASSERT_EQ(told.size(), 2u) << told.dump(2);
   EXPECT_EQ(told[0]["node"], "decode");
-  EXPECT_THAT(told[0]["failure"]["what"].get<std::string>(), HasSubstr("the holder did not answer in time"));
+  EXPECT_THAT(told[0]["failure"]["what"].get<std::string>(), HasSubstr("the other node did not answer in time"));
   EXPECT_LT(told[0]["failure"]["ago_ms"], 60'000);
   EXPECT_THAT(run_kvferry("top --once " + there_).text,
-              ContainsRegex("last failures\n +[0-9]+ s ago  decode: the holder did not answer in time"));
-  EXPECT_THAT(run_kvferry("status " + there_).text, HasSubstr("s ago: the holder did not answer in time"));
+              ContainsRegex("last failures\n +[0-9]+ s ago  decode: the other node did not answer in time"));
+  EXPECT_THAT(run_kvferry("status " + there_).text, HasSubstr("s ago: the other node did not answer in time"));
 }
 
 }  // namespace
