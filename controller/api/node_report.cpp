@@ -36,8 +36,9 @@ std::string wrong_part(const NodeReport& report) {
       std::ranges::all_of(
           report.paths,
           [](const PathReport& one) { return is_text(one.peer) && is_text(one.path) && is_text(one.memory); }) &&
-      std::ranges::all_of(report.failures,
-                          [](const FailureReport& one) { return is_text(one.what) && is_text(one.peer); }) &&
+      std::ranges::all_of(
+          report.failures,
+          [](const FailureReport& one) { return is_text(one.what) && is_text(one.peer) && is_text(one.cause); }) &&
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_text(one.chunk); });
   if (has_texts) return "";
   return fmt::format(

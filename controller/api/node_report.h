@@ -40,7 +40,8 @@ struct FailureReport {
   std::string what{};        // the reason, as a sentence without a full stop
   std::string peer{};        // the other node's endpoint; empty: no other node took part
   std::uint64_t ago_ms = 0;  // time from the failure to the report
-  KVFERRY_FIELDS(what, peer, ago_ms);
+  std::string cause{};       // name of the cause with which `what` begins, such as "no_answer"; empty: an older release
+  KVFERRY_FIELDS(what, peer, ago_ms, cause);
 };
 
 /// A prefix of prompts that arrived in the last minutes.

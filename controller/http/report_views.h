@@ -12,7 +12,7 @@ namespace kvferry::controller {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PathReport, peer, path, is_push, bytes, num_failed, gb_per_s, last_gb_per_s,
                                    limit_gb_per_s, best_gb_per_s, memory)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FailureReport, what, peer, ago_ms)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FailureReport, what, peer, ago_ms, cause)
 
 constexpr std::uint64_t kReportStaleMs = 5000;  // a report that is older than this counts as stale
 

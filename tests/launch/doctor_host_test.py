@@ -318,7 +318,8 @@ def pair(folder: Path, host_of_p: str = "one", host_of_d: str = "two") -> Iterat
     ("one", "shm", 2), ("two", "shm", 2), ("two", "ucx", 8), ("two", "ucx/tcp", 5), ("two", "tcp", 10)])
 def test_paths_in_order_have_no_finding_and_are_shown(host: Path, host_of_d: str, path: str, best: int) -> None:
     with pair(host, host_of_d=host_of_d) as (controller, p, d, at_p, at_d):
-        d.report([pull(at_p, path, 1, 10, best)], [[NO_ANSWER, at_p, 1000], [NO_ANSWER, "tcp://127.0.0.1:1", 1000]])
+        d.report([pull(at_p, path, 1, 10, best)],
+                 [[NO_ANSWER, at_p, 1000, "no_answer"], [NO_ANSWER, "tcp://127.0.0.1:1", 1000, "no_answer"]])
         p.report([[at_d, path, True, 500, 0, 0, 1, 10, 0]], [])  # a push waits for the model, so it is not judged
         found = examine("--root", host, "--controller", controller)
         assert found["findings"] == []
@@ -349,11 +350,20 @@ BROKEN_PATHS: dict[str, tuple[str, tuple[list[Any], list[Any]], tuple[list[Any],
     "UCX over TCP": (HERE, ([], []), ([pull("p", "ucx/tcp", 2, 2, 2)], []),
                      ("UCX over TCP", "problem",
                       "d pulls from p by UCX over TCP, although this host has an active RDMA port")),
-    "one direction": ("two", ([], [[NO_ANSWER, "d", 1000]]), ([pull("p", "tcp", 2, 2, 2)], []),
+    "one direction": ("two", ([], [[NO_ANSWER, "d", 1000, "no_answer"]]), ([pull("p", "tcp", 2, 2, 2)], []),
                       ("links", "problem", f"p does not reach d, although that node reaches it: {NO_ANSWER}")),
-    "no direction": ("two", ([], []), ([], [[LOST, "p", 1000]] * 2),
+    "no direction": ("two", ([], []), ([], [[LOST, "p", 1000, "link_lost"]] * 2),
                      ("links", "problem", f"d does not reach p: {LOST}")),
 }
+
+
+def test_only_the_cause_of_a_failure_tells_that_a_node_is_not_reached(host: Path) -> None:
+    with pair(host) as (controller, p, d, at_p, at_d):
+        p.report([], [[NO_ANSWER, at_d, 1000, "too_slow"], [NO_ANSWER, at_d, 1000]])  # an older release names no cause
+        assert examine("--root", host, "--controller", controller)["findings"] == []
+        d.report([], [["words of another release", at_p, 1000, "no_answer"]])
+        found, = examine("--root", host, "--controller", controller)["findings"]
+        assert found["what"] == "d does not reach p: words of another release"
 
 
 @pytest.mark.parametrize("broken", BROKEN_PATHS)

@@ -123,7 +123,10 @@ void NodeActivity::take_failure(const LifeEvent& event) {
   ++num_failures_;
   std::string what = text_of(event.why());
   if (!event.note.view().empty()) what += fmt::format(": {}", event.note.view());
-  failures_.push_front({{controller::report_text(what), controller::report_text(event.peer.view())}, event.at});
+  failures_.push_front({{.what = controller::report_text(what),
+                         .peer = controller::report_text(event.peer.view()),
+                         .cause = std::string(kCauseNames[event.cause])},
+                        event.at});
   if (failures_.size() > controller::kReportFailuresMax) failures_.pop_back();
 }
 

@@ -121,10 +121,13 @@ bool has_reached(const NodeStatus& node, const NodeStatus& peer) {
          });
 }
 
+bool has_cause(const FailureReport& failure, Cause cause) {
+  return failure.cause == kCauseNames[static_cast<std::size_t>(cause)];
+}
+
 /// Finds nodes that can't connect to a peer. A node connects to a peer when it begins a transfer with the peer, so only
 /// failed transfers show that it can't.
 Findings check_links(const Status& status, const Host&) {
-  const std::string no_answer = text_of(Cause::kNoAnswer), broken = text_of(Cause::kLinkLost);
   const Nodes nodes = nodes_of(status);
   Findings found;
   std::set<std::pair<const NodeStatus*, const NodeStatus*>> told;
@@ -133,7 +136,7 @@ Findings check_links(const Status& status, const Host&) {
     for (const FailureReport& failure : node.report->failures) {
       const auto peer_at = nodes.find(failure.peer);
       const NodeStatus* const peer = peer_at == nodes.end() ? nullptr : peer_at->second;
-      const bool is_of_link = failure.what.starts_with(no_answer) || failure.what.starts_with(broken);
+      const bool is_of_link = has_cause(failure, Cause::kNoAnswer) || has_cause(failure, Cause::kLinkLost);
       if (peer == nullptr || !is_of_link || failure.ago_ms + node.report_age_ms > kFailureMs ||
           has_reached(node, *peer) || !told.emplace(&node, peer).second)
         continue;

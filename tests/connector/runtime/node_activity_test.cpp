@@ -130,8 +130,10 @@ TEST_F(NodeActivityTest, FailuresHaveTheirReasonAndANewPromptIsNone) {
   EXPECT_EQ(told.failures[0].what,
             "the other node refused to lease or to accept the chunks: words of ?[31manother node");
   EXPECT_EQ(told.failures[0].ago_ms, 2000u);
+  EXPECT_EQ(told.failures[0].cause, "refused");
   EXPECT_EQ(told.failures[1].peer, "tcp://a:5");
   EXPECT_THAT(told.failures[1].what, HasSubstr("the transfer did not end in time"));
+  EXPECT_EQ(told.failures[1].cause, "too_slow");
 }
 
 TEST_F(NodeActivityTest, HitsAreOfTheLastMinutes) {
