@@ -54,7 +54,7 @@ std::string text_of(Cause cause) {
     case Cause::kSuspect:
       return "the holder was not asked, because its chunks had not arrived for another request";
     case Cause::kPoolFull:
-      return "this node's pool had no free slot: all were pinned or being written";
+      return "this node's pool had no free slot: all were pinned, being written or within other tenants' shares";
     case Cause::kNotShared:
       return "the request's KV is not shared: prompt embeddings, a streamed session, an adapter that changed, a load "
              "that failed before, or KV of a purged node";

@@ -22,7 +22,8 @@ COUNTERS = {
     "saved_chunks_total": "Chunks saved from engine blocks into the pool.",
     "saved_tokens_total": "Tokens saved from engine blocks into the pool.",
     "save_failures_total": "Saves that failed.",
-    "pool_full_total": "Chunks not saved or fetched because every slot was pinned or being written.",
+    "pool_full_total": "Chunks not saved or fetched because every slot was pinned, being written or within another "
+                       "tenant's share.",
     "pulls_total": "Pulls from other nodes' pools.",
     "pulled_chunks_total": "Chunks pulled and verified.",
     "pulled_in_frames_total": "Chunks pulled from GPU memory to GPU memory, counted by each rank.",
