@@ -20,9 +20,9 @@ def key_file(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def controller(bind: str, *options: str | Path) -> Iterator[tuple[int, str]]:
+def controller(bind: str, *options: str | Path, folder: Path | None = None) -> Iterator[tuple[int, str]]:
     with subprocess.Popen([KVFERRY, "controller", "--bind", bind, *options], stdout=subprocess.PIPE,
-                          text=True) as process:
+                          text=True, cwd=folder) as process:
         assert process.stdout is not None
         try:
             found = re.search(r"listening on (\S+)", process.stdout.readline())
@@ -64,6 +64,13 @@ def test_a_key_file_that_others_read_is_named(key_file: Path) -> None:
         status, said = examine("--pid", pid)
         assert status == 1
         assert f"process {pid}: cluster_key_file {key_file}: the file has mode 0644" in said
+
+
+def test_a_key_file_is_found_from_another_folder(key_file: Path) -> None:
+    with controller("tcp://0.0.0.0:0", "--cluster-key-file", "key", folder=key_file.parent) as (pid, _):
+        assert examine("--pid", pid) == (0, "1 processes of kvferry, 0 weaknesses\n")
+        key_file.chmod(0o644)
+        assert f"process {pid}: cluster_key_file {key_file}: the file has mode 0644" in examine("--pid", pid)[1]
 
 
 def test_a_controller_elsewhere_is_examined_by_its_endpoint(key_file: Path) -> None:

@@ -57,8 +57,9 @@ net::HostPort parse_address(const std::string& text) {
 std::vector<net::HostPort> listening_addresses(const fs::path& process) {
   std::set<std::string> sockets;
   std::error_code ignored;
-  for (const auto& fd : fs::directory_iterator(process / "fd", ignored))
-    sockets.insert(fs::read_symlink(fd.path(), ignored).string());  // such as "socket:[INODE]"
+  // increment() does not throw if the process ends meanwhile.
+  for (fs::directory_iterator fd(process / "fd", ignored); fd != fs::directory_iterator(); fd.increment(ignored))
+    sockets.insert(fs::read_symlink(fd->path(), ignored).string());  // such as "socket:[INODE]"
   std::vector<net::HostPort> found;
   for (const char* table : {"net/tcp", "net/tcp6"}) {
     std::istringstream rows(contents(process / table));
@@ -92,6 +93,19 @@ std::set<std::string> key_files(const fs::path& process) {
   return files;
 }
 
+/// Returns a path by which this process opens a file that the other process knows as `file`. That one may have another
+/// working directory, or run in a container.
+fs::path path_from_here(const fs::path& process, const std::string& file) {
+  std::error_code ignored;
+  const fs::path self("/proc/self");
+  const auto is_equal = [&](const char* link) {
+    return fs::read_symlink(process / link, ignored) == fs::read_symlink(self / link, ignored);
+  };
+  const bool sees_the_same = is_equal("ns/mnt") && is_equal("root");
+  if (fs::path(file).is_absolute()) return sees_the_same ? fs::path(file) : process / "root" / file.substr(1);
+  return (sees_the_same ? fs::read_symlink(process / "cwd", ignored) : process / "cwd") / file;
+}
+
 /// Returns one sentence for each weakness of a process of this host.
 std::vector<std::string> weaknesses_of(const fs::path& process) {
   const std::string who = "process " + process.filename().string();
@@ -103,7 +117,7 @@ std::vector<std::string> weaknesses_of(const fs::path& process) {
                     who, net::to_text(address)));
   }
   for (const std::string& file : key_files(process)) {
-    const auto key = net::read_cluster_key(file);
+    const auto key = net::read_cluster_key(path_from_here(process, file).string());
     if (!key) found.push_back(fmt::format("{}: {}", who, key.error().what));
   }
   return found;
