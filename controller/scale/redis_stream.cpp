@@ -3,8 +3,10 @@
 #include <hiredis/hiredis.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <chrono>
 #include <deque>
+#include <system_error>
 #include <thread>
 
 #include "controller/scale/owner_queue.h"
@@ -232,9 +234,11 @@ class HiredisStream final : public RedisStream {
                              std::string_view(reply->str, std::min<std::size_t>(reply->len, 200)))};
   }
   Error broken() const {
+    std::string why = context_->errstr;  // has the text for errno, as it was when the call failed
+    if (why == std::generic_category().message(EAGAIN))
+      why = fmt::format("no reply came within {} ms", options_.reply_ms);
     return {ErrorCode::kUnavailable,
-            fmt::format("the connection to Redis at {} failed: {}", options_.url.server.host_port(),
-                        context_->err == REDIS_ERR_IO ? std::strerror(errno) : context_->errstr)};
+            fmt::format("the connection to Redis at {} failed: {}", options_.url.server.host_port(), why)};
   }
   bool is_stopping() const {
     const std::lock_guard lock(mutex_);

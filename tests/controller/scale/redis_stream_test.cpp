@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tests/controller/scale/services.h"
+#include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller::scale {
 namespace {
@@ -74,6 +75,19 @@ TEST_F(RedisStreamTest, ALateReaderGetsWhatWasAppendedAndWhatFollows) {
   for (const std::string& entry : numbered(500, 600)) ASSERT_TRUE(writer->append(entry));
   ASSERT_TRUE(reading.wait([&] { return reading.entries.size() >= 600; }));
   EXPECT_EQ(reading.entries, numbered(0, 600));
+}
+
+TEST(RedisStream, NamesWhyThereIsNoConnection) {
+  auto silent = net::listen_tcp("127.0.0.1", 0).value();
+  const auto trouble_at = [](const net::HostPort& address, const std::string& what) {
+    const std::string url = "redis://" + net::to_text(address);
+    const auto stream = make_redis_stream({.url = parse_redis_url(url).value(), .reply_ms = 200, .retry_ms_max = 200});
+    EXPECT_TRUE(wait_until([&] { return !stream->state().trouble.empty(); }));
+    EXPECT_THAT(stream->state().trouble, HasSubstr(what));
+  };
+  trouble_at(silent.address, "failed: no reply came within 200 ms");
+  silent.socket = OwnedFd();
+  trouble_at(silent.address, "failed: Connection refused");
 }
 
 TEST_F(RedisStreamTest, StreamsAndDatabasesAreApart) {
