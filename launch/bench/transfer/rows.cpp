@@ -21,28 +21,31 @@ const Row* kvferrys(const std::vector<Row>& rows, const Row& row) {
 
 std::string group_of(const Row& row) { return fmt::format("{}, path {}, {} memory", row.op, row.path, row.memory); }
 
+std::string name_of(const Row& row) { return fmt::format("{} {}", row.engine, row.setting); }
+
 }  // namespace
 
 std::string table_of(const std::vector<Row>& rows) {
   std::string text;
+  std::size_t width = std::string_view("engine").size();
+  for (const Row& row : rows) width = std::max(width, name_of(row).size());
   std::vector<std::string> groups;
   for (const Row& row : rows) {
     if (std::find(groups.begin(), groups.end(), group_of(row)) == groups.end()) groups.push_back(group_of(row));
   }
   for (const std::string& group : groups) {
-    text += fmt::format("\n{}\n{:>8} {:>7}  {:<19} {:>8} {:>9} {:>9} {:>9} {:>10}  {}\n", group, "block", "blocks",
-                        "engine", "GB/s", "kvferry/", "p50 us", "p99 us", "CPU s/GiB", "verified");
+    text += fmt::format("\n{}\n{:>8} {:>7}  {:<{}} {:>8} {:>9} {:>9} {:>9} {:>10}  {}\n", group, "block", "blocks",
+                        "engine", width, "GB/s", "kvferry/", "p50 us", "p99 us", "CPU s/GiB", "verified");
     std::uint64_t last_bytes = 0;
     for (const Row& row : rows) {
       if (group_of(row) != group) continue;
       const Row* own = kvferrys(rows, row);
       const bool has_ratio = own != nullptr && own != &row && row.gb_per_s > 0;
-      text += fmt::format("{:>8} {:>7}  {:<19} {:>8.2f} {:>9} {:>9.2f} {:>9.2f} {:>10.3f}  {}\n",
+      text += fmt::format("{:>8} {:>7}  {:<{}} {:>8.2f} {:>9} {:>9.2f} {:>9.2f} {:>10.3f}  {}\n",
                           row.block_bytes == last_bytes ? "" : byte_size_text(row.block_bytes),
-                          row.block_bytes == last_bytes ? "" : std::to_string(row.num_blocks),
-                          fmt::format("{} {}", row.engine, row.setting), row.gb_per_s,
-                          has_ratio ? fmt::format("{:.2f}x", own->gb_per_s / row.gb_per_s) : "", row.latency_us_p50,
-                          row.latency_us_p99, row.cpu_s_per_gib, row.verified ? "yes" : "NO");
+                          row.block_bytes == last_bytes ? "" : std::to_string(row.num_blocks), name_of(row), width,
+                          row.gb_per_s, has_ratio ? fmt::format("{:.2f}x", own->gb_per_s / row.gb_per_s) : "",
+                          row.latency_us_p50, row.latency_us_p99, row.cpu_s_per_gib, row.verified ? "yes" : "NO");
       last_bytes = row.block_bytes;
     }
   }

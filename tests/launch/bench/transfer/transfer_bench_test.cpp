@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <csignal>
 #include <set>
+#include <sstream>
 
 #include "launch/bench/harness/failure.h"
 #include "launch/bench/harness/figures_file.h"
@@ -187,6 +188,17 @@ TEST(Rows, TheTableComparesWithKvferrysRowOfTheSameKind) {
   const nlohmann::json row = other;
   EXPECT_EQ(row.size(), 12U);
   EXPECT_EQ(row.at("verified"), false);
+}
+
+TEST(Rows, TheTablesColumnsHaveRoomForTheLongestName) {
+  Row own{.engine = "kvferry", .setting = "default", .path = "tcp", .memory = "kvferry", .op = "push"};
+  Row member = own;
+  member.setting = "member, granted";
+  std::istringstream table(table_of({own, member}));
+  std::vector<std::size_t> widths;
+  for (std::string line; std::getline(table, line);)
+    if (line.ends_with("NO") || line.ends_with("verified")) widths.push_back(line.rfind("  "));
+  EXPECT_THAT(widths, ElementsAre(widths.at(0), widths.at(0), widths.at(0)));
 }
 
 TEST(LineLink, HexIsCheckedBothWays) {
