@@ -24,6 +24,7 @@ struct KvGroup {
 struct CoreConfig {
   std::string fingerprint;
   std::string endpoint = "?";  // address at which other nodes reach this node
+  std::string member;          // this node's name as a member of the cluster (net::Identity); empty: it has none
   std::uint32_t chunk_tokens = 256;
   std::vector<KvGroup> groups = {{}};
   /// True for models with state (Mamba, linear attention, short convolutions). A block of a KV group with a window then

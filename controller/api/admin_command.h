@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "transport/base/chunk_key.h"
@@ -24,6 +25,8 @@ struct AdminCommand {
   std::uint64_t number = 0;
 };
 constexpr std::uint64_t kNoQuota = ~std::uint64_t{0};
+/// Stands before the name of a member in AdminCommand::engine_id and PurgeChunks::giver.
+inline constexpr std::string_view kMemberPrefix = "member:";
 
 struct AdminResult {
   std::string text;  // the command's result as a sentence

@@ -59,6 +59,7 @@ struct Holder {
   // Slowest tier among the full chunks, each counted in its fastest tier; kGpu if there are no full chunks.
   Tier tier = Tier::kHost;
   bool confirmed = true;  // false: this entry may be out of date, e.g. after lost messages or a controller restart
+  std::string member{};   // NodeDetails::member of the node
 };
 
 struct LookupReply {
@@ -108,16 +109,16 @@ struct ReplicateChunks {
   std::string endpoint;
   std::vector<ChunkEntry> chunks;  // num_tokens is 0 for full chunks
   TimeNs ttl = 0;
+  std::string member{};  // NodeDetails::member of that node
 };
 struct EvictChunks {
   bool all = false;
   std::vector<ChunkKey> keys;  // ignored if `all` is true
 };
-/// A request to drop the chunks that came from the node at `endpoint`, and to accept no more chunks from there. If
-/// purge_id is 0: a request to accept chunks from `endpoint` again, because another process uses it now.
+/// A request to drop the chunks that came from `giver` and to accept no more of it; purge_id 0: to accept it again.
 struct PurgeChunks {
   std::uint64_t purge_id = 0;
-  std::string endpoint;
+  std::string giver;  // endpoint of a node, or "member:NAME"
 };
 using ClientEvent = std::variant<LookupReply, Registered, Refused, Lost, SnapshotWanted, PinChunks, UnpinChunks,
                                  ReplicateChunks, EvictChunks, PurgeChunks, LookupFailed>;

@@ -76,13 +76,13 @@ struct ClientSession::Receiver {
     Result<std::vector<ChunkEntry>> chunks = wire::join_entries(message.full, message.tails);
     if (!is_for_us(message.incarnation) || !chunks) return;
     events.emplace_back(ReplicateChunks{EngineId{std::move(message.engine_id)}, std::move(message.endpoint),
-                                        std::move(*chunks), ttl_of(message.ttl_ms)});
+                                        std::move(*chunks), ttl_of(message.ttl_ms), std::move(message.member)});
   }
   void operator()(wire::EvictOrder& message) const {
     if (is_for_us(message.incarnation)) events.emplace_back(EvictChunks{message.all, std::move(message.keys.keys)});
   }
   void operator()(wire::PurgeOrder& message) const {
-    if (is_for_us(message.incarnation)) events.emplace_back(PurgeChunks{message.purge_id, std::move(message.endpoint)});
+    if (is_for_us(message.incarnation)) events.emplace_back(PurgeChunks{message.purge_id, std::move(message.giver)});
   }
   // These messages are never received here: they answer the requests of ask.cpp, which uses a connection of its own.
   void operator()(const wire::AdminReply&) const {}

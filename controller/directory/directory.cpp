@@ -158,7 +158,8 @@ Result<std::vector<Holder>> Directory::lookup(NodeId asker, const LookupQuery& q
                        found.num_full_chunks,
                        {found.tails.begin(), found.tails.end()},
                        found.tier,
-                       found.confirmed});
+                       found.confirmed,
+                       found.info->details.member});
   }
   return holders;
 }

@@ -140,10 +140,10 @@ wire::AdminReply Orders::purge(const wire::AdminRequest& request, TimeNs now) {
   if (nodes.empty()) return refused(request, fmt::format("namespace '{}' has no nodes", request.name_space));
   const Result<Purges::Purge> purge = purges_.add(directory_, request.name_space, request.engine_id, now);
   if (!purge) return refused(request, purge.error().what);
-  for (const NodeId node : nodes) order(node, wire::PurgeOrder{.purge_id = purge->id, .endpoint = purge->endpoint});
-  return done(request,
-              fmt::format("{} nodes were ordered to drop the chunks that came from node '{}' at {}", nodes.size(),
-                          request.engine_id, purge->endpoint),
+  for (const NodeId node : nodes) order(node, wire::PurgeOrder{.purge_id = purge->id, .giver = purge->giver});
+  const std::string from =
+      purge->is_of_member() ? purge->giver : fmt::format("node '{}' at {}", request.engine_id, purge->giver);
+  return done(request, fmt::format("{} nodes were ordered to drop the chunks that came from {}", nodes.size(), from),
               purge->id);
 }
 
@@ -189,7 +189,7 @@ void Orders::published(NodeId node, std::span<const ChunkEntry> chunks, Snapshot
 
 void Orders::joined(NodeId node, TimeNs now) {
   for (Purges::Order& told : purges_.joined(directory_, node, now))
-    order(told.to, wire::PurgeOrder{.purge_id = told.purge_id, .endpoint = std::move(told.endpoint)});
+    order(told.to, wire::PurgeOrder{.purge_id = told.purge_id, .giver = std::move(told.giver)});
 }
 
 void Orders::gone(NodeId node) {
@@ -248,6 +248,7 @@ void Orders::order_replication(NodeId to, NodeId from, std::span<const ChunkEntr
   wire::Replicate message{.engine_id = source->info.engine_id.value,
                           .endpoint = source->info.endpoint,
                           .ttl_ms = static_cast<std::uint64_t>(ttl / kMillisecond)};
+  message.member = source->info.details.member;
   wire::split_entries(chunks, message.full, message.tails);
   order(to, std::move(message));
 }

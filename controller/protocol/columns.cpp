@@ -69,7 +69,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
     TailColumns columns;
     auto tier = static_cast<std::uint32_t>(holder.tier);
     msgpack::type::make_define_array(holder.engine_id, holder.incarnation, holder.endpoint, holder.num_full_chunks,
-                                     columns, tier, holder.confirmed)
+                                     columns, tier, holder.confirmed, holder.member)
         .msgpack_unpack(o);
     auto tails = kvferry::controller::wire::join_entries({}, columns);
     if (!tails) throw msgpack::type_error();
@@ -82,7 +82,7 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
     const TailColumns columns = kvferry::controller::wire::to_columns(holder.tails);
     const auto tier = static_cast<std::uint32_t>(holder.tier);
     msgpack::type::make_define_array(holder.engine_id, holder.incarnation, holder.endpoint, holder.num_full_chunks,
-                                     columns, tier, holder.confirmed)
+                                     columns, tier, holder.confirmed, holder.member)
         .msgpack_pack(o);
     return o;
   }

@@ -195,7 +195,8 @@ struct Replicate {
   std::uint64_t ttl_ms = 0;
   KeyBlob full{};
   TailColumns tails{};
-  KVFERRY_FIELDS(header, incarnation, engine_id, endpoint, ttl_ms, full, tails);
+  std::string member{};  // NodeDetails::member of that node
+  KVFERRY_FIELDS(header, incarnation, engine_id, endpoint, ttl_ms, full, tails, member);
 };
 struct EvictOrder {
   Header header{kProtocolVersion, 20};
@@ -204,14 +205,14 @@ struct EvictOrder {
   KeyBlob keys{};  // ignored if `all` is true
   KVFERRY_FIELDS(header, incarnation, all, keys);
 };
-/// Orders the node to drop the chunks that came from the node at `endpoint`, and to accept no more from it. purge_id 0:
-/// the node may accept chunks from that endpoint again.
+/// Orders the node to drop the chunks that came from `giver`, and to accept no more from it. purge_id 0: the node may
+/// accept chunks from `giver` again.
 struct PurgeOrder {
   Header header{kProtocolVersion, 21};
   std::uint64_t incarnation = 0;
   std::uint64_t purge_id = 0;
-  std::string endpoint{};
-  KVFERRY_FIELDS(header, incarnation, purge_id, endpoint);
+  std::string giver{};  // endpoint of a node, or "member:NAME"
+  KVFERRY_FIELDS(header, incarnation, purge_id, giver);
 };
 struct StatusReply {
   Header header{kProtocolVersion, 14};

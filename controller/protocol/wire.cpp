@@ -143,7 +143,7 @@ void write_reply(msgpack::sbuffer& buffer, std::uint32_t version, std::uint64_t 
   packer.pack(token);
   packer.pack_array(static_cast<std::uint32_t>(holders.size()));
   for (const HolderView& holder : holders) {
-    packer.pack_array(7);
+    packer.pack_array(8);
     packer.pack(holder.info->engine_id.value);
     packer.pack(holder.info->incarnation.value);
     packer.pack(holder.info->endpoint);
@@ -151,6 +151,7 @@ void write_reply(msgpack::sbuffer& buffer, std::uint32_t version, std::uint64_t 
     write_tails(packer, holder.tails);
     packer.pack(static_cast<std::uint32_t>(holder.tier));
     packer.pack(holder.confirmed);
+    packer.pack(holder.info->details.member);
   }
   packer.pack(index_version);
 }

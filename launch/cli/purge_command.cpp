@@ -20,8 +20,8 @@ constexpr double kPurgeTimeoutMaxS = 3600;
 constexpr std::chrono::milliseconds kAskEvery{200};  // less than the second between two reports of a node
 
 struct PurgeFlags {
-  SettingFlags values;  // values of the flags that add_controller_option() has added
-  std::string producer;
+  SettingFlags values;           // values of the flags that add_controller_option() has added
+  std::string producer, member;  // one of the two is empty
   std::string name_space = "default";
   double timeout_s = 10;
   bool as_json = false;
@@ -56,9 +56,12 @@ nlohmann::json ids_of(const std::vector<const NodeStatus*>& nodes) {
 
 void tell(const PurgeFlags& flags, const Purged& purged) {
   if (flags.as_json) {
-    nlohmann::json object = {{"producer", flags.producer},      {"chunks", purged.num_chunks},
-                             {"bytes", purged.num_bytes},       {"nodes", nlohmann::json::object()},
-                             {"silent", ids_of(purged.silent)}, {"lost", ids_of(purged.lost)}};
+    nlohmann::json object = {{"chunks", purged.num_chunks},
+                             {"bytes", purged.num_bytes},
+                             {"nodes", nlohmann::json::object()},
+                             {"silent", ids_of(purged.silent)},
+                             {"lost", ids_of(purged.lost)}};
+    object[flags.member.empty() ? "producer" : "member"] = flags.member.empty() ? flags.producer : flags.member;
     for (const NodeStatus* node : purged.done)
       object["nodes"][node->engine_id.value] = {{"chunks", node->report->num_purged},
                                                 {"bytes", node->report->purged_bytes}};
@@ -73,14 +76,27 @@ void tell(const PurgeFlags& flags, const Purged& purged) {
   for (const NodeStatus* node : purged.lost)
     fmt::print("node '{}' is lost: it gets the order to drop the chunks when it registers again\n", node->engine_id);
   fmt::print(
-      "{} chunks ({}) that came from '{}', directly or through others, were dropped on {} nodes; these nodes accept "
+      "{} chunks ({}) that came from {}'{}', directly or through others, were dropped on {} nodes; these nodes accept "
       "nothing more from it\n",
-      purged.num_chunks, mib_text(purged.num_bytes), flags.producer, purged.done.size());
+      purged.num_chunks, mib_text(purged.num_bytes), flags.member.empty() ? "" : "member ",
+      flags.member.empty() ? flags.producer : flags.member, purged.done.size());
+  for (const auto* nodes : {&purged.done, &purged.silent, &purged.lost})
+    for (const NodeStatus* node : *nodes)
+      if (node->engine_id.value == flags.producer && !node->details.member.empty())
+        fmt::print(
+            "what member '{}', whose key node '{}' has, gave under other addresses stays; to drop it too: kvferry "
+            "purge --member {}\n",
+            node->details.member, node->engine_id, node->details.member);
 }
 
 Result<void> purge(const PurgeFlags& flags) {
+  if (flags.producer.empty() && flags.member.empty())
+    return Error{ErrorCode::kInvalidArgument, "--producer is required, or --member in its place"};
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
-  const controller::AdminCommand command{.verb = "purge", .name_space = flags.name_space, .engine_id = flags.producer};
+  const controller::AdminCommand command{
+      .verb = "purge",
+      .name_space = flags.name_space,
+      .engine_id = flags.member.empty() ? flags.producer : std::string(controller::kMemberPrefix) + flags.member};
   const controller::AdminResult ordered =
       KVFERRY_TRY(controller::run_admin_command(endpoint, command, kControllerTimeoutMs, key));
   const auto deadline = Clock::now() + std::chrono::duration<double>(flags.timeout_s);
@@ -113,16 +129,20 @@ Run add_purge_command(CLI::App& app) {
   auto flags = std::make_shared<PurgeFlags>();
   CLI::App* command = app.add_subcommand(
       "purge",
-      "Remove what a bad node has spread: all nodes of its namespace drop the chunks that it computed or passed on, "
-      "and what was computed from them, and accept nothing more from it. Prints how many chunks and bytes each node "
-      "dropped.");
+      "Remove what a bad node or member has spread: all nodes of its namespace drop the chunks that it computed or "
+      "passed on, and what was computed from them, and accept nothing more from it. Prints how many chunks and bytes "
+      "each node dropped.");
   add_controller_option(*command, flags->values);
+  CLI::Option* producer =
+      command->add_option("--producer", flags->producer,
+                          "Engine id of the bad node, as `kvferry status` shows it; or its endpoint, if it left more "
+                          "than ten minutes ago: tcp://HOST:PORT");
   command
-      ->add_option("--producer", flags->producer,
-                   "Engine id of the bad node, as `kvferry status` shows it; or its endpoint, if it left more than ten "
-                   "minutes ago: tcp://HOST:PORT")
-      ->required();
-  command->add_option("--namespace", flags->name_space, "Namespace of the node")->capture_default_str();
+      ->add_option("--member", flags->member,
+                   "Name of the bad member, if members have keys of their own: drops what it gave under any address")
+      ->excludes(producer);
+  command->add_option("--namespace", flags->name_space, "Namespace of the node or of the member's nodes")
+      ->capture_default_str();
   command->add_option("--timeout", flags->timeout_s, "Time to wait for the nodes' reports, in seconds")
       ->capture_default_str()
       ->check(number_between(0.1, kPurgeTimeoutMaxS));

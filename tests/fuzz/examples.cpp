@@ -103,7 +103,7 @@ std::vector<wire::FromController> examples_from_controller() {
                       .full = {keys_of(0, 2)},
                       .tails = tails()},
       wire::EvictOrder{.incarnation = 1, .keys = {keys_of(0, 1)}},
-      wire::PurgeOrder{.incarnation = 1, .purge_id = 2, .endpoint = "tcp://127.0.0.1:1"},
+      wire::PurgeOrder{.incarnation = 1, .purge_id = 2, .giver = "tcp://127.0.0.1:1"},
       wire::StatusReply{.status = status()}};
   return with_all_kinds(std::move(examples));
 }

@@ -134,7 +134,8 @@ MUTANTS = [Mutant(*row) for row in (
     ("the-engines-own-blocks-have-no-givers", "purged-is-gone", PURGE,
      "if (givers != nullptr) add_givers(request.givers, *givers);", "",
      "Purging.BlocksOfTheEnginesCacheKeepTheGiversOfWhatWasLoadedIntoThem"),
-    ("the-holder-is-no-giver", "purged-is-gone", FETCH, "Givers givers = {endpoint};", "Givers givers;",
+    ("the-holder-is-no-giver", "purged-is-gone", FETCH,
+     "Givers givers = givers_of(endpoint, member);", "Givers givers;",
      "Purging.ACopyHasThoseThatGaveItAndWhatIsComputedOnItHasThemToo"),
     # exactly-once
     ("a-load-is-reported-twice", "exactly-once", STEPS,

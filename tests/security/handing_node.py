@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from kvferry import _core as core
-from kvferry.tickets import HANDOFF, signer_of
+from kvferry.tickets import HANDOFF, member_of, signer_of
 
 CHUNK_TOKENS, BLOCK_TOKENS, HEAD_DIM, NUM_BLOCKS = 32, 16, 8, 8
 PLANE_BYTES = BLOCK_TOKENS * HEAD_DIM * 4
@@ -55,13 +55,13 @@ class Node:
             return {"loaded": 0, "right": True, "why": why}
         ctypes.memset(self._memory, 0, len(self._memory))
         source = (f"tcp://{params['remote_host']}:{params['remote_port']}", params["remote_request_id"],
-                  params["remote_num_tokens"])
+                  params["remote_num_tokens"], member_of(params))
         name = f"d-{number}"
         loaded = self._admit(name, number, handoff=False, source=source)
         self._core.finished(name, PROMPT_TOKENS, BLOCKS, False)
         return {"loaded": loaded, "right": self._holds(number, loaded)}
 
-    def _admit(self, name: str, number: int, *, handoff: bool, source: tuple[str, str, int] | None) -> int:
+    def _admit(self, name: str, number: int, *, handoff: bool, source: tuple[str, str, int, str] | None) -> int:
         """Runs the engine's step for a new request. Returns the number of tokens that were loaded."""
         tokens = [number % 30_000, number // 30_000, *range(2, PROMPT_TOKENS)]
         self._core.add_request(request_id=name, tokens=tokens, num_prompt_tokens=PROMPT_TOKENS, digests=[], extras="",

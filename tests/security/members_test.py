@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from handing_deployment import LOADED, REVOKED_WITHIN_S, Deployment, Traffic
-from kvferry.tickets import signer_of
+from handing_deployment import LOADED, REVOKED_WITHIN_S, Deployment, Process, Traffic, kill
+from kvferry.tickets import HANDOFF, signer_of
 from kvferry_launch.paths import KVFERRY
 
 
@@ -58,6 +58,39 @@ def test_each_role_does_what_it_may_and_nothing_else(deployment: Deployment) -> 
     assert deployment.http_status(admin, "/register", b"{}") == 400  # it may, but this says nothing
     counters = json.loads(deployment.status(whole).stdout)["counters"]
     assert counters["messages_forbidden"] == 13
+
+
+def test_a_purge_finds_what_a_member_gave_under_another_address(deployment: Deployment) -> None:
+    deployment.run("kvferry keygen --add-node bad cluster.key")
+    key_file = deployment.folder / "bad" / "bad.key"
+    key_file.parent.mkdir()
+    deployment.copy_to([*deployment.copies, key_file])
+    time.sleep(REVOKED_WITHIN_S)
+
+    def dropped(whom: str) -> dict[str, int]:
+        done = deployment.ask(f"purge {whom} --json --timeout 20", deployment.copies[0])
+        assert done.returncode == 0, done.stderr
+        return {name: node["chunks"] for name, node in json.loads(done.stdout)["nodes"].items()}
+
+    with contextlib.ExitStack() as ended:
+        for name in ("bad", "bad.hidden"):
+            hidden = Process("handing_node.py", deployment.endpoint, key_file, name)
+            ended.callback(kill, hidden.process)
+        params = signer_of(str(key_file)).signed(HANDOFF, hidden.ask({"prefill": 20_001}) | {"remote_engine_id": "bad"})
+        assert deployment.decode.ask({"decode": 20_001, "params": params}) == {"loaded": LOADED, "right": True}
+        passed_on = deployment.decode.ask({"prefill": 20_001})
+        assert deployment.nodes["other"].ask({"decode": 20_001, "params": passed_on})["loaded"] == LOADED
+        good = deployment.prefill.ask({"prefill": 20_002})
+        assert deployment.decode.ask({"decode": 20_002, "params": good})["loaded"] == LOADED
+        assert dropped("--producer bad")["decode"] == 0, "it is not the address that the chunks came from"
+        deployment.run("kvferry keygen --revoke bad cluster.key")
+        deployment.copy_to(deployment.copies)
+    time.sleep(REVOKED_WITHIN_S)
+    found = dropped("--member bad")
+    assert found["prefill"] == 0
+    assert min(found["decode"], found["other"]) >= LOADED // 32, "what the third node copied too"
+    assert deployment.prefill.ask({"decode": 20_001, "params": passed_on})["loaded"] == 0, "nothing is left"
+    assert deployment.decode.ask({"decode": 20_002, "params": good})["loaded"] == LOADED, "of another"
 
 
 def test_a_revoked_member_is_out_within_a_second_and_no_other_notices(deployment: Deployment) -> None:

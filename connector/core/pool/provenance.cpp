@@ -23,9 +23,15 @@ void add_givers(Givers& givers, const Givers& more) {
   if (givers.size() > kGiversMax || !std::ranges::all_of(givers, is_possible)) givers = {std::string(kUnknownGiver)};
 }
 
-void Provenance::purge(const std::string& endpoint, TimeNs until) {
-  if (!is_possible(endpoint)) return;  // no chunk can have this giver
-  purged_[endpoint] = until;
+Givers givers_of(const std::string& endpoint, const std::string& member) {
+  Givers givers;
+  add_givers(givers, member.empty() ? Givers{endpoint} : Givers{fmt::format("{}{}", kMemberPrefix, member), endpoint});
+  return givers;
+}
+
+void Provenance::purge(const std::string& giver, TimeNs until) {
+  if (!is_possible(giver)) return;  // no chunk can have this giver
+  purged_[giver] = until;
   if (purged_.size() > kPurgedMax)
     purged_.erase(std::ranges::min_element(purged_, {}, [](const auto& entry) { return entry.second; }));
 }

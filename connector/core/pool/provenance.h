@@ -1,9 +1,11 @@
-// Which nodes a chunk's KV has gone through, and which nodes' KV is not accepted any more, because the controller has
-// ordered to purge it.
+// Which nodes a chunk's KV has gone through, and whose KV is not accepted any more, because the controller has ordered
+// to purge it.
 //
-// A chunk's givers are the nodes that its KV has passed through. The receiver of a chunk records the givers that the
-// sender names, and the sender itself: in a pull the endpoint that was asked, in a push the endpoint that the offer
-// names. So a node can lie about others, and in a push also about itself. A chunk that is computed on top of loaded
+// A chunk's givers are the nodes that its KV has passed through, and the members of the cluster that run them. The
+// receiver of a chunk records the givers that the sender names, and the sender itself: in a pull the endpoint that was
+// asked, and the member that registered it or signed the hand-off with it; in a push the endpoint that the offer names,
+// and the member whose key the sender used. So a node can lie about others and, in a push, about its endpoint, but not
+// about its member. Without keys for single members no member is recorded. A chunk that is computed on top of loaded
 // chunks has their givers, since KV is computed from the KV before it.
 #pragma once
 
@@ -21,8 +23,11 @@
 
 namespace kvferry {
 
-/// Endpoints of nodes, sorted. Empty: this node has computed the KV, and used no KV of other nodes for it.
+/// Endpoints of nodes, and members as "member:NAME", sorted. Empty: this node has computed the KV, and used no KV of
+/// other nodes for it.
 using Givers = std::vector<std::string>;
+/// Stands before the name of a member among givers and in orders to purge.
+inline constexpr std::string_view kMemberPrefix = "member:";
 /// Stands for unknown nodes: older releases don't name givers. Each purge drops chunks with this giver too.
 inline constexpr std::string_view kUnknownGiver = "?";
 
@@ -30,13 +35,16 @@ inline constexpr std::string_view kUnknownGiver = "?";
 /// replaces all of them.
 void add_givers(Givers& givers, const Givers& more);
 
+/// Returns the givers of what the node at `endpoint` gives. `member`: name of its member; empty: none, or not known.
+Givers givers_of(const std::string& endpoint, const std::string& member);
+
 /// Returns the place (see Provenance::loaded()) of the tails that follow the chunk with this key, or this root.
 ChunkKey after(const ChunkKey& parent);
 
 class Provenance {
  public:
-  void purge(const std::string& endpoint, TimeNs until);
-  void admit(const std::string& endpoint) { purged_.erase(endpoint); }
+  void purge(const std::string& giver, TimeNs until);
+  void admit(const std::string& giver) { purged_.erase(giver); }
   void tick(TimeNs now);
   bool is_purged(const Givers& givers) const;
 
@@ -48,7 +56,7 @@ class Provenance {
   /// Returns the givers of what was loaded at this place, nullptr if nothing was recorded there.
   const Givers* loaded_at(const ChunkKey& place);
   bool has_loaded() const { return !loaded_.empty(); }
-  /// Returns true if the engine has loaded KV of a purged node. Then also drops the record of all loaded chunks,
+  /// Returns true if the engine has loaded KV of a purged giver. Then also drops the record of all loaded chunks,
   /// because the engine has to drop all blocks of its prefix cache.
   bool drop_loaded_if_purged();
 
@@ -56,7 +64,7 @@ class Provenance {
 
  private:
   using Loaded = std::list<std::pair<ChunkKey, Givers>>;
-  std::map<std::string, TimeNs> purged_;  // [endpoint] time at which the endpoint is accepted again
+  std::map<std::string, TimeNs> purged_;  // [giver] time at which the giver is accepted again
   Loaded loaded_;                         // the least recently used first
   std::unordered_map<ChunkKey, Loaded::iterator> by_place_;
 };

@@ -7,7 +7,8 @@
 
 namespace kvferry {
 
-PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer, TimeNs now) {
+PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer, const std::string& member,
+                                TimeNs now) {
   PushReply reply;
   reply.verdicts.assign(offer.chunks.size(), static_cast<std::uint8_t>(PushVerdict::kDeclined));
   if (offer.fingerprint != parts_.config.fingerprint) {
@@ -16,13 +17,13 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
     return reply;
   }
   Reservation reservation;
-  add_givers(reservation.givers, {offer.from});
+  reservation.givers = givers_of(offer.from, member);
   if (parts_.provenance.is_purged(reservation.givers)) {
-    const std::string& giver = reservation.givers[0];
+    const std::string of_member = member.empty() ? "" : fmt::format(" of member '{}'", member);
     reply.refused =
-        giver == kUnknownGiver
+        reservation.givers.front() == kUnknownGiver
             ? "KV of a node that does not name itself is not accepted: it may be one that an operator has purged"
-            : fmt::format("KV of node {} is not accepted: an operator has purged it", giver);
+            : fmt::format("KV of node {}{} is not accepted: an operator has purged it", offer.from, of_member);
     return reply;
   }
   // If the numbers of ranks differ, the shards differ too: nothing is granted, and this node will pull the chunks.

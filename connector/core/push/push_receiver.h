@@ -28,8 +28,8 @@ class PushReceiver {
 
   /// Reserves slots in the order of the offer, until all reservations together have half of the pool's slots, or three
   /// quarters of them with the slots whose writers did not leave them in time. `from` describes the offer in
-  /// Slot::writer.
-  PushReply offered(const std::string& from, const PushOffer& offer, TimeNs now);
+  /// Slot::writer. `member`: as in SchedulerCore::push_offered().
+  PushReply offered(const std::string& from, const PushOffer& offer, const std::string& member, TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to the chunks' slots.
   void grant_failed(std::uint64_t id, std::span<const std::uint32_t> indices);
   /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. A settlement whose id no
@@ -57,7 +57,7 @@ class PushReceiver {
   };
   struct Reservation {
     TimeNs deadline = 0;
-    Givers givers;                          // the prefill node, as its offer names it
+    Givers givers;                          // the prefill node, as its offer names it, and its member
     std::map<std::uint32_t, Chunk> chunks;  // [index in the offer] chunks of which some rank has not revoked its grant
   };
   void revoke(std::uint64_t id, Reservation& reservation, std::span<const SettledChunk> chunks);

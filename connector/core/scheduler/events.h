@@ -27,6 +27,7 @@ struct HandoffSource {
   std::string endpoint;  // empty: the hand-off can't be used, and `handoff` says why
   std::string handoff;   // FinishedRequest::handoff_name at the prefill node
   std::uint32_t num_tokens = 0;
+  std::string member{};  // name of the member that signed the hand-off; empty: no member
 };
 
 struct NewRequest {
@@ -136,6 +137,7 @@ struct ReplicateOrder {
   std::string endpoint;
   std::vector<ChunkMeta> chunks;  // chunks to copy; num_tokens is ignored for full chunks
   TimeNs ttl = 0;
+  std::string member{};  // name of the member that registered the node; empty: no member
 };
 
 /// The part of a request's prefix that a node holds, as reported by the directory or named by a handoff source.
@@ -143,6 +145,7 @@ struct HolderOffer {
   std::string endpoint;
   std::uint32_t num_full_chunks = 0;
   std::vector<ChunkMeta> tails;  // tails that follow the full chunks
+  std::string member{};          // name of the member that registered the node or signed the hand-off; empty: no member
 };
 
 }  // namespace kvferry

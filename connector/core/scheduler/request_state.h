@@ -51,6 +51,7 @@ struct Fetch {
   bool asked_directory = false;
   std::vector<HolderOffer> offers;  // holders that were not asked yet
   std::string endpoint;             // endpoint of the holder that is being asked
+  std::string member;               // HolderOffer::member of that holder
   std::vector<ChunkMeta> wanted;    // chunks requested from the holder `endpoint`
   std::uint64_t pull = 0;
 };
@@ -191,6 +192,7 @@ struct Replication {
   std::string endpoint;
   std::deque<ChunkMeta> remaining;
   TimeNs deadline = 0;
+  std::string member;            // ReplicateOrder::member
   std::vector<ChunkMeta> piece;  // the chunks of the piece in progress; empty if no piece is in progress
   std::uint64_t fetch = 0;       // the piece's RequestLease::fetch
   std::uint64_t pull = 0;        // the piece's StartPull::pull; 0 until the lease is answered

@@ -103,8 +103,9 @@ class SchedulerCore {
     now_ = now;
     sender_.chunk_push_ended(outcome);
   }
-  /// The runtime must execute GrantSlots before it sends the reply.
-  PushReply push_offered(const std::string& from, const PushOffer& offer, TimeNs now);
+  /// The runtime must execute GrantSlots before it sends the reply. `member`: name of the member whose key the sender
+  /// used; empty: none.
+  PushReply push_offered(const std::string& from, const PushOffer& offer, TimeNs now, const std::string& member = {});
   void push_grant_failed(std::uint64_t reservation, std::span<const std::uint32_t> indices) {
     receiver_.grant_failed(reservation, indices);
   }
@@ -119,13 +120,13 @@ class SchedulerCore {
   /// Evicts those of `keys` that are in the pool. The slot of a pinned chunk becomes free when its last pin ends.
   void evict_ordered(std::span<const ChunkKey> keys);
   void replicate_ordered(ReplicateOrder order, TimeNs now);
-  /// Drops all chunks that the node at `endpoint` gave, directly or through others, those that were computed from them,
-  /// and those of unknown givers; drops every chunk if `endpoint` is this node's own. Chunks that are being written are
-  /// dropped when the write has ended. For a day, or until admit_ordered(), no KV of that node is accepted. No more KV
-  /// is saved of requests that attend to its KV.
-  void purge_ordered(std::uint64_t id, const std::string& endpoint, TimeNs now);
-  /// Accepts KV of the node at `endpoint` again.
-  void admit_ordered(const std::string& endpoint) { provenance_.admit(endpoint); }
+  /// Drops all chunks that `giver` (a node's endpoint, or "member:NAME") gave, directly or through others, those that
+  /// were computed from them, and those of unknown givers; drops every chunk if `giver` is this node or its member.
+  /// Chunks that are being written are dropped when the write has ended. For a day, or until admit_ordered(), no KV of
+  /// `giver` is accepted. No more KV is saved of requests that attend to its KV.
+  void purge_ordered(std::uint64_t id, const std::string& giver, TimeNs now);
+  /// Accepts KV of `giver` again.
+  void admit_ordered(const std::string& giver) { provenance_.admit(giver); }
 
   /// While `up` is false, because the controller is unreachable, no fetch queries the directory.
   void set_directory_up(bool up) { directory_up_ = up; }
@@ -232,8 +233,8 @@ class SchedulerCore {
   void ask_sources_again(TimeNs now);
   void release_lease(RequestState* request, ReleaseLease lease);
   void drop_source(RequestState& request);
-  const StartPull* start_pull(const RequestId& request, const std::string& endpoint, std::span<const ChunkMeta> wanted,
-                              const LeaseReply& reply, TimeNs now);
+  const StartPull* start_pull(const RequestId& request, const std::string& endpoint, const std::string& member,
+                              std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now);
   // These functions are defined in scheduler_record.cpp.
   LifeEvent& record(const RequestState& request, LifeKind kind, Cause cause = Cause::kNone);
   void note_cause(RequestState& request, Cause cause);

@@ -85,7 +85,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     if (!std::exchange(fetch.asked_source, true)) {
       const HandoffSource& source = *request.source;
       const std::uint32_t tokens = std::min(source.num_tokens, request.chain.size());
-      offer = {source.endpoint, tokens / config_.chunk_tokens, {}};
+      offer = {source.endpoint, tokens / config_.chunk_tokens, {}, source.member};
       if (const std::uint32_t rest = tokens % config_.chunk_tokens; rest > 0)
         offer.tails.push_back(request.chain.meta(offer.num_full_chunks, rest));
       handoff = source.handoff;
@@ -103,7 +103,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
       break;
     }
     std::vector<ChunkMeta> wanted;
-    if (provenance_.is_purged({offer.endpoint}))
+    if (provenance_.is_purged(givers_of(offer.endpoint, offer.member)))
       blame(request, Cause::kRefused, offer.endpoint, "no KV is accepted from it, because an operator has purged it");
     else if (suspects_.allows(offer.endpoint, now))
       wanted = missing_from(request, offer);
@@ -116,6 +116,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
     fetch.stage = Fetch::Stage::kLease;
     fetch.try_deadline = now + config_.try_timeout;
     fetch.endpoint = offer.endpoint;
+    fetch.member = offer.member;
     fetch.wanted = std::move(wanted);
     actions_.push_back(std::move(lease));
     return;
@@ -123,8 +124,7 @@ void SchedulerCore::advance_fetch(RequestState& request, TimeNs now) {
   end_fetch(request, now);
 }
 
-/// Queries the directory. Returns false if the controller is unreachable, the pool has the whole request, or the
-/// request is too short.
+/// Queries the directory. Returns false if that can't be reached, or the request is too short or wholly in the pool.
 bool SchedulerCore::ask_directory(RequestState& request, TimeNs now) {
   TokenChain& chain = request.chain;
   if (!could_grow(request, cover(request), 0)) return false;
@@ -196,7 +196,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
     request.source_left = true;
     receiver_.shorten_deadline(current.wanted, now);
   }
-  const StartPull* pull = start_pull(request.id, endpoint, current.wanted, reply, now);
+  const StartPull* pull = start_pull(request.id, endpoint, current.member, current.wanted, reply, now);
   if (pull == nullptr) {
     suspects_.had_nothing(endpoint);
     release_lease(&request, {endpoint, reply.lease});
@@ -210,7 +210,8 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
 /// Reserves slots for the leased chunks of `wanted` that are not in the pool, and starts their pull. Returns nullptr if
 /// no chunk is pulled; the caller then releases the lease.
 const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::string& endpoint,
-                                           std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now) {
+                                           const std::string& member, std::span<const ChunkMeta> wanted,
+                                           const LeaseReply& reply, TimeNs now) {
   FetchPull pull{request, endpoint, reply.lease, {}, now};
   for (const LeasedChunk& leased : reply.chunks) {
     if (leased.index >= wanted.size()) continue;
@@ -221,7 +222,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
     if (!has_checksums && !has_runs) continue;
     if (!meta.set_windows(leased.window_from, leased.windows_from, config_.groups.size())) continue;
     if (request.value.empty()) meta.tenant = leased.tenant;  // a replication order does not name the tenant
-    Givers givers = {endpoint};
+    Givers givers = givers_of(endpoint, member);
     add_givers(givers, leased.givers);
     if (provenance_.is_purged(givers)) continue;
     if (const ChunkPool::Slot* present = pool_.find(meta.key)) {
@@ -271,8 +272,7 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
   pull.ranks_done += 1;
   record_pull(pull, ok, end);
   if (pull.ranks_done < config_.num_ranks) return;
-  // A pull that fails at once costs a request little. After a slow failure the holder becomes a suspect, so that not
-  // every request waits for it in vain.
+  // A pull that fails at once costs little. After a slow failure the holder is a suspect, so that not all wait in vain.
   if (!pull.has_failed)
     suspects_.succeeded(pull.endpoint);
   else if (now - pull.started_at >= config_.try_timeout)

@@ -67,6 +67,7 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
       .endpoint = std::move(order.endpoint),
       .remaining = {std::make_move_iterator(order.chunks.begin()), std::make_move_iterator(order.chunks.end())},
       .deadline = now + std::min(order.ttl, config_.order_ttl_max),
+      .member = std::move(order.member),
       .piece = {}};
   for (ChunkMeta& chunk : replication.remaining)
     if (!chunk.is_tail) chunk.num_tokens = config_.chunk_tokens;
@@ -85,7 +86,7 @@ void SchedulerCore::advance_replications(TimeNs now) {
   while (!replications_.empty() && replications_.front().piece.empty()) {
     Replication& replication = replications_.front();
     const bool has_ended = now >= replication.deadline || !suspects_.allows(replication.endpoint, now) ||
-                           provenance_.is_purged({replication.endpoint});
+                           provenance_.is_purged(givers_of(replication.endpoint, replication.member));
     if (is_pulling && !has_ended) return;
     RequestLease lease{0, replication.endpoint, {config_.fingerprint, {}, {}}};
     while (!has_ended && !replication.remaining.empty() && replication.piece.size() < kChunksPerPiece) {
@@ -116,7 +117,7 @@ bool SchedulerCore::is_replication_lease(std::uint64_t fetch) const {
 
 void SchedulerCore::replication_lease_answered(const LeaseReply& reply, TimeNs now) {
   Replication& replication = replications_.front();
-  const StartPull* pull = start_pull({}, replication.endpoint, replication.piece, reply, now);
+  const StartPull* pull = start_pull({}, replication.endpoint, replication.member, replication.piece, reply, now);
   if (pull == nullptr) {
     suspects_.had_nothing(replication.endpoint);
     if (reply.lease != 0) actions_.push_back(ReleaseLease{replication.endpoint, reply.lease});

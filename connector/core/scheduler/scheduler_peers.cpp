@@ -88,9 +88,10 @@ void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoin
   sender_.answered(push, endpoint, reply, now);
 }
 
-PushReply SchedulerCore::push_offered(const std::string& from, const PushOffer& offer, TimeNs now) {
+PushReply SchedulerCore::push_offered(const std::string& from, const PushOffer& offer, TimeNs now,
+                                      const std::string& member) {
   now_ = now;
-  PushReply reply = receiver_.offered(from, offer, now);
+  PushReply reply = receiver_.offered(from, offer, member, now);
   if (reply.reservation != 0) {
     for (auto& [id, request] : requests_)
       if (request.source_left) receiver_.shorten_deadline(handed_off(request), now);

@@ -1,5 +1,5 @@
-// The controller's order to purge the KV that came from a node, and the record of each request's givers: the nodes from
-// which its KV came.
+// The controller's order to purge the KV that came from a node or a member, and the record of each request's givers:
+// the nodes and members from which its KV came.
 #include <utility>
 
 #include "connector/core/scheduler/scheduler_core.h"
@@ -53,13 +53,16 @@ void SchedulerCore::end_sharing_if_purged(RequestState& request) {
   request.cacheable = false;
 }
 
-void SchedulerCore::purge_ordered(std::uint64_t id, const std::string& endpoint, TimeNs now) {
+void SchedulerCore::purge_ordered(std::uint64_t id, const std::string& giver, TimeNs now) {
   now_ = now;
-  const bool is_own = endpoint == config_.endpoint;
+  const bool is_member = giver.starts_with(kMemberPrefix);
+  const std::string name = giver.substr(is_member ? kMemberPrefix.size() : 0);
+  const std::string_view kind = is_member ? "member" : "node";
+  const bool is_own = is_member ? !name.empty() && name == config_.member : name == config_.endpoint;
   // The controller repeats orders to a node that registers again.
   if (std::exchange(purge_.id, id) != id) purge_.num_chunks = purge_.num_bytes = 0;
   std::uint64_t num_dropped = 0;
-  provenance_.purge(endpoint, now + config_.order_ttl_max);
+  provenance_.purge(giver, now + config_.order_ttl_max);
   for (std::uint32_t i = 0; i < pool_.num_slots(); ++i) {
     const ChunkPool::Slot& slot = pool_.slot(i);
     const std::uint64_t num_bytes = config_.bytes_of(slot.meta.num_tokens);
@@ -77,15 +80,15 @@ void SchedulerCore::purge_ordered(std::uint64_t id, const std::string& endpoint,
   counters_.purged_chunks += num_dropped;
   for (auto& [request_id, request] : requests_) {
     const bool has_kv = request.running || request.async_load != RequestState::AsyncLoad::kNone;
-    if (is_own && has_kv) add_givers(request.givers, {endpoint});
+    if (is_own && has_kv) add_givers(request.givers, {giver});
     end_sharing_if_purged(request);
   }
   purge_.num_of_engine += (provenance_.drop_loaded_if_purged() || is_own) ? 1 : 0;
-  actions_.push_back(LogLine{fmt::format("on the controller's order, purged {} chunks with KV of node {} or of "
-                                         "unknown nodes, or computed from such KV; no more KV of the named node is "
-                                         "accepted for a day, or until it has restarted",
-                                         num_dropped, endpoint.substr(0, 256)),
-                             true});
+  actions_.push_back(LogLine{
+      fmt::format("on the controller's order, purged {} chunks with KV of {} {} or of unknown nodes, or computed from "
+                  "such KV; no more KV of the named {} is accepted for a day, or until it has restarted",
+                  num_dropped, kind, name.substr(0, 256), kind),
+      true});
   announce_evictions();
 }
 

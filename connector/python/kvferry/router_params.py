@@ -6,7 +6,7 @@ from typing import Any
 from vllm.logger import init_logger
 
 from kvferry._core import fingerprint_difference
-from kvferry.tickets import HANDOFF, PUSH_TARGET, Signer, signer_of
+from kvferry.tickets import HANDOFF, PUSH_TARGET, Signer, member_of, signer_of
 
 logger = init_logger(__name__)
 
@@ -26,8 +26,9 @@ class RouterParams:
 
     def handoff_source(
         self, request_id: str, params: dict[str, Any], num_tokens: int, identity_of: Callable[[], str]
-    ) -> tuple[str, str, int] | None:
-        """Returns where the prompt's KV is: the prefill node's endpoint, the hand-off's name, and the number of tokens.
+    ) -> tuple[str, str, int, str] | None:
+        """Returns where the prompt's KV is: the prefill node's endpoint, the hand-off's name, the number of tokens, and
+        the name of the member that signed this, or "".
 
         Returns None if the parameters do not say that another node computed the prompt. If they are unusable, the
         endpoint is empty and the name is the reason. `identity_of` returns the fingerprint and weights epoch that both
@@ -37,7 +38,7 @@ class RouterParams:
             return None
         refusal = self._refusal(request_id, HANDOFF, params)
         if refusal is not None:
-            return "", f"the address in kv_transfer_params came with {refusal}", num_tokens
+            return "", f"the address in kv_transfer_params came with {refusal}", num_tokens, ""
         identity, theirs = identity_of(), params.get("kvferry_fingerprint")
         if theirs is not None and theirs != identity:
             difference = fingerprint_difference(identity, str(theirs))
@@ -46,7 +47,7 @@ class RouterParams:
                 'the two nodes serve different models ("here" is this node): %s',
                 request_id, difference,
             )  # fmt: skip
-            return "", f"different models: {difference}", num_tokens
+            return "", f"different models: {difference}", num_tokens, ""
         host, port = params.get("remote_host"), params.get("remote_port")
         count = params.get("remote_num_tokens") or num_tokens
         if (wrong := _why_unusable(host, port, count)) is not None:
@@ -55,10 +56,11 @@ class RouterParams:
                 "controller is asked for other nodes instead",
                 request_id, wrong,
             )  # fmt: skip
-            return "", wrong, num_tokens
+            return "", wrong, num_tokens, ""
         handoff = str(params.get("remote_request_id") or "")
         place = f"[{host}]" if ":" in str(host) else host
-        return f"tcp://{place}:{port}", handoff, min(count, num_tokens)
+        member = member_of(params) if self._signer is not None else ""
+        return f"tcp://{place}:{port}", handoff, min(count, num_tokens), member
 
     def push_target(self, request_id: str, params: dict[str, Any]) -> str | None:
         """Returns the endpoint of the decode node that the router chose before the prefill, or None if `params` name no

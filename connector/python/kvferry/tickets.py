@@ -3,6 +3,8 @@
 A router, or any HTTP client, can put addresses into a request. A node with the key uses only addresses that come with a
 valid ticket, and HTTP clients can't make a ticket. With a list of members a member signs with its own key, in its own
 name, and its tickets are valid only while it is in the list.
+
+Over 300 lines, because the forms of keys, of lists of members and of tickets are read here, without the native module.
 """
 
 import hashlib
@@ -216,6 +218,12 @@ def _core() -> Any:
 
 def _can_be_signed(value: object) -> bool:
     return type(value) is str or (type(value) is int and abs(value) < 2**63)
+
+
+def member_of(params: Mapping[str, Any]) -> str:
+    """Returns the name of the member that signed the accepted ticket in `params`, or "" if no member has signed it."""
+    found = _FORM_OF_MEMBERS.fullmatch(str(params.get(TICKET)))
+    return found[2] if found else ""
 
 
 def signer_of(key_file: str) -> Signer:

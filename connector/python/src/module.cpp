@@ -93,7 +93,8 @@ struct PyScheduler {
   void add_request(const std::string& id, const Integers& token_ids, std::uint32_t num_prompt_tokens,
                    const std::vector<nb::bytes>& digests, std::string extras,
                    const std::vector<std::tuple<std::uint32_t, std::uint32_t, std::string>>& items, bool cacheable,
-                   bool handoff, const std::optional<std::tuple<std::string, std::string, std::uint32_t>>& source,
+                   bool handoff,
+                   const std::optional<std::tuple<std::string, std::string, std::uint32_t, std::string>>& source,
                    const std::optional<std::string>& push_to, std::int64_t arrived_ms, std::string trace,
                    const std::string& cache_salt, bool prepares) {
     NewRequest request;

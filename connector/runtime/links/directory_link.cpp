@@ -4,10 +4,13 @@
 #include <variant>
 #include <vector>
 
+#include "controller/api/admin_command.h"
 #include "transport/base/log.h"
 
 namespace kvferry {
 namespace {
+
+static_assert(kMemberPrefix == controller::kMemberPrefix, "the core reads the controller's orders to purge");
 
 // Limit on pending lookups; beyond this limit the oldest lookups are dropped.
 constexpr std::size_t kLookupsMax = 10'000;
@@ -25,7 +28,7 @@ ChunkMeta meta_of(const controller::ChunkEntry& chunk) {
 }
 
 HolderOffer offer_of(const controller::Holder& holder) {
-  HolderOffer offer{holder.endpoint, holder.num_full_chunks, {}};
+  HolderOffer offer{holder.endpoint, holder.num_full_chunks, {}, holder.member};
   for (const controller::ChunkEntry& tail : holder.tails) offer.tails.push_back({tail.key, tail.num_tokens, true, {}});
   return offer;
 }
@@ -105,16 +108,16 @@ void DirectoryLink::take(controller::ClientEvent& event) {
             parts_.with_core([&](SchedulerCore& core, TimeNs) { core.unpin_ordered(wanted.pin_id); });
           },
           [&](controller::ReplicateChunks& wanted) {
-            ReplicateOrder order{std::move(wanted.endpoint), {}, wanted.ttl};
+            ReplicateOrder order{std::move(wanted.endpoint), {}, wanted.ttl, std::move(wanted.member)};
             for (const controller::ChunkEntry& chunk : wanted.chunks) order.chunks.push_back(meta_of(chunk));
             parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.replicate_ordered(std::move(order), now); });
           },
           [&](controller::PurgeChunks& wanted) {
             parts_.with_core([&](SchedulerCore& core, TimeNs now) {
               if (wanted.purge_id == 0)
-                core.admit_ordered(wanted.endpoint);
+                core.admit_ordered(wanted.giver);
               else
-                core.purge_ordered(wanted.purge_id, wanted.endpoint, now);
+                core.purge_ordered(wanted.purge_id, wanted.giver, now);
             });
           },
           [&](controller::EvictChunks& wanted) {

@@ -60,7 +60,7 @@ void PushLinks::offered(Asker asker, const PushOffer& offer) {
   reply.verdicts.assign(offer.chunks.size(), kDeclined);
   if (offer.shards == shards_of(parts_.ranks)) {
     parts_.with_core([&](SchedulerCore& core, TimeNs now) {
-      reply = core.push_offered("offer " + std::to_string(granting.asker.id), offer, now);
+      reply = core.push_offered("offer " + std::to_string(granting.asker.id), offer, now, granting.asker.member);
     });
   }
   if (reply.reservation == 0) {

@@ -24,10 +24,12 @@ std::map<std::string, double> by_name(const NodeMetrics& metrics) { return {metr
 
 }  // namespace
 
-SchedulerNode::SchedulerNode(SchedulerOptions options, net::HostPort address, Incarnation incarnation,
-                             std::unique_ptr<controller::Client> directory, std::unique_ptr<ServerSocket> peers)
+SchedulerNode::SchedulerNode(SchedulerOptions options, net::HostPort address, std::string member,
+                             Incarnation incarnation, std::unique_ptr<controller::Client> directory,
+                             std::unique_ptr<ServerSocket> peers)
     : options_(std::move(options)),
       address_(std::move(address)),
+      member_(std::move(member)),
       incarnation_(incarnation),
       links_(shared_, std::move(directory), std::move(peers)),
       patience_left_(kLookupPatience) {}
@@ -103,8 +105,9 @@ Result<std::unique_ptr<SchedulerNode>> SchedulerNode::start(SchedulerOptions opt
                              .prepared_tokens_max = std::move(prepared),
                              .conversion = options.conversion}};
   auto directory = KVFERRY_TRY(controller::make_registered_client(client, SteadyClock(), options.start_timeout_ms));
-  return std::unique_ptr<SchedulerNode>(new SchedulerNode(
-      std::move(options), std::move(address), client.node.incarnation, std::move(directory), std::move(*peers)));
+  return std::unique_ptr<SchedulerNode>(new SchedulerNode(std::move(options), std::move(address),
+                                                          key ? key->own_identity().name : "", client.node.incarnation,
+                                                          std::move(directory), std::move(*peers)));
 }
 
 Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hellos) {
@@ -130,6 +133,7 @@ Result<void> SchedulerNode::attach_workers(const std::vector<std::string>& hello
   const ConnectorConfig& from = options_.config;
   config.fingerprint = options_.fingerprint;
   config.endpoint = "tcp://" + net::to_text(address_);
+  config.member = member_;
   config.chunk_tokens = from.chunk_tokens;
   config.groups = options_.groups;
   config.keeps_state = options_.keeps_state;

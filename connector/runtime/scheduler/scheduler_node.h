@@ -101,7 +101,7 @@ class SchedulerNode {
   void shutdown() { links_.shutdown(); }
 
  private:
-  SchedulerNode(SchedulerOptions options, net::HostPort address, Incarnation incarnation,
+  SchedulerNode(SchedulerOptions options, net::HostPort address, std::string member, Incarnation incarnation,
                 std::unique_ptr<controller::Client> directory, std::unique_ptr<ServerSocket> peers);
   /// Runs `call` on the core under the core's lock, then hands the core's actions to the links.
   template <class Call>
@@ -110,6 +110,7 @@ class SchedulerNode {
   SchedulerOptions options_;
   SteadyClock clock_;
   net::HostPort address_;
+  std::string member_;  // CoreConfig::member
   Incarnation incarnation_;
   SharedCore shared_;
   NodeLinks links_;

@@ -26,10 +26,20 @@ class Purging : public CoreBench {
 
   /// Makes a request ask `endpoint` for the chunks before `num_tokens`. Returns the pull that its answer starts.
   std::vector<StartPull> fetch(const std::string& id, std::uint32_t num_tokens, const std::string& endpoint,
-                               const Givers& givers) {
+                               const Givers& givers, const std::string& member = {}) {
     add(id, num_tokens);
     for (const QueryDirectory& query : take<QueryDirectory>())
-      core_->directory_answered(query.fetch, {{endpoint, num_tokens / 16, {}}}, now_);
+      core_->directory_answered(query.fetch, {{endpoint, num_tokens / 16, {}, member}}, now_);
+    return leased(endpoint, givers);
+  }
+  /// Adds a request whose prompt the member "bad" has handed over under another address than its own.
+  void hand_over(const std::string& id) {
+    NewRequest added = request(id, 33);
+    added.source = HandoffSource{"tcp://another", "h", 33, "bad"};
+    core_->add_request(added, now_);
+  }
+  /// Answers the requests for leases. Returns the pull that this starts.
+  std::vector<StartPull> leased(const std::string& endpoint, const Givers& givers) {
     for (const RequestLease& wanted : take<RequestLease>()) {
       LeaseReply reply{9, {}, {}};
       for (std::uint32_t i = 0; i < wanted.request.keys.size(); ++i) {
@@ -210,6 +220,64 @@ TEST_F(Purging, ATailThatWasLoadedIntoTheEnginesCacheCountsForWhatFollowsIt) {
   provenance.loaded(after(chain.root()), {"a"});
   EXPECT_THAT(*provenance.loaded_at(after(chain.root())), ElementsAre("a"));
   EXPECT_EQ(provenance.loaded_at(chain.root()), nullptr);
+}
+
+TEST_F(Purging, AMemberIsFoundByItsNameUnderWhateverAddressItPushed) {
+  const ChunkKey key = root_key("pushed", "");
+  PushOffer offer{"model", 1, {}, {{key, 16, {}}}, 0, "tcp://another"};
+  const std::uint64_t reservation = core_->push_offered("p", offer, now_, "bad").reservation;
+  core_->push_settled({reservation, {{0, true, 0, {5}, {}, {}}}});
+  core_->push_revoked(take<RevokeSlots>().at(0), now_);
+  EXPECT_THAT(core_->pool().find(key)->givers, ElementsAre("member:bad", "tcp://another"));
+  core_->purge_ordered(1, "tcp://bad", now_);
+  EXPECT_EQ(core_->pool().num_ready(), 1u);
+  core_->purge_ordered(2, "member:bad", now_);
+  EXPECT_EQ(core_->pool().num_ready(), 0u);
+  EXPECT_EQ(core_->last_purge().num_chunks, 1u);
+  EXPECT_THAT(core_->push_offered("p", offer, now_, "bad").refused,
+              HasSubstr("node tcp://another of member 'bad' is not accepted: an operator has purged it"));
+  EXPECT_EQ(core_->push_offered("p", offer, now_, "good").refused, "") << "another member's node has this address too";
+  core_->admit_ordered("member:bad");
+  EXPECT_EQ(core_->push_offered("p", offer, now_, "bad").refused, "");
+}
+
+TEST_F(Purging, AMemberIsFoundByItsNameUnderWhateverAddressItHandedOver) {
+  core_->set_directory_up(false);
+  hand_over("a");
+  pulled(leased("tcp://another", {"tcp://first"}));
+  EXPECT_THAT(givers_of(0), ElementsAre("member:bad", "tcp://another", "tcp://first"));
+  const LeaseReply reply = core_->lease_requested("reader", {"model", {slot(0)->meta.key}, {}}, now_);
+  EXPECT_THAT(reply.chunks.at(0).givers, Contains("member:bad")) << "the next reader of the copy knows too";
+  core_->purge_ordered(1, "member:bad", now_);
+  EXPECT_EQ(core_->pool().num_ready(), 0u);
+  hand_over("b");
+  EXPECT_THAT(take<RequestLease>(), IsEmpty());
+}
+
+TEST_F(Purging, AMemberIsFoundByItsNameInWhatTheControllerNamed) {
+  core_->replicate_ordered({"tcp://far", {{root_key("copied", ""), 16, false, {}}}, kSecond, "bad"}, now_);
+  pulled(leased("tcp://far", {}));
+  EXPECT_THAT(core_->pool().find(root_key("copied", ""))->givers, ElementsAre("member:bad", "tcp://far"));
+  pulled(fetch("a", 33, "tcp://near", {}, "bad"));
+  EXPECT_THAT(givers_of(0), ElementsAre("member:bad", "tcp://near"));
+  core_->purge_ordered(1, "member:bad", now_);
+  EXPECT_EQ(core_->pool().num_ready(), 0u);
+  core_->replicate_ordered({"tcp://far", {{root_key("copied", ""), 16, false, {}}}, kSecond, "bad"}, now_);
+  EXPECT_THAT(fetch("b", 33, "tcp://near", {}, "bad"), IsEmpty());
+  EXPECT_EQ(core_->num_replications(), 0u);
+}
+
+TEST_F(Purging, ANodeOfThePurgedMemberDropsAllThatItHas) {
+  CoreConfig config = named();
+  config.member = "bad";
+  core_.emplace(config);
+  core_->set_directory_up(false);
+  cache(48);
+  core_->purge_ordered(1, "member:", now_);
+  core_->purge_ordered(2, "member:ba", now_);
+  EXPECT_EQ(core_->pool().num_ready(), 3u);
+  core_->purge_ordered(3, "member:bad", now_);
+  EXPECT_EQ(core_->pool().num_ready(), 0u);
 }
 
 TEST_F(Purging, ThePurgedNodeItselfDropsAllThatItHas) {

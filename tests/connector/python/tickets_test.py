@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvferry.tickets import HANDOFF, LIFETIME_S, LOOK_EVERY_S, PUSH_TARGET, TICKET, KeyFileError, Signer, signer_of
+from kvferry.tickets import (
+    HANDOFF,
+    LIFETIME_S,
+    LOOK_EVERY_S,
+    PUSH_TARGET,
+    TICKET,
+    KeyFileError,
+    Signer,
+    member_of,
+    signer_of,
+)  # fmt: skip
 from kvferry_launch.node.cluster_key import ensure_key
 from kvferry_launch.paths import KVFERRY
 
@@ -217,6 +227,8 @@ def test_members_sign_and_accept_what_their_role_allows(deployment: Deployment, 
               {"w0": w0, "w1": w1, "w1_dp3": w1, "a.b": admin, "anybody": whole}.items()}
     for one, params in itertools.product((whole, w0, w1, admin, reader), signed.values()):
         assert one.refusal(HANDOFF, params) is None
+    assert [member_of(params) for params in signed.values()] == ["w0", "w1", "w1", "a", ""]
+    assert member_of(SIGNED) == "", "signed with the cluster key, without members"
     for one, other in itertools.product((whole, w0, w1, admin, reader), repeat=2):
         assert one.refusal(PUSH_TARGET, other.signed(PUSH_TARGET, TARGET)) is None
         assert one.tenant_secret() == other.tenant_secret()

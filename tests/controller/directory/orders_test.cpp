@@ -26,8 +26,8 @@ class OrdersTest : public ::testing::Test, protected ReplySender {
     return true;
   }
   template <class T>
-  void say(ConnectionId from, const T& message) {
-    sessions_.receive(from, encode(message), now_, *this);
+  void say(ConnectionId from, const T& message, const net::Identity& sender = {}) {
+    sessions_.receive(from, encode(message), now_, *this, sender);
   }
   /// Returns all messages of one kind to `to` since the last call. Other messages to `to` are dropped.
   template <class T>
@@ -38,12 +38,12 @@ class OrdersTest : public ::testing::Test, protected ReplySender {
     heard_[to].clear();
     return found;
   }
-  ConnectionId join(const std::string& name, std::uint64_t incarnation = 1) {
+  ConnectionId join(const std::string& name, std::uint64_t incarnation = 1, const net::Identity& member = {}) {
     const ConnectionId connection = sessions_.open();
     NodeInfo info = node_info(name, incarnation);
     info.endpoint = "tcp://" + name + ":1";
-    say(connection, wire::Hello{.node = info});
-    say(connection, wire::Publish{.incarnation = incarnation, .sequence = 0, .begins_snapshot = true});
+    say(connection, wire::Hello{.node = info}, member);
+    say(connection, wire::Publish{.incarnation = incarnation, .sequence = 0, .begins_snapshot = true}, member);
     sequence_[connection] = 1;
     heard_[connection].clear();
     return connection;
@@ -252,7 +252,7 @@ TEST_F(OrdersTest, APurgeTellsAllNodesAndThoseThatComeLater) {
     const auto told = heard<wire::PurgeOrder>(node);
     ASSERT_THAT(told, SizeIs(1));
     EXPECT_EQ(told[0].purge_id, reply.number);
-    EXPECT_EQ(told[0].endpoint, "tcp://b:1");
+    EXPECT_EQ(told[0].giver, "tcp://b:1");
   }
   const ConnectionId later = sessions_.open();
   NodeInfo info = node_info("c", 1);
@@ -279,7 +279,7 @@ TEST_F(OrdersTest, APurgeEndsWhenANewerProcessIsWhereThePurgedOneWas) {
   const auto told = heard<wire::PurgeOrder>(a);
   ASSERT_THAT(told, SizeIs(1));
   EXPECT_EQ(told[0].purge_id, 0u);
-  EXPECT_EQ(told[0].endpoint, "tcp://b:1");
+  EXPECT_EQ(told[0].giver, "tcp://b:1");
 }
 
 TEST_F(OrdersTest, ANodeThatIsGoneIsPurgedByItsEndpoint) {
@@ -289,9 +289,49 @@ TEST_F(OrdersTest, ANodeThatIsGoneIsPurgedByItsEndpoint) {
   for (const char* name : {"", "tcp://", "tcp://:1", "tcp://b", "tcp://b:"})
     EXPECT_FALSE(rule({.verb = "purge", .engine_id = name}).is_done) << name;
   ASSERT_TRUE(rule({.verb = "purge", .engine_id = "tcp://b:1"}).is_done);
-  EXPECT_EQ(heard<wire::PurgeOrder>(a).at(0).endpoint, "tcp://b:1");
+  EXPECT_EQ(heard<wire::PurgeOrder>(a).at(0).giver, "tcp://b:1");
   EXPECT_THAT(rule({.verb = "purge", .name_space = "empty", .engine_id = "a"}).text,
               HasSubstr("namespace 'empty' has no nodes"));
+}
+
+TEST_F(OrdersTest, AMemberIsPurgedByItsNameUntilANewerProcessOfItComes) {
+  const net::Identity bad{"bad", net::Role::kWorker};
+  const ConnectionId a = join("a"), first = join("bad", 3, bad);
+  join("bad.2", 5, bad);
+  for (const char* name : {"member:", "member:b_d", "member:a/b"})
+    EXPECT_THAT(rule({.verb = "purge", .engine_id = name}).text, HasSubstr("can't be a member's name")) << name;
+  const wire::AdminReply reply = rule({.verb = "purge", .engine_id = "member:bad"});
+  EXPECT_EQ(reply.text, "3 nodes were ordered to drop the chunks that came from member:bad");
+  for (const ConnectionId node : {a, first}) {
+    const auto told = heard<wire::PurgeOrder>(node);
+    ASSERT_THAT(told, SizeIs(1));
+    EXPECT_EQ(told[0].purge_id, reply.number);
+    EXPECT_EQ(told[0].giver, "member:bad");
+  }
+  join("bad", 4, bad);
+  join("c", 9);
+  join("badly", 9, {"badly", net::Role::kWorker});
+  EXPECT_THAT(heard<wire::PurgeOrder>(a), IsEmpty()) << "a process that is older than another, or of others";
+  join("bad.2", 6, bad);
+  const auto told = heard<wire::PurgeOrder>(a);
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_EQ(told[0].purge_id, 0u);
+  EXPECT_EQ(told[0].giver, "member:bad");
+}
+
+TEST_F(OrdersTest, AMemberWhoseNodesAreGoneIsPurgedByItsName) {
+  const ConnectionId a = join("a");
+  ASSERT_TRUE(rule({.verb = "purge", .engine_id = "member:bad"}).is_done);
+  EXPECT_EQ(heard<wire::PurgeOrder>(a).at(0).giver, "member:bad");
+}
+
+TEST_F(OrdersTest, CopiesAreToBeMadeOfANodeWithTheNameOfItsMember) {
+  const ConnectionId from = join("m", 1, {"m", net::Role::kWorker}), to = join("b");
+  publish(from, keys_of(0, 2));
+  ASSERT_TRUE(rule({.verb = "move", .engine_id = "m", .other_engine_id = "b", .keys = {keys_of(0, 2)}}).is_done);
+  EXPECT_EQ(heard<wire::Replicate>(to).at(0).member, "m");
+  say(to, wire::Lookup{.incarnation = 1, .token = 1, .keys = {keys_of(0, 2)}});
+  EXPECT_EQ(heard<wire::LookupReply>(to).at(0).holders.at(0).member, "m");
 }
 
 TEST_F(OrdersTest, AQuotaBoundsANamespace) {

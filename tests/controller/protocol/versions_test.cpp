@@ -105,7 +105,7 @@ TEST(ControllerVersions, OrdersAreInTheVersionOfTheNode) {
 }
 
 TEST(ControllerVersions, APurgeIsAMessageOfATypeThatOlderNodesIgnore) {
-  const std::string order = encode(wire::PurgeOrder{.incarnation = 5, .purge_id = 1, .endpoint = "h"});
+  const std::string order = encode(wire::PurgeOrder{.incarnation = 5, .purge_id = 1, .giver = "h"});
   EXPECT_EQ(order, "\x94\x92\x01\x15\x05\x01\xa1h"s);
 }
 

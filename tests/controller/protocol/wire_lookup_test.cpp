@@ -108,7 +108,8 @@ TEST(ControllerWireLookup, OtherMessagesAndOtherShapesAreLeftToTheOtherReader) {
 }
 
 TEST(ControllerWireLookup, AnAnswerIsTheSameBytesAsAMessageMadeOfIt) {
-  const NodeInfo a = node_info("a", 7), b = node_info(std::string(300, 'b'), ~std::uint64_t{0});
+  NodeInfo a = node_info("a", 7), b = node_info(std::string(300, 'b'), ~std::uint64_t{0});
+  a.details.member = "m";
   const std::vector<ChunkEntry> tails{tail_chunk(1, 2, 40), tail_chunk(3, 4, 3)};
   const std::vector<HolderView> found{{&a, 200, {}, Tier::kGpu, true, 0}, {&b, 70'000, tails, Tier::kRemote, false, 0}};
   LookupReply message{.token = 1ULL << 40, .holders = {}, .index_version = 300};
@@ -119,7 +120,8 @@ TEST(ControllerWireLookup, AnAnswerIsTheSameBytesAsAMessageMadeOfIt) {
                                holder.num_full_chunks,
                                {holder.tails.begin(), holder.tails.end()},
                                holder.tier,
-                               holder.confirmed});
+                               holder.confirmed,
+                               holder.info->details.member});
   }
   msgpack::sbuffer buffer;
   for (int i = 0; i < 2; ++i) {

@@ -371,13 +371,15 @@ class CliTest(unittest.TestCase):
             self.assert_fails(run("drain", "n1", *there), 1, "namespace 'default' has no node 'n1'; it has none")
             self.assert_fails(run("drain", "--undo", "n1", "--namespace", "x", *there), 1, "namespace 'x'")
             self.assert_fails(run("clear", *there), 1, "namespace 'default' has no nodes")
-            self.assert_fails(run("purge", "--producer", "n1", *there), 1, "namespace 'default' has no nodes")
+            for whom in ("--producer", "--member"):
+                self.assert_fails(run("purge", whom, "n1", *there), 1, "namespace 'default' has no nodes")
             self.assertEqual(run("quota", "1000", *there).stdout,
                              "namespace 'default' may have at most 1000 chunks in the index\n")
             answer = json.loads(run("quota", "--none", "--json", *there).stdout)
             self.assertEqual(answer["text"], "namespace 'default' has no quota")
         self.assert_fails(run("drain"), 2, "NODE is required")
-        self.assert_fails(run("purge"), 2, "--producer is required")
+        self.assert_fails(run("purge"), 2, "--producer is required, or --member in its place")
+        self.assert_fails(run("purge", "--producer", "x", "--member", "x"), 2, "--member excludes --producer")
         self.assert_fails(run("purge", "--producer", "x", "--timeout", "0"), 2,
                           "--timeout: '0' is not a number from 0.1 to 3600")
         self.assert_fails(run("quota", *there), 2, "CHUNKS or --none")
