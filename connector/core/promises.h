@@ -76,12 +76,12 @@ inline void fair_eviction(bool is_own_or_idle, std::uint32_t num_slots, std::uin
                 num_slots, share);
 }
 
-/// The promise purged-is-gone: a chunk that a purged node gave, or that was computed from such a chunk, is not offered
-/// to other nodes.
+/// The promise purged-is-gone: a chunk that a purged node or member gave, or that was computed from such a chunk, is
+/// not offered to other nodes.
 inline void purged_is_gone(bool is_purged, std::uint32_t slot) {
   KVFERRY_CHECK(!is_purged,
                 "purged-is-gone: the chunk in pool slot {} is offered to other nodes, but it came, or was computed, "
-                "from KV of a purged node",
+                "from KV of a purged node or member",
                 slot);
 }
 

@@ -137,6 +137,10 @@ MUTANTS = [Mutant(*row) for row in (
     ("the-holder-is-no-giver", "purged-is-gone", FETCH,
      "Givers givers = givers_of(endpoint, member);", "Givers givers;",
      "Purging.ACopyHasThoseThatGaveItAndWhatIsComputedOnItHasThemToo"),
+    ("the-holders-member-is-no-giver", "purged-is-gone", FETCH,
+     "Givers givers = givers_of(endpoint, member);", "Givers givers = givers_of(endpoint, {});"),
+    ("the-pushers-member-is-no-giver", "purged-is-gone", RECEIVER,
+     "reservation.givers = givers_of(offer.from, member);", "reservation.givers = givers_of(offer.from, {});"),
     # exactly-once
     ("a-load-is-reported-twice", "exactly-once", STEPS,
      "found->second.ranks_done.insert(report.rank).second,", "(found->second.ranks_done.insert(report.rank), true),"),

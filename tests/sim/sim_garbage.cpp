@@ -36,6 +36,7 @@ std::vector<HolderOffer> World::garbage_offers() {
     HolderOffer& offer = offers.emplace_back();
     const std::size_t node = dice_.between(0, num_nodes() - 1);
     offer.endpoint = dice_.chance(0.3) ? "" : dice_.chance(0.3) ? "tcp://nobody:1" : nodes_[node].endpoint;
+    offer.member = member_at(offer.endpoint);
     offer.num_full_chunks = some_number();
     for (std::uint32_t t = dice_.between(0, 3); t > 0; --t)
       offer.tails.push_back({some_key(node), some_number(), dice_.chance(0.5), {}});
@@ -131,6 +132,7 @@ void World::garbage(std::size_t index) {
       return forge_push(index);
     default: {
       ReplicateOrder order{dice_.chance(0.5) ? "tcp://nobody:1" : nodes_[other(index)].endpoint, {}, some_time()};
+      order.member = member_at(order.endpoint);
       for (const ChunkKey& key : request.keys) order.chunks.push_back({key, some_number(), dice_.chance(0.5), {}});
       return core.replicate_ordered(std::move(order), now());
     }

@@ -104,7 +104,7 @@ std::vector<HolderOffer> World::offers(std::size_t asker, const QueryDirectory& 
   for (std::size_t i = 0; i < num_nodes(); ++i) {
     const std::map<ChunkKey, ChunkMeta>& listed = is_old ? nodes_[i].listed_before : nodes_[i].listed;
     if (i == asker) continue;
-    HolderOffer offer{nodes_[i].endpoint, 0, {}};
+    HolderOffer offer{nodes_[i].endpoint, 0, {}, nodes_[i].member};
     while (offer.num_full_chunks < query.keys.size() && listed.contains(query.keys[offer.num_full_chunks]))
       offer.num_full_chunks += 1;
     if (offer.num_full_chunks < query.tail_groups.size()) {

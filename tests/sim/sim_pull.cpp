@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -32,6 +33,7 @@ void World::pull(std::size_t node, const StartPull& wanted) {
       throw Broken(fmt::format("verified-only: pull {} brings {} tokens into a slot", wanted.pull, item.num_tokens));
   tell("node {} pulls {} chunks from {} (pull {})", node, wanted.items.size(), wanted.endpoint, wanted.pull);
   const std::size_t holder = node_at(wanted.endpoint).value_or(node);
+  for (const PullItem& item : wanted.items) reader.brought_by[item.local] = holder;
   const ShardMap map = reader.maps[wanted.endpoint];
   for (std::uint32_t rank = 0; rank < num_ranks; ++rank) {
     auto here = std::make_shared<RankPull>();
@@ -156,6 +158,23 @@ void World::check_pulls(std::size_t index) const {
   if (num_items != num_writers)
     throw Broken(
         fmt::format("bounded-hold: {} slots wait for a pull, {} chunks are on their way", num_writers, num_items));
+}
+
+/// Checks that nothing is left of what the nodes of purged members brought, under whatever address they did.
+void World::check_purged(std::size_t index) {
+  Node& node = nodes_[index];
+  const SchedulerCore& core = node.engine->core();
+  for (auto it = node.brought_by.begin(); it != node.brought_by.end();) {
+    const ChunkPool::Slot& slot = core.pool().slot(it->first.slot);
+    const bool is_gone = slot.ref != it->first;
+    if (!is_gone && slot.state == ChunkPool::State::kReady &&
+        core.provenance().is_purged({"member:" + nodes_[it->second].member}))
+      throw Broken(
+          fmt::format("purged-is-gone: slot {} of node {} has a chunk that node {} brought, whose member was "
+                      "purged",
+                      slot.ref.slot, index, it->second));
+    it = is_gone ? node.brought_by.erase(it) : std::next(it);
+  }
 }
 
 }  // namespace kvferry::sim

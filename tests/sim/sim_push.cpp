@@ -45,13 +45,16 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
   tell("node {} offers {} chunks to node {} (push {})", node, offered.offer.chunks.size(), *to, offered.push);
   PushOffer offer = offered.offer;
   offer.shards = shards_of(node);
+  // Some pushes name another address than the node's; no draw, so that seeds keep their schedules.
+  if (offered.push % 2 == 0) offer.from = "tcp://hidden:1";
   send(node, *to, [this, node, to = *to, push = offered.push, offer = std::move(offer)] {
     if (!nodes_[to].is_up) return;
     if (offer.shards != shards_of(to)) {  // a node of another shape pulls the chunks instead
       const auto declined = static_cast<std::uint8_t>(PushVerdict::kDeclined);
       return push_answer(to, {node, push, {0, {}, std::vector(offer.chunks.size(), declined)}});
     }
-    PushReply reply = nodes_[to].engine->core().push_offered(fmt::format("node {}", node), offer, now());
+    PushReply reply =
+        nodes_[to].engine->core().push_offered(fmt::format("node {}", node), offer, now(), nodes_[node].member);
     if (reply.verdicts.size() != offer.chunks.size())
       throw Broken(fmt::format("exact-load: an offer of {} chunks is answered for {}", offer.chunks.size(),
                                reply.verdicts.size()));
@@ -73,6 +76,7 @@ void World::push_grant(std::size_t node, const GrantOrder& order) {
   tally_.reservations += 1;
   std::vector<std::uint32_t> missing;
   for (const GrantedChunk& chunk : order.chunks) {
+    if (grant.asker != kDirectory) nodes_[node].brought_by[chunk.chunk] = grant.asker;
     for (std::uint32_t rank = 0; rank < nodes_[node].ranks.size(); ++rank)
       pushes.granted[{order.reservation, chunk.index, rank}] = chunk.chunk;
     if (!dice_.chance(network_.fails_grants)) continue;

@@ -14,6 +14,7 @@ World::World(const SimOptions& options, Dice& dice) : options_(options), network
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     nodes_[i].engine_id = EngineId{fmt::format("engine-{}", i)};
     nodes_[i].endpoint = fmt::format("tcp://node-{}:1", i);
+    nodes_[i].member = fmt::format("m{}", i);
     start(i);
   }
 }
@@ -34,6 +35,7 @@ void World::start(std::size_t index) {
   node.incarnation += 1;
   node.is_up = true;
   core.endpoint = node.endpoint;
+  core.member = node.member;
   core.only_reads = options_.decode_converts && index >= options_.num_prefill;
   core.secret = fmt::format("{} of {}", node.incarnation, index);
   node.num_load_lines = 0;
@@ -85,6 +87,7 @@ void World::crash(std::size_t index) {
   node.back_at = now() + dice_.between(1, 500) * kMillisecond;
   node.pulls.clear();
   node.pushes = {};
+  node.brought_by.clear();
   node.first_asked.clear();
   node.last_fetch = 0;
   node.asked.clear();
@@ -124,7 +127,7 @@ const FinishedRequest* World::finished(std::size_t node, const std::string& id) 
 }
 
 HandoffSource World::source(std::size_t node, const FinishedRequest& prefilled) const {
-  return {nodes_[node].endpoint, prefilled.handoff_name, prefilled.handoff_tokens};
+  return {nodes_[node].endpoint, prefilled.handoff_name, prefilled.handoff_tokens, nodes_[node].member};
 }
 
 void World::deliver() {
@@ -199,6 +202,7 @@ void World::step_node(std::size_t index, double steps) {
   node.engine->core().tick(now());
   stepping_ = kDirectory;
   carry_out(index);
+  check_purged(index);
 }
 
 void World::step() {
@@ -224,8 +228,15 @@ void World::order(std::size_t index) {
   if (dice_.chance(0.1)) {
     tally_.purges += 1;
     for (const std::size_t node : {index, from}) mishaps_.to_link(&Tally::excused_purged, node, node, now());
-    if (dice_.chance(0.3)) return core.admit_ordered(nodes_[from].endpoint);
-    return core.purge_ordered(dice_.between(1, 1000), nodes_[dice_.chance(0.9) ? from : index].endpoint, now());
+    if (dice_.chance(0.3)) {
+      core.admit_ordered("member:" + nodes_[from].member);
+      return core.admit_ordered(nodes_[from].endpoint);
+    }
+    const Node& purged = nodes_[dice_.chance(0.9) ? from : index];
+    const std::uint64_t id = dice_.between(1, 1000);
+    const bool is_of_member = id % 2 == 0;
+    tally_.purges_of_members += is_of_member;
+    return core.purge_ordered(id, is_of_member ? "member:" + purged.member : purged.endpoint, now());
   }
   switch (dice_.between(0, 4)) {
     case 0:
@@ -237,7 +248,7 @@ void World::order(std::size_t index) {
     case 3:
       return core.reset_cache();
     default:
-      return core.replicate_ordered({nodes_[from].endpoint, std::move(chunks), ttl}, now());
+      return core.replicate_ordered({nodes_[from].endpoint, std::move(chunks), ttl, nodes_[from].member}, now());
   }
 }
 

@@ -68,6 +68,7 @@ class World {
     std::unique_ptr<MiniEngine> engine;
     EngineId engine_id;
     std::string endpoint;
+    std::string member;  // each node is a member of its own
     std::uint64_t incarnation = 0;
     bool is_up = false;
     TimeNs back_at = 0;
@@ -84,7 +85,8 @@ class World {
     std::map<std::uint64_t, std::vector<ChunkKey>> asked;  // by fetch, the chunks for which a lease was requested
     // numbers of fetches with a forged answer, which may come before the fetch itself
     std::set<std::uint64_t> forged_answers;
-    std::uint64_t pool_full = 0;  // value of the core's counter when it was last read
+    std::map<ChunkRef, std::size_t> brought_by;  // the node that a chunk was pulled from or pushed by, whatever it says
+    std::uint64_t pool_full = 0;                 // value of the core's counter when it was last read
     std::uint64_t num_load_lines = 0;
     // The same members as in NodeLinks.
     std::vector<RankEndpoint> ranks;
@@ -145,6 +147,7 @@ class World {
   void pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wanted, const ShardMap& map,
                   const RankPull& here);
   void check_pulls(std::size_t node) const;
+  void check_purged(std::size_t node);
 
   // sim_mishaps.cpp
   void note_suspicion(std::size_t node, const std::string& paused_node);
@@ -165,6 +168,11 @@ class World {
   }
   std::vector<HolderOffer> offers(std::size_t asker, const QueryDirectory& query);
   std::optional<std::size_t> node_at(const std::string& endpoint) const;
+  /// Returns the member whose node is at the endpoint, or "" if there is no node.
+  std::string member_at(const std::string& endpoint) const {
+    const std::optional<std::size_t> node = node_at(endpoint);
+    return node ? nodes_[*node].member : "";
+  }
 
   // sim_push.cpp
   void carry_out_push(std::size_t node, const Action& action);

@@ -85,6 +85,7 @@ namespace kvferry::sim {
   X(unleased_reads, "reads of slots that no lease holds")                       \
   X(other_replica, "chunks that a second holder gave after a first one failed") \
   X(purges, "orders to purge what a node gave, or to take KV from it again")    \
+  X(purges_of_members, "of these, orders to purge what a member gave")          \
   X(purged_chunks, "chunks purged")                                             \
   X(handoffs_whole, "handoffs that left one token to compute")                  \
   X(handoffs_whole_anyway, "of these, ones on whose way something went wrong")  \
