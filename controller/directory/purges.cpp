@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "transport/base/net/members.h"
 
@@ -74,14 +75,17 @@ std::vector<Purges::Order> Purges::joined(const Directory& directory, NodeId nod
   std::vector<Order> orders;
   if (purges_.empty()) return orders;
   const NodeInfo& info = directory.node(node)->info;
-  std::erase_if(purges_, [&](const Purge& purge) {
-    const bool is_replaced = purge.is_of(info) && info.incarnation > purge.incarnation;
-    if (is_replaced)
-      for (const NodeId each : directory.nodes_of(purge.name_space)) orders.push_back({each, 0, purge.giver});
-    return is_replaced || purge.ends_at <= now;
-  });
-  for (const Purge& purge : purges_)
-    if (purge.name_space == info.name_space) orders.push_back({node, purge.id, purge.giver});
+  std::erase_if(purges_, [&](const Purge& purge) { return purge.ends_at <= now; });
+  for (Purge& purge : purges_) {
+    if (purge.name_space != info.name_space) continue;
+    const bool is_successor = purge.is_of(info) && info.incarnation > purge.incarnation;
+    if (is_successor && !std::exchange(purge.has_successor, true))
+      for (const NodeId each : directory.nodes_of(purge.name_space))
+        if (each != node) orders.push_back({each, 0, purge.giver});
+    // A node that was lost until now may have chunks of the purged process.
+    if (!is_successor) orders.push_back({node, purge.id, purge.giver});
+    if (purge.has_successor) orders.push_back({node, 0, purge.giver});
+  }
   return orders;
 }
 

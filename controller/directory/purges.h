@@ -24,6 +24,7 @@ class Purges {
     // known.
     Incarnation incarnation;
     TimeNs ends_at = 0;
+    bool has_successor = false;  // true if a newer process has registered, whose chunks nodes accept
 
     bool is_of_member() const { return giver.starts_with(kMemberPrefix); }
     bool is_of(const NodeInfo& info) const;
@@ -39,8 +40,8 @@ class Purges {
   /// or an endpoint. kNotFound: `name` is none of these.
   Result<Purge> add(const Directory& directory, const std::string& name_space, const std::string& name, TimeNs now);
   /// Returns the orders that the registration of `node` causes: the purges of its namespace, to this node. If the node
-  /// is a newer process at a purged endpoint or of a purged member, that purge ends, and all nodes of the namespace get
-  /// an order with purge_id 0.
+  /// is a newer process at a purged endpoint or of a purged member, all nodes of the namespace get an order with
+  /// purge_id 0 instead, and nodes that register later get it after the purge.
   std::vector<Order> joined(const Directory& directory, NodeId node, TimeNs now);
 
  private:

@@ -29,21 +29,33 @@ Givers givers_of(const std::string& endpoint, const std::string& member) {
   return givers;
 }
 
-void Provenance::purge(const std::string& giver, TimeNs until) {
-  if (!is_possible(giver)) return;  // no chunk can have this giver
-  purged_[giver] = until;
+bool Provenance::purge(const std::string& giver, std::uint64_t id, TimeNs until) {
+  if (!is_possible(giver)) return true;  // no chunk can have this giver
+  const auto last = purged_.find(giver);
+  if (last != purged_.end() && last->second.id == id) return false;
+  purged_[giver] = {id, until};
   if (purged_.size() > kPurgedMax)
-    purged_.erase(std::ranges::min_element(purged_, {}, [](const auto& entry) { return entry.second; }));
+    purged_.erase(std::ranges::min_element(purged_, {}, [](const auto& entry) { return entry.second.until; }));
+  return true;
+}
+
+void Provenance::admit(const std::string& giver) {
+  const auto last = purged_.find(giver);
+  if (last != purged_.end()) last->second.is_admitted = true;
 }
 
 void Provenance::tick(TimeNs now) {
-  std::erase_if(purged_, [&](const auto& entry) { return entry.second <= now; });
+  std::erase_if(purged_, [&](const auto& entry) { return entry.second.until <= now; });
 }
 
 bool Provenance::is_purged(const Givers& givers) const {
-  return !purged_.empty() && std::ranges::any_of(givers, [&](const std::string& giver) {
-    return giver == kUnknownGiver || purged_.contains(giver);
-  });
+  const auto is_refused = [](const auto& entry) { return !entry.second.is_admitted; };
+  const auto is_purged = [&](const std::string& giver) {
+    if (giver == kUnknownGiver) return std::ranges::any_of(purged_, is_refused);
+    const auto last = purged_.find(giver);
+    return last != purged_.end() && is_refused(*last);
+  };
+  return !purged_.empty() && std::ranges::any_of(givers, is_purged);
 }
 
 ChunkKey after(const ChunkKey& parent) {

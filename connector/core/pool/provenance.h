@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <list>
 #include <map>
 #include <string>
@@ -43,8 +44,10 @@ ChunkKey after(const ChunkKey& parent);
 
 class Provenance {
  public:
-  void purge(const std::string& giver, TimeNs until);
-  void admit(const std::string& giver) { purged_.erase(giver); }
+  /// Accepts no more KV of `giver` until this time, or until admit(). Returns false and changes nothing if the last
+  /// purge of `giver` had the same id, because a node that registers again gets the order again.
+  bool purge(const std::string& giver, std::uint64_t id, TimeNs until);
+  void admit(const std::string& giver);
   void tick(TimeNs now);
   bool is_purged(const Givers& givers) const;
 
@@ -64,7 +67,12 @@ class Provenance {
 
  private:
   using Loaded = std::list<std::pair<ChunkKey, Givers>>;
-  std::map<std::string, TimeNs> purged_;  // [giver] time at which the giver is accepted again
+  struct Purged {
+    std::uint64_t id = 0;
+    TimeNs until = 0;  // time at which the giver is accepted again
+    bool is_admitted = false;
+  };
+  std::map<std::string, Purged> purged_;  // [giver] its last purge
   Loaded loaded_;                         // the least recently used first
   std::unordered_map<ChunkKey, Loaded::iterator> by_place_;
 };

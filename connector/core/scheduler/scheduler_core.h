@@ -123,7 +123,8 @@ class SchedulerCore {
   /// Drops all chunks that `giver` (a node's endpoint, or "member:NAME") gave, directly or through others, those that
   /// were computed from them, and those of unknown givers; drops every chunk if `giver` is this node or its member.
   /// Chunks that are being written are dropped when the write has ended. For a day, or until admit_ordered(), no KV of
-  /// `giver` is accepted. No more KV is saved of requests that attend to its KV.
+  /// `giver` is accepted. No more KV is saved of requests that attend to its KV. An order with the id of the last purge
+  /// of `giver` changes nothing.
   void purge_ordered(std::uint64_t id, const std::string& giver, TimeNs now);
   /// Accepts KV of `giver` again.
   void admit_ordered(const std::string& giver) { provenance_.admit(giver); }

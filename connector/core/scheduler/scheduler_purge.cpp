@@ -59,10 +59,9 @@ void SchedulerCore::purge_ordered(std::uint64_t id, const std::string& giver, Ti
   const std::string name = giver.substr(is_member ? kMemberPrefix.size() : 0);
   const std::string_view kind = is_member ? "member" : "node";
   const bool is_own = is_member ? !name.empty() && name == config_.member : name == config_.endpoint;
-  // The controller repeats orders to a node that registers again.
+  if (!provenance_.purge(giver, id, now + config_.order_ttl_max)) return;
   if (std::exchange(purge_.id, id) != id) purge_.num_chunks = purge_.num_bytes = 0;
   std::uint64_t num_dropped = 0;
-  provenance_.purge(giver, now + config_.order_ttl_max);
   for (std::uint32_t i = 0; i < pool_.num_slots(); ++i) {
     const ChunkPool::Slot& slot = pool_.slot(i);
     const std::uint64_t num_bytes = config_.bytes_of(slot.meta.num_tokens);

@@ -126,6 +126,19 @@ TEST_F(Purging, APurgeDropsWhatTheNodeGaveAndWhatWasComputedFromItAndNothingElse
   EXPECT_EQ(core_->last_purge().num_chunks, 4u) << "the order was repeated";
 }
 
+TEST_F(Purging, AnOrderThatIsRepeatedDropsNothingOfTheProcessThatIsAdmittedSince) {
+  core_->purge_ordered(1, "tcp://bad", now_);
+  core_->admit_ordered("tcp://bad");
+  serve_from("tcp://bad", {"?"});
+  const std::size_t num_ready = core_->pool().num_ready();
+  EXPECT_GT(num_ready, 0u);
+  core_->purge_ordered(1, "tcp://bad", now_);
+  core_->admit_ordered("tcp://bad");
+  EXPECT_EQ(core_->pool().num_ready(), num_ready);
+  core_->purge_ordered(2, "tcp://bad", now_);
+  EXPECT_EQ(core_->pool().num_ready(), 0u);
+}
+
 TEST_F(Purging, ANodeInTheMiddleOfTheWayIsPurgedToo) {
   serve_from("tcp://good", {"tcp://bad", "tcp://first"});
   core_->purge_ordered(1, "tcp://bad", now_);

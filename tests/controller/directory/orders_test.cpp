@@ -282,6 +282,21 @@ TEST_F(OrdersTest, APurgeEndsWhenANewerProcessIsWhereThePurgedOneWas) {
   EXPECT_EQ(told[0].giver, "tcp://b:1");
 }
 
+TEST_F(OrdersTest, ANodeThatComesAfterThePurgedOneHasStartedAnewIsToldOfBoth) {
+  join("b");
+  ASSERT_TRUE(rule({.verb = "purge", .engine_id = "b"}).is_done);
+  join("b", 2);
+  const ConnectionId lost = sessions_.open();
+  NodeInfo info = node_info("c", 1);
+  info.endpoint = "tcp://c:1";
+  say(lost, wire::Hello{.node = info});
+  const auto told = heard<wire::PurgeOrder>(lost);
+  ASSERT_THAT(told, SizeIs(2));
+  EXPECT_NE(told[0].purge_id, 0u) << "it may have chunks of the purged process";
+  EXPECT_EQ(told[1].purge_id, 0u) << "and takes those of the new one";
+  for (const wire::PurgeOrder& one : told) EXPECT_EQ(one.giver, "tcp://b:1");
+}
+
 TEST_F(OrdersTest, ANodeThatIsGoneIsPurgedByItsEndpoint) {
   const ConnectionId a = join("a");
   EXPECT_THAT(rule({.verb = "purge", .engine_id = "b"}).text,
