@@ -44,8 +44,7 @@ struct GrantTerms {
   bool reads = true;    // peers may pull
   bool writes = true;   // peers may push
   TimeNs lasts_ns = 0;  // the grant expires after this time; 0: it does not expire
-  /// Name of the member (net::Identity) that may use the grant, where the backend knows by which member a connection
-  /// was made (TCP with a list of members). Empty: every peer that has the grant may use it.
+  /// Name of the member (net::Identity) that may use the grant, if there is a list of members. Empty: every peer may.
   std::string member = {};
 };
 
@@ -96,6 +95,7 @@ struct Completion {
 struct Notification {
   std::string from;  // the sender's address, see set_source_address()
   std::string body;
+  std::optional<std::string> member = {};  // name of the member that sent it over TCP, if there is a list of members
 };
 
 /// Moves bytes between this process and its peers. Threads: every method may be called from any thread; only wait() and

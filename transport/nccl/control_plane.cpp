@@ -113,12 +113,13 @@ void ControlPlane::receive(Notification note, TimeNs now, std::vector<Incoming>&
   const std::string stream = note.body.substr(0, kStreamBytes);
   const bool has_more = note.body[kStreamBytes] != 0;
   const std::string_view bytes = std::string_view(note.body).substr(kHeadBytes);
-  const auto found = partial_.find(note.from);
+  const std::pair sender(note.member, note.from);
+  const auto found = partial_.find(sender);
   if (found == partial_.end() && !has_more) {
-    incoming.push_back({std::move(note.from), std::string(bytes)});
+    incoming.push_back({std::move(note.from), std::string(bytes), std::move(note.member)});
     return;
   }
-  Partial& partial = partial_[note.from];
+  Partial& partial = partial_[sender];
   // A partial message of an earlier connection is dropped, because its missing parts never come.
   if (partial.stream != stream) partial = {stream, {}, now, false};
   if (!partial.is_dropped) partial.bytes.append(bytes);
@@ -128,8 +129,8 @@ void ControlPlane::receive(Notification note, TimeNs now, std::vector<Incoming>&
     partial.is_dropped = true;
   }
   if (has_more) return;
-  if (!partial.is_dropped) incoming.push_back({note.from, std::move(partial.bytes)});
-  partial_.erase(note.from);
+  if (!partial.is_dropped) incoming.push_back({note.from, std::move(partial.bytes), note.member});
+  partial_.erase(sender);
 }
 
 bool ControlPlane::is_flushed() const {

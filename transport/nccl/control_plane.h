@@ -5,10 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "transport/base/clock.h"
@@ -60,6 +63,7 @@ class ControlPlane {
   struct Incoming {
     std::string from;  // the sender's ControlAddress::address
     std::string message;
+    std::optional<std::string> member = {};  // Notification::member
   };
   std::vector<Incoming> advance(TimeNs now);
   bool is_flushed() const;
@@ -84,7 +88,8 @@ class ControlPlane {
     TimeNs since = 0;
     bool is_dropped = false;  // the message is too long; its parts up to the last one are dropped
   };
-  std::unordered_map<std::string, Partial> partial_;  // key: sender; value: message whose last parts are missing
+  // Messages whose last parts are missing. Key: the sender's member and address.
+  std::map<std::pair<std::optional<std::string>, std::string>, Partial> partial_;
 };
 
 }  // namespace kvferry::nccl

@@ -90,7 +90,7 @@ Result<void> InboundLink::on_ask(const Ask& ask) {
   const GrantId grant{ask.grant};
   // A kHash verifies the pushes before it, so it needs the same right to write.
   Result<std::byte*> memory = context_.transfer_table.begin_access(region, grant, span.first, span.second - span.first,
-                                                                   purpose != Purpose::kPull);
+                                                                   purpose != Purpose::kPull, member_);
   Served served;
   served.purpose = purpose;
   PieceTransfer piece{ask.token, {}, ask.packed_bytes_max, !memory};

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -14,7 +16,9 @@ namespace kvferry::nccl {
 
 class InboundLink final : public Link {
  public:
-  InboundLink(Context& context, std::uint64_t session, ControlPeerPtr peer) : Link(context, session, std::move(peer)) {}
+  /// `member`: the member that has opened the session (Notification::member).
+  InboundLink(Context& context, std::uint64_t session, ControlPeerPtr peer, std::optional<std::string> member)
+      : Link(context, session, std::move(peer)), member_(std::move(member)) {}
 
   Result<void> on_message(const Message& message) override;
   bool needs_polling() const override { return Link::needs_polling() || num_hashing_ > 0; }
@@ -38,6 +42,7 @@ class InboundLink final : public Link {
   void hash(std::uint64_t token, Served served, const std::vector<std::span<std::byte>>& parts);
   void answer(std::uint64_t token, const Error& outcome, std::vector<std::uint64_t> checksums = {});
 
+  const std::optional<std::string> member_;
   std::unordered_map<std::uint64_t, Served> served_;
   std::uint32_t num_hashing_ = 0;  // number of entries of served_ whose checksums are being computed
 };

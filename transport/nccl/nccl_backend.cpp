@@ -122,11 +122,12 @@ void NcclBackend::dispatch(const ControlPlane::Incoming& incoming) {
   if (!message) return;
   const auto found = sessions_.find(message->session);
   if (found == sessions_.end()) {
-    if (message->kind == Kind::kHello || message->kind == Kind::kPing) welcome(*message, incoming.from);
+    if (message->kind == Kind::kHello || message->kind == Kind::kPing) welcome(*message, incoming);
     return;
   }
-  Link& link = *found->second.link;
-  if (found->second.from != incoming.from || link.is_lost()) return;
+  const Session& session = found->second;
+  Link& link = *session.link;
+  if (session.from != incoming.from || (session.member && session.member != incoming.member) || link.is_lost()) return;
   if (message->kind == Kind::kBye) {
     const Result<Bye> bye = decode<Bye>(message->body, "last message of the peer");
     return link.lose("the peer ended the connection: " + (bye ? printable(bye->why, kPeerTextMax) : bye.error().what),
@@ -135,12 +136,12 @@ void NcclBackend::dispatch(const ControlPlane::Incoming& incoming) {
   if (Result<void> ok = link.on_message(*message); !ok) link.lose(ok.error().what);
 }
 
-void NcclBackend::welcome(const Message& message, const std::string& from) {
+void NcclBackend::welcome(const Message& message, const ControlPlane::Incoming& incoming) {
   const bool is_hello = message.kind == Kind::kHello;
   Result<Hello> hello = decode<Hello>(message.body, "hello");
   Result<ControlAddress> address =
       is_hello && hello ? Result<ControlAddress>(hello->from) : decode<ControlAddress>(message.body, "control address");
-  if (!address || address->address != from) return;
+  if (!address || address->address != incoming.from) return;
   ControlPeerPtr peer = control_->reach(*address, context_.now);
   const auto refuse = [&](const std::string& why) {
     control_->send(*peer, pack_message(message.session, Kind::kBye, encode(Bye{why})));
@@ -153,8 +154,8 @@ void NcclBackend::welcome(const Message& message, const std::string& from) {
   if (is_stopping_) return refuse("the process that accepted the connection shuts its transport down");
   if (inbound_.size() >= kInboundMax)
     return refuse(fmt::format("the peer has the limit of {} connections and takes no more", kInboundMax));
-  inbound_.push_back(std::make_unique<InboundLink>(context_, message.session, std::move(peer)));
-  sessions_[message.session] = {inbound_.back().get(), from};
+  inbound_.push_back(std::make_unique<InboundLink>(context_, message.session, std::move(peer), incoming.member));
+  sessions_[message.session] = {inbound_.back().get(), incoming.from, incoming.member};
 }
 
 void NcclBackend::add_peer(PeerId peer, const std::string& bytes) {

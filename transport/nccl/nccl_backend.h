@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -41,6 +42,9 @@ class NcclBackend final : public InboxBackend {
   struct Session {
     Link* link = nullptr;
     std::string from;  // control address of the peer; messages from other addresses are ignored
+    // The member that has opened the session; messages of others are ignored. No value: this side has opened it, or
+    // there is no list of members.
+    std::optional<std::string> member = {};
   };
 
   bool turn() override;
@@ -48,7 +52,7 @@ class NcclBackend final : public InboxBackend {
   void idle(TimeNs busy_at) override;
   void advance_links();
   void dispatch(const ControlPlane::Incoming& incoming);
-  void welcome(const Message& message, const std::string& from);
+  void welcome(const Message& message, const ControlPlane::Incoming& incoming);
   bool needs_polling() const;
 
   const NcclOptions options_;

@@ -183,7 +183,9 @@ Result<void> InboundLink::end_push(Connection& connection, std::uint64_t id) {
 
 /// Delivers the notification, if it is not empty, and answers the transfer `id`.
 void InboundLink::notify(Connection& connection, std::uint64_t id, std::string notification) {
-  if (notification.empty() || host_.transfer_table().completion_queue().notify({from_, std::move(notification)})) {
+  const std::optional<std::string>& member = lanes_[connection.lane()]->member;
+  if (notification.empty() ||
+      host_.transfer_table().completion_queue().notify({from_, std::move(notification), member})) {
     connection.send({.kind = MessageKind::kAnswer, .id = id});
     return;
   }
