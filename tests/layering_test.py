@@ -18,9 +18,9 @@ SOURCES = (".h", ".hpp", ".cuh", ".cpp", ".cc", ".cu")
 
 # The files that the backends of the transport share.
 TRANSPORT = ("transport/base/", *(f"transport/{name}.h" for name in (
-    "backend", "backend_transport", "completion_queue", "copy_plan", "inbox_backend", "make_transport", "memory_access",
-    "piece_cursor", "progress_loop", "range_verifier", "region_descriptor", "shared_memory", "task_inbox",
-    "transfer_table", "transport")))
+    "address_secret", "backend", "backend_transport", "completion_queue", "copy_plan", "inbox_backend",
+    "make_transport", "memory_access", "piece_cursor", "progress_loop", "range_verifier", "region_descriptor",
+    "shared_memory", "task_inbox", "transfer_table", "transport")))
 TRANSPORT_PARTS = tuple(sorted(path.name for path in (REPO / "transport").iterdir()
                                if path.is_dir() and path.name != "base"))
 

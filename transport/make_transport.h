@@ -22,6 +22,10 @@ struct CommonOptions {
   std::uint32_t transfers_max = 1024;  // submit() returns kFull while this many transfers are pending or not polled
   TimeNs spin_ns = 20'000;             // a waiting thread polls this long before it sleeps
   TimeNs silence_ns = 2 * kSecond;     // a peer that owes an answer and is silent for this long is lost
+  // This process's cluster key or member key. Over TCP, peers must have the same cluster key, or be members; without a
+  // key, peers must have none. The other backends serve, if there is a list of members, only peers with an address from
+  // address_for().
+  std::optional<net::ClusterKey> key = {};
 };
 
 /// Options of the UCX backend. UCX's environment variables take precedence over `gpu_bus_id` and `nics`.
@@ -67,7 +71,6 @@ struct TcpOptions : CommonOptions {
   // Limit on the bytes that a connection has requested for pulls and not received. Below the limit, the connection
   // requests another segment of a pull; of an urgent pull, below twice the limit.
   std::uint64_t window_bytes = 16 << 20;
-  std::optional<net::ClusterKey> key;  // this process's cluster key or member key; without it, peers must have none
   net::Encrypt encrypt = net::Encrypt::kBetweenHosts;  // the connections to encrypt, if there is a key
 };
 
@@ -137,5 +140,9 @@ struct TransportOptions {
 /// Makes a transport with all backends that `path` allows behind one address; for each transfer a planner chooses the
 /// fastest one that reaches both ends.
 Result<std::unique_ptr<Transport>> make_transport(const TransportOptions& options);
+/// Returns the address of a transport of make_transport() for the process with this public CURVE key (in hexadecimal).
+/// With it, that process reaches the transport as long as its key is accepted there, and no other process does. Needed
+/// if there is a list of members. kInvalidArgument: the address is malformed.
+Result<std::string> address_for(const std::string& address, std::string_view curve_key);
 
 }  // namespace kvferry

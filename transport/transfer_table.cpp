@@ -13,12 +13,15 @@ static Error not_registered(RegionId region, SourceLine where = SourceLine::curr
           fmt::format("memory region {} is not registered: it never was, or it was unregistered", region), where};
 }
 
-Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_at, bool writes, TimeNs now) {
+Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_at, bool writes, TimeNs now,
+                         AskingMember member) {
   if (expires_at != 0 && now >= expires_at)
     return Error{ErrorCode::kRefused, fmt::format("the peer's grant {} has expired; get a new one", grant)};
   if (writes ? !terms.writes : !terms.reads)
     return Error{ErrorCode::kRefused,
                  fmt::format("the peer's grant {} does not allow {}", grant, writes ? "writes" : "reads")};
+  if (member && !terms.member.empty() && *member != terms.member)
+    return Error{ErrorCode::kRefused, fmt::format("only another member may use the peer's grant {}", grant)};
   return {};
 }
 
@@ -127,7 +130,7 @@ Result<void> TransferTable::remove_grant(GrantId grant) {
 }
 
 Result<std::byte*> TransferTable::begin_access(RegionId region, GrantId grant, std::uint64_t offset,
-                                               std::uint64_t bytes, bool writes, Asking member) {
+                                               std::uint64_t bytes, bool writes, AskingMember member) {
   const std::lock_guard lock(mutex_);
   Result<std::byte*> memory = open_access(region, grant, offset, bytes, writes, member);
   if (!memory) ++num_refused_;
@@ -135,7 +138,7 @@ Result<std::byte*> TransferTable::begin_access(RegionId region, GrantId grant, s
 }
 
 Result<std::byte*> TransferTable::open_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes,
-                                              bool writes, Asking member) {
+                                              bool writes, AskingMember member) {
   const auto found = regions_.find(region);
   if (found == regions_.end())
     return Error{ErrorCode::kRefused, fmt::format("the peer has unregistered region {}", region)};
@@ -154,9 +157,7 @@ Result<std::byte*> TransferTable::open_access(RegionId region, GrantId grant, st
   const auto granted = grants_.find(grant);
   if (granted == grants_.end() || granted->second.region != region || granted->second.is_revoked)
     return Error{ErrorCode::kRefused, fmt::format("the peer has revoked grant {}, or never gave it", grant)};
-  KVFERRY_TRY(check_terms(grant, granted->second.terms, granted->second.expires_at, writes, clock_.now()));
-  if (member && !granted->second.terms.member.empty() && *member != granted->second.terms.member)
-    return Error{ErrorCode::kRefused, fmt::format("only another member may use the peer's grant {}", grant)};
+  KVFERRY_TRY(check_terms(grant, granted->second.terms, granted->second.expires_at, writes, clock_.now(), member));
   if (!is_inside(offset, bytes, granted->second.bytes))
     return Error{ErrorCode::kRefused,
                  fmt::format("{} bytes at offset {} are not inside the peer's grant {}, which has {} bytes", bytes,
@@ -290,11 +291,6 @@ void TransferTable::complete(TransferId id, ErrorCode code, std::string what, st
   --regions_.at(found->second.region).num_users;
   open_.erase(found);
   completion_queue_.complete({id, code, std::move(what), std::move(corrupt_ranges), path});
-}
-
-std::size_t TransferTable::num_open() const {
-  const std::lock_guard lock(mutex_);
-  return open_.size();
 }
 
 }  // namespace kvferry

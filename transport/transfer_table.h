@@ -20,9 +20,13 @@
 
 namespace kvferry {
 
+/// The name of the member whose node asks for an access, which is empty for the holder of the cluster key. Without a
+/// value: the backend does not know the member.
+using AskingMember = std::optional<std::string_view>;
 /// Checks a peer's access (`writes`: true for a write, false for a read) against the terms of its grant, which expires
 /// at `expires_at` (0: never). kRefused: the access is not allowed.
-Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_at, bool writes, TimeNs now);
+Result<void> check_terms(GrantId grant, const GrantTerms& terms, TimeNs expires_at, bool writes, TimeNs now,
+                         AskingMember member);
 
 /// Checked ranges that feed() adds to a transfer.
 struct FedCopies {
@@ -90,16 +94,13 @@ class TransferTable {
   /// Revokes a grant: from the first call on, no access by it begins. kInvalidArgument: unknown grant; kFull: an access
   /// has not ended yet, so the caller must call again.
   Result<void> remove_grant(GrantId grant);
-  /// The name of the member whose node asks for an access, which is empty for the holder of the cluster key. Without a
-  /// value: the backend does not know the member.
-  using Asking = std::optional<std::string_view>;
   /// Returns the address of the bytes that a peer's copy names, which stay registered until end_access(). `offset`
   /// counts from the grant's start or, if `grant` is 0, from the region's. kRefused: the region was unregistered, the
   /// grant was never given, is revoked or has expired, the region or grant does not cover the bytes, the grant does not
   /// allow this direction, or the region can be written only with a grant. With `member` also: the grant is another
   /// member's. Each refusal is counted.
   Result<std::byte*> begin_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes,
-                                  bool writes, Asking member = std::nullopt);
+                                  bool writes, AskingMember member = std::nullopt);
   void end_access(RegionId region, GrantId grant);
   std::uint64_t num_refused() const { return num_refused_; }
 
@@ -128,7 +129,10 @@ class TransferTable {
   void complete(TransferId id, ErrorCode code, std::string what, std::vector<std::uint32_t> corrupt_ranges = {},
                 std::string_view path = {});
   /// Returns the number of pending transfers: accepted, and not completed.
-  std::size_t num_open() const;
+  std::size_t num_open() const {
+    const std::lock_guard lock(mutex_);
+    return open_.size();
+  }
 
   CompletionQueue& completion_queue() { return completion_queue_; }
   const CompletionQueue& completion_queue() const { return completion_queue_; }
@@ -171,7 +175,7 @@ class TransferTable {
   };
 
   Result<std::byte*> open_access(RegionId region, GrantId grant, std::uint64_t offset, std::uint64_t bytes, bool writes,
-                                 Asking member);
+                                 AskingMember member);
   Result<std::vector<CopyRange>> plan(const Open& open, std::vector<CopyRange> ranges, std::size_t num_checksums) const;
 
   mutable std::mutex mutex_;

@@ -66,7 +66,7 @@ Result<TransportOptions> transport_options(const ConnectorConfig& config, const 
   options.common.silence_ns = config.silence_ms * kMillisecond;
   options.tcp.listen_host = config.advertise_host;
   options.tcp.listen_ports = KVFERRY_TRY(net::parse_port_range(config.ports));
-  options.tcp.key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
+  options.common.key = KVFERRY_TRY(net::read_cluster_key(config.cluster_key_file));
   options.tcp.encrypt = *net::parse_encrypt(config.encrypt_tcp);
   if (config.nics != "all") options.ucx.gpu_bus_id = gpu_bus_id;
   if (config.nics != "all" && config.nics != "auto") options.ucx.nics = split_nics(config.nics);

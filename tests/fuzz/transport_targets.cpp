@@ -61,7 +61,7 @@ void run_ucx_blocks(std::string_view bytes) {
     const auto blocks = ucx::read_packed<ucx::BlocksMessage>(packed, "blocks");
     if (!blocks) continue;
     bool is_served = false;
-    (void)ucx::serve(table, blocks->first, blocks->second, is_served);
+    (void)ucx::serve(table, blocks->first, blocks->second, std::nullopt, is_served);
   }
   KVFERRY_CHECK(table.remove_grant(grant) && table.remove_region(region), "a peer's access never ended");
 }

@@ -27,7 +27,7 @@ ErrorCode move(const net::ClusterKey& key, Direction direction, const std::strin
   TransportOptions options;
   options.path = Path::kTcp;
   options.tcp.listen_host = "127.0.0.1";
-  options.tcp.key = key;
+  options.common.key = key;
   std::vector<std::byte> memory(kBytes);
   const auto transport = make_transport(options).value();
   const RegionId region = transport->register_region(memory.data(), memory.size()).value();

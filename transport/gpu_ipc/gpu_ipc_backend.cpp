@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "transport/address_secret.h"
 #include "transport/backend_transport.h"
 
 namespace kvferry::gpu_ipc {
@@ -28,7 +29,7 @@ GpuIpcBackend::GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, 
       address_(encode(Address{kProtocolVersion, incarnation_, control_->address(),
                               control_->export_region(control_region_).value(), where_})) {
   control_->set_wait_interrupt_fd(inbox_.wake().fd());
-  control_->set_source_address(address_);
+  control_->set_source_address(source_address(options_.key, address_, change_gpu_ipc_secret));
   thread_ = std::thread(&GpuIpcBackend::run, this);
 }
 
@@ -237,6 +238,13 @@ void GpuIpcBackend::stop() {
 
 namespace kvferry {
 
+Result<std::string> change_gpu_ipc_secret(const std::string& bytes, const SecretChange& change) {
+  gpu_ipc::Address address =
+      KVFERRY_TRY(read_address<gpu_ipc::Address>(bytes, gpu_ipc::kProtocolVersion, "GPU memory"));
+  address.control = KVFERRY_TRY(change_shm_secret(address.control, change));
+  return encode(address);
+}
+
 Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& options) {
   if (options.device == nullptr)
     return Error{ErrorCode::kInvalidArgument, "path gpu_ipc needs a GPU, but this process was given no device"};
@@ -249,6 +257,7 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
   // not wake it.
   link.spin_ns = gpu_ipc::kDeviceSpinNs;
   link.silence_ns = options.silence_ns;
+  link.key = options.key;
   link.transfers_max = 1 << 20;  // room for the pending notifications, and for a hello and a watch for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
   DeviceStream stream = KVFERRY_TRY(options.device->make_stream());

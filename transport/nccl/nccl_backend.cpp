@@ -216,6 +216,7 @@ Result<std::unique_ptr<Transport>> make_transport_over(std::unique_ptr<Communica
   TcpOptions control = options.control;
   control.silence_ns = options.silence_ns;
   control.spin_ns = options.spin_ns;
+  control.key = options.key;
   std::unique_ptr<ControlPlane> plane = KVFERRY_TRY(ControlPlane::open(control));
   auto backend = std::make_unique<NcclBackend>(options, std::move(communicators), std::move(plane));
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));

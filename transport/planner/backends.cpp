@@ -5,8 +5,10 @@
 #include <filesystem>
 #include <utility>
 
+#include "transport/backend.h"
 #include "transport/base/check.h"
 #include "transport/base/log.h"
+#include "transport/base/printable.h"
 
 namespace kvferry::planner {
 namespace {
@@ -53,7 +55,6 @@ Result<std::unique_ptr<Transport>> make_nccl(const TransportOptions& options) {
   nccl.device = options.device;
   nccl.control.listen_host = options.tcp.listen_host;
   nccl.control.listen_ports = options.tcp.listen_ports;
-  nccl.control.key = options.tcp.key;
   nccl.control.encrypt = options.tcp.encrypt;
   return make_nccl_transport(nccl);
 }
@@ -68,11 +69,11 @@ constexpr std::uint32_t kDevice = PathInfo::bit_of(MemoryClass::kDevice);
 
 // The rows are in the order of preference, which is used until the paths to a peer are measured.
 constexpr PathInfo kPaths[] = {
-    {Path::kShm, "shm", "shm", kShared, false, is_always_useful, make_shm},
-    {Path::kCma, "cma", "shm", kOther, false, is_always_useful, make_shm},
-    {Path::kUcx, "ucx", "ucx", kHost | kDevice, false, is_ucx_useful, make_ucx},
+    {Path::kShm, "shm", "shm", kShared, false, is_always_useful, make_shm, 0, change_shm_secret},
+    {Path::kCma, "cma", "shm", kOther, false, is_always_useful, make_shm, 0, change_shm_secret},
+    {Path::kUcx, "ucx", "ucx", kHost | kDevice, false, is_ucx_useful, make_ucx, 0, change_ucx_secret},
     {Path::kTcp, "tcp", "tcp", kHost, false, is_always_useful, make_tcp},
-    {Path::kGpuIpc, "gpu_ipc", "gpu_ipc", kDevice, true, has_gpu, make_gpu_ipc},
+    {Path::kGpuIpc, "gpu_ipc", "gpu_ipc", kDevice, true, has_gpu, make_gpu_ipc, 0, change_gpu_ipc_secret},
     {Path::kNccl, "nccl", "nccl", kHost | kDevice, true, has_gpu, make_nccl, kNcclSetup},
 };
 constexpr std::string_view kAutoName = "auto";
@@ -131,6 +132,22 @@ Result<Path> parse_path(std::string_view name) {
   }
   return Error{ErrorCode::kInvalidArgument,
                fmt::format("unknown transport path '{}'; allowed: {}", name, fmt::join(path_names(), ", "))};
+}
+
+Result<std::string> change_secrets(const std::string& bytes, const SecretChange& change) {
+  planner::Address address = KVFERRY_TRY(read_address<planner::Address>(bytes, planner::kProtocolVersion, "planner"));
+  for (planner::Part& part : address.parts) {
+    const auto info = std::ranges::find(planner::all_paths(), part.backend, &planner::PathInfo::backend);
+    if (info == planner::all_paths().end())
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("the address has a part for the unknown backend '{}'", printable(part.backend))};
+    if (info->change_secret != nullptr) part.bytes = KVFERRY_TRY(info->change_secret(part.bytes, change));
+  }
+  return encode(address);
+}
+
+Result<std::string> address_for(const std::string& address, std::string_view curve_key) {
+  return change_secrets(address, [&](const std::string& root) { return AddressSecret::personal(root, curve_key); });
 }
 
 std::string_view name_of(Path path) { return path == Path::kAuto ? planner::kAutoName : planner::info_of(path).name; }

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/address_secret.h"
 #include "transport/make_transport.h"
 #include "transport/planner/plan_address.h"
 
@@ -23,6 +24,8 @@ struct PathInfo {
   bool (*is_useful)(const TransportOptions& options) = nullptr;  // kAuto leaves the path out if this returns false
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions& options) = nullptr;
   TimeNs setup_ns = 0;  // extra time that the first transfer with a peer may take
+  // Changes the secret in an address of the backend; null: the backend knows peers by their certificates.
+  Result<std::string> (*change_secret)(const std::string& address, const SecretChange& change) = nullptr;
 
   bool reaches_class(MemoryClass kind) const { return (reaches & bit_of(kind)) != 0; }
   static constexpr std::uint32_t bit_of(MemoryClass kind) { return 1U << static_cast<unsigned>(kind); }

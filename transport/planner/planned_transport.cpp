@@ -82,7 +82,8 @@ class PlannedTransport final : public Transport {
     }
     for (const OpenBackend& backend : backends_)
       address_.parts.push_back({std::string(backend.name), backend.transport->address()});
-    for (const OpenBackend& backend : backends_) backend.transport->set_source_address(encode(address_));
+    const std::string source = source_address(options_.common.key, encode(address_), change_secrets);
+    for (const OpenBackend& backend : backends_) backend.transport->set_source_address(source);
     return {};
   }
 

@@ -17,7 +17,7 @@ struct Address {
   std::uint64_t incarnation = 0;
   std::uint64_t host = 0;   // host_identity(), which differs by boot and network namespace
   std::string socket_name;  // name in the namespace of abstract Unix sockets
-  std::string secret;       // proves that a peer has been given the address
+  std::string secret;       // proves that a peer has been given the address (address_secret.h)
   KVFERRY_FIELDS(protocol_version, incarnation, host, socket_name, secret);
 };
 
@@ -44,7 +44,10 @@ struct Hello {
 struct Welcome {
   std::string refusal;      // reason for a refusal; empty: accepted
   std::uint64_t probe = 0;  // address in the sender's process that the receiver may read, to try CMA
-  KVFERRY_FIELDS(refusal, probe);
+  // The member as which the sender knows the receiver (AskingMember), if there is a list of members.
+  bool knows_member = false;
+  std::string member = {};
+  KVFERRY_FIELDS(refusal, probe, knows_member, member);
 };
 
 struct MapRequest {
@@ -73,7 +76,8 @@ struct RegionMemoryKey {
   bool reads = true;
   bool writes = true;
   TimeNs expires_at = 0;
-  KVFERRY_FIELDS(is_shared, region_base, slot, needs_grant_to_write, reads, writes, expires_at);
+  std::string member = {};  // GrantTerms::member
+  KVFERRY_FIELDS(is_shared, region_base, slot, needs_grant_to_write, reads, writes, expires_at, member);
 };
 
 }  // namespace kvferry::shm

@@ -35,15 +35,17 @@ ShmBackend::ShmBackend(const ShmOptions& options)
     : Backend(options.transfers_max),
       options_(options),
       copy_threads_(options.copy_threads),
+      secret_(options.key),
       loop_(*this, "kvferry-shm", options.spin_ns, kLookNs) {
   address_ = {kProtocolVersion, incarnation_, host_identity(), fmt::format("kvferry-{}-{}", ::getpid(), random_name()),
-              random_name()};
-  source_address_ = encode(address_);
+              secret_.root()};
+  source_address_ = source_address(options_.key, encode(address_), change_shm_secret);
 }
 
 Result<void> ShmBackend::start() {
   control_.emplace(KVFERRY_TRY(SharedMapping::create_for_readers("kvferry", ControlPage::kPageBytes)));
   listener_ = KVFERRY_TRY(listen_on(address_.socket_name));
+  if (secret_.can_change()) key_check_at_ = 0;
   loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
   loop_.start();
   return {};
@@ -107,6 +109,7 @@ void ShmBackend::stop() {
   await_copies();
   while (!inbound_.empty()) close_inbound(inbound_.begin()->first);
   listener_ = OwnedFd();
+  key_check_at_ = ProgressLoop::kNever;
 }
 
 void ShmBackend::await_copies() const {
@@ -158,7 +161,7 @@ bool ShmBackend::advance(TimeNs now) {
     has_backlog_ = false;
     std::vector<std::uint32_t> broken;
     for (auto& [number, inbound] : inbound_) {
-      if (!inbound.ring) continue;
+      if (!inbound.ring || inbound.ended_at != 0) continue;
       // While this side polls, empty rings are skipped. While this side does not poll, deliver_notes() must run for
       // empty rings too, since deliver_notes() asks the producer to wake this side.
       if (is_spinning_ && !inbound.ring->has_notes()) continue;
@@ -169,12 +172,15 @@ bool ShmBackend::advance(TimeNs now) {
     std::erase_if(departed_, [this](Inbound& one) { return !deliver_notes(one) || !one.ring->has_notes(); });
   }
   for (const auto& [peer, link] : links_) has_more |= link->advance(now);
-  drop_pending_handshakes(now);
+  if (now >= key_check_at_) follow_key(now);
+  drop_slow_peers(now);
   return has_more && !has_backlog_;
 }
 
 TimeNs ShmBackend::next_deadline() const {
-  TimeNs deadline = has_backlog_ || num_pending_handshakes_ > 0 ? clock_.now() + kBacklogRetryNs : ProgressLoop::kNever;
+  TimeNs deadline = key_check_at_;
+  if (has_backlog_ || num_pending_handshakes_ > 0 || num_ended_ > 0)
+    deadline = std::min(deadline, clock_.now() + kBacklogRetryNs);
   for (const auto& [peer, link] : links_) deadline = std::min(deadline, link->next_deadline());
   return deadline;
 }
@@ -190,6 +196,12 @@ void ShmBackend::set_spinning(bool is_spinning) {
 }  // namespace kvferry::shm
 
 namespace kvferry {
+
+Result<std::string> change_shm_secret(const std::string& bytes, const SecretChange& change) {
+  shm::Address address = KVFERRY_TRY(read_address<shm::Address>(bytes, shm::kProtocolVersion, "shared memory"));
+  address.secret = change(address.secret);
+  return encode(address);
+}
 
 Result<std::unique_ptr<Transport>> make_shm_transport(const ShmOptions& options) {
   KVFERRY_TRY(check_options(

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transport/address_secret.h"
 #include "transport/backend.h"
 #include "transport/base/net/spare_fd.h"
 #include "transport/make_transport.h"
@@ -61,6 +62,9 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
     std::string from;              // the peer's source address
     std::optional<NoteRing> ring;  // none before the peer's hello
     TimeNs accepted_at = 0;
+    std::string secret = {};                 // the secret in the peer's hello
+    std::optional<std::string> member = {};  // SecretCheck::member
+    TimeNs ended_at = 0;  // when this side ended the connection and began to ignore the peer; 0: it has not
   };
   /// A region that peers can map.
   struct SharedRegion {
@@ -74,7 +78,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   };
 
   void accept_all();
-  // The functions up to drop_pending_handshakes() are defined in shm_backend_inbound.cpp.
+  // The functions up to follow_key() are defined in shm_backend_inbound.cpp.
   /// serve() handles what the peer has sent. It returns false, like the next three functions, if the connection must be
   /// closed.
   bool serve(Inbound& inbound);
@@ -83,7 +87,10 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   bool deliver_notes(Inbound& inbound);
   void on_map_request(const Inbound& inbound, const Packet& packet);
   void close_inbound(std::uint32_t number);
-  void drop_pending_handshakes(TimeNs now);
+  /// Closes connections whose peers are too slow: to send their hello, or to close a connection that has ended.
+  void drop_slow_peers(TimeNs now);
+  /// Ends the connections of peers whose addresses were given to processes whose keys are not accepted any more.
+  void follow_key(TimeNs now);
   void await_copies() const;
 
   // Regions and grants, each with a slot on the control page (shm_backend_regions.cpp). Any thread may call these
@@ -95,6 +102,7 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
 
   const ShmOptions options_;
   CopyThreadPool copy_threads_;
+  const AddressSecret secret_;
   Address address_;
   OwnedFd listener_;
   net::SpareFd spare_;
@@ -105,6 +113,9 @@ class ShmBackend final : public Backend, public ProgressLoop::Owner {
   std::vector<Inbound> departed_;  // peers that have disconnected, whose notifications wait for the completion queue
   std::uint32_t num_inbound_made_ = 0;
   std::size_t num_pending_handshakes_ = 0;
+  std::size_t num_ended_ = 0;                   // number of entries of inbound_ with an `ended_at`
+  TimeNs key_check_at_ = ProgressLoop::kNever;  // when to look at the cluster key again; kNever: it can't change
+  std::uint64_t key_version_ = 0;
   bool has_backlog_ = false;  // advance() must read all rings: the completion queue was full, or polling has ended
   std::unordered_map<RegionId, SharedRegion> shared_regions_;
   bool is_spinning_ = false;

@@ -1,6 +1,8 @@
 // The part of ShmBackend that handles what peers send to it: hellos, requests to map its regions, pings, notifications.
 #include <fcntl.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -25,6 +27,7 @@ bool ShmBackend::serve(Inbound& inbound) {
 }
 
 bool ShmBackend::on_packet(Inbound& inbound, const Packet& packet) {
+  if (inbound.ended_at != 0) return true;
   if (!inbound.ring) return packet.type == Type::kHello && on_hello(inbound, packet);
   switch (packet.type) {
     case Type::kMapRequest:
@@ -47,21 +50,26 @@ bool ShmBackend::on_hello(Inbound& inbound, const Packet& packet) {
   };
   // The incarnation and the secret are checked before the version, so that a process without the address does not learn
   // the version.
-  if (hello->to_incarnation != address_.incarnation || !is_same_secret(hello->secret, address_.secret))
+  const SecretCheck shown = secret_.check(hello->secret);
+  if (hello->to_incarnation != address_.incarnation || shown.kind == SecretCheck::Kind::kUnknown)
     return refuse("the address is of an earlier start of the peer, or is wrong");
   if (hello->protocol_version != kProtocolVersion)
     return refuse(
         fmt::format("the peer's shared memory protocol has version {}, this side has version {}; run the same kvferry "
                     "release on both",
                     kProtocolVersion, hello->protocol_version));
+  if (!shown.is_accepted()) return refuse(std::string(kAddressRevoked));
   Result<SharedMapping> pages = SharedMapping::create("kvferry", NoteRing::kPageBytes);
   if (!pages) return refuse(pages.error().what);
   inbound.ring.emplace(std::move(*pages));
   inbound.from = hello->from;
+  inbound.secret = hello->secret;
+  inbound.member = shown.member;
   --num_pending_handshakes_;
   const int fds[] = {inbound.ring->fd(), control_->fd()};
-  return send_message(inbound.socket.get(), Type::kWelcome, Welcome{"", reinterpret_cast<std::uintptr_t>(&probe_)},
-                      fds);
+  const Welcome welcome{"", reinterpret_cast<std::uintptr_t>(&probe_), shown.member.has_value(),
+                        shown.member.value_or("")};
+  return send_message(inbound.socket.get(), Type::kWelcome, welcome, fds);
 }
 
 void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
@@ -77,7 +85,7 @@ void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
     return refuse(fmt::format("the peer has unregistered region {}", request->region));
   const GrantId grant{request->grant};
   if (request->writes || grant != GrantId{}) {
-    const Result<std::byte*> allowed = table_.begin_access(region->first, grant, 0, 1, request->writes);
+    const Result<std::byte*> allowed = table_.begin_access(region->first, grant, 0, 1, request->writes, inbound.member);
     if (!allowed) return refuse(allowed.error().what);
     table_.end_access(region->first, grant);
   }
@@ -93,6 +101,7 @@ void ShmBackend::on_map_request(const Inbound& inbound, const Packet& packet) {
 }
 
 bool ShmBackend::deliver_notes(Inbound& inbound) {
+  if (inbound.ended_at != 0) return true;
   if (!is_spinning_) inbound.ring->ask_to_be_woken();
   while (inbound.ring->has_notes()) {
     if (table_.completion_queue().is_full_of_notifications()) {
@@ -126,16 +135,33 @@ void ShmBackend::close_inbound(std::uint32_t number) {
           CompletionQueue::kNotificationsMax, kDepartedMax);
     }
   }
+  if (inbound->second.ended_at != 0) --num_ended_;
   inbound_.erase(inbound);
 }
 
-void ShmBackend::drop_pending_handshakes(TimeNs now) {
-  if (num_pending_handshakes_ == 0) return;
-  std::vector<std::uint32_t> silent;
+void ShmBackend::drop_slow_peers(TimeNs now) {
+  if (num_pending_handshakes_ == 0 && num_ended_ == 0) return;
+  std::vector<std::uint32_t> slow;
   for (const auto& [number, inbound] : inbound_) {
-    if (!inbound.ring && now - inbound.accepted_at >= options_.silence_ns) silent.push_back(number);
+    if (inbound.ring && inbound.ended_at == 0) continue;
+    if (now - std::max(inbound.accepted_at, inbound.ended_at) >= options_.silence_ns) slow.push_back(number);
   }
-  for (const std::uint32_t number : silent) close_inbound(number);
+  for (const std::uint32_t number : slow) close_inbound(number);
+}
+
+void ShmBackend::follow_key(TimeNs now) {
+  key_check_at_ = now + net::ClusterKey::kLookEveryNs;
+  const std::uint64_t version = secret_.key_version();
+  if (std::exchange(key_version_, version) == version) return;
+  for (auto& [number, inbound] : inbound_) {
+    if (!inbound.ring || inbound.ended_at != 0 || secret_.check(inbound.secret).is_accepted()) continue;
+    log().info("shm: ended the connection of process {}: {}", peer_process(inbound.socket.get()), kAddressRevoked);
+    // The peer sees the end, finishes a copy that it is in the middle of, and closes its socket. Until then its ring
+    // says whether it copies, so that no memory is unmapped meanwhile.
+    ::shutdown(inbound.socket.get(), SHUT_WR);
+    inbound.ended_at = now;
+    ++num_ended_;
+  }
 }
 
 }  // namespace kvferry::shm

@@ -73,6 +73,7 @@ Result<GrantId> ShmBackend::grant(RegionId region, std::uint64_t offset, std::ui
   key.reads = terms.reads;
   key.writes = terms.writes;
   key.expires_at = table_.expires_at(terms);
+  key.member = terms.member;
   Result<GrantId> id = table_.add_grant(region, offset, bytes, terms, encode(key));
   if (id) {
     const std::string granted = table_.exported(*id).value();

@@ -80,6 +80,7 @@ void ShmLink::on_welcome(Packet packet) {
   if (!control) return fail(control.error().what);
   ring_.emplace(std::move(*ring));
   control_.emplace(std::move(*control));
+  if (welcome->knows_member) member_ = welcome->member;
   if (!options_.use_cma) {
     cma_refusal_ = "this process does not use CMA (its path is shm)";
   } else if (pid_ == 0) {
@@ -226,8 +227,8 @@ Result<std::optional<RemoteMemory>> ShmLink::reach(const ShmTransfer& transfer) 
                  fmt::format("the peer's region {} can be written only with a grant, and this transfer has none",
                              remote.region)};
   if (remote.grant != 0)
-    KVFERRY_TRY(check_terms(GrantId{remote.grant}, {.reads = key.reads, .writes = key.writes}, key.expires_at, writes,
-                            clock_.now()));
+    KVFERRY_TRY(check_terms(GrantId{remote.grant}, {.reads = key.reads, .writes = key.writes, .member = key.member},
+                            key.expires_at, writes, clock_.now(), member_));
   if (key.is_shared && options_.use_mappings) {
     const auto found = regions_.try_emplace({remote.region, writes}).first;
     Region& region = found->second;

@@ -91,7 +91,8 @@ class ShmLink {
   std::optional<NoteRing> ring_;
   std::optional<ControlPage> control_;
   int pid_ = 0;
-  std::string cma_refusal_;  // reason why CMA is not used; empty: CMA works
+  std::optional<std::string> member_;  // the member as which the peer knows this process; none: it knows no members
+  std::string cma_refusal_;            // reason why CMA is not used; empty: CMA works
   std::map<RegionUse, Region> regions_;
   Transfers transfers_;  // pending transfers, the oldest first
   bool is_failed_ = false;

@@ -25,7 +25,7 @@ class InboundLink final : public MessageHandler {
   InboundLink(TcpBackend& host, std::string from, std::function<void()> over);
 
   /// Adds a connection. Returns false if the link has kLanesMax connections already. `member`: name of the member that
-  /// has made the connection, see TransferTable::Asking.
+  /// has made the connection, see AskingMember.
   bool add(Connection& connection, std::optional<std::string> member);
   /// Closes the link if a connection is silent for too long in the middle of a message. Returns whether the link is
   /// open and a message is incomplete.

@@ -16,7 +16,7 @@ struct Address {
   std::uint32_t protocol_version = 0;
   std::uint64_t incarnation = 0;
   std::string worker_address;  // address of the UCX worker, at most kWorkerAddressBytesMax bytes
-  std::string secret;          // 16 random bytes; a message other than an answer is dropped if it lacks them
+  std::string secret;          // address_secret.h; a message other than an answer is dropped if it lacks it
   KVFERRY_FIELDS(protocol_version, incarnation, worker_address, secret);
 };
 

@@ -24,7 +24,7 @@ std::string refuse(const BlocksMessage& message, ErrorCode code, std::string wha
 }
 
 std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload,
-                  bool& is_served) {
+                  AskingMember member, bool& is_served) {
   is_served = false;
   const std::optional<std::uint64_t> total = total_of(message, payload);
   if (!total)
@@ -39,7 +39,7 @@ std::string serve(TransferTable& transfer_table, const BlocksMessage& message, s
   for (std::size_t index = 0; index < message.extents.size(); index += 2) {
     const std::uint64_t bytes = message.extents[index + 1];
     Result<std::byte*> memory =
-        transfer_table.begin_access(region, grant, message.extents[index], bytes, !message.is_pull);
+        transfer_table.begin_access(region, grant, message.extents[index], bytes, !message.is_pull, member);
     if (!memory) return refuse(message, memory.error().code, std::move(memory.error().what));
     if (message.is_pull) {
       answer.append(reinterpret_cast<const char*>(*memory), bytes);

@@ -45,9 +45,9 @@ Result<std::pair<Message, std::string_view>> read_packed(std::string_view packed
 }
 
 /// Copies the blocks that a peer's message names, to or from this node's memory. Returns the packed BlocksAnswer,
-/// followed by the bytes of a pull. Sets `is_served` to whether everything was copied.
+/// followed by the bytes of a pull. Sets `is_served` to whether everything was copied. `member`: whose node asks.
 std::string serve(TransferTable& transfer_table, const BlocksMessage& message, std::string_view payload,
-                  bool& is_served);
+                  AskingMember member, bool& is_served);
 /// Returns the packed answer to a message that is not served.
 std::string refuse(const BlocksMessage& message, ErrorCode code, std::string what);
 

@@ -227,6 +227,12 @@ TimeNs UcxBackend::next_deadline(TimeNs now) const {
 
 namespace kvferry {
 
+Result<std::string> change_ucx_secret(const std::string& bytes, const SecretChange& change) {
+  ucx::Address address = KVFERRY_TRY(read_address<ucx::Address>(bytes, ucx::kProtocolVersion, "UCX"));
+  address.secret = change(address.secret);
+  return encode(address);
+}
+
 Result<std::unique_ptr<Transport>> make_ucx_transport(const UcxOptions& options) {
   KVFERRY_TRY(check_options("the UCX backend", {{"transfers_max", options.transfers_max},
                                                 {"operations_per_transfer_max", options.operations_per_transfer_max},

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transport/address_secret.h"
 #include "transport/inbox_backend.h"
 #include "transport/make_transport.h"
 #include "transport/ucx/net_devices.h"
@@ -28,7 +29,10 @@ namespace kvferry::ucx {
 class UcxBackend final : public InboxBackend {
  public:
   UcxBackend(const UcxOptions& options, NetDevices net_devices)
-      : InboxBackend(options.transfers_max), options_(options), net_devices_(std::move(net_devices)) {}
+      : InboxBackend(options.transfers_max),
+        options_(options),
+        net_devices_(std::move(net_devices)),
+        secret_(options.key) {}
   ~UcxBackend() override { join(); }
   /// Starts the progress thread and waits until its UCX worker is up. Returns an error if the thread can't use its GPU
   /// or can't set up the worker.
@@ -74,7 +78,7 @@ class UcxBackend final : public InboxBackend {
 
   /// Handles a message. `reply_ep`: the sender's endpoint, or null if there is none.
   void on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep);
-  void on_hello(const Hello& hello, ucp_ep_h reply_ep);
+  void on_hello(const Hello& hello, const SecretCheck& sender, ucp_ep_h reply_ep);
   void on_welcome(const Welcome& welcome);
   void on_notification(NotificationMessage message);
   void on_blocks(std::string_view packed, ucp_ep_h reply_ep);
@@ -84,15 +88,15 @@ class UcxBackend final : public InboxBackend {
   /// `what`: what the message should be, for the log.
   template <class Message>
   std::optional<Message> checked(Result<Message> message, std::string_view what);
-  /// Returns whether a message's secret is the one in this transport's address. Messages with another secret are
-  /// counted, and some of them logged.
-  bool is_invited(const std::string& secret);
+  /// Returns what this transport knows of a message's sender by the message's secret. Messages of senders that are not
+  /// accepted are counted, and some of them logged.
+  SecretCheck sender_of(const std::string& secret);
   /// Returns the peer that was given this token, or null.
   UcxPeer* find_peer(std::uint64_t token);
 
   const UcxOptions options_;
   const NetDevices net_devices_;
-  const std::string secret_ = random_bytes(16);
+  const AddressSecret secret_;
   std::uint64_t num_uninvited_messages_ = 0;
   std::uint64_t num_malformed_messages_ = 0;
   std::string address_;  // set before start() returns

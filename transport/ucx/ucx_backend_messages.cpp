@@ -28,8 +28,8 @@ std::optional<Message> UcxBackend::checked(Result<Message> message, std::string_
 Result<void> UcxBackend::set_up() {
   worker_ = KVFERRY_TRY(UcpWorker::create(net_devices_.names));
   std::string worker_address = KVFERRY_TRY(worker_->address());
-  address_ = encode(Address{kProtocolVersion, incarnation_, std::move(worker_address), secret_});
-  source_address_ = address_;
+  address_ = encode(Address{kProtocolVersion, incarnation_, std::move(worker_address), secret_.root()});
+  source_address_ = source_address(options_.key, address_, change_ucx_secret);
   for (const AmId id : {kHelloAm, kWelcomeAm, kNotificationAm, kPingAm, kPongAm, kBlocksAm, kAnswerAm})
     handlers_.push_back({this, id});
   const ucp_am_recv_callback_t receive = [](void* arg, const void*, std::size_t, void* data, std::size_t bytes,
@@ -53,9 +53,8 @@ Result<void> UcxBackend::set_up() {
 void UcxBackend::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) {
   switch (id) {
     case kHelloAm:
-      if (auto hello = checked(decode<Hello>(bytes, "handshake"), "handshake");
-          hello && reply_ep != nullptr && is_invited(hello->secret))
-        on_hello(*hello, reply_ep);
+      if (auto hello = checked(decode<Hello>(bytes, "handshake"), "handshake"); hello && reply_ep != nullptr)
+        on_hello(*hello, sender_of(hello->secret), reply_ep);
       break;
     case kWelcomeAm:
       if (auto welcome = checked(decode<Welcome>(bytes, "answer to a handshake"), "answer to a handshake"))
@@ -63,12 +62,12 @@ void UcxBackend::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) 
       break;
     case kNotificationAm:
       if (auto note = checked(decode<NotificationMessage>(bytes, "notification"), "notification");
-          note && is_invited(note->secret))
+          note && sender_of(note->secret).is_accepted())
         on_notification(std::move(*note));
       break;
     case kPingAm:
       if (auto ping = checked(decode<Ping>(bytes, "ping"), "ping");
-          ping && reply_ep != nullptr && is_invited(ping->secret))
+          ping && reply_ep != nullptr && sender_of(ping->secret).is_accepted())
         static_cast<void>(worker_->send(reply_ep, kPongAm, encode(Ping{ping->token, ""}), false));
       break;
     case kPongAm:
@@ -85,7 +84,8 @@ void UcxBackend::on_message(AmId id, std::string_view bytes, ucp_ep_h reply_ep) 
   }
 }
 
-void UcxBackend::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
+void UcxBackend::on_hello(const Hello& hello, const SecretCheck& sender, ucp_ep_h reply_ep) {
+  if (sender.kind == SecretCheck::Kind::kUnknown) return;
   Welcome welcome{hello.token, ""};
   if (hello.protocol_version != kProtocolVersion)
     welcome.refusal = fmt::format(
@@ -93,6 +93,8 @@ void UcxBackend::on_hello(const Hello& hello, ucp_ep_h reply_ep) {
         kProtocolVersion, hello.protocol_version);
   else if (hello.to_incarnation != incarnation_)
     welcome.refusal = "another process has this address now, because the peer has ended or restarted";
+  else if (!sender.is_accepted())
+    welcome.refusal = kAddressRevoked;
   static_cast<void>(worker_->send(reply_ep, kWelcomeAm, encode(welcome), false));
 }
 
@@ -100,14 +102,15 @@ void UcxBackend::on_welcome(const Welcome& welcome) {
   if (UcxPeer* const peer = find_peer(welcome.token)) peer->on_welcome(welcome);
 }
 
-bool UcxBackend::is_invited(const std::string& secret) {
-  if (is_same_secret(secret, secret_)) return true;
-  if (std::has_single_bit(++num_uninvited_messages_))
-    log().warn(
-        "transport: dropped a UCX message of an unknown sender, which lacks the secret of this node's address ({} of "
-        "them so far)",
-        num_uninvited_messages_);
-  return false;
+SecretCheck UcxBackend::sender_of(const std::string& secret) {
+  SecretCheck sender = secret_.check(secret);
+  if (!sender.is_accepted() && std::has_single_bit(++num_uninvited_messages_))
+    log().warn("transport: refused a UCX message of a sender that {} ({} refused so far)",
+               sender.kind == SecretCheck::Kind::kUnknown
+                   ? "is unknown, since it lacks the secret of this node's address"
+                   : "was given this node's address under a key that is not accepted",
+               num_uninvited_messages_);
+  return sender;
 }
 
 UcxPeer* UcxBackend::find_peer(std::uint64_t token) {
@@ -127,9 +130,15 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
   auto read = checked(read_packed<BlocksMessage>(packed, "request to copy blocks"), "request to copy blocks");
   if (!read) return;
   auto& [message, payload] = *read;
-  if (!is_invited(message.secret)) return;
+  const SecretCheck sender = sender_of(message.secret);
+  if (sender.kind == SecretCheck::Kind::kUnknown) return;
   // No correct peer requests this much without reading the answers, so this peer gets no answer.
   if (worker_->unsent_bytes(reply_ep) > kUnsentBytesMax) return;
+  if (!sender.is_accepted()) {
+    const std::string answer = refuse(message, ErrorCode::kRefused, std::string(kAddressRevoked));
+    static_cast<void>(worker_->send(reply_ep, kAnswerAm, answer, false));
+    return;
+  }
   const auto memory = memories_.find(RegionId{message.region});
   if (memory != memories_.end() && memory->second.device != nullptr) {
     static_cast<void>(worker_->send(
@@ -140,7 +149,7 @@ void UcxBackend::on_blocks(std::string_view packed, ucp_ep_h reply_ep) {
     return;
   }
   bool is_served = false;
-  std::string answer = serve(table_, message, payload, is_served);
+  std::string answer = serve(table_, message, payload, sender.member, is_served);
   if (is_served && !message.notification.empty())
     on_notification({std::move(message.from), std::move(message.notification), {}});
   static_cast<void>(worker_->send(reply_ep, kAnswerAm, std::move(answer), false));

@@ -78,7 +78,7 @@ TEST(Config, GivesTheTransportItsOptions) {
   EXPECT_EQ(options->tcp.listen_host, "::1");
   EXPECT_EQ(options->tcp.listen_ports.last, 20'009);
   EXPECT_EQ(options->tcp.encrypt, net::Encrypt::kAlways);
-  EXPECT_FALSE(options->tcp.key);
+  EXPECT_FALSE(options->common.key);
   EXPECT_EQ(transport_options(*load("{}"))->common.silence_ns, 2 * kSecond);
   EXPECT_FALSE(transport_options(*load(R"({"cluster_key_file": "/nowhere/key"})")));
 }

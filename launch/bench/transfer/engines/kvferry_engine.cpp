@@ -35,9 +35,9 @@ class KvferryEngine final : public Engine {
     options.path = need(parse_path(spec.path));
     if (spec.setting == "1 thread") options.shm.copy_threads = 1;
     const bool has_member = spec.setting == "member, granted";
-    if (spec.setting == "with key" || spec.setting == "encrypted") options.tcp.key = net::ClusterKey(kKey);
-    if (has_member) options.tcp.key = member_key(folder_.emplace().path());
-    if (options.tcp.key)
+    if (spec.setting == "with key" || spec.setting == "encrypted") options.common.key = net::ClusterKey(kKey);
+    if (has_member) options.common.key = member_key(folder_.emplace().path());
+    if (options.common.key)
       options.tcp.encrypt = spec.setting == "encrypted" ? net::Encrypt::kAlways : net::Encrypt::kNever;
     transport_ = need(make_transport(options));
     region_ = need(transport_->register_region(memory.region()));
@@ -46,7 +46,12 @@ class KvferryEngine final : public Engine {
       const GrantTerms terms{.lasts_ns = kGrantLasts, .member = has_member ? kMember : ""};
       exported = need(transport_->export_grant(need(transport_->grant(region_, 0, memory.region().bytes, terms))));
     }
-    return {{"address", to_hex(transport_->address())}, {"region", to_hex(exported)}};
+    std::string address = transport_->address();
+    if (has_member) {
+      const net::Member own = net::public_of(*options.common.key->content()->own);
+      address = need(address_for(address, hex_of(net::text_of(own.curve))));
+    }
+    return {{"address", to_hex(address)}, {"region", to_hex(exported)}};
   }
 
   void connect(const nlohmann::json& peer) override {
