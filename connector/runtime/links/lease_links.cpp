@@ -128,7 +128,10 @@ void LeaseLinks::answer(Request request) {
 /// any process can read the pools.
 void LeaseLinks::send(const Asker& asker, LeaseAnswer answer) {
   for (RankEndpoint& rank : answer.ranks) {
-    if (!answer.reply.chunks.empty()) break;
+    if (!answer.reply.chunks.empty()) {
+      rank.transport_address = LinkParts::address_of(rank, asker);
+      continue;
+    }
     rank.transport_address.clear();
     rank.pool_region.clear();
     rank.frames_region.clear();

@@ -13,6 +13,8 @@
 #include "connector/runtime/links/peer_links.h"
 #include "connector/runtime/links/zmq_link.h"
 #include "transport/base/clock.h"
+#include "transport/base/log.h"
+#include "transport/make_transport.h"
 
 namespace kvferry {
 
@@ -41,6 +43,14 @@ struct LinkParts {
   template <class Body>
   bool answer(const Asker& asker, const Body& body) const {
     return server.send(asker.sender, seal(asker.id, body, asker.version));
+  }
+  /// Returns the transport address of one of this node's ranks as an asker gets it: with a list of members, only the
+  /// asker reaches the rank by it. Empty if the worker has told no proper address.
+  static std::string address_of(const RankEndpoint& rank, const Asker& asker) {
+    if (asker.curve_key.empty()) return rank.transport_address;
+    Result<std::string> own = address_for(rank.transport_address, asker.curve_key);
+    if (!own) log().error("an answer to a node has no transport address of a rank: {}", own.error().what);
+    return own ? *std::move(own) : std::string();
   }
   template <class Body>
   bool send_worker(std::uint32_t rank, std::uint64_t id, const Body& body) const {

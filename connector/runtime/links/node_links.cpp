@@ -131,7 +131,8 @@ bool NodeLinks::take_requests() {
     busy = true;
     const Result<Envelope> envelope = decode<Envelope>(message->bytes, "peer message");
     if (!envelope) continue;
-    Asker asker{std::move(message->sender), envelope->id, envelope->version, std::move(message->member)};
+    Asker asker{std::move(message->sender), envelope->id, envelope->version, std::move(message->member),
+                std::move(message->curve_key)};
     const Result<void> is_readable = peers_.versions().check("the node that asks", *envelope);
     Result<PeerRequest> request = is_readable ? unseal<PeerRequest>(*envelope) : is_readable.error();
     if (!request) {

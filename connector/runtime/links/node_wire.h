@@ -35,8 +35,8 @@ struct Envelope {
 struct Asker {
   std::string sender;  // the asker's ZeroMQ routing id at this node's server socket
   std::uint64_t id = 0;
-  std::uint32_t version = 0;  // node protocol version of the request and its answer
-  std::string member{};       // the asker's name as a member of the cluster (net::Identity); empty: it has none
+  std::uint32_t version = 0;          // node protocol version of the request and its answer
+  std::string member{}, curve_key{};  // the ones of the asker, as in ServerSocket::Message
 };
 
 /// Where the pool of one rank can be reached.

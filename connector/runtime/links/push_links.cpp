@@ -124,7 +124,7 @@ void PushLinks::granted(const GrantOutcome& outcome) {
   for (RankEndpoint& rank : answer.ranks) {  // to write, the asker needs the grants and addresses, but no regions
     rank.pool_region.clear();
     rank.frames_region.clear();
-    if (!is_granted) rank.transport_address.clear();
+    rank.transport_address = is_granted ? LinkParts::address_of(rank, granting.asker) : std::string();
   }
   parts_.answer(granting.asker, answer);
   granting_.erase(found);

@@ -42,7 +42,8 @@ std::optional<ServerSocket::Message> ServerSocket::receive() {
     if (num_parts != parts.size()) continue;
     net::Identity sender = socket_->sender_of(parts);
     if (sender.role < net::Role::kWorker) continue;
-    return Message{std::string(parts[0].bytes()), std::string(parts[1].bytes()), std::move(sender.name)};
+    return Message{std::string(parts[0].bytes()), std::string(parts[1].bytes()), std::move(sender.name),
+                   socket_->curve_key_of(parts)};
   }
   return std::nullopt;
 }

@@ -28,7 +28,8 @@ class ServerSocket {
   struct Message {
     std::string sender;
     std::string bytes;
-    std::string member;  // the sender's name as a member of the cluster (net::Identity); empty: it has none
+    std::string member;          // the sender's name as a member of the cluster (net::Identity); empty: it has none
+    std::string curve_key = {};  // net::ZmqSocket::curve_key_of() the sender
   };
   /// Returns the next message. Skips malformed messages, and those of members that have been revoked or have the role
   /// reader.

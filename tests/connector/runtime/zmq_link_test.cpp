@@ -6,8 +6,10 @@
 
 #include "tests/transport/base/net/ipv6.h"
 #include "tests/transport/base/net/key_file.h"
+#include "tests/transport/base/net/members_folder.h"
 #include "transport/base/clock.h"
 #include "transport/base/net/zmq_context.h"
+#include "transport/base/printable.h"
 
 namespace kvferry {
 namespace {
@@ -115,6 +117,29 @@ TEST(ZmqLink, NoMessageBetweenASchedulerAndItsWorkerIsDroppedHoweverManyWait) {
 }
 
 TEST(ZmqLink, AnAddressThatIsNoneIsRefused) { EXPECT_FALSE(ClientSocket::connect("not an address")); }
+
+TEST(ZmqLink, TellTheKeyOfTheSenderIfThereIsAListOfMembers) {
+  net::MembersFolder folder;
+  (void)folder.add("server", net::Role::kWorker);
+  const net::ClusterKey member = folder.add("m", net::Role::kWorker), whole(std::string(64, 'c'));
+  const auto context = [](const net::ClusterKey& key) {
+    return std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key, net::Servers::kNodes);
+  };
+  const auto asks = [&](const net::ClusterKey& server_key, const net::ClusterKey& client_key) {
+    const auto server = ServerSocket::bind("tcp://127.0.0.1:*", context(server_key)).value();
+    const auto client = ClientSocket::connect(server->endpoint(), context(client_key)).value();
+    EXPECT_TRUE(client->send("question"));
+    return wait_for(*server).value_or(ServerSocket::Message{});
+  };
+  const ServerSocket::Message of_member = asks(folder.read("server"), member);
+  EXPECT_EQ(of_member.member, "m");
+  EXPECT_EQ(of_member.curve_key, hex_of(net::text_of(net::public_of(*member.content()->own).curve)));
+  EXPECT_EQ(asks(folder.read("server"), folder.read("cluster")).curve_key,
+            hex_of(net::text_of(net::curve_public(net::curve_secret(std::string(64, 'c'))))));
+  const ServerSocket::Message without_list = asks(whole, whole);
+  EXPECT_EQ(without_list.bytes, "question");
+  EXPECT_EQ(without_list.curve_key, "");
+}
 
 }  // namespace
 }  // namespace kvferry

@@ -53,6 +53,8 @@ class ZmqContext {
   /// Returns who has the public key `user_id` (in hexadecimal), which the authentication has recorded for a connection,
   /// or nullopt if that key is not accepted (any more).
   std::optional<Identity> identity_of(std::string_view user_id) const;
+  /// Returns whether there is a list of members.
+  bool has_members() const { return key_ && key_->content()->members; }
   /// Returns ClusterKey::version(), or 0 if there is no key.
   std::uint64_t key_version() const { return key_ ? key_->version() : 0; }
 

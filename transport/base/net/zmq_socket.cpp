@@ -221,6 +221,12 @@ Identity ZmqSocket::sender_of(std::span<const ZmqPart> parts) const {
   return {.name = {}, .role = Role::kNone};
 }
 
+std::string ZmqSocket::curve_key_of(std::span<const ZmqPart> parts) const {
+  if (key_.empty() || !context_->has_members()) return {};
+  const char* const user_id = ::zmq_msg_gets(message(parts.back().message_), "User-Id");
+  return user_id == nullptr ? "" : user_id;
+}
+
 void ZmqSocket::set_linger(int ms) { set(handle_, ZMQ_LINGER, ms); }
 
 Result<std::unique_ptr<ZmqSocket>> ZmqSocket::make_monitor() {

@@ -91,6 +91,9 @@ class ZmqSocket {
   /// sender's key is no longer accepted; the caller must ignore the message, and this call tries to end the connection.
   /// An admin without a name: the holder of the cluster key, or any peer if the socket needs no key.
   Identity sender_of(std::span<const ZmqPart> parts) const;
+  /// Returns the sender's public CURVE key in hexadecimal if there is a list of members, otherwise an empty text.
+  /// `parts`: as for sender_of(), which must have accepted the sender.
+  std::string curve_key_of(std::span<const ZmqPart> parts) const;
 
   /// Sets how long closing waits for unsent messages.
   void set_linger(int ms);
