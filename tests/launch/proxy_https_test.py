@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from pathlib import Path
 
-from certificates import lock, make_certificate
+import pytest
+from certificates import ask, lock, make_certificate
 from kvferry_launch.paths import RELEASE, REPO
+from kvferry_launch.proxy.certificate import Authorities
 
 DEADLINE_S = 20.0
 
@@ -23,15 +24,6 @@ def line_of(process: "subprocess.Popen[str]", pattern: str) -> str:
         if found := re.search(pattern, line):
             return found[1]
     raise AssertionError(f"the program ended without saying {pattern}")
-
-
-def ask(url: str, authority: Path) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=DEADLINE_S,
-                                    context=ssl.create_default_context(cafile=authority)) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as refusal:
-        return refusal.code, refusal.read().decode()
 
 
 def test_clients_proxy_and_controller_speak_https_and_renewed_certificates_are_used(tmp_path: Path) -> None:
@@ -68,6 +60,27 @@ def test_clients_proxy_and_controller_speak_https_and_renewed_certificates_are_u
         finally:
             proxy.terminate()
             controller.terminate()
+
+
+def test_new_authorities_are_trusted_without_a_restart_and_none_does_not_replace_them(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    (one, _), (other, _) = (make_certificate(tmp_path, name) for name in ("one", "other"))
+    trusted = tmp_path / "ca.crt"
+    trusted.write_bytes(one.read_bytes())
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    authorities = Authorities()
+    first = authorities.context()
+    assert authorities.context() is first
+    trusted.write_text("nonsense")
+    assert authorities.context() is first
+    assert caplog.text.count("has no certificate of an authority; the former authorities stay trusted") == 1
+    trusted.unlink()
+    assert authorities.context() is first
+    trusted.write_bytes(other.read_bytes())
+    now = authorities.context()
+    assert now.get_ca_certs(binary_form=True) == [ssl.PEM_cert_to_DER_cert(other.read_text())]
+    assert authorities.context() is now
+    assert (now.verify_mode, now.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
 def test_files_that_are_no_certificate_are_refused_by_one_sentence(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""The certificate with which the proxy serves HTTPS."""
+"""The certificate with which the proxy serves HTTPS, and the authorities that it trusts as a client."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from pathlib import Path
@@ -48,3 +49,33 @@ class Certificate:
             except OSError as error:  # ssl.SSLError is a subclass of OSError
                 logger.warning("can't use the certificate '%s' with the key '%s': %s; the former certificate stays in "
                                "use", *self._files, error)
+
+
+class Authorities:
+    """The authorities whose certificates the proxy accepts from the controller and the servers: those in the file that
+    the variable SSL_CERT_FILE names, otherwise the system's.
+    """
+
+    def __init__(self) -> None:
+        self._context: ssl.SSLContext | None = None
+        self._seen: tuple[int, int] | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Returns the context for a new connection. Reads the file again if it has changed, so that a new authority
+        needs no restart of the proxy; if the new file has no certificate, the former authorities stay trusted.
+        """
+        seen = None
+        if (file := ssl.get_default_verify_paths().cafile) is not None:  # None: there is no such file
+            with contextlib.suppress(OSError):  # the file was removed just now
+                found = Path(file).stat()
+                seen = (found.st_ino, found.st_mtime_ns)
+        if self._context is not None and seen in (None, self._seen):
+            return self._context
+        made = ssl.create_default_context()
+        if self._context is None or made.cert_store_stats()["x509"]:
+            self._context = made
+        else:
+            logger.warning("the file '%s' has no certificate of an authority; the former authorities stay trusted",
+                           file)
+        self._seen = seen
+        return self._context

@@ -2,12 +2,12 @@
 
 import asyncio
 import re
-import ssl
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from prometheus_client import Counter
 
+from kvferry_launch.proxy.certificate import Authorities
 from kvferry_launch.proxy.http_connection import Connection, Exchange, UnansweredError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -22,7 +22,7 @@ _URL = re.compile(r"https?://[!-~]+")
 class _Server:
     """The idle connections to one server. Errors: ConnectionError if `url` can't be used."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, authorities: Authorities) -> None:
         try:
             parts = urlsplit(url)
             self._host, port = parts.hostname or "", parts.port
@@ -30,8 +30,8 @@ class _Server:
             self._host = ""
         if not self._host or parts.username is not None or not _URL.fullmatch(url):
             raise ConnectionError(f"the server's URL is {url[:200]!a}, not http[s]://HOST:PORT")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = port or (443 if self._tls else 80)
+        self._authorities = authorities if parts.scheme == "https" else None
+        self._port = port or (443 if self._authorities else 80)
         self.netloc, self.path = parts.netloc, parts.path.rstrip("/")
         self.is_used = True  # if False, connections are not kept after their requests
         self._idle: list[Connection] = []  # in the order of idle_since
@@ -46,8 +46,9 @@ class _Server:
 
     async def connect(self, limit_s: float) -> Connection:
         loop = asyncio.get_running_loop()
+        tls = self._authorities.context() if self._authorities else None
         connecting = loop.create_task(loop.create_connection(lambda: Connection(self, loop), self._host, self._port,
-                                                             ssl=self._tls, happy_eyeballs_delay=0.25))
+                                                             ssl=tls, happy_eyeballs_delay=0.25))
         try:
             await asyncio.wait((connecting,), timeout=limit_s)
         except asyncio.CancelledError:
@@ -86,6 +87,7 @@ class HttpClient:
     def __init__(self, silence_s: float, resent: Counter) -> None:
         self._silence_s = silence_s
         self._resent = resent
+        self._authorities = Authorities()
         self._servers: dict[str, _Server] = {}  # maps a URL to its server
 
     async def ask(self, method: str, url: str, path: str, headers: dict[str, str], body: bytes = b"",
@@ -103,7 +105,7 @@ class HttpClient:
         name a hand-off that the first one has used up; then the prompt's KV is loaded from another copy, or computed
         again. The second request gets another request id, because vLLM must not see an id twice.
         """
-        server = self._servers.get(url) or _Server(url)
+        server = self._servers.get(url) or _Server(url, self._authorities)
         self._servers[url] = server
         loop = asyncio.get_running_loop()
         begin = loop.time()
