@@ -1,16 +1,23 @@
-"""Tests launch/proxy with HTTPS on both sides: for its clients, and to a controller with a certificate."""
+"""Tests launch/proxy with HTTPS on both sides: for its clients, and to a controller with a certificate. Also tests that
+launch/cluster reports such a proxy.
+"""
 
+import argparse
 import os
 import re
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certificates import ask, lock, make_certificate
+from kvferry_launch.cluster.front import Reporter
 from kvferry_launch.paths import RELEASE, REPO
 from kvferry_launch.proxy.certificate import Authorities
 
@@ -81,6 +88,31 @@ def test_new_authorities_are_trusted_without_a_restart_and_none_does_not_replace
     assert now.get_ca_certs(binary_form=True) == [ssl.PEM_cert_to_DER_cert(other.read_text())]
     assert authorities.context() is now
     assert (now.verify_mode, now.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+@pytest.mark.parametrize("flags", [["--", "--tls-cert-file", "c", "--tls-key-file", "k"], ["--tls-cert-file=c"], []])
+def test_the_launcher_asks_and_names_a_proxy_with_a_certificate_by_https(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+        if flags:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*make_certificate(tmp_path))
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        Reporter(argparse.Namespace(kind="proxy", command=None, host="127.0.0.1", port=port, rest=flags,
+                                    advertise_host="10.0.0.1")).look()
+        server.shutdown()
+    assert capsys.readouterr().out == (
+        f"kvferry router node serves at http{'s' if flags else ''}://10.0.0.1:{port}\n")
 
 
 def test_files_that_are_no_certificate_are_refused_by_one_sentence(tmp_path: Path) -> None:

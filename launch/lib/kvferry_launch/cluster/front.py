@@ -134,9 +134,12 @@ class Reporter:
     """Prints a line when the router begins to answer health checks, and when the router stops answering them."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._url = f"http://{serving.bracketed(arguments.advertise_host)}:{arguments.port}"
+        is_https = (arguments.kind == "proxy" and not arguments.command
+                    and any(flag.startswith("--tls-cert-file") for flag in arguments.rest))
+        scheme = "https" if is_https else "http"
+        self._url = f"{scheme}://{serving.bracketed(arguments.advertise_host)}:{arguments.port}"
         host = "127.0.0.1" if serving.is_any(arguments.host) else serving.bracketed(arguments.host)
-        self._health = f"http://{host}:{arguments.port}/health"
+        self._health = f"{scheme}://{host}:{arguments.port}/health"
         self._is_up = False
 
     def look(self) -> None:
