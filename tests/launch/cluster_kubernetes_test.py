@@ -38,7 +38,9 @@ def container(one: dict[str, Any]) -> dict[str, Any]:
     {}, {"router": {"kind": "proxy"}}, {"router": {"kind": "none"}}, {"prefill": {"data_parallel": 2}},
     {"controller": {"state": "/state"}, "kubernetes": {"image": "vllm:1", "storage": "1Gi", "gpus": 0}},
     {"env": {"A": 1}, "decode": {"env": {"B": "x"}, "flags": ["--max-model-len", 1024], "replicas": 0}},
-], ids=["least", "proxy", "no front door", "data parallel", "state", "env"])
+    {"router": {"kind": "proxy"},
+     "kubernetes": {"image": "vllm:1", "controller_tls_secret": "a", "router_tls_secret": "b.example"}},
+], ids=["least", "proxy", "no front door", "data parallel", "state", "env", "https"])
 def test_manifests_are_valid(change: dict[str, Any]) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     for one in objects(MINIMAL | change):

@@ -93,6 +93,19 @@ def test_flags_of_parallelism_come_before_the_users_own() -> None:
                            "wheel"),
     ({"on": "kubernetes", "kubernetes": {"image": "x"}, "decode": {"port": 9}},
      "decode.port is 9 and prefill.port is 0; they must be equal, because vllm-router looks for pods at one port only"),
+    ({"kubernetes": {"router_tls_secret": "A"}},
+     "kubernetes.router_tls_secret is 'A', not the name of a Secret: up to 253 lower-case letters, digits, dashes and "
+     "dots, with a letter or digit at both ends"),
+    ({"on": "kubernetes", "kubernetes": {"image": "x", "router_tls_secret": "a"}},
+     "kubernetes.router_tls_secret is given, but router.kind is vllm-router; only proxy takes the certificate in a "
+     "Secret"),
+    ({"on": "kubernetes", "kubernetes": {"image": "x"}, "env": {"KVFERRY_HTTP_KEY_FILE": "k"}},
+     "env.KVFERRY_HTTP_KEY_FILE is given, but on kubernetes the certificate is in a Secret, which "
+     "kubernetes.controller_tls_secret names; remove it"),
+    ({"on": "kubernetes", "kubernetes": {"image": "x"},
+      "router": {"kind": "proxy", "flags": ["--tries", 2, "--tls-cert-file=a"]}},
+     "router.flags has --tls-cert-file, but on kubernetes the certificate is in a Secret, which "
+     "kubernetes.router_tls_secret names; remove it"),
     ({"hosts": ["a"]}, "hosts is given (at the top, or in prefill or decode), but 'on' is local; set 'on' to ssh, "
      "slurm or mpi, or remove hosts"),
     ({"on": "ssh", "hosts": "a"}, "hosts is 'a', not a list of host names, or a map of host names to the addresses "

@@ -32,10 +32,11 @@ def chart(**values: Any) -> list[Object]:
 
 
 def launcher(**document: Any) -> list[Object]:
-    least = {"name": "demo", "model": "org/model", "on": "kubernetes", "router": {"kind": "proxy"},
+    least: Object = {"name": "demo", "model": "org/model", "on": "kubernetes", "router": {"kind": "proxy"},
              "controller": {"state": "/var/lib/kvferry"},
              "kubernetes": {"image": f"kvferry-node:{version_of_kvferry()}", "namespace": "serving", "storage": "1Gi"}}
-    text = kubernetes.render(spec.make(least | document, Path("demo.yaml")))
+    more = {"kubernetes": least["kubernetes"] | document.pop("kubernetes", {})}
+    text = kubernetes.render(spec.make(least | document | more, Path("demo.yaml")))
     return [one for one in yaml.safe_load_all(text) if one]
 
 
@@ -79,6 +80,10 @@ CASES: dict[str, tuple[Object, Object]] = {
               "router": {"kind": "proxy", "port": 9000, "flags": ["--tries", 2]}},
              {"namespace": "blue", "drainTimeoutSeconds": 30, "readyTimeoutSeconds": 60, "vllm": ["vllm", "serve"],
               "controller": {"port": 1, "http": 2}, "router": {"port": 9000, "flags": ["--tries", 2]}}),
+    "https": ({"kubernetes": {"controller_tls_secret": "a", "router_tls_secret": "b.example"}},
+              {"controller": {"tlsSecret": "a"}, "router": {"tlsSecret": "b.example"}}),
+    "https with other authorities": ({"env": {"SSL_CERT_FILE": "/c"}, "kubernetes": {"controller_tls_secret": "a"}},
+                                     {"env": {"SSL_CERT_FILE": "/c"}, "controller": {"tlsSecret": "a"}}),
 }
 
 
@@ -128,7 +133,10 @@ def test_helm_lints_the_chart_of_this_release() -> None:
 @pytest.mark.parametrize(("values", "says"), [
     ({"model": ""}, "model"), ({"modle": "x"}, "modle"), ({"decode": {"replica": 2}}, "replica"),
     ({"prefill": {"replicas": -1}}, "replicas"), ({"router": {"port": "8000"}}, "port"),
-    ({"controller": {"state": "here"}}, "state"), ({"user": 0}, "user"), ({"decode": {"kvRole": "decode"}}, "kvRole")])
+    ({"controller": {"state": "here"}}, "state"), ({"user": 0}, "user"), ({"decode": {"kvRole": "decode"}}, "kvRole"),
+    ({"router": {"tlsSecret": "A"}}, "tlsSecret"),
+    ({"router": {"flags": ["--tls-cert-file", "x"]}}, "router.flags has --tls-cert-file.*router.tlsSecret names"),
+    ({"env": {"KVFERRY_HTTP_CERT_FILE": "x"}}, "env.KVFERRY_HTTP_CERT_FILE.*controller.tlsSecret names")])
 def test_bad_values_are_refused_by_their_name(values: Object, says: str) -> None:
     with pytest.raises(helm.HelmError, match=says):
         chart(**values)

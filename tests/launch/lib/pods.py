@@ -1,11 +1,14 @@
 """Makes pods as a kubelet does, in folders of this host: volumes of Secrets, their mounts in each container, and the
-init container's command.
+init container's command. Asks as a kubelet's probes do.
 """
 
 import base64
 import os
 import re
+import ssl
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,8 +37,35 @@ class Pod:
             if "secret" in volume:
                 files = secrets.get(volume["secret"]["secretName"])
                 assert files is not None or volume["secret"].get("optional"), "the pod waits for its Secret"
-                put(place, files or {}, volume["secret"]["defaultMode"])
+                self.update(volume["name"], files or {})
         self.container = template["containers"][0]
+
+    def update(self, volume: str, files: Mapping[str, bytes]) -> None:
+        """Puts the files of a volume's Secret into it, as a kubelet does after each change of the Secret."""
+        secret, = (one["secret"] for one in self._template["volumes"] if one["name"] == volume)
+        if "items" in secret:
+            files = {item["path"]: files[item["key"]] for item in secret["items"]}
+        put(self._volumes[volume], files, secret["defaultMode"])
+
+    def command(self) -> list[str]:
+        """Returns the command of the container, with this host's paths."""
+        return [self._here(word, self.mounts(self.container)) for word in self.container["command"]]
+
+    def probed(self, probe: str) -> int | str:
+        """Asks the container, on this host, as a kubelet does for its probe. Returns the status of the answer, or why
+        there is none.
+        """
+        get = self.container[probe]["httpGet"]
+        lenient = ssl.create_default_context()
+        lenient.check_hostname, lenient.verify_mode = False, ssl.CERT_NONE  # a kubelet checks no certificate
+        url = f"{get.get('scheme', 'HTTP').lower()}://127.0.0.1:{get['port']}{get['path']}"
+        try:
+            with urllib.request.urlopen(url, timeout=10.0, context=lenient) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as answer:
+            return answer.code
+        except OSError as error:
+            return str(error)
 
     def start(self) -> subprocess.CompletedProcess[str]:
         """Runs the command of the init container."""

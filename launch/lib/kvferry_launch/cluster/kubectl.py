@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kvferry_launch.cluster import pod_keys
+from kvferry_launch.cluster import pod_keys, pod_tls
 from kvferry_launch.cluster import status as status_lines
 from kvferry_launch.cluster.kubernetes import has_keys, manifests, render, selector
 from kvferry_launch.cluster.plan import ENGINE_ROLES
@@ -94,7 +94,8 @@ def front_url(spec: Spec) -> str:
     if not routers:
         return "there is no router, so clients use the URLs of the servers"
     name, space = routers[0]["metadata"]["name"], routers[0]["metadata"]["namespace"]
-    return f"http://{name}.{space}:{routers[0]['spec']['ports'][0]['port']} inside the cluster"
+    scheme = pod_tls.scheme(spec.raw["kubernetes"]["router_tls_secret"])
+    return f"{scheme}://{name}.{space}:{routers[0]['spec']['ports'][0]['port']} inside the cluster"
 
 
 def pods(spec: Spec) -> list[dict[str, Any]]:

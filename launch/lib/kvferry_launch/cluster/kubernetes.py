@@ -4,12 +4,14 @@ The controller is a StatefulSet of one pod behind a Service. Prefill and decode 
 LeaderWorkerSet if a replica spans several hosts. The engine id of a server is the name of its pod or, in a
 LeaderWorkerSet, of the first pod of its replica; vLLM appends _dpN for data-parallel rank N if there are several ranks.
 Before Kubernetes stops a server's pod, a preStop hook drains the server. vllm-router finds the servers by the labels of
-their pods; the proxy gets the list of servers from the controller. pod_keys.py makes the Secrets that the pods mount.
+their pods; the proxy gets the list of servers from the controller. pod_keys.py makes the Secrets with the keys that the
+pods mount, pod_tls.py mounts those with certificates.
 """
 
 import json
 from typing import Any
 
+from kvferry_launch.cluster import pod_tls
 from kvferry_launch.cluster.plan import ENGINE_ROLES, RECOMPUTE
 from kvferry_launch.cluster.spec import Role, Spec
 from kvferry_launch.node.cluster_key import KEY_ENV, KEY_NAME, MEMBERS_NAME
@@ -95,8 +97,9 @@ def member_pod(spec: Spec, one: Object, secret: str, key: str) -> Object:
 def controller(spec: Spec) -> list[Object]:
     raw = spec.raw["controller"]
     port, http = raw["port"] or CONTROLLER_PORT, raw["http"] or CONTROLLER_HTTP
+    secret = spec.raw["kubernetes"]["controller_tls_secret"]
     command = ["kvferry", "controller", "--bind", f"tcp://0.0.0.0:{port}", "--http", f"0.0.0.0:{http}", "--state",
-               raw["state"]]
+               raw["state"], *pod_tls.certificate_flags(secret, "--http-cert-file", "--http-key-file")]
     pod = container(spec, "controller", command, {"kvferry": port, "http": http}, probe_path="/healthz",
                     probe_port=http)
     claims = []
@@ -105,8 +108,10 @@ def controller(spec: Spec) -> list[Object]:
         claims = [{"metadata": {"name": "state"}, "spec": {
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": spec.raw["kubernetes"]["storage"]}}}}]
+    inside = member_pod(spec, pod, "cluster-key", KEY_NAME)
+    pod_tls.serve(inside, secret)
     return [service(spec, "controller", {"kvferry": port, "http": http}),
-            stateful_set(spec, "controller", 1, member_pod(spec, pod, "cluster-key", KEY_NAME), claims)]
+            stateful_set(spec, "controller", 1, inside, claims)]
 
 
 def engine(spec: Spec, role: Role) -> list[Object]:
@@ -199,10 +204,12 @@ def router(spec: Spec) -> list[Object]:
     python = spec.raw["kubernetes"]["python"]
     flags = [str(flag) for flag in raw["flags"]]
     account: list[Object] = []
+    secret, of_controller = (spec.raw["kubernetes"][f"{one}_tls_secret"] for one in ("router", "controller"))
     if raw["kind"] == "proxy":
         http = spec.raw["controller"]["http"] or CONTROLLER_HTTP
         command = [f"{spec.raw['kubernetes']['path']}/launch/proxy", "--controller",
-                   f"http://{spec.name}-controller:{http}", "--namespace", spec.namespace]
+                   f"{pod_tls.scheme(of_controller)}://{spec.name}-controller:{http}", "--namespace", spec.namespace,
+                   *pod_tls.certificate_flags(secret, *pod_tls.PROXY_FLAGS)]
     else:
         namespace = spec.raw["kubernetes"]["namespace"]
         command = [python, "-m", "vllm_router.launch_router", "--policy", "round_robin", "--vllm-pd-disaggregation",
@@ -213,8 +220,12 @@ def router(spec: Spec) -> list[Object]:
         account = watching_account(spec)
     pod = container(spec, "router", [*command, "--host", "0.0.0.0", "--port", str(port), *flags], {"http": port},
                     probe_path="/health", probe_port=port)
-    inside = (member_pod(spec, pod, "router-keys", f"{spec.name}-router.key") if raw["kind"] == "proxy"
-              else pod_of(spec, pod))
+    if raw["kind"] == "proxy":
+        inside = member_pod(spec, pod, "router-keys", f"{spec.name}-router.key")
+        pod_tls.serve(inside, secret)
+        pod_tls.trust(inside, of_controller)
+    else:
+        inside = pod_of(spec, pod)
     if account:
         inside["serviceAccountName"] = f"{spec.name}-router"
     return [*account, service(spec, "router", {"http": port}), {

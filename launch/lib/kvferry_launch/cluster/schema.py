@@ -105,6 +105,9 @@ def port() -> Key:
 
 HOST = Key("a host's name or address, without spaces and without a dash at its start", is_host)
 WORD = Key("a name without spaces and without a dash at its start", is_host)
+SECRET = Key("the name of a Secret: up to 253 lower-case letters, digits, dashes and dots, with a letter or digit at "
+             "both ends", lambda value: isinstance(value, str) and len(value) <= 253
+             and re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", value) is not None)
 HOSTS = Key("a list of host names, or a map of host names to the addresses at which other hosts "
             "reach them", is_hosts)
 ENV = Key("a map of environment variables to strings or numbers", is_env, {})
@@ -155,7 +158,8 @@ SCHEMA: Section = {
                    "path": text("/opt/kvferry"), "python": text("python3"), "context": text(),
                    "user": number(1, 2**31 - 1, 14600), "shared_memory": Key(
         "a size in Mi, Gi or Ti, such as \"512Mi\" or \"8Gi\"",
-        lambda value: isinstance(value, str) and re.fullmatch(r"[1-9][0-9]*[MGT]i", value) is not None, "8Gi")},
+        lambda value: isinstance(value, str) and re.fullmatch(r"[1-9][0-9]*[MGT]i", value) is not None, "8Gi"),
+                   "controller_tls_secret": SECRET, "router_tls_secret": SECRET},
 }
 
 

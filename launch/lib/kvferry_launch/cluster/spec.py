@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvferry_launch.cluster import pod_tls
 from kvferry_launch.cluster.schema import SpecError, check
 from kvferry_launch.paths import REPO, STATE
 
@@ -172,6 +173,8 @@ def make(document: Any, file: Path, on: str | None = None) -> Spec:
         raise SpecError("hosts is missing; with 'on' ssh, list the hosts there, or in prefill.hosts and decode.hosts")
     if backend == "kubernetes" and not raw["kubernetes"]["image"]:
         raise SpecError("kubernetes.image is missing; it must name an image with vLLM and kvferry's wheel")
+    if backend == "kubernetes":
+        pod_tls.check(raw)
     if backend == "kubernetes" and raw["router"]["kind"] == "vllm-router" and len(
             {one.port for one in roles.values()}) > 1:
         raise SpecError(f"decode.port is {roles['decode'].port} and prefill.port is {roles['prefill'].port}; they must "

@@ -1,4 +1,5 @@
-{{/* What all templates share. Each gets a dict with root (the chart's context) and component. */}}
+{{/* What all templates share. Each gets a dict with root (the chart's context) and component, and where there is HTTPS
+     tls, the Secret with the pod's certificate, and trusted, the Secret with the authority that the pod trusts. */}}
 
 {{- define "kvferry.labels" -}}
 app.kubernetes.io/name: kvferry
@@ -41,6 +42,9 @@ env:
   - {name: {{ $name }}, value: {{ include "kvferry.word" $value }}}
   {{- end }}
   - {name: KVFERRY_CLUSTER_KEY_FILE, value: /etc/kvferry/own.key}
+  {{- if .trusted }}
+  - {name: SSL_CERT_FILE, value: /etc/kvferry-ca/ca.crt}
+  {{- end }}
 {{- end }}
 
 {{- define "kvferry.image" -}}
@@ -49,9 +53,11 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 {{- end }}
 
+{{/* Kubernetes' probes by HTTPS check no certificate. */}}
 {{- define "kvferry.probes" -}}
-readinessProbe: {httpGet: {path: {{ .path }}, port: {{ .port }}}, periodSeconds: 5}
-livenessProbe: {httpGet: {path: {{ .path }}, port: {{ .port }}}, periodSeconds: 10, failureThreshold: 6}
+{{- $scheme := empty .tls | ternary "" ", scheme: HTTPS" }}
+readinessProbe: {httpGet: {path: {{ .path }}, port: {{ .port }}{{ $scheme }}}, periodSeconds: 5}
+livenessProbe: {httpGet: {path: {{ .path }}, port: {{ .port }}{{ $scheme }}}, periodSeconds: 10, failureThreshold: 6}
 {{- end }}
 
 {{/* The Secret with the key of a component's pods, and the file of the pod in it. */}}
@@ -72,10 +78,17 @@ $(POD_NAME).key
 {{- end }}
 {{- end }}
 
-{{/* The volumes of a container with its key and, beside it, a link to the list of members, which follows changes. */}}
+{{/* The volumes of a container with its key and, beside it, a link to the list of members, which follows changes; and
+     for HTTPS those with its certificate and with the authority that it trusts. */}}
 {{- define "kvferry.keyMounts" -}}
 - {name: key, mountPath: /etc/kvferry, readOnly: true}
 - {name: members, mountPath: /etc/kvferry-members, readOnly: true}
+{{- if .tls }}
+- {name: tls, mountPath: /etc/kvferry-tls, readOnly: true}
+{{- end }}
+{{- if .trusted }}
+- {name: controller-ca, mountPath: /etc/kvferry-ca, readOnly: true}
+{{- end }}
 {{- end }}
 
 {{/* The part of a pod that all pods have. The key is copied, because kvferry refuses a key file that a group can read,
@@ -118,4 +131,10 @@ volumes:
   - name: members
     secret: {secretName: {{ .root.Release.Name }}-members, defaultMode: 0444, optional: {{ .root.Values.clusterKey.shared }}}
   - {name: key, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+  {{- with .tls }}
+  - {name: tls, secret: {secretName: {{ . }}, defaultMode: 0400}}
+  {{- end }}
+  {{- with .trusted }}
+  - {name: controller-ca, secret: {secretName: {{ . }}, defaultMode: 0444, items: [{key: ca.crt, path: ca.crt}]}}
+  {{- end }}
 {{- end }}
