@@ -91,7 +91,8 @@ def test_pods_and_their_probes_speak_https(tmp_path: Path, running: contextlib.E
 
     for probe in ("readinessProbe", "livenessProbe"):
         eventually(lambda probe=probe: controller.probed(probe) == 200, (tmp_path / "controller.log").read_text)
-    eventually(lambda: router.probed("readinessProbe") == 503, (tmp_path / "proxy.log").read_text)  # no server is there
+    eventually(lambda: router.probed("readinessProbe") == 503, (tmp_path / "proxy.log").read_text)
+    assert router.probed("livenessProbe") == 200, "no server is there, which a restart of the proxy does not mend"
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{ports['router']}/health", timeout=10.0)
 

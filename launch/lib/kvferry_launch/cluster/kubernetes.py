@@ -221,6 +221,8 @@ def router(spec: Spec) -> list[Object]:
     pod = container(spec, "router", [*command, "--host", "0.0.0.0", "--port", str(port), *flags], {"http": port},
                     probe_path="/health", probe_port=port)
     if raw["kind"] == "proxy":
+        # Its /health answers 503 until a decode server is ready, which may take longer than a failing probe has.
+        pod["livenessProbe"] |= {"httpGet": pod["readinessProbe"]["httpGet"] | {"path": "/livez"}}
         inside = member_pod(spec, pod, "router-keys", f"{spec.name}-router.key")
         pod_tls.serve(inside, secret)
         pod_tls.trust(inside, of_controller)

@@ -68,7 +68,7 @@ class FrontDoor:
         self.app = web.Application(client_max_size=options.body_bytes_max)
         self.app.add_routes([web.post(path, self._serve) for path in bodies.PATHS])
         self.app.add_routes([web.get("/v1/models", self._models), web.get("/health", self._health),
-                             web.get("/metrics", self._metrics)])
+                             web.get("/livez", self._livez), web.get("/metrics", self._metrics)])
         self.app.cleanup_ctx.append(self._live)
 
     async def _live(self, _: web.Application) -> AsyncIterator[None]:
@@ -233,6 +233,10 @@ class FrontDoor:
         missing = [kind for kind in ("prefill", "decode") if not self.nodes.usable(kind, set())]
         if "decode" in missing or (missing and self._options.needs_prefill):
             return error_response(503, f"no {' and no '.join(missing)} server takes requests")
+        return web.Response()
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        """Answers 200: the proxy works, even if no server is ready and a restart of the proxy would not help."""
         return web.Response()
 
     async def _metrics(self, request: web.Request) -> web.Response:

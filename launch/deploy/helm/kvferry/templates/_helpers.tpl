@@ -53,11 +53,11 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 {{- end }}
 
-{{/* Kubernetes' probes by HTTPS check no certificate. */}}
+{{/* live: another path of the liveness probe. Kubernetes' probes by HTTPS check no certificate. */}}
 {{- define "kvferry.probes" -}}
 {{- $scheme := empty .tls | ternary "" ", scheme: HTTPS" }}
 readinessProbe: {httpGet: {path: {{ .path }}, port: {{ .port }}{{ $scheme }}}, periodSeconds: 5}
-livenessProbe: {httpGet: {path: {{ .path }}, port: {{ .port }}{{ $scheme }}}, periodSeconds: 10, failureThreshold: 6}
+livenessProbe: {httpGet: {path: {{ .live | default .path }}, port: {{ .port }}{{ $scheme }}}, periodSeconds: 10, failureThreshold: 6}
 {{- end }}
 
 {{/* The Secret with the key of a component's pods, and the file of the pod in it. */}}
