@@ -270,6 +270,18 @@ def test_a_list_that_can_not_be_read_does_not_end_the_polling() -> None:
     run(test)
 
 
+def test_a_pair_that_can_not_be_read_or_was_refused_is_counted_and_the_proxy_chooses_itself() -> None:
+    async def test(c: Cluster) -> None:
+        answers = [{}, {"prefill": {"engine_id": "p0"}, "decode": "d0", "skip_prefill": False}, {"prefill": None},
+                   {"prefill": {"engine_id": "p0"}, "decode": {"engine_id": "d0"}}, {"error": "nobody"}]
+        for number, c.controller.pair_answer in enumerate(answers):
+            assert (await c.post({"prompt": "a"}))[0] == 200
+            assert await c.metric("kvferry_proxy_controller_errors_total") == number + 1
+        assert c.door.nodes.controller_up
+
+    run(test)
+
+
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 def test_who_accepts_requests_but_never_answers_is_left_as_soon_as_the_controller_loses_it(kind: str) -> None:
     async def test(c: Cluster) -> None:

@@ -157,6 +157,7 @@ class FakeController(StandIn):
         self.draining: set[str] = set()
         self.skip_prefill = False
         self.nodes_answer: Any = None  # if set, the answer to /nodes in place of the servers
+        self.pair_answer: Any = None  # if set, the answer to /pair in place of a pair
         self.began_at = time.monotonic()
         self.answers = asyncio.Event()
         self.answers.set()
@@ -185,6 +186,8 @@ class FakeController(StandIn):
         asked = await request.json()
         self.asked.append(asked)
         await self.answers.wait()
+        if self.pair_answer is not None:
+            return web.json_response(self.pair_answer, status=503 if "error" in self.pair_answer else 200)
         out = set(asked["exclude"]) | self.draining
         found = {role: next((s for s in self.servers if s.role == role and s.name not in out), None)
                  for role in ("kv_producer", "kv_consumer")}

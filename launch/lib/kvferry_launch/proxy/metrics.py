@@ -29,7 +29,8 @@ class Metrics:
                                              "Requests from which a client's own KV transfer parameters were removed")
         self.unpaired = self._counter("unpaired", "Requests refused because there was no pair of servers")
         self.controller_errors = self._counter("controller_errors",
-                                               "Requests to the controller that got no answer, or no list of servers")
+                                               "Requests to the controller that got no answer, or neither a list nor a "
+                                               "pair of servers")
         self.in_flight = Gauge("kvferry_proxy_in_flight", "Requests under way", registry=self.registry)
         self.nodes = Gauge("kvferry_proxy_nodes", "Servers by role and state", ["role", "state"],
                            registry=self.registry)

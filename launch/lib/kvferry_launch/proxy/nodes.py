@@ -30,8 +30,7 @@ LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other serve
 # the controller has lost the server, of which up to POLL_INTERVAL_S pass before the proxy notices the loss.
 COME_BACK_WITHIN_S = 3.5
 PAIR_TOKENS_MAX = 1 << 20  # the controller's limit for `POST /pair`; longer prompts are placed by load alone
-_PREFILL_ROLES = ("kv_producer", "kv_both")
-_DECODE_ROLES = ("kv_consumer", "kv_both")
+_ROLES = {"prefill": ("kv_producer", "kv_both"), "decode": ("kv_consumer", "kv_both")}
 
 
 class ControllerError(Exception):
@@ -206,9 +205,8 @@ class Nodes:
 
     def usable(self, kind: str, exclude: set[str]) -> list[Node]:
         """Returns the nodes, without those in `exclude`, that take new requests of a kind: "prefill" or "decode"."""
-        roles = _PREFILL_ROLES if kind == "prefill" else _DECODE_ROLES
         return [node for node in self.known.values()
-                if node.role in roles and node.ready and not node.draining and node.engine_id not in exclude]
+                if node.role in _ROLES[kind] and node.ready and not node.draining and node.engine_id not in exclude]
 
     @property
     def _can_serve(self) -> bool:
@@ -247,18 +245,19 @@ class Nodes:
         question = {"namespace": self.name_space, "token_ids": asked, "exclude": sorted(out), "loads": loads, **extras}
         try:
             answer = await self._ask("POST", "/pair", question)
-        except ControllerError as error:
-            logger.warning("the controller chose no prefill and decode server for a request, so the proxy chooses "
-                           "them itself: %s", error)
-            return None  # the controller's list may differ from `known`; choose() then takes a pair from `known`
+            prefill, decode = (self.known.get(str(answer[kind]["engine_id"])) for kind in ("prefill", "decode"))
+            skip_prefill = bool(answer["skip_prefill"])
         except OSError as error:
             self._lose_controller(error)
             return None
-        prefill = self.known.get(str(answer["prefill"]["engine_id"]))
-        decode = self.known.get(str(answer["decode"]["engine_id"]))
+        except (ControllerError, LookupError, TypeError) as error:  # the last two: the answer names no pair
+            self.metrics.controller_errors.inc()
+            logger.warning("the controller chose no prefill and decode server for a request, so the proxy chooses "
+                           "them itself: %s: %s", type(error).__name__, error)
+            return None  # the controller's list may differ from `known`; choose() then takes a pair from `known`
         if decode is None or prefill is None:  # for example, the node joined after the last poll
             return None
-        return Choice(None, decode, "cached") if answer["skip_prefill"] else Choice(prefill, decode)
+        return Choice(None, decode, "cached") if skip_prefill else Choice(prefill, decode)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         headers = {"Content-Type": "application/json"}
@@ -282,8 +281,7 @@ class Nodes:
         self._count()
 
     def _no_server(self, kind: str, exclude: set[str]) -> str:
-        roles = _PREFILL_ROLES if kind == "prefill" else _DECODE_ROLES
-        there = [node for node in self.known.values() if node.role in roles]
+        there = [node for node in self.known.values() if node.role in _ROLES[kind]]
         states = Counter("draining" if node.draining else "failed for this request" if node.engine_id in exclude
                          else "not ready" for node in there)
         known = ", ".join(f"{count} {state}" for state, count in states.items())
