@@ -328,6 +328,29 @@ def test_a_server_that_the_controller_has_lost_goes_on_with_an_answer_that_it_st
     run(test)
 
 
+def test_a_whole_answer_of_a_lost_server_that_still_arrives_is_no_silence() -> None:
+    async def test(c: Cluster) -> None:
+        victim = c.decodes[0]
+
+        async def slowly(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "application/json"})
+            await response.prepare(request)
+            for piece in (b'{"choices"', b': [{"te', b'xt": "al', b'l of ', b'd0"}]', b"}"):
+                await response.write(piece)
+                await asyncio.sleep(LOST_SILENCE_S / 2)
+            return response
+
+        victim.on_request = slowly
+        asking = asyncio.create_task(c.post({"prompt": "a"}))
+        await eventually(lambda: len(victim.got) == 1)
+        c.controller.servers.remove(victim)
+        assert await asking == (200, {"choices": [{"text": "all of d0"}]})
+        assert c.num_got() == {"p0": 1, "p1": 0, "d1": 0}
+        c.controller.servers.append(victim)
+
+    run(test)
+
+
 def test_requests_for_the_only_decode_server_are_refused_within_5_s_of_its_loss() -> None:
     async def test(c: Cluster) -> None:
         (only,) = c.decodes[:1]

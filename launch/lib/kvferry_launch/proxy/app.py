@@ -222,7 +222,7 @@ class FrontDoor:
             try:
                 with node.waits.wait(), await self._client.ask("GET", node.serves, "/v1/models",
                                                                forwarded(request.headers)) as answer:
-                    return await copied(answer)
+                    return await copied(answer, node.waits.heard)
             except (OSError, LostError) as error:
                 reason = f"server {node.engine_id} at {node.serves}: {type(error).__name__}: {error}"
                 self.nodes.failed(node)

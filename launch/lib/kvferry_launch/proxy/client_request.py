@@ -1,7 +1,7 @@
 """One request of a client with its state in the proxy, and the answers that the proxy makes or passes on."""
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -66,9 +66,14 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _OWN_HEADERS}
 
 
-async def copied(answer: Exchange) -> web.Response:
+async def copied(answer: Exchange, on_piece: Callable[[], None]) -> web.Response:
+    """Returns a server's whole answer for the client. Calls `on_piece` for each piece that arrives."""
     headers = {name: answer.headers[key] for key, name in _COPIED.items() if key in answer.headers}
-    return web.Response(status=answer.status, body=await answer.read(), headers=headers)
+    pieces = []
+    while piece := await answer.read_any():
+        on_piece()
+        pieces.append(piece)
+    return web.Response(status=answer.status, body=b"".join(pieces), headers=headers)
 
 
 def error_fields(status: int, sentence: str) -> Body:

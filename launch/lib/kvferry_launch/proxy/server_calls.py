@@ -28,7 +28,7 @@ class ServerCalls:
     async def whole(self, node: Node, kind: str, one: ClientRequest, body: Body, attempt: int) -> web.Response:
         """Sends a request, and returns the whole answer. Errors: ServerError, also if the status is 500 or higher."""
         async with self._asked(node, kind, one, body, attempt) as answer:
-            return await copied(answer)
+            return await copied(answer, node.waits.heard)
 
     @contextmanager
     def preparing(self, node: Node, one: ClientRequest, body: Body | None, attempt: int) -> Iterator[None]:
@@ -62,7 +62,7 @@ class ServerCalls:
             if answer.content_type != "text/event-stream":
                 if one.response is not None:
                     raise ServerError(node, "decode", f"status {answer.status} without an event stream")
-                return await copied(answer)
+                return await copied(answer, node.waits.heard)
             piece = None
             if first is None:
                 one.log.enter("first_byte")
@@ -123,7 +123,7 @@ class ServerCalls:
             with node.waits.wait(), await self._client.ask("POST", node.serves, one.path, one.headers(attempt),
                                                            encode(body)) as answer:
                 if answer.status >= 500:
-                    raise ServerError(node, kind, f"status {answer.status}", await copied(answer))
+                    raise ServerError(node, kind, f"status {answer.status}", await copied(answer, node.waits.heard))
                 yield answer
         except (OSError, LostError) as error:
             raise ServerError(node, kind, f"{type(error).__name__}: {error}") from error
