@@ -202,6 +202,22 @@ def test_failures_and_clients_that_go_away_are_seen_in_spans(collector: Any) -> 
     assert collector.named("decode")[-1].status.message == "the client closed its connection"
 
 
+def test_a_request_that_the_proxys_end_cuts_off_is_not_ascribed_to_its_client(collector: Any) -> None:
+    spans = spanned(collector)
+
+    async def test(c: Cluster) -> None:
+        c.decodes[0].hold.clear()
+        asking = asyncio.create_task(c.post({"prompt": "a"}))
+        while not c.decodes[0].got:
+            await asyncio.sleep(0.01)
+        await c.runner.cleanup()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    run(test, make_trace=spans.trace)
+    spans.shutdown()
+    assert collector.named("decode")[-1].status.message == "the proxy was shutting down"
+
+
 def test_a_request_id_that_is_no_text_loses_no_spans(collector: Any) -> None:
     spans = spanned(collector)
     trace = spans.trace(bodies.CHAT, Sent())

@@ -233,7 +233,7 @@ async def cluster(num_prefill: int = 2, num_decode: int = 2, **options: Any) -> 
     for server in made.controller.servers:
         await server.start()
     made.door = FrontDoor(Options(made.controller.url, **options))  # type: ignore[attr-defined]
-    runner = made.door.runner(1.0)  # type: ignore[attr-defined]
+    runner = made.runner = made.door.runner(1.0)  # type: ignore[attr-defined]
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -5,8 +5,7 @@ alone. If a server fails, it sends the request to other servers.
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -27,7 +26,7 @@ from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.nodes import Choice, Nodes, NoPairError, ServerError
 from kvferry_launch.proxy.request_log import RequestLog
 from kvferry_launch.proxy.request_trace import RequestTrace
-from kvferry_launch.proxy.server_calls import ServerCalls
+from kvferry_launch.proxy.server_calls import ServerCalls, counted
 from kvferry_launch.proxy.tenants import NoTenantError, Tenants
 from kvferry_launch.proxy.trace_context import TRACEPARENT, Headers
 from kvferry_launch.proxy.waits import LostError
@@ -70,6 +69,11 @@ class FrontDoor:
         self.app.add_routes([web.get("/v1/models", self._models), web.get("/health", self._health),
                              web.get("/livez", self._livez), web.get("/metrics", self._metrics)])
         self.app.cleanup_ctx.append(self._live)
+        self._is_shutting_down = False
+        self.app.on_shutdown.append(self._begin_shutdown)
+
+    async def _begin_shutdown(self, _: web.Application) -> None:
+        self._is_shutting_down = True
 
     async def _live(self, _: web.Application) -> AsyncIterator[None]:
         self._client = HttpClient(self._options.request_timeout_s, self.metrics.resent)
@@ -109,7 +113,7 @@ class FrontDoor:
         finally:
             self.metrics.in_flight.dec()
             self.metrics.requests.labels(request.path, status).inc()
-            log.end(status)
+            log.end(status, self._is_shutting_down)
             if self._options.log_requests:
                 logger.info("%s", log.line(request.path, status))
 
@@ -182,7 +186,7 @@ class FrontDoor:
             is_prepared = 0 < self._options.prepare_from <= len(one.body["prompt"]) <= choice.decode.prepared_tokens_max
             if not keeps and push_to and is_prepared:
                 preparation = bodies.preparation_body(one.body, push_to)
-        with _counted(choice), self._servers.preparing(choice.decode, one, preparation, attempt):
+        with counted(choice), self._servers.preparing(choice.decode, one, preparation, attempt):
             if choice.prefill is None:
                 self.metrics.skipped_prefills.labels(choice.reason).inc()
             else:
@@ -283,15 +287,3 @@ class FrontDoor:
         if isinstance(salt := one.body.get("cache_salt"), str) and salt:
             extras["cache_salt"] = salt
         return extras
-
-
-@contextmanager
-def _counted(choice: Choice) -> Iterator[None]:
-    nodes = [node for node in (choice.prefill, choice.decode) if node is not None]
-    for node in nodes:
-        node.in_flight += 1
-    try:
-        yield
-    finally:
-        for node in nodes:
-            node.in_flight -= 1

@@ -52,12 +52,12 @@ class RequestLog:
         prefill = choice.prefill.engine_id if choice.prefill is not None else f"no prefill ({choice.reason})"
         self._pairs.append(f"{prefill}, {choice.decode.engine_id}")
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, is_shutting_down: bool = False) -> None:
         """Ends the request. `status`: the HTTP status, or "cancelled" if the client closed its connection or the proxy
         is shutting down.
         """
         if status == "cancelled":
-            self.failed("the client closed its connection")
+            self.failed("the proxy was shutting down" if is_shutting_down else "the client closed its connection")
         self._end_stage()
         if status != "cancelled":
             self._metrics.observe("total", self._since - self._begin)

@@ -13,7 +13,7 @@ from kvferry_launch.proxy.http_client import HttpClient
 from kvferry_launch.proxy.http_connection import Exchange
 from kvferry_launch.proxy.json_bodies import Body, encode
 from kvferry_launch.proxy.metrics import Metrics
-from kvferry_launch.proxy.nodes import Node, ServerError
+from kvferry_launch.proxy.nodes import Choice, Node, ServerError
 from kvferry_launch.proxy.streams import BrokenStreamError, Stream
 from kvferry_launch.proxy.waits import LostError
 
@@ -127,3 +127,16 @@ class ServerCalls:
                 yield answer
         except (OSError, LostError) as error:
             raise ServerError(node, kind, f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def counted(choice: Choice) -> Iterator[None]:
+    """Counts a request under way at the servers of the pair during the `with` block."""
+    nodes = [node for node in (choice.prefill, choice.decode) if node is not None]
+    for node in nodes:
+        node.in_flight += 1
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.in_flight -= 1
