@@ -172,6 +172,11 @@ def test_kubectl_is_given_the_manifests_and_takes_them_back_at_ctrl_c(tmp_path: 
     assert "ready: http://tested-router.serving:8000 inside the cluster" in deployment.text()
     assert (tmp_path / "applied").read_text() == deployment.call("render").stdout
     assert deployment.call("status").stdout.splitlines()[1].startswith("tested-decode-0 host-7 decode ready 10.0.0.9")
+    found = json.loads(deployment.call("status", "--json").stdout)
+    (node,) = found.pop("nodes")
+    assert (node["name"], node["state"], node["url"], node["restarts"]) == ("tested-decode-0", "ready", "10.0.0.9", 2)
+    assert found == {"name": "tested", "on": "kubernetes", "ready": True, "url": "http://tested-router.serving:8000",
+                     "pid": None, "host": None, "job": None, "failed": []}
     calls = (tmp_path / "calls").read_text()
     secrets = {file.stem for file in (tmp_path / "secrets").iterdir()}
     assert secrets == {f"tested-{kind}" for kind in ("cluster-key", "members", "prefill-keys", "decode-keys",

@@ -169,7 +169,7 @@ def dry_run(spec: Spec) -> list[str]:
 def show_status(arguments: argparse.Namespace) -> int:
     spec = load(arguments.file, arguments.on)
     if spec.on == "kubernetes":
-        return kubectl.status(spec)
+        return kubectl.status(spec, arguments.json)
     found = request(spec, {"do": "status"})
     if arguments.json:
         print(json.dumps(found, indent=2))

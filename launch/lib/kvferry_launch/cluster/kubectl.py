@@ -58,9 +58,9 @@ def up(spec: Spec, as_json: bool) -> int:
         while not ends:
             rows = pods(spec)
             view.show(rows)
-            is_ready = bool(rows) and all(row["state"] == "ready" for row in rows)
+            is_ready = all_ready(rows)
             if is_ready and not is_told:
-                view.say(f"ready: {front_url(spec)}")
+                view.say(f"ready: {front_of(spec)}")
             is_told = is_ready
             time.sleep(POLL_S)
     finally:
@@ -88,14 +88,24 @@ def keys(spec: Spec, flags: Sequence[str]) -> int:
     return 0
 
 
+def front_of(spec: Spec) -> str:
+    url = front_url(spec)
+    return f"{url} inside the cluster" if url else "there is no router, so clients use the URLs of the servers"
+
+
 def front_url(spec: Spec) -> str:
+    """Returns the router's URL inside the cluster; "" if there is no router."""
     routers = [one for one in manifests(spec) if one["kind"] == "Service"
                and one["metadata"]["name"] == f"{spec.name}-router"]
     if not routers:
-        return "there is no router, so clients use the URLs of the servers"
+        return ""
     name, space = routers[0]["metadata"]["name"], routers[0]["metadata"]["namespace"]
     scheme = pod_tls.scheme(spec.raw["kubernetes"]["router_tls_secret"])
-    return f"{scheme}://{name}.{space}:{routers[0]['spec']['ports'][0]['port']} inside the cluster"
+    return f"{scheme}://{name}.{space}:{routers[0]['spec']['ports'][0]['port']}"
+
+
+def all_ready(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(rows) and all(row["state"] == "ready" for row in rows)
 
 
 def pods(spec: Spec) -> list[dict[str, Any]]:
@@ -118,8 +128,13 @@ def row(pod: dict[str, Any]) -> dict[str, Any]:
             "restarts": sum(one.get("restartCount", 0) for one in containers), "detail": detail}
 
 
-def status(spec: Spec) -> int:
-    print("\n".join(status_lines.table(pods(spec))))
+def status(spec: Spec, as_json: bool) -> int:
+    rows = pods(spec)
+    if as_json:  # with the fields of a deployment that runs elsewhere, though no process of a launcher belongs to it
+        print(json.dumps({"name": spec.name, "on": spec.on, "ready": all_ready(rows), "url": front_url(spec),
+                          "pid": None, "host": None, "job": None, "failed": [], "nodes": rows}, indent=2))
+    else:
+        print("\n".join(status_lines.table(rows)))
     return 0
 
 
