@@ -250,7 +250,11 @@ def ask_here(arguments: argparse.Namespace) -> int:
     A launcher on another host starts this command here by srun, because the launcher can't connect to this host's Unix
     sockets.
     """
-    print(json.dumps(ask(arguments.folder, json.loads(arguments.what))))
+    try:
+        answer = ask(arguments.folder, json.loads(arguments.what))
+    except SpecError as error:  # `up` refused the request; that launcher raises the error again
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
     return 0
 
 

@@ -11,6 +11,7 @@ from kvferry_launch.cluster import mpi, slurm
 from kvferry_launch.cluster.child import Child
 from kvferry_launch.cluster.control import ask
 from kvferry_launch.cluster.plan import OWN_TOOLS, Planner
+from kvferry_launch.cluster.schema import SpecError
 from kvferry_launch.cluster.spec import Spec, run_folder
 from kvferry_launch.process import DEATH_SIGNALS, noted_signals
 
@@ -57,7 +58,8 @@ def follow(spec: Spec, command: list[str]) -> int:
 
 
 def ask_inside(spec: Spec, what: dict[str, Any]) -> dict[str, Any] | None:
-    """Sends a request to the `up` process of a Slurm job. Returns the answer, or None if there is none.
+    """Sends a request to the `up` process of a Slurm job. Returns the answer, or None if there is none. Errors:
+    SpecError if `up` refuses the request.
 
     srun starts the command that sends the request on the host of the `up` process, because processes on other hosts
     can't connect to the Unix socket of `up`.
@@ -65,7 +67,7 @@ def ask_inside(spec: Spec, what: dict[str, Any]) -> dict[str, Any] | None:
     job = slurm.running_job(spec)
     try:
         host = json.loads((run_folder(spec) / "state.json").read_text())["host"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError, TypeError):
         return None
     if job is None:
         return None
@@ -73,7 +75,11 @@ def ask_inside(spec: Spec, what: dict[str, Any]) -> dict[str, Any] | None:
     done = subprocess.run([*srun, *OWN_TOOLS.script("cluster"), "ask", str(run_folder(spec)), json.dumps(what)],
                           capture_output=True, text=True, check=False)
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except ValueError:
         return None
+    if not isinstance(answer, dict):
+        return None
+    if "error" in answer:
+        raise SpecError(str(answer["error"]))
     return answer
