@@ -57,3 +57,27 @@ def test_what_is_no_answer_is_none(deployment: spec.Spec, tmp_path: Path, said: 
     assert job.ask_inside(deployment, {"do": "status"}) is None
     (spec.run_folder(deployment) / "state.json").write_text("[]")
     assert job.ask_inside(deployment, {"do": "status"}) is None
+
+
+@pytest.mark.parametrize(("last", "status", "says"), [
+    ("echo COMPLETED", 0, "# Slurm job 7 is COMPLETED"), ("echo FAILED", 1, "# Slurm job 7 is FAILED"),
+    ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", 1,
+     "# Slurm lists job 7 no more, so how the job ended is not known"),
+    ("true", 1, "# Slurm lists job 7 no more, so how the job ended is not known")])
+def test_only_a_job_that_is_known_to_have_completed_counts_as_completed(
+        deployment: spec.Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+        last: str, status: int, says: str) -> None:
+    monkeypatch.setattr(slurm, "POLL_S", 0.01)
+    monkeypatch.setattr(slurm, "noted_signals", lambda *_: [])  # pytest needs its own handlers
+    stand_in(tmp_path, "sbatch", "echo 7")
+    stand_in(tmp_path, "squeue", f"if [ -e {tmp_path}/asked ]; then {last}; else touch {tmp_path}/asked; "
+                                 "echo RUNNING; fi")
+    assert slurm.submit_and_follow(deployment) == status
+    assert capsys.readouterr().out.splitlines()[1:] == ["# Slurm job 7 is RUNNING", says]
+    assert slurm.running_job(deployment) is None
+
+
+def test_a_squeue_that_fails_says_nothing_about_the_job(deployment: spec.Spec, tmp_path: Path) -> None:
+    stand_in(tmp_path, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert slurm.job_state("7") == "UNKNOWN"
+    assert slurm.running_job(deployment) == "7"

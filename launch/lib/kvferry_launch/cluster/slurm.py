@@ -16,8 +16,9 @@ from kvferry_launch.cluster.start import Starter, dry_run_of
 from kvferry_launch.paths import command_name
 from kvferry_launch.process import copy_from, noted_signals
 
+GONE = "GONE"  # not a state of Slurm: Slurm has removed the job, as it does some minutes after the job's end
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL",
-         "DEADLINE"}
+         "DEADLINE", GONE}
 POLL_S = 1.0
 STOP_BEFORE_LIMIT_S = 60
 
@@ -91,7 +92,8 @@ def submit_and_follow(spec: Spec) -> int:
             cancelled = cancel(job)
         now = job_state(job)
         if now != state:
-            print(f"# Slurm job {job} is {now}", flush=True)
+            print(f"# Slurm job {job} is {now}" if now != GONE else
+                  f"# Slurm lists job {job} no more, so how the job ended is not known", flush=True)
             state = now
         offset = copy_from(output, offset)
         time.sleep(POLL_S)
@@ -119,13 +121,12 @@ def cancel(job: str) -> bool:
 
 
 def job_state(job: str) -> str:
-    """Returns the job's state as squeue reports it, COMPLETED if squeue lists no such job, or UNKNOWN if squeue failed.
-    """
+    """Returns the job's state as squeue reports it, GONE if squeue lists no such job, or UNKNOWN if squeue failed."""
     done = subprocess.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"],
                           capture_output=True, text=True, check=False)
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
         return "UNKNOWN"
-    return done.stdout.strip() or "COMPLETED"
+    return done.stdout.strip() or GONE
 
 
 def inside(planner: Planner, host: str, job: str) -> list[str]:
