@@ -1,6 +1,7 @@
 """Tests how a node's output changes the node's state, and which line of it is reported as the reason of the node's end.
 """
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 from deployment import eventually
-from kvferry_launch.cluster import member, spec
+from kvferry_launch.cluster import leaving, member, spec
 from kvferry_launch.cluster.keys import Keys
 from kvferry_launch.cluster.member import Member
 from kvferry_launch.cluster.plan import Node, Place, Planner
@@ -157,6 +158,31 @@ def test_a_port_is_asked_for_again_only_if_it_served(tmp_path: Path) -> None:
     assert (one.port, one.url) == (8201, "http://10.0.0.1:8201")
     run(one, tmp_path, "print('launch/decode: can not listen on 10.0.0.1:8201')")
     assert one.port is None
+
+
+def test_a_servers_ranks_are_drained_at_once_within_one_time_limit(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "kvferry"
+    binary.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\nsleep 1\n[ "$2" != decode-0_dp1 ]\n')
+    binary.chmod(0o755)
+    monkeypatch.setattr(leaving, "KVFERRY", binary)
+    limits: list[float] = []
+    monkeypatch.setattr(leaving.serving, "wait_idle", lambda url, limit: limits.append(limit) or url == "http://idle")
+    names = [f"decode-0_dp{rank}" for rank in range(4)]
+
+    def drained(url: str, names: list[str], timeout: float) -> int:
+        return leaving.drain_node(argparse.Namespace(names=names, url=url, controller="tcp://c:1", namespace="blue",
+                                                     timeout=timeout))
+
+    begin = time.monotonic()
+    assert drained("http://idle", names, 30.0) == 1, "one of the drains failed"
+    assert time.monotonic() - begin < 3.0
+    assert sorted((tmp_path / "calls").read_text().splitlines()) == [
+        f"drain {name} --force --controller tcp://c:1 --namespace blue --timeout 30.0" for name in names]
+    assert 27.0 < limits[0] < 29.5, "the drains took a second of the limit"
+    assert drained("http://idle", names[:1], 0.5) == 0
+    assert limits[1] == leaving.IDLE_AT_LEAST_S
+    assert drained("http://busy", names[:1], 30.0) == 1
 
 
 @pytest.mark.parametrize("more,scheme", [("", "http"), (" (HTTPS)", "https")])

@@ -14,6 +14,7 @@ from kvferry_launch.cluster.member import DRAINING, STOPPING, Member
 from kvferry_launch.node import serving
 from kvferry_launch.paths import KVFERRY, no_binary
 
+IDLE_AT_LEAST_S = 2.0  # time that a server has to report twice that it is idle, even if drains took all the time
 SETTLE_S = 6.0  # vllm-router drops a worker 5 s after the worker's last announcement
 
 
@@ -58,7 +59,8 @@ class Leaving:
 
 
 def drain_node(arguments: argparse.Namespace) -> int:
-    """Drains the nodes of a server, one for each data-parallel rank, and then waits until the server has no requests.
+    """Drains the nodes of a server, one for each data-parallel rank and all at the same time, and then waits until the
+    server has no requests. All that together takes at most the time limit, or IDLE_AT_LEAST_S more.
 
     Runs on the controller's host, before the server is stopped. Prints errors. Returns 0 if there was no error.
     """
@@ -66,12 +68,13 @@ def drain_node(arguments: argparse.Namespace) -> int:
     if binary is None:
         print(no_binary(), flush=True)
         return 1
-    status = 0
-    for name in arguments.names:
-        status |= subprocess.run([binary, "drain", name, "--force", "--controller", arguments.controller,
-                                  "--namespace", arguments.namespace, "--timeout", str(arguments.timeout)],
-                                 check=False).returncode
-    if not serving.wait_idle(arguments.url, arguments.timeout):
-        print(f"requests still run at {arguments.url} {arguments.timeout:.0f} s after the drain", flush=True)
-        status = 1
-    return min(status, 1)
+    deadline = time.monotonic() + arguments.timeout
+    drains = [subprocess.Popen([binary, "drain", name, "--force", "--controller", arguments.controller,
+                                "--namespace", arguments.namespace, "--timeout", str(arguments.timeout)])
+              for name in arguments.names]
+    statuses = [drain.wait() for drain in drains]
+    has_failed = any(statuses)
+    if not serving.wait_idle(arguments.url, max(deadline - time.monotonic(), IDLE_AT_LEAST_S)):
+        print(f"requests still run at {arguments.url} {arguments.timeout:.0f} s after the drain began", flush=True)
+        has_failed = True
+    return 1 if has_failed else 0
