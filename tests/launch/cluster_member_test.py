@@ -185,6 +185,29 @@ def test_a_servers_ranks_are_drained_at_once_within_one_time_limit(
     assert drained("http://busy", names[:1], 30.0) == 1
 
 
+def test_a_node_that_dies_while_it_is_drained_is_told_and_its_drain_ends(tmp_path: Path) -> None:
+    one = made("decode")
+    one.start([sys.executable, "-uc", "print('kvferry decode node serves at http://a:1'); input(); "
+               "raise SystemExit('RuntimeError: lost')"], tmp_path / "log")
+    eventually(lambda: one.read() or one.state == "ready")
+    told: list[str] = []
+    going = leaving.Leaving(one, [sys.executable, "-c", "input()"], {}, tmp_path / "leaving.log", told.append)
+    going._settled_at = 0.0
+    going.step()
+    assert one.child is not None and going._task is not None and going._task.running
+    one.child.tell("die")
+
+    def ended() -> bool:
+        one.read()
+        one.look()
+        return one.state == "stopped"
+
+    eventually(ended)
+    going.step()
+    assert told == ["decode-0 is removed, although it was not drained: it ended with status 1: RuntimeError: lost"]
+    eventually(lambda: going._task is not None and not going._task.running)
+
+
 @pytest.mark.parametrize("more,scheme", [("", "http"), (" (HTTPS)", "https")])
 def test_the_controllers_lines_become_addresses_that_others_reach(tmp_path: Path, more: str, scheme: str) -> None:
     one = made("controller")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvferry_launch.cluster.child import Child
-from kvferry_launch.cluster.member import DRAINING, STOPPING, Member
+from kvferry_launch.cluster.member import DRAINING, STOPPED, STOPPING, Member
 from kvferry_launch.node import serving
 from kvferry_launch.paths import KVFERRY, no_binary
 
@@ -21,8 +21,9 @@ SETTLE_S = 6.0  # vllm-router drops a worker 5 s after the worker's last announc
 class Leaving:
     """The removal of one node. step() must be called repeatedly until the state of `member` is STOPPED.
 
-    `drain`: the command that drains the node, and ends when the node may be stopped. If the command fails, `tell`
-    prints a line, and the node is removed anyway. A node without a URL is not drained, because it serves no requests.
+    `drain`: the command that drains the node, and ends when the node may be stopped. If the command fails, or if the
+    node's process ends before the command, `tell` prints a line, and the node is removed anyway. A node without a URL
+    is not drained, because it serves no requests.
     """
 
     def __init__(self, member: Member, drain: list[str], env: dict[str, str], log: Path,
@@ -35,6 +36,9 @@ class Leaving:
         member.become(DRAINING)
 
     def step(self) -> None:
+        if self.member.state == STOPPED and self.member.detail:
+            self._tell(f"{self.member.node.name} is removed, although it was not drained: it {self.member.detail}")
+            self.abandon()
         if self.member.state != DRAINING or time.monotonic() < self._settled_at:
             return
         if self._task is not None:
@@ -53,7 +57,9 @@ class Leaving:
             self.member.child.close()
 
     def abandon(self) -> None:
-        """Ends the drain's command. The supervisor calls this when the whole deployment stops."""
+        """Ends the drain's command. The supervisor calls this when the whole deployment stops, step() if the node's
+        process has ended.
+        """
         if self._task is not None and self._task.started:
             self._task.end_now()
 

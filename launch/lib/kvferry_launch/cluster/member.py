@@ -175,7 +175,7 @@ class Member:
         """Records that the node's process has ended or could not be started, and plans the restart, if there is one."""
         self.child = None
         if self.leaving:
-            self.become(STOPPED)
+            self.become(STOPPED, why if self.state == DRAINING else "")
             return
         served = self._ready_at > 0.0
         self._ready_at = 0.0
