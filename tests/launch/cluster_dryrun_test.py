@@ -167,6 +167,22 @@ def test_each_entry_of_cores_is_one_nodes() -> None:
     assert planner.engine("decode", [node for node in nodes if node.name != "decode-1"]).cores == "1"
 
 
+@pytest.mark.parametrize(("document", "hosts", "then"), [
+    ({"hosts": ["a", "b", "c", "d"]}, "abcd", {"prefill": "b", "decode": "b"}),
+    ({"prefill": {"replicas": 2, "hosts": ["a", "b"]}, "decode": {"replicas": 2, "hosts": ["a", "b"]}}, "abab",
+     {"prefill": "b", "decode": "a"}),
+    ({"hosts": ["a", "b"]}, "abab", {"prefill": "b", "decode": "b"}),
+])
+def test_a_server_takes_the_place_of_one_that_was_removed(document: dict[str, Any], hosts: str, then: dict[str, str]
+                                                          ) -> None:
+    least = {"on": "ssh", "prefill": {"replicas": 2}, "decode": {"replicas": 2}}
+    for role, host in then.items():
+        planner = Planner(spec.make(SHORT | least | document, Path("demo.yaml")))
+        nodes = planner.all()
+        assert "".join(node.place.name for node in nodes if node.role in plan.ENGINE_ROLES) == hosts
+        assert planner.engine(role, [node for node in nodes if node.name != "prefill-1"]).place.name == host
+
+
 def test_a_restart_asks_for_the_port_that_the_others_know() -> None:
     planner = Planner(spec.make(SHORT, Path("demo.yaml")))
     controller, _, decode, router = planner.all()

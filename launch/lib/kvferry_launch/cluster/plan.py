@@ -4,6 +4,7 @@ import itertools
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,8 +94,9 @@ def tools_of(spec: Spec) -> Tools:
 
 
 class Planner:
-    """Names the nodes and assigns each node to a host. A server gets the next host of its role, or of the deployment if
-    the role lists no hosts, in turn; in an MPI run, the first rank without a node.
+    """Names the nodes and assigns each node to a host. A server gets the host with the fewest servers, of the hosts of
+    its role or, if the role lists none, of the deployment; of several such hosts, the next one in turn. In an MPI run,
+    it gets the first rank without a node.
 
     `hosts`: the hosts of the Slurm job or the MPI run, which replace the top-level `hosts` of the deployment's file.
     None: the deployment does not run in a Slurm job or an MPI run.
@@ -137,7 +139,11 @@ class Planner:
                                 "but the first run one; raise mpi.ranks and start the deployment again")
             number_of_place = 0
         else:
-            number_of_place = (number + shift) % len(places)
+            # Roles that list no hosts use the same ones.
+            roles = [role] if own.hosts else [one for one in ENGINE_ROLES if not self.spec.roles[one].hosts]
+            used = Counter(node.place.name for node in present if node.role in roles)
+            turn = [(number + shift + step) % len(places) for step in range(len(places))]
+            number_of_place = min(turn, key=lambda one: used[places[one][0]])
         name, address = places[number_of_place]
         free = list(own.cores)  # entries that no node uses yet; the same entry may occur twice
         for node in present:
