@@ -1,5 +1,5 @@
-"""Parses the endpoints of controllers. The processes that use the endpoints check them again, by the stricter rules of
-controller/api/endpoint.cpp.
+"""Parses the endpoints of controllers, by the rules of controller/api/endpoint.cpp, so that an address which the
+processes of C++ would refuse is refused before any of them starts.
 """
 
 import os
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 PATH_BYTES_MAX = 107  # length of the longest path of a Unix socket, without the final zero byte
 NETWORK_SCHEMES = ("tcp://", "stream://")
 PATH_SCHEMES = ("ipc://", "unix://")
+_IPV6 = r"(?=[^%\]]*:)[0-9A-Fa-f:.]+(?:%[^\]]*)?"  # has the form of an address, with or without a scope such as %eth0
+_NAME = r"(?:(?![/;:\[\]@])[!-~])+"
+_HOST_PORT = re.compile(rf"(?:\[(?P<ipv6>{_IPV6})\]|(?P<name>{_NAME})):(?P<port>[0-9]{{1,5}})")
 
 
 @dataclass(frozen=True)
@@ -29,21 +32,21 @@ def parse_endpoint(text: str, schemes: tuple[str, ...] = NETWORK_SCHEMES + PATH_
         return None
     address = text[len(scheme):]
     if scheme in PATH_SCHEMES:
-        is_path = 0 < len(os.fsencode(address)) <= PATH_BYTES_MAX and (scheme == "ipc://" or address.startswith("/"))
+        is_path = 0 < len(os.fsencode(address)) <= PATH_BYTES_MAX
+        if scheme == "unix://":
+            is_path &= address.startswith("/") and not address.endswith("/") and "\0" not in address
         return Endpoint(path=address) if is_path else None
-    host, _, port = address.rpartition(":")
-    has_brackets = host.startswith("[") and host.endswith("]")
-    if has_brackets:
-        host = host[1:-1]
-    is_host = bool(host) and (has_brackets or ":" not in host) and "/" not in host and " " not in host
-    is_port = re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= 65535
-    return Endpoint(host, int(port)) if is_host and is_port else None
+    found = _HOST_PORT.fullmatch(address)
+    if found is None or int(found["port"]) > 65535:
+        return None
+    return Endpoint(found["ipv6"] or found["name"], int(found["port"]))
 
 
 def parse_endpoints(text: str) -> list[Endpoint] | None:
-    """Parses the endpoints of a controller's replicas, separated by commas. Returns None if one of them is not valid or
-    has port 0.
+    """Parses the endpoints of a controller's replicas, separated by commas. Returns None if one of them is not valid,
+    has port 0 or occurs twice.
     """
-    found = [parse_endpoint(part) for part in text.split(",")]
+    parts = text.split(",")
+    found = [parse_endpoint(part) for part in parts]
     endpoints = [endpoint for endpoint in found if endpoint is not None and (endpoint.path or endpoint.port > 0)]
-    return endpoints if len(endpoints) == len(found) else None
+    return endpoints if len(endpoints) == len(set(parts)) == len(parts) else None

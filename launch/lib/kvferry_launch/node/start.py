@@ -166,7 +166,7 @@ def controllers(arguments: argparse.Namespace) -> list[Endpoint]:
     endpoints = parse_endpoints(arguments.controller)
     if endpoints is None:
         raise NodeError(f"--controller is '{arguments.controller}', not tcp://HOST:PORT, stream://HOST:PORT, "
-                        "ipc://PATH or unix:///PATH, or several of them with commas between")
+                        "ipc://PATH or unix:///PATH, or several different ones of them with commas between")
     return endpoints
 
 
