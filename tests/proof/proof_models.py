@@ -48,9 +48,13 @@ def _family_folder(name: str, num_layers: int) -> Path:
 
 
 def _deepened(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
-    """Returns the configuration with so many layers, whose kinds repeat those of the toy."""
+    """Returns the configuration with so many layers of the language model, whose kinds repeat those of the toy."""
+    if "text_config" in config:
+        return config | {"text_config": _deepened(config["text_config"], num_layers)}
     deeper = {name: value * (num_layers // LAYERS) if isinstance(value, list) and len(value) == LAYERS else value
-              for name, value in config.items()} | {"num_hidden_layers": num_layers}
-    if "first_k_dense_replace" in config:  # as in the toy, no layer has experts
-        deeper["first_k_dense_replace"] = num_layers
-    return deeper
+              for name, value in config.items()}
+    if "hybrid_override_pattern" in config:  # a string with a letter for each layer
+        deeper["hybrid_override_pattern"] = config["hybrid_override_pattern"] * (num_layers // LAYERS)
+    # "n_layer" is the name of GPT-2. With "first_k_dense_replace" no layer has experts, as in the toy.
+    numbers = [name for name in ("num_hidden_layers", "n_layer", "first_k_dense_replace") if name in config]
+    return deeper | dict.fromkeys(numbers, num_layers)
