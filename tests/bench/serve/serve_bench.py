@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import aiohttp
 import costs
 import handover
 from deployments import (
+    CONTEXT,
     LOG_FOLDER,
     NAMES,
     NIXL,
@@ -43,6 +45,9 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
+PROMPT_MAX = 8192  # tokens; the rest of CONTEXT is for answers
+TURNS_MAX = 50  # of a session, whose last prompt still fits into CONTEXT
+MANY = 100_000
 PERCENTILE_SAMPLES = 100  # with fewer samples, p99 would be equal to the maximum
 
 
@@ -203,14 +208,22 @@ def names_of(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
     return parse
 
 
+def within(least: int, most: int) -> Callable[[str], int]:
+    """Returns a function that parses a whole number from `least` to `most`."""
+    def parse(text: str) -> int:
+        number = int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
+        if number is None or not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from {least} to {most}")
+        return number
+
+    return parse
+
+
 def lengths_of(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers such as 128,512") from None
+    return [within(1, PROMPT_MAX)(part) for part in text.split(",")]
 
 
-def main() -> int:
+def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tests/bench/serve/run",
         description="Serve one model by a plain vLLM server, a kvferry pair (pushed and pulled, behind launch/proxy) "
@@ -219,11 +232,11 @@ def main() -> int:
     parser.add_argument("--only", type=names_of(NAMES), default=list(NAMES), metavar="NAME,...",
                         help=f"deployments to measure: {', '.join(NAMES)} (default: all)")
     parser.add_argument("--lengths", type=lengths_of, default=[128, 512, 2048], metavar="N,...",
-                        help="prompt lengths in tokens, 8192 at most (default: 128,512,2048)")
+                        help=f"prompt lengths in tokens, {PROMPT_MAX} at most (default: 128,512,2048)")
     parser.add_argument("--first-token", type=names_of(("prefill", "decode")), default=["prefill", "decode"],
                         metavar="NAME,...",
                         help="values of launch/proxy's --first-token to measure (default: prefill,decode)")
-    parser.add_argument("--prepare-from", type=int, default=0, metavar="TOKENS",
+    parser.add_argument("--prepare-from", type=within(0, CONTEXT), default=0, metavar="TOKENS",
                         help="launch/proxy's --prepare-from (default: 0, no prompt)")
     parser.add_argument("--load", type=names_of(("random", "agent")), default=["random"], metavar="NAME,...",
                         help="kinds of requests: random (prompts of random tokens), agent (a session that grows) "
@@ -231,28 +244,33 @@ def main() -> int:
     parser.add_argument("--costs", action="store_true",
                         help="instead of --only: what saving all KV costs a server, and what a pair adds to the time "
                              "that its prefill server alone needs for a first token; requests go by turns to both")
-    parser.add_argument("--turns", type=int, default=40, metavar="2..50",
+    parser.add_argument("--turns", type=within(2, TURNS_MAX), default=40, metavar=f"2..{TURNS_MAX}",
                         help="number of turns of the agent's session (default: %(default)s)")
     parser.add_argument("--model", default="wide", choices=toy_model.KINDS,
                         help="model to serve: %(choices)s (default: wide, which has the KV bytes of an 8B model)")
-    parser.add_argument("--requests", type=int, default=24,
+    parser.add_argument("--requests", type=within(0, MANY), default=24,
                         help="number of requests of each run of vllm bench serve; 0: no run (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, default=2,
+    parser.add_argument("--concurrency", type=within(1, MANY), default=2,
                         help="requests that vllm bench serve sends at the same time (default: %(default)s)")
-    parser.add_argument("--output-tokens", type=int, default=32,
+    parser.add_argument("--output-tokens", type=within(2, CONTEXT - PROMPT_MAX), default=32,
                         help="tokens of an answer in vllm bench serve and with --costs (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=7,
+    parser.add_argument("--repeat", type=within(1, MANY), default=7,
                         help="number of requests that are sent one at a time (default: %(default)s)")
-    parser.add_argument("--nixl-requests", type=int, default=4, metavar="N",
+    parser.add_argument("--nixl-requests", type=within(1, MANY), default=4, metavar="N",
                         help="limit on --repeat and --requests for pairs with NIXL, whose requests may take a minute "
                              "each where its threads poll on the model's core (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="file to which the rows are written as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="file to which a picture of the rows is drawn")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.costs:
         options.only = []
         if options.plot or options.repeat < 2:
             parser.error("with --costs, --plot is not allowed, and --repeat must be at least 2")
+    return options
+
+
+def main() -> int:
+    options = parse(sys.argv[1:])
     LOG_FOLDER.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     problems: list[str] = []

@@ -171,3 +171,28 @@ def test_processor_seconds_are_those_of_each_part() -> None:
     finally:
         os.killpg(leader.pid, 9)
         leader.wait()
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ("--lengths 0", "argument --lengths: '0' is not a whole number from 1 to 8192"),
+    ("--lengths 128,8193", "argument --lengths: '8193' is not a whole number from 1 to 8192"),
+    ("--lengths 128,", "argument --lengths: '' is not a whole number from 1 to 8192"),
+    ("--turns 1", "argument --turns: '1' is not a whole number from 2 to 50"),
+    ("--turns 51", "argument --turns: '51' is not a whole number from 2 to 50"),
+    ("--output-tokens 1", "argument --output-tokens: '1' is not a whole number from 2 to 1024"),
+    ("--requests=-1", "argument --requests: '-1' is not a whole number from 0 to 100000"),
+    ("--concurrency 0", "argument --concurrency: '0' is not a whole number from 1 to 100000"),
+    ("--repeat 0", "argument --repeat: '0' is not a whole number from 1 to 100000"),
+    ("--nixl-requests two", "argument --nixl-requests: 'two' is not a whole number from 1 to 100000"),
+    ("--costs --repeat 1", "--repeat must be at least 2")])
+def test_numbers_that_can_not_be_measured_are_refused_at_the_start(words: str, says: str,
+                                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve_bench.parse(words.split())
+    assert says in capsys.readouterr().err
+
+
+def test_the_longest_session_fits_into_the_context() -> None:
+    longest = agent.FIRST_TOKENS + (serve_bench.TURNS_MAX - 1) * (agent.ANSWER_TOKENS + agent.NEW_TOKENS)
+    assert longest + agent.ANSWER_TOKENS <= serve_bench.CONTEXT
+    assert serve_bench.parse(["--turns", "50", "--lengths", "8192", "--output-tokens", "1024"]).lengths == [8192]
