@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -448,11 +450,33 @@ def test_the_program_says_where_it_listens_and_ends_when_its_requests_have() -> 
     run(test)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_controller_is_awaited_ends_the_program_without_a_traceback(number: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, subprocess.Popen(
+            [sys.executable, str(REPO / "launch" / "proxy"), "--port", "0", "--controller",
+             f"http://127.0.0.1:{silent.getsockname()[1]}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True) as process:
+        silent.settimeout(DEADLINE_S)
+        connection, _ = silent.accept()
+        process.send_signal(number)
+        said, complained = process.communicate(timeout=DEADLINE_S)
+        connection.close()
+    assert (process.returncode, said) == (0, "")
+    assert "Traceback" not in complained
+
+
 @pytest.mark.parametrize(("flags", "word"), [
     (["--controller", "tcp://h:1"], "--controller is 'tcp://h:1'"),
     (["--controller", "http://["], "--controller is 'http://['"),
     (["--controller", "http://"], "--controller is 'http://'"),
     (["--controller", "http://h:x"], "--controller is 'http://h:x'"),
+    (["--controller", "http://user:secret@h:1"], "--controller is 'http://user:secret@h:1'"),
+    (["--controller", "http://h:1?x"], "--controller is 'http://h:1?x'"),
+    (["--controller", "http:// h:1"], "--controller is 'http:// h:1'"),
+    (["--controller", "http://caf\u00e9:1"], "--controller is 'http://caf\u00e9:1'"),
+    (["--host", ""], "--host is empty; 0.0.0.0 or :: stands for all addresses"),
+    (["--namespace", ""], "--namespace is empty"),
+    (["--prepare-from", "-1"], "--prepare-from is -1; it must be at least 0"),
     (["--port", "70000"], "--port is 70000"),
     (["--tries", "0"], "--tries is 0"),
     (["--max-body", "0"], "--max-body is 0"),

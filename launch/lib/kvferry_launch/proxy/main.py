@@ -81,8 +81,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grace", type=float, default=30.0, metavar="SECONDS",
                         help="time for running requests after SIGTERM or SIGINT; a second signal ends them")
     parsed = parser.parse_args(arguments)
-    if not is_http(parsed.controller):
+    if not is_server(parsed.controller):
         parser.error(f"--controller is '{parsed.controller}', not http[s]://HOST:PORT")
+    for name in ("host", "namespace"):
+        if not getattr(parsed, name):
+            parser.error(f"--{name} is empty; " + ("0.0.0.0 or :: stands for all addresses" if name == "host" else
+                                                   "the servers' setting 'namespace' names one"))
     if not re.fullmatch(r"[A-Za-z0-9_-]{0,100}", parsed.tenant_header):
         parser.error(f"--tenant-header is '{parsed.tenant_header[:200]}', not the name of an HTTP header: up to 100 "
                      "letters, digits, '-' and '_'")
@@ -90,9 +94,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("HTTPS needs --tls-cert-file and --tls-key-file; only one of them is set")
     if not 0 <= parsed.port <= 65535:
         parser.error(f"--port is {parsed.port}, not a port from 0 to 65535")
-    for name in ("tries", "max_body"):
-        if (value := getattr(parsed, name)) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+    for name, least in (("tries", 1), ("max_body", 1), ("prepare_from", 0)):
+        if (value := getattr(parsed, name)) < least:
+            parser.error(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
     if not 0 < parsed.request_timeout < float("inf"):
         parser.error(f"--request-timeout is {parsed.request_timeout}; it must be a number of seconds above 0")
     if not 0 <= parsed.grace < float("inf"):
@@ -106,6 +110,11 @@ def is_http(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def is_server(url: str) -> bool:
+    """Returns True if requests can be sent to the URL: it has no user, no query and only printable ASCII characters."""
+    return is_http(url) and re.fullmatch("[!-~]+", url) is not None and not re.search("[@?#]", url)
 
 
 def options_of_member(key_file: str, pulls: bool = False, tenant_header: str = "") -> dict[str, Any]:
@@ -187,8 +196,21 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
                              **options_of_member(arguments.cluster_key_file, arguments.transfer == "pull",
                                                  arguments.tenant_header), **more))
     certificate = certificate_of(arguments)
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if ending.is_set():
+            sys.exit(1)
+        ending.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
     runner = door.runner(arguments.grace)
-    await runner.setup()
+    await runner.setup()  # asks the controller, which may take CONTROLLER_TIMEOUT_S
+    if ending.is_set():
+        await runner.cleanup()
+        return
     try:
         site = web.TCPSite(runner, arguments.host, arguments.port, reuse_address=True,
                            ssl_context=certificate.context if certificate else None)
@@ -199,18 +221,8 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
         sys.exit(f"proxy: can't listen on {arguments.host}:{arguments.port}: {reason}")
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     print(f"kvferry proxy listening on http{'s' if certificate else ''}://{host}:{runner.addresses[0][1]}", flush=True)
-    ending = asyncio.Event()
-    loop = asyncio.get_running_loop()
     renewing = loop.create_task(certificate.renew()) if certificate else None
     loop.set_exception_handler(LoopErrors())
-
-    def end() -> None:
-        if ending.is_set():
-            sys.exit(1)
-        ending.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
     await ending.wait()
     if renewing is not None:
         renewing.cancel()
@@ -226,6 +238,8 @@ def main() -> None:
     spans = spans_to(arguments.otlp_endpoint, arguments.namespace)
     try:
         asyncio.run(serve(arguments, spans))
+    except KeyboardInterrupt:  # before serve() has taken over the signals
+        sys.exit(130)
     finally:
         if spans is not None:
             spans.shutdown()
