@@ -75,7 +75,8 @@ class Child(ManagedProcess):
 
     def end_now(self) -> None:
         """Closes the guard's stdin and sends SIGINT. If the guard runs on this host and is ending the command already,
-        it then skips the rest of its grace period. A guard on another host does not get the SIGINT.
+        it then skips the rest of its grace period. If the guard runs on another host, the SIGINT ends only the ssh on
+        this host; the guard notices the end of its stdin, and ends the command within its whole grace period.
         """
         self.close()
         self.signal(signal.SIGINT)
