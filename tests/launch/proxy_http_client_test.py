@@ -230,6 +230,15 @@ def test_silence_and_the_whole_exchange_are_limited() -> None:
     run([b"", HELLO[:-1]], test)
 
 
+def test_a_server_that_does_not_speak_https_is_suspected_of_that() -> None:
+    async def test(both: Both) -> None:
+        both.url = both.url.replace("http:", "https:")
+        with pytest.raises(TimeoutError, match=r"within 0\.1 s; the server may not speak HTTPS"):
+            await both.ask(total_s=0.1)
+
+    run([], test)
+
+
 def test_a_caller_that_reads_slowly_stops_the_server_and_ends_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "BUFFERED_MAX", 64 << 10)
     size = 16 << 20

@@ -327,6 +327,20 @@ def test_without_the_controller_known_servers_take_turns() -> None:
     run(test)
 
 
+@pytest.mark.parametrize(("tokens", "says"), [
+    ([], "it asks for a token, for which the proxy needs a cluster key (--cluster-key-file)"),
+    (["t"], "it refuses the token of the proxy's cluster key (--cluster-key-file), so it has another key, or the "
+            "proxy's key was revoked")])
+def test_a_proxy_that_the_controller_refuses_says_what_it_needs(
+        tokens: list[str], says: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(c: Cluster) -> None:
+        c.controller.nodes_answer, c.controller.nodes_status = {"error": "the token is missing"}, 401
+        await eventually(lambda: not c.door.nodes.controller_up)
+
+    run(test, controller_tokens=lambda: tokens)
+    assert f"(ControllerError: {says}); it is asked again each second, and the 4 servers known before" in caplog.text
+
+
 def test_a_controller_that_does_not_answer_is_done_without_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "CONTROLLER_TIMEOUT_S", 0.2)
 

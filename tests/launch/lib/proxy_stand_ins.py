@@ -157,6 +157,7 @@ class FakeController(StandIn):
         self.draining: set[str] = set()
         self.skip_prefill = False
         self.nodes_answer: Any = None  # if set, the answer to /nodes in place of the servers
+        self.nodes_status = 200  # status of `nodes_answer`
         self.pair_answer: Any = None  # if set, the answer to /pair in place of a pair
         self.began_at = time.monotonic()
         self.answers = asyncio.Event()
@@ -173,7 +174,7 @@ class FakeController(StandIn):
         self.authorizations.add(request.headers.get("Authorization"))
         await self.answers.wait()
         if self.nodes_answer is not None:
-            return web.json_response(self.nodes_answer)
+            return web.json_response(self.nodes_answer, status=self.nodes_status)
         uptime_ms = int(1000 * (time.monotonic() - self.began_at))
         return web.json_response({"uptime_ms": uptime_ms, "nodes": [
             {"namespace": "default", "engine_id": server.name, "role": server.role, "serves": server.url,

@@ -56,7 +56,8 @@ class _Server:
                 connecting.result()[1].abort()
             raise
         if connecting.cancel():
-            raise TimeoutError(f"no connection to the server within {limit_s:g} s")
+            raise TimeoutError(f"no connection to the server within {limit_s:g} s"
+                               + ("; the server may not speak HTTPS" if tls else ""))
         try:
             return connecting.result()[1]
         except UnicodeError as error:  # a part of the host name is empty or too long

@@ -226,7 +226,8 @@ async def serve(arguments: argparse.Namespace, spans: "Spans | None") -> None:
     await ending.wait()
     if renewing is not None:
         renewing.cancel()
-    logger.info("shutting down; running requests have %.0f s to end", arguments.grace)
+    logger.info("shutting down; running requests have %.0f s to end, and a second signal ends them now",
+                arguments.grace)
     await runner.cleanup()
 
 

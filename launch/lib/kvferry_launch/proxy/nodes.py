@@ -11,8 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
+from kvferry_launch.proxy.controller_answers import ControllerError, content_of
 from kvferry_launch.proxy.http_client import HttpClient
-from kvferry_launch.proxy.json_bodies import encode, json_object
+from kvferry_launch.proxy.json_bodies import encode
 from kvferry_launch.proxy.metrics import Metrics
 from kvferry_launch.proxy.waits import Waits
 
@@ -31,10 +32,6 @@ LOST_SILENCE_S = 1.0  # time without a byte from the lost server, if other serve
 COME_BACK_WITHIN_S = 3.5
 PAIR_TOKENS_MAX = 1 << 20  # the controller's limit for `POST /pair`; longer prompts are placed by load alone
 _ROLES = {"prefill": ("kv_producer", "kv_both"), "decode": ("kv_consumer", "kv_both")}
-
-
-class ControllerError(Exception):
-    """The controller answered with an error, which is the message, or its answer is not a JSON object."""
 
 
 class NoPairError(Exception):
@@ -265,18 +262,14 @@ class Nodes:
             headers["Authorization"] = f"Bearer {tokens[0]}"
         with await self.client.ask(method, self.controller, path, headers, encode(body) if body is not None else b"",
                                    CONTROLLER_TIMEOUT_S) as answer:
-            raw = await answer.read()
-        content = json_object(raw)
-        if answer.status != 200 or content is None:
-            raise ControllerError(str(content.get("error")) if content is not None else
-                                  f"status {answer.status} with {raw[:200]!a}, not with a JSON object")
-        return content
+            return content_of(answer.status, await answer.read(), bool(tokens))
 
     def _lose_controller(self, error: Exception) -> None:
         self.metrics.controller_errors.inc()
         if self.controller_up or str(error) != self._trouble:
-            logger.warning("no usable answer from the controller at %s (%s: %s); using the %d servers known before",
-                           self.controller, type(error).__name__, error, len(self.known))
+            logger.warning("no usable answer from the controller at %s (%s: %s); it is asked again each second, and "
+                           "the %d servers known before are used", self.controller, type(error).__name__, error,
+                           len(self.known))
         self.controller_up, self._trouble = False, str(error)
         self._count()
 
