@@ -167,6 +167,19 @@ def test_each_entry_of_cores_is_one_nodes() -> None:
     assert planner.engine("decode", [node for node in nodes if node.name != "decode-1"]).cores == "1"
 
 
+@pytest.mark.parametrize(("in_file", "outside", "of_controller"), [
+    ("warn", None, "info"), (None, "off", "info"), ("debug", "off", "debug"), (None, None, None), (None, "info", None)])
+def test_a_quiet_log_hides_no_address_of_the_controller(monkeypatch: pytest.MonkeyPatch, in_file: str | None,
+                                                        outside: str | None, of_controller: str | None) -> None:
+    monkeypatch.delenv("KVFERRY_LOG", raising=False)
+    if outside:
+        monkeypatch.setenv("KVFERRY_LOG", outside)
+    planner = Planner(spec.make(SHORT | {"env": {"KVFERRY_LOG": in_file} if in_file else {}}, Path("demo.yaml")))
+    controller, prefill, *_ = planner.all()
+    assert planner.env(controller).get("KVFERRY_LOG") == of_controller
+    assert planner.env(prefill).get("KVFERRY_LOG") == in_file
+
+
 @pytest.mark.parametrize(("document", "hosts", "then"), [
     ({"hosts": ["a", "b", "c", "d"]}, "abcd", {"prefill": "b", "decode": "b"}),
     ({"prefill": {"replicas": 2, "hosts": ["a", "b"]}, "decode": {"replicas": 2, "hosts": ["a", "b"]}}, "abab",

@@ -116,6 +116,22 @@ def test_the_controller_and_the_front_door_are_started_again_where_they_were(mak
     assert served_by(deployment.url(), 1) == {"decode-0"}
 
 
+def test_a_controller_whose_log_is_off_is_started_again_too(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    deployment.env |= {"KVFERRY_LOG": "off"}
+    try:
+        deployment.start_ready()
+        before = deployment.rows()["controller"]
+        (controller,) = (pid for pid, words in marked(deployment.mark).items() if "bin/kvferry controller" in words
+                         and "guard.py" not in words)
+        os.kill(controller, signal.SIGKILL)
+        eventually(lambda: deployment.rows()["controller"]["restarts"] == 1
+                   and deployment.rows()["controller"]["state"] == "ready", deployment.text)
+        assert deployment.rows()["controller"]["url"] == before["url"]
+    finally:
+        deployment.clean_up()
+
+
 def test_a_node_that_can_not_start_fails_with_its_reason_and_the_others_go_on(make: Make) -> None:
     deployment = make(restart=1, prefill={"flags": ["--die-at-start"]})
     deployment.start()

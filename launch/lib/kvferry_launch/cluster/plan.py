@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shlex
 import sys
 from collections import Counter
@@ -18,6 +19,8 @@ ANY_HOST = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 ENGINE_ROLES = ("prefill", "decode")
 RECOMPUTE = "KV that fails to load is recomputed: kv_load_failure_policy is recompute (vLLM's own default is fail)"
+LOG_ENV = "KVFERRY_LOG"
+WITH_HTTP_LINE = ("trace", "debug", "info")  # levels at which the controller logs its HTTP address, which `up` reads
 FIRST_RANK = "rank-0"  # the MPI rank that supervises the deployment and runs the controller and the router
 
 
@@ -198,7 +201,8 @@ class Planner:
     def env(self, node: Node) -> dict[str, str]:
         """Returns the environment variables of the node's command, in addition to the variables of the node's host."""
         if node.role == "controller":
-            return {**self.key(node), **self.spec.env}
+            level = self.spec.env.get(LOG_ENV, os.environ.get(LOG_ENV, "info"))
+            return {**self.key(node), **self.spec.env, **({} if level in WITH_HTTP_LINE else {LOG_ENV: "info"})}
         role = self.spec.roles.get(node.role)
         cores = {"VLLM_CPU_OMP_THREADS_BIND": node.cores} if node.cores else {}
         return {**self.key(node), **self.spec.env, **cores, **(role.env if role else {})}
