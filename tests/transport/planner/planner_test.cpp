@@ -109,12 +109,12 @@ TEST(Planner, NamesTheClassesOfMemoryWhosePathsItHasMeasured) {
   using planner::MemoryClass;
   planner::Measurements found;
   EXPECT_EQ(found.describe(), "not measured yet");
-  found.of(MemoryClass::kDevice) = {{Path::kGpuIpc, 20.25, ""}, {Path::kUcx, 0, "no device"}};
-  EXPECT_EQ(found.describe(), "GPU memory by gpu_ipc 20.2 GB/s, no ucx (no device)");
+  found.of(MemoryClass::kDevice) = {{Path::kGpuIpc, 20.5, ""}, {Path::kUcx, 0, "no device"}};
+  EXPECT_EQ(found.describe(), "GPU memory by gpu_ipc 20.5 GB/s, no ucx (no device)");
   found.of(MemoryClass::kOther) = {{Path::kTcp, 2, ""}};
   found.of(MemoryClass::kShared) = {{Path::kShm, 9.5, ""}};
   EXPECT_EQ(found.describe(),
-            "pools by shm 9.5 GB/s; other memory by tcp 2.0 GB/s; GPU memory by gpu_ipc 20.2 GB/s, no ucx (no device)");
+            "pools by shm 9.5 GB/s; other memory by tcp 2.0 GB/s; GPU memory by gpu_ipc 20.5 GB/s, no ucx (no device)");
 }
 
 TEST(Planner, KnowsEveryPathByItsName) {

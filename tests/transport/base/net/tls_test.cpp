@@ -72,6 +72,7 @@ TEST_P(TlsPair, AHandshakeWaitsWhileTheSocketIsFull) {
 }
 
 TEST(OpenSslError, IsTheFirstOne) {
+  ::OPENSSL_init_ssl(OPENSSL_INIT_LOAD_SSL_STRINGS | OPENSSL_INIT_LOAD_CRYPTO_STRINGS, nullptr);
   ::ERR_clear_error();
   EXPECT_EQ(openssl_error("nothing"), "nothing");
   ERR_raise(ERR_LIB_SSL, SSL_R_DECRYPTION_FAILED_OR_BAD_RECORD_MAC);
