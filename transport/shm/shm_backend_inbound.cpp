@@ -123,7 +123,7 @@ void ShmBackend::close_inbound(std::uint32_t number) {
   const auto inbound = inbound_.find(number);
   if (!inbound->second.ring) {
     --num_pending_handshakes_;
-  } else if (deliver_notes(inbound->second) && inbound->second.ring->has_notes()) {
+  } else if (inbound->second.ended_at == 0 && deliver_notes(inbound->second) && inbound->second.ring->has_notes()) {
     // The peer has reported the transfers of these notifications as complete.
     if (departed_.size() < kDepartedMax) {
       departed_.push_back(std::move(inbound->second));
