@@ -96,11 +96,9 @@ struct RequestState {
   TimeNs wait_deadline = 0;
   std::optional<OpenLookup> open_lookup;
   std::optional<Fetch> fetch;
-  bool fetched = false;  // true if a fetch was started since the last attempt ended
-  /// True if some chunks were not requested from the handoff source because they were being written.
-  bool source_left = false;
-  /// Leases of the handoff source, which unpins the prompt when one is released. It ends them itself after lease_ttl.
-  std::vector<ReleaseLease> kept_leases;
+  bool fetched = false;      // true if a fetch was started since the last attempt ended
+  bool source_left = false;  // true if the handoff source was not asked for some chunks, which were being written
+  std::vector<ReleaseLease> kept_leases;  // the handoff source's; it unpins the prompt once one is released
   TimeNs next_fetch_at = 0;
   TimeNs fetch_ns = 0;
 

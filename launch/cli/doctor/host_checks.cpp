@@ -10,8 +10,8 @@
 #include <sstream>
 
 #include "launch/cli/doctor/gpu_checks.h"
+#include "launch/cli/doctor/key_checks.h"
 #include "transport/base/memory/cgroup_memory.h"
-#include "transport/base/net/cluster_key.h"
 #include "transport/base/net/sysfs.h"
 
 namespace kvferry::cli {
@@ -243,30 +243,6 @@ Findings check_cma(const Host& host) {
            .is_hint = true}};
 }
 
-Findings check_member(const std::string& file, const net::ClusterKey& key) {
-  const auto content = key.content();
-  if (!content->own || !content->members) return {};
-  const net::Member own = net::public_of(*content->own);
-  if (std::ranges::find(*content->members, own) == content->members->end())
-    return {{.what = fmt::format(
-                 "{} is the key of {}, who is not in the list {}: the member was revoked, or the list is out of date",
-                 file, own.identity.str(), net::members_file_of(file)),
-             .advice = "copy the current list to this host, or make another key with kvferry keygen --add-node"}};
-  return {{.what = fmt::format("{} is the key of {}", file, own.identity.str()),
-           .advice = "do nothing; to end this member's access, use kvferry keygen --revoke",
-           .is_hint = true}};
-}
-
-Findings check_key(const Host& host) {
-  const auto file = variable(host, "KVFERRY_CLUSTER_KEY_FILE");
-  if (!file) return {};
-  const auto key = net::read_cluster_key(*file);
-  if (key && *key) return check_member(*file, **key);
-  if (key) return {};
-  return {{.what = key.error().what,
-           .advice = "correct the file (chmod 600 if its mode is wrong), or make one with kvferry keygen"}};
-}
-
 struct HostCheck {
   const char* name;
   Findings (*run)(const Host&);
@@ -281,7 +257,8 @@ constexpr HostCheck kHostChecks[] = {
     {"UCX", check_ucx},
     {"huge pages", check_huge_pages},
     {"CMA", check_cma},
-    {"cluster key", check_key},
+    {"cluster key",
+     [](const Host& host) { return check_key(variable(host, "KVFERRY_CLUSTER_KEY_FILE").value_or("")); }},
     {"CUDA IPC", check_cuda_ipc},
 };
 
