@@ -96,10 +96,10 @@ class Traffic:
 
 class Deployment:
     """A controller and two nodes, each of which has a copy of the key, as on hosts of their own. With `members` the
-    nodes have keys of their own, and there is a third node `other`.
+    nodes have keys of their own, and there is a third node `other`. `path`: the nodes' setting.
     """
 
-    def __init__(self, folder: Path, ended: contextlib.ExitStack, members: bool = False) -> None:
+    def __init__(self, folder: Path, ended: contextlib.ExitStack, members: bool = False, path: str = "tcp") -> None:
         self.folder = folder
         self.http = f"127.0.0.1:{free_port()}"
         self.run("kvferry keygen cluster.key")
@@ -121,8 +121,8 @@ class Deployment:
         found = re.search(r"listening on (\S+)", controller.stdout.readline())
         assert found is not None
         self.endpoint = found[1]
-        self.nodes = {key_file.parent.name: Process("handing_node.py", self.endpoint, key_file, key_file.parent.name)
-                      for key_file in of_nodes}
+        self.nodes = {key_file.parent.name: Process("handing_node.py", self.endpoint, key_file, key_file.parent.name,
+                                                    path) for key_file in of_nodes}
         for node in self.nodes.values():
             ended.callback(kill, node.process)
         self.prefill, self.decode = self.nodes["prefill"], self.nodes["decode"]

@@ -21,14 +21,14 @@ BLOCKS = [[3, 1, 4, 6, 5]]
 
 
 class Node:
-    def __init__(self, controller: str, key_file: str, name: str) -> None:
+    def __init__(self, controller: str, key_file: str, name: str, path: str = "tcp") -> None:
         self._memory = ctypes.create_string_buffer(NUM_BLOCKS * BLOCK_BYTES)
         base, strides = ctypes.addressof(self._memory), (BLOCK_BYTES, PLANE_BYTES, HEAD_DIM * 4, 4)
         layout = core.KvLayout(layers=[("layer", 0, (base, *strides), (base + PLANE_BYTES, *strides))], num_kv_heads=1,
                                head_dim=HEAD_DIM, element_bytes=4, planes=2, block_tokens=BLOCK_TOKENS,
                                num_blocks=NUM_BLOCKS)
         extra = json.dumps({"controller": controller, "cluster_key_file": key_file, "chunk_tokens": CHUNK_TOKENS,
-                            "pool_bytes": "16MiB", "advertise_host": "127.0.0.1", "path": "tcp",
+                            "pool_bytes": "16MiB", "advertise_host": "127.0.0.1", "path": path,
                             "load_timeout_ms": 10_000})
         self._name = name
         self._signer = signer_of(key_file)

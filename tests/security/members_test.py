@@ -14,11 +14,11 @@ from kvferry.tickets import HANDOFF, signer_of
 from kvferry_launch.paths import KVFERRY
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+@pytest.fixture(scope="module", params=["tcp", "shm", "ucx"])
+def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     pytest.importorskip("kvferry._core", reason="the Python module is not built")
     with contextlib.ExitStack() as ended:
-        yield Deployment(tmp_path_factory.mktemp("members"), ended, members=True)
+        yield Deployment(tmp_path_factory.mktemp("members"), ended, members=True, path=request.param)
 
 
 def key_of(deployment: Deployment, name: str) -> Path:
