@@ -79,8 +79,7 @@ void HttpConnections::work() {
       std::unique_lock lock(mutex_);
       wanted_.wait(lock, [&] { return is_ending_ || !jobs_.empty(); });
       if (is_ending_) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
+      job = jobs_.pop();
     }
     job.bytes = answer_(job.bytes, job.is_last);
     {
@@ -101,23 +100,28 @@ void HttpConnections::accept_all() {
     if (connections_.size() >= kHttpConnectionsMax) continue;  // the destructor of `socket` closes it
     Connection connection;
     connection.since = clock_.now();
+    connection.host = net::peer_address(socket.get()).host;
     connection.socket = HttpSocket(std::move(socket), certificate_ ? certificate_->current(connection.since) : nullptr);
     if (watch(epoll_.get(), EPOLL_CTL_ADD, connection.socket.fd(), EPOLLIN | EPOLLONESHOT, ++last_id_))
       connections_.emplace(last_id_, std::move(connection));
   }
 }
 
-/// Ends the connection whose client has kept the server waiting longest.
+/// Ends a connection that waits for its client: of the host that has most connections, the one that has waited longest.
 void HttpConnections::end_slowest() {
+  std::unordered_map<std::string_view, std::size_t> num_of_host;
+  for (const auto& [id, connection] : connections_) ++num_of_host[connection.host];
   auto slowest = connections_.end();
+  const auto rank = [&](const Connection& one) { return std::pair(num_of_host.at(one.host), -one.since); };
   for (auto one = connections_.begin(); one != connections_.end(); ++one) {
     if (one->second.state == State::kAnswering) continue;
-    if (slowest == connections_.end() || one->second.since < slowest->second.since) slowest = one;
+    if (slowest == connections_.end() || rank(one->second) > rank(slowest->second)) slowest = one;
   }
   if (slowest == connections_.end()) return;
   if (std::has_single_bit(++num_ended_))
-    log().warn("HTTP: closed a slow or idle connection ({} so far), because the limit of {} connections is reached",
-               num_ended_, kHttpConnectionsMax);
+    log().warn(
+        "HTTP: closed a slow or idle connection from {} ({} so far), because the limit of {} connections is reached",
+        slowest->second.host, num_ended_, kHttpConnectionsMax);
   close(slowest);
 }
 
@@ -192,7 +196,7 @@ bool HttpConnections::parse(std::uint64_t id, Connection& connection) {
   connection.state = State::kAnswering;  // epoll does not report the socket until the answer is ready
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
+    jobs_.push(connection.host, std::move(job));
   }
   wanted_.notify_one();
   return true;

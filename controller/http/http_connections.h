@@ -1,10 +1,10 @@
 // The connections of HTTP clients. One thread reads all requests and writes all answers, and other threads compute the
-// answers, so that a client that sends or reads slowly occupies no thread.
+// answers, so that a client that sends or reads slowly occupies no thread. The hosts that clients connect from are
+// answered in rotation, so that no host occupies all threads.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "controller/http/http_framing.h"
+#include "controller/http/http_queues.h"
 #include "controller/http/http_socket.h"
 #include "transport/base/clock.h"
 #include "transport/base/net/event_fd.h"
@@ -25,8 +26,9 @@
 namespace kvferry::controller {
 
 constexpr std::size_t kHttpThreads = 16;  // number of threads that compute answers
-// Limit on connections. A further connection replaces the one whose client has kept the server waiting longest. The
-// further connection is closed at once if no connection waits for its client.
+// Limit on connections. A further connection replaces one that waits for its client: of the host that has most
+// connections, the one that has waited longest. The further connection is closed at once if no connection waits for its
+// client.
 constexpr std::size_t kHttpConnectionsMax = 1024;
 constexpr TimeNs kHttpRequestMax = 10 * kSecond;  // limit on the time from the first byte of a request to its last
 // Limit on the time that the client takes to read an answer, and on the time that it takes to close the connection
@@ -61,6 +63,7 @@ class HttpConnections {
   enum class State { kReading, kAnswering, kWriting, kDraining };
   struct Connection {
     HttpSocket socket;
+    std::string host;  // address of the client's host
     State state = State::kReading;
     std::string in, out;
     std::size_t num_sent = 0;  // number of bytes of `out` that were sent
@@ -107,7 +110,7 @@ class HttpConnections {
 
   std::mutex mutex_;
   std::condition_variable wanted_;
-  std::deque<Job> jobs_;      // guarded by mutex_
+  FairQueue<Job> jobs_;       // guarded by mutex_
   std::vector<Job> answers_;  // guarded by mutex_
   bool is_ending_ = false;    // guarded by mutex_
   std::vector<std::thread> threads_;

@@ -2,102 +2,20 @@
 
 #include <httplib.h>
 
-#include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
 #include "controller/http/http_access.h"
 #include "controller/http/http_api.h"
 #include "controller/http/http_connections.h"
-#include "transport/base/net/event_fd.h"
+#include "controller/http/http_queues.h"
 
 namespace kvferry::controller {
 namespace {
 
 constexpr TimeNs kOwnerMax = 2 * kSecond;  // limit on the time until the owner thread starts a call
-
-/// Lets other threads run work on the owner thread and wait for it.
-class OwnerCalls {
- public:
-  /// Returns a file descriptor that becomes readable when a call arrives, and stays so until the next take().
-  int fd() const { return wake_up_.fd(); }
-
-  /// Runs `work` on the owner thread and waits until it is done. Threads: any but the owner thread. kUnavailable:
-  /// `work` did not start and will not start any more, because `timeout` has passed, kCallsMax calls wait, or close()
-  /// was called.
-  Result<void> call(const std::function<void(TimeNs)>& work, TimeNs timeout) {
-    const auto call = std::make_shared<Call>();
-    call->work = &work;
-    std::unique_lock lock(mutex_);
-    if (!is_closed_ && calls_.size() < kCallsMax) {
-      calls_.push_back(call);
-      wake_up_.set();
-      done_.wait_for(lock, std::chrono::nanoseconds(timeout),
-                     [&] { return call->state == State::kDone || is_closed_; });
-      // This thread must wait until a started call has finished, because `work` refers to this thread's stack.
-      if (call->state == State::kRunning) done_.wait(lock, [&] { return call->state == State::kDone; });
-      if (call->state == State::kDone) return {};
-      call->state = State::kGivenUp;
-      if (!is_closed_)
-        return Error{
-            ErrorCode::kUnavailable,
-            fmt::format("the controller is busy and did not answer within {} ms; try again", timeout / kMillisecond)};
-    }
-    if (is_closed_)
-      return Error{ErrorCode::kUnavailable,
-                   "the controller is shutting down; try again once it runs, or ask another replica"};
-    return Error{
-        ErrorCode::kUnavailable,
-        fmt::format("the controller is busy: {} requests wait for it, which is the limit; try again", kCallsMax)};
-  }
-
-  /// Runs up to kCallsPerTakeMax of the waiting calls. Threads: the owner thread. Returns true if more calls may wait.
-  bool take(TimeNs now) {
-    wake_up_.clear();
-    for (std::size_t i = 0; i < kCallsPerTakeMax; ++i) {
-      std::shared_ptr<Call> call;
-      {
-        const std::lock_guard lock(mutex_);
-        if (calls_.empty()) return false;
-        call = std::move(calls_.front());
-        calls_.pop_front();
-        if (call->state == State::kGivenUp) continue;
-        call->state = State::kRunning;
-      }
-      (*call->work)(now);
-      const std::lock_guard lock(mutex_);
-      call->state = State::kDone;
-      done_.notify_all();
-    }
-    return true;
-  }
-
-  /// Fails all waiting and later calls.
-  void close() {
-    const std::lock_guard lock(mutex_);
-    is_closed_ = true;
-    done_.notify_all();
-  }
-
- private:
-  static constexpr std::size_t kCallsMax = 256;  // limit on waiting calls; further calls fail at once
-  static constexpr std::size_t kCallsPerTakeMax = 32;
-  enum class State { kWaiting, kRunning, kDone, kGivenUp };
-  struct Call {
-    const std::function<void(TimeNs)>* work = nullptr;
-    State state = State::kWaiting;
-  };
-  EventFd wake_up_{std::nothrow};
-  std::mutex mutex_;
-  std::condition_variable done_;
-  std::deque<std::shared_ptr<Call>> calls_;
-  bool is_closed_ = false;
-};
 
 /// A stream for httplib that reads a request from memory and collects the answer.
 class WholeRequest final : public httplib::Stream {
@@ -197,7 +115,8 @@ class HttpListener final : public BoundListener {
   bool serve(TimeNs now) override { return calls_.take(now); }
 
  private:
-  OwnerCalls calls_;
+  const SteadyClock clock_;
+  OwnerCalls calls_{clock_};
   const HttpAccess access_;
   HttpApi api_;
   HttpParser parser_;

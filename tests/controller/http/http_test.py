@@ -184,3 +184,17 @@ def test_slow_silent_and_deaf_clients_keep_nobody_waiting(address: str) -> None:
             assert ask(address, "/pair", b'{"tokens": [1, 2, 3]}')[0] in (400, 503)
             assert time.monotonic() - began < 1
     assert ask(address, "/healthz") == (200, "ok\n")
+
+
+def test_the_host_with_most_connections_makes_room_for_others(address: str) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    host, port = address.rsplit(":", 1)
+    with contextlib.ExitStack() as clients:
+        router = clients.enter_context(socket.create_connection((host, int(port)), source_address=("127.0.0.2", 0)))
+        router.settimeout(20)
+        for _ in range(1200):  # more connections than the controller keeps, all of them younger than the router's
+            clients.enter_context(connect(address))
+        assert ask(address, "/healthz") == (200, "ok\n")
+        router.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert router.recv(1024).startswith(b"HTTP/1.1 200")
