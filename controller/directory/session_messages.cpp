@@ -162,6 +162,7 @@ struct Sessions::Receiver {
                                         net::name_of(least), turn.sender.str());
     if (std::has_single_bit(++self.counters_.messages_forbidden))
       log().warn("refused a message ({} so far): {}", self.counters_.messages_forbidden, printable(why));
+    if (std::holds_alternative<wire::Hello>(message)) self.count_refused(why, turn.now);
     if (request != nullptr)
       self.reply(turn, wire::AdminReply{.token = request->token, .text = why});
     else

@@ -111,6 +111,18 @@ TEST_F(RolesTest, AMemberRegistersOnlyNodesOfItsName) {
   EXPECT_EQ(sessions_.counters().nodes_refused, 3U);
 }
 
+TEST_F(RolesTest, ARegistrationWithTooLowARoleIsARefusedNodeWithAReason) {
+  const net::Identity reader{"monitor", Role::kReader};
+  say(sessions_.open(), wire::Hello{.node = node_info("a")}, reader);
+  const std::string why = refusal();
+  EXPECT_THAT(why, HasSubstr("a node needs a key of the role worker"));
+  EXPECT_EQ(sessions_.counters().nodes_refused, 1U);
+  EXPECT_EQ(sessions_.status(now_).refusal, why);
+  say(sessions_.open(), wire::Heartbeat{.incarnation = 1}, reader);
+  EXPECT_EQ(sessions_.counters().nodes_refused, 1U) << "no registration";
+  EXPECT_EQ(num_forbidden(), 2U);
+}
+
 TEST_F(RolesTest, AWorkerDrainsTheNodesThatItHasRegisteredAndNoOthers) {
   const net::Identity p{"p", Role::kWorker}, q{"q", Role::kWorker}, reader{"p", Role::kReader};
   const auto drain = [](const char* node, const char* name_space = "") {
