@@ -62,7 +62,7 @@ void HttpFraming::read_head(std::string_view head) {
       end_ += bytes;
     }
     if (is_same_word(name, "transfer-encoding")) is_chunked_ = true;
-    if (is_same_word(name, "expect")) awaits_continue_ = true;
+    if (is_same_word(name, "expect")) awaits_continue_ = is_same_word(value, "100-continue");
     if (is_same_word(name, "authorization")) authorization_ = value;
   }
 }

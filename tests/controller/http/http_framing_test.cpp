@@ -1,5 +1,6 @@
 #include "controller/http/http_framing.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -42,6 +43,15 @@ TEST(HttpFraming, SaysWhoWaitsForContinue) {
   EXPECT_EQ(framing.read(head), State::kIncomplete);
   EXPECT_TRUE(framing.awaits_continue());
   EXPECT_EQ(framing.read(head + "body"), State::kComplete);
+  for (const char* other : {"Expect: 200-ok", "Expect:", "X-Expect: 100-continue"}) {
+    HttpFraming ordinary;
+    EXPECT_EQ(ordinary.read(fmt::format("POST / HTTP/1.1\r\nContent-Length: 4\r\n{}\r\n\r\n", other)),
+              State::kIncomplete);
+    EXPECT_FALSE(ordinary.awaits_continue()) << other;
+  }
+  HttpFraming upper_case;
+  upper_case.read("POST / HTTP/1.1\r\nContent-Length: 4\r\nEXPECT: 100-Continue\r\n\r\n");
+  EXPECT_TRUE(upper_case.awaits_continue());
 }
 
 TEST(HttpFraming, EndsWithARequestWhoseEndIsNotClear) {
