@@ -209,7 +209,10 @@ void LogReader::update(Node& node, const LogRecord& record, TimeNs now) {
     return;
   }
   Result<std::vector<ChunkEntry>> chunks = wire::chunks_of(*publish);
-  if (!chunks) chunks = std::vector<ChunkEntry>{};
+  if (!chunks) {
+    ++num_malformed_;
+    chunks = std::vector<ChunkEntry>{};  // the number counts as used, as in the directory of the log's writer
+  }
   const Tier tier = wire::tier_of(publish->tier).value_or(Tier::kHost);
   directory_.publish(node.id, node.applied++, wire::mark_of(*publish), *chunks, now, tier);
   directory_.want_snapshot(node.id);

@@ -302,6 +302,25 @@ TEST(EventLog, MalformedEntriesAreCountedAndHarmless) {
   EXPECT_GT(late.reader.num_malformed(), 1000U);
 }
 
+TEST(EventLog, APublishWithMalformedChunksIsCountedAndTheNextOnesAreApplied) {
+  std::vector<std::string> log;
+  Source source("r0 1", log);
+  source.writer.set_writing(true);
+  source.hello("a");
+  source.publish("a", {}, true);
+  wire::Publish bad{.incarnation = 1, .sequence = source.sequences["a"]++};
+  bad.tails.num_tokens.resize(1);  // a column without the others
+  ASSERT_FALSE(chunks_of(bad));
+  source.writer.updated(source.ids["a"], bad.sequence, bad.sequence + 1, encode(bad), source.now);
+  source.directory.publish(source.ids["a"], bad.sequence, mark_of(bad), {}, source.now);
+  source.publish("a", keys_of(0, 2));
+  source.flush();
+  Late late;
+  late.read(log);
+  EXPECT_EQ(late.reader.num_malformed(), 1U);
+  EXPECT_EQ(holders_of(late.directory, 2, late.now).at(1), (Names{"a@1"}));
+}
+
 /// Two replicas get the same messages and take turns in writing. A reader of the whole log must know what they know.
 TEST(EventLog, ReadersAgreeWithWritersOnRandomSchedules) {
   constexpr std::uint32_t kKeys = 24;
