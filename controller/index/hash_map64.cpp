@@ -6,9 +6,10 @@
 namespace kvferry::controller {
 namespace {
 
-// Number of slots that each insertion moves during a resize. This number is enough to end the resize before the new
-// table is full.
-constexpr std::size_t kSlotsMovedPerChange = 16;
+// Least number of slots that each insertion moves during a resize.
+constexpr std::size_t kSlotsMovedMin = 16;
+// A table shrinks to at least this part of its size at once, so that an insertion meanwhile moves few slots.
+constexpr std::uint64_t kShrinkMax = 64;
 
 bool is_full(std::size_t num_keys, std::uint64_t num_slots) { return num_keys > num_slots / 4 * 3; }
 
@@ -46,7 +47,7 @@ bool HashMap64::put(Table& table, std::uint64_t h, Slot entry) {
 
 bool HashMap64::insert(std::uint64_t key, std::uint64_t value) {
   if (is_resizing()) {
-    move_some(kSlotsMovedPerChange);
+    move_some(moved_per_insert_);
   } else if (is_full(num_keys_ + 1, now_.num_slots)) {
     begin_resize(now_.num_slots / 2 * 3);
   }
@@ -78,6 +79,9 @@ void HashMap64::erase_slot(Table& table, Slot* hole) {
 void HashMap64::begin_resize(std::uint64_t num_slots) {
   next_ = make_table(num_slots);
   resize_at_ = 0;
+  // The resize must end before the new table is full, also if the new table is smaller and only insertions move keys.
+  const std::uint64_t room = num_slots / 4 * 3 - std::min<std::uint64_t>(num_keys_, num_slots / 4 * 3 - 1);
+  moved_per_insert_ = std::max<std::size_t>(kSlotsMovedMin, (now_.num_slots + kOverflowSlots) / room + 1);
   if (in_sweep_) begin_sweep();
 }
 
@@ -110,7 +114,7 @@ bool HashMap64::tidy(std::size_t num_slots, const Keep& keep) {
   // The table does not shrink during a sweep: the keys that the sweep has not reached lie close together and would
   // overfill a part of the smaller table.
   if (!in_sweep_ && now_.num_slots > kSlotsMin && num_keys_ < now_.num_slots / 5) {
-    begin_resize(std::max(kSlotsMin, std::uint64_t{num_keys_} * 2));
+    begin_resize(std::max({kSlotsMin, std::uint64_t{num_keys_} * 2, now_.num_slots / kShrinkMax}));
     return true;
   }
   if (!in_sweep_) return false;

@@ -83,6 +83,7 @@ class HashMap64 {
   Table now_;
   Table next_;                   // during a resize: all keys whose home in now_ lies before resize_at_
   std::uint64_t resize_at_ = 0;  // first slot not moved yet; the slot before it is free, so no run of keys crosses it
+  std::size_t moved_per_insert_ = 0;  // number of slots that each insertion moves during this resize
   std::size_t num_keys_ = 0;
   bool in_sweep_ = false;
   std::uint64_t sweep_ = 0;

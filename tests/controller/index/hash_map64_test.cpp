@@ -37,6 +37,24 @@ TEST(HashMap64, DoesWhatAPlainMapDoes) {
   }
 }
 
+TEST(HashMap64, KeysThatAreInsertedWhileTheTableShrinksAreAllKept) {
+  HashMap64 map(1);
+  const auto keep = [](std::uint64_t) { return true; };
+  constexpr std::uint64_t kMany = 400'000;
+  for (std::uint64_t key = 0; key < kMany; ++key) ASSERT_TRUE(map.insert(key, key + 1));
+  while (map.tidy(1024, keep)) {
+  }
+  const std::size_t bytes = map.num_bytes();
+  for (std::uint64_t key = 0; key < kMany; ++key) ASSERT_TRUE(map.erase(key));
+  ASSERT_TRUE(map.tidy(1, keep)) << "begins to shrink to the smallest table";
+  for (std::uint64_t key = 0; key < 50'000; ++key) {
+    ASSERT_TRUE(map.insert(kMany + key, key + 1)) << key;
+    ASSERT_EQ(map.size(), key + 1);
+  }
+  for (std::uint64_t key = 0; key < 50'000; ++key) ASSERT_NE(map.find(kMany + key), nullptr) << key;
+  EXPECT_LT(map.num_bytes(), bytes / 2);
+}
+
 TEST(HashMap64, ASweepErasesWhatIsNotWantedAndTheTableShrinks) {
   HashMap64 map(1);
   for (std::uint64_t key = 0; key < 100'000; ++key) map.insert(key, key + 1);
