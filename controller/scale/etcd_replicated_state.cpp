@@ -25,7 +25,7 @@ void ReplicatedState::on(const EtcdEvent& event, TimeNs now) {
       note_value(*pair, now);
     } else {
       const auto& erased = std::get<EtcdErased>(change);
-      note_absent(erased.key, erased.revision, true);
+      if (!note_absent(erased.key, erased.revision, true)) continue;
       // A replica erases a node's key if the node has been gone for long. If the node is registered at this replica,
       // the key is written again, because note_absent() marked it as dirty.
       const std::optional<NodeName> name = node_of(erased.key);
@@ -62,7 +62,10 @@ void ReplicatedState::on_reply(const EtcdReply& reply, TimeNs now) {
   const auto* put = std::get_if<EtcdPut>(&request);
   const std::int64_t expected = put != nullptr ? put->pair.mod_revision : std::get<EtcdErase>(request).mod_revision;
   if (reply.done) {
-    if (put == nullptr) return note_absent(key, reply.revision, false);
+    if (put == nullptr) {
+      note_absent(key, reply.revision, false);
+      return;
+    }
     return note_value({key, put->pair.value, reply.revision, put->pair.lease}, now);
   }
   // The cached value was wrong. Unless a later event has replaced it, the reply's value is used, even if its revision
@@ -123,11 +126,11 @@ void ReplicatedState::note_value(const EtcdPair& pair, TimeNs now) {
   apply(pair.key, known, now);
 }
 
-void ReplicatedState::note_absent(const std::string& key, std::int64_t revision, bool is_by_watch) {
+bool ReplicatedState::note_absent(const std::string& key, std::int64_t revision, bool is_by_watch) {
   const auto it = in_etcd_.find(key);
-  if (it == in_etcd_.end()) return;
+  if (it == in_etcd_.end()) return true;
   const bool was_there = !it->second.is_gone;
-  if (was_there && it->second.mod_revision > revision) return;
+  if (was_there && it->second.mod_revision > revision) return false;
   const std::uint64_t version = record_fields_of(it->second.value).version;
   if (is_by_watch) {
     in_etcd_.erase(it);
@@ -135,7 +138,7 @@ void ReplicatedState::note_absent(const std::string& key, std::int64_t revision,
     // The watch may still deliver an older put, so the key is marked as gone until the watch delivers the erasure.
     it->second = {.value = {}, .mod_revision = revision, .lease = 0, .is_gone = true};
   }
-  if (!was_there) return;
+  if (!was_there) return true;
   if (key.starts_with(options_.prefix + "replicas/")) {
     if (key == own_key()) is_name_taken_ = false;
     news_.emplace_back(ReplicasChanged{});
@@ -147,6 +150,7 @@ void ReplicatedState::note_absent(const std::string& key, std::int64_t revision,
     if (!own_.contains(key)) records_.erase(key);
   }
   mark_dirty(key);
+  return true;
 }
 
 void ReplicatedState::apply(const std::string& key, const EtcdValue& value, TimeNs now) {

@@ -144,7 +144,8 @@ class ReplicatedState {
   void on_failure(const std::string& key, const EtcdRequest& request, const Error& error, TimeNs now);
   void note_all(const EtcdAll& all, TimeNs now);
   void note_value(const EtcdPair& pair, TimeNs now);
-  void note_absent(const std::string& key, std::int64_t revision, bool is_by_watch);
+  /// Returns false, without any change, if a newer value of the key is known.
+  bool note_absent(const std::string& key, std::int64_t revision, bool is_by_watch);
   void apply(const std::string& key, const EtcdValue& value, TimeNs now);
   void apply_record(const std::string& key, const EtcdValue& value, TimeNs now);
   const EtcdValue* value_in_etcd(const std::string& key) const;

@@ -129,6 +129,37 @@ TEST(ReplicatedState, ReplicasFindEachOtherAndMissTheDead) {
   EXPECT_THAT(world[2].replicas(), ElementsAre("r0", "r2")) << "a revoked lease is noticed at once";
 }
 
+TEST(ReplicatedState, AnErasureFromBeforeTheOwnPutForgetsNoIncarnation) {
+  ReplicatedStateOptions options;
+  options.name = "r0";
+  ReplicatedState state(options);
+  const std::string key = options.prefix + "nodes//a";
+  state.on(EtcdAll{.pairs = {{key, "5", 3, 0}}}, kSecond);
+  state.joined(kA, Incarnation{6}, kSecond);
+  for (const ReplicatedState::Request& request : state.due(kSecond)) {
+    const auto* put = std::get_if<EtcdPut>(&request.request);
+    if (put == nullptr || put->pair.key != key) continue;
+    // Another replica has erased the key, at revision 4, so this put fails and the next one succeeds.
+    EtcdReply reply{.token = request.token};
+    reply.done = false;
+    reply.revision = 4;
+    state.on(reply, kSecond);
+  }
+  for (const ReplicatedState::Request& request : state.due(2 * kSecond)) {
+    const auto* put = std::get_if<EtcdPut>(&request.request);
+    if (put == nullptr || put->pair.key != key) continue;
+    EtcdReply reply{.token = request.token};
+    reply.done = true;
+    reply.revision = 5;
+    state.on(reply, 2 * kSecond);
+  }
+  state.left(kA, 3 * kSecond);
+  state.on(EtcdChanges{{EtcdErased{key, 4}}}, 3 * kSecond);  // the watch is late
+  EXPECT_EQ(state.newest(kA), Incarnation{6}) << "the put at revision 5 is newer than the erasure";
+  state.on(EtcdChanges{{EtcdErased{key, 6}}}, 3 * kSecond);
+  EXPECT_FALSE(state.newest(kA));
+}
+
 TEST(ReplicatedState, AnOlderIncarnationIsFencedWhereTheNewerWasNeverSeen) {
   World world(3);
   ASSERT_TRUE(world[0].join(kA, 5, world.now));
