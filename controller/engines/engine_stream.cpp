@@ -195,7 +195,7 @@ void EngineStream::apply_waiting(TimeNs now) {
 /// Gives up the missing batches and applies those in waiting_, because the replay endpoint is silent or too slow.
 void EngineStream::continue_without_replay(TimeNs now) {
   if (replay_ == Replay::kVerify || !waiting_.empty()) {
-    if (has_applied_ && (replay_ == Replay::kVerify)) ++counters_.gaps_unrepaired;
+    if (has_applied_) ++counters_.gaps_unrepaired;
     drop_everything();
   }
   is_live_ = true;

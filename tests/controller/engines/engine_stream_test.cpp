@@ -105,6 +105,17 @@ TEST_F(EngineStreamTest, AGapBeyondTheReplaysReachDropsAll) {
   EXPECT_EQ(stream.counters().gaps_unrepaired, 1U);
 }
 
+TEST_F(EngineStreamTest, AReplayThatIsGivenUpMidwayDropsAllAndCountsTheGap) {
+  EngineStream stream({.waiting_bytes_max = 10}, applied, now);
+  stream.connected(now);
+  EXPECT_EQ(stream.take_replay_request(), 0U);
+  stream.replayed(0, "a", now);
+  EXPECT_EQ(applied.payloads, Payloads{"a"});
+  stream.received(7, "more than ten bytes", now);  // so many batches wait that the rest of the replay is given up
+  EXPECT_EQ(applied.payloads, Payloads{"more than ten bytes"});
+  EXPECT_EQ(stream.counters().gaps_unrepaired, 1U);
+}
+
 TEST_F(EngineStreamTest, WithoutAReplayAGapDropsAll) {
   EngineStream stream({.has_replay = false}, applied, now);
   stream.connected(now);
