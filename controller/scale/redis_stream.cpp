@@ -35,6 +35,7 @@ using Reply = std::unique_ptr<redisReply, ReplyDeleter>;
 class HiredisStream final : public RedisStream {
  public:
   explicit HiredisStream(RedisStreamOptions options) : options_(std::move(options)) {
+    state_.trouble = fmt::format("Redis at {} has not replied yet", options_.url.server.host_port());
     thread_ = std::thread([this] { run(); });
   }
   ~HiredisStream() override {
@@ -189,6 +190,8 @@ class HiredisStream final : public RedisStream {
     {
       const std::lock_guard lock(mutex_);
       context_ = context;
+      // The destructor could not end this connection before now. Without this the destructor would wait for replies.
+      if (stopping_) ::shutdown(context->fd, SHUT_RDWR);
     }
     if (context->err != 0) return broken();
     ::redisSetTimeout(context, to_timeval(options_.reply_ms));
@@ -201,7 +204,6 @@ class HiredisStream final : public RedisStream {
     const Reply selected = ask({"SELECT", std::to_string(options_.url.database)});
     KVFERRY_TRY(check(selected.get()));
     const std::lock_guard lock(mutex_);
-    if (stopping_) ::shutdown(context->fd, SHUT_RDWR);
     state_.is_connected = true;
     state_.trouble.clear();
     return {};

@@ -28,7 +28,7 @@ struct LogPart {
 
 struct LogState {
   bool is_connected = false;
-  std::string trouble;  // why the last connection, or attempt to connect, failed; empty while connected
+  std::string trouble;  // why there is no connection; empty while connected
   std::size_t buffered_bytes = 0;
   std::uint64_t num_appended = 0;  // entries confirmed by Redis
 };

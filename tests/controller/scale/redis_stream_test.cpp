@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tests/controller/scale/services.h"
+#include "transport/base/clock.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller::scale {
@@ -88,6 +89,21 @@ TEST(RedisStream, NamesWhyThereIsNoConnection) {
   trouble_at(silent.address, "failed: no reply came within 200 ms");
   silent.socket = OwnedFd();
   trouble_at(silent.address, "failed: Connection refused");
+}
+
+TEST(RedisStreamEnd, WaitsForNoReplyOfAServerThatIsSilent) {
+  const net::TcpListener silent = net::listen_tcp("127.0.0.1", 0).value();  // the kernel accepts connections
+  const std::string url = "redis://" + net::to_text(silent.address);
+  const SteadyClock clock;
+  const TimeNs begun = clock.now();
+  for (int i = 0; i < 300; ++i) {
+    const auto stream = make_redis_stream({.url = parse_redis_url(url).value(), .reply_ms = 60'000});
+    EXPECT_THAT(stream->state().trouble, HasSubstr("has not replied yet"));
+    // The stream ends before, while and after it connects.
+    for (const TimeNs until = clock.now() + i * 1000; clock.now() < until;) {
+    }
+  }
+  EXPECT_LT(clock.now() - begun, 30 * kSecond);
 }
 
 TEST_F(RedisStreamTest, StreamsAndDatabasesAreApart) {
