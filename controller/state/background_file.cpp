@@ -49,6 +49,7 @@ void BackgroundFile::open(std::string path) {
   post(0, [this, path = std::move(path)] {
     sync_now();
     path_ = path;
+    num_unsynced_ = 0;
     file_ = OwnedFd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     {
       const std::lock_guard lock(mutex_);
@@ -152,17 +153,21 @@ void BackgroundFile::write_all(const std::string& bytes, std::uint64_t mark) {
     return fail("cannot be written", why);
   }
   last_written_ = mark;
-  const std::lock_guard lock(mutex_);
-  progress_.size_bytes += bytes.size();
-  progress_.written = mark;
+  num_unsynced_ += bytes.size();
+  {
+    const std::lock_guard lock(mutex_);
+    progress_.size_bytes += bytes.size();
+    progress_.written = mark;
+  }
+  if (num_unsynced_ >= kUnsyncedBytesMax) sync_now();
 }
 
 void BackgroundFile::sync_now() {
-  if (!file_ || last_synced_ == last_written_) return;
+  if (!file_ || num_unsynced_ == 0) return;
   if (::fdatasync(file_.get()) != 0) return fail("cannot be synced", errno);
-  last_synced_ = last_written_;
+  num_unsynced_ = 0;
   const std::lock_guard lock(mutex_);
-  progress_.synced = last_synced_;
+  progress_.synced = last_written_;
 }
 
 void BackgroundFile::fail(std::string_view what, int why) {

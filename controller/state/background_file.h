@@ -19,10 +19,13 @@ namespace kvferry::controller {
 using WriteCall = std::function<ssize_t(int fd, const void* data, std::size_t size_bytes)>;
 
 /// Writes one file at a time on a thread of its own. After a failed write the file is cut back to the end of its last
-/// complete append(). After any failure further appends are dropped until the next open(). Written bytes with marks are
-/// synced about once a second. Threads: one owner makes all calls; only the destructor and drain() wait.
+/// complete append(). After any failure further appends are dropped until the next open(). Written bytes are synced
+/// about once a second, and more often if many are written: one sync of a large file would delay the syncs of other
+/// files on the disk. Threads: one owner makes all calls; only the destructor and drain() wait.
 class BackgroundFile {
  public:
+  static constexpr std::size_t kUnsyncedBytesMax = std::size_t{8} << 20;  // limit that the last append() may exceed
+
   struct Progress {
     std::uint64_t num_opened = 0;  // number of processed open() calls; the last three fields are about the newest file
     std::uint64_t written = 0;     // mark of the last append() that was written, in any file
@@ -34,14 +37,13 @@ class BackgroundFile {
 
   /// The file's thread calls `on_progress` when progress() may have changed.
   BackgroundFile(WriteCall write, std::function<void()> on_progress);
-  /// Processes everything that is queued, and syncs the bytes with marks.
+  /// Processes everything that is queued, and syncs the file.
   ~BackgroundFile();
 
-  /// Creates a file. Before that, syncs the bytes with marks of the previous file, and closes that file.
+  /// Creates a file. Before that, syncs and closes the previous file.
   void open(std::string path);
   /// Queues `bytes` to be written. progress() reports `mark`, which must be higher than in the last call, once the
-  /// bytes are written. A caller that passes 0 in all calls gets no such report, and the bytes are synced only by
-  /// finish().
+  /// bytes are written. A caller that passes 0 in all calls gets no such report.
   void append(std::string bytes, std::uint64_t mark);
   void sync();
   /// Syncs the file and renames it to its final path; then the file's thread calls `after`, unless something failed.
@@ -67,11 +69,11 @@ class BackgroundFile {
 
   WriteCall write_;
   std::function<void()> on_progress_;
-  // The members up to last_synced_ are used by the file's thread only.
+  // The members up to num_unsynced_ are used by the file's thread only.
   std::string path_;
   OwnedFd file_;
   std::uint64_t last_written_ = 0;
-  std::uint64_t last_synced_ = 0;
+  std::size_t num_unsynced_ = 0;  // number of bytes of the file that were written since its last sync
 
   mutable std::mutex mutex_;  // guards jobs_ to progress_
   std::condition_variable wake_, idle_;

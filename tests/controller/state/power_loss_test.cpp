@@ -11,7 +11,9 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <vector>
 
+#include "controller/state/background_file.h"
 #include "controller/state/state_journal.h"
 #include "tests/controller/fixtures.h"
 #include "tests/manual_clock.h"
@@ -65,8 +67,21 @@ class Disk {
 
 Disk* g_disk = nullptr;
 
+/// Sizes of a file at its syncs.
+struct Syncs {
+  void note(int fd) {
+    struct stat file {};
+    ::fstat(fd, &file);
+    if (fs::read_symlink(fmt::format("/proc/self/fd/{}", fd)) == path) sizes.push_back(file.st_size);
+  }
+  fs::path path;
+  std::vector<off_t> sizes{};
+};
+Syncs* g_syncs = nullptr;  // used by one BackgroundFile's thread
+
 int sync_for_real(const char* call, int fd) {
   if (g_disk != nullptr) g_disk->sync(fd);
+  if (g_syncs != nullptr) g_syncs->note(fd);
   return reinterpret_cast<int (*)(int)>(::dlsym(RTLD_NEXT, call))(fd);
 }
 
@@ -140,6 +155,31 @@ TEST(PowerLoss, LeavesWhatIsOlderThanTwoSeconds) {
     EXPECT_GT(num_lost_max, 20U) << "nothing was lost, so this showed nothing";
   }
   g_disk = nullptr;
+  fs::remove_all(root);
+}
+
+TEST(BackgroundFile, IsSyncedInPiecesSoThatNoSyncTakesLong) {
+  const fs::path root = fs::canonical(fs::temp_directory_path()) / fmt::format("kvferry-pieces-{}", ::getpid());
+  fs::create_directories(root);
+  Syncs syncs{root / "snapshot"};
+  g_syncs = &syncs;
+  constexpr std::size_t kAppended = std::size_t{1} << 20;
+  constexpr int kAppends = 40;
+  {
+    BackgroundFile file(::write, nullptr);
+    file.open(syncs.path);
+    for (int i = 0; i < kAppends; ++i) file.append(std::string(kAppended, 'x'), 0);
+    file.finish(root / "final", [] {});
+    file.drain();
+    EXPECT_TRUE(file.progress().is_finished) << file.progress().failure;
+  }
+  g_syncs = nullptr;
+  off_t synced = 0;
+  for (const off_t size : syncs.sizes) {
+    EXPECT_LT(size - synced, static_cast<off_t>(BackgroundFile::kUnsyncedBytesMax + kAppended));
+    synced = size;
+  }
+  EXPECT_EQ(synced, static_cast<off_t>(kAppends * kAppended)) << "all of it";
   fs::remove_all(root);
 }
 
