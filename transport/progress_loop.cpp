@@ -21,9 +21,11 @@ constexpr std::uint64_t kWakeTag = 0;
 // drive() again: giving the loop to the thread and back costs two context switches, more than a message's round trip.
 constexpr TimeNs kHandBackNs = 300'000;
 
-void add_to(int epoll_fd, int fd, epoll_event event) {
-  const int code = ::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event);
-  KVFERRY_CHECK(code == 0, "cannot watch file descriptor {} with epoll: {}", fd, std::strerror(errno));
+bool add_to(int epoll_fd, int fd, epoll_event event) { return ::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0; }
+
+void must_add_to(int epoll_fd, int fd, epoll_event event) {
+  KVFERRY_CHECK(add_to(epoll_fd, fd, event), "cannot watch file descriptor {} with epoll: {}", fd,
+                std::strerror(errno));
 }
 
 int milliseconds_until(TimeNs deadline, TimeNs now) {
@@ -43,7 +45,7 @@ ProgressLoop::ProgressLoop(Owner& owner, const char* thread_name, TimeNs spin_ns
   KVFERRY_CHECK(epoll_fd_ >= 0 && wakeup_fd_ >= 0,
                 "cannot create an epoll descriptor: {}; if descriptors are used up, raise the limit (ulimit -n)",
                 std::strerror(errno));
-  watch(inbox_.wake().fd(), EPOLLIN, kWakeTag);
+  must_add_to(epoll_fd_, inbox_.wake().fd(), {EPOLLIN, {.u64 = kWakeTag}});
 }
 
 ProgressLoop::~ProgressLoop() {
@@ -69,13 +71,13 @@ void ProgressLoop::stop() {
   run_leftovers();
 }
 
-void ProgressLoop::watch(int fd, std::uint32_t epoll_events, std::uint64_t tag) {
-  add_to(epoll_fd_, fd, {epoll_events, {.u64 = tag}});
+bool ProgressLoop::watch(int fd, std::uint32_t epoll_events, std::uint64_t tag) {
+  return add_to(epoll_fd_, fd, {epoll_events, {.u64 = tag}});
 }
 
 void ProgressLoop::add_wakeup_fd(int fd) {
-  if (!has_wakeup_fds_.exchange(true)) add_to(wakeup_fd_, epoll_fd_, {EPOLLIN, {.fd = epoll_fd_}});
-  add_to(wakeup_fd_, fd, {EPOLLIN, {.fd = fd}});
+  if (!has_wakeup_fds_.exchange(true)) must_add_to(wakeup_fd_, epoll_fd_, {EPOLLIN, {.fd = epoll_fd_}});
+  must_add_to(wakeup_fd_, fd, {EPOLLIN, {.fd = fd}});
 }
 
 bool ProgressLoop::wait_for_wakeup_fds(int timeout_ms) const {

@@ -52,9 +52,10 @@ class ProgressLoop {
   /// needs_advance() is the only method of the owner that the loop calls, and call() still runs its task. Idempotent.
   void stop();
 
-  /// From now on the descriptor's events are passed to Owner::on_ready(). May be called only under the loop's lock or
-  /// before start(). `tag` must not be 0.
-  void watch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
+  /// From now on the descriptor's events are passed to Owner::on_ready(). Returns false with errno if the kernel can't
+  /// watch the descriptor, e.g. because its limit on watched descriptors (fs.epoll.max_user_watches) is reached. May be
+  /// called only under the loop's lock or before start(). `tag` must not be 0.
+  [[nodiscard]] bool watch(int fd, std::uint32_t epoll_events, std::uint64_t tag);
   void unwatch(int fd);
   /// Makes drive() also return while `fd` is readable. The progress thread does not wait for `fd`. May be called by any
   /// thread.

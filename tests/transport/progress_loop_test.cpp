@@ -66,7 +66,7 @@ class ProgressLoopTest : public ::testing::Test {
   /// Replaces the loop by one that spins for `spin_ns`.
   void start(TimeNs spin_ns) {
     loop_ = std::make_unique<ProgressLoop>(owner_, "test", spin_ns, 0);
-    loop_->call([this] { loop_->watch(owner_.event.fd(), EPOLLIN, kTag); });
+    loop_->call([this] { EXPECT_TRUE(loop_->watch(owner_.event.fd(), EPOLLIN, kTag)); });
     loop_->start();
   }
   template <class T>
@@ -130,6 +130,13 @@ TEST_F(ProgressLoopTest, TheThreadSeesDescriptorsAndDeadlinesByItself) {
     loop_->kick();
   });
   EXPECT_TRUE(comes_true([&] { return read(num_due) == 1; }));
+}
+
+TEST_F(ProgressLoopTest, ADescriptorThatCanNotBeWatchedEndsNothing) {
+  start(0);
+  call_and_wait(*loop_, [this] { EXPECT_FALSE(loop_->watch(-1, EPOLLIN, kTag + 1)); });
+  owner_.event.set();
+  EXPECT_TRUE(comes_true([this] { return owner_.num_ready == 1; })) << "the others are watched as before";
 }
 
 TEST_F(ProgressLoopTest, ADriverDoesTheWorkAndHandsTheLoopBack) {

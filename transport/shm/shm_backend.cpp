@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <random>
 #include <utility>
 
@@ -46,7 +47,9 @@ Result<void> ShmBackend::start() {
   control_.emplace(KVFERRY_TRY(SharedMapping::create_for_readers("kvferry", ControlPage::kPageBytes)));
   listener_ = KVFERRY_TRY(listen_on(address_.socket_name));
   if (secret_.can_change()) key_check_at_ = 0;
-  loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
+  if (!loop_.watch(listener_.get(), EPOLLIN, kListenerTag))
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("shm: cannot watch the listening socket: {}", std::strerror(errno))};
   loop_.start();
   return {};
 }
@@ -82,7 +85,8 @@ void ShmBackend::set_wait_interrupt_fd(int fd) {
 void ShmBackend::add_peer(PeerId peer, const std::string& address) {
   auto link = std::make_unique<ShmLink>(peer, decode<Address>(address, "peer address").value(), options_, table_,
                                         copy_threads_, clock_);
-  if (link->connect(source_address_, clock_.now())) loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
+  // A link whose socket can't be watched fails as silent when an answer is due.
+  if (link->connect(source_address_, clock_.now())) (void)loop_.watch(link->socket(), EPOLLIN, kLinkTag | peer.value);
   links_.emplace(peer, std::move(link));
   loop_.kick();  // the progress thread must now take the link's deadline into account
 }
@@ -149,7 +153,8 @@ void ShmBackend::accept_all() {
     if (!socket) return;
     if (num_pending_handshakes_ == kPendingHandshakesMax) continue;  // the destructor of `socket` closes it
     const std::uint32_t number = ++num_inbound_made_;
-    loop_.watch(socket.get(), EPOLLIN, kInboundTag | number);
+    // The peer of a closed connection uses another path. A connection that is not watched would be of no use to it.
+    if (!loop_.watch(socket.get(), EPOLLIN, kInboundTag | number)) continue;
     inbound_.emplace(number, Inbound{std::move(socket), "", std::nullopt, clock_.now()});
     ++num_pending_handshakes_;
   }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
+#include <cstring>
 
 #include "transport/backend_transport.h"
 #include "transport/base/log.h"
@@ -54,7 +56,9 @@ Result<void> TcpBackend::start() {
     key_version_ = tls_->key().version();
     key_check_at_ = now();
   }
-  loop_.watch(listener_.get(), EPOLLIN, kListenerTag);
+  if (!loop_.watch(listener_.get(), EPOLLIN, kListenerTag))
+    return Error{ErrorCode::kUnavailable,
+                 fmt::format("tcp: cannot watch the listening socket: {}", std::strerror(errno))};
   loop_.start();
   return {};
 }
@@ -119,7 +123,9 @@ Connection& TcpBackend::adopt(OwnedFd socket, MessageHandler& handler, bool is_c
       *connections_.emplace(id, std::make_unique<Connection>(id, std::move(socket), handler, is_connecting, now()))
            .first->second;
   if (tls_ != nullptr) connection.secure(std::make_unique<net::TlsSession>(*tls_, fd, !is_connecting));
-  loop_.watch(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, id);
+  if (!loop_.watch(fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, id) && std::has_single_bit(++num_unwatched_))
+    log().error("tcp: a connection will fail as silent ({} so far), because epoll can't watch it: {}", num_unwatched_,
+                std::strerror(errno));
   return connection;
 }
 

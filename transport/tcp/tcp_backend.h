@@ -86,7 +86,8 @@ class TcpBackend final : public Backend, public ProgressLoop::Owner {
   std::vector<Endpoint> endpoints_;
   OwnedFd listener_;
   net::SpareFd spare_;
-  std::uint64_t num_refused_ = 0;  // connections refused because of kConnectionsMax
+  std::uint64_t num_refused_ = 0;    // connections refused because of kConnectionsMax
+  std::uint64_t num_unwatched_ = 0;  // connections that epoll could not watch
 
   std::uint64_t num_connections_made_ = 0;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
