@@ -22,9 +22,9 @@ constexpr std::uint64_t kRateMax = 10'000;
 constexpr std::uint64_t kChunksMin = kSystemPrompts * kSystemChunks + kConversationsMin * kOwnChunks;
 constexpr std::uint64_t kStepsOfOneSize = 6;
 constexpr rlim_t kFilesMax = 200'000;
-// Number of file descriptors of a connection over ZeroMQ: a socket, a mailbox, an eventfd and an epoll. A stream needs
-// fewer.
-constexpr std::uint64_t kFilesOfLink = 4;
+// Number of file descriptors of a connection over ZeroMQ (a socket, a mailbox, an eventfd and an epoll) and over a
+// stream (a socket and an epoll).
+constexpr std::uint64_t kFilesOfZmqLink = 4, kFilesOfStream = 2;
 constexpr std::uint64_t kFilesBeside = 200;
 
 /// Returns a step for each size of the fleet and each rate of lookups.
@@ -61,7 +61,8 @@ Result<void> check_files(const std::vector<FleetStep>& steps) {
   files.rlim_cur = files.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &files);
   for (const FleetStep& step : steps) {
-    const std::uint64_t files_of_node = step.controllers.num_replicas * kFilesOfLink + 1;
+    const std::uint64_t files_of_link = step.controllers.over_streams ? kFilesOfStream : kFilesOfZmqLink;
+    const std::uint64_t files_of_node = step.controllers.num_replicas * files_of_link + 1;
     if (step.load.num_nodes * files_of_node + kFilesBeside <= files.rlim_max) continue;
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("--nodes is '{}', but this process may open {} files and each node takes up to {}; "
