@@ -33,6 +33,7 @@ std::string wrong_part(const NodeReport& report) {
         "to be loaded ({:g}), a path's speed in GB/s, or a prefix's number of prompts a minute",
         kNumberMax, report.tokens, report.local_tokens, report.loaded_tokens);
   const bool has_texts =
+      is_text(report.weights_epoch) &&
       std::ranges::all_of(
           report.paths,
           [](const PathReport& one) { return is_text(one.peer) && is_text(one.path) && is_text(one.memory); }) &&
@@ -42,7 +43,8 @@ std::string wrong_part(const NodeReport& report) {
       std::ranges::all_of(report.prefixes, [](const PrefixReport& one) { return is_text(one.chunk); });
   if (has_texts) return "";
   return fmt::format(
-      "a text about a path, a failure or a prefix is too long or not printable; up to {} bytes of printable "
+      "the weights epoch, or a text about a path, a failure or a prefix, is too long or not printable; up to {} bytes "
+      "of printable "
       "ASCII are allowed",
       kReportTextMax);
 }

@@ -1,5 +1,6 @@
 // What a node tells the controller about its pool, transfers and failures, for people, e.g. in `kvferry top` or on the
-// status page. No decision of the controller depends on a report, and a report is not kept on disk.
+// status page. Of all decisions of the controller only the answer to POST /pair depends on a report, by its
+// `weights_epoch`. A report is not kept on disk.
 #pragma once
 
 #include <cstdint>
@@ -65,8 +66,11 @@ struct NodeReport {
   std::uint64_t purge_id = 0;             // id of the last purge that was carried out; 0: none
   std::uint64_t num_purged = 0;           // chunks that the last purge dropped
   std::uint64_t purged_bytes = 0;         // bytes of KV in the chunks that the last purge dropped
+  // The weights epoch in the keys of this node's chunks, see RequestExtras in connector/python/kvferry; empty: none.
+  std::string weights_epoch{};
   KVFERRY_FIELDS(num_slots, num_chunks, num_pinned, chunk_bytes, num_pulls, num_pushes, tokens, local_tokens,
-                 loaded_tokens, num_failures, paths, failures, prefixes, purge_id, num_purged, purged_bytes);
+                 loaded_tokens, num_failures, paths, failures, prefixes, purge_id, num_purged, purged_bytes,
+                 weights_epoch);
 };
 
 constexpr std::size_t kReportBytesMax = 8192, kReportTextMax = 200;

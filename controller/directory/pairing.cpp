@@ -108,10 +108,13 @@ PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std:
   }
 }
 
-std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& cache_salt) {
+std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& weights_epoch,
+                           const std::string& cache_salt) {
   std::string extras;
-  if (!lora_name.empty()) extras = fmt::format("lora={}@{}", lora_name, lora_path);
-  if (!cache_salt.empty()) extras += fmt::format("{}salt={}", extras.empty() ? "" : ";", cache_salt);
+  const auto add = [&extras](std::string_view part) { extras += fmt::format("{}{}", extras.empty() ? "" : ";", part); };
+  if (!lora_name.empty()) add(fmt::format("lora={}@{}", lora_name, lora_path));
+  if (!weights_epoch.empty()) add("epoch=" + weights_epoch);
+  if (!cache_salt.empty()) add("salt=" + cache_salt);
   return extras;
 }
 

@@ -73,10 +73,10 @@ struct PromptKeys {
 };
 PromptKeys keys_of_prompt(const ChunkKey& root, std::uint32_t chunk_tokens, std::span<const std::int32_t> tokens);
 
-/// Returns the extras of a request, on which its KV depends besides the tokens. A cache_salt is spelled as in the
-/// connector (kvferry/request_extras.py). The connector's extras also have a digest of the LoRA's files and, after an
-/// update of the model's weights, an epoch. The controller knows neither, so with a LoRA or after such an update no
-/// node's keys match.
-std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& cache_salt);
+/// Returns the extras of a request, on which its KV depends besides the tokens, spelled as in the connector
+/// (kvferry/request_extras.py). `weights_epoch`: as in NodeReport. The connector's extras also have a digest of the
+/// LoRA's files, which the controller does not know, so with a LoRA no node's keys match.
+std::string request_extras(const std::string& lora_name, const std::string& lora_path, const std::string& weights_epoch,
+                           const std::string& cache_salt);
 
 }  // namespace kvferry::controller

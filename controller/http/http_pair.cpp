@@ -1,8 +1,12 @@
 // POST /pair: which prefill and which decode node a prompt should go to.
 #include <algorithm>
 #include <charconv>
+#include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "controller/http/http_api.h"
 #include "transport/base/fingerprint.h"
@@ -14,12 +18,13 @@ using nlohmann::json;
 
 constexpr std::size_t kKeysMax = 65'536;
 constexpr std::size_t kNodesMax = 4096;
+constexpr std::size_t kEpochsMax = 4;  // limit on weights epochs for which the chunk keys of a request are computed
 
 /// A parsed request. The chunk keys of `tokens` can be computed only once the namespace's fingerprint (of the model and
 /// its KV, see fingerprint.h) is known.
 struct PairRequest {
   PairQuery query;
-  std::string extras;
+  std::string lora_name, lora_path, cache_salt;
   std::vector<std::int32_t> tokens;
   std::vector<ChunkKey> keys;  // keys of the prompt's full chunks, given instead of tokens
   bool has_keys = false;
@@ -69,9 +74,9 @@ void parse_nodes(const HttpRequest& request, PairQuery& query) {
 PairRequest parse_pair_request(const HttpRequest& request) {
   PairRequest asked;
   asked.query.name_space = request.text({"namespace"}, "default");
-  const std::string lora_name = request.text({"lora_name"}, "");
-  const std::string lora_path = request.text({"lora_path"}, "");
-  asked.extras = request_extras(lora_name, lora_path, request.text({"cache_salt"}, ""));
+  asked.lora_name = request.text({"lora_name"}, "");
+  asked.lora_path = request.text({"lora_path"}, "");
+  asked.cache_salt = request.text({"cache_salt"}, "");
   parse_nodes(request, asked.query);
   if (const json* keys = request.find({"keys"}); keys != nullptr) {
     parse_keys(*keys, asked);
@@ -107,18 +112,36 @@ json node_json(const PairNode& node) {
           {"load", node.load}};
 }
 
-/// Chooses the nodes for POST /pair. Threads: the owner thread.
-Result<json> choose(HttpApi& api, const PairRequest& asked, const PromptKeys& prompt, std::uint32_t chunk_tokens) {
+/// Returns the weights epochs that most nodes of the namespace report, at most kEpochsMax.
+std::vector<std::string> weights_epochs(const Directory& directory, const std::string& name_space) {
+  std::map<std::string, std::size_t> num_nodes;
+  for (const NodeId id : directory.nodes_of(name_space)) {
+    const std::shared_ptr<NodeReport>& report = directory.node(id)->report;
+    ++num_nodes[report == nullptr ? "" : report->weights_epoch];
+  }
+  std::vector<std::pair<std::string, std::size_t>> epochs(num_nodes.begin(), num_nodes.end());
+  std::ranges::stable_sort(epochs, std::greater<>(), &std::pair<std::string, std::size_t>::second);
+  std::vector<std::string> most;
+  for (std::size_t i = 0; i < std::min(epochs.size(), kEpochsMax); ++i) most.push_back(std::move(epochs[i].first));
+  return most;
+}
+
+/// Chooses the nodes for POST /pair. `prompts`: the prompt's keys in each weights epoch. Threads: the owner thread.
+Result<json> choose(HttpApi& api, const PairRequest& asked, const std::vector<PromptKeys>& prompts,
+                    std::uint32_t chunk_tokens) {
   Directory& directory = api.backend.sessions.directory();
   std::unordered_map<std::string, std::uint64_t> cached;  // [engine id] number of the prompt's tokens that the node has
-  if (!prompt.keys.empty() || !prompt.tail_groups.empty()) {
+  for (const PromptKeys& prompt : prompts) {
+    if (prompt.keys.empty() && prompt.tail_groups.empty()) continue;
     std::vector<HolderView> found;
     LookupView view;
     view.keys = prompt.keys;
     view.tail_groups = prompt.tail_groups;
     directory.find_holders(asked.query.name_space, view, found);
-    for (const HolderView& holder : found)
-      cached[holder.info->engine_id.value] = cached_tokens(holder, asked, prompt, chunk_tokens);
+    for (const HolderView& holder : found) {
+      std::uint64_t& num_cached = cached[holder.info->engine_id.value];
+      num_cached = std::max(num_cached, cached_tokens(holder, asked, prompt, chunk_tokens));
+    }
   }
   std::vector<PairNode> nodes;
   for (const NodeId id : directory.nodes_of(asked.query.name_space)) {
@@ -144,17 +167,23 @@ Result<json> choose(HttpApi& api, const PairRequest& asked, const PromptKeys& pr
 
 json handle_pair(HttpApi& api, const HttpRequest& request) {
   PairRequest asked = parse_pair_request(request);
-  const std::string fingerprint =
-      api.ask_owner([&](TimeNs) { return api.backend.sessions.directory().fingerprint_of(asked.query.name_space); });
+  const auto [fingerprint, epochs] = api.ask_owner([&](TimeNs) {
+    const Directory& directory = api.backend.sessions.directory();
+    return std::pair(directory.fingerprint_of(asked.query.name_space),
+                     weights_epochs(directory, asked.query.name_space));
+  });
   const std::uint32_t chunk_tokens = chunk_tokens_of(fingerprint).value_or(0);
-  PromptKeys prompt;
+  std::vector<PromptKeys> prompts;
   if (asked.has_keys) {
-    prompt.keys = asked.keys;
-    asked.query.num_tokens = prompt.keys.size() * chunk_tokens;
+    asked.query.num_tokens = asked.keys.size() * chunk_tokens;
+    prompts.push_back({.keys = asked.keys, .tail_groups = {}, .rest_parent = {}});
   } else if (chunk_tokens > 0) {
-    prompt = keys_of_prompt(root_key(fingerprint, asked.extras), chunk_tokens, asked.tokens);
+    for (const std::string& epoch : epochs) {
+      const std::string extras = request_extras(asked.lora_name, asked.lora_path, epoch, asked.cache_salt);
+      prompts.push_back(keys_of_prompt(root_key(fingerprint, extras), chunk_tokens, asked.tokens));
+    }
   }
-  return checked(api.ask_owner([&](TimeNs) { return choose(api, asked, prompt, chunk_tokens); }));
+  return checked(api.ask_owner([&](TimeNs) { return choose(api, asked, prompts, chunk_tokens); }));
 }
 
 }  // namespace kvferry::controller

@@ -5,7 +5,7 @@ namespace kvferry::controller {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PrefixReport, chunk, per_minute)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeReport, num_slots, num_chunks, num_pinned, chunk_bytes, num_pulls, num_pushes,
                                    tokens, local_tokens, loaded_tokens, num_failures, paths, failures, prefixes,
-                                   purge_id, num_purged, purged_bytes)
+                                   purge_id, num_purged, purged_bytes, weights_epoch)
 
 std::map<std::string, Flow, std::less<>> flows_of(const Status& status) {
   std::map<std::string, Flow, std::less<>> flows;

@@ -222,6 +222,11 @@ class SchedulerNode:
 
     def reset_cache(self) -> None: ...
 
+    def set_weights_epoch(self, epoch: str) -> None:
+        """
+        Sets the weights epoch that the extras of requests name. The node reports it to the controller.
+        """
+
     def track_pool(self) -> None: ...
 
     def take_pool_changes(self) -> tuple[bool, list[tuple[bytes, bool, bool]]]: ...

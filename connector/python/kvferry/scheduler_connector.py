@@ -274,8 +274,7 @@ class SchedulerConnector:
         stays, and this node shares no KV until a reset that finds no block in use.
         """
         self._node.reset_cache()
-        manager = self._prefix_cache.manager
-        self._extras.is_reset_due = manager is not None and manager.usage > 0
+        self._extras.is_reset_due = (manager := self._prefix_cache.manager) is not None and manager.usage > 0
         if self._extras.is_reset_due:
             logger.warning(
                 "kvferry: no KV is shared until the next reset, because this reset did not empty vLLM's own prefix "
@@ -283,6 +282,7 @@ class SchedulerConnector:
             )
         else:
             self._extras.weights_epoch += 1
+            self._node.set_weights_epoch(self._extras.epoch_name)
             logger.warning(
                 "kvferry: the connector's cache was reset, which starts weights epoch %s: KV is exchanged only with "
                 "nodes of the same update_group whose cache was also reset %d times since they started",

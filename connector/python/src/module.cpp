@@ -251,6 +251,10 @@ NB_MODULE(_core, m) {
           "Returns the number of purges, until the last lookup() or build_step(), of this node or of KV that the "
           "engine had loaded. The engine's own cached blocks may have purged KV.")
       .def("reset_cache", [](PyScheduler& self) { self.node->reset_cache(); })
+      .def(
+          "set_weights_epoch",
+          [](PyScheduler& self, std::string epoch) { self.node->set_weights_epoch(std::move(epoch)); }, "epoch"_a,
+          "Sets the weights epoch that the extras of requests name. The node reports it to the controller.")
       .def("track_pool", [](PyScheduler& self) { self.node->track_pool(); })
       .def("take_pool_changes", [](PyScheduler& self) { return pool_changes(*self.node); })
       .def("take_named_chunks", [](PyScheduler& self) { return named_chunks(*self.node); })

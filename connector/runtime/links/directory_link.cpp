@@ -61,6 +61,7 @@ void DirectoryLink::report() {
     report.purge_id = core.last_purge().id;
     report.num_purged = core.last_purge().num_chunks;
     report.purged_bytes = core.last_purge().num_bytes;
+    report.weights_epoch = controller::report_text(parts_.weights_epoch);
   });
   directory_->set_report(encode(report));
 }

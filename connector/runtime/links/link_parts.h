@@ -34,6 +34,7 @@ struct LinkParts {
   const std::vector<std::unique_ptr<ClientSocket>>& workers;  // [rank]
   const std::vector<RankEndpoint>& ranks;                     // [rank] endpoint of this node's rank
   const UnreportedSaves& saves;                               // guarded by the core's lock
+  const std::string& weights_epoch;                           // guarded by the core's lock
   const Clock& clock;
 
   template <class Body>

@@ -36,6 +36,7 @@ NodeLinks::NodeLinks(SharedCore& shared, std::unique_ptr<controller::Client> dir
              workers_,
              ranks_,
              shared.saves,
+             shared.weights_epoch,
              clock_},
       directory_(parts_, std::move(directory)) {}
 

@@ -21,6 +21,7 @@ struct SharedCore {
   std::condition_variable changed;    // notified after each event that may answer a pending lookup
   std::optional<SchedulerCore> core;  // empty until the workers are attached
   UnreportedSaves saves;
+  std::string weights_epoch;  // see NodeReport in controller/api/node_report.h
 };
 
 class NodeLinks {

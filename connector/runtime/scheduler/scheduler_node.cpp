@@ -241,6 +241,11 @@ void SchedulerNode::reset_cache() {
   with_core([](SchedulerCore& core) { core.reset_cache(); });
 }
 
+void SchedulerNode::set_weights_epoch(std::string epoch) {
+  const std::lock_guard lock(shared_.mutex);
+  shared_.weights_epoch = std::move(epoch);
+}
+
 void SchedulerNode::track_pool() {
   with_core([](SchedulerCore& core) { core.track_pool(); });
 }

@@ -80,6 +80,8 @@ class SchedulerNode {
   /// Returns SchedulerCore::Purge::num_of_engine as of the last lookup() or build_step().
   std::uint64_t num_engine_purges() const { return num_engine_purges_; }
   void reset_cache();
+  /// Sets the weights epoch that the engine's process uses in the extras of requests; this node only reports it.
+  void set_weights_epoch(std::string epoch);
 
   // The next methods do the same as those of SchedulerCore, under the lock.
   void track_pool();

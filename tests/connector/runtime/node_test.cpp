@@ -376,6 +376,19 @@ TEST(Nodes, DropWhatAPurgedNodeGaveAndTakeNothingMoreFromIt) {
   EXPECT_TRUE(has_told());
 }
 
+TEST(Nodes, ReportTheWeightsEpochOfTheirEngine) {
+  TestController controller;
+  TestNode node(controller.endpoint(), "a");
+  node.scheduler->set_weights_epoch("3@blue");
+  const auto has_told = [&] {
+    const auto status = controller::fetch_status(controller.endpoint(), 2000);
+    return status && status->nodes.size() == 1 && status->nodes[0].report &&
+           status->nodes[0].report->weights_epoch == "3@blue";
+  };
+  for (Patience patience; !has_told() && patience.left();) std::this_thread::sleep_for(50ms);
+  EXPECT_TRUE(has_told());
+}
+
 /// Runs with all sizes of the GPU's pool, and requires landings although the transport can't reach the GPU's memory.
 class NodesWithGpus : public ::testing::TestWithParam<const char*> {};
 

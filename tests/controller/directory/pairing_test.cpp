@@ -163,10 +163,12 @@ TEST(PromptKeys, AreThoseThatTheDirectoryIsAskedFor) {
 }
 
 TEST(PromptKeys, ExtrasAreSpelledAsTheConnectorDoes) {
-  EXPECT_EQ(request_extras("", "", ""), "");
-  EXPECT_EQ(request_extras("sql", "/l/sql", ""), "lora=sql@/l/sql");
-  EXPECT_EQ(request_extras("", "", "x"), "salt=x");
-  EXPECT_EQ(request_extras("sql", "/l/sql", "x"), "lora=sql@/l/sql;salt=x");
+  EXPECT_EQ(request_extras("", "", "", ""), "");
+  EXPECT_EQ(request_extras("sql", "/l/sql", "", ""), "lora=sql@/l/sql");
+  EXPECT_EQ(request_extras("", "", "", "x"), "salt=x");
+  EXPECT_EQ(request_extras("", "", "2@blue", ""), "epoch=2@blue");
+  EXPECT_EQ(request_extras("sql", "/l/sql", "", "x"), "lora=sql@/l/sql;salt=x");
+  EXPECT_EQ(request_extras("sql", "/l/sql", "1", "x"), "lora=sql@/l/sql;epoch=1;salt=x");
 }
 
 TEST(DirectoryForRouters, HoldersAreFoundWithoutBeingANode) {

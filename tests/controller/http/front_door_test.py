@@ -168,6 +168,22 @@ def test_a_pair_is_who_holds_the_prompt_and_is_not_too_busy(cluster: Cluster) ->
     assert cluster.pair(token_ids=[], loads={"p0": 5})[1]["prefill"]["engine_id"] == "p1"
 
 
+def test_a_pair_is_found_by_the_weights_epochs_that_nodes_report(cluster: Cluster) -> None:
+    for name, role in (("p0", "kv_producer"), ("p1", "kv_producer"), ("d0", "kv_consumer"), ("d1", "kv_consumer")):
+        cluster.join(name, role)
+    cluster.nodes["p1"].holds(keys_of(PROMPT, "epoch=2@blue")[:3])
+    cluster.nodes["d1"].holds(keys_of(PROMPT, "epoch=1;salt=s"))
+    assert cluster.pair(token_ids=PROMPT)[1]["prefill"]["cached_tokens"] == 0  # no node has reported an epoch yet
+    for name, epoch in (("p0", ""), ("p1", "2@blue"), ("d1", "1")):
+        cluster.nodes[name].report([], [], epoch)
+    pair = cluster.pair(token_ids=PROMPT)[1]
+    assert (pair["prefill"]["engine_id"], pair["prefill"]["cached_tokens"]) == ("p1", 3 * CHUNK)
+    salted = cluster.pair(token_ids=PROMPT, cache_salt="s")[1]
+    assert (salted["decode"]["engine_id"], salted["decode"]["cached_tokens"]) == ("d1", 4 * CHUNK)
+    reports = {node["engine_id"]: node["report"] for node in cluster.get("/status")["nodes"]}
+    assert reports["p1"]["weights_epoch"] == "2@blue"
+
+
 def test_who_is_missing_is_told(cluster: Cluster) -> None:
     status, answer = cluster.pair(token_ids=PROMPT)
     assert status == 503

@@ -50,6 +50,7 @@ TEST(NodeReports, ThatAreWrongInOnePlaceAreRefusedWithAReason) {
       {[](NodeReport& report) { report.prefixes[1].per_minute = kNan; }, "is not between 0 and 1e+15"},
       {[](NodeReport& report) { report.paths[0].peer = "tcp://\x1b[2J"; }, "not printable"},
       {[](NodeReport& report) { report.paths[0].path = "\xff"; }, "not printable"},
+      {[](NodeReport& report) { report.weights_epoch = "1\n"; }, "not printable"},
       {[](NodeReport& report) { report.failures[0].what += "x"; }, "too long"},
       {[](NodeReport& report) { report.failures[0].peer = "two\nlines"; }, "not printable"},
       {[](NodeReport& report) { report.prefixes[0].chunk = std::string(1, '\0'); }, "not printable"},

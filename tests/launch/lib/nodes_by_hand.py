@@ -20,7 +20,8 @@ def pack(value: Any) -> bytes:
         return b"\xd9" + bytes([len(value)]) + value.encode()
     if isinstance(value, bytes):
         return b"\xc5" + struct.pack(">H", len(value)) + value
-    return bytes([0x90 | len(value)]) + b"".join(pack(item) for item in value)
+    size = bytes([0x90 | len(value)]) if len(value) < 16 else b"\xdc" + struct.pack(">H", len(value))
+    return size + b"".join(pack(item) for item in value)
 
 
 class Node:
@@ -52,10 +53,13 @@ class Node:
         """Sends a heartbeat; without `wall_ms` that of an older release, which does not tell its clock."""
         self.ask([[1, 4], 1, 1, [], num_requests, *wall_ms])
 
-    def report(self, paths: list[list[Any]], failures: list[list[Any]]) -> None:
+    def report(self, paths: list[list[Any]], failures: list[list[Any]], weights_epoch: str | None = None) -> None:
         """Sends a heartbeat with a report of a pool of ten slots. The lists are those of controller/api/node_report.h.
+
+        Nodes of older releases report no weights epoch.
         """
-        self.ask([[1, 4], 1, 0, [], 1, 0, pack([10, 4, 0, 1000, 0, 0, 5, 0, 3, 1, paths, failures, []])])
+        newer = [] if weights_epoch is None else [0, 0, 0, weights_epoch]
+        self.ask([[1, 4], 1, 0, [], 1, 0, pack([10, 4, 0, 1000, 0, 0, 5, 0, 3, 1, paths, failures, [], *newer])])
 
     def close(self) -> None:
         self._socket.close()
