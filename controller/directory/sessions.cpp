@@ -87,6 +87,14 @@ void Sessions::count_refused_handshake() {
         counters_.handshakes_refused);
 }
 
+void Sessions::count_delayed(ConnectionId connection, std::string_view used) {
+  if (!std::has_single_bit(++counters_.peers_delayed)) return;
+  const Session* const sender = session(connection);
+  log().warn("further messages of {} wait for those of other peers ({} such waits so far): it used its share, {}",
+             sender == nullptr ? "a peer that is no registered node" : "node " + name_of(sender->node),
+             counters_.peers_delayed, used);
+}
+
 void Sessions::revoke(ConnectionId from, TimeNs now) {
   ++counters_.messages_forbidden;
   const Session* const found = session(from);

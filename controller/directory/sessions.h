@@ -110,6 +110,9 @@ class Sessions {
   void set_insecure(bool insecure) { insecure_ = insecure; }
   /// Counts a connection that ended before its peer proved that it has an accepted key.
   void count_refused_handshake();
+  /// Counts that further messages of a connection wait, because it has used its share of a turn and other connections
+  /// wait too. `used`: what the share was used for.
+  void count_delayed(ConnectionId connection, std::string_view used);
 
  private:
   struct Peer {

@@ -18,7 +18,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counters, lookups, lookup_keys, lookup_hits, 
                                    chunks_dropped, heartbeats, nodes_registered, nodes_refused, nodes_expired,
                                    nodes_fenced, snapshots_wanted, messages_malformed, messages_unregistered,
                                    replies_dropped, resends_wanted, digests_differed, orders_sent, messages_taken,
-                                   messages_sent, handshakes_refused, reports_malformed, messages_forbidden)
+                                   messages_sent, handshakes_refused, reports_malformed, messages_forbidden,
+                                   peers_delayed)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StateStatus, folder, durable, why_not, log_bytes, snapshot_bytes, snapshot_age_ms,
                                    snapshots_written, records_loaded, load_ms)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReplicaStatus, name, endpoint)

@@ -107,6 +107,11 @@ bool UnsentMessages::add(std::string_view message) {
   return true;
 }
 
+void UnsentMessages::clear() {
+  std::string().swap(bytes_);
+  num_sent_ = 0;
+}
+
 bool UnsentMessages::write_to(int socket) {
   if (bytes_.empty()) return true;
   const ssize_t sent = ::send(socket, bytes_.data() + num_sent_, bytes_.size() - num_sent_, MSG_NOSIGNAL);

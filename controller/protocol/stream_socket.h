@@ -46,6 +46,8 @@ class UnsentMessages {
   bool add(std::string_view message);
   /// Writes once to the socket. Returns false if the connection has ended.
   bool write_to(int socket);
+  /// Drops all unsent messages.
+  void clear();
   bool empty() const { return bytes_.empty(); }
 
  private:

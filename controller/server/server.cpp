@@ -17,10 +17,11 @@ constexpr TimeNs kExpireTime = kMillisecond;  // shortest time between lease che
 Result<std::unique_ptr<Server>> Server::bind(const ServerOptions& options, const Clock& clock) {
   if (options.cluster_key) KVFERRY_TRY(check_for_cluster_key(options.stream));
   auto server = std::make_unique<Server>(options.directory, clock);
-  server->endpoint_ = KVFERRY_TRY(server->add_bound(listen_zmq(options.bind, server->sessions(), options.cluster_key)));
+  server->endpoint_ =
+      KVFERRY_TRY(server->add_bound(listen_zmq(options.bind, server->sessions(), clock, options.cluster_key)));
   if (!options.state.empty()) KVFERRY_TRY(server->open_state(options.state));
   if (!options.stream.empty())
-    server->stream_endpoint_ = KVFERRY_TRY(server->add_bound(listen_stream(options.stream, server->sessions())));
+    server->stream_endpoint_ = KVFERRY_TRY(server->add_bound(listen_stream(options.stream, server->sessions(), clock)));
   return server;
 }
 

@@ -5,22 +5,23 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "controller/protocol/stream_socket.h"
 #include "controller/protocol/wire.h"
 #include "controller/server/node_listeners.h"
+#include "controller/server/turn_budget.h"
 #include "transport/base/net/spare_fd.h"
 #include "transport/base/net/tcp_socket.h"
 
 namespace kvferry::controller {
 namespace {
 
-constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // limit on the input of one connection in one turn
-// After this many messages a turn reads no further connection, so that a flood does not delay lease checks.
-constexpr std::size_t kStreamMessagesPerTurnMax = 1024;
+constexpr std::size_t kReadBytesMax = std::size_t{64} << 10;  // limit on the bytes that a connection's share reads
 constexpr std::size_t kAcceptedPerTurnMax = 64;
 constexpr std::size_t kConnectionsMin = 64;
 constexpr std::size_t kConnectionsMax = 8192;
@@ -38,7 +39,9 @@ struct StreamConnection {
   ConnectionId id;
   OwnedFd socket;
   TimeNs heard_at;
-  std::string in{};  // received bytes of an incomplete message, which begin with its length
+  std::string in{};  // received bytes of messages that wait for this connection's next share or are incomplete
+  std::size_t num_handled = 0;  // number of bytes at the start of `in` whose messages were handled
+  bool is_queued = false;       // whether queue_ contains this connection
   UnsentMessages out{kUnsentRepliesBytesMax};
   bool waits_for_room = false;  // `out` has unsent replies; epoll reports when the socket is writable
   // Set if this connection is closed at the end of the turn, to make room for a new connection.
@@ -46,11 +49,31 @@ struct StreamConnection {
   /// Set if the connection was refused: its input is read and ignored until this time or until the peer closes the
   /// connection, because closing a socket with unread input would discard the output.
   std::optional<TimeNs> ends_at{};
+
+  std::string_view unhandled() const { return std::string_view(in).substr(num_handled); }
+  /// Returns true if `in` has a whole message to handle, or a length to refuse.
+  bool has_message() const {
+    const std::string_view rest = unhandled();
+    if (rest.size() < kLengthBytes) return false;
+    const std::uint32_t length = frame_length(rest);
+    return length > wire::kMessageBytesMax || rest.size() - kLengthBytes >= length;
+  }
+  /// Removes the handled bytes.
+  void tidy() {
+    if (num_handled < in.size()) {
+      in.erase(0, num_handled);
+    } else if (in.capacity() > kReadBytesMax) {
+      std::string().swap(in);  // this frees the memory of a large message, which clear() would keep
+    } else {
+      in.clear();
+    }
+    num_handled = 0;
+  }
 };
 
 class StreamListener final : public BoundListener, private ReplySender {
  public:
-  explicit StreamListener(Sessions& sessions) : sessions_(sessions) {}
+  StreamListener(Sessions& sessions, const Clock& clock) : sessions_(sessions), budget_(clock) {}
   ~StreamListener() override {
     if (!path_.empty()) ::unlink(path_.c_str());
   }
@@ -67,58 +90,83 @@ class StreamListener final : public BoundListener, private ReplySender {
   const std::string& address() const override { return listener_.endpoint; }
   int fd() const override { return epoll_.get(); }
 
+  /// Gives each connection with input a share in turn, until no input is left or the turn is over. So a connection that
+  /// always has more input delays each other one by one share.
   bool serve(TimeNs now) override {
+    budget_.begin_turn();
     std::array<epoll_event, 64> events;
     const int num_events = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
-    bool more_waits = num_events == static_cast<int>(events.size());
-    num_received_ = 0;
     for (int i = 0; i < num_events; ++i) {
-      // Connections that are not handled now stay readable, so epoll reports them again in a later turn.
-      if (num_received_ >= kStreamMessagesPerTurnMax) {
-        more_waits = true;
-        break;
-      }
       if (events[i].data.ptr == nullptr)
         accept(now);
       else
-        more_waits |= turn(*static_cast<StreamConnection*>(events[i].data.ptr), now);
+        enqueue(*static_cast<StreamConnection*>(events[i].data.ptr));
+    }
+    while (!queue_.empty() && !budget_.is_turn_over()) {
+      StreamConnection* connection = find(queue_.front());
+      queue_.pop_front();
+      if (connection == nullptr) continue;
+      connection->is_queued = false;
+      if (!serve_one(*connection, now)) continue;
+      if (!queue_.empty() && budget_.is_share_over()) sessions_.count_delayed(connection->id, budget_.share_used());
+      enqueue(*connection);
     }
     close_finished(now);
-    return more_waits;
+    return !queue_.empty() || num_events == static_cast<int>(events.size());
   }
 
  private:
-  /// Receives from and sends to one connection. Returns true if more input may wait.
-  bool turn(StreamConnection& connection, TimeNs now) {
-    const long num_read = read_some(connection.socket.get(), scratch_);
-    if (num_read == 0) return over_.push_back(connection.id), false;
-    if (num_read > 0 && !connection.ends_at) {
-      connection.heard_at = now;
-      current_ = &connection;
-      receive(connection, std::string_view(scratch_).substr(0, static_cast<std::size_t>(num_read)), now);
-      current_ = nullptr;
-    }
-    flush(connection);
-    return num_read == static_cast<long>(scratch_.size());
+  void enqueue(StreamConnection& connection) {
+    if (!std::exchange(connection.is_queued, true)) queue_.push_back(connection.id);
   }
 
-  void receive(StreamConnection& connection, std::string_view rest, TimeNs now) {
-    std::string& in = connection.in;
-    if (!in.empty()) rest = in.append(rest);
-    while (rest.size() >= kLengthBytes) {
+  /// Receives from a connection, up to its share, and sends to it. Returns true if more input may wait.
+  bool serve_one(StreamConnection& connection, TimeNs now) {
+    budget_.begin_share();
+    bool may_have_more = true;
+    if (connection.has_message()) {
+      current_ = &connection;
+      connection.num_handled += handle(connection, connection.unhandled(), now);
+    } else {
+      const long num_read = read_some(connection.socket.get(), scratch_);
+      if (num_read == 0) return over_.push_back(connection.id), false;
+      may_have_more = num_read == static_cast<long>(scratch_.size());
+      if (num_read > 0 && !connection.ends_at) {
+        connection.heard_at = now;
+        current_ = &connection;
+        receive(connection, std::string_view(scratch_).substr(0, static_cast<std::size_t>(num_read)), now);
+      }
+    }
+    current_ = nullptr;
+    if (connection.unhandled().empty()) connection.tidy();
+    flush(connection);
+    return may_have_more || connection.has_message();
+  }
+
+  void receive(StreamConnection& connection, std::string_view bytes, TimeNs now) {
+    budget_.count(0, bytes.size());
+    connection.tidy();
+    if (connection.in.empty()) {  // the messages are handled where they are; only what is left of them is copied
+      bytes.remove_prefix(handle(connection, bytes, now));
+      connection.in.assign(bytes);
+    } else {
+      connection.in.append(bytes);
+      connection.num_handled = handle(connection, connection.in, now);
+    }
+  }
+
+  /// Handles the messages at the start of `bytes`, up to the connection's share. Returns the number of handled bytes.
+  std::size_t handle(StreamConnection& connection, std::string_view bytes, TimeNs now) {
+    std::string_view rest = bytes;
+    while (rest.size() >= kLengthBytes && !budget_.is_share_over() && !budget_.is_turn_over()) {
       const std::uint32_t length = frame_length(rest);
-      if (length > wire::kMessageBytesMax) return refuse(connection, length, now);
+      if (length > wire::kMessageBytesMax) return refuse(connection, length, now), bytes.size();
       if (rest.size() - kLengthBytes < length) break;
-      ++num_received_;
       sessions_.receive(connection.id, rest.substr(kLengthBytes, length), now, *this);
+      budget_.count(1, 0);
       rest.remove_prefix(kLengthBytes + length);
     }
-    if (rest.empty() && in.capacity() > scratch_.size())
-      std::string().swap(in);  // this frees the memory of a large message, which an assignment would keep
-    else if (in.empty())
-      in.assign(rest);
-    else
-      in.erase(0, in.size() - rest.size());
+    return bytes.size() - rest.size();
   }
 
   /// Ends a connection whose peer announced too long a message, because no later message can be read.
@@ -141,7 +189,8 @@ class StreamListener final : public BoundListener, private ReplySender {
   }
 
   void flush(StreamConnection& connection) {
-    if (!connection.out.write_to(connection.socket.get())) return over_.push_back(connection.id);
+    // A peer that has gone may have left messages, such as its Leave, so only the end of its input ends the connection.
+    if (!connection.out.write_to(connection.socket.get())) connection.out.clear();
     if (connection.out.empty() != connection.waits_for_room) return;
     connection.waits_for_room = !connection.waits_for_room;
     watch(EPOLL_CTL_MOD, connection.socket.get(), connection.waits_for_room ? EPOLLIN | EPOLLOUT : EPOLLIN,
@@ -210,14 +259,16 @@ class StreamListener final : public BoundListener, private ReplySender {
   std::vector<ConnectionId> over_;    // connections to close at the end of this turn
   std::string scratch_ = std::string(kReadBytesMax, '\0');
   StreamConnection* current_ = nullptr;  // the connection whose messages are being received
-  std::size_t num_received_ = 0;
+  TurnBudget budget_;
+  std::deque<ConnectionId> queue_;  // connections that have or may have input, in the order of their next shares
 };
 
 }  // namespace
 
-Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions) {
+Result<std::unique_ptr<BoundListener>> listen_stream(const std::string& endpoint, Sessions& sessions,
+                                                     const Clock& clock) {
   KVFERRY_TRY(check_endpoint(endpoint, EndpointUse::kBindStream));
-  auto listener = std::make_unique<StreamListener>(sessions);
+  auto listener = std::make_unique<StreamListener>(sessions, clock);
   KVFERRY_TRY(listener->listen(stream_address(endpoint)));
   return std::unique_ptr<BoundListener>(std::move(listener));
 }

@@ -6,13 +6,12 @@
 #include "controller/api/endpoint.h"
 #include "controller/protocol/wire.h"
 #include "controller/server/node_listeners.h"
+#include "controller/server/turn_budget.h"
 #include "transport/base/net/zmq_socket.h"
 
 namespace kvferry::controller {
 namespace {
 
-// Limit on messages in one turn, so that a flood does not delay lease checks.
-constexpr int kZmqMessagesPerTurnMax = 1024;
 constexpr int kReceiveQueueMax = 32;  // limit on a peer's waiting messages, each of up to kMessageBytesMax
 constexpr int kReplyQueueMax = 256;   // limit on waiting replies to a peer
 constexpr std::size_t kConnectionsKeptMin = 1024;
@@ -51,7 +50,7 @@ class Connections {
 
 class ZmqListener final : public BoundListener, private ReplySender {
  public:
-  explicit ZmqListener(Sessions& sessions) : sessions_(sessions), connections_(sessions) {}
+  ZmqListener(Sessions& sessions, const Clock& clock) : sessions_(sessions), connections_(sessions), budget_(clock) {}
 
   Result<void> listen(const std::string& bind, const std::optional<net::ClusterKey>& key) {
     auto context = std::make_shared<net::ZmqContext>(net::ZmqContext::kSocketsMaxDefault, key);
@@ -66,10 +65,12 @@ class ZmqListener final : public BoundListener, private ReplySender {
   const std::string& address() const override { return router_->endpoint(); }
   int fd() const override { return router_->fd(); }
 
+  /// The socket takes one message of each peer in turn, so a flooding peer delays each message of another peer by one
+  /// message.
   bool serve(TimeNs now) override {
     for (; num_counted_ < router_->num_handshakes_failed(); ++num_counted_)
       if (has_key_) sessions_.count_refused_handshake();
-    for (int num_received = 0; num_received < kZmqMessagesPerTurnMax; ++num_received) {
+    for (budget_.begin_turn(); !budget_.is_turn_over();) {
       if (!receive_one(now)) return false;
     }
     return true;
@@ -80,6 +81,7 @@ class ZmqListener final : public BoundListener, private ReplySender {
     net::ZmqPart parts[2];  // the routing id and the payload
     const std::size_t num_parts = router_->receive(parts);
     if (num_parts == 0) return false;
+    budget_.count(1, parts[1].bytes().size());
     if (num_parts != std::size(parts)) {
       sessions_.count_malformed(fmt::format("the ZeroMQ message has {} parts; exactly one is allowed", num_parts - 1));
       return true;
@@ -101,16 +103,17 @@ class ZmqListener final : public BoundListener, private ReplySender {
   Sessions& sessions_;
   Connections connections_;
   std::unique_ptr<net::ZmqSocket> router_;
+  TurnBudget budget_;
   bool has_key_ = false;
   std::uint64_t num_counted_ = 0;  // failed handshakes that were counted
 };
 
 }  // namespace
 
-Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions,
+Result<std::unique_ptr<BoundListener>> listen_zmq(const std::string& endpoint, Sessions& sessions, const Clock& clock,
                                                   const std::optional<net::ClusterKey>& key) {
   KVFERRY_TRY(check_endpoint(endpoint, EndpointUse::kBind));
-  auto listener = std::make_unique<ZmqListener>(sessions);
+  auto listener = std::make_unique<ZmqListener>(sessions, clock);
   KVFERRY_TRY(listener->listen(endpoint, key));
   return std::unique_ptr<BoundListener>(std::move(listener));
 }

@@ -100,8 +100,9 @@ const SocketFolder& folder() {
 /// The listener of a controller, with the controller's sessions.
 struct StreamServer {
   std::string path = folder().socket("controller");
+  SteadyClock clock;
   Sessions sessions{{}, 0};
-  std::unique_ptr<BoundListener> listener = listen_stream("unix://" + path, sessions).value();
+  std::unique_ptr<BoundListener> listener = listen_stream("unix://" + path, sessions, clock).value();
   TimeNs now = kSecond;
 };
 
