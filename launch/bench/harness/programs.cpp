@@ -99,12 +99,12 @@ int ChildProcess::wait(TimeNs patience_ns) {
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
       pid_ = -1;
-      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     }
-    if (clock.now() > end) return -1;
-    ::usleep(1000);
+    if (pid_ > 0 && clock.now() > end) return -1;
+    if (pid_ > 0) ::usleep(1000);
   }
-  return 0;
+  return status_;
 }
 
 void ChildProcess::kill() {

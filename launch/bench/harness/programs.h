@@ -35,7 +35,7 @@ class ChildProcess {
   /// Returns the last line that the program has written to stderr.
   std::string last_words() const;
   /// Closes the program's stdin and waits. Returns the exit status, or 128 + the number of the signal that ended the
-  /// program, or -1 if the program still runs after `patience_ns`, or 0 if an earlier wait() has seen its end.
+  /// program, or -1 if the program still runs after `patience_ns`. Later calls return the same status.
   int wait(TimeNs patience_ns);
   /// Sends SIGKILL to the program and waits until it has ended, at most 10 s.
   void kill();
@@ -44,6 +44,7 @@ class ChildProcess {
 
  private:
   pid_t pid_ = -1;
+  int status_ = 0;  // result of wait() once it has seen the program's end
   OwnedFd errors_;
   std::optional<LineLink> link_;
 };

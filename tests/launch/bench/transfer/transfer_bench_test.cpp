@@ -15,6 +15,7 @@
 #include "launch/bench/harness/figures_file.h"
 #include "launch/bench/harness/flags.h"
 #include "launch/bench/harness/line_link.h"
+#include "launch/bench/harness/programs.h"
 #include "launch/bench/transfer/model_shape.h"
 #include "launch/bench/transfer/options.h"
 #include "launch/bench/transfer/pattern.h"
@@ -232,6 +233,15 @@ TEST(LineLink, SaysWhyItCannotSendOrReceive) {
   const Error folder = LineLink(OwnedFd(::open("/", O_RDONLY | O_CLOEXEC))).receive(kSecond).error();
   EXPECT_EQ(folder.code, ErrorCode::kUnavailable);
   EXPECT_EQ(folder.what, "can't receive from the benchmark's other process: Is a directory");
+}
+
+TEST(ChildProcess, KeepsItsStatusForLaterWaits) {
+  ChildProcess failed({.words = {"sh", "-c", "exit 3"}, .environment = {}});
+  EXPECT_EQ(failed.wait(20 * kSecond), 3);
+  EXPECT_EQ(failed.wait(0), 3);
+  ChildProcess killed({.words = {"sleep", "60"}, .environment = {}});
+  killed.kill();
+  EXPECT_EQ(killed.wait(0), 128 + SIGKILL);
 }
 
 TEST(FiguresFile, SaysWhichFileCannotBeWrittenAndWhy) {
