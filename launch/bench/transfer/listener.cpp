@@ -54,7 +54,7 @@ class Session {
     if (what == "start_worker") return start(message.value("spec", Json::object()));
     if (what == "stop_worker") {
       worker_.reset();
-      return answer(Json::object());
+      return answer({{"stopped", true}});
     }
     if (!worker_)
       return answer(to_json(Error{

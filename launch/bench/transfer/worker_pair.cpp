@@ -11,10 +11,10 @@ constexpr TimeNs kPatienceWithWorker = kPatience + 10 * kSecond;
 
 WorkerPair::~WorkerPair() {
   if (!has_target_ || !listener_.send({{"do", "stop_worker"}})) return;
-  // Answers of the target may still arrive before the listener's own answer, which is an empty object.
+  // Late answers of the target may arrive before the listener's own answer.
   while (true) {
     const Result<Json> answer = listener_.receive(kPatience);
-    if (!answer || answer->empty()) return;
+    if (!answer || answer->contains("stopped")) return;
   }
 }
 
