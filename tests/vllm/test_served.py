@@ -1,15 +1,18 @@
 """Tests which of vLLM's kinds of KV are served, and the sentences that refuse the others. No server runs."""
 
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from kvferry import cpu_layout
 from kvferry._core import KvFerryError
-from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers
+from kvferry.layout import CacheLayout, cache_layout, count_chunk_layers, draft_layers, shard_of
 from kvferry.preparations import prepared_tokens_max
-from kvferry.served import kv_groups, served_specs, state_format, window_format
+from kvferry.served import kv_groups, served_specs, state_format, unlike_format, window_format
+from kvferry_launch.paths import REPO
 from processor import has_fp8_kernels
 from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -22,13 +25,13 @@ LATENT: dict[str, Any] = {"block_size": 16, "num_kv_heads": 1, "head_size": 576,
 
 
 def config(dtype: torch.dtype = torch.float32, cache_dtype: str = "auto", context_parallel: int = 1,
-           runner: str = "generate") -> Any:
+           runner: str = "generate", prefill_context_parallel: int = 1) -> Any:
     """Returns those parts of a VllmConfig that are read here."""
     return SimpleNamespace(
         model_config=SimpleNamespace(dtype=dtype, runner_type=runner),
         cache_config=SimpleNamespace(cache_dtype=cache_dtype, prefix_match_unit=None),
         attention_config=SimpleNamespace(backend=None),
-        parallel_config=SimpleNamespace(prefill_context_parallel_size=1,
+        parallel_config=SimpleNamespace(prefill_context_parallel_size=prefill_context_parallel,
                                         decode_context_parallel_size=context_parallel))
 
 
@@ -153,6 +156,8 @@ def test_states_of_another_kind_or_device_have_another_format() -> None:
 def test_context_parallelism_is_refused() -> None:
     with pytest.raises(KvFerryError, match=r"--decode-context-parallel-size 2; .* but not context parallelism"):
         served_specs(groups(full()), config(context_parallel=2))
+    with pytest.raises(KvFerryError, match=r"--prefill-context-parallel-size is 2 and .* but not context parallelism"):
+        served_specs(groups(full()), config(prefill_context_parallel=2))
 
 
 def test_pooling_is_refused() -> None:
@@ -374,6 +379,107 @@ def test_layers_of_unlike_shapes_have_a_layout_each() -> None:
         of[name].copy_(written)
         values = torch.cat([read(layout, of, 0, plane).flatten() for plane in range(2)])
         assert torch.equal(values.sort().values, written.flatten().sort().values)  # each element is read once
+
+
+def ranks(tp_size: int, stages: int = 1, **named: Any) -> Any:
+    """Returns those parts of a VllmConfig that say how the model is divided. `named`: fields of its configuration."""
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(tensor_parallel_size=tp_size, pipeline_parallel_size=stages),
+        model_config=SimpleNamespace(get_total_num_hidden_layers=lambda: 6, get_total_num_kv_heads=lambda: HEADS,
+                                     is_attention_free=False, use_mla=False,
+                                     hf_text_config=SimpleNamespace(to_dict=lambda: named)),
+        speculative_config=None)
+
+
+def unlike_layouts(*groups_of: int) -> list[CacheLayout]:
+    """Returns layouts whose numbers of elements in a head differ, each with a layer of that KV group."""
+    plane = (0, 0, 0, 0, 0)
+    return [CacheLayout([(f"model.layers.{place}", group, plane, plane)], 2, 1, DIM * (place + 1), 4, BLOCKS, TOKENS)
+            for place, group in enumerate(groups_of)]
+
+
+def test_ranks_with_layers_of_unlike_shapes_count_as_one_head_each() -> None:
+    parts = [shard_of(unlike_layouts(0, 1), ranks(2), 0, rank) for rank in range(2)]
+    assert parts == [(0, 2, 0, 1), (0, 2, 1, 1)]
+    assert shard_of(unlike_layouts(0, 0), ranks(1), 0, 0) == (0, 2, 0, 1)
+
+
+UNLIKE_HEADS: list[dict[str, Any]] = [
+    {"num_key_value_heads": 2, "swa_num_key_value_heads": 4}, {"num_kv_heads": [2, 2, 4]},
+    {"num_attention_groups": 2, "attention_other_setting": {"num_attention_groups": 4}},
+    {"block_configs": [{"attention": {"n_heads_in_group": count}} for count in (8, 4)]}]
+
+
+def test_ranks_read_only_from_their_number_if_layers_may_differ_in_their_number_of_heads() -> None:
+    """With four ranks, each may have one head of four in some layers, and a copy of one of two in others."""
+    (layout,) = unlike_layouts(0)
+    alike = {"num_key_value_heads": 2, "num_attention_heads": 8, "linear_num_key_heads": 4, "head_dim": 64}
+    assert [shard_of([layout], ranks(4, **alike), 0, rank)[2] for rank in range(4)] == [0, 0, 1, 1]
+    assert unlike_format(groups(full()), [full()], ranks(4, **alike), saves_draft_kv=True) == ""
+    for named in UNLIKE_HEADS:
+        assert [shard_of([layout], ranks(4, **named), 0, rank) for rank in range(4)] == [
+            (0, 1, rank, 1) for rank in range(4)]
+        assert unlike_format(groups(full()), [full()], ranks(4, **named), saves_draft_kv=True) == (
+            "unlike_layers=tensor_parallel:4 ")
+
+
+def test_nodes_with_layers_of_unlike_shapes_need_one_tensor_parallel_size() -> None:
+    def format_of(tp_size: int, *specs: KVCacheSpec, saves_draft_kv: bool = True, drafts: bool = False) -> str:
+        vllm_config, made = ranks(tp_size), groups(*specs)
+        if drafts:  # the layers 3 to 5, of the second group, are beyond those of the model
+            vllm_config.model_config.get_total_num_hidden_layers = lambda: 3
+            vllm_config.speculative_config = SimpleNamespace(uses_draft_kv_cache=lambda: True)
+        return unlike_format(made, list(specs), vllm_config, saves_draft_kv=saves_draft_kv)
+
+    for other in (full(head_size=2 * DIM), full(num_kv_heads=1), full(block_size=2 * TOKENS), full(dtype=torch.uint8),
+                  kinds.SlidingWindowSpec(**SHAPE | {"num_kv_heads": 1}, sliding_window=64)):
+        assert [format_of(size, full(), other) for size in (1, 2)] == [
+            "unlike_layers=tensor_parallel:1 ", "unlike_layers=tensor_parallel:2 "]
+    for alike in ((full(),), (full(), kinds.SlidingWindowSpec(**SHAPE, sliding_window=64)), (full(), state())):
+        assert format_of(2, *alike) == ""
+    assert format_of(2, full(), full(num_kv_heads=1), drafts=True) != ""
+    assert format_of(2, full(), full(num_kv_heads=1), drafts=True, saves_draft_kv=False) == ""
+
+
+def interleaved() -> None:
+    """Describes KV whose order of elements has no strides: those of two tokens take turns."""
+    def pairs_of_tokens(*_: Any) -> torch.Tensor:
+        return torch.arange(TOKENS * DIM).reshape(TOKENS // 2, DIM, 2).transpose(1, 2).reshape(TOKENS, DIM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_layout, "_written_offsets", pairs_of_tokens)
+        cache_layout(tensors(groups(full()).kv_cache_groups[0].layer_names), groups(full()), config())
+
+
+# the rows of the document's table of refusals, each with what is refused
+TOGETHER: dict[str, Callable[[], object]] = {
+    "layers of unlike shapes with pipeline parallelism": lambda: shard_of(unlike_layouts(0, 1), ranks(1, 2), 0, 0),
+    "layers of unlike shapes in one KV cache group, with tensor parallelism":
+        lambda: shard_of(unlike_layouts(0, 0), ranks(2), 0, 0),
+    "layers of unlike shapes beside layers with state":
+        lambda: served_specs(groups(state(), full(), full(num_kv_heads=1, head_size=HEADS * DIM)), config()),
+    "state with speculative decoding": lambda: served_specs(groups(full(), state(num_speculative_blocks=2)), config()),
+    "decode or prefill context parallelism": lambda: served_specs(groups(full()), config(prefill_context_parallel=2)),
+    "bfloat16 with AMX kernels": interleaved,
+}
+
+
+def test_the_document_has_the_words_of_each_refusal() -> None:
+    text = (REPO / "launch" / "docs" / "compatibility.md").read_text()
+    rows = re.findall(r'^\| ([^|]+) \| [^|]+ \| "([^|"]+)" \|$', text, re.MULTILINE)
+    assert [what for what, _ in rows] == list(TOGETHER)
+    for what, words in rows:
+        with pytest.raises(KvFerryError, match=re.escape(words)):
+            TOGETHER[what]()
+
+
+def test_a_refusal_of_unlike_layers_says_what_is_served_instead() -> None:
+    with pytest.raises(KvFerryError, match=r"set --pipeline-parallel-size \(2\) to 1"):
+        shard_of(unlike_layouts(0, 1), ranks(1, 2), 0, 0)
+    with pytest.raises(KvFerryError, match=r"set --tensor-parallel-size \(2\) to 1, or leave a draft model's KV out"):
+        shard_of(unlike_layouts(0, 0), ranks(2), 0, 0)
+    with pytest.raises(KvFerryError, match=r"interleaves the elements of K of type torch\.float32, .* --dtype float32"):
+        interleaved()
 
 
 def prepared(*specs: KVCacheSpec, device: str = "cpu", caching: bool = True, connector: str = "KvFerryConnector",

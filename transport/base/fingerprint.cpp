@@ -21,6 +21,8 @@ constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
     {"kv_dtype", " (the KV cache's data type)"},
     {"draft", " (a draft model whose KV is in the chunks; with save_draft_kv false it is not)"},
     {"layers", " (layers with attention)"},
+    {"unlike_layers", " (the tensor parallel size, which must be equal if layers have KV of unlike shapes)"},
+    {"state", " (the states' format and the tensor parallel size, which must be equal if layers have states)"},
     {"kv_heads", " (KV heads)"},
     {"head_dim", " (head size)"},
     {"chunk_tokens", " (the connector's setting)"},

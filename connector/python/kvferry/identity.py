@@ -2,7 +2,7 @@
 
 The fingerprint covers what changes KV: the weights' content, and the configuration that vLLM runs with. It leaves out
 what changes no KV (parallelism, block size, vLLM's version, scheduling, tokenizer), so that nodes which differ only in
-these share chunks. chunk_format() in served.py adds fields for models with state or with unlike windows.
+these share chunks. chunk_format() in served.py adds fields for models with state, unlike windows or unlike layers.
 """
 
 import hashlib

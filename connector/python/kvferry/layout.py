@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -12,7 +12,7 @@ from kvferry.errors import refuse_to_start
 from kvferry.gpu_layout import LayerPlanes, Plane, gpu_planes
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec
 
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 # model.mtp_layers.0 and model.layers.61.mtp_block. Layers of other draft models have the numbers after those of the
 # model's layers: model.layers.32 beside a model of 32 layers.
 _DRAFT = re.compile(r"(^|[._])(draft|mtp|eagle)")
+
+
+# Parts of the names that configurations have for a number of KV heads, or of query heads for each KV head.
+_KV_HEADS = ("kv_heads", "key_value_heads", "n_heads_in_group", "num_attention_groups")
 
 
 class CacheLayout(NamedTuple):
@@ -141,11 +145,10 @@ def shard_of(
     first = 0
     heads, num_layers = layouts[0].num_kv_heads, sum(len(layout.layers) for layout in layouts)
     if len(layouts) > 1:
-        if stages > 1 or tp_size > 1:
-            refuse_to_start("this model's layers have KV of different shapes, which this version serves only without "
-                            f"tensor and pipeline parallelism; set --tensor-parallel-size ({tp_size}) and "
-                            f"--pipeline-parallel-size ({stages}) to 1")
-        return first, num_layers, 0, 1  # a layer counts as one head: layers may differ in their number of heads
+        _check_unlike(layouts, tp_size, stages)
+        # What a rank has of a layer counts as one head: vLLM does not tell how many heads a layer has on all ranks
+        # together. So a rank reads only from the rank with its number (see unlike_format() in served.py).
+        return first, num_layers, tp_rank, 1
     if stages > 1:
         first, end = get_pp_indices(model.get_total_num_hidden_layers(), pp_rank, stages)
         found = [number for name, *_ in layouts[0].layers for number in _layer_numbers(name)]
@@ -156,6 +159,8 @@ def shard_of(
             )
     if tp_size == 1:
         return first, num_layers, 0, heads
+    if names_unlike_heads(model):
+        return first, num_layers, tp_rank * heads, heads  # a rank reads only from ranks with its number, as above
     if model.is_attention_free:
         return first, num_layers, tp_rank, heads
     total = 1 if model.use_mla else model.get_total_num_kv_heads()
@@ -164,6 +169,44 @@ def shard_of(
                         f"tensor parallel size {tp_size}; expected: {max(1, total // tp_size)}")
     # If there are more ranks than heads, neighbouring ranks have the same head.
     return first, num_layers, tp_rank * total // tp_size, heads
+
+
+def names_unlike_heads(model: "ModelConfig") -> bool:
+    """Returns True if the model's configuration has several numbers of KV heads, so that layers may differ in it.
+
+    The ranks' shares of such layers may all have one shape: one head of eight, and one of two copies of a head of four.
+    The number of heads that vLLM tells is then right for some of the layers only.
+    """
+    found: set[int] = set()
+
+    def look(value: Any, counts: bool) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                look(inner, any(part in str(name) for part in _KV_HEADS))
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                look(inner, counts)
+        elif counts and isinstance(value, int) and not isinstance(value, bool):
+            found.add(value)
+
+    look(model.hf_text_config.to_dict(), counts=False)
+    return len(found) > 1
+
+
+def _check_unlike(layouts: list[CacheLayout], tp_size: int, stages: int) -> None:
+    """Refuses what this version can't serve of models whose layers have KV of unlike shapes."""
+    what = "this model's layers have KV of different shapes"
+    if stages > 1:
+        refuse_to_start(f"{what}, which this version serves only without pipeline parallelism; set "
+                        f"--pipeline-parallel-size ({stages}) to 1")
+    shapes: dict[int, set[tuple[int, ...]]] = {}  # [KV group]
+    for layout in layouts:
+        for _, group, *_ in layout.layers:
+            shapes.setdefault(group, set()).add(layout[1:])
+    if tp_size > 1 and any(len(found) > 1 for found in shapes.values()):
+        refuse_to_start(f"{what} in one KV cache group, of which vLLM's scheduler does not know; this version serves "
+                        f"that only without tensor parallelism; set --tensor-parallel-size ({tp_size}) to 1, or leave "
+                        "a draft model's KV out with save_draft_kv false")
 
 
 def has_draft_kv(vllm_config: "VllmConfig") -> bool:

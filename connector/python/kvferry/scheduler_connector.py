@@ -53,7 +53,7 @@ class SchedulerConnector:
             converts = conversion(vllm_config, specs, chunk_dtype, saves_draft_kv=saves_drafts)
             own = fingerprint(vllm_config, count_chunk_layers(kv_cache_config, vllm_config, saves_drafts),
                               config["chunk_tokens"], saves_draft_kv=saves_drafts, chunk_dtype=chunk_dtype)
-            self._fingerprint = chunk_format(kv_cache_config, specs, vllm_config) + own
+            self._fingerprint = chunk_format(kv_cache_config, specs, vllm_config, saves_draft_kv=saves_drafts) + own
             self._node = SchedulerNode(
                 extra_json=extra_json,
                 engine_id=transfer.engine_id,

@@ -5,6 +5,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import refuse_to_start
+from kvferry.layout import draft_layers, names_unlike_heads
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -122,9 +123,32 @@ def state_format(specs: "list[Any]", vllm_config: "VllmConfig") -> str:
     return f"state={digest},tensor_parallel:{vllm_config.parallel_config.tensor_parallel_size} "
 
 
-def chunk_format(kv_cache_config: "KVCacheConfig", specs: "list[Any]", vllm_config: "VllmConfig") -> str:
+def unlike_format(
+    kv_cache_config: "KVCacheConfig", specs: "list[Any]", vllm_config: "VllmConfig", *, saves_draft_kv: bool
+) -> str:
+    """Returns the tensor parallel size if layers whose KV is saved differ in shape, or may differ in their number of
+    heads; otherwise an empty text. vLLM does not tell how many heads of such a layer all ranks together have, which the
+    shard map would need between nodes of unlike sizes.
+    """
+    from vllm.v1.kv_cache_interface import AttentionSpec
+
+    groups = kv_cache_config.kv_cache_groups
+    drafts = set() if saves_draft_kv else draft_layers([name for one in groups for name in one.layer_names],
+                                                       vllm_config)  # fmt: skip
+    shapes = {(spec.block_size, spec.num_kv_heads, spec.head_size, spec.head_size_v, spec.dtype)
+              for group, spec in zip(groups, specs, strict=True)
+              if isinstance(spec, AttentionSpec) and not drafts.issuperset(group.layer_names)}  # fmt: skip
+    if len(shapes) <= 1 and not names_unlike_heads(vllm_config.model_config):
+        return ""
+    return f"unlike_layers=tensor_parallel:{vllm_config.parallel_config.tensor_parallel_size} "
+
+
+def chunk_format(
+    kv_cache_config: "KVCacheConfig", specs: "list[Any]", vllm_config: "VllmConfig", *, saves_draft_kv: bool
+) -> str:
     """Returns the fields of the fingerprint that most models don't have."""
-    return state_format(specs, vllm_config) + window_format(kv_cache_config, specs)
+    return (state_format(specs, vllm_config) + window_format(kv_cache_config, specs)
+            + unlike_format(kv_cache_config, specs, vllm_config, saves_draft_kv=saves_draft_kv))
 
 
 def checkpoint_alignment(specs: "list[Any]") -> int:

@@ -42,6 +42,10 @@ TEST(Fingerprint, EachFieldThatDiffersIsNamedWithBothValues) {
   EXPECT_EQ(fingerprint_difference(kWhole, kWhole), "");
   EXPECT_EQ(fingerprint_difference(kWhole, with("layers=4", "layers=6")),
             "layers (layers with attention) is '4' here and '6' there");
+  EXPECT_EQ(
+      fingerprint_difference("unlike_layers=tensor_parallel:1 layers=4", "unlike_layers=tensor_parallel:2 layers=4"),
+      "unlike_layers (the tensor parallel size, which must be equal if layers have KV of unlike shapes) is "
+      "'tensor_parallel:1' here and 'tensor_parallel:2' there");
   EXPECT_EQ(fingerprint_difference(kWhole, with("toy one#0123", "other")),
             "model is 'toy one#0123' here and 'other' there");
   EXPECT_THAT(fingerprint_difference(kWhole, with("float32", "fp8")), HasSubstr("'float32' here and 'fp8' there"));
