@@ -246,8 +246,10 @@ TEST(PushLinksTest, ARevocationThatCantBeSentIsNotTakenForDone) {
   while (workers[0]->send("an order that nobody takes")) continue;
   const std::vector<RankEndpoint> ranks(1);
   const UnreportedSaves saves;
+  const std::string weights_epoch;
   int num_told = 0;
-  const LinkParts parts{[&](const LinkParts::Event&) { ++num_told; }, peers, *server, workers, ranks, saves, clock};
+  const auto with_core = [&](const LinkParts::Event&) { ++num_told; };
+  const LinkParts parts{with_core, peers, *server, workers, ranks, saves, weights_epoch, clock};
   RevokeSlots revocation{7, 0, {{0, {3, 1}, true, {5}}}};
   PushLinks(parts).execute(revocation);
   EXPECT_EQ(num_told, 0);
