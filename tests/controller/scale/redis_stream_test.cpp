@@ -17,6 +17,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+/// Returns true once the stream has failed; until its first reply it has a reason too.
+bool has_failed(const RedisStream& stream) {
+  const std::string trouble = stream.state().trouble;
+  return !trouble.empty() && trouble.find("not replied yet") == std::string::npos;
+}
+
 class RedisStreamTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -83,7 +89,7 @@ TEST(RedisStream, NamesWhyThereIsNoConnection) {
   const auto trouble_at = [](const net::HostPort& address, const std::string& what) {
     const std::string url = "redis://" + net::to_text(address);
     const auto stream = make_redis_stream({.url = parse_redis_url(url).value(), .reply_ms = 200, .retry_ms_max = 200});
-    EXPECT_TRUE(wait_until([&] { return stream->state().trouble.find("not replied yet") == std::string::npos; }));
+    EXPECT_TRUE(wait_until([&] { return has_failed(*stream); }));
     EXPECT_THAT(stream->state().trouble, HasSubstr(what));
   };
   trouble_at(silent.address, "failed: no reply came within 200 ms");
@@ -206,7 +212,7 @@ TEST_F(RedisStreamTest, PasswordsAreSaidToRedisAlone) {
   named->append("y");
   none->append("z");
   EXPECT_TRUE(wait_until([&] { return good->state().num_appended == 1 && named->state().num_appended == 1; }));
-  EXPECT_TRUE(wait_until([&] { return !wrong->state().trouble.empty() && !none->state().trouble.empty(); }));
+  EXPECT_TRUE(wait_until([&] { return has_failed(*wrong) && has_failed(*none); }));
   EXPECT_THAT(wrong->state().trouble, Not(HasSubstr("guess")));
   EXPECT_THAT(none->state().trouble, HasSubstr("uthenti"));
 }
@@ -215,7 +221,7 @@ TEST_F(RedisStreamTest, AKeyOfAnotherKindIsToldAndHarmless) {
   ask("SET kvferry:events 1");
   const auto writer = stream();
   writer->append("x");
-  EXPECT_TRUE(wait_until([&] { return !writer->state().trouble.empty(); }));
+  EXPECT_TRUE(wait_until([&] { return has_failed(*writer); }));
   EXPECT_THAT(writer->state().trouble, HasSubstr("WRONGTYPE"));
   ask("DEL kvferry:events");
   EXPECT_TRUE(wait_until([&] { return writer->state().num_appended == 1; }));

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <random>
 #include <set>
@@ -31,11 +33,13 @@ TEST(CopyThreadPool, HelpersTakePartAlsoAfterTheySlept) {
   for (int round = 0; round < 20; ++round) {
     ::usleep(1000);
     std::mutex mutex;
+    std::condition_variable joined;
     std::set<std::thread::id> threads;
     pool.share(100, [&](std::size_t) {
-      ::usleep(100);
-      const std::lock_guard lock(mutex);
-      threads.insert(std::this_thread::get_id());
+      std::unique_lock lock(mutex);
+      if (threads.insert(std::this_thread::get_id()).second) joined.notify_all();
+      // The first thread holds its part until the other one has come, however busy the processors are.
+      joined.wait_for(lock, std::chrono::seconds(20), [&] { return threads.size() == 2; });
     });
     EXPECT_EQ(threads.size(), 2U);
   }
