@@ -83,9 +83,8 @@ struct Refused {
 struct Lost {
   std::string reason;
 };
-/// The controller needs a list of all chunks of this node: publish() everything, in one call or many, then call
-/// end_snapshot(), all before the next process(), because a snapshot of another replica that began meanwhile would end
-/// too. Until then lookups still find the chunks that the controller knew of before.
+/// The controller needs a list of all chunks of this node: before the next process(), publish() everything, in one call
+/// or many, then call end_snapshot(). Until then lookups find the chunks that the controller knew of before.
 struct SnapshotWanted {};
 /// A lookup had no answer within lookup_timeout_ms. Never reported if lookup_timeout_ms is 0.
 struct LookupFailed {

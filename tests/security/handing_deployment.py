@@ -101,6 +101,7 @@ class Deployment:
 
     def __init__(self, folder: Path, ended: contextlib.ExitStack, members: bool = False, path: str = "tcp") -> None:
         self.folder = folder
+        self.path = path
         self.http = f"127.0.0.1:{free_port()}"
         self.run("kvferry keygen cluster.key")
         nodes = ["prefill", "decode", *(["other"] if members else [])]

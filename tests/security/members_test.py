@@ -74,7 +74,7 @@ def test_a_purge_finds_what_a_member_gave_under_another_address(deployment: Depl
 
     with contextlib.ExitStack() as ended:
         for name in ("bad", "bad.hidden"):
-            hidden = Process("handing_node.py", deployment.endpoint, key_file, name)
+            hidden = Process("handing_node.py", deployment.endpoint, key_file, name, deployment.path)
             ended.callback(kill, hidden.process)
         params = signer_of(str(key_file)).signed(HANDOFF, hidden.ask({"prefill": 20_001}) | {"remote_engine_id": "bad"})
         assert deployment.decode.ask({"decode": 20_001, "params": params}) == {"loaded": LOADED, "right": True}

@@ -129,7 +129,7 @@ TEST(ReplicatedState, ReplicasFindEachOtherAndMissTheDead) {
   EXPECT_THAT(world[2].replicas(), ElementsAre("r0", "r2")) << "a revoked lease is noticed at once";
 }
 
-TEST(ReplicatedState, AnErasureFromBeforeTheOwnPutForgetsNoIncarnation) {
+TEST(ReplicatedState, AnErasureFromBeforeTheOwnPutDropsNoIncarnation) {
   ReplicatedStateOptions options;
   options.name = "r0";
   ReplicatedState state(options);
