@@ -379,7 +379,7 @@ class CliTest(unittest.TestCase):
             self.assertEqual(answer["text"], "namespace 'default' has no quota")
         self.assert_fails(run("drain"), 2, "NODE is required")
         self.assert_fails(run("purge"), 2, "--producer is required, or --member in its place")
-        self.assert_fails(run("purge", "--producer", "x", "--member", "x"), 2, "--member excludes --producer")
+        self.assert_fails(run("purge", "--producer", "x", "--member", "x"), 2, "--producer excludes --member")
         self.assert_fails(run("purge", "--producer", "x", "--timeout", "0"), 2,
                           "--timeout: '0' is not a number from 0.1 to 3600")
         self.assert_fails(run("quota", *there), 2, "CHUNKS or --none")
