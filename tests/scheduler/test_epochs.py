@@ -99,7 +99,7 @@ def test_a_node_that_started_later_does_not_pair_by_its_count(make_engine: MakeE
     first.run()
     late.add("d", prompt(1, 200), 5, params=first.told["p"].params)
     late.run()
-    endpoint, reason, _ = late.log.of("add", "d")[-1]["source"]
+    endpoint, reason, *_ = late.log.of("add", "d")[-1]["source"]
     assert not endpoint
     assert "weights_epoch" in reason
     late.check_done()

@@ -183,7 +183,7 @@ def test_a_handover_from_before_a_reset_is_recomputed(make_engine: MakeEngine) -
     assert decode.scheduler.reset_prefix_cache(reset_connector=True)
     decode.add("d", prompt(1, 200), 5, params=prefill.told["p"].params)
     decode.run()
-    endpoint, reason, _ = decode.log.of("add", "d")[-1]["source"]
+    endpoint, reason, *_ = decode.log.of("add", "d")[-1]["source"]
     assert not endpoint and "weights_epoch" in reason
     assert decode.log.of("lookup", "d")[-1]["answer"] == 0
     decode.check_done()
