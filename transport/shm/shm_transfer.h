@@ -25,7 +25,7 @@ struct RemoteMemory {
 class ShmTransfer {
  public:
   ShmTransfer(AcceptedTransfer accepted, RegionMemoryKey key)
-      : accepted_(std::move(accepted)), key_(key), pass_(ControlPage::pass(accepted_.remote)) {}
+      : accepted_(std::move(accepted)), key_(std::move(key)), pass_(ControlPage::pass(accepted_.remote)) {}
 
   const AcceptedTransfer& accepted() const { return accepted_; }
   const RegionMemoryKey& key() const { return key_; }
