@@ -112,13 +112,14 @@ Result<std::uint64_t> HostStore::pack(const SaveJob& job, const SaveItem& item) 
   const TokenRun run{item.first_token, item.num_tokens, job.block_ids};
   const std::span<std::byte> chunk = slot_bytes(item.chunk, item.num_tokens);
   if (packers_.size() == 1) return packers_[0]->gather(run, chunk);
+  ChecksumStream checksum;
   std::uint64_t done = 0;
   for (const std::unique_ptr<Packer>& packer : packers_) {
     const std::uint64_t bytes = item.num_tokens * packer->chunk_bytes_per_token();
-    KVFERRY_TRY(packer->gather(run, chunk.subspan(done, bytes)));
+    KVFERRY_TRY(packer->gather_part(run, chunk.subspan(done, bytes), checksum));
     done += bytes;
   }
-  return chunk_checksum(chunk);
+  return checksum.digest();
 }
 
 Result<void> HostStore::make_layers() {
