@@ -25,6 +25,9 @@ struct PurgeFlags {
   std::string name_space = "default";
   double timeout_s = 10;
   bool as_json = false;
+
+  bool is_of_member() const { return !member.empty(); }
+  const std::string& name() const { return is_of_member() ? member : producer; }
 };
 
 /// What the nodes of the namespace have reported about the purge with the number `id`.
@@ -61,7 +64,7 @@ void tell(const PurgeFlags& flags, const Purged& purged) {
                              {"nodes", nlohmann::json::object()},
                              {"silent", ids_of(purged.silent)},
                              {"lost", ids_of(purged.lost)}};
-    object[flags.member.empty() ? "producer" : "member"] = flags.member.empty() ? flags.producer : flags.member;
+    object[flags.is_of_member() ? "member" : "producer"] = flags.name();
     for (const NodeStatus* node : purged.done)
       object["nodes"][node->engine_id.value] = {{"chunks", node->report->num_purged},
                                                 {"bytes", node->report->purged_bytes}};
@@ -78,8 +81,8 @@ void tell(const PurgeFlags& flags, const Purged& purged) {
   fmt::print(
       "{} chunks ({}) that came from {}'{}', directly or through others, were dropped on {} nodes; these nodes accept "
       "nothing more from it\n",
-      purged.num_chunks, mib_text(purged.num_bytes), flags.member.empty() ? "" : "member ",
-      flags.member.empty() ? flags.producer : flags.member, purged.done.size());
+      purged.num_chunks, mib_text(purged.num_bytes), flags.is_of_member() ? "member " : "", flags.name(),
+      purged.done.size());
   for (const auto* nodes : {&purged.done, &purged.silent, &purged.lost})
     for (const NodeStatus* node : *nodes)
       if (node->engine_id.value == flags.producer && !node->details.member.empty())
@@ -90,13 +93,13 @@ void tell(const PurgeFlags& flags, const Purged& purged) {
 }
 
 Result<void> purge(const PurgeFlags& flags) {
-  if (flags.producer.empty() && flags.member.empty())
+  if (flags.name().empty())
     return Error{ErrorCode::kInvalidArgument, "--producer is required, or --member in its place"};
   const auto [endpoint, key] = KVFERRY_TRY(controller_of(flags.values));
   const controller::AdminCommand command{
       .verb = "purge",
       .name_space = flags.name_space,
-      .engine_id = flags.member.empty() ? flags.producer : std::string(controller::kMemberPrefix) + flags.member};
+      .engine_id = std::string(flags.is_of_member() ? controller::kMemberPrefix : "") + flags.name()};
   const controller::AdminResult ordered =
       KVFERRY_TRY(controller::run_admin_command(endpoint, command, kControllerTimeoutMs, key));
   const auto deadline = Clock::now() + std::chrono::duration<double>(flags.timeout_s);
