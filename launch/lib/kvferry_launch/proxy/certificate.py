@@ -11,6 +11,12 @@ CHECK_EVERY_S = 1.0
 logger = logging.getLogger("kvferry.proxy")
 
 
+def _stamp(file: str) -> tuple[int, int]:
+    """Returns what changes when the file is replaced or written. Errors: OSError."""
+    found = Path(file).stat()
+    return found.st_ino, found.st_mtime_ns
+
+
 class Certificate:
     """A certificate and its private key, in PEM files. Errors: OSError, of which ssl.SSLError is a subclass, if the
     files can't be read, if they contain no certificate or no key, or if the key is not that of the certificate.
@@ -29,7 +35,7 @@ class Certificate:
         self.context.load_cert_chain(*self._files, password=lambda: b"")
 
     def _changed_at(self) -> list[tuple[int, int]]:
-        return [(found.st_ino, found.st_mtime_ns) for found in (Path(file).stat() for file in self._files)]
+        return [_stamp(file) for file in self._files]
 
     async def renew(self) -> None:
         """Looks at the files every CHECK_EVERY_S, and reads them again if they have changed, so that a renewed
@@ -67,8 +73,7 @@ class Authorities:
         seen = None
         if (file := ssl.get_default_verify_paths().cafile) is not None:  # None: there is no such file
             with contextlib.suppress(OSError):  # the file was removed just now
-                found = Path(file).stat()
-                seen = (found.st_ino, found.st_mtime_ns)
+                seen = _stamp(file)
         if self._context is not None and seen in (None, self._seen):
             return self._context
         made = ssl.create_default_context()
