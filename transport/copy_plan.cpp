@@ -1,5 +1,7 @@
 #include "transport/copy_plan.h"
 
+#include <algorithm>
+#include <limits>
 #include <string_view>
 
 namespace kvferry {
@@ -15,15 +17,28 @@ Error outside(std::string_view side, std::size_t index, std::uint64_t offset, st
 
 }  // namespace
 
-Result<void> check_ranges(std::span<const CopyRange> ranges, std::uint64_t local_bytes, std::uint64_t remote_bytes) {
-  for (std::size_t index = 0; index < ranges.size(); ++index) {
-    const CopyRange& range = ranges[index];
-    if (!is_inside(range.local_offset, range.bytes, local_bytes))
-      return outside("local", index, range.local_offset, range.bytes, local_bytes);
-    if (!is_inside(range.remote_offset, range.bytes, remote_bytes))
-      return outside("remote", index, range.remote_offset, range.bytes, remote_bytes);
+Result<bool> check_ranges(std::span<const CopyRange> ranges, std::uint64_t local_bytes, std::uint64_t remote_bytes) {
+  // One pass without branches, because a transfer may have many thousands of ranges, nearly all of them good and apart.
+  constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+  bool exceeds = false, joins = false;
+  std::uint64_t local_end = kNone, remote_end = kNone;  // where the range before ended
+  for (const CopyRange& range : ranges) {
+    exceeds |= (range.local_offset > local_bytes) | (range.bytes > local_bytes - range.local_offset) |
+               (range.remote_offset > remote_bytes) | (range.bytes > remote_bytes - range.remote_offset);
+    joins |= (range.bytes == 0) | ((range.local_offset == local_end) & (range.remote_offset == remote_end));
+    local_end = range.local_offset + range.bytes;
+    remote_end = range.remote_offset + range.bytes;
   }
-  return {};
+  if (!exceeds) return joins;
+  const auto is_locally_inside = [&](const CopyRange& range) {
+    return is_inside(range.local_offset, range.bytes, local_bytes);
+  };
+  const auto bad = std::ranges::find_if(ranges, [&](const CopyRange& range) {
+    return !is_locally_inside(range) || !is_inside(range.remote_offset, range.bytes, remote_bytes);
+  });
+  const auto index = static_cast<std::size_t>(bad - ranges.begin());
+  if (!is_locally_inside(*bad)) return outside("local", index, bad->local_offset, bad->bytes, local_bytes);
+  return outside("remote", index, bad->remote_offset, bad->bytes, remote_bytes);
 }
 
 void join_ranges(std::vector<CopyRange>& ranges) {

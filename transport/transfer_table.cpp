@@ -251,8 +251,8 @@ Result<std::vector<CopyRange>> TransferTable::plan(const Open& open, std::vector
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} checksums were given for {} ranges; allowed: one for each range, or none",
                              num_checksums, ranges.size())};
-  KVFERRY_TRY(check_ranges(ranges, regions_.at(open.region).bytes, open.remote_bytes));
-  if (num_checksums == 0) join_ranges(ranges);
+  const bool can_join = KVFERRY_TRY(check_ranges(ranges, regions_.at(open.region).bytes, open.remote_bytes));
+  if (can_join && num_checksums == 0) join_ranges(ranges);
   return ranges;
 }
 
