@@ -143,6 +143,7 @@ class CudaDevice final : public Device {
     PinnedBuffer buffer;
     cuda::RangeJob* jobs = nullptr;
     std::size_t num_jobs = 0;
+    std::uint64_t bytes_max = 0;
     for (const DeviceCopy& copy : copies) {
       if (!is_small(copy)) {
         KVFERRY_TRY(copy_large(copy, stream_of(stream)));
@@ -153,8 +154,9 @@ class CudaDevice final : public Device {
         jobs = reinterpret_cast<cuda::RangeJob*>(buffer.data());
       }
       jobs[num_jobs++] = {copy.to, copy.from, copy.bytes};
+      bytes_max = std::max(bytes_max, copy.bytes);
     }
-    return num_jobs == 0 ? Result<void>{} : copy_small(std::move(buffer), num_jobs, stream_of(stream));
+    return num_jobs == 0 ? Result<void>{} : copy_small(std::move(buffer), num_jobs, bytes_max, stream_of(stream));
   }
 
   Result<std::string> export_memory(std::span<const std::byte> memory) override {
@@ -214,13 +216,12 @@ class CudaDevice final : public Device {
 
   /// Launches a kernel for up to kJobsMax jobs at a time. Each of its thread blocks reads one job from pinned host
   /// memory, which takes less time than a copy of all jobs to the GPU before the kernel.
-  Result<void> copy_small(PinnedBuffer buffer, std::size_t num_jobs, cudaStream_t stream) {
+  Result<void> copy_small(PinnedBuffer buffer, std::size_t num_jobs, std::uint64_t bytes_max, cudaStream_t stream) {
     const auto* const jobs = reinterpret_cast<const cuda::RangeJob*>(buffer.data());
     cudaError_t code = cudaSuccess;
     for (std::size_t first = 0; first < num_jobs && code == cudaSuccess; first += cuda::kJobsMax) {
-      const std::span batch(jobs + first, std::min<std::size_t>(num_jobs - first, cuda::kJobsMax));
-      const std::uint64_t bytes_max = std::ranges::max(batch, {}, &cuda::RangeJob::num_bytes).num_bytes;
-      code = cuda::launch_ranges(batch.data(), static_cast<std::uint32_t>(batch.size()), bytes_max, stream);
+      const std::size_t batch = std::min<std::size_t>(num_jobs - first, cuda::kJobsMax);
+      code = cuda::launch_ranges(jobs + first, static_cast<std::uint32_t>(batch), bytes_max, stream);
     }
     KVFERRY_TRY(keep_until_read(std::move(buffer), stream));
     return cuda_result(code, "cannot launch the CUDA kernel that copies GPU memory");

@@ -97,13 +97,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr std::uint32_t kTileVecs = 4;  // number of vectors that a thread copies in a tile
+constexpr std::uint32_t kTileVecs = 8;  // number of vectors that a thread copies in a tile
 constexpr std::uint64_t kTileBytes = kThreads * kTileVecs * kVecBytes;
 
 __global__ void __launch_bounds__(kThreads) range_kernel(const RangeJob* jobs) {
   const RangeJob job = jobs[blockIdx.y];
   for (std::uint64_t tile = blockIdx.x; tile * kTileBytes < job.num_bytes; tile += gridDim.x)
-    copy_tile(job.to, job.from, job.num_bytes, tile * kTileBytes, kTileVecs, threadIdx.x, kThreads);
+    copy_tile<kTileVecs>(job.to, job.from, job.num_bytes, tile * kTileBytes, threadIdx.x, kThreads);
 }
 
 constexpr std::uint64_t blocks_for(std::uint64_t segments) {

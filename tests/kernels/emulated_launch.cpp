@@ -85,7 +85,7 @@ void emulate_ranges(std::byte* to, const std::byte* from, std::uint64_t num_byte
   constexpr std::uint32_t kVecs = 4, kThreads = 128;
   for (std::uint64_t first = 0; first < num_bytes; first += kVecs * kThreads * kVecBytes)
     for (std::uint32_t thread = 0; thread < kThreads; ++thread)
-      copy_tile(to, from, num_bytes, first, kVecs, thread, kThreads);
+      copy_tile<kVecs>(to, from, num_bytes, first, thread, kThreads);
 }
 
 }  // namespace kvferry
