@@ -13,38 +13,51 @@ constexpr TimeNs kSettleNs = kSecond;  // a device whose events fail for this lo
 
 }  // namespace
 
-std::uint64_t DeviceTransfer::post(std::byte* remote, std::uint64_t bytes_max) {
-  std::vector<DeviceCopy>& copies = piece_;
-  copies.clear();
-  std::uint64_t posted = 0;
-  while (!cursor_.is_at_end(accepted_.copies) && posted < bytes_max) {
-    const Piece piece = cursor_.take(accepted_.copies, bytes_max - posted);
-    const CopyRange& range = accepted_.copies[piece.copy];
-    std::byte* const here = accepted_.local_base + range.local_offset + piece.at;
-    std::byte* const there = remote + range.remote_offset + piece.at;
-    const bool is_pull = accepted_.is_pull();
-    if (piece.bytes > 0) copies.push_back({is_pull ? here : there, is_pull ? there : here, piece.bytes});
-    posted += piece.bytes;
-  }
+std::uint64_t DeviceTransfer::post(std::byte* remote, std::uint64_t bytes_max, std::vector<DeviceCopy>& copies) {
+  const std::uint64_t posted = take_piece(remote, bytes_max, copies);
   if (!copies.empty()) {
+    turn_ = (turn_ + 1) % streams_.size();
     // Even if the call fails, some of its copies may run, so an event is recorded in any case.
-    if (Result<void> ok = device_.copy(copies, stream_); !ok) end(ErrorCode::kInternal, ok.error().what);
+    if (Result<void> ok = device_.copy(copies, stream()); !ok) end(ErrorCode::kInternal, ok.error().what);
     fence(posted);
   }
   if (cursor_.is_at_end(accepted_.copies) && needs_checksums()) start_checksums();
   return posted;
 }
 
+std::uint64_t DeviceTransfer::take_piece(std::byte* remote, std::uint64_t bytes_max, std::vector<DeviceCopy>& copies) {
+  // The loop may run for every few KiB of a transfer. Local variables make it faster than members.
+  const std::span<const CopyRange> ranges = accepted_.copies;
+  std::byte* const local = accepted_.local_base;
+  const bool is_pull = accepted_.is_pull();
+  PieceCursor cursor = cursor_;
+  std::uint64_t posted = 0;
+  copies.clear();
+  while (!cursor.is_at_end(ranges) && posted < bytes_max) {
+    const Piece piece = cursor.take(ranges, bytes_max - posted);
+    const CopyRange& range = ranges[piece.copy];
+    std::byte* const here = local + range.local_offset + piece.at;
+    std::byte* const there = remote + range.remote_offset + piece.at;
+    if (piece.bytes > 0) copies.push_back({is_pull ? here : there, is_pull ? there : here, piece.bytes});
+    posted += piece.bytes;
+  }
+  cursor_ = cursor;
+  return posted;
+}
+
 void DeviceTransfer::start_checksums() {
-  // The checksums are computed in the stream, after the copies, and always of this process's memory: a pull's bytes are
-  // hashed where they arrived, a push's bytes at their source.
-  if (Result<void> ok = verifier_.start_on_device(device_, stream_); !ok) end(ErrorCode::kInternal, ok.error().what);
+  // The checksums are computed after the copies of both streams, and always of this process's memory: a pull's bytes
+  // are hashed where they arrived, a push's bytes at their source.
+  for (const Launch& launch : launches_) {
+    if (Result<void> ok = launch.end.make_wait(stream()); !ok) return end(ErrorCode::kInternal, ok.error().what);
+  }
+  if (Result<void> ok = verifier_.start_on_device(device_, stream()); !ok) end(ErrorCode::kInternal, ok.error().what);
   fence(0);
 }
 
 void DeviceTransfer::fence(std::uint64_t bytes) {
   unfenced_bytes_ += bytes;
-  Result<DeviceEvent> end_event = DeviceEvent::record(device_, stream_);
+  Result<DeviceEvent> end_event = DeviceEvent::record(device_, stream());
   lacks_fence_ = !end_event;
   if (!end_event) return end(ErrorCode::kInternal, end_event.error().what);
   launches_.push_back({std::move(*end_event), std::exchange(unfenced_bytes_, 0)});

@@ -1,6 +1,7 @@
-// The copies of one transfer, enqueued in the backend's stream on the device. Private to this folder.
+// The copies of one transfer, enqueued in the backend's streams on the device. Private to this folder.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -16,11 +17,14 @@
 
 namespace kvferry::gpu_ipc {
 
+/// Launches take turns in these streams, so that one begins while the last copies of the one before are under way.
+using Streams = std::array<DeviceStream, 2>;
+
 /// The copies of one transfer, and the checksums after them. Used by the progress thread only.
 class DeviceTransfer {
  public:
-  DeviceTransfer(AcceptedTransfer accepted, Device& device, DeviceStream stream)
-      : accepted_(std::move(accepted)), device_(device), stream_(stream) {}
+  DeviceTransfer(AcceptedTransfer accepted, Device& device, const Streams& streams)
+      : accepted_(std::move(accepted)), device_(device), streams_(streams) {}
 
   const AcceptedTransfer& accepted() const { return accepted_; }
   void feed(const FedCopies& more) { accepted_.append(more); }
@@ -30,8 +34,9 @@ class DeviceTransfer {
     return !cursor_.is_at_end(accepted_.copies) || (needs_checksums() && !verifier_.is_hashing());
   }
   /// Enqueues up to `bytes_max` bytes of copies in one launch and, after the transfer's last copy, the checksums.
-  /// `remote`: where the peer's region is mapped. Returns the number of bytes in the launch.
-  std::uint64_t post(std::byte* remote, std::uint64_t bytes_max);
+  /// `remote`: where the peer's region is mapped. `copies`: memory for the launch's copies, which keeps its room for
+  /// later launches. Returns the number of bytes in the launch.
+  std::uint64_t post(std::byte* remote, std::uint64_t bytes_max, std::vector<DeviceCopy>& copies);
   /// Polls the device. Returns the number of posted bytes whose copies have ended, or were given up, since the last
   /// call.
   std::uint64_t reap(TimeNs now);
@@ -62,9 +67,13 @@ class DeviceTransfer {
   bool needs_checksums() const {
     return accepted_.is_complete && accepted_.has_checksums() && !is_verified_ && !has_ended();
   }
+  /// Puts up to `bytes_max` bytes of the copies that are not enqueued yet into `copies`, and returns their number.
+  std::uint64_t take_piece(std::byte* remote, std::uint64_t bytes_max, std::vector<DeviceCopy>& copies);
   void start_checksums();
   void finish_checksums();
-  /// Records an event after the work enqueued so far. `bytes`: number of bytes enqueued since the last call.
+  DeviceStream stream() const { return streams_[turn_]; }
+  /// Records an event after the work enqueued so far in stream(). `bytes`: number of bytes enqueued since the last
+  /// call.
   void fence(std::uint64_t bytes);
   /// Ends the transfer because an event of the device has failed. If events have failed for too long, the transfer
   /// counts as quiet, and was_given_up() returns true.
@@ -72,11 +81,11 @@ class DeviceTransfer {
 
   AcceptedTransfer accepted_;
   Device& device_;
-  const DeviceStream stream_;
+  const Streams streams_;
   RangeVerifier verifier_{accepted_};
   PieceCursor cursor_;
-  std::vector<DeviceCopy> piece_;  // the copies of the last launch; a member, so that its memory is reused
   std::deque<Launch> launches_;
+  std::size_t turn_ = 0;  // the stream of the last launch
   std::uint64_t unfenced_bytes_ = 0;
   bool lacks_fence_ = false;  // whether recording the last event failed
   TimeNs refused_since_ = 0;  // time since which the device's events fail; 0: they do not fail

@@ -14,16 +14,19 @@ constexpr std::uint32_t kProtocolVersion = 1;
 // between pieces may leave the device idle.
 constexpr TimeNs kDeviceSpinNs = 200'000;
 constexpr TimeNs kPollNs = 50'000;  // longest pause between polls when nothing has progressed for kDeviceSpinNs
+// Size of the piece that an idle GPU gets. Small, because the GPU waits while the host prepares it. Each further piece
+// is as large as what is in flight, up to piece_bytes.
+constexpr std::uint64_t kFirstPieceBytes = 8 << 20;
 constexpr TimeNs kBacklogNs = 10 * kMillisecond;  // longest time between checks of a completion queue without room
 constexpr TimeNs kIdleNs = 60 * kSecond;
 
 }  // namespace
 
-GpuIpcBackend::GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, std::unique_ptr<Transport> control)
+GpuIpcBackend::GpuIpcBackend(const GpuIpcOptions& options, const Streams& streams, std::unique_ptr<Transport> control)
     : InboxBackend(options.transfers_max),
       options_(options),
       device_(*options.device),
-      stream_(stream),
+      streams_(streams),
       control_(std::move(control)),
       control_region_(control_->register_region(&control_memory_, sizeof(control_memory_)).value()),
       address_(encode(Address{kProtocolVersion, incarnation_, control_->address(),
@@ -35,7 +38,7 @@ GpuIpcBackend::GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, 
 
 GpuIpcBackend::~GpuIpcBackend() {
   join();
-  device_.drop_stream(stream_);
+  for (const DeviceStream stream : streams_) device_.drop_stream(stream);
 }
 
 std::string GpuIpcBackend::describe() const {
@@ -138,7 +141,7 @@ bool GpuIpcBackend::advance(Transfer& transfer) {
     device.end(ErrorCode::kPeerLost, transfer.peer->why_lost);
   bool is_busy = false;
   while (!device.has_ended() && transfer.peer->is_verified && device.has_more() &&
-         bytes_in_flight_ < options_.in_flight_bytes)
+         bytes_in_flight_ + next_piece_bytes() <= options_.in_flight_bytes)
     is_busy |= post_piece(transfer);
   if (!device.is_quiet()) is_polling_ = true;
   if (device.has_ended() && device.is_quiet()) {
@@ -162,9 +165,12 @@ bool GpuIpcBackend::post_piece(Transfer& transfer) {
                                                  likely_reason(where_, transfer.peer->where)));
     return true;
   }
-  const std::uint64_t room = options_.in_flight_bytes - bytes_in_flight_;
-  bytes_in_flight_ += device.post(*remote, std::min(room, options_.piece_bytes));
+  bytes_in_flight_ += device.post(*remote, next_piece_bytes(), copies_);
   return true;
+}
+
+std::uint64_t GpuIpcBackend::next_piece_bytes() const {
+  return std::min({std::max(kFirstPieceBytes, bytes_in_flight_), options_.piece_bytes, options_.in_flight_bytes});
 }
 
 void GpuIpcBackend::lose(Peer& peer, const std::string& why) {
@@ -212,7 +218,7 @@ void GpuIpcBackend::submit(AcceptedTransfer accepted) {
   const PeerPtr& peer = peers_.at(accepted.peer);
   const TransferId id = accepted.id;
   auto& ones = transfers_[static_cast<std::size_t>(accepted.priority)];
-  ones.emplace(id, new Transfer{DeviceTransfer(std::move(accepted), device_, stream_), peer, nullptr, {}});
+  ones.emplace(id, new Transfer{DeviceTransfer(std::move(accepted), device_, streams_), peer, nullptr, {}});
 }
 
 void GpuIpcBackend::feed(FedCopies more) {
@@ -260,8 +266,16 @@ Result<std::unique_ptr<Transport>> make_gpu_ipc_transport(const GpuIpcOptions& o
   link.key = options.key;
   link.transfers_max = 1 << 20;  // room for the pending notifications, and for a hello and a watch for each peer
   std::unique_ptr<Transport> control = KVFERRY_TRY(make_shm_transport(link));
-  DeviceStream stream = KVFERRY_TRY(options.device->make_stream());
-  auto backend = std::make_unique<gpu_ipc::GpuIpcBackend>(options, stream, std::move(control));
+  gpu_ipc::Streams streams;
+  for (std::size_t made = 0; made < streams.size(); ++made) {
+    Result<DeviceStream> stream = options.device->make_stream();
+    if (!stream) {
+      for (std::size_t i = 0; i < made; ++i) options.device->drop_stream(streams[i]);
+      return std::move(stream).error();
+    }
+    streams[made] = *stream;
+  }
+  auto backend = std::make_unique<gpu_ipc::GpuIpcBackend>(options, streams, std::move(control));
   return std::unique_ptr<Transport>(std::make_unique<BackendTransport>(std::move(backend)));
 }
 

@@ -60,7 +60,7 @@ class GpuIpcBackend final : public InboxBackend {
  public:
   /// Starts the progress thread. The backend owns `stream` and drops it. `control` carries notifications and
   /// reports dead peers.
-  GpuIpcBackend(const GpuIpcOptions& options, DeviceStream stream, std::unique_ptr<Transport> control);
+  GpuIpcBackend(const GpuIpcOptions& options, const Streams& streams, std::unique_ptr<Transport> control);
   ~GpuIpcBackend() override;
 
   std::string address() const override { return address_; }
@@ -112,6 +112,7 @@ class GpuIpcBackend final : public InboxBackend {
   bool reap(Transfer& transfer);
   bool advance(Transfer& transfer);
   bool post_piece(Transfer& transfer);
+  std::uint64_t next_piece_bytes() const;
   /// Submits the transfer's notification to the control link, even an empty one: the request fails if the link to the
   /// peer has broken, and the transfer then ends with an error. Returns false if the control link has no room for the
   /// notification; the caller must then call notify() again later.
@@ -126,7 +127,7 @@ class GpuIpcBackend final : public InboxBackend {
 
   const GpuIpcOptions options_;
   Device& device_;
-  const DeviceStream stream_;
+  const Streams streams_;
   std::uint64_t control_memory_ = 0;  // memory of control_region_, never accessed
   const std::unique_ptr<Transport> control_;
   const RegionId control_region_;
@@ -138,6 +139,7 @@ class GpuIpcBackend final : public InboxBackend {
   std::vector<TransferId> over_;  // ids of completed transfers, which advance_all() erases from transfers_
   std::unordered_map<TransferId, ControlRequest> control_requests_;
   std::vector<std::shared_ptr<Mappings>> given_up_;  // mappings that a failed device may still access
+  std::vector<DeviceCopy> copies_;  // copies of the next launch; a member, so that its memory is reused
   std::uint64_t bytes_in_flight_ = 0;
   bool is_polling_ = false;   // if true, the device or the full control link must be polled
   bool has_backlog_ = false;  // the completion queue has no room for notifications
