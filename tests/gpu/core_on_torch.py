@@ -86,8 +86,8 @@ class Engine:
                                     layouts=[layout], gpu=0)
         self.stream = torch.cuda.Stream()
         self.step_number = self.generation = 0
-        where = torch.tensor(self.saved, device="cuda")
-        self.write = self.graph(lambda: self.cache.index_copy_(1, where, self.content))
+        self.where = torch.tensor(self.saved, device="cuda")  # a member, because each replay of the graph reads it
+        self.write = self.graph(lambda: self.cache.index_copy_(1, self.where, self.content))
         self.wipe = self.graph(lambda: self.cache.zero_())
 
     def graph(self, call: Callable[[], object]) -> Any:
