@@ -44,9 +44,9 @@ std::string SlotGrants::grant(const GrantedChunk& wanted, const GrantTerms& term
 
 Result<std::string> SlotGrants::grant_place(const GrantedChunk& wanted, const GrantTerms& terms, GrantedSlot& slot) {
   const std::uint64_t bytes = wanted.num_tokens * parts_.bytes_per_token;
-  const ChunkStore::Place place = KVFERRY_TRY(parts_.store.land(wanted.chunk, bytes));
+  // The place is in the slot, not in a frame, because a grant of GPU memory could not be revoked.
+  const ChunkStore::Place place = KVFERRY_TRY(parts_.store.land_in_slot(wanted.chunk, bytes));
   slot.has_place = true;
-  // A place in GPU memory is not granted, because the grant could not be revoked.
   if (place.region != parts_.pool_region) return std::string();
   slot.grant = KVFERRY_TRY(parts_.transport.grant(place.region, place.offset, bytes, terms));
   return parts_.transport.export_grant(*slot.grant);

@@ -251,6 +251,22 @@ TEST_F(FramePulls, FallBackToSlotsWhenTheTransferFails) {
   for (std::uint32_t i = 0; i < 2; ++i) EXPECT_TRUE(is_there(i, i));
 }
 
+TEST_F(FramePulls, APushGetsASlotThoughFramesAreFree) {
+  start();
+  const std::vector<std::byte> bytes = holder_->save({0, 1}, 100);
+  const auto granted = reader_->ask<GrantOutcome>(GrantOrder{5, {{0, {2, 1}, kTokens}}, 10 * kSecond});
+  ASSERT_EQ(granted.grants.size(), 1u);
+  ASSERT_NE(granted.grants[0], "");
+  EXPECT_TRUE(holder_->link->send(seal(1, PushOrder{3, reader_->transport->address(), granted.grants})));
+  const std::uint64_t checksum = chunk_checksum(bytes);
+  EXPECT_TRUE(holder_->ask<PushOutcome>(PushStart{3, 0, {0, 1}, kTokens, {checksum}}).ok);
+  const auto revoked = reader_->ask<Revoked>(Revocation{5, 0, {{0, {2, 1}, true, {checksum}}}});
+  ASSERT_EQ(revoked.chunks.size(), 1u);
+  EXPECT_TRUE(revoked.chunks[0].ok);
+  EXPECT_TRUE(reader_->core.readable({2, 1}));
+  EXPECT_TRUE(std::ranges::equal(reader_->slot(2), bytes));
+}
+
 // ---- the scheduler node's part ----
 class AnswersWithFrames : public ::testing::Test {
  protected:
