@@ -14,6 +14,7 @@
   COUNTER(saved_tokens) COUNTER(save_failures) COUNTER(pool_full) COUNTER(pulls) COUNTER(pulled_chunks)     \
   COUNTER(pull_failures) COUNTER(fetch_timeouts) COUNTER(leases_granted) COUNTER(pins_expired)              \
   COUNTER(evicted_chunks) COUNTER(pins_refused) COUNTER(pushed_chunks) COUNTER(push_failures)               \
+  COUNTER(announced_chunks)                                                                                 \
   COUNTER(received_chunks) COUNTER(mislabeled_chunks) COUNTER(unasked_answers) COUNTER(leases_refused)      \
   COUNTER(holders_suspected) COUNTER(writes_abandoned) COUNTER(unknown_releases)                            \
   COUNTER(unknown_handoffs) COUNTER(pulled_in_frames) COUNTER(pulled_past_frames)                           \

@@ -26,7 +26,8 @@ struct LeaseRequest {
   /// with the same shards.
   std::vector<Shard> shards = {};
   bool wants_frames = false;  // true if the reader has frames of GPU memory, into which it can pull the holder's frames
-  KVFERRY_FIELDS(fingerprint, keys, handoff, shards, wants_frames);
+  std::uint64_t push = 0;     // the push that announced these chunks to the reader (PushVerdict::kPulled); 0: none
+  KVFERRY_FIELDS(fingerprint, keys, handoff, shards, wants_frames, push);
 };
 
 struct LeasedChunk {

@@ -2,6 +2,10 @@
 // chunks when the request arrives. The decode node reserves slots for chunks that it lacks. The prefill node's workers
 // write into those slots, if possible while the model runs. Settlements report which chunks are complete. Each field
 // `reservation` is the id that the decode node gave to the slot reservation.
+//
+// Between nodes that both have frames of GPU memory nothing is written into the decode node's memory, because a grant
+// of GPU memory could not be revoked. There the settlements announce the chunks that are complete, and the decode node
+// pulls each of them at once (announced_pushes.h).
 #pragma once
 
 #include <cstdint>
@@ -30,18 +34,22 @@ struct PushOffer {
   std::vector<OfferedChunk> chunks;
   std::uint64_t tenant = 0;  // ChunkMeta::tenant of all chunks
   std::string from = "?";    // the prefill node's endpoint; "?": unknown, as from an older node
-  KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks, tenant, from);
+  /// True if transfers reach the frames of all ranks of the prefill node, from which the chunks can be pulled. Set by
+  /// the prefill node's runtime; the decode node's runtime sets it to false if this node has no such frames.
+  bool has_frames = false;
+  KVFERRY_FIELDS(fingerprint, num_ranks, shards, chunks, tenant, from, has_frames);
 };
 
 /// The decode node's answer for one offered chunk.
 enum class PushVerdict : std::uint8_t {
   kDeclined = 0,  // e.g. no slot is free, or the shards differ; the decode node pulls the chunk when needed
   kPresent = 1,   // the decode node's pool has the chunk, or the chunk is being written there
-  kGranted = 2    // the decode node has reserved a slot
+  kGranted = 2,   // the decode node has reserved a slot
+  kPulled = 3     // the decode node pulls the chunk when a settlement says that it is complete; if has_frames
 };
 
 struct PushReply {
-  std::uint64_t reservation = 0;       // id of the slot reservation; 0: none
+  std::uint64_t reservation = 0;       // id of the slot reservation, or of the announced push; 0: neither
   std::string refused;                 // the reason, if the whole offer is refused
   std::vector<std::uint8_t> verdicts;  // [offered chunk] PushVerdict; unknown values count as kDeclined
   KVFERRY_FIELDS(reservation, refused, verdicts);

@@ -124,7 +124,7 @@ void run_scheduler_core(std::string_view bytes) {
                    [&](const LeaseRelease& one) { core.lease_released(known(one.value)); },
                    [&](const PushOffer& one) { numbers.push_back(core.push_offered(from, one, now).reservation); },
                    [&](const PushSettlement& one) {
-                     core.push_settled({known(one.reservation), one.chunks});
+                     core.push_settled({known(one.reservation), one.chunks}, now);
                    },
                    [&](const LivesRequest& one) {
                      (void)core.recorder().find(one.request, now);

@@ -26,6 +26,7 @@ POOL, TENANTS, TENANT_ID = "pool/chunk_pool.cpp", "pool/tenant_slots.cpp", "tena
 WORKER, CHAIN, PURGE = "worker_core.cpp", "token_chain.cpp", "scheduler/scheduler_purge.cpp"
 NUMBERS = "../../transport/base/secrets/secret_numbers.cpp"
 SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
+ANNOUNCED = "scheduler/scheduler_announced.cpp"
 
 MUTANTS = [Mutant(*row) for row in (
     # idempotent-lookup
@@ -365,8 +366,25 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-piece-beside-an-overdue-one", "bounded-hold", ORDERS,
      "if (is_pulling && !has_ended) return;", "(void)is_pulling;"),
     ("more-than-half-is-granted", "bounded-hold", RECEIVER,
-     "if (reservation_of_.size() >= reserved_max || num_used_ >= used_max) continue;",
-     "(void)reserved_max;\n    if (num_used_ >= used_max) continue;"),
+     "if (reservation_of_.size() + num_announced >= reserved_max || num_used_ >= used_max) continue;",
+     "(void)reserved_max, (void)num_announced;\n    if (num_used_ >= used_max) continue;"),
     ("stopped-writers-fill-the-pool", "bounded-hold", RECEIVER, " || num_used_ >= used_max) continue;", ") continue;",
      "Granting.WritersThatDoNotLeaveTheirSlotsLeaveAQuarterOfThePoolToOthers"),
+    # breaks of pushes whose chunks are announced and pulled, for several promises
+    ("an-announced-push-stays", "bounded-hold", ANNOUNCED, "announced_.erase_ended(now);", ""),
+    ("the-lease-on-what-is-here-is-kept", "bounded-hold", ANNOUNCED,
+     "if (pull == nullptr && reply.lease != 0)", "if (pull == nullptr && false)",
+     "Pulling.WhatIsHereByNowIsNotPulledButItsLeaseIsGivenBack"),
+    ("a-lost-lease-holds-an-announced-push", "bounded-hold", ANNOUNCED, "push.asked.clear();", ";",
+     "Pulling.APushWhoseNodeIsGoneEnds"),
+    ("anybody-answers-for-an-announced-push", "verified-only", FETCH,
+     "? &announced->endpoint", "? &endpoint", "Pulling.AnAnswerOfANodeThatWasNotAskedStartsNoPull"),
+    ("a-purged-nodes-announcement-is-followed", "purged-is-gone", ANNOUNCED,
+     " || provenance_.is_purged(givers_of(push.endpoint, push.member))", "",
+     "Pulling.NothingIsPulledOfAPurgedNodeNorAfterAReset"),
+    ("a-reset-cache-takes-old-announcements", "verified-only", CORE, "announced_.clear();", "",
+     "Pulling.NothingIsPulledOfAPurgedNodeNorAfterAReset"),
+    ("what-is-announced-needs-a-grant", "exact-load", SENDER,
+     "const bool has_failed = !outcome.ok && !push.items[outcome.index].is_pulled;",
+     "const bool has_failed = !outcome.ok;", "Announcing.TellsChunksThatWereSavedBeforeTheAnswer"),
 )]

@@ -76,6 +76,7 @@ Tally MiniEngine::tally() const {
   tally.pool_full += counters.pool_full;
   tally.pulled_chunks += counters.pulled_chunks;
   tally.pushed_chunks += counters.pushed_chunks;
+  tally.announced_chunks += counters.announced_chunks;
   tally.push_failures += counters.push_failures;
   tally.received_chunks += counters.received_chunks;
   tally.mislabeled += counters.mislabeled_chunks;

@@ -92,7 +92,7 @@ void World::settle_forged(std::size_t index, const PushReply& reply) {
     settlement.chunks.push_back({i, true, 0, std::vector(node.ranks.size(), checksum_of(Worker::forged()))});
   }
   send_to_life(kDirectory, index, [this, index, settlement = std::move(settlement)] {
-    nodes_[index].engine->core().push_settled(settlement);
+    nodes_[index].engine->core().push_settled(settlement, now());
   });
 }
 

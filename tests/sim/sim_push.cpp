@@ -1,6 +1,7 @@
 // Pushes in the simulated network: offers, reservations, writes into other nodes' slots at any moment, settlements.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "schedule_log.h"
@@ -20,7 +21,7 @@ void World::carry_out_push(std::size_t node, const Action& action) {
     const std::optional<std::size_t> to = node_at(settled->endpoint);
     if (!to) return;
     send(node, *to, [this, to = *to, settlement = settled->settlement] {
-      if (nodes_[to].is_up) nodes_[to].engine->core().push_settled(settlement);
+      if (nodes_[to].is_up) nodes_[to].engine->core().push_settled(settlement, now());
     });
   } else if (const auto* dropped = std::get_if<DropPush>(&action)) {
     NodePushes& pushes = nodes_[node].pushes;
@@ -47,6 +48,8 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
   offer.shards = shards_of(node);
   // Some pushes name another address than the node's; no draw, so that seeds keep their schedules.
   if (offered.push % 2 == 0) offer.from = "tcp://hidden:1";
+  // Both nodes have frames of GPU memory for some pushes.
+  offer.has_frames = offered.push % 3 == 0;
   send(node, *to, [this, node, to = *to, push = offered.push, offer = std::move(offer)] {
     if (!nodes_[to].is_up) return;
     if (offer.shards != shards_of(to)) {  // a node of another shape pulls the chunks instead
@@ -54,11 +57,13 @@ void World::push_offer(std::size_t node, const OfferPush& offered) {
       return push_answer(to, {node, push, {0, {}, std::vector(offer.chunks.size(), declined)}});
     }
     PushReply reply =
-        nodes_[to].engine->core().push_offered(fmt::format("node {}", node), offer, now(), nodes_[node].member);
+        nodes_[to].engine->core().push_offered(fmt::format("node {}", node), offer, now(), nodes_[node].member, push);
     if (reply.verdicts.size() != offer.chunks.size())
       throw Broken(fmt::format("exact-load: an offer of {} chunks is answered for {}", offer.chunks.size(),
                                reply.verdicts.size()));
-    if (reply.reservation != 0)
+    const bool has_slots = std::ranges::count(reply.verdicts, static_cast<std::uint8_t>(PushVerdict::kGranted)) > 0;
+    tally_.announced_pushes += reply.reservation != 0 && !has_slots;
+    if (has_slots)
       nodes_[to].pushes.pending_grants[reply.reservation] = {node, push, std::move(reply)};
     else
       push_answer(to, {node, push, std::move(reply)});

@@ -110,6 +110,8 @@ namespace kvferry::sim {
   X(handoffs_unseen, "handoffs whose decode was never admitted")                \
   X(reservations, "reservations of slots to a node that pushes")                \
   X(pushed_chunks, "chunks pushed to another node")                             \
+  X(announced_pushes, "pushes whose chunks the other node pulls")               \
+  X(announced_chunks, "chunks announced to another node, which pulls them")     \
   X(push_failures, "chunks wanted and not pushed")                              \
   X(received_chunks, "chunks that another node pushed here")                    \
   X(reservations_failed, "reserved slots revoked empty")                        \

@@ -8,7 +8,7 @@
 namespace kvferry {
 
 PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer, const std::string& member,
-                                TimeNs now) {
+                                std::uint64_t push, TimeNs now) {
   PushReply reply;
   reply.verdicts.assign(offer.chunks.size(), static_cast<std::uint8_t>(PushVerdict::kDeclined));
   if (offer.fingerprint != parts_.config.fingerprint) {
@@ -29,6 +29,9 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   // If the numbers of ranks differ, the shards differ too: nothing is granted, and this node will pull the chunks.
   if (offer.num_ranks != parts_.config.num_ranks) return reply;
   GrantOrder order;
+  AnnouncedPushes::Push announced{offer.from, member, push, now + parts_.config.push_ttl};
+  const bool is_announced =
+      offer.has_frames && reservation.givers.front() != kUnknownGiver && announced_.has_room_for(offer.from);
   const std::uint64_t id = parts_.numbers.draw();
   const std::string writer = "push of " + from;
   // Slots whose write was abandoned are limited too, since a peer can stop inside any number of copies.
@@ -46,8 +49,14 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
       parts_.pool.touch({&slot->ref, 1});
       continue;
     }
-    if (reservation_of_.size() >= reserved_max || num_used_ >= used_max) continue;
+    const std::size_t num_announced = announced_.num_chunks() + announced.expected.size();
+    if (reservation_of_.size() + num_announced >= reserved_max || num_used_ >= used_max) continue;
     if (meta.is_tail && offered.tail_group != ChunkKey{}) meta.tail_group = offered.tail_group;
+    if (is_announced) {
+      reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kPulled);
+      announced.expected.emplace(index, std::move(meta));
+      continue;
+    }
     const auto slot = parts_.pool.reserve(meta, writer, reservation.givers);
     if (!slot) continue;
     reply.verdicts[index] = static_cast<std::uint8_t>(PushVerdict::kGranted);
@@ -55,6 +64,12 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
     reservation_of_.emplace(offered.key, id);
     num_used_ += 1;
     order.chunks.push_back({index, *slot, offered.num_tokens});
+  }
+  if (!announced.expected.empty()) {
+    promise::bounded_hold(now, announced.deadline, writer);
+    announced_.expect(id, std::move(announced));
+    reply.reservation = id;
+    return reply;
   }
   if (reservation.chunks.empty()) return reply;
   reply.reservation = order.reservation = id;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "connector/core/pool/provenance.h"
+#include "connector/core/push/announced_pushes.h"
 #include "connector/core/push/push_parts.h"
 #include "transport/base/clock.h"
 
@@ -24,12 +25,15 @@ namespace kvferry {
 
 class PushReceiver {
  public:
-  explicit PushReceiver(PushParts parts) : parts_(parts) {}
+  /// `announced` gets the pushes that need no slots, because this node pulls their chunks.
+  PushReceiver(PushParts parts, AnnouncedPushes& announced) : parts_(parts), announced_(announced) {}
 
   /// Reserves slots in the order of the offer, until all reservations together have half of the pool's slots, or three
   /// quarters of them with the slots whose writers did not leave them in time. `from` describes the offer in
-  /// Slot::writer. `member`: as in SchedulerCore::push_offered().
-  PushReply offered(const std::string& from, const PushOffer& offer, const std::string& member, TimeNs now);
+  /// Slot::writer. `member` and `push`: as in SchedulerCore::push_offered(). Nothing is reserved for an offer with
+  /// PushOffer::has_frames, but the same half of the pool limits its chunks.
+  PushReply offered(const std::string& from, const PushOffer& offer, const std::string& member, std::uint64_t push,
+                    TimeNs now);
   /// Revokes all grants of these chunks at once, because a worker could not grant access to the chunks' slots.
   void grant_failed(std::uint64_t id, std::span<const std::uint32_t> indices);
   /// Revokes the grants of the settled chunks. Ignores chunks that are not granted any more. A settlement whose id no
@@ -64,6 +68,7 @@ class PushReceiver {
   bool erase_reservation_of(const ChunkKey& key, std::uint64_t id);
 
   PushParts parts_;
+  AnnouncedPushes& announced_;
   std::map<std::uint64_t, Reservation> reservations_;           // [id of the slot reservation] state of the reservation
   std::unordered_map<ChunkKey, std::uint64_t> reservation_of_;  // [chunk] id of its slot reservation
   std::size_t num_used_ = 0;  // slots of all reservations, also those whose write was abandoned

@@ -47,22 +47,22 @@ void PushSender::answered(std::uint64_t id, const std::string& endpoint, const P
   if (!reply.refused.empty()) note(push, Cause::kRefused, reply.refused);
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
     Item& item = push.items[index];
-    const bool is_granted = reply.reservation != 0 && index < reply.verdicts.size() &&
-                            reply.verdicts[index] == static_cast<std::uint8_t>(PushVerdict::kGranted);
-    item.is_granted = is_granted;
-    const bool is_declined = !is_granted && (index >= reply.verdicts.size() ||
-                                             reply.verdicts[index] != static_cast<std::uint8_t>(PushVerdict::kPresent));
+    const PushVerdict verdict{index < reply.verdicts.size() ? reply.verdicts[index] : std::uint8_t{0}};
+    item.is_pulled = reply.reservation != 0 && verdict == PushVerdict::kPulled;
+    const bool is_wanted = item.is_pulled || (reply.reservation != 0 && verdict == PushVerdict::kGranted);
+    item.is_granted = is_wanted;
+    const bool is_declined = !is_wanted && verdict != PushVerdict::kPresent;
     if (is_declined)
       note(push, Cause::kRefused,
            "the decode node has no slot left for pushes, or its ranks hold other layers or heads");
     push.event.failed += is_declined;
     push.is_incomplete |= is_declined;
     if (item.state == State::kFinished) {  // the chunk's push ended before the answer arrived
-      if (is_granted) settle(push, index, false);
+      if (is_wanted) settle(push, index, false);
     } else if (item.state == State::kTransferring) {
-      if (!is_granted) item.failed = true;  // the workers have no grant and will report the failure
+      if (!is_wanted) item.failed = true;  // the workers have no grant and will report the failure
       advance(id, push, index);
-    } else if (!is_granted) {
+    } else if (!is_wanted) {
       finish(id, push, index);
     } else {
       item.state = State::kAccepted;
@@ -81,6 +81,7 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
     Push& push = pushes_.at(place.push);
     Item& item = push.items[place.index];
     if (push.is_dropped || (item.state != State::kOffered && item.state != State::kAccepted)) continue;
+    if (item.is_pulled) continue;  // the workers move nothing; chunk_ready() announces the chunk
     item.state = State::kTransferring;
     item.chunk = chunk;
     item.pin = parts_.pool.pin({chunk}, "push of " + push.request.value, now, push.deadline + parts_.config.push_grace);
@@ -89,18 +90,22 @@ std::optional<PushSender::Tag> PushSender::saving(const ChunkKey& key, ChunkRef 
   return std::nullopt;
 }
 
-/// Makes the workers push a chunk that is complete in its slot.
+/// Makes the workers push a chunk that is complete in its slot, or announces it to a decode node that pulls it.
 void PushSender::start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot,
                                 TimeNs now) {
   Item& item = push.items[index];
   promise::verified_only_in_slots(slot.ranks_in_frames, slot.ref.slot);
   // If the lengths differ, another node has sent a wrong chunk with this key, which is not pushed.
   if (slot.meta.num_tokens != item.meta.num_tokens) return;
-  item.state = State::kTransferring;
   item.chunk = slot.ref;
   item.is_ready = true;
   push.ready_at = now;
   item.meta = slot.meta;
+  if (item.is_pulled) {
+    item.state = State::kAnnounced;
+    return settle(push, index, true);
+  }
+  item.state = State::kTransferring;
   item.pin =
       parts_.pool.pin({slot.ref}, "push of " + push.request.value, now, push.deadline + parts_.config.push_grace);
   parts_.actions.push_back(StartPush{id, index, slot.ref, slot.meta.num_tokens, slot.checksums});
@@ -151,8 +156,10 @@ void PushSender::chunk_push_ended(const PushOutcome& outcome) {
                         push.items[outcome.index].ranks_done.insert(outcome.rank).second;
   promise::exactly_once(is_known, "the end of push {} of chunk {} by rank {}", outcome.push, outcome.index,
                         outcome.rank);
-  push.items[outcome.index].failed |= !outcome.ok;
-  if (!outcome.ok) note(push, cause_of(static_cast<ErrorCode>(outcome.code)), outcome.what);
+  // The workers have no grant for a chunk that the decode node pulls, so their failure says nothing about it.
+  const bool has_failed = !outcome.ok && !push.items[outcome.index].is_pulled;
+  push.items[outcome.index].failed |= has_failed;
+  if (has_failed) note(push, cause_of(static_cast<ErrorCode>(outcome.code)), outcome.what);
   if (!outcome.path.empty()) push.event.path = outcome.path;
   push.event.limit_mb_per_s = std::max(push.event.limit_mb_per_s, outcome.limit_mb_per_s * parts_.config.num_ranks);
   advance(outcome.push, push, outcome.index);
@@ -169,13 +176,18 @@ void PushSender::advance(std::uint64_t id, Push& push, std::uint32_t index) {
   const bool is_good = !item.failed && !push.is_dropped && slot.state == ChunkPool::State::kReady;
   if (push.is_answered) settle(push, index, is_good);
   finish(id, push, index);
+  // From here to the decode node's lease the chunk is not pinned. It is among the most recently used ones, and if it is
+  // evicted all the same, the decode node gets no lease and fetches the chunk elsewhere.
+  if (is_good && item.is_pulled) item.state = State::kAnnounced;
 }
 
-/// Keeps the first cause of a failure for the flight recorder, because later failures often follow from it.
-void PushSender::note(Push& push, Cause cause, std::string_view why) {
-  if (push.event.why() != Cause::kNone) return;
-  push.event.cause = static_cast<std::uint8_t>(cause);
-  push.event.note = why;
+void PushSender::lease_ended(std::uint64_t id, const ChunkKey& chunk) {
+  const auto found = pushes_.find(id);
+  for (std::uint32_t index = 0; found != pushes_.end() && index < found->second.items.size(); ++index) {
+    const Item& item = found->second.items[index];
+    if (item.state == State::kAnnounced && item.meta.key == chunk) finish(id, found->second, index);
+  }
+  erase_if_finished(id);
 }
 
 void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
@@ -183,7 +195,9 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
   if (!item.is_granted) return;
   item.is_granted = false;
   push.is_incomplete |= !ok;
-  (ok ? parts_.counters.pushed_chunks : parts_.counters.push_failures) += 1;
+  CoreCounters& counters = parts_.counters;
+  (!ok ? counters.push_failures : item.is_pulled ? counters.announced_chunks : counters.pushed_chunks) += 1;
+  if (item.is_pulled) push.event.path = "announced";
   (ok ? push.event.chunks : push.event.failed) += 1;
   if (ok) {
     push.event.tokens += item.meta.num_tokens;
@@ -237,6 +251,7 @@ void PushSender::drop(std::uint64_t id, Push& push, TimeNs now) {
   for (std::uint32_t index = 0; index < push.items.size(); ++index) {
     const State state = push.items[index].state;
     if (state == State::kOffered || state == State::kAccepted) fail(id, push, index);
+    if (state == State::kAnnounced) finish(id, push, index);
     if (state == State::kTransferring) push.items[index].failed = true;
   }
   parts_.actions.push_back(DropPush{id});

@@ -11,7 +11,11 @@
 // answer comes, answered() begins the transfer. A chunk that the decode node does not accept, or whose push fails, is
 // finished early.
 //
-// A chunk is settled as ok only if every rank has pushed it and the chunk is verified in this node's own pool.
+// A chunk is settled as ok only if every rank has pushed it and the chunk is verified in this node's own pool. A chunk
+// that the decode node pulls (PushVerdict::kPulled) is not pushed: it is settled as soon as it is complete in the pool,
+// and finished when the decode node's lease on it ends:
+//
+//   kOffered -> answered() -> kAccepted -> chunk_ready() -> kAnnounced -> lease_ended() -> kFinished
 #pragma once
 
 #include <cstdint>
@@ -61,6 +65,10 @@ class PushSender {
   void chunk_push_ended(const PushOutcome& outcome);
   /// Ends the push of a finished request's chunks that are neither in the pool nor being written.
   void request_finished(const RequestId& request);
+  /// Returns true if a push of this number is in progress.
+  bool knows(std::uint64_t push) const { return pushes_.contains(push); }
+  /// Records that the decode node's lease on a chunk of this push, of which the chunk was announced, has ended.
+  void lease_ended(std::uint64_t push, const ChunkKey& chunk);
   void tick(TimeNs now);
 
   std::size_t num_pushes() const { return pushes_.size(); }
@@ -70,12 +78,14 @@ class PushSender {
     kOffered,       // the chunk is offered, and the decode node has not answered yet
     kAccepted,      // the decode node has reserved a slot for the chunk
     kTransferring,  // the workers were ordered to push the chunk
+    kAnnounced,     // the chunk was settled, and the decode node pulls it
     kFinished       // the push of this chunk has ended; if a slot was reserved, the settlement was sent
   };
   struct Item {
     ChunkMeta meta;
     State state = State::kOffered;
     bool is_granted = false;  // true while the decode node has a slot reserved and waits for the settlement
+    bool is_pulled = false;   // true if the decode node waits for the settlement to pull the chunk
     ChunkRef chunk;           // the chunk's slot; valid once the state was kTransferring
     PinId pin;
     bool is_ready = false;  // true once the chunk is verified in this node's pool
@@ -101,7 +111,12 @@ class PushSender {
   void start_transfer(std::uint64_t id, Push& push, std::uint32_t index, const ChunkPool::Slot& slot, TimeNs now);
   void advance(std::uint64_t id, Push& push, std::uint32_t index);
   void fail(std::uint64_t id, Push& push, std::uint32_t index);
-  static void note(Push& push, Cause cause, std::string_view why = {});
+  /// Keeps the first cause of a failure for the flight recorder, because later failures often follow from it.
+  static void note(Push& push, Cause cause, std::string_view why = {}) {
+    if (push.event.why() != Cause::kNone) return;
+    push.event.cause = static_cast<std::uint8_t>(cause);
+    push.event.note = why;
+  }
   void settle(Push& push, std::uint32_t index, bool ok);
   void drop(std::uint64_t id, Push& push, TimeNs now);
   void erase_if_finished(std::uint64_t id);

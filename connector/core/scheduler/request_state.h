@@ -153,35 +153,17 @@ struct PendingLoad {
 
 /// A pull that a fetch or a replication started.
 struct FetchPull {
-  RequestId request;  // id of the request whose fetch needs the pull; empty: a replication needs it
+  RequestId request;  // id of the request whose fetch needs the pull; empty: a replication or an announced push does
   std::string endpoint;
   std::uint64_t lease = 0;
   std::vector<PullItem> items;
   TimeNs started_at = 0;
   std::uint32_t ranks_done = 0;
-  bool has_failed = false;   // true if some rank received no chunk
-  std::vector<bool> lost{};  // [item] true if some rank did not receive the chunk
-  std::uint64_t record = 0;  // the request's number in the flight recorder
-  LifeEvent event{};         // what the flight recorder will get about this pull
-};
-
-/// A lease that this node granted to another node.
-struct GrantedLease {
-  PinId pin;
-  std::string handoff;  // name of the hand-off whose prompt is unpinned when this lease is released; empty: none
-  std::size_t num_chunks = 0;
-};
-
-/// A finished prompt that stays pinned for its decode node.
-struct Handoff {
-  PinId pin;
-  std::string name;  // FinishedRequest::handoff_name
-};
-using Handoffs = std::map<std::string, Handoff>;  // [request's id]
-
-struct ControllerPin {
-  PinId pin;
-  std::size_t num_chunks = 0;
+  bool has_failed = false;    // true if some rank received no chunk
+  std::vector<bool> lost{};   // [item] true if some rank did not receive the chunk
+  std::uint64_t record = 0;   // the request's number in the flight recorder
+  LifeEvent event{};          // what the flight recorder will get about this pull
+  bool is_announced = false;  // true if an announced push needs the pull
 };
 
 /// A ReplicateOrder that has not ended. Its chunks are copied in pieces, one piece at a time; each piece needs one

@@ -20,7 +20,7 @@ SchedulerCore::SchedulerCore(CoreConfig config)
                 if (RequestState* request = find(id)) request->is_delivered = true;
                 unpin_handoff(handoffs_.find(id.value));
               }),
-      receiver_({config_, pool_, actions_, counters_, numbers_, recorder_, provenance_, now_}) {
+      receiver_({config_, pool_, actions_, counters_, numbers_, recorder_, provenance_, now_}, announced_) {
   KVFERRY_CHECK(!config_.groups.empty(), "the engine has no KV cache group; at least one is needed");
   const KvGroup* windowed = nullptr;  // the last KV group with a window
   for (const KvGroup& group : config_.groups) {
@@ -157,6 +157,7 @@ void SchedulerCore::reset_cache() {
   for (const ChunkPool::Slot* slot : pool_.ready()) pool_.invalidate(slot->ref);
   invalidate_planned_saves();
   receiver_.invalidate();
+  announced_.clear();
   for (auto& [id, request] : requests_) {
     request.cause = request.cacheable ? Cause::kReset : request.cause;
     request.cause_event = 0;
@@ -232,6 +233,7 @@ void SchedulerCore::tick(TimeNs now) {
     if (request->fetch->stage == Fetch::Stage::kLease) suspect(request->fetch->endpoint, now);
     advance_fetch(*request, now);
   }
+  tick_announced(now);
   tick_orders(now);
 }
 

@@ -33,9 +33,11 @@
 #include "connector/core/plan.h"
 #include "connector/core/pool/chunk_pool.h"
 #include "connector/core/pool/provenance.h"
+#include "connector/core/push/announced_pushes.h"
 #include "connector/core/push/push_receiver.h"
 #include "connector/core/push/push_sender.h"
 #include "connector/core/scheduler/events.h"
+#include "connector/core/scheduler/peer_holds.h"
 #include "connector/core/scheduler/preparation.h"
 #include "connector/core/scheduler/request_state.h"
 #include "connector/core/scheduler/suspect_nodes.h"
@@ -104,12 +106,13 @@ class SchedulerCore {
     sender_.chunk_push_ended(outcome);
   }
   /// The runtime must execute GrantSlots before it sends the reply. `member`: name of the member whose key the sender
-  /// used; empty: none.
-  PushReply push_offered(const std::string& from, const PushOffer& offer, TimeNs now, const std::string& member = {});
+  /// used; empty: none. `push`: the sender's number of the push.
+  PushReply push_offered(const std::string& from, const PushOffer& offer, TimeNs now, const std::string& member = {},
+                         std::uint64_t push = 0);
   void push_grant_failed(std::uint64_t reservation, std::span<const std::uint32_t> indices) {
     receiver_.grant_failed(reservation, indices);
   }
-  void push_settled(const PushSettlement& settlement) { receiver_.settled(settlement); }
+  void push_settled(const PushSettlement& settlement, TimeNs now);
   void push_revoked(const Revocation& answer, TimeNs now);
 
   // ---- orders of the controller; none can corrupt an answer or fill the pool with pinned chunks ----
@@ -165,7 +168,8 @@ class SchedulerCore {
   std::size_t num_replications() const { return replications_.size(); }
   std::size_t num_controller_pinned() const { return num_controller_pinned_; }
   std::size_t num_pushes() const { return sender_.num_pushes(); }
-  std::size_t num_reservations() const { return receiver_.num_reservations(); }
+  /// Returns the number of pushes from other nodes for which slots are reserved or announcements are expected.
+  std::size_t num_reservations() const { return receiver_.num_reservations() + announced_.size(); }
   std::size_t num_reserved_chunks() const { return receiver_.num_reserved_chunks(); }
   std::size_t num_preparations() const { return preparations_.size(); }
 
@@ -235,7 +239,12 @@ class SchedulerCore {
   void release_lease(RequestState* request, ReleaseLease lease);
   void drop_source(RequestState& request);
   const StartPull* start_pull(const RequestId& request, const std::string& endpoint, const std::string& member,
-                              std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now);
+                              std::span<const ChunkMeta> wanted, const LeaseReply& reply, TimeNs now,
+                              bool is_announced = false);
+  // These functions are defined in scheduler_announced.cpp.
+  void advance_announced(TimeNs now);
+  void announced_lease_answered(AnnouncedPushes::Push& push, const LeaseReply& reply, TimeNs now);
+  void tick_announced(TimeNs now);
   // These functions are defined in scheduler_record.cpp.
   LifeEvent& record(const RequestState& request, LifeKind kind, Cause cause = Cause::kNone);
   void note_cause(RequestState& request, Cause cause);
@@ -271,6 +280,7 @@ class SchedulerCore {
   FlightRecorder recorder_{config_.num_recorded_events, config_.num_recorded_requests};
   SecretNumbers numbers_{config_.secret};
   PushSender sender_;
+  AnnouncedPushes announced_;
   PushReceiver receiver_;
   TimeNs now_ = 0;  // time of the event that is being handled; set by handlers that record events or publish chunks
   std::unordered_map<RequestId, RequestState> requests_;

@@ -27,18 +27,6 @@ void SchedulerCore::end_fetch(RequestState& request, TimeNs now) {
   request.fetch.reset();
 }
 
-/// Blocks fetches from the node at `endpoint` for a while: it did not answer, or some rank got no intact chunk from it.
-void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
-  const TimeNs pause = suspects_.failed(endpoint, now);
-  if (pause == 0) return;
-  counters_.holders_suspected += 1;
-  actions_.push_back(LogLine{
-      fmt::format("no intact chunk came from node {} within {} ms; no KV is fetched from it for {} s. If this message "
-                  "repeats, check that the node runs, and that no firewall blocks the ports of its workers",
-                  endpoint, config_.try_timeout / kMillisecond, pause / kSecond),
-      true, endpoint});
-}
-
 /// Returns the chunks of `offer` that the request can use and the pool neither has nor receives, in prefix order: full
 /// chunks, then the longest matching tail; also the last full chunk, if the pool's copy lacks the model's state.
 std::vector<ChunkMeta> SchedulerCore::missing_from(RequestState& request, const HolderOffer& offer) {
@@ -169,7 +157,9 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
   };
   const bool is_replication = is_replication_lease(fetch);
   const auto found = fetches_.find(fetch);
+  AnnouncedPushes::Push* const announced = announced_.waiting_for(fetch);
   const std::string* const asked = is_replication            ? &replications_.front().endpoint
+                                   : announced != nullptr    ? &announced->endpoint
                                    : found != fetches_.end() ? &requests_.at(found->second).fetch->endpoint
                                                              : nullptr;
   if (asked != nullptr && *asked != endpoint) {
@@ -177,6 +167,7 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
     return release();
   }
   if (is_replication) return replication_lease_answered(reply, now);
+  if (announced != nullptr) return announced_lease_answered(*announced, reply, now);
   if (found == fetches_.end() || requests_.at(found->second).fetch->stage != Fetch::Stage::kLease) return release();
   RequestState& request = requests_.at(found->second);
   Fetch& current = *request.fetch;
@@ -211,8 +202,12 @@ void SchedulerCore::lease_answered(std::uint64_t fetch, const std::string& endpo
 /// no chunk is pulled; the caller then releases the lease.
 const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::string& endpoint,
                                            const std::string& member, std::span<const ChunkMeta> wanted,
-                                           const LeaseReply& reply, TimeNs now) {
+                                           const LeaseReply& reply, TimeNs now, bool is_announced) {
   FetchPull pull{request, endpoint, reply.lease, {}, now};
+  pull.is_announced = is_announced;
+  const std::string writer = is_announced            ? "an announced push"
+                             : request.value.empty() ? "a replication"
+                                                     : "fetch for " + request.value;
   for (const LeasedChunk& leased : reply.chunks) {
     if (leased.index >= wanted.size()) continue;
     ChunkMeta meta = wanted[leased.index];
@@ -230,8 +225,7 @@ const StartPull* SchedulerCore::start_pull(const RequestId& request, const std::
       if (meta.window_from > 0 || !lacks_state(*present)) continue;
       pool_.invalidate(present->ref);
     }
-    const auto slot =
-        pool_.reserve(meta, request.value.empty() ? "a replication" : "fetch for " + request.value, std::move(givers));
+    const auto slot = pool_.reserve(meta, writer, std::move(givers));
     if (!slot) {
       counters_.pool_full += 1;
       if (RequestState* waiting = find(request)) blame(*waiting, Cause::kPoolFull);
@@ -279,8 +273,10 @@ void SchedulerCore::pull_done(std::uint64_t id, std::uint32_t rank, const std::v
     suspect(pull.endpoint, now);
   release_lease(find(pull.request), {pull.endpoint, pull.lease});
   const RequestId request_id = pull.request;
+  const bool is_announced = pull.is_announced;
   pulls_.erase(found);
   has_ended_writes_ = true;
+  if (is_announced) return;
   if (request_id.value.empty()) return end_replication_piece(id, now);
   RequestState* request = find(request_id);
   if (request != nullptr && request->fetch && request->fetch->stage == Fetch::Stage::kPull &&

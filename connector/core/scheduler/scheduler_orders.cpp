@@ -81,8 +81,8 @@ void SchedulerCore::replicate_ordered(ReplicateOrder order, TimeNs now) {
 /// progress at a time, which leaves room for the fetches of requests. A piece whose pull is overdue is in progress
 /// until all ranks have reported its end.
 void SchedulerCore::advance_replications(TimeNs now) {
-  const bool is_pulling =
-      std::ranges::any_of(pulls_, [](const auto& pull) { return pull.second.request.value.empty(); });
+  const bool is_pulling = std::ranges::any_of(
+      pulls_, [](const auto& pull) { return pull.second.request.value.empty() && !pull.second.is_announced; });
   while (!replications_.empty() && replications_.front().piece.empty()) {
     Replication& replication = replications_.front();
     const bool has_ended = now >= replication.deadline || !suspects_.allows(replication.endpoint, now) ||

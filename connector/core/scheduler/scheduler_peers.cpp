@@ -51,7 +51,11 @@ LeaseReply SchedulerCore::lease_requested(const std::string& from, const LeaseRe
   // A name that is not this node's is not kept, since any peer can make one up, of any length.
   const bool is_known = find_handoff(request.handoff) != handoffs_.end();
   if (!is_known && !request.handoff.empty()) counters_.unknown_handoffs += 1;
-  leases_[reply.lease] = GrantedLease{pin, is_known ? request.handoff : "", num_chunks};
+  GrantedLease& lease = leases_[reply.lease] = {pin, is_known ? request.handoff : "", num_chunks};
+  if (sender_.knows(request.push)) {
+    lease.push = request.push;
+    for (const LeasedChunk& chunk : reply.chunks) lease.announced.push_back(request.keys[chunk.index]);
+  }
   counters_.leases_granted += 1;
   return reply;
 }
@@ -66,6 +70,7 @@ void SchedulerCore::lease_released(std::uint64_t lease) {
   unpin_handoff(find_handoff(found->second.handoff));  // the decode node's pull of the prompt has ended
   pool_.unpin(found->second.pin);
   num_leased_chunks_ -= found->second.num_chunks;
+  for (const ChunkKey& chunk : found->second.announced) sender_.lease_ended(found->second.push, chunk);
   leases_.erase(found);
 }
 
@@ -89,9 +94,9 @@ void SchedulerCore::push_answered(std::uint64_t push, const std::string& endpoin
 }
 
 PushReply SchedulerCore::push_offered(const std::string& from, const PushOffer& offer, TimeNs now,
-                                      const std::string& member) {
+                                      const std::string& member, std::uint64_t push) {
   now_ = now;
-  PushReply reply = receiver_.offered(from, offer, member, now);
+  PushReply reply = receiver_.offered(from, offer, member, push, now);
   if (reply.reservation != 0) {
     for (auto& [id, request] : requests_)
       if (request.source_left) receiver_.shorten_deadline(handed_off(request), now);

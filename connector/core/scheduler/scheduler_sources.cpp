@@ -1,10 +1,23 @@
-// The handoff source of a request: when it is asked again, because a push of its chunks has failed.
+// The handoff source of a request: when it is asked again, because a push of its chunks has failed. Also blocks nodes
+// from which nothing comes.
 #include <algorithm>
 #include <utility>
 
 #include "connector/core/scheduler/scheduler_core.h"
 
 namespace kvferry {
+
+/// Blocks fetches from the node at `endpoint` for a while: it did not answer, or some rank got no intact chunk from it.
+void SchedulerCore::suspect(const std::string& endpoint, TimeNs now) {
+  const TimeNs pause = suspects_.failed(endpoint, now);
+  if (pause == 0) return;
+  counters_.holders_suspected += 1;
+  actions_.push_back(LogLine{
+      fmt::format("no intact chunk came from node {} within {} ms; no KV is fetched from it for {} s. If this message "
+                  "repeats, check that the node runs, and that no firewall blocks the ports of its workers",
+                  endpoint, config_.try_timeout / kMillisecond, pause / kSecond),
+      true, endpoint});
+}
 
 /// Returns true if some of these chunks are being written into the pool.
 bool SchedulerCore::has_writing(std::span<const ChunkMeta> chunks) const {

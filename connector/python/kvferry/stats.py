@@ -47,6 +47,7 @@ COUNTERS = {
                            "were computed from such KV.",
     "pins_refused_total": "Chunks not pinned for the controller because it had already pinned half of the pool.",
     "pushed_chunks_total": "Chunks pushed to decode nodes while their prompt was computed.",
+    "announced_chunks_total": "Chunks announced to decode nodes, which pull them from GPU memory to GPU memory.",
     "push_failures_total": "Chunks for which a decode node reserved a slot but whose push failed.",
     "tickets_refused_total": "Addresses in kv_transfer_params that were ignored for lack of a valid ticket.",
     "accesses_refused_total": "Reads and writes of this node's memory refused because the peer had no grant for them "
@@ -73,7 +74,7 @@ GAUGES = {
     "pool_controller_pinned_chunks": "Chunks pinned by order of the controller.",
     "fetching_requests": "Requests that wait for KV from other nodes.",
     "open_pushes": "Prompts that are being pushed.",
-    "open_push_reservations": "Pushes from other nodes for which slots are reserved.",
+    "open_push_reservations": "Pushes from other nodes for which slots are reserved or announcements are expected.",
 }
 # Histograms with the labels `direction`, push or pull, and `path`, the name of a transport. They leave out transfers by
 # which no chunk arrived: see pull_failures_total and push_failures_total.

@@ -143,7 +143,7 @@ bool NodeLinks::take_requests() {
     std::visit(Overloaded{
                    [&](LeaseRequest& lease) { leases_->requested(std::move(asker), std::move(lease)); },
                    [&](LeaseRelease& lease) { leases_->released(lease); },
-                   [&](PushOffer& offer) { pushes_.offered(std::move(asker), offer); },
+                   [&](PushOffer& offer) { pushes_.offered(std::move(asker), std::move(offer)); },
                    [&](PushSettlement& settlement) { pushes_.settled(settlement); },
                    [&](const LivesRequest& asked) { tell_lives(asker, asked); },
                },

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "connector/runtime/links/frame_leases.h"
+
 namespace kvferry {
 namespace {
 
 constexpr auto kDeclined = static_cast<std::uint8_t>(PushVerdict::kDeclined);
 constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
+constexpr auto kPulled = static_cast<std::uint8_t>(PushVerdict::kPulled);
 
 }  // namespace
 
@@ -15,6 +18,7 @@ constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
 
 void PushLinks::execute(OfferPush& wanted) {
   wanted.offer.shards = shards_of(parts_.ranks);
+  wanted.offer.has_frames = FrameLeases::has_frames(parts_.ranks);
   if (parts_.send_node(wanted.endpoint, wanted.push, wanted.offer)) return;
   // If the offer can't be sent, the node counts as one that grants nothing.
   parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_answered(wanted.push, wanted.endpoint, {}, now); });
@@ -54,17 +58,19 @@ void PushLinks::execute(RevokeSlots& wanted) {
 
 // ---- messages of other nodes ----
 
-void PushLinks::offered(Asker asker, const PushOffer& offer) {
+void PushLinks::offered(Asker asker, PushOffer offer) {
+  offer.has_frames = offer.has_frames && FrameLeases::has_frames(parts_.ranks);
   Granting granting{std::move(asker), {}, {}, {}, static_cast<std::uint32_t>(parts_.ranks.size())};
   PushReply& reply = granting.reply;
   reply.verdicts.assign(offer.chunks.size(), kDeclined);
   if (offer.shards == shards_of(parts_.ranks)) {
     parts_.with_core([&](SchedulerCore& core, TimeNs now) {
-      reply = core.push_offered("offer " + std::to_string(granting.asker.id), offer, now, granting.asker.member);
+      reply = core.push_offered("offer " + std::to_string(granting.asker.id), offer, now, granting.asker.member,
+                                granting.asker.id);
     });
   }
-  if (reply.reservation == 0) {
-    parts_.answer(granting.asker, PushAnswer{reply, {}, {}});
+  if (reply.reservation == 0 || std::ranges::find(reply.verdicts, kGranted) == reply.verdicts.end()) {
+    parts_.answer(granting.asker, PushAnswer{reply, {}, {}});  // the workers grant nothing
     return;
   }
   for (std::uint32_t index = 0; index < reply.verdicts.size(); ++index)
@@ -82,7 +88,8 @@ void PushLinks::answered(const std::string& endpoint, std::uint64_t push, PushAn
   const auto is_short = [&](const std::vector<std::string>& grants) { return grants.size() != verdicts.size(); };
   const bool fits = answer.ranks.size() == parts_.ranks.size() && answer.grants.size() == parts_.ranks.size() &&
                     std::none_of(answer.grants.begin(), answer.grants.end(), is_short);
-  if (!fits) verdicts.assign(verdicts.size(), kDeclined);
+  if (!fits)
+    for (std::uint8_t& verdict : verdicts) verdict = verdict == kPulled ? kPulled : kDeclined;
   for (std::uint32_t rank = 0; is_awaited && rank < parts_.ranks.size(); ++rank) {
     PushOrder order{push, {}, {}};
     if (fits) {
@@ -97,7 +104,7 @@ void PushLinks::answered(const std::string& endpoint, std::uint64_t push, PushAn
 }
 
 void PushLinks::settled(const PushSettlement& settlement) {
-  parts_.with_core([&](SchedulerCore& core, TimeNs) { core.push_settled(settlement); });
+  parts_.with_core([&](SchedulerCore& core, TimeNs now) { core.push_settled(settlement, now); });
 }
 
 // ---- outcomes of this engine's workers ----

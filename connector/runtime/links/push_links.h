@@ -23,7 +23,7 @@ class PushLinks {
   void execute(GrantSlots& wanted);
   void execute(RevokeSlots& wanted);
 
-  void offered(Asker asker, const PushOffer& offer);
+  void offered(Asker asker, PushOffer offer);
   void answered(const std::string& endpoint, std::uint64_t push, PushAnswer answer);
   void settled(const PushSettlement& settlement);
   void granted(const GrantOutcome& outcome);

@@ -49,7 +49,7 @@ class HandingOff : public CoreBench {
     core_->pull_done(pulls[0].pull, 0, std::vector(pulls[0].items.size(), true), now_);
   }
   void push_fails(std::uint32_t index) {
-    core_->push_settled({reservation_, {{index, false, 0, {}}}});
+    core_->push_settled({reservation_, {{index, false, 0, {}}}}, now_);
     core_->push_revoked(take<RevokeSlots>().at(0), now_);
   }
   /// Lets the deadline of the push pass without a settlement.
@@ -122,7 +122,7 @@ TEST_F(HandingOff, AKeptLeaseIsReleasedWhenThePushSucceedsOrTheRequestEnds) {
     pull_all();
     EXPECT_THAT(take<ReleaseLease>(), IsEmpty());
     if (succeeds) {
-      core_->push_settled({reservation_, {{0, true, 0, {5}}}});
+      core_->push_settled({reservation_, {{0, true, 0, {5}}}}, now_);
       core_->push_revoked(take<RevokeSlots>().at(0), now_);
       core_->allocated(RequestId{"r"}, lookup("r").num_external, {blocks(1, 2)}, now_);
       EXPECT_THAT(take<ReleaseLease>(), SizeIs(1));

@@ -32,7 +32,7 @@ class Preparing : public CoreBench {
   void settle(const std::vector<std::uint32_t>& indices, bool ok = true) {
     PushSettlement settlement{reply_.reservation, {}};
     for (const std::uint32_t index : indices) settlement.chunks.push_back({index, ok, 0, {9}});
-    core_->push_settled(settlement);
+    core_->push_settled(settlement, now_);
     for (const RevokeSlots& one : take<RevokeSlots>()) core_->push_revoked(one, now_);
   }
   void prepare(const std::string& id = "ahead", std::size_t num_tokens = 41) {

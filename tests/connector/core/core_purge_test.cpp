@@ -191,7 +191,7 @@ TEST_F(Purging, APushedChunkHasItsSenderAndThoseThatTheSettlementTells) {
   const ChunkKey key = root_key("pushed", "");
   PushOffer offer{"model", 1, {}, {{key, 16, {}}}, 0, "tcp://p"};
   const std::uint64_t reservation = core_->push_offered("p", offer, now_).reservation;
-  core_->push_settled({reservation, {{0, true, 0, {5}, {}, {"tcp://before"}}}});
+  core_->push_settled({reservation, {{0, true, 0, {5}, {}, {"tcp://before"}}}}, now_);
   core_->push_revoked(take<RevokeSlots>().at(0), now_);
   EXPECT_THAT(core_->pool().find(key)->givers, ElementsAre("tcp://before", "tcp://p"));
 }
@@ -209,7 +209,7 @@ TEST_F(Purging, AChunkThatAPurgedNodeGaveToThePushingOneIsNotTaken) {
   PushOffer offer{"model", 1, {}, {{root_key("pushed", ""), 16, {}}}, 0, "tcp://p"};
   const std::uint64_t reservation = core_->push_offered("p", offer, now_).reservation;
   core_->purge_ordered(1, "tcp://bad", now_);
-  core_->push_settled({reservation, {{0, true, 0, {5}, {}, {"tcp://bad"}}}});
+  core_->push_settled({reservation, {{0, true, 0, {5}, {}, {"tcp://bad"}}}}, now_);
   core_->push_revoked(take<RevokeSlots>().at(0), now_);
   EXPECT_EQ(core_->pool().num_ready(), 0u);
 }
@@ -239,7 +239,7 @@ TEST_F(Purging, AMemberIsFoundByItsNameUnderWhateverAddressItPushed) {
   const ChunkKey key = root_key("pushed", "");
   PushOffer offer{"model", 1, {}, {{key, 16, {}}}, 0, "tcp://another"};
   const std::uint64_t reservation = core_->push_offered("p", offer, now_, "bad").reservation;
-  core_->push_settled({reservation, {{0, true, 0, {5}, {}, {}}}});
+  core_->push_settled({reservation, {{0, true, 0, {5}, {}, {}}}}, now_);
   core_->push_revoked(take<RevokeSlots>().at(0), now_);
   EXPECT_THAT(core_->pool().find(key)->givers, ElementsAre("member:bad", "tcp://another"));
   core_->purge_ordered(1, "tcp://bad", now_);

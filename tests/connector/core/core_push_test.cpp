@@ -264,7 +264,7 @@ class Granting : public CoreBench {
   }
   /// Settles a push of two chunks as if none was written.
   void settle_as_failed(const PushReply& reply) {
-    core_->push_settled({reply.reservation, {{0, false, 0, {}}, {1, false, 0, {}}}});
+    core_->push_settled({reply.reservation, {{0, false, 0, {}}, {1, false, 0, {}}}}, now_);
   }
   std::vector<RevokedChunk> reclaim_all(std::uint32_t rank = 0) {
     std::vector<RevokedChunk> all;
@@ -282,7 +282,7 @@ TEST_F(Granting, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted));
   EXPECT_THAT(take<GrantSlots>(), SizeIs(1));
-  core_->push_settled({reply.reservation, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}, {1, true, 0, {9}}}}, now_);
   EXPECT_EQ(core_->pool().num_ready(), 0u) << "somebody may be writing still";
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 2u);
@@ -294,7 +294,7 @@ TEST_F(Granting, ASettledChunkIsFoundOnceItsSlotIsTakenBack) {
 
 TEST_F(Granting, APushedChunkLacksOfTheWindowWhatItsSenderLacks) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
-  core_->push_settled({reply.reservation, {{0, true, 12, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 12, {9}}}}, now_);
   reclaim_all();
   const std::vector<ChunkMeta> chunks = core_->snapshot();
   ASSERT_THAT(chunks, SizeIs(1));
@@ -312,8 +312,8 @@ TEST_F(Granting, GrantsHalfOfThePoolAndNothingTwice) {
 
 TEST_F(Granting, AFailedChunkLeavesItsSlotFree) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
-  core_->push_settled({reply.reservation, {{0, false, 0, {}}}});
-  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}});  // this settlement comes too late
+  core_->push_settled({reply.reservation, {{0, false, 0, {}}}}, now_);
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}}, now_);  // this settlement comes too late
   const auto back = reclaim_all();
   ASSERT_THAT(back, SizeIs(1));
   EXPECT_FALSE(back[0].ok);
@@ -327,10 +327,10 @@ TEST_F(Granting, NonsenseIsIgnored) {
   EXPECT_THAT(core_->push_offered("p", offer, now_).verdicts, ElementsAre(kDeclined, kDeclined));
   EXPECT_THAT(core_->push_offered("p", prompt(32, 2), now_).verdicts, ElementsAre(kDeclined, kDeclined));
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
-  core_->push_settled({reply.reservation + 1, {{0, true, 0, {9}}}});
-  core_->push_settled({reply.reservation, {{7, true, 0, {9}}}});
+  core_->push_settled({reply.reservation + 1, {{0, true, 0, {9}}}}, now_);
+  core_->push_settled({reply.reservation, {{7, true, 0, {9}}}}, now_);
   EXPECT_THAT(take<RevokeSlots>(), IsEmpty());
-  core_->push_settled({reply.reservation, {{0, true, 0, {9, 9}}}});  // these checksums are for another shape
+  core_->push_settled({reply.reservation, {{0, true, 0, {9, 9}}}}, now_);  // these checksums are for another shape
   EXPECT_FALSE(reclaim_all().at(0).ok);
 }
 
@@ -338,14 +338,15 @@ TEST_F(Granting, NobodySettlesAPushThatAnotherOffered) {
   const std::uint64_t own = core_->push_offered("liar", prompt(16), now_).reservation;
   const std::uint64_t other = core_->push_offered("p", prompt(32), now_).reservation;
   for (std::uint64_t step = 1; step <= 1000; ++step)
-    for (const std::uint64_t guess : {step, own + step, own - step}) core_->push_settled({guess, {{1, true, 0, {7}}}});
+    for (const std::uint64_t guess : {step, own + step, own - step})
+      core_->push_settled({guess, {{1, true, 0, {7}}}}, now_);
   EXPECT_THAT(take<RevokeSlots>(), IsEmpty());
-  core_->push_settled({own, {{0, true, 0, {9}}}});
+  core_->push_settled({own, {{0, true, 0, {9}}}}, now_);
   reclaim_all();
-  core_->push_settled({own, {{0, true, 0, {7}}, {1, true, 0, {7}}}});  // again
+  core_->push_settled({own, {{0, true, 0, {7}}, {1, true, 0, {7}}}}, now_);  // again
   EXPECT_EQ(core_->counters().unknown_releases, 3001u);
   EXPECT_EQ(core_->pool().num_ready(), 1u);
-  core_->push_settled({other, {{1, true, 0, {9}}}});
+  core_->push_settled({other, {{1, true, 0, {9}}}}, now_);
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 2u);
 }
@@ -355,7 +356,7 @@ TEST_F(Granting, AFullChunksKeyWithAnotherLengthIsDroppedWhenItsTokensAreKnown) 
   offer.chunks[1].num_tokens = 1;
   const PushReply reply = core_->push_offered("p", offer, now_);
   EXPECT_THAT(reply.verdicts, ElementsAre(kGranted, kGranted));
-  core_->push_settled({reply.reservation, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}, {1, true, 0, {9}}}}, now_);
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 2u);
   add("r", 40);
@@ -375,7 +376,7 @@ TEST_F(Granting, AWrongLengthThatIsStillBeingWrittenIsNotWaitedForAndNeverReady)
   EXPECT_FALSE(lookup("r").pending);
   core_->allocated(RequestId{"r"}, 0, {blocks(1, 3)}, now_);
   build({{{RequestId{"r"}, 0, 40, BlockTable{blocks(1, 3)}}}, {}});
-  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}}, now_);
   reclaim_all();
   EXPECT_EQ(core_->counters().mislabeled_chunks, 1u);
   EXPECT_EQ(core_->pool().num_ready(), 1u) << "the second chunk, which the request saved";
@@ -385,7 +386,7 @@ TEST_F(Granting, ATailsKeyWithAnotherLengthIsDropped) {
   PushOffer offer = prompt(24);
   offer.chunks[1].num_tokens = 7;
   const PushReply reply = core_->push_offered("p", offer, now_);
-  core_->push_settled({reply.reservation, {{0, true, 0, {9}}, {1, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}, {1, true, 0, {9}}}}, now_);
   reclaim_all();
   hand_over(25, 24);
   lookup("r");
@@ -471,7 +472,7 @@ TEST_F(Granting, AWriterThatDoesNotLeaveItsSlotKeepsNobodyWaiting) {
   const std::vector<RevokeSlots> late = take<RevokeSlots>();
   const PushReply again = core_->push_offered("p", prompt(16), now_);
   EXPECT_THAT(again.verdicts, ElementsAre(kGranted));
-  core_->push_settled({again.reservation, {{0, true, 0, {9}}}});
+  core_->push_settled({again.reservation, {{0, true, 0, {9}}}}, now_);
   reclaim_all();
   ASSERT_THAT(late, SizeIs(1));
   Revocation answer = late[0];
@@ -501,7 +502,7 @@ TEST_F(Granting, WritersThatDoNotLeaveTheirSlotsLeaveAQuarterOfThePoolToOthers) 
 TEST_F(Granting, AResetCacheInvalidatesEarlierPushes) {
   const PushReply reply = core_->push_offered("p", prompt(16), now_);
   core_->reset_cache();
-  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}}, now_);
   reclaim_all();
   EXPECT_EQ(core_->pool().num_ready(), 0u);
 }
@@ -516,7 +517,7 @@ TEST_F(Granting, WhatWorkersCantGrantIsFreeAtOnce) {
 
 TEST_F(Granting, ASlotTakenBackTwiceIsABrokenPromise) {
   const PushReply reply = core_->push_offered("p", prompt(32), now_);
-  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}});
+  core_->push_settled({reply.reservation, {{0, true, 0, {9}}}}, now_);
   const auto ordered = take<RevokeSlots>();
   core_->push_revoked(ordered.at(0), now_);
   EXPECT_BREAKS(core_->push_revoked(ordered.at(0), now_), "exactly-once");

@@ -117,10 +117,18 @@ struct Side {
     }
     return written.at(chunk);
   }
+  template <class Order>
+  void send(const Order& order) {
+    if (!link->send(seal(1, order))) throw std::runtime_error("the order can't be sent");
+  }
   /// Sends an order, and returns the answer.
   template <class Outcome, class Order>
   Outcome ask(const Order& order) {
-    if (!link->send(seal(1, order))) throw std::runtime_error("the order can't be sent");
+    send(order);
+    return next<Outcome>();
+  }
+  template <class Outcome>
+  Outcome next() {
     for (int i = 0; i < 2000; ++i) {
       if (const auto envelope = receive()) return decode<Outcome>(envelope->body, "outcome").value();
       ::poll(nullptr, 0, 5);

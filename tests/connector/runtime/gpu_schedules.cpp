@@ -1,10 +1,12 @@
 // Runs random schedules of two workers with GPUs: gpu_schedules N [FIRST_SEED]
 //
 // One worker saves, evicts, resets and leases chunks; the other pulls them from frame to frame or from slot to slot,
-// and loads them into blocks. Both GPUs are simulated: their work runs late and in an unusual order, and they refuse
-// calls. Whatever is reported as good is compared byte by byte. Exit 0 only if nothing is wrong.
+// and loads them into blocks. Chunks of announced pushes are pulled one by one, while others are saved. Both GPUs are
+// simulated: their work runs late and in an unusual order, and they refuse calls. Whatever is reported as good is
+// compared byte by byte. Exit 0 only if nothing is wrong.
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <random>
 #include <utility>
 
@@ -18,7 +20,7 @@ namespace {
 /// nothing.
 struct Tally {
   std::uint64_t wrong_bytes = 0, waits = 0, in_frames = 0, past_frames = 0, dropped = 0, loaded = 0, save_failures = 0,
-                loaded_early = 0;
+                loaded_early = 0, pushed = 0, pushed_in_frames = 0;
 };
 
 class Pair {
@@ -35,7 +37,7 @@ class Pair {
     random_.seed(seed);
     for (int i = 0; i < 12; ++i) {
       if (below(24) == 0) (below(2) ? holder_ : reader_).device->refuse_after(static_cast<int>(below(10)), 1);
-      switch (below(5)) {
+      switch (below(6)) {
         case 0:
         case 1:
           save(below(kSlots));
@@ -45,6 +47,9 @@ class Pair {
           break;
         case 3:
           if (below(3) == 0) end_lease();
+          break;
+        case 4:
+          push();
           break;
         default:
           pull();
@@ -64,6 +69,7 @@ class Pair {
     std::vector<std::byte> bytes;
     std::uint32_t frame = kNoFrame;
   };
+  static constexpr std::uint64_t kPushLeases = 1'000'000'000;  // numbers of leases of pushes are greater
   std::uint32_t below(std::uint32_t n) { return static_cast<std::uint32_t>(random_() % n); }
 
   void save(std::uint32_t slot) {
@@ -100,18 +106,54 @@ class Pair {
     const PullOutcome done = reader_.ask<PullOutcome>(order);
     tally_.in_frames += done.num_in_frames;
     tally_.past_frames += done.num_past_frames;
-    for (std::uint32_t i = 0; i < leased_.size(); ++i) {
-      if (!done.ok[i]) {
-        ++tally_.dropped;
-        continue;
-      }
-      const bool is_in_frame = !done.in_frames.empty() && done.in_frames[i];
-      check_slot(order.items[i], leased_[i].bytes, !is_in_frame);
-      if (below(2) == 0) load(order.items[i], leased_[i].bytes);
-      if (is_in_frame) unwritten_.emplace_back(order.items[i], leased_[i].bytes);
+    for (std::uint32_t i = 0; i < leased_.size(); ++i) take_pulled(done, order.items[i], i, leased_[i].bytes);
+    reader_.device->hold_copies_to_host(false);
+    if (below(2) == 0) wait_written();
+  }
+  /// Saves up to four chunks. The reader pulls each as soon as it is saved, as chunks of an announced push.
+  void push() {
+    struct Sent {
+      PullOrder order;
+      std::vector<std::byte> bytes;
+      std::uint64_t lease = 0;
+    };
+    std::map<std::uint64_t, Sent> sent;  // [pull]
+    wait_written();
+    reader_.device->hold_copies_to_host(below(2) == 0);
+    const std::uint32_t first = below(kSlots), num_chunks = 1 + below(4);
+    for (std::uint32_t i = 0; i < num_chunks; ++i) {
+      const std::uint32_t slot = (first + i) % kSlots;
+      save(slot);
+      const Chunk& chunk = chunks_[slot];
+      if (chunk.bytes.empty()) continue;
+      Sent made{reader_.order_from(holder_, ++pulls_), chunk.bytes, kPushLeases + pulls_};
+      const std::uint32_t frame = holder_.lease(made.lease, {chunk.ref}).at(0);
+      made.order.items.push_back({chunk.ref, {i, pulls_}, kTokens, {chunk_checksum(chunk.bytes)}, {}, {frame}});
+      reader_.send(made.order);
+      sent.emplace(pulls_, std::move(made));
+    }
+    for (std::size_t left = sent.size(); left > 0; --left) {
+      const auto done = reader_.next<PullOutcome>();
+      const Sent& made = sent.at(done.pull);
+      take_pulled(done, made.order.items[0], 0, made.bytes);
+      tally_.pushed += done.ok[0] ? 1 : 0;
+      tally_.pushed_in_frames += done.ok[0] ? done.num_in_frames : 0;
+      if (!holder_.link->send(seal(1, FrameUnpin{{made.lease}}))) std::abort();
     }
     reader_.device->hold_copies_to_host(false);
     if (below(2) == 0) wait_written();
+  }
+  /// Checks what a pull has brought of one item, and loads it in half of the cases.
+  void take_pulled(const PullOutcome& done, const PullItem& item, std::size_t index,
+                   const std::vector<std::byte>& bytes) {
+    if (!done.ok[index]) {
+      ++tally_.dropped;
+      return;
+    }
+    const bool is_in_frame = !done.in_frames.empty() && done.in_frames[index];
+    check_slot(item, bytes, !is_in_frame);
+    if (below(2) == 0) load(item, bytes);
+    if (is_in_frame) unwritten_.emplace_back(item, bytes);
   }
   /// Compares a slot that other nodes may read by now. `is_whole`: they may, whatever the worker's core says.
   void check_slot(const PullItem& item, const std::vector<std::byte>& bytes, bool is_whole) {
@@ -166,13 +208,15 @@ int main(int argc, char** argv) {
     for (unsigned long i = 0; i < kSchedulesPerPair && done < num_schedules; ++i)
       pair.run(static_cast<std::uint32_t>(first + done++));
   }
+  std::printf("%lu chunks pulled as they were announced, %lu of them from frame to frame\n", tally.pushed,
+              tally.pushed_in_frames);
   std::printf(
       "%lu chunks from frame to frame, %lu past frames, %lu dropped, %lu loaded, %lu of them early, %lu saves failed\n"
       "%lu schedules, %lu wrong bytes, %lu host waits in steps\n",
       tally.in_frames, tally.past_frames, tally.dropped, tally.loaded, tally.loaded_early, tally.save_failures,
       num_schedules, tally.wrong_bytes, tally.waits);
-  const bool has_all =
-      tally.in_frames > 0 && tally.past_frames > 0 && tally.dropped > 0 && tally.loaded > 0 && tally.loaded_early > 0;
+  const bool has_all = tally.in_frames > 0 && tally.past_frames > 0 && tally.dropped > 0 && tally.loaded > 0 &&
+                       tally.loaded_early > 0 && tally.pushed > 0 && tally.pushed_in_frames > 0;
   if (num_schedules >= 100 && !has_all) std::puts("too little happened: something is wrong with the schedules");
   return tally.wrong_bytes == 0 && tally.waits == 0 && (num_schedules < 100 || has_all) ? 0 : 1;
 }

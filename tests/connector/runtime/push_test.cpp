@@ -1,6 +1,7 @@
 // Tests pushes between two real nodes: real transport, real messages, blocks of real memory, but no model.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <thread>
@@ -234,6 +235,84 @@ TEST_F(Pushes, ThatBreakOffAreOverSoonAfterTheRequestComes) {
   prefill(another, "p", tokens, 9, decoder.endpoint());
   ASSERT_TRUE(eventually([&] { return decoder.scheduler->metrics()["received_chunks_total"] == 3; }));
   EXPECT_EQ(load(decoder, new_request("e", tokens), 9), 23u);
+}
+
+class PushesOfGpus : public Pushes {
+ protected:
+  /// Prefills a prompt of 17 tokens, waits until the decode node has its chunks, and loads them there.
+  void carry(TestNode& prefiller, TestNode& decoder, int number) {
+    const auto tokens = prompt(17, 1000 * number);
+    const auto received = [&] {
+      prefiller.settle();
+      const auto metrics = decoder.scheduler->metrics();
+      return metrics.at("received_chunks_total") + metrics.at("pulled_chunks_total");
+    };
+    const auto before = received();
+    prefill(prefiller, "p-" + std::to_string(number), tokens, 1, decoder.endpoint(), false);
+    ASSERT_TRUE(eventually([&] { return received() == before + 3; }));
+    EXPECT_TRUE(eventually([&] { return prefiller.scheduler->metrics()["open_pushes"] == 0; }));
+    EXPECT_EQ(load(decoder, new_request("d-" + std::to_string(number), tokens), 1), 16u);
+    EXPECT_EQ(decoder.scheduler->metrics()["open_push_reservations"], 0);
+  }
+  std::shared_ptr<SimDevice> one_ = std::make_shared<SimDevice>(1, SimDevice::Drive::kInBackground);
+  std::shared_ptr<SimDevice> other_ = std::make_shared<SimDevice>(2, SimDevice::Drive::kInBackground);
+};
+
+TEST_F(PushesOfGpus, GoFromFrameToFrameWhileThePromptIsComputed) {
+  TestNode prefiller(controller_.endpoint(), "prefill", "toy", "", one_),
+      decoder(controller_.endpoint(), "decode", "toy", "", other_);
+  // The first chunks go through the host pools, until the paths between the nodes are measured.
+  int number = 0;
+  while (decoder.scheduler->metrics()["pulled_in_frames_total"] < 3 && number < 100) {
+    ASSERT_NO_FATAL_FAILURE(carry(prefiller, decoder, number++));
+    std::this_thread::sleep_for(20ms);
+  }
+  EXPECT_GE(decoder.scheduler->metrics()["pulled_in_frames_total"], 3);
+  EXPECT_EQ(decoder.scheduler->metrics()["received_chunks_total"], 0);
+  EXPECT_EQ(prefiller.scheduler->metrics()["announced_chunks_total"], 3 * number);
+  EXPECT_EQ(prefiller.scheduler->metrics()["pushed_chunks_total"], 0);
+  EXPECT_EQ(prefiller.scheduler->metrics()["push_failures_total"], 0);
+}
+
+TEST_F(PushesOfGpus, GoFromSlotToSlotWhereOneNodeHasNoFrames) {
+  for (const bool has_sender_frames : {true, false}) {
+    const std::string none = R"(, "gpu_pool_bytes": 0)";
+    TestNode prefiller(controller_.endpoint(), "prefill", "toy", has_sender_frames ? "" : none, one_),
+        decoder(controller_.endpoint(), "decode", "toy", has_sender_frames ? none : "", other_);
+    carry(prefiller, decoder, 7);
+    EXPECT_EQ(decoder.scheduler->metrics()["received_chunks_total"], 3);
+    EXPECT_EQ(prefiller.scheduler->metrics()["announced_chunks_total"], 0);
+  }
+}
+
+TEST_F(PushesOfGpus, ThatNobodyPullsLeaveThePromptToItsRequest) {
+  TestNode prefiller(controller_.endpoint(), "prefill", "toy", "", one_);
+  const auto tokens = prompt(17);
+  const auto decoder = ServerSocket::bind("tcp://127.0.0.1:*").value();
+  prefill(prefiller, "p", tokens, 1, decoder->endpoint(), false);
+  std::optional<ServerSocket::Message> asked;
+  ASSERT_TRUE(eventually([&] { return (asked = decoder->receive()).has_value(); }));
+  const Envelope envelope = decode<Envelope>(asked->bytes, "offer").value();
+  EXPECT_TRUE(decode<PushOffer>(envelope.body, "offer")->has_frames);
+  // An answer that wants to pull needs no address of the decode node's ranks.
+  ASSERT_TRUE(decoder->send(asked->sender, seal(envelope.id, PushAnswer{{77, {}, {3, 3, 3}}, {}, {}})));
+  ASSERT_TRUE(eventually([&] {
+    prefiller.settle();
+    return prefiller.scheduler->metrics()["announced_chunks_total"] == 3;
+  }));
+  std::vector<std::uint32_t> told;
+  ASSERT_TRUE(eventually([&] {
+    while (const auto message = decoder->receive()) {
+      const Envelope settled = decode<Envelope>(message->bytes, "settlement").value();
+      const auto settlement = decode<PushSettlement>(settled.body, "settlement").value();
+      for (const SettledChunk& chunk : settlement.chunks) told.push_back(chunk.ok ? chunk.index : 99);
+    }
+    return told.size() == 3;
+  }));
+  std::ranges::sort(told);
+  EXPECT_EQ(told, (std::vector<std::uint32_t>{0, 1, 2}));
+  TestNode reader(controller_.endpoint(), "reader", "toy", "", other_);
+  EXPECT_EQ(load(reader, handed_over("d", tokens, prefiller), 1), 16u);
 }
 
 /// The prefill node may still write into the slots: the worker has not revoked its grants.

@@ -1,0 +1,91 @@
+// The decode side of pushes between nodes that both have frames of GPU memory; it has no I/O. A grant of GPU memory
+// could not be revoked, so no other node writes into this node's frames. Instead the prefill node announces each chunk
+// when the chunk is complete, and this node pulls it at once: from frame to frame if a measured path leads there.
+//
+// AnnouncedPushes knows which chunks were offered and announced. SchedulerCore leases and pulls them
+// (scheduler_announced.cpp). A chunk is in one of these places of its push:
+//
+//   expect() -> expected -> settled() -> complete -> the core sends a lease request -> asked -> the core starts the
+//   pull
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "connector/core/chunk_meta.h"
+#include "connector/core/push_wire.h"
+#include "transport/base/clock.h"
+
+namespace kvferry {
+
+class AnnouncedPushes {
+ public:
+  struct Push {
+    std::string endpoint;                           // the prefill node, as its offer names it
+    std::string member;                             // name of the member whose key the offer's sender used; empty: none
+    std::uint64_t push = 0;                         // the prefill node's number of the push
+    TimeNs deadline = 0;                            // time at which the push expires
+    std::map<std::uint32_t, ChunkMeta> expected{};  // [index in the offer] chunks that may still be announced
+    std::vector<ChunkMeta> complete{};              // announced chunks that no lease request names yet
+    std::vector<ChunkMeta> asked{};                 // chunks of the lease request in progress; empty: there is none
+    std::uint64_t fetch = 0;                        // RequestLease::fetch of the lease request in progress
+    TimeNs try_deadline = 0;                        // time at which that request counts as lost
+
+    std::size_t num_chunks() const { return expected.size() + complete.size() + asked.size(); }
+  };
+  using Pushes = std::map<std::uint64_t, Push>;
+  /// Limit on the endpoints of all pushes. Offers name their endpoint themselves, and this node connects to it.
+  static constexpr std::size_t kEndpointsMax = 128;
+
+  /// Returns false if a push from this endpoint would exceed kEndpointsMax.
+  bool has_room_for(const std::string& endpoint) const {
+    std::set<std::string_view> endpoints{endpoint};
+    for (const auto& [id, push] : pushes_) endpoints.insert(push.endpoint);
+    return endpoints.size() <= kEndpointsMax;
+  }
+  /// `id` is the number that settlements of the push must name.
+  void expect(std::uint64_t id, Push push) { pushes_.emplace(id, std::move(push)); }
+  /// Takes an announcement. Chunks that are not expected any more are ignored. Returns false if no push has this id.
+  bool settled(const PushSettlement& settlement) {
+    const auto found = pushes_.find(settlement.reservation);
+    if (found == pushes_.end()) return false;
+    for (const SettledChunk& chunk : settlement.chunks) {
+      auto expected = found->second.expected.extract(chunk.index);
+      if (expected && chunk.ok) found->second.complete.push_back(std::move(expected.mapped()));
+    }
+    return true;
+  }
+  /// Returns the push whose lease request this is, nullptr if no push waits for it.
+  Push* waiting_for(std::uint64_t fetch) {
+    const auto is_it = [&](const auto& entry) { return !entry.second.asked.empty() && entry.second.fetch == fetch; };
+    const auto found = std::find_if(pushes_.begin(), pushes_.end(), is_it);
+    return found == pushes_.end() ? nullptr : &found->second;
+  }
+  /// Removes the pushes that have no chunk left, and those whose deadline has passed. A lease that is answered after
+  /// that is released, and pulls in progress go on.
+  void erase_ended(TimeNs now) {
+    std::erase_if(pushes_,
+                  [&](const auto& entry) { return entry.second.num_chunks() == 0 || entry.second.deadline <= now; });
+  }
+  void clear() { pushes_.clear(); }
+
+  Pushes& pushes() { return pushes_; }
+  std::size_t size() const { return pushes_.size(); }
+  /// Returns the number of chunks of all pushes that are not being pulled yet.
+  std::size_t num_chunks() const {
+    std::size_t sum = 0;
+    for (const auto& [id, push] : pushes_) sum += push.num_chunks();
+    return sum;
+  }
+
+ private:
+  Pushes pushes_;  // [id]
+};
+
+}  // namespace kvferry
