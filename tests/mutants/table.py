@@ -23,6 +23,7 @@ PREPARE = "scheduler/scheduler_prepare.cpp"
 ORDERS = "scheduler/scheduler_orders.cpp"
 SUSPECTS = "scheduler/suspect_nodes.cpp"
 POOL, TENANTS, TENANT_ID = "pool/chunk_pool.cpp", "pool/tenant_slots.cpp", "tenant_id.cpp"
+FRAMES = "frame_table.cpp"
 WORKER, CHAIN, PURGE = "worker_core.cpp", "token_chain.cpp", "scheduler/scheduler_purge.cpp"
 NUMBERS = "../../transport/base/secrets/secret_numbers.cpp"
 SENDER, RECEIVER = "push/push_sender.cpp", "push/push_receiver.cpp"
@@ -249,6 +250,14 @@ MUTANTS = [Mutant(*row) for row in (
     ("a-copy-to-a-slot-ends-twice", "exactly-once", POOL,
      "slot.in_frame[rank] = false;\n", "\n",
      "Pool.AChunkInFramesIsReadyAndItsSlotIsNotReusedUntilEveryRankHasWrittenIt"),
+    ("a-copy-that-fails-early-is-ignored", "verified-only", POOL,
+     "slot.write_failed |= !ok;\n  slot.in_frame[rank] = false;", "slot.in_frame[rank] = false;"),
+    ("a-slot-stays-in-use-after-the-copy-to-it", "bounded-hold", POOL,
+     "if (slot.state == State::kRetired && !is_used(slot)) free_or_retire(slot);\n  return slot.is_complete();",
+     "return slot.is_complete();"),
+    ("a-frame-with-a-pin-left-is-free", "fenced-reuse", FRAMES,
+     "if (--frame.pins > 0 || frame.state", "if (--frame.pins > 1 || frame.state",
+     "FrameTable.EqualsANaiveOneInAThousandWalks"),
     ("what-is-put-together-gets-no-checksum", "verified-only", FETCH,
      "has_checksums ? item.checksums.at(rank) : is_ok ? checksums[i] : 0;",
      "has_checksums ? item.checksums.at(rank) : 0;"),

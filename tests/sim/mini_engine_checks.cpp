@@ -45,6 +45,9 @@ void MiniEngine::check_published(const ChunkMeta& chunk) {
   for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
     const Worker& worker = workers_[rank];
     tally_.published_damaged += worker.damaged(slot->ref.slot);
+    if (worker.is_in_frame_only(slot->ref.slot))
+      throw Broken(
+          fmt::format("verified-only: slot {} is published, but its chunk is in a frame only", slot->ref.slot));
     if (worker.slot_checksum(slot->ref.slot) != slot->checksums[rank])
       throw Broken(fmt::format("verified-only: slot {} is published with a wrong checksum", slot->ref.slot));
     tally_.forged += worker.is_forged(slot->ref.slot);

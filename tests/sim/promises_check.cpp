@@ -246,6 +246,10 @@ void PromisesCheck::idle(const SchedulerCore& core) {
   expect(core.pool().num_pins() + core.pool().num_pinned() + core.pool().num_writing() == 0,
          "bounded-hold: idle with {} holds on {} slots, {} slots being written", core.pool().num_pins(),
          core.pool().num_pinned(), core.pool().num_writing());
+  for (std::uint32_t i = 0; i < core.pool().num_slots(); ++i)
+    expect(core.pool().slot(i).state != ChunkPool::State::kRetired && core.pool().slot(i).ranks_in_frames == 0,
+           "bounded-hold: idle with slot {} kept for {} ranks that have its chunk in a frame", i,
+           core.pool().slot(i).ranks_in_frames);
 }
 
 std::string promise_of(const std::string& message) {

@@ -141,6 +141,7 @@ void World::lease(std::size_t node, const RequestLease& wanted) {
   const auto question = new_question(node, wanted.request.keys);
   RequestLease sent = wanted;
   sent.request.shards = shards_of(node);
+  sent.request.wants_frames = FrameLeases::has_frames(asker.ranks);
   send_about(*question, node, *to,
              [this, to = *to, sent, question] { answer_lease(to, sent, question, now() + kSavePatience); });
 }
@@ -155,7 +156,7 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
   SchedulerCore& core = holder.engine->core();
   const auto is_being_saved = [&](const ChunkKey& key) {
     const ChunkPool::Slot* slot = core.pool().find(key);
-    return slot != nullptr && is_save(*slot);
+    return slot != nullptr && (is_save(*slot) || slot->ranks_in_frames > 0);
   };
   if (!wanted.request.handoff.empty() && now() < deadline && std::ranges::any_of(wanted.request.keys, is_being_saved)) {
     tally_.leases_after_saves += 1;
@@ -183,16 +184,47 @@ void World::answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Qu
       reader.engine->core().lease_answered(wanted.fetch, wanted.endpoint, got.reply, now());
     });
   };
-  if (!is_unlike) return send_back(answer);
-  tally_.unlike_leases += 1;
+  const bool has_frames = request.wants_frames && FrameLeases::has_frames(holder.ranks) && !is_unlike;
+  if (!is_unlike && (!has_frames || answer.reply.chunks.empty())) return send_back(answer);
   const std::uint64_t id = holder.answers.empty() ? 1 : holder.answers.rbegin()->first + 1;
   holder.answers[id] = send_back;
+  if (!is_unlike) return pin_frames(to, id, std::move(answer));
+  tally_.unlike_leases += 1;
   for (const auto& order : holder.run_checksums->begin({"", id, 0}, request, std::move(answer), now(), kPatience))
     hash_runs(to, order);
   for (const TimeNs when : {TimeNs{0}, kPatience})
     at(now() + when, [this, to, incarnation = holder.incarnation] {
       if (nodes_[to].incarnation == incarnation && nodes_[to].is_up) tell_hashed(to);
     });
+}
+
+/// Pins the frames of leased chunks. Each rank reports them at a time of its own, in time for the answer or not.
+void World::pin_frames(std::size_t index, std::uint64_t asker, LeaseAnswer answer) {
+  Node& holder = nodes_[index];
+  const TimeNs ttl = options_.core.lease_ttl;
+  const FramePinOrder order =
+      holder.frame_leases.begin({"", asker, 0}, std::move(answer), now(), ttl, now() + kFramePatience);
+  for (std::uint32_t rank = 0; rank < holder.ranks.size(); ++rank) {
+    FramePinOutcome outcome{order.lease, rank,
+                            holder.engine->workers()[rank].frames().pin(order.lease, order.chunks, now() + ttl)};
+    tally_.frame_leases += std::ranges::count(outcome.frames, kNoFrame) < std::ssize(outcome.frames);
+    at(now() + delay(index, index), [this, index, outcome = std::move(outcome), life = holder.incarnation] {
+      if (nodes_[index].incarnation != life) return;
+      nodes_[index].frame_leases.take(outcome);
+      tell_pinned(index);
+    });
+  }
+  at(now() + kFramePatience, [this, index, life = holder.incarnation] {
+    if (nodes_[index].incarnation == life) tell_pinned(index);
+  });
+}
+
+void World::tell_pinned(std::size_t index) {
+  Node& node = nodes_[index];
+  for (const FrameLeases::Ready& ready : node.frame_leases.take_ready(now())) {
+    const auto answer = node.answers.extract(ready.asker.id);
+    answer.mapped()(ready.answer);
+  }
 }
 
 /// Does what a worker does: hashes each chunk at a time of its own. Some chunks are never hashed.
@@ -238,6 +270,8 @@ void World::release(std::size_t node, const ReleaseLease& released) {
   send(node, *to, [this, to = *to, lease = released.lease] {
     if (!nodes_[to].is_up) return;
     nodes_[to].engine->core().lease_released(lease);
+    if (nodes_[to].frame_leases.end(lease))
+      for (Worker& worker : nodes_[to].engine->workers()) worker.frames().unpin(lease);
     if (const auto found = leases_.find({to, lease}); found != leases_.end()) found->second.is_released = true;
   });
 }

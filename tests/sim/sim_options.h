@@ -35,6 +35,8 @@ struct NetworkOptions {
   double damages_pull = 0;     // damages a chunk during a pull
   double fails_grants = 0;     // a worker can't grant access to a slot
   double damages_pool = 0;     // damages a chunk in a pool, in each step
+  double loses_frames = 0;     // the copy of a pulled chunk from its frame to its slot fails
+  bool copies_slowly = false;  // these copies take ten times as long
   double stalls = 0;           // a writer stays too long in a slot that is to be revoked
   double crashes = 0;          // kills a node, in each step; the node returns empty later
   double cuts = 0;             // cuts the link of two nodes for a while, in each step
@@ -71,6 +73,7 @@ struct SimOptions {
   // layers of a model that each node divides in its own way; 0: all nodes have the same shape
   std::uint32_t layers = 0;
   std::uint32_t heads = 0;
+  std::uint32_t num_frames = 0;  // frames of GPU memory of each rank; 0: the blocks are in host memory
 };
 
 SimOptions draw_options(Dice& dice);

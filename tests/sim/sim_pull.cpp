@@ -87,7 +87,9 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   // The holder has died since, and its successor has fewer ranks.
   if (rank >= nodes_[holder].engine->workers().size()) return std::nullopt;
   const Worker& worker = nodes_[holder].engine->workers()[rank];
-  std::vector<Stamp> bytes = worker.read_slot(remote.slot);
+  const std::vector<std::uint32_t>& frames = wanted.items[item].frames;
+  const std::uint32_t frame = run == nullptr && rank < frames.size() ? frames[rank] : kNoFrame;
+  std::vector<Stamp> bytes = frame == kNoFrame ? worker.read_slot(remote.slot) : worker.frames().read(frame);
   const auto lease = leases_.find({holder, wanted.lease});
   const bool is_leased = lease != leases_.end() && lease->second.incarnation == nodes_[holder].incarnation &&
                          !lease->second.is_released && now() < lease->second.deadline;
@@ -95,7 +97,14 @@ std::optional<std::vector<Stamp>> World::read_run(std::size_t node, std::size_t 
   if (is_leased && worker.generation(remote.slot) != remote.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while node {} reads it under lease {}",
                              remote.slot, holder, node, wanted.lease));
-  bool is_damaged = !bytes.empty() && worker.damaged(remote.slot);  // a forged reply may name slots that do not exist
+  if (is_leased && frame == kNoFrame && worker.is_in_frame_only(remote.slot))
+    throw Broken(fmt::format("verified-only: slot {} of node {} is leased, but its chunk is in a frame only",
+                             remote.slot, holder));
+  if (is_leased && frame != kNoFrame && !worker.frames().holds(frame, remote))
+    throw Broken(fmt::format("fenced-reuse: frame {} of node {} is reused while node {} reads it under lease {}", frame,
+                             holder, node, wanted.lease));
+  // A forged reply may name slots that do not exist.
+  bool is_damaged = !bytes.empty() && frame == kNoFrame && worker.damaged(remote.slot);
   if (!bytes.empty() && dice_.chance(network_.damages_pull)) {
     bytes[dice_.raw() % bytes.size()] ^= 1;
     tally_.damaged_on_wire += 1;
@@ -115,7 +124,7 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
                        const RankPull& here) {
   Node& reader = nodes_[node];
   Worker& worker = reader.engine->workers()[rank];
-  std::vector<bool> ok;
+  std::vector<bool> ok, in_frames;
   std::vector<std::uint64_t> checksums;
   for (std::size_t i = 0; i < wanted.items.size(); ++i) {
     const PullItem& item = wanted.items[i];
@@ -127,6 +136,8 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
       ok.push_back(!map.empty() && here.runs_here[i] == map[rank].size());
       tally_.unlike_pulls += ok.back();
     }
+    const bool is_from_frame = map.empty() && rank < item.frames.size() && item.frames[rank] != kNoFrame;
+    in_frames.push_back(is_from_frame && ok.back() && worker.move_to_frame(item.local, item.checksums.at(rank)));
     const ChunkKey key = reader.engine->core().pool().slot(item.local.slot).meta.key;
     const auto asked = reader.first_asked.find(key);
     if (!ok.back() || asked == reader.first_asked.end()) continue;
@@ -141,8 +152,38 @@ void World::pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wa
     if (const auto holder = node_at(wanted.endpoint); holder && !pull.has_failed) suspected_.erase({node, *holder});
     reader.pulls.erase(wanted.pull);
   }
-  reader.engine->core().pull_done(wanted.pull, rank, ok, now(), checksums);
+  reader.engine->core().pull_done(wanted.pull, rank, ok, now(), checksums, {}, in_frames);
   reader.engine->check_published();
+  for (std::size_t i = 0; i < in_frames.size(); ++i)
+    if (in_frames[i]) write_slot(node, rank, wanted.items[i].local);
+}
+
+/// Copies a pulled chunk from its frame to its slot, at a time of its own. Some copies fail.
+void World::write_slot(std::size_t index, std::uint32_t rank, ChunkRef chunk) {
+  const TimeNs late = delay(index, index) * (network_.copies_slowly ? 10 : 1);
+  tally_.in_frames += 1;
+  if (dice_.chance(0.1)) {  // any node may ask for a chunk that nobody has published
+    SchedulerCore& core = nodes_[index].engine->core();
+    const LeaseRequest request{options_.core.fingerprint, {key_in(index, chunk.slot)}, ""};
+    PromisesCheck::offered(core, core.lease_requested("", request, now()), request.keys.size());
+    tally_.asked_in_frames += 1;
+  }
+  if (late >= kSavePatience - kLongestStep) to_chunk(&Tally::excused_in_frame, index, key_in(index, chunk.slot), late);
+  at(now() + late, [this, index, rank, chunk, began = now(), life = nodes_[index].incarnation] {
+    if (nodes_[index].incarnation != life) return;
+    MiniEngine& engine = *nodes_[index].engine;
+    const bool ok = !dice_.chance(network_.loses_frames);
+    tally_.frames_lost += !ok;
+    const ChunkPool::Slot& slot = engine.core().pool().slot(chunk.slot);
+    // The core does not announce evictions of chunks that it has not published.
+    if (slot.state == ChunkPool::State::kRetired && !slot.write_failed)
+      mishaps_.to_chunks(&Tally::excused_evicted, index, {&slot.meta.key, 1}, began, now());
+    if (!ok) to_chunk(&Tally::excused_in_frame, index, slot.meta.key);
+    tell("node {}, rank {}: slot {} is {} from its frame", index, rank, chunk.slot, ok ? "written" : "not written");
+    engine.workers()[rank].slot_written(chunk, ok);
+    engine.core().slot_written(chunk, rank, ok, now());
+    engine.check_published();
+  });
 }
 
 /// Checks that every chunk that the core counts as being pulled belongs to a pull in progress.

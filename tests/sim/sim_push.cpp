@@ -145,6 +145,9 @@ bool World::push_write(std::size_t node, std::uint32_t rank, NodePushes::Key key
   const NodePushes::Moving& moving = pushes.moving.at(key);
   const NodePushes::Order& order = pushes.orders.at(key.first);
   const Worker& worker = nodes_[node].engine->workers()[rank];
+  if (worker.is_in_frame_only(moving.chunk.slot))
+    throw Broken(fmt::format("verified-only: slot {} of node {} is pushed, but its chunk is in a frame only",
+                             moving.chunk.slot, node));
   if (worker.generation(moving.chunk.slot) != moving.chunk.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} of node {} is reused while it is pushed", moving.chunk.slot, node));
   Node& receiver = nodes_[order.to];

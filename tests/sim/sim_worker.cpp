@@ -64,7 +64,11 @@ void Worker::start_write(Slot& slot, ChunkRef chunk, const char* how) {
   if (chunk.generation <= slot.generation)
     throw Broken(fmt::format("fenced-reuse: slot {} is {} in generation {} after {}", chunk.slot, how, chunk.generation,
                              slot.generation));
+  if (slot.is_in_frame_only)
+    throw Broken(
+        fmt::format("fenced-reuse: slot {} is {} while a chunk is copied to it from a frame", chunk.slot, how));
   slot = {chunk.generation, {}, {}};
+  frames_->drop(chunk.slot);
 }
 
 void Worker::save(const SaveJob& job, std::vector<SaveDone>& done) {
@@ -81,6 +85,7 @@ void Worker::save(const SaveJob& job, std::vector<SaveDone>& done) {
     }
     const bool ok = !chance(faults_.save_fails);
     if (!ok) slot.stamps.resize(slot.stamps.size() / 2);
+    if (ok) frames_->save(item.chunk, slot.stamps);
     done.push_back({item.chunk, ok, checksum_of(slot.stamps)});
     if (item.push != 0) pushed_.push_back({item.push, item.push_index, item.chunk, ok, done.back().checksum});
   }
@@ -95,9 +100,11 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
       throw Broken(fmt::format("fenced-reuse: request {} loads generation {} of slot {}, which holds {}",
                                job.request_id, item.chunk.generation, item.chunk.slot, slot.generation));
     if (chance(faults_.corrupts_load)) damage(item.chunk.slot);
-    if (slot.stamps.size() != num_cells_ * cell_stamps(item.chunk_tokens) ||
-        checksum_of(slot.stamps) != item.checksums.at(rank_)) {
-      if (slot.damaged_at.empty())
+    const std::vector<Stamp>* const in_frame = frames_->find(item.chunk);
+    const std::vector<Stamp>& stamps = in_frame != nullptr ? *in_frame : slot.stamps;
+    if (stamps.size() != num_cells_ * cell_stamps(item.chunk_tokens) ||
+        checksum_of(stamps) != item.checksums.at(rank_)) {
+      if (slot.damaged_at.empty() && !slot.is_lost)
         throw Broken(fmt::format("verified-only: slot {} changed while it was held", item.chunk.slot));
       done.corrupt.push_back(item.chunk);
       whole = false;
@@ -111,7 +118,7 @@ void Worker::load(const LoadJob& job, StepOutcome& outcome) {
       for (std::size_t g = 0; g < groups_.size(); ++g) {
         for (std::uint32_t i = 0; i < item.num_tokens; ++i) {
           if (Stamp* to = find(c, g, job.block_ids.at(g), item.first_token + i))
-            *to = slot.stamps[(c * groups_.size() + g) * item.chunk_tokens + item.skip_tokens + i];
+            *to = stamps[(c * groups_.size() + g) * item.chunk_tokens + item.skip_tokens + i];
         }
       }
     }
@@ -219,12 +226,27 @@ std::uint64_t Worker::write_runs(const PullItem& item, const std::vector<Stamp>&
   return checksum_of(bytes);
 }
 
+bool Worker::move_to_frame(ChunkRef chunk, std::uint64_t checksum) {
+  Slot& slot = slots_.at(chunk.slot);
+  slot.is_in_frame_only = frames_->land(chunk, slot.stamps, checksum);
+  if (slot.is_in_frame_only) slot.stamps.clear();
+  return slot.is_in_frame_only;
+}
+
+void Worker::slot_written(ChunkRef chunk, bool ok) {
+  Slot& slot = slots_.at(chunk.slot);
+  const std::vector<Stamp>* const stamps = frames_->find(chunk);
+  if (stamps == nullptr || !std::exchange(slot.is_in_frame_only, false))
+    throw Broken(fmt::format("fenced-reuse: the frame of slot {} is gone before it is copied to the slot", chunk.slot));
+  if (ok) slot.stamps = *stamps;
+  slot.is_lost = !ok;
+  frames_->landed(chunk, ok);
+}
+
 void Worker::write_pushed(ChunkRef local, const std::vector<Stamp>& bytes) {
   Slot& slot = slots_.at(local.slot);
-  if (local.generation <= slot.generation)
-    throw Broken(fmt::format("fenced-reuse: slot {} is pushed into in generation {} after {}", local.slot,
-                             local.generation, slot.generation));
-  slot = {local.generation, bytes, {}};
+  start_write(slot, local, "pushed into");
+  slot.stamps = bytes;
 }
 
 std::vector<Stamp> Worker::as_written(std::uint32_t slot) const {

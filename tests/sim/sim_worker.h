@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <random>
 #include <set>
@@ -15,6 +16,7 @@
 #include "connector/core/peer_wire.h"
 #include "connector/core/plan.h"
 #include "connector/core/scheduler/request_state.h"
+#include "sim_frames.h"
 #include "sim_text.h"
 #include "transport/base/shard_map.h"
 
@@ -75,6 +77,7 @@ class Worker {
          std::vector<KvGroup> groups);
   void set_faults(WorkerFaults faults) { faults_ = faults; }
   void set_checkpoints(std::uint32_t alignment) { checkpoint_alignment_ = alignment; }
+  void set_frames(std::uint32_t num_frames) { frames_ = std::make_unique<Frames>(num_frames); }
 
   /// Throws Broken if a request attends to a wrong cell, unless the cell is wrong because of a failed load that the
   /// engine does not know yet.
@@ -86,6 +89,14 @@ class Worker {
   std::vector<Stamp> read_slot(std::uint32_t slot) const;
   /// Writes a pulled chunk if it matches the holder's checksum. Returns whether it matches.
   bool write_pulled(const PullItem& item, const std::vector<Stamp>& bytes);
+  /// Moves a chunk that write_pulled() has written from its slot into a frame, as if it had been pulled there. Returns
+  /// false if no frame is free. Until slot_written(), the slot holds nothing.
+  bool move_to_frame(ChunkRef chunk, std::uint64_t checksum);
+  /// Ends the copy of such a chunk from its frame to its slot. If it failed, neither holds the chunk.
+  void slot_written(ChunkRef chunk, bool ok);
+  bool is_in_frame_only(std::uint32_t slot) const { return slots_[slot].is_in_frame_only; }
+  Frames& frames() { return *frames_; }
+  const Frames& frames() const { return *frames_; }
   /// Does the write of another node into a slot to which it was granted access.
   void write_pushed(ChunkRef local, const std::vector<Stamp>& bytes);
   /// Returns the pushed saves since the last call.
@@ -112,6 +123,8 @@ class Worker {
     std::uint64_t generation = 0;
     std::vector<Stamp> stamps;
     std::vector<std::size_t> damaged_at;  // the stamps whose last bit was changed after the write
+    bool is_in_frame_only = false;        // true while the chunk is copied from its frame to the slot
+    bool is_lost = false;                 // true once that copy has failed
   };
   std::vector<Stamp> as_written(std::uint32_t slot) const;
   Stamp mask(std::size_t cell, std::size_t group) const;
@@ -134,6 +147,7 @@ class Worker {
   std::uint32_t rows_ = 0;                  // number of tokens in the largest block of a group; groups share the blocks
   std::vector<std::vector<Stamp>> memory_;  // [cell][block and row]
   std::vector<Slot> slots_;                 // stamps: [cell][group][token]
+  std::unique_ptr<Frames> frames_ = std::make_unique<Frames>(0);
   std::vector<PushedSave> pushed_;
   std::vector<LoadJob> ahead_;  // loads whose end was not ordered yet
   WorkerFaults faults_;

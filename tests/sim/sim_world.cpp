@@ -46,8 +46,11 @@ void World::start(std::size_t index) {
   core.num_ranks = static_cast<std::uint32_t>(shards.size());
   node.engine = std::make_unique<MiniEngine>(core, engine, book_, shards);
   node.ranks.clear();
-  for (const Shard& shard : shards) node.ranks.push_back({"", "", shard.num_cells(), shard});
+  for (const Shard& shard : shards)
+    node.ranks.push_back({"", "", shard.num_cells(), shard, options_.num_frames > 0 ? "frames" : "", 1});
+  for (Worker& worker : node.engine->workers()) worker.set_frames(options_.num_frames);
   node.run_checksums = std::make_unique<RunChecksums>(shards);
+  node.frame_leases = {};
   node.answers.clear();
   node.maps.clear();
   node.engine->core().set_directory_up(directory_up_ && num_nodes() > 1);
@@ -198,6 +201,7 @@ void World::step_node(std::size_t index, double steps) {
     stepping_ = kDirectory;
     return;
   }
+  for (Worker& worker : node.engine->workers()) worker.frames().expire(now());
   if (dice_.chance(steps)) node.engine->step(now());
   node.engine->core().tick(now());
   stepping_ = kDirectory;
@@ -275,6 +279,9 @@ void World::settle() {
   }
   for (Node& node : nodes_) {
     node.engine->check_idle();
+    for (const Worker& worker : node.engine->workers())
+      if (const std::size_t pins = worker.frames().num_pins(); pins > 0)
+        throw Broken(fmt::format("bounded-hold: idle with {} pins of frames", pins));
     if (!node.pulls.empty()) throw Broken(fmt::format("exactly-once: {} pulls are never answered", node.pulls.size()));
     if (node.num_load_lines != node.engine->core().counters().loads)
       throw Broken(fmt::format("exactly-once: {} loads, {} told in the log", node.engine->core().counters().loads,

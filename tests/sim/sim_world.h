@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "connector/runtime/links/frame_leases.h"
 #include "connector/runtime/links/shapes.h"
 #include "handoffs.h"
 #include "sim_options.h"
@@ -91,7 +92,8 @@ class World {
     // The same members as in NodeLinks.
     std::vector<RankEndpoint> ranks;
     std::unique_ptr<RunChecksums> run_checksums;
-    // what to do with the answers that run_checksums returns
+    FrameLeases frame_leases;
+    // what to do with the answers that run_checksums and frame_leases return
     std::map<std::uint64_t, std::function<void(LeaseAnswer)>> answers;
     std::map<std::string, ShardMap> maps;  // keyed by endpoint
   };
@@ -136,6 +138,8 @@ class World {
   void answer_lease(std::size_t to, RequestLease wanted, std::shared_ptr<Question> question, TimeNs deadline);
   void hash_runs(std::size_t node, const RunChecksums::RankOrder& order);
   void tell_hashed(std::size_t node);
+  void pin_frames(std::size_t node, std::uint64_t asker, LeaseAnswer answer);
+  void tell_pinned(std::size_t node);
   void release(std::size_t node, const ReleaseLease& released);
 
   // sim_pull.cpp
@@ -146,6 +150,7 @@ class World {
                                              std::uint64_t checksum);
   void pull_ended(std::size_t node, std::uint32_t rank, const StartPull& wanted, const ShardMap& map,
                   const RankPull& here);
+  void write_slot(std::size_t node, std::uint32_t rank, ChunkRef chunk);
   void check_pulls(std::size_t node) const;
   void check_purged(std::size_t node);
 
@@ -199,6 +204,7 @@ class World {
   static constexpr TimeNs kLongestStep = 20 * kMillisecond;    // longest step of the world
   static constexpr TimeNs kSavePatience = 200 * kMillisecond;  // how long a holder waits for its saves
   static constexpr TimeNs kPatience = 600 * kMillisecond;      // how long a holder waits for its workers to hash chunks
+  static constexpr TimeNs kFramePatience = 100 * kMillisecond;  // how long it waits for them to pin frames
   static constexpr std::size_t kDirectory = ~std::size_t{0};
   // Leases in answers of nodes that did not get the request have numbers from this one on.
   static constexpr std::uint64_t kForgedLease = 1'000'000'000'000'000;

@@ -70,6 +70,10 @@ namespace kvferry::sim {
   X(failed_by_policy, "requests ended by kv_load_failure_policy fail")          \
   X(recovered_by_policy, "requests taken back by the policy recompute")         \
   X(leases_after_saves, "times a lease's answer waited for a save")             \
+  X(frame_leases, "leases whose chunks are pinned in frames")                   \
+  X(in_frames, "chunks pulled from frame to frame")                             \
+  X(asked_in_frames, "of these, ones that a node asked for at once")            \
+  X(frames_lost, "frames whose copy to their slot failed")                      \
   X(unlike_leases, "leases for a node of another shape")                        \
   X(unlike_pulls, "chunks put together from runs of another shape's")           \
   X(unlike_damaged, "damaged chunks found before a lease of another shape")     \
@@ -97,6 +101,7 @@ namespace kvferry::sim {
   X(excused_blocked, "- the link, or its bytes, were cut off")                  \
   X(excused_damaged, "- the chunk was damaged")                                 \
   X(excused_unhashed, "- the chunk was hashed late for another shape")          \
+  X(excused_in_frame, "- the chunk was long in a frame only, or was lost")      \
   X(excused_garbage, "- a forged answer came first")                            \
   X(excused_forged, "- another chunk was pushed under its key")                 \
   X(excused_save_failed, "- the save of the chunk failed")                      \

@@ -1,0 +1,57 @@
+// The frames of GPU memory of one rank: the real tables of frames and of leased frames, and stamps for what the frames
+// hold.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "connector/core/frame_table.h"
+#include "connector/core/leased_frames.h"
+#include "sim_text.h"
+#include "transport/base/clock.h"
+
+namespace kvferry::sim {
+
+class Frames {
+ public:
+  explicit Frames(std::uint32_t num_frames) : table_(num_frames), stamps_(num_frames) {}
+  Frames(const Frames&) = delete;  // leased_ refers to table_
+
+  /// Keeps a saved chunk, which is in its slot too, in a frame if one is free.
+  void save(ChunkRef chunk, const std::vector<Stamp>& stamps);
+  /// Writes a chunk of another node into a frame. Returns false if no frame is free. After true, landed() must follow
+  /// when the copy to the chunk's slot has ended.
+  bool land(ChunkRef chunk, const std::vector<Stamp>& stamps, std::uint64_t checksum);
+  void landed(ChunkRef chunk, bool ok);
+  /// Separates the frame of a slot that gets other bytes.
+  void drop(std::uint32_t slot) { table_.drop_slot(slot); }
+  /// Returns what the frame holds from which the chunk can be loaded; nullptr if there is no such frame.
+  const std::vector<Stamp>* find(ChunkRef chunk) const;
+
+  // ---- what other nodes read under a lease ----
+  std::vector<std::uint32_t> pin(std::uint64_t lease, std::span<const ChunkRef> chunks, TimeNs until) {
+    return leased_.begin(lease, chunks, until);
+  }
+  void unpin(std::uint64_t lease) { leased_.end(lease); }
+  void expire(TimeNs now) { leased_.expire(now); }
+  /// Returns what a peer's one-sided read would get now; empty if there is no such frame.
+  std::vector<Stamp> read(std::uint32_t frame) const {
+    return frame < stamps_.size() ? stamps_[frame] : std::vector<Stamp>{};
+  }
+  /// Returns true if the frame holds the chunk, though the slot may have another one by now.
+  bool holds(std::uint32_t frame, ChunkRef chunk) const {
+    return frame < stamps_.size() && table_.frame({frame, 0}).chunk == chunk;
+  }
+  /// Returns the number of pins, for leases and for copies to slots.
+  std::size_t num_pins() const { return table_.pins().size(); }
+
+ private:
+  FrameTable table_;
+  LeasedFrames leased_{table_};
+  std::vector<std::vector<Stamp>> stamps_;            // [frame]
+  std::map<ChunkRef, FrameTable::Reserved> landing_;  // chunks that are being copied to their slots
+};
+
+}  // namespace kvferry::sim
