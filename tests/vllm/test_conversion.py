@@ -155,3 +155,9 @@ def test_scales_and_mixed_types_are_refused() -> None:
         types(config(scale=0.5), {"a": full()}, [["a"]])
     with pytest.raises(KvFerryError, match="KV of types bfloat16 and float16, which this version can't tell apart"):
         types(config(), {"a": full(torch.bfloat16), "b": full(torch.float16)}, [["a", "b"]])
+
+
+def test_a_worker_refuses_state_with_the_same_sentence() -> None:
+    with pytest.raises(KvFerryError, match="layers with state, which this version can't convert; leave chunk_dtype"):
+        types(config(), {"a": full(torch.bfloat16), "b": state()}, [["a", "b"]])
+    assert types(config(), {"a": state()}, [["a"]], "") == []

@@ -50,9 +50,7 @@ def conversion(vllm_config: "VllmConfig", specs: "list[Any]", chunk_dtype: str, 
     if (role := vllm_config.kv_transfer_config.kv_role) != "kv_consumer":
         refuse_to_start(f"{what}, but this server's KV is of type {to} and its model of {model_dtype}, so it saves "
                         f"nothing that others could read; its kv_role is {role} and must be kv_consumer")
-    if keeps_state(specs):
-        refuse_to_start(f"{what}, but this model has layers with state, which this version can't convert; leave "
-                        "chunk_dtype out")
+    _refuse_state(specs, chunk_dtype)
     if any(isinstance(one, MLAAttentionSpec) for spec in specs for one in layer_specs(spec)):
         refuse_to_start(f"{what}, but this model has latent attention (MLA), whose KV this version can't convert; "
                         "leave chunk_dtype out")
@@ -77,11 +75,13 @@ def tell_conversion(chunk_dtype: str, converts: str) -> None:
 def element_types(layouts: "list[CacheLayout]", kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig",
                   chunk_dtype: str) -> list[tuple[str, str]]:
     """Returns for each layout the type of its elements in blocks and in chunks; an empty list if `chunk_dtype` is
-    empty. Errors: KvFerryError if a layer's fp8 KV has a scale other than 1.0, or if a layout's layers have
-    different types.
+    empty. Errors: KvFerryError if a layer has state, if a layer's fp8 KV has a scale other than 1.0, or if a layout's
+    layers have different types.
     """
     if not chunk_dtype:
         return []
+    # vLLM registers the KV tensors before it makes the scheduler, which calls conversion().
+    _refuse_state([group.kv_cache_spec for group in kv_cache_config.kv_cache_groups], chunk_dtype)
     found = []
     for layout in layouts:
         types = {_element_type(name, group, kv_cache_config, vllm_config) for name, group, *_ in layout.layers}
@@ -91,6 +91,12 @@ def element_types(layouts: "list[CacheLayout]", kv_cache_config: "KVCacheConfig"
                             "--kv-cache-dtype-skip-layers out")
         found.append((types.pop(), chunk_dtype))
     return found
+
+
+def _refuse_state(specs: "list[Any]", chunk_dtype: str) -> None:
+    if keeps_state(specs):
+        refuse_to_start(f"chunk_dtype is '{chunk_dtype}', but this model has layers with state, which this version "
+                        "can't convert; leave chunk_dtype out")
 
 
 def _element_type(name: str, group: int, kv_cache_config: "KVCacheConfig", vllm_config: "VllmConfig") -> str:
