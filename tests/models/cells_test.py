@@ -7,9 +7,9 @@ from typing import Any
 
 import markdown_table
 import pytest
-from cells import Cell, Outcome, blind, judged, without_kvferry
+from cells import Cell, Outcome, blind, judged, moved, without_kvferry
 from families import FAMILIES
-from features import FEATURES
+from features import features_of
 
 
 def answer(*tokens: int, values: tuple[float, ...] = ()) -> dict[str, Any]:
@@ -43,6 +43,59 @@ def test_what_is_not_right_is_wrong(wrong: dict[str, Any], says: str) -> None:
     found = judged({"computed": phase(*SAME), "loaded": wrong}, PLAIN)
     assert found.outcome is Outcome.WRONG
     assert says in found.text
+
+
+def near(lead: float, *tokens: int) -> dict[str, Any]:
+    return {"tokens": list(tokens), "margins": [0.5] * (len(tokens) - 1) + [lead], "values": []}
+
+
+ROUNDED = {"plain": phase(near(0.2, 1, 2), near(0.5, 3, 4))}
+
+
+def test_kv_of_another_type_may_turn_a_near_token() -> None:
+    found = judged({"handed over": phase(near(0.3, 1, 7), near(0.9, 3, 4))}, ROUNDED, 0.25)
+    assert found == Cell(Outcome.RIGHT, "right: 2 requests, 1 preempted, 64 tokens from KV, 1 rounded to other tokens")
+
+
+@pytest.mark.parametrize(("wrong", "says"), [
+    (near(0.5, 3, 7), "request 1: token 1 is 7, the reference has 4"),
+    (near(0.5, 3), "request 1: token 1 is None"),
+])
+def test_kv_of_another_type_may_turn_no_other_token(wrong: dict[str, Any], says: str) -> None:
+    found = judged({"handed over": phase(near(0.2, 1, 2), wrong)}, ROUNDED, 0.25)
+    assert found.outcome is Outcome.WRONG
+    assert says in found.text
+
+
+@pytest.mark.parametrize(("other", "by"), [
+    ((near(0.2, 1, 2), near(0.5, 3, 4)), 0.0), ((near(0.3, 1, 2), near(0.1, 3, 4)), 0.4),
+    ((near(0.9, 1, 7), near(0.5, 3, 4)), 0.2), ((near(0.2, 1, 2), near(0.9, 7, 4)), 0.5)])
+def test_tokens_may_turn_as_far_as_the_type_moves_them_in_vllm_alone(other: tuple[Any, ...], by: float) -> None:
+    assert moved(ROUNDED, {"plain": phase(*other)}) == pytest.approx(by)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="KV is in tensors")
+def test_kv_that_differs_or_is_missing_is_found(tmp_path: Path) -> None:
+    import kv_content
+    import torch
+
+    whole = {"[1, 2]": [torch.rand(2, 4, 2, 8), torch.rand(2, 4, 1, 16)]}
+    kv_content.write(whole, tmp_path / "kv")
+
+    def complaint(layer: int, tokens: int, value: float) -> str:
+        other = {"[1, 2]": [one.clone() for one in whole["[1, 2]"]]}
+        other["[1, 2]"][layer][:, :tokens] = value
+        return kv_content.complaint_about(other, tmp_path / "kv")
+
+    assert complaint(1, 0, 2.0) == complaint(1, 2, torch.nan) == ""
+    assert complaint(1, 1, 2.0) == "32 of 128 elements of layer 1 are not those of the other engine"
+    assert complaint(0, 4, torch.nan) == "only 0 of 128 elements of layer 0 are in both engines"
+    assert kv_content.complaint_about({}, tmp_path / "kv") == "KV of 0 prompts instead of 1"
+
+
+def test_a_tie_is_no_excuse_where_types_are_equal() -> None:
+    tied = {"plain": phase(near(0.0, 1, 2))}
+    assert judged({"loaded": phase(near(0.0, 1, 7))}, tied).outcome is Outcome.WRONG
 
 
 def test_an_error_counts_as_vllms_own_only_if_vllm_alone_has_it() -> None:
@@ -94,8 +147,7 @@ def test_the_table_keeps_what_another_run_wrote(tmp_path: Path) -> None:
 def test_the_document_has_each_cell_and_none_is_wrong() -> None:
     found = markdown_table.read(markdown_table.TABLE.read_text())
     assert {family: list(row) for family, row in found.items()} == {
-        name: [feature for feature in FEATURES if family.has_images or not FEATURES[feature].of_images]
-        for name, family in FAMILIES.items()}
+        name: features_of(name) for name in FAMILIES}
     cells = [cell for row in found.values() for cell in row.values()]
     assert [cell for cell in cells if cell.outcome is Outcome.WRONG] == []
     assert [cell for cell in cells if cell.outcome is Outcome.NOT_IN_VLLM and cell != without_kvferry(cell.text)] == []

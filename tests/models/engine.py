@@ -1,6 +1,7 @@
 """One vLLM engine in this process, with generated weights, with or without kvferry, and what it has loaded so far."""
 
 import json
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +19,18 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Engine:
-    """flags: vLLM's arguments. kvferry: kv_connector_extra_config of the connector; None: an engine without it."""
+    """flags: vLLM's arguments, and under `kvferry` more settings of the connector. kvferry: the connector's settings;
+    None: an engine without it.
+    """
 
     def __init__(self, family: Family, flags: dict[str, Any], folder: Path, kvferry: dict[str, Any] | None,
                  engine_id: str = "") -> None:
         from vllm import LLM
+        from vllm.v1.executor import multiproc_executor
 
         generate_weights()
+        # forks have what was changed in this process; vLLM's platform for CPUs would spawn the ranks
+        multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
         self.family, self._folder = family, folder
         arguments = DEFAULTS | family.flags | flags
         if arguments["num_gpu_blocks_override"] == "few":
@@ -32,14 +38,16 @@ class Engine:
         if "max_num_batched_tokens" in family.flags:
             arguments["max_num_batched_tokens"] = max(family.flags["block_size"], arguments["block_size"])
         storage = folder.parent / "storage" if arguments.pop("kv_transfer_config", None) else None
-        extra = kvferry and {"chunk_tokens": self._chunk(arguments["block_size"]), "pool_bytes": "64MiB"} | kvferry
+        settings = arguments.pop("kvferry", {})
+        extra = kvferry and {"chunk_tokens": self._chunk(arguments["block_size"]), "pool_bytes": "64MiB",
+                             **kvferry, **settings}
         if extra or storage:
             arguments["kv_transfer_config"] = transfer_config(extra, engine_id, storage)
         self.llm = LLM(str(folder), **arguments)
-        self._core = self.llm.llm_engine.engine_core.engine_core
-        block = self._core.vllm_config.cache_config.block_size
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        block = self.core.vllm_config.cache_config.block_size
         self.chunk: int = block if family.keeps_state else self._chunk(arguments["block_size"])
-        scheduler, self._preemptions, self._counted = self._core.scheduler, 0, Counter[str]()
+        scheduler, self._preemptions, self._counted = self.core.scheduler, 0, Counter[str]()
         self._ferry: Any = None
         if kvferry is not None:
             self._ferry = getattr(scheduler.connector, "_connectors", [scheduler.connector])[0]._scheduler
@@ -100,7 +108,7 @@ class Engine:
 
     def reset(self) -> None:
         """Empties vLLM's own prefix cache."""
-        if self._core.vllm_config.cache_config.enable_prefix_caching:
+        if self.core.vllm_config.cache_config.enable_prefix_caching:
             assert self.llm.reset_prefix_cache(), "vLLM's prefix cache can't be emptied, so blocks are still in use"
 
     def phase(self, ask: Callable[[], list[asks.Spoken]], at_least: int = 0, at_most: int | None = None
@@ -140,7 +148,9 @@ def transfer_config(extra: dict[str, Any] | None, engine_id: str, storage: Path 
     from vllm.config import KVTransferConfig
 
     ours: dict[str, Any] = {
-        "kv_connector": "KvFerryConnector", "kv_connector_module_path": "kvferry.vllm", "kv_role": "kv_both",
+        "kv_connector": "KvFerryConnector", "kv_connector_module_path": "kvferry.vllm",
+        # an engine that converts what it loads may not save
+        "kv_role": "kv_consumer" if "chunk_dtype" in (extra or {}) else "kv_both",
         "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra}
     if storage is None:
         return KVTransferConfig(**ours, **{"engine_id": engine_id} if engine_id else {})

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import asks
+from families import FAMILIES
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -19,8 +20,11 @@ class Feature:
     ask: sends requests to an engine, with kvferry or without, and returns the answers. flags: vLLM's arguments; the
     features that change the same arguments of a family share engines. changes_tokens: True if the arguments may change
     the tokens of an engine without kvferry, which therefore gets them too. decode_flags: of the second engine, if there
-    is one, which gets the KV of the first one. phases: what an engine with kvferry does. of_images: True if only
-    models with images are asked.
+    is one, which gets the KV of the first one; under `kvferry` they have settings of the connector. converts: True if
+    that KV was computed in another type than the plain engine's, so that tokens may differ as far as those of vLLM
+    alone do in that type; the KV of the two engines with kvferry is then compared too. phases: what an engine with
+    kvferry does. of_images: True if only models with images are asked. families: those that are asked; none named: all
+    of them.
     """
 
     ask: "Callable[[Engine, Any], list[asks.Spoken]]" = asks.greedy
@@ -28,7 +32,9 @@ class Feature:
     changes_tokens: bool = False
     decode_flags: dict[str, Any] | None = None
     is_pushed: bool = False
+    converts: bool = False
     of_images: bool = False
+    families: tuple[str, ...] = ()
     phases: "Callable[[Engine, Feature], Phases]" = asks.computed_and_loaded
 
 
@@ -38,6 +44,9 @@ FEW_BLOCKS = {"num_gpu_blocks_override": "few", "max_model_len": 288}
 # vLLM then numbers the images of a process instead of hashing them
 NO_IMAGE_HASHES = {"mm_processor_cache_gb": 0, "enable_prefix_caching": False}
 SMALL_STEPS = {"max_num_batched_tokens": 48, "max_num_seqs": 16}
+READS_BFLOAT16 = {"dtype": "float32", "kvferry": {"chunk_dtype": "bfloat16"}}
+# one model of each kind of KV, for features that take long and do not depend on anything else
+OF_EACH_KIND = ("llama", "gemma3-window", "deepseek-v2", "mamba2", "granite-hybrid", "mimo-v2", "gemma4")
 HANDED_OVER: dict[str, Any] = {"phases": asks.also_handed_over}
 
 FEATURES: dict[str, Feature] = {
@@ -70,9 +79,20 @@ FEATURES: dict[str, Feature] = {
     "pushed": Feature(asks.other_prompts, decode_flags={}, is_pushed=True),
     "blocks-unlike": Feature(decode_flags={"block_size": 64}),
     "drafts-on-decode": Feature(decode_flags=NGRAM),
+    "chunk-dtype": Feature(flags={"dtype": "bfloat16"}, decode_flags=READS_BFLOAT16, converts=True,
+                           families=OF_EACH_KIND),
+    "tensor-parallel": Feature(flags={"tensor_parallel_size": 2}, changes_tokens=True, families=OF_EACH_KIND,
+                               **HANDED_OVER),
     "other-images": Feature(asks.pictured, of_images=True, phases=asks.pictured_apart),
     "images-without-hash": Feature(asks.pictured, NO_IMAGE_HASHES, of_images=True, phases=asks.never_shared),
 }
+
+
+def features_of(family: str) -> list[str]:
+    """Returns the features that a family is asked for."""
+    return [name for name, feature in FEATURES.items()
+            if (FAMILIES[family].has_images or not feature.of_images) and family in (feature.families or FAMILIES)]
+
 
 # Asked of the plain engine: every answer must change, or wrong KV would not be seen in the tokens.
 CONTROL = Feature(asks.changed)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import kv_content
 from asks import HAND_OVER, LENGTHS, handed_over
 from engine import Engine
 from families import FAMILIES
@@ -66,6 +67,10 @@ class Job:
     def answers(self) -> Path:
         return self.folder / f"{self.number}.json"
 
+    @property
+    def num_ranks(self) -> int:
+        return int(self.flags.get("tensor_parallel_size", 1))
+
     def start(self, core: int, log: Path) -> None:
         self.core, self.started = core, time.monotonic()
         self.pid = os.fork()
@@ -81,7 +86,7 @@ class Job:
         """Returns True if the engine's process has ended; one that takes too long is killed."""
         late = time.monotonic() - self.started > DEADLINE_S
         if late:
-            os.kill(self.pid, signal.SIGKILL)
+            self._kill_all()
         pid, status = os.waitpid(self.pid, 0 if late else os.WNOHANG)
         if not pid:
             return False
@@ -98,8 +103,15 @@ class Job:
 
     def kill(self) -> None:
         if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
+            self._kill_all()
             os.waitpid(self.pid, 0)
+
+    def _kill_all(self) -> None:
+        """Kills the engine and its ranks."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:  # the fork has no process group of its own yet
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def sentence_of(error: BaseException) -> tuple[str, bool]:
@@ -130,7 +142,7 @@ def run(job: Job, log: Path) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
         print(f"== {job.family}, {job.role}, {job.flags}, {job.features}", flush=True)
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(job.core)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(job.core) if job.num_ranks == 1 else "nobind"
         extra = None if job.role == PLAIN else {"controller": job.controller, "namespace": job.namespace}
         engine = Engine(FAMILIES[job.family], job.flags, job.folder / "model", extra,
                         engine_id(job.namespace, job.flags) if job.role == DECODE else "")
@@ -149,9 +161,11 @@ def run(job: Job, log: Path) -> None:
         found["error"], found["is_refusal"] = sentence_of(error)
         write_whole(job.answers, json.dumps(found))
     finally:
-        if job.role == DECODE:  # the prefill engine waits for it
-            for name in job.features:
+        for name in job.features:
+            if job.role == DECODE:  # the prefill engine waits for it
                 parameters(job, name).with_suffix(".done").touch()
+            if job.role == PREFILL and found["error"] and not parameters(job, name).exists():  # the decode engine waits
+                write_whole(parameters(job, name), json.dumps(f"prefill: {found['error']}"))
         os._exit(status)  # ends at once, because an orderly end would only take some seconds
 
 
@@ -180,7 +194,10 @@ def prefill(engine: Engine, job: Job, name: str) -> dict[str, Any]:
     try:
         push = {"kvferry_push_to": endpoint(job, name)} if FEATURES[name].is_pushed else {}
         engine.reset()
+        kept = kv_content.keep_kv(engine.core) if FEATURES[name].converts else None
         found = FEATURES[name].ask(engine, [HAND_OVER | push] * len(LENGTHS), max_tokens=1)
+        if kept is not None:
+            kv_content.write(kept, path.with_suffix(".kv"))
         write_whole(path, json.dumps([one.kv_transfer_params or {} for one in found]))
     except BaseException as error:
         write_whole(path, json.dumps(f"prefill: {sentence_of(error)[0]}"))
@@ -196,7 +213,11 @@ def decode(engine: Engine, job: Job, name: str) -> dict[str, Any]:
         params = json.loads(path.read_text())
         if isinstance(params, str):
             return {"error": params}
+        kept = kv_content.keep_kv(engine.core) if FEATURES[name].converts else None
         found = handed_over(engine, params, FEATURES[name].ask)
+        if kept is not None:
+            complaint = kv_content.complaint_about(kept, path.with_suffix(".kv"))
+            assert not complaint, complaint
         assert found["pushed"] or not FEATURES[name].is_pushed, "no chunk was pushed"
         return {"handed over": found}
     finally:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from typing import Any
 import forks
 import markdown_table
 from asks import greedy
-from cells import Cell, Outcome, blind, judged, without_kvferry
+from cells import Cell, Outcome, blind, judged, moved, without_kvferry
 from engine import DEFAULTS, write_model
 from families import FAMILIES, LAYERS
-from features import FEATURES
+from features import FEATURES, features_of
 from forks import DECODE, FERRIED, PLAIN, PREFILL, Job
 from kvferry_launch.paths import LOGS
 from kvferry_launch.progress import Step
@@ -26,7 +26,7 @@ from kvferry_launch.testbed.servers import running_controller
 
 FOLDER = LOGS / "models"
 CONTROL = "control"
-AT_ONCE = 2  # engines; a prefill engine runs beside its decode engine
+AT_ONCE = 2  # ranks of engines; a prefill engine runs beside its decode engine
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1",
@@ -50,21 +50,22 @@ class FamilyRun:
         asked = {FEATURES[name].ask: name for name in reversed(same_tokens)}
         if asked:
             self._add(PLAIN, {}, [*reversed(asked.values()), *([CONTROL] if greedy in asked else [])])
-        for names in self._groups(True, self._flags):
+        for names in self._groups(True):
             flags = self._flags(names[0])
             if "runner" not in flags:
                 self._add(PLAIN, flags, names)
             self._add(FERRIED, flags, names)
-        for names in self._groups(False, self._flags):
+        for names in alike([name for name in same_tokens if FEATURES[name].converts], self._flags):
+            self._add(PLAIN, self._flags(names[0]), names)
+        for names in self._groups(False):
             alone = [name for name in names if FEATURES[name].decode_flags is None]
             if alone:
                 self._add(FERRIED, self._flags(alone[0]), alone)
         handed = [name for name in same_tokens if FEATURES[name].decode_flags is not None]
-        if handed:
-            namespace = self._add(PREFILL, {}, handed).namespace
-            for names in self._groups(False, lambda name: FEATURES[name].decode_flags):
-                if names[0] in handed:
-                    self._add(DECODE, FEATURES[names[0]].decode_flags or {}, names, namespace)
+        for names in alike(handed, self._flags):
+            namespace = self._add(PREFILL, self._flags(names[0]), names).namespace
+            for some in alike(names, lambda name: FEATURES[name].decode_flags):
+                self._add(DECODE, FEATURES[some[0]].decode_flags or {}, some, namespace)
 
     def _flags(self, name: str) -> dict[str, Any]:
         """Returns those arguments of the feature that the family's engines don't have anyway."""
@@ -74,13 +75,9 @@ class FamilyRun:
     def _changes_tokens(self, name: str) -> bool:
         return FEATURES[name].changes_tokens and bool(self._flags(name))
 
-    def _groups(self, changes_tokens: bool, flags_of: Any) -> list[list[str]]:
+    def _groups(self, changes_tokens: bool) -> list[list[str]]:
         """Returns the features with equal arguments together."""
-        found: dict[str, list[str]] = {}
-        for name in self.features:
-            if self._changes_tokens(name) == changes_tokens:
-                found.setdefault(json.dumps(flags_of(name)), []).append(name)
-        return list(found.values())
+        return alike([name for name in self.features if self._changes_tokens(name) == changes_tokens], self._flags)
 
     def _add(self, role: str, flags: dict[str, Any], features: list[str], namespace: str = "") -> Job:
         number = len(self.jobs)
@@ -126,7 +123,13 @@ class FamilyRun:
             return Cell(Outcome.WRONG, failed[0]["error"])
         if feature.ask is greedy and blind(same, plain.found["features"].get(CONTROL, {})):
             return Cell(Outcome.WRONG, "another prompt has the same answer, so wrong KV would not be seen")
-        return judged(own.found["features"][name], same)
+        if not feature.converts:
+            return judged(own.found["features"][name], same)
+        other = self._plain_with(self._flags(name), name)
+        assert other is not None
+        if name not in other.found["features"]:
+            return without_kvferry(other.found["error"])
+        return judged(own.found["features"][name], same, moved(same, other.found["features"][name]))
 
     def _plain(self, name: str) -> Job | None:
         """Returns the plain engine to compare with: one with the feature's own arguments if there is one."""
@@ -137,12 +140,20 @@ class FamilyRun:
         return next(job for job in self.jobs if job.role == PLAIN and not job.flags)
 
 
+def alike(names: list[str], flags_of: Callable[[str], dict[str, Any] | None]) -> list[list[str]]:
+    """Returns the features with equal flags together."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(json.dumps(flags_of(name)), []).append(name)
+    return list(found.values())
+
+
 def run_jobs(jobs: list[Job], cores: list[int], log: Path, step: Step, share: tuple[float, float]) -> None:
-    """Runs the engines in order, AT_ONCE at a time."""
+    """Runs the engines in order, with AT_ONCE ranks at a time."""
     waiting, running = list(jobs), list[Job]()
     try:
         while waiting or running:
-            while waiting and len(running) < AT_ONCE:
+            while waiting and sum(job.num_ranks for job in (*running, waiting[0])) <= AT_ONCE:
                 used = [job.core for job in running]
                 job = waiting.pop(0)
                 job.start(next((core for core in cores if core not in used), cores[0]), log)
@@ -167,7 +178,7 @@ def run(families: list[str], features: list[str], step: Step) -> Iterator[tuple[
         log = FOLDER / f"{family}.log"
         log.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder, running_controller("controller", FOLDER) as controller:
-            asked = [name for name in features if FAMILIES[family].has_images or not FEATURES[name].of_images]
+            asked = [name for name in features_of(family) if name in features]
             one = FamilyRun(family, asked, Path(folder), controller.address)
             write_model(FAMILIES[family], Path(folder) / "model")
             one.plan()

@@ -15,7 +15,7 @@ FLAGS = ("--load-format", "dummy")
 
 def generate_weights() -> None:
     """Replaces what --load-format dummy does in this process. Equal models get equal weights, if each is the first one
-    of its process.
+    of its process. Tensor parallel ranks get unlike weights, of replicated KV heads too, so that no two have equal KV.
     """
     from vllm.model_executor.model_loader import dummy_loader
 
@@ -109,7 +109,10 @@ def _compute_states_by_token() -> None:
 
 
 def _fill_all(loader: Any, model: Any, config: Any) -> None:
+    from vllm.distributed import get_tensor_model_parallel_rank
+
     del loader, config
+    _fill.calls += 1_000_000 * get_tensor_model_parallel_rank()  # type: ignore[attr-defined]
     for layer in model.modules():
         for name, tensor in {**layer._parameters, **layer._buffers}.items():
             if tensor is not None and name not in layer._non_persistent_buffers_set:
