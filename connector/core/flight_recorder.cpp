@@ -125,7 +125,7 @@ LifeEvent& FlightRecorder::add(std::uint64_t request, LifeKind kind, TimeNs now,
   record.event.at = now;
   record.request = request;
   record.previous = 0;
-  if (Request& slot = requests_[request % requests_.size()]; slot.number == request) {
+  if (Request& slot = requests_[request % requests_.size()]; request != 0 && slot.number == request) {
     record.previous = std::exchange(slot.last, num_events_);
     if (record.previous == 0) slot.began = now - (kind == LifeKind::kArrived ? event.duration : 0);
     if (kind == LifeKind::kFinished) slot.ended = now;

@@ -197,9 +197,10 @@ void PushSender::settle(Push& push, std::uint32_t index, bool ok) {
   push.is_incomplete |= !ok;
   CoreCounters& counters = parts_.counters;
   (!ok ? counters.push_failures : item.is_pulled ? counters.announced_chunks : counters.pushed_chunks) += 1;
-  if (item.is_pulled) push.event.path = "announced";
   (ok ? push.event.chunks : push.event.failed) += 1;
-  if (ok) {
+  if (ok && item.is_pulled) {  // the decode node, which pulls the chunk, records its bytes
+    if (push.event.why() == Cause::kNone) push.event.note = "announced";
+  } else if (ok) {
     push.event.tokens += item.meta.num_tokens;
     push.event.bytes += parts_.config.bytes_of(item.meta.num_tokens);
   }

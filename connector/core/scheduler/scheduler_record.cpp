@@ -139,7 +139,8 @@ void SchedulerCore::record_load(RequestState* request, const PendingLoad& load) 
   if (request != nullptr && !is_complete && loads_async()) note_cause(*request, cause);
 }
 
-/// Adds a rank's outcome to the pull's event. After the last rank, records the event if the pull serves a request.
+/// Adds a rank's outcome to the pull's event. After the last rank, records the event, as one of no request if the pull
+/// serves an announced push, but not if it serves a replication.
 void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, const TransferEnd& end) {
   LifeEvent& sum = pull.event;
   const auto num_failed = static_cast<std::uint32_t>(std::ranges::count(ok, false));
@@ -159,7 +160,7 @@ void SchedulerCore::record_pull(FetchPull& pull, const std::vector<bool>& ok, co
     sum.cause = static_cast<std::uint8_t>(cause_of(end.code));
     sum.note = end.what;
   }
-  if (pull.ranks_done < config_.num_ranks || pull.request.value.empty()) return;
+  if (pull.ranks_done < config_.num_ranks || (pull.request.value.empty() && !pull.is_announced)) return;
   std::uint64_t num_tokens = 0;
   for (std::size_t i = 0; i < ok.size(); ++i) num_tokens += pull.lost[i] ? 0 : pull.items[i].num_tokens;
   sum.tokens = static_cast<std::uint32_t>(num_tokens);

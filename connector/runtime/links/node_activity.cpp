@@ -81,7 +81,9 @@ void NodeActivity::take(const LifeEvent& event) {
     case LifeKind::kPulled:
       return take_transfer(event, /*is_push=*/false);
     case LifeKind::kPushed:
-      return take_transfer(event, /*is_push=*/true);
+      // A push without bytes has announced its chunks, and the peer reports their pulls; or the peer had them all.
+      if (event.bytes > 0 || event.failed > 0) take_transfer(event, /*is_push=*/true);
+      return;
     default:
       return;
   }

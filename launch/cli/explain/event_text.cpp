@@ -117,6 +117,9 @@ std::string event_text(const LifeEvent& event, const NodeNames& names) {
     case LifeKind::kPushOffered:
       return fmt::format("offered {} chunks to {}", event.chunks, node_name(event, names));
     case LifeKind::kPushed:
+      if (event.why() == Cause::kNone && event.note.view() == "announced")
+        return fmt::format("announced {} chunks to {}, which pulls them: {:.1f} ms since the offer", event.chunks,
+                           node_name(event, names), static_cast<double>(event.duration) * 1e-6);
       return transfer_text("pushed", "to", event, names);
   }
   return fmt::format("event {} of a newer release", event.kind);

@@ -89,6 +89,11 @@ TEST_F(Announcing, EndsWithTheLeasesOnItsChunksAndThenNeedsNoHandOff) {
   EXPECT_EQ(core_->pool().num_pinned(), 2u);
   core_->lease_released(second.lease);
   EXPECT_EQ(core_->num_pushes(), 0u);
+  const LifeEvent ended = core_->recorder().transfers_after(0, now_).at(0).events.at(0);
+  EXPECT_EQ(ended.what(), LifeKind::kPushed);
+  EXPECT_EQ(ended.chunks, 2u);
+  EXPECT_EQ(ended.bytes, 0u) << "the decode node counts them";
+  EXPECT_EQ(ended.note.view(), "announced");
   EXPECT_EQ(core_->pool().num_pinned(), 0u);
 }
 
@@ -210,6 +215,12 @@ TEST_F(Pulling, LeasesAndPullsEachAnnouncedChunkAtOnce) {
   EXPECT_THAT(take<ReleaseLease>(), ElementsAre(Field(&ReleaseLease::lease, 70u)));
   core_->slot_written(pulls[0].items[0].local, 0, true, now_);
   EXPECT_THAT(take<PublishChunks>(), SizeIs(1));
+  const std::vector<RequestLife> transfers = core_->recorder().transfers_after(0, now_);
+  ASSERT_THAT(transfers, SizeIs(1));
+  EXPECT_EQ(transfers[0].events.at(0).what(), LifeKind::kPulled);
+  EXPECT_EQ(transfers[0].events[0].peer.view(), "tcp://p:1");
+  EXPECT_EQ(transfers[0].events[0].chunks, 1u);
+  EXPECT_THAT(core_->recorder().slowest(5, now_), IsEmpty()) << "a pull of no request is no request's life";
   EXPECT_EQ(core_->num_reservations(), 1u);
 }
 

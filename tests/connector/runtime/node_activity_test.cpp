@@ -39,6 +39,13 @@ class NodeActivityTest : public ::testing::Test {
   NodeActivity activity_;
 };
 
+TEST_F(NodeActivityTest, APushThatMovedNothingIsNoPathUnlessItFailed) {
+  transfer(LifeKind::kPushed, "tcp://a:1", 0);
+  EXPECT_THAT(report().paths, SizeIs(0)) << "the peer reports the pulls of what was announced";
+  transfer(LifeKind::kPushed, "tcp://a:1", 0, 1);
+  EXPECT_THAT(report().paths, SizeIs(1));
+}
+
 TEST_F(NodeActivityTest, EachPeerAndDirectionIsAPath) {
   transfer(LifeKind::kPulled, "tcp://a:1", 3'000'000'000);
   transfer(LifeKind::kPulled, "tcp://a:1", 1'000'000'000, 2);

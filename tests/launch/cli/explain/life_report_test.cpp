@@ -159,6 +159,16 @@ TEST(LifeReport, ATransferHasItsShareOfThePathsLimit) {
   EXPECT_NEAR(told["share_of_limit"].get<double>(), 0.624, 0.001);
 }
 
+TEST(LifeReport, APushWhoseChunksTheDecodeNodePullsIsNoTransferOfItsOwn) {
+  LifeEvent pushed = event(LifeKind::kPushed, 40);
+  pushed.chunks = 3;
+  pushed.duration = 31 * kMillisecond / 10;
+  pushed.peer = "tcp://p:1";
+  pushed.note = "announced";
+  const LifeReport report = make_report({answer("d", {event(LifeKind::kArrived, 100), pushed}), answer("p", {})});
+  EXPECT_EQ(report.lives.at(0).lines.at(1).text, "announced 3 chunks to p, which pulls them: 3.1 ms since the offer");
+}
+
 TEST(LifeReport, SaysHowWellTheTimesOfNodesFitAndWhoseClockDiffers) {
   std::vector<NodeAnswer> answers = handed_over();
   answers[0].error = 2 * kMillisecond;
