@@ -1,7 +1,9 @@
 #include "tests/gpu/bench/bench_node.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
+#include <utility>
 
 #include "tests/gpu/bench/bench_tools.h"
 #include "transport/base/net/host_port.h"
@@ -75,7 +77,20 @@ std::uint32_t BenchNode::lookup(const RequestId& id, bool& is_async) {
   return 0;
 }
 
-BenchNode::Prefilled BenchNode::prefill(std::uint64_t prompt, std::uint32_t num_tokens) {
+std::string BenchNode::endpoint() const { return "tcp://" + net::to_text({scheduler_->host(), scheduler_->port()}); }
+
+std::uint32_t BenchNode::wait_for_pulled(std::uint32_t count) {
+  const SteadyClock clock;
+  const auto now = [&](const char* name) { return scheduler_->metrics().at(name); };
+  for (const TimeNs deadline = clock.now() + 10 * kSecond;
+       clock.now() < deadline && now("pulled_chunks_total") < pulled_ + count;)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  pulled_ = now("pulled_chunks_total");
+  return static_cast<std::uint32_t>(now("pulled_in_frames_total") -
+                                    std::exchange(pulled_in_frames_, now("pulled_in_frames_total")));
+}
+
+BenchNode::Prefilled BenchNode::prefill(std::uint64_t prompt, std::uint32_t num_tokens, const std::string& push_to) {
   tokens_.resize(num_tokens);
   std::iota(tokens_.begin(), tokens_.end(), static_cast<std::int32_t>(prompt * num_tokens));
   cache_->write(blocks_, num_tokens, prompt);
@@ -84,6 +99,7 @@ BenchNode::Prefilled BenchNode::prefill(std::uint64_t prompt, std::uint32_t num_
   made.tokens = tokens_;
   made.num_prompt_tokens = num_tokens;
   made.handoff = true;
+  if (!push_to.empty()) made.push_to = push_to;
   scheduler_->add_request(made);
   bool is_async = false;
   lookup(made.id, is_async);
@@ -96,7 +112,7 @@ BenchNode::Prefilled BenchNode::prefill(std::uint64_t prompt, std::uint32_t num_
     while (scheduler_->has_unreported_saves()) step({});
   });
   KVFERRY_CHECK(done.handoff, "the prompt was not handed over");
-  result.endpoint = "tcp://" + net::to_text({scheduler_->host(), scheduler_->port()});
+  result.endpoint = endpoint();
   result.handoff = done.handoff_name;
   result.num_tokens = done.handoff_tokens;
   return result;

@@ -41,8 +41,9 @@ class BenchNode {
     std::uint32_t num_tokens = 0;
     double saved_ms = 0;  // from the end of the forward pass until other nodes may read all chunks
   };
-  /// Computes a prompt, whose KV is the pattern with this seed, and saves it. Only one at a time.
-  Prefilled prefill(std::uint64_t prompt, std::uint32_t num_tokens);
+  /// Computes a prompt, whose KV is the pattern with this seed, and saves it. Only one at a time. `push_to`: endpoint
+  /// of the node to which it is pushed; empty: none.
+  Prefilled prefill(std::uint64_t prompt, std::uint32_t num_tokens, const std::string& push_to = {});
 
   struct Loaded {
     std::uint32_t num_tokens = 0;        // tokens that were loaded: all but the last one, if all went well
@@ -54,6 +55,10 @@ class BenchNode {
   /// Loads a prompt that another node has computed, and compares it with the pattern.
   Loaded load(std::uint64_t prompt, std::uint32_t num_tokens, const Prefilled& from);
 
+  std::string endpoint() const;
+  /// Waits until the node has pulled `count` chunks more than at the last call. Returns the chunks that came from frame
+  /// to frame since then; fewer than `count` have come if 10 s were not enough.
+  std::uint32_t wait_for_pulled(std::uint32_t count);
   std::string describe() const { return worker_->describe(); }
 
  private:
@@ -70,6 +75,7 @@ class BenchNode {
   std::unique_ptr<WorkerNode> worker_;
   std::vector<std::int32_t> tokens_;  // of the current request
   std::uint64_t events_seen_ = 0;
+  double pulled_ = 0, pulled_in_frames_ = 0;  // chunks, at the last wait_for_pulled()
 };
 
 }  // namespace kvferry

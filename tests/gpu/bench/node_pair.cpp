@@ -1,6 +1,7 @@
 // Two nodes of kvferry in two processes on one GPU: one computes and saves 8192 tokens of Llama-3.1-8B (1 GiB), the
 // other pulls and loads them into its own blocks, bit by bit the same. Prints how long that takes, over which path the
-// bytes went, and which process uses how much memory of the GPU.
+// bytes went, and which process uses how much memory of the GPU. In the last way the prompt is pushed: its chunks are
+// pulled as they are announced, before the request for it comes.
 //
 //   gpu_node_pair [TOKENS]                                         8192 unless given
 //   gpu_node_pair --far CONTROLLER SETTINGS TOKENS                 the prefill node, which this program starts
@@ -25,15 +26,18 @@ constexpr int kRounds = 5, kWarmUps = 2;  // the first pulls wait for connection
 struct Way {
   const char* name;
   const char* settings;
+  bool is_pushed = false;
 };
 constexpr Way kWays[] = {
     {"without frames", R"(, "gpu_pool_bytes": 0)"},
     {"frames, bytes by host slots", R"(, "gpu_pool_bytes": "1280MiB", "lands_in_gpu": false)"},
     {"frame to frame", R"(, "gpu_pool_bytes": "1280MiB", "lands_in_gpu": true)"},
+    {"frame to frame, pushed", R"(, "gpu_pool_bytes": "1280MiB", "lands_in_gpu": true)", true},
 };
-constexpr const char* kPool = R"(, "pool_bytes": "1280MiB", "insecure": true)";
+constexpr const char* kPool = R"(, "pool_bytes": "2560MiB", "insecure": true)";
 
-/// Serves lines of a prompt's number with one line of what is needed to load it, until its input ends.
+/// Serves lines of a prompt's number, and of the endpoint to which it is pushed if it is, with one line of what is
+/// needed to load it, until its input ends.
 int run_far_side(const std::string& controller, const std::string& settings, std::uint32_t num_tokens) {
   Result<std::unique_ptr<BenchNode>> node = BenchNode::start(controller, "prefill", settings, num_tokens);
   if (!node) {
@@ -42,7 +46,10 @@ int run_far_side(const std::string& controller, const std::string& settings, std
   }
   std::cout << "ready" << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
-    const BenchNode::Prefilled done = (*node)->prefill(std::stoull(line), num_tokens);
+    std::uint64_t prompt = 0;
+    std::string push_to;
+    std::istringstream(line) >> prompt >> push_to;
+    const BenchNode::Prefilled done = (*node)->prefill(prompt, num_tokens, push_to);
     std::cout << fmt::format("{} {} {} {:.3f}", done.endpoint, done.handoff, done.num_tokens, done.saved_ms)
               << std::endl;
   }
@@ -72,15 +79,17 @@ std::uint32_t bench(const Way& way, std::uint32_t num_tokens) {
     return fmt::print("{:<28} the prefill node did not start: {}\n", way.name, line), num_tokens;
   Result<std::unique_ptr<BenchNode>> node = BenchNode::start(controller.endpoint(), "decode", settings, num_tokens);
   if (!node) return fmt::print("{:<28} did not start: {}\n", way.name, node.error().what), num_tokens;
-  std::vector<double> total, lookup, load, post, wire, unpack, saved;
-  std::uint32_t wrong = 0;
+  std::vector<double> total, lookup, load, post, wire, unpack, saved, pulled;
+  std::uint32_t wrong = 0, in_frames = 0;
+  const std::uint32_t num_chunks = num_tokens / BenchNode::kChunkTokens;
   LifeEvent last;
   for (int round = -kWarmUps; round < kRounds; ++round) {
     const auto prompt = static_cast<std::uint64_t>(round + kWarmUps + 1);
-    child->write_line(std::to_string(prompt));
+    child->write_line(way.is_pushed ? fmt::format("{} {}", prompt, (*node)->endpoint()) : std::to_string(prompt));
     BenchNode::Prefilled from;
     std::istringstream(child->read_line()) >> from.endpoint >> from.handoff >> from.num_tokens >> from.saved_ms;
     if (from.endpoint.empty()) return fmt::print("{:<28} the prefill node has ended\n", way.name), num_tokens;
+    if (way.is_pushed) pulled.push_back(host_ms([&] { in_frames = (*node)->wait_for_pulled(num_chunks); }));
     const BenchNode::Loaded loaded = (*node)->load(prompt, num_tokens, from);
     wrong += loaded.num_wrong + (num_tokens - 1 - std::min(num_tokens - 1, loaded.num_tokens));
     if (round < 0) continue;
@@ -97,6 +106,9 @@ std::uint32_t bench(const Way& way, std::uint32_t num_tokens) {
              median(saved), median(total), median(lookup), median(post), median(wire), median(unpack), median(load),
              last.path.view().empty() ? "none" : last.path.view(), wrong == 0 ? "yes" : fmt::format("NO: {}", wrong));
   if (wrong > 0 && !last.note.view().empty()) fmt::print("  {}\n", last.note.view());
+  if (way.is_pushed)
+    fmt::print("  all chunks are there {:.2f} ms after the last was saved, {} of the last {} from frame to frame\n",
+               median(pulled), in_frames, num_chunks);
   print_memory(child->pid());
   return wrong;
 }
