@@ -32,6 +32,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
   AnnouncedPushes::Push announced{offer.from, member, push, now + parts_.config.push_ttl};
   const bool is_announced =
       offer.has_frames && reservation.givers.front() != kUnknownGiver && announced_.has_room_for(offer.from);
+  const std::size_t num_announced_before = announced_.num_chunks();
   const std::uint64_t id = parts_.numbers.draw();
   const std::string writer = "push of " + from;
   // Slots whose write was abandoned are limited too, since a peer can stop inside any number of copies.
@@ -49,7 +50,7 @@ PushReply PushReceiver::offered(const std::string& from, const PushOffer& offer,
       parts_.pool.touch({&slot->ref, 1});
       continue;
     }
-    const std::size_t num_announced = announced_.num_chunks() + announced.expected.size();
+    const std::size_t num_announced = num_announced_before + announced.expected.size();
     if (reservation_of_.size() + num_announced >= reserved_max || num_used_ >= used_max) continue;
     if (meta.is_tail && offered.tail_group != ChunkKey{}) meta.tail_group = offered.tail_group;
     if (is_announced) {
