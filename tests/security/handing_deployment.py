@@ -30,18 +30,20 @@ class Asked(Protocol):
 
 
 class Process:
-    """A process that answers each line of JSON with one."""
+    """A process that answers each line of JSON with one. Threads may ask at the same time: each gets its own answer."""
 
     def __init__(self, script: str, *arguments: object) -> None:
         self.process = subprocess.Popen([sys.executable, HERE / script, *map(str, arguments)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
+        self._asking = threading.Lock()
         assert self._answer() == "ready"
 
     def ask(self, question: dict[str, Any]) -> Any:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
+        with self._asking:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+            return self._answer()
 
     def _answer(self) -> Any:
         assert self.process.stdout is not None
