@@ -1,8 +1,6 @@
 // Tests pushes between nodes that both have frames of GPU memory: the prefill node announces chunks, and the decode
 // node pulls them.
-#include <gmock/gmock.h>
-
-#include "core_bench.h"
+#include "push_bench.h"
 
 namespace kvferry::sim {
 namespace {
@@ -17,32 +15,8 @@ constexpr auto kNotWanted = static_cast<std::uint8_t>(PushVerdict::kDeclined);
 constexpr auto kIsHere = static_cast<std::uint8_t>(PushVerdict::kPresent);
 constexpr auto kPulled = static_cast<std::uint8_t>(PushVerdict::kPulled);
 
-/// The core of the prefill node. The test plays the decode node and the workers.
-class Announcing : public CoreBench {
+class Announcing : public PushBench {
  protected:
-  Announcing() : CoreBench(sizes(16, 16, 8)) {}
-  OfferPush offer(const std::string& id, std::uint32_t num_tokens) {
-    NewRequest added = request(id, num_tokens);
-    added.handoff = true;
-    added.push_to = "tcp://decode:1";
-    core_->add_request(added, now_);
-    return take<OfferPush>().at(0);
-  }
-  void answer(const OfferPush& offered, std::vector<std::uint8_t> verdicts) {
-    core_->push_answered(offered.push, "tcp://decode:1", {77, {}, std::move(verdicts)}, now_);
-  }
-  StepPlan prefill(const std::string& id, std::uint32_t num) {
-    const std::vector<BlockId> table = blocks(1, (num + 15) / 16);
-    core_->lookup(RequestId{id}, 0, now_);
-    core_->allocated(RequestId{id}, 0, {table}, now_);
-    return core_->build_step({{{RequestId{id}, 0, num, BlockTable{table}}}, {}}, now_ += kMillisecond);
-  }
-  std::vector<SettledChunk> settled() {
-    std::vector<SettledChunk> all;
-    for (const SettlePush& one : take<SettlePush>())
-      all.insert(all.end(), one.settlement.chunks.begin(), one.settlement.chunks.end());
-    return all;
-  }
   /// Plays the decode node, which leases announced chunks of the offer.
   LeaseReply lease(const OfferPush& offered, std::initializer_list<std::uint32_t> chunks) {
     LeaseRequest wanted{"model", {}, {}};
@@ -55,7 +29,7 @@ class Announcing : public CoreBench {
 TEST_F(Announcing, TellsEachChunkOnceItIsCompleteAndMovesNone) {
   const OfferPush offered = offer("r", 32);
   answer(offered, {kPulled, kPulled});
-  const StepPlan plan = prefill("r", 32);
+  const StepPlan plan = prefill("r", 32, false);
   ASSERT_THAT(plan.saves_after, SizeIs(2));
   EXPECT_EQ(plan.saves_after[0].items[0].push, 0u) << "the workers have nothing to move";
   EXPECT_THAT(settled(), IsEmpty()) << "nothing is saved yet";
@@ -79,7 +53,7 @@ TEST_F(Announcing, TellsEachChunkOnceItIsCompleteAndMovesNone) {
 TEST_F(Announcing, EndsWithTheLeasesOnItsChunksAndThenNeedsNoHandOff) {
   const OfferPush offered = offer("r", 32);
   answer(offered, {kPulled, kPulled});
-  core_->worker_report(well_done(prefill("r", 32)), now_);
+  core_->worker_report(well_done(prefill("r", 32, false)), now_);
   const LeaseReply first = lease(offered, {0});
   core_->finished(RequestId{"r"}, 32, {blocks(1, 2)}, false, now_);
   EXPECT_EQ(core_->pool().num_pinned(), 2u) << "for the decode node, which has not pulled all";
@@ -100,7 +74,7 @@ TEST_F(Announcing, EndsWithTheLeasesOnItsChunksAndThenNeedsNoHandOff) {
 TEST_F(Announcing, IsNotEndedByALeaseOfSomebodyElse) {
   const OfferPush offered = offer("r", 16);
   answer(offered, {kPulled});
-  core_->worker_report(well_done(prefill("r", 16)), now_);
+  core_->worker_report(well_done(prefill("r", 16, false)), now_);
   LeaseRequest other{"model", {offered.offer.chunks[0].key}, {}};
   for (const std::uint64_t push : {std::uint64_t{0}, offered.push + 1}) {
     other.push = push;
@@ -113,7 +87,7 @@ TEST_F(Announcing, IsNotEndedByALeaseOfSomebodyElse) {
 
 TEST_F(Announcing, TellsChunksThatWereSavedBeforeTheAnswer) {
   const OfferPush offered = offer("r", 32);
-  const StepPlan plan = prefill("r", 32);
+  const StepPlan plan = prefill("r", 32, false);
   EXPECT_EQ(plan.saves_after[0].items[0].push, offered.push) << "the decode node may still grant slots";
   core_->worker_report(well_done(plan), now_);
   answer(offered, {kPulled, kPulled});
@@ -128,7 +102,7 @@ TEST_F(Announcing, TellsChunksThatWereSavedBeforeTheAnswer) {
 
 TEST_F(Announcing, TellsAFailedSaveAsFailed) {
   const OfferPush offered = offer("r", 32);
-  const StepPlan plan = prefill("r", 32);
+  const StepPlan plan = prefill("r", 32, false);
   answer(offered, {kPulled, kPulled});
   WorkerReport report = well_done(plan);
   report.saves[1].ok = false;
@@ -143,7 +117,7 @@ TEST_F(Announcing, TellsAFailedSaveAsFailed) {
 TEST_F(Announcing, EndsAtItsDeadlineIfNobodyPulls) {
   const OfferPush offered = offer("r", 32);
   answer(offered, {kPulled, kPulled});
-  core_->worker_report(well_done(prefill("r", 32)), now_);
+  core_->worker_report(well_done(prefill("r", 32, false)), now_);
   core_->finished(RequestId{"r"}, 32, {blocks(1, 2)}, false, now_);
   core_->tick(now_ += 61 * kSecond);
   EXPECT_EQ(core_->num_pushes(), 0u);

@@ -1,9 +1,7 @@
 // Tests pushes: what the prefill node offers, moves and settles, and what the decode node reserves, grants and revokes.
-#include <gmock/gmock.h>
-
 #include <tuple>
 
-#include "core_bench.h"
+#include "push_bench.h"
 
 namespace kvferry::sim {
 namespace {
@@ -18,39 +16,10 @@ constexpr auto kDeclined = static_cast<std::uint8_t>(PushVerdict::kDeclined);
 constexpr auto kPresent = static_cast<std::uint8_t>(PushVerdict::kPresent);
 constexpr auto kGranted = static_cast<std::uint8_t>(PushVerdict::kGranted);
 
-/// The core of the prefill node. The test plays the decode node and the workers.
-class Sending : public CoreBench {
+class Sending : public PushBench {
  protected:
-  Sending() : CoreBench(sizes(16, 16, 8)) {}
-  /// Adds a prefill of `num_tokens` tokens, and returns the push offer.
-  OfferPush offer(const std::string& id, std::uint32_t num_tokens) {
-    NewRequest added = request(id, num_tokens);
-    added.handoff = true;
-    added.push_to = "tcp://decode:1";
-    core_->add_request(added, now_);
-    const auto offers = take<OfferPush>();
-    EXPECT_THAT(offers, SizeIs(1));
-    return offers.at(0);
-  }
-  void answer(const OfferPush& offered, std::vector<std::uint8_t> verdicts, std::uint64_t reservation = 77) {
-    core_->push_answered(offered.push, "tcp://decode:1", {reservation, {}, std::move(verdicts)}, now_);
-  }
-  StepPlan prefill(const std::string& id, std::uint32_t num, bool reports = true) {
-    const std::vector<BlockId> table = blocks(1, (num + 15) / 16);
-    EXPECT_EQ(core_->lookup(RequestId{id}, 0, now_).num_external, 0u);
-    core_->allocated(RequestId{id}, 0, {table}, now_);
-    StepPlan plan = core_->build_step({{{RequestId{id}, 0, num, BlockTable{table}}}, {}}, now_ += kMillisecond);
-    if (reports) core_->worker_report(well_done(plan), now_);
-    return plan;
-  }
   void moved(std::uint64_t push, std::uint32_t index, bool ok = true, std::uint32_t rank = 0) {
     core_->chunk_push_ended({push, rank, index, ok, {}}, now_);
-  }
-  std::vector<SettledChunk> settled() {
-    std::vector<SettledChunk> all;
-    for (const SettlePush& one : take<SettlePush>())
-      all.insert(all.end(), one.settlement.chunks.begin(), one.settlement.chunks.end());
-    return all;
   }
 };
 
