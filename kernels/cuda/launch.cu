@@ -97,13 +97,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr std::uint32_t kTileVecs = 8;  // number of vectors that a thread copies in a tile
-constexpr std::uint64_t kTileBytes = kThreads * kTileVecs * kVecBytes;
-
-__global__ void __launch_bounds__(kThreads) range_kernel(const RangeJob* jobs) {
+__global__ void __launch_bounds__(kTileThreads) range_kernel(const RangeJob* jobs) {
   const RangeJob job = jobs[blockIdx.y];
   for (std::uint64_t tile = blockIdx.x; tile * kTileBytes < job.num_bytes; tile += gridDim.x)
-    copy_tile<kTileVecs>(job.to, job.from, job.num_bytes, tile * kTileBytes, threadIdx.x, kThreads);
+    copy_tile(job.to, job.from, job.num_bytes, tile * kTileBytes, threadIdx.x);
 }
 
 constexpr std::uint64_t blocks_for(std::uint64_t segments) {
@@ -176,7 +173,7 @@ cudaError_t launch_ranges(const RangeJob* jobs, std::uint32_t num_jobs, std::uin
   constexpr std::uint64_t kBlocksMax = 1U << 12;
   const std::uint64_t wanted = (bytes_max + kTileBytes - 1) / kTileBytes;
   const dim3 grid(static_cast<std::uint32_t>(std::clamp<std::uint64_t>(wanted, 1, kBlocksMax)), num_jobs);
-  return launched([&] { range_kernel<<<grid, kThreads, 0, stream>>>(jobs); });
+  return launched([&] { range_kernel<<<grid, kTileThreads, 0, stream>>>(jobs); });
 }
 
 }  // namespace kvferry::cuda

@@ -82,10 +82,8 @@ void emulate_hash(const SegmentSecret& secret, const std::byte* bytes, std::uint
 }
 
 void emulate_ranges(std::byte* to, const std::byte* from, std::uint64_t num_bytes) {
-  constexpr std::uint32_t kVecs = 4, kThreads = 128;
-  for (std::uint64_t first = 0; first < num_bytes; first += kVecs * kThreads * kVecBytes)
-    for (std::uint32_t thread = 0; thread < kThreads; ++thread)
-      copy_tile<kVecs>(to, from, num_bytes, first, thread, kThreads);
+  for (std::uint64_t first = 0; first < num_bytes; first += kTileBytes)
+    for (std::uint32_t thread = 0; thread < kTileThreads; ++thread) copy_tile(to, from, num_bytes, first, thread);
 }
 
 }  // namespace kvferry
