@@ -103,17 +103,21 @@ void run_scheduler_core(std::string_view bytes) {
   request.id = id;
   request.tokens = tokens;
   request.num_prompt_tokens = 20;
+  request.handoff = true;
+  request.push_to = "tcp://10.0.0.1:1";
   core.add_request(request, now);
   std::uint64_t fetch = 0;
-  // numbers of leases and reservations; outsiders can't guess them, but this liar was given some
+  // numbers of leases, pushes and reservations; outsiders can't guess them, but this liar was given some
   std::vector<std::uint64_t> numbers;
   const auto known = [&](std::uint64_t number) { return number < numbers.size() ? numbers[number] : number; };
   Cutter cutter(bytes);
   for (; !cutter.empty(); now += 100 * kMillisecond) {
     const std::string from = cutter.byte() % 2 == 0 ? "tcp://10.0.0.1:1" : "tcp://10.0.0.2:1";
     (void)core.lookup(id, 0, now);
-    for (const Action& action : core.take_actions())
+    for (const Action& action : core.take_actions()) {
       if (const auto* asked = std::get_if<QueryDirectory>(&action)) fetch = asked->fetch;
+      if (const auto* offered = std::get_if<OfferPush>(&action)) numbers.push_back(offered->push);
+    }
     if (fetch != 0) core.directory_answered(fetch, {{from, 2, {}}}, now);
     const auto envelope = decode<Envelope>(cutter.part(), "message");
     if (!envelope) continue;
@@ -133,7 +137,7 @@ void run_scheduler_core(std::string_view bytes) {
                      (void)core.recorder().slowest(one.num_slowest, now);
                    },
                    [&](const LeaseAnswer& one) { core.lease_answered(fetch, from, one.reply, now); },
-                   [&](const PushAnswer& one) { core.push_answered(envelope->id, from, one.reply, now); },
+                   [&](const PushAnswer& one) { core.push_answered(known(envelope->id), from, one.reply, now); },
                    [](const auto&) {}},  // other messages come only from the node's own workers
         *message);
     core.tick(now);
