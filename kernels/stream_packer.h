@@ -23,9 +23,12 @@ struct PackerJob {
   std::uint32_t skip_tokens = 0;   // tokens at the chunk's start that a scatter does not copy; 0 for a gather
   /// Where the chunk is. A wrong value costs time only.
   MemoryKind memory = MemoryKind::kDevice;
+  /// The bytes that the job's checksum covers, in the same kind of memory. Empty: the chunk. They are hashed after the
+  /// copy, so they may include bytes around the chunk that earlier work of the stream writes.
+  std::span<const std::byte> hashed = {};
 };
 
-/// Gathers and scatters the KV of one cache in GPU memory. Threads: one at a time. All work of a pass is enqueued on
+/// Gathers and scatters the KV of layers in GPU memory. Threads: one at a time. All work of a pass is enqueued on
 /// its stream, in order; only wait() and a pass's destructor may block until that work has ended.
 class StreamPacker {
  public:
@@ -48,7 +51,7 @@ class StreamPacker {
   };
 
   virtual ~StreamPacker() = default;
-  virtual const KvLayout& layout() const = 0;
+  virtual std::uint32_t num_layers() const = 0;
   virtual std::uint64_t chunk_bytes_per_token() const = 0;
 
   /// Makes a pass, whose functions copy the jobs. Errors: kInvalidArgument if Packer::gather() would reject a job, a

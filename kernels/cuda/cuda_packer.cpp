@@ -50,7 +50,7 @@ class CudaPass final : public StreamPacker::Pass {
     // The destructor waits first, because the device may still access the buffer in host memory.
     if (is_finished_)
       cudaEventSynchronize(done_.get());
-    else if (host_.data() != nullptr)
+    else if (host_.data() != nullptr && next_layer_ > 0)
       cudaStreamSynchronize(stream_);
     state_->pinned.give_back(std::move(host_));
     done_.reset();
@@ -89,7 +89,7 @@ class CudaPass final : public StreamPacker::Pass {
           ErrorCode::kInvalidArgument,
           fmt::format("a gather or scatter of KV can't be finished after {} of {} layers; copy all layers first",
                       next_layer_, launch_.plan.num_layers)};
-    if (wants_checksums_ && !(gathers_ ? by_segments_ : are_hashed_)) {
+    if (wants_checksums_ && !(gathers_ ? hashes_while_gathering() : are_hashed_)) {
       for (const cuda::HashJobs& batch : hashes_)
         KVFERRY_TRY(cuda_result(cuda::launch_hash(batch, state_->secret, stream_),
                                 "cannot launch the CUDA kernel for checksums of KV"));
@@ -112,7 +112,7 @@ class CudaPass final : public StreamPacker::Pass {
       return Error{ErrorCode::kInvalidArgument, "wait() was called for a gather or scatter of KV before finish()"};
     KVFERRY_TRY(cuda_result(cudaEventSynchronize(done_.get()), "cannot wait for a gather or scatter of KV"));
     if (!wants_checksums_) return std::vector<std::uint64_t>{};
-    return checksums_of(chunk_bytes_, host_.data());
+    return checksums_of(hashed_bytes_, host_.data());
   }
 
  private:
@@ -125,13 +125,17 @@ class CudaPass final : public StreamPacker::Pass {
     HostLayout layout;
     std::size_t entries = 0;
     for (const PackerJob& job : jobs) {
-      chunk_bytes_.push_back(job.chunk_tokens * state_->shape.bytes_per_token);
-      if (wants_checksums_) layout.tables += num_segments(chunk_bytes_.back()) * sizeof(std::uint64_t);
+      hashed_bytes_.push_back(hashed_by(job).size());
+      if (wants_checksums_) layout.tables += num_segments(hashed_bytes_.back()) * sizeof(std::uint64_t);
       const std::size_t own = blocks_of(job).count * job.run.block_ids.size();
       if (!cuda::PackJobs::can_hold(own)) entries += own;
     }
     layout.end = layout.tables + entries * sizeof(BlockId);
     return layout;
+  }
+
+  std::span<const std::byte> hashed_by(const PackerJob& job) const {
+    return job.hashed.empty() ? std::span(job.chunk, job.chunk_tokens * state_->shape.bytes_per_token) : job.hashed;
   }
 
   /// The blocks that a job's tokens are in, as positions in its tables.
@@ -178,13 +182,14 @@ class CudaPass final : public StreamPacker::Pass {
         if (hashes_.empty() || hashes_.back().in_host_memory != in_host_memory ||
             hashes_.back().num_jobs == cuda::HashJobs::kMax)
           hashes_.emplace_back().in_host_memory = in_host_memory;
-        hashes_.back().jobs[hashes_.back().num_jobs++] = {job.chunk, chunk_bytes_[i], segments};
-        segments += num_segments(chunk_bytes_[i]);
+        hashes_.back().jobs[hashes_.back().num_jobs++] = {hashed_by(job).data(), hashed_bytes_[i], segments};
+        segments += num_segments(hashed_bytes_[i]);
       }
       const std::uint64_t run_bytes = plan.num_layers * plan.layer_bytes(job.run.num_tokens);
       launch_.run_segments_max = std::max(launch_.run_segments_max, num_segments(run_bytes));
       launch_.run_elements_max = std::max(launch_.run_elements_max, run_bytes / plan.chunk_element_bytes);
       by_segments_ = by_segments_ && reinterpret_cast<std::uintptr_t>(job.chunk) % kVecBytes == 0;
+      hashes_chunks_ = hashes_chunks_ && job.hashed.empty();
       runs_are_chunks_ = runs_are_chunks_ && job.run.num_tokens == job.chunk_tokens && state_->shape.is_whole();
     }
   }
@@ -192,13 +197,14 @@ class CudaPass final : public StreamPacker::Pass {
   cudaError_t copy(const cuda::PackJobs& batch) const {
     const ElementType cache = state_->format.cache_type, chunk = state_->format.chunk_type;
     if (!by_segments_) return cuda::launch_elements(launch_, batch, cache, chunk, gathers_, stream_);
-    if (gathers_) return cuda::launch_gather(launch_, batch, cache, chunk, wants_checksums_, stream_);
+    if (gathers_) return cuda::launch_gather(launch_, batch, cache, chunk, hashes_while_gathering(), stream_);
     return cuda::launch_scatter(launch_, batch, cache, chunk, hashes_while_scattering(), stream_);
   }
 
+  bool hashes_while_gathering() const { return wants_checksums_ && by_segments_ && hashes_chunks_; }
   bool hashes_while_scattering() const {
     const bool takes_all = launch_.layers.first == 0 && launch_.layers.end == launch_.plan.num_layers;
-    return wants_checksums_ && !gathers_ && by_segments_ && runs_are_chunks_ && takes_all;
+    return wants_checksums_ && !gathers_ && by_segments_ && hashes_chunks_ && runs_are_chunks_ && takes_all;
   }
 
   const std::shared_ptr<const PackerState> state_;
@@ -209,15 +215,15 @@ class CudaPass final : public StreamPacker::Pass {
   cuda::Launch launch_{};
   std::deque<cuda::PackJobs> batches_;
   std::deque<cuda::HashJobs> hashes_;
-  std::vector<std::uint64_t> chunk_bytes_;
+  std::vector<std::uint64_t> hashed_bytes_;  // [job] number of bytes that the checksum covers
   std::uint32_t next_layer_ = 0;
-  bool by_segments_ = false, runs_are_chunks_ = true, are_hashed_ = false, is_finished_ = false;
+  bool by_segments_ = false, hashes_chunks_ = true, runs_are_chunks_ = true, are_hashed_ = false, is_finished_ = false;
 };
 
 class CudaPackerImpl final : public StreamPacker {
  public:
   explicit CudaPackerImpl(std::shared_ptr<const PackerState> state) : state_(std::move(state)) {}
-  const KvLayout& layout() const override { return state_->layout; }
+  std::uint32_t num_layers() const override { return state_->host_plan.plan.num_layers; }
   std::uint64_t chunk_bytes_per_token() const override { return state_->shape.bytes_per_token; }
 
   Result<std::unique_ptr<Pass>> gather(std::span<const PackerJob> jobs, DeviceStream stream,

@@ -65,7 +65,8 @@ class SimPass final : public StreamPacker::Pass {
       std::vector<std::span<const std::byte>> ranges;
       for (const auto& owned : jobs_) {
         const std::uint64_t bytes = owned->job.chunk_tokens * shared_->packer->chunk_bytes_per_token();
-        ranges.emplace_back(owned->job.chunk, bytes);
+        const std::span<const std::byte> chunk(owned->job.chunk, bytes);
+        ranges.push_back(owned->job.hashed.empty() ? chunk : owned->job.hashed);
       }
       Result<std::unique_ptr<Device::Checksums>> sums = device_.checksums(ranges, stream_);
       device_.enqueue(stream_, [over = is_over_] { return *over = true; });
@@ -118,7 +119,7 @@ class SimPacker final : public StreamPacker {
       : device_(std::move(device)), shared_(std::make_shared<Shared>()), shape_(shape) {
     shared_->packer = std::move(packer);
   }
-  const KvLayout& layout() const override { return shared_->packer->layout(); }
+  std::uint32_t num_layers() const override { return static_cast<std::uint32_t>(layout().layers.size()); }
   std::uint64_t chunk_bytes_per_token() const override { return shared_->packer->chunk_bytes_per_token(); }
 
   Result<std::unique_ptr<Pass>> gather(std::span<const PackerJob> jobs, DeviceStream stream,
@@ -137,6 +138,7 @@ class SimPacker final : public StreamPacker {
   }
 
  private:
+  const KvLayout& layout() const { return shared_->packer->layout(); }
   Result<std::unique_ptr<Pass>> start(std::span<const PackerJob> jobs, DeviceStream stream, bool gathers,
                                       bool wants_checksums) {
     auto pass = std::make_unique<SimPass>(*device_, shared_, stream, gathers, wants_checksums);

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/cuda_device.h"
 #include "tests/gpu/device_cache.h"
+#include "tests/gpu/run_pass.h"
 #include "tests/kernels/random_cache.h"
 #include "tests/kernels/reference_packer.h"
 
@@ -20,17 +21,6 @@ class CudaPackerTest : public ::testing::Test {
 class CudaPackerRandom : public CudaPackerTest, public ::testing::WithParamInterface<std::uint32_t> {};
 
 MemoryKind random_memory(Random& random) { return random.once_in(2) ? MemoryKind::kPinned : MemoryKind::kDevice; }
-
-/// Submits the jobs for all layers, some layers at a time, and waits for the result.
-Result<std::vector<std::uint64_t>> run_all(Result<std::unique_ptr<StreamPacker::Pass>> pass, std::uint32_t num_layers,
-                                           std::uint32_t layers_at_once) {
-  if (!pass) return std::move(pass).error();
-  for (std::uint32_t first = 0; first < num_layers; first += layers_at_once)
-    if (Result<void> ok = (*pass)->copy_layers(first, std::min(first + layers_at_once, num_layers)); !ok)
-      return std::move(ok).error();
-  if (Result<void> ok = (*pass)->finish(); !ok) return std::move(ok).error();
-  return (*pass)->wait();
-}
 
 TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
   constexpr std::uint32_t kSeeds = 100;
@@ -58,7 +48,7 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
     std::vector<PackerJob> jobs;
     for (int i = 0; i < 2; ++i)
       jobs.push_back({runs[i], chunks[i].data(), chunks[i].size(), runs[i].num_tokens, 0, random_memory(random)});
-    const auto checksums = run_all(packer->gather(jobs, nullptr, true), shape.layers, random.number(1, 3));
+    const auto checksums = run_pass(packer->gather(jobs, nullptr, true), shape.layers, random.number(1, 3));
     ASSERT_TRUE(checksums) << checksums.error().what;
     for (int i = 0; i < 2; ++i) {
       std::vector<std::byte> expected(chunks[i].size());
@@ -76,7 +66,7 @@ TEST_P(CudaPackerRandom, EqualsThePlainLoopBitByBit) {
     const DeviceBytes chunk(received);
     const std::vector<PackerJob> job = {
         {runs[0], chunk.data(), chunk.size(), chunk_tokens, skip_tokens, random_memory(random)}};
-    const auto read = run_all(to_device->scatter(job, nullptr, true), shape.layers, random.once_in(2) ? 99 : 1);
+    const auto read = run_pass(to_device->scatter(job, nullptr, true), shape.layers, random.once_in(2) ? 99 : 1);
     ASSERT_TRUE(read) << read.error().what;
     ASSERT_EQ((*read)[0], chunk_checksum(received));
     ASSERT_TRUE(to_reference->scatter(received, chunk_tokens, skip_tokens, runs[0]));
@@ -106,7 +96,7 @@ void gather_and_compare(const CacheShape& shape, std::uint32_t num_jobs, std::ui
     jobs.push_back({TokenRun{first, tokens, tables}, chunks.data() + i * chunk_bytes, chunk_bytes, tokens, 0,
                     i < num_jobs / 2 ? MemoryKind::kDevice : MemoryKind::kPinned});
   }
-  const auto checksums = run_all(packer->gather(jobs, nullptr, true), shape.layers, shape.layers);
+  const auto checksums = run_pass(packer->gather(jobs, nullptr, true), shape.layers, shape.layers);
   ASSERT_TRUE(checksums) << checksums.error().what;
   const std::vector<std::byte> gathered = chunks.get();
   for (std::uint32_t i = 0; i < num_jobs; ++i) {

@@ -116,7 +116,7 @@ class ChunkStore {
 
 /// The arguments of make_host_store() and make_gpu_store(). The memory `pool` must outlive the store.
 struct ChunkStoreParts {
-  std::vector<KvLayout> layouts;
+  std::vector<KvLayout> layouts;  // as WorkerOptions::layouts; a chunk has the bytes of each, one after the other
   std::uint32_t rank = 0;
   std::span<std::byte> pool;
   std::uint64_t chunk_bytes = 0;  // size of a slot in the pool
@@ -139,8 +139,8 @@ struct GpuTier {
   Transport& transport;  // must be shut down before the store is destroyed
 };
 
-/// Makes a store for blocks in GPU memory. Errors: those of the packer and of the device; kInvalidArgument if
-/// `tier.bytes` is not 0 but too small for one chunk, or if there are several layouts.
+/// Makes a store for blocks in GPU memory. Errors: those of make_joined_packer() and of the device; kInvalidArgument if
+/// `tier.bytes` is not 0 but too small for one chunk.
 Result<std::unique_ptr<ChunkStore>> make_gpu_store(ChunkStoreParts parts, GpuTier tier);
 
 }  // namespace kvferry

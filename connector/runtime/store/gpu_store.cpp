@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/joined_packer.h"
 #include "transport/base/log.h"
 
 namespace kvferry {
@@ -27,11 +28,7 @@ Result<void> GpuStore::start() {
                  fmt::format("gpu_pool_bytes {} is too small; allowed: 0, or room for at least one chunk of {} bytes",
                              tier_.bytes, frame_bytes_)};
   }
-  if (parts_.layouts.size() != 1)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("the KV layout has layers of {} shapes; on a GPU all layers must have one shape",
-                             parts_.layouts.size())};
-  packer_ = KVFERRY_TRY(tier_.gpu.make_packer(parts_.layouts[0], parts_.format_of(0)));
+  packer_ = KVFERRY_TRY(make_joined_packer(tier_.gpu, parts_.layouts, parts_.formats));
   if (Result<void> pinned = device().pin(parts_.pool); !pinned)
     return std::move(pinned).error().with(
         fmt::format("can't lock the chunk pool of {} bytes in memory for the GPU", parts_.pool.size()));

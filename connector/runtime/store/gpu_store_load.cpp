@@ -156,8 +156,7 @@ void GpuStore::unpack(const LoadParts& parts, bool wants_checksums, Work& work) 
   if (!pass) return fail(pass.error());
   work.passes.push_back(std::move(*pass));
   StreamPacker::Pass& given = *work.passes.back();
-  if (auto ok = given.copy_layers(0, static_cast<std::uint32_t>(parts_.layouts[0].layers.size())); !ok)
-    return fail(ok.error());
+  if (auto ok = given.copy_layers(0, packer_->num_layers()); !ok) return fail(ok.error());
   if (auto ok = given.finish(); !ok) return fail(ok.error());
   work.loads->passes.push_back({parts, work.passes.size() - 1});
 }

@@ -74,7 +74,7 @@ void GpuStore::pack(std::span<const SavePart> parts, DeviceStream stream) {
 
 Result<void> GpuStore::enqueue_save(Work& work, std::span<const DeviceCopy> down, DeviceStream stream) {
   StreamPacker::Pass& pass = *work.passes.front();
-  KVFERRY_TRY(pass.copy_layers(0, static_cast<std::uint32_t>(parts_.layouts[0].layers.size())));
+  KVFERRY_TRY(pass.copy_layers(0, packer_->num_layers()));
   KVFERRY_TRY(pass.finish());
   DeviceEvent gathered = KVFERRY_TRY(DeviceEvent::record(device(), stream));
   if (down.empty()) {

@@ -51,7 +51,7 @@ class AheadLoads : public ::testing::Test {
   }
   /// Returns true if the blocks have the bytes that were sent.
   bool blocks_have(std::size_t first_bytes) {
-    auto packer = make_host_packer(store_.engine.layout()).value();
+    auto packer = make_host_packer(store_.engine.layouts()[0]).value();
     const std::vector<std::vector<BlockId>> table = {kLoadedInto};
     std::vector<std::byte> found(sent_.size());
     EXPECT_TRUE(packer->gather({0, 8, table}, found));
@@ -64,7 +64,7 @@ class AheadLoads : public ::testing::Test {
 };
 
 TEST_F(AheadLoads, ALayerIsUnpackedWhenTheNextOneIsThere) {
-  const std::size_t layer = sent_.size() / store_.engine.layout().layers.size();
+  const std::size_t layer = sent_.size() / store_.engine.layouts()[0].layers.size();
   unpack();
   EXPECT_FALSE(blocks_have(layer));
   arrive(0, layer);

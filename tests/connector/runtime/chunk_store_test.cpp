@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-class Stores : public ::testing::TestWithParam<StoreKind> {
+class Stores : public ::testing::TestWithParam<StoreModel> {
  protected:
   /// Writes new KV into these blocks, saves `tokens` of their tokens, and returns the checksum.
   std::uint64_t saved(ChunkRef chunk, const std::vector<BlockId>& blocks, std::uint32_t tokens) {
@@ -37,7 +37,7 @@ class Stores : public ::testing::TestWithParam<StoreKind> {
     return store_.engine.num_wrong() == before;
   }
   std::uint32_t seed_ = 0;
-  TestStore store_{{GetParam(), 1}};
+  TestStore store_{{.kind = GetParam().kind, .seed = 1, .has_unlike_layers = GetParam().has_unlike_layers}};
 };
 
 TEST_P(Stores, ASavedChunkIsInItsSlotWithItsChecksum) {
@@ -88,7 +88,7 @@ TEST_P(Stores, ALoadMayLeaveOutTheStart) {
 TEST_P(Stores, AChunkWithAnotherChecksumStopsItsJobAlone) {
   const auto one = saved({1, 1}, {3, 7}, 8);
   const auto two = saved({2, 1}, {3, 7}, 8);
-  LoadJob job{"bad", 1, {{4, 5, 6, 8, 9, 10}}, {}};
+  LoadJob job{"bad", 1, toy_tables({4, 5, 6, 8, 9, 10}), {}};
   job.items.push_back({{1, 1}, {one}, 8, 0, 0, 8});
   job.items.push_back({{2, 1}, {two + 1}, 8, 0, 8, 8});
   job.items.push_back({{1, 1}, {one}, 8, 0, 16, 8});
@@ -178,14 +178,15 @@ TEST_P(Stores, WhatComesInPartsLandsInItsSlotWhateverLiesAbove) {
   EXPECT_TRUE(holds({4, 5}, want, 8));
 }
 
-std::string name(const ::testing::TestParamInfo<StoreKind>& info) {
-  constexpr const char* kNames[] = {"Host", "GpuWithoutFrames", "Gpu", "GpuWhereChunksLand"};
-  return kNames[static_cast<std::size_t>(info.param)];
+std::vector<StoreModel> all_models() {
+  std::vector<StoreModel> all;
+  for (const StoreKind kind :
+       {StoreKind::kHost, StoreKind::kGpuWithoutFrames, StoreKind::kGpu, StoreKind::kGpuWhereChunksLand})
+    for (const bool has_unlike_layers : {false, true}) all.push_back({kind, has_unlike_layers});
+  return all;
 }
-INSTANTIATE_TEST_SUITE_P(All, Stores,
-                         ::testing::Values(StoreKind::kHost, StoreKind::kGpuWithoutFrames, StoreKind::kGpu,
-                                           StoreKind::kGpuWhereChunksLand),
-                         name);
+INSTANTIATE_TEST_SUITE_P(All, Stores, ::testing::ValuesIn(all_models()),
+                         [](const auto& model) { return store_model_name(model.param); });
 
 }  // namespace
 }  // namespace kvferry

@@ -25,20 +25,21 @@ inline constexpr std::uint32_t kSlots = 8, kTokens = ToyEngine::kChunkTokens;
 struct SideOptions {
   std::uint32_t num_frames = 6;  // 0: no frames
   Path path = Path::kAuto;
+  bool has_unlike_layers = false;
 };
 
 /// A worker: GPU, engine, pool, transport, store and service thread.
 struct Side {
   explicit Side(std::uint32_t seed, SideOptions options = {})
       : device(std::make_shared<SimDevice>(seed, SimDevice::Drive::kInBackground)),
-        engine(device.get()),
+        engine(device.get(), options.has_unlike_layers),
         pool(SharedMemory::create("frames_test", kSlots * engine.chunk_bytes()).value()) {
     TransportOptions wanted;
     wanted.path = options.path;
     wanted.device = device.get();
     transport = make_transport(wanted).value();
     region = transport->register_region(pool.region()).value();
-    ChunkStoreParts parts{{engine.layout()}, 0, pool.span(), engine.chunk_bytes(), region};
+    ChunkStoreParts parts{engine.layouts(), 0, pool.span(), engine.chunk_bytes(), region};
     const std::uint64_t bytes = options.num_frames * ((engine.chunk_bytes() + 255) / 256 * 256);
     store =
         make_gpu_store(std::move(parts), {make_sim_gpu(device), bytes, true, 30 * kSecond, clock, *transport}).value();

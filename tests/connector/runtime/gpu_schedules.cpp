@@ -1,9 +1,9 @@
 // Runs random schedules of two workers with GPUs: gpu_schedules N [FIRST_SEED]
 //
 // One worker saves, evicts, resets and leases chunks; the other pulls them from frame to frame or from slot to slot,
-// and loads them into blocks. Chunks of announced pushes are pulled one by one, while others are saved. Both GPUs are
-// simulated: their work runs late and in an unusual order, and they refuse calls. Whatever is reported as good is
-// compared byte by byte. Exit 0 only if nothing is wrong.
+// and loads them into blocks. Chunks of announced pushes are pulled one by one, while others are saved. In every third
+// pair the model's layers are unlike. Both GPUs are simulated: their work runs late and in an unusual order, and they
+// refuse calls. Whatever is reported as good is compared byte by byte. Exit 0 only if nothing is wrong.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -20,15 +20,16 @@ namespace {
 /// nothing.
 struct Tally {
   std::uint64_t wrong_bytes = 0, waits = 0, in_frames = 0, past_frames = 0, dropped = 0, loaded = 0, save_failures = 0,
-                loaded_early = 0, pushed = 0, pushed_in_frames = 0;
+                loaded_early = 0, pushed = 0, pushed_in_frames = 0, unlike = 0;
 };
 
 class Pair {
  public:
   Pair(std::uint32_t seed, Tally& tally)
       : tally_(tally),
-        holder_(seed, {.num_frames = 2 + seed % 7}),
-        reader_(seed + 1, {.num_frames = 1 + seed % 5}),
+        has_unlike_layers_(seed % 3 == 0),
+        holder_(seed, {.num_frames = 2 + seed % 7, .has_unlike_layers = has_unlike_layers_}),
+        reader_(seed + 1, {.num_frames = 1 + seed % 5, .has_unlike_layers = has_unlike_layers_}),
         chunks_(kSlots) {
     reader_.meet(holder_);
   }
@@ -178,12 +179,14 @@ class Pair {
       return;
     }
     ++tally_.loaded;
+    tally_.unlike += has_unlike_layers_ ? 1 : 0;
     tally_.loaded_early += is_early ? 1 : 0;
     reader_.engine.note_loaded(bytes, kTokens, 0, {0, kTokens, blocks});
     reader_.engine.read({0, kTokens, blocks});
   }
 
   Tally& tally_;
+  const bool has_unlike_layers_;
   std::mt19937 random_;
   Side holder_, reader_;
   std::vector<Chunk> chunks_;  // [slot of the holder]
@@ -211,12 +214,14 @@ int main(int argc, char** argv) {
   std::printf("%lu chunks pulled as they were announced, %lu of them from frame to frame\n", tally.pushed,
               tally.pushed_in_frames);
   std::printf(
-      "%lu chunks from frame to frame, %lu past frames, %lu dropped, %lu loaded, %lu of them early, %lu saves failed\n"
+      "%lu chunks from frame to frame, %lu past frames, %lu dropped, %lu loaded, %lu of them early, %lu of them with "
+      "unlike layers, %lu saves "
+      "failed\n"
       "%lu schedules, %lu wrong bytes, %lu host waits in steps\n",
-      tally.in_frames, tally.past_frames, tally.dropped, tally.loaded, tally.loaded_early, tally.save_failures,
-      num_schedules, tally.wrong_bytes, tally.waits);
+      tally.in_frames, tally.past_frames, tally.dropped, tally.loaded, tally.loaded_early, tally.unlike,
+      tally.save_failures, num_schedules, tally.wrong_bytes, tally.waits);
   const bool has_all = tally.in_frames > 0 && tally.past_frames > 0 && tally.dropped > 0 && tally.loaded > 0 &&
-                       tally.loaded_early > 0 && tally.pushed > 0 && tally.pushed_in_frames > 0;
+                       tally.loaded_early > 0 && tally.unlike > 0 && tally.pushed > 0 && tally.pushed_in_frames > 0;
   if (num_schedules >= 100 && !has_all) std::puts("too little happened: something is wrong with the schedules");
   return tally.wrong_bytes == 0 && tally.waits == 0 && (num_schedules < 100 || has_all) ? 0 : 1;
 }

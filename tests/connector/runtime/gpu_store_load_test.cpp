@@ -15,7 +15,8 @@ using ::testing::SizeIs;
 /// A store with a chunk of four tokens in slot 0 that is in no frame.
 class ColdChunk {
  public:
-  explicit ColdChunk(StoreKind kind, std::uint32_t seed = 1) : test({kind, seed, 6, 1}) {
+  explicit ColdChunk(StoreModel model, std::uint32_t seed = 1)
+      : test({model.kind, seed, 6, 1, model.has_unlike_layers}) {
     test.engine.overwrite(3, 1);
     test.save({save_job("r", {0, 1}, {3}, 4)});
     sum = test.all_saved().at(0).checksum;
@@ -46,7 +47,7 @@ class ColdChunk {
   std::vector<std::byte> bytes;
 };
 
-class GpuLoads : public ::testing::TestWithParam<StoreKind> {};
+class GpuLoads : public ::testing::TestWithParam<StoreModel> {};
 
 TEST_P(GpuLoads, AreToldWhenTheBlocksAreWrittenAndNotBefore) {
   ColdChunk chunk(GetParam());
@@ -85,7 +86,7 @@ TEST_P(GpuLoads, ThatAreInFlightMayShareAChunk) {
     ASSERT_THAT(outcomes, SizeIs(3));
     for (const LoadOutcome& outcome : outcomes) EXPECT_EQ(outcome.tokens_loaded, 4u);
     for (const BlockId block : {5, 6, 7}) EXPECT_TRUE(chunk.holds(block)) << "seed " << seed;
-    if (GetParam() == StoreKind::kGpuWithoutFrames) continue;
+    if (GetParam().kind == StoreKind::kGpuWithoutFrames) continue;
     const std::uint64_t before = num_passes_hashed();
     EXPECT_EQ(chunk.test.load({chunk.job(8)}).at(0).tokens_loaded, 4u);
     EXPECT_EQ(num_passes_hashed(), before) << "seed " << seed << ": the chunk is in its frame and was verified";
@@ -134,7 +135,7 @@ TEST_P(GpuLoads, ThatTheGpuDoesNotEndInTimeFailAndNeverWriteAfterTheEngine) {
 
 TEST_P(GpuLoads, ThatTheGpuRefusesHalfwayNeverWriteAfterTheEngine) {
   bool has_failed = false, has_ended_well = false;
-  for (int granted = 0; granted < 14; ++granted) {
+  for (int granted = 0; granted < 24; ++granted) {
     for (std::uint32_t seed = 0; seed < 60; ++seed) {
       ColdChunk chunk(GetParam(), seed);
       chunk.test.device->refuse_after(granted, 1 + static_cast<int>(seed % 3));
@@ -173,10 +174,12 @@ TEST_P(GpuLoads, OfWhichTheGpuRefusesAllAreToldAtOnce) {
   EXPECT_THAT(loads[0].outcome.corrupt, IsEmpty());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GpuLoads, ::testing::Values(StoreKind::kGpuWithoutFrames, StoreKind::kGpu),
-                         [](const ::testing::TestParamInfo<StoreKind>& kind) {
-                           return kind.param == StoreKind::kGpu ? "Frames" : "WithoutFrames";
-                         });
+INSTANTIATE_TEST_SUITE_P(All, GpuLoads,
+                         ::testing::Values(StoreModel{StoreKind::kGpuWithoutFrames, false},
+                                           StoreModel{StoreKind::kGpu, false},
+                                           StoreModel{StoreKind::kGpuWithoutFrames, true},
+                                           StoreModel{StoreKind::kGpu, true}),
+                         [](const auto& model) { return store_model_name(model.param); });
 
 }  // namespace
 }  // namespace kvferry

@@ -1,8 +1,9 @@
 // Runs thousands of schedules on a GPU whose work runs late. The engine overwrites blocks right after it has saved
 // them, gives blocks that it has just read or written to a load, and reads them as soon as the load is reported. "The
 // network" reads slots as soon as they are reported, and writes where it may land. What has landed in a frame is loaded
-// from it before it is in its slot, too. Every byte is compared. Code that
-// does not order its work by events, or does not fence it, fails for some seed.
+// from it before it is in its slot, too. In every third schedule the
+// model's layers are unlike. Every byte is compared. Code that does not order its work by events, or does not fence it,
+// fails for some seed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -292,7 +293,8 @@ class GpuStoreWalks : public ::testing::TestWithParam<StoreKind> {
     Tally tally;
     const std::uint64_t early = num_passes_ended_early();
     for (std::uint32_t seed = first_seed; seed < first_seed + num_seeds; ++seed) {
-      Walk({GetParam(), seed, 4 + seed % 4, 1 + seed % 5}, faults, tally).run(60);
+      const bool has_unlike_layers = seed % 3 == 0;
+      Walk({GetParam(), seed, 4 + seed % 4, 1 + seed % 5, has_unlike_layers}, faults, tally).run(60);
       if (HasFatalFailure()) {
         ADD_FAILURE() << "seed " << seed;
         break;

@@ -21,7 +21,7 @@ TEST(GpuStore, DescribesItsTiers) {
 class MakingAStore : public ::testing::Test {
  protected:
   Result<std::unique_ptr<ChunkStore>> make(std::uint64_t bytes, bool lands = false) {
-    ChunkStoreParts parts{{engine_.layout()}, 0, pool_, engine_.chunk_bytes(), RegionId{1}};
+    ChunkStoreParts parts{engine_.layouts(), 0, pool_, engine_.chunk_bytes(), RegionId{1}};
     return make_gpu_store(std::move(parts), {make_sim_gpu(device_), bytes, lands, TestStore::kTimeout, clock_, book_});
   }
   std::shared_ptr<SimDevice> device_ = std::make_shared<SimDevice>(1);
@@ -110,8 +110,11 @@ TEST_F(LateGpu, WhatWasVerifiedIsNotHashedAgain) {
 }
 
 TEST_F(LateGpu, RefusalsAtEveryCallOfASaveAndALoadLeaveNothingBehind) {
-  for (int granted = 0; granted < 40; ++granted) {
-    TestStore test{{StoreKind::kGpuWhereChunksLand, static_cast<std::uint32_t>(granted)}};
+  for (int turn = 0; turn < 100; ++turn) {
+    const int granted = turn / 2;
+    TestStore test{{.kind = StoreKind::kGpuWhereChunksLand,
+                    .seed = static_cast<std::uint32_t>(granted),
+                    .has_unlike_layers = turn % 2 == 1}};
     test.engine.overwrite(3, 1);
     test.save({save_job("r", {0, 1}, {3}, 4)});
     const std::uint64_t sum = test.all_saved().at(0).checksum;
@@ -154,13 +157,19 @@ TEST(GpuStore, AFailedLoadCostsNoFrame) {
 }
 
 /// The GPU has already got some work when the next call is refused. This work still runs later.
-class RefusedHalfway : public ::testing::TestWithParam<int> {};
+class RefusedHalfway : public ::testing::TestWithParam<std::tuple<int, bool>> {
+ protected:
+  TestStore made(std::uint32_t seed) const {
+    return TestStore({StoreKind::kGpu, seed, 6, 1, std::get<bool>(GetParam())});
+  }
+  int num_granted() const { return std::get<int>(GetParam()); }
+};
 
 TEST_P(RefusedHalfway, ASaveKeepsItsSlotFromOthers) {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
-    TestStore test{{StoreKind::kGpu, seed, 6, 1}};
+    TestStore test = made(seed);
     test.engine.overwrite(3, 1);
-    test.device->refuse_after(GetParam(), 1);
+    test.device->refuse_after(num_granted(), 1);
     test.save({save_job("r", {0, 1}, {3}, 4)});
     test.device->refuse_next(0);
     for (std::uint64_t generation = 2; generation < 40; ++generation) {
@@ -180,13 +189,13 @@ TEST_P(RefusedHalfway, ASaveKeepsItsSlotFromOthers) {
 
 TEST_P(RefusedHalfway, ALoadKeepsItsFrameFromOthers) {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
-    TestStore test{{StoreKind::kGpu, seed, 6, 1}};
+    TestStore test = made(seed);
     test.engine.overwrite(3, 1);
     test.save({save_job("r", {0, 1}, {3}, 4)});
     const std::uint64_t sum = test.all_saved().at(0).checksum;
     test.save({save_job("r", {1, 1}, {3}, 4)});  // takes the only frame
     test.all_saved();
-    test.device->refuse_after(GetParam(), 1);
+    test.device->refuse_after(num_granted(), 1);
     test.begin_load({load_job("l", {0, 1}, sum, 4, {5}, 4)});
     test.device->refuse_next(0);
     test.engine.overwrite(6, 2);
@@ -198,7 +207,7 @@ TEST_P(RefusedHalfway, ALoadKeepsItsFrameFromOthers) {
     ASSERT_TRUE(std::ranges::equal(test.slot(2, want.size()), want)) << "seed " << seed;
   }
 }
-INSTANTIATE_TEST_SUITE_P(AtEveryCall, RefusedHalfway, ::testing::Range(0, 12));
+INSTANTIATE_TEST_SUITE_P(AtEveryCall, RefusedHalfway, ::testing::Combine(::testing::Range(0, 16), ::testing::Bool()));
 
 TEST(GpuStore, GoesWhenTheDeviceIsThroughWithIt) {
   for (const StoreKind kind : {StoreKind::kGpuWithoutFrames, StoreKind::kGpu}) {

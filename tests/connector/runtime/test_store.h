@@ -57,21 +57,33 @@ class StillTransport final : public Transport {
 
 enum class StoreKind { kHost, kGpuWithoutFrames, kGpu, kGpuWhereChunksLand };
 
+/// A parameter of tests: a kind of store, and whether the model's layers are unlike.
+struct StoreModel {
+  StoreKind kind = StoreKind::kHost;
+  bool has_unlike_layers = false;
+};
+inline std::string store_model_name(const StoreModel& model) {
+  constexpr const char* kNames[] = {"Host", "GpuWithoutFrames", "Gpu", "GpuWhereChunksLand"};
+  return std::string(kNames[static_cast<std::size_t>(model.kind)]) +
+         (model.has_unlike_layers ? "WithUnlikeLayers" : "");
+}
+
 struct StoreOptions {
   StoreKind kind = StoreKind::kHost;
   std::uint32_t seed = 0;
   std::uint32_t num_slots = 6;
   std::uint32_t num_frames = 3;
+  bool has_unlike_layers = false;
 };
 
 class TestStore {
  public:
   explicit TestStore(StoreOptions options)
       : device(options.kind == StoreKind::kHost ? nullptr : std::make_shared<SimDevice>(options.seed)),
-        engine(device.get()),
+        engine(device.get(), options.has_unlike_layers),
         pool(options.num_slots * engine.chunk_bytes()) {
     const RegionId region = *book.register_region(MemoryRegion{pool.data(), pool.size()});
-    ChunkStoreParts parts{{engine.layout()}, 0, pool, engine.chunk_bytes(), region};
+    ChunkStoreParts parts{engine.layouts(), 0, pool, engine.chunk_bytes(), region};
     if (!device) {
       store = make_host_store(std::move(parts)).value();
       return;

@@ -14,17 +14,35 @@
 
 namespace kvferry {
 
+/// The caches of layers, and their packers. A chunk has the bytes of each cache, one after the other.
+class ToyCaches {
+ public:
+  explicit ToyCaches(bool has_unlike_layers);
+  const std::vector<KvLayout>& layouts() const { return layouts_; }
+  std::uint64_t bytes_per_token() const { return kvferry::bytes_per_token(layouts_); }
+  void gather(const TokenRun& run, std::span<std::byte> chunk) const;
+  void scatter(std::span<const std::byte> chunk, std::uint32_t chunk_tokens, std::uint32_t skip_tokens,
+               const TokenRun& run) const;
+
+ private:
+  std::vector<std::unique_ptr<TestCache>> caches_;
+  std::vector<KvLayout> layouts_;
+  std::vector<std::unique_ptr<Packer>> packers_;
+};
+
+/// Takes of a run's block tables only the first one, and finds the blocks of KV group 1 as toy_tables() does.
 class ToyEngine {
  public:
   static constexpr std::uint32_t kBlockTokens = 4, kNumBlocks = 12, kChunkTokens = 8;
 
-  /// `device` is nullptr: all work is done at once.
-  explicit ToyEngine(SimDevice* device);
+  /// `device` is nullptr: all work is done at once. `has_unlike_layers`: there are three layouts, of which the second
+  /// one is in KV group 1 and has shorter blocks, and rows of so few bytes that the third one's are not aligned.
+  explicit ToyEngine(SimDevice* device, bool has_unlike_layers = false);
   ~ToyEngine();
 
-  const KvLayout& layout() const { return real_.layout(); }
+  const std::vector<KvLayout>& layouts() const { return real_->layouts(); }
   DeviceStream stream() const { return stream_; }
-  std::uint64_t chunk_bytes() const { return kChunkTokens * packer_->chunk_bytes_per_token(); }
+  std::uint64_t chunk_bytes() const { return kChunkTokens * real_->bytes_per_token(); }
 
   /// Writes new KV into the block.
   void overwrite(BlockId block, std::uint32_t seed);
@@ -40,11 +58,13 @@ class ToyEngine {
  private:
   SimDevice* device_;
   DeviceStream stream_ = nullptr;
-  TestCache real_, mirror_;
-  std::shared_ptr<Packer> packer_;
-  std::unique_ptr<Packer> mirror_packer_;
+  std::shared_ptr<const ToyCaches> real_;
+  ToyCaches mirror_;
   std::shared_ptr<std::uint64_t> num_wrong_ = std::make_shared<std::uint64_t>(0);
 };
+
+/// Returns the block tables of both KV groups: these blocks, and for each of them the two shorter blocks of group 1.
+std::vector<std::vector<BlockId>> toy_tables(const std::vector<BlockId>& blocks);
 
 /// Returns a job of one item: the first `num_tokens` tokens of these blocks.
 SaveJob save_job(const std::string& request, ChunkRef chunk, const std::vector<BlockId>& blocks,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/joined_packer.h"
 #include "tests/gpu/device_cache.h"
 #include "tests/gpu/host_cuda/host_cuda.h"
 
@@ -15,9 +16,11 @@ namespace {
 TEST(SteadyState, AsksTheDriverForNothingAndFreesNothing) {
   const std::shared_ptr<Device> device = make_cuda_device(0).value();
   const DeviceStream stream = device->make_stream().value();
-  const DeviceCache cache(CacheShape{});
+  const DeviceCache cache(CacheShape{}), other(CacheShape{.head_dim = 12});
   const auto packer = make_cuda_packer(0, cache.layout()).value();
-  const DeviceBytes chunk(2 * packer->chunk_bytes_per_token()), memory(1 << 16);
+  const std::vector<KvLayout> layouts = {cache.layout(), other.layout(), cache.layout()};
+  const auto joined = make_joined_packer(open_gpu(0).value(), layouts, {}).value();
+  const DeviceBytes chunk(2 * joined->chunk_bytes_per_token()), memory(1 << 16);
   const std::vector<std::vector<BlockId>> tables = {{0, 1}};
   const PackerJob job{{0, 2, tables}, chunk.data(), chunk.size(), 2, 0};
   const std::vector<std::span<const std::byte>> ranges = {{memory.data(), 5000}};
@@ -33,9 +36,11 @@ TEST(SteadyState, AsksTheDriverForNothingAndFreesNothing) {
     const auto begins = std::make_shared<std::atomic<bool>>(false);
     host_gpu_enqueue(static_cast<cudaStream_t>(stream), [begins] { return begins->load(); });
     for (int i = 0; i < 40; ++i) {
-      passes.push_back(packer->gather(std::span(&job, 1), stream, true).value());
-      EXPECT_TRUE(passes.back()->copy_layers(0, static_cast<std::uint32_t>(cache.layout().layers.size())));
-      EXPECT_TRUE(passes.back()->finish());
+      for (StreamPacker* each : {packer.get(), joined.get()}) {
+        passes.push_back(each->gather(std::span(&job, 1), stream, true).value());
+        EXPECT_TRUE(passes.back()->copy_layers(0, each->num_layers()));
+        EXPECT_TRUE(passes.back()->finish());
+      }
       EXPECT_TRUE(device->copy(copies, stream));
       checksums.push_back(device->checksums(ranges, stream).value());
     }
