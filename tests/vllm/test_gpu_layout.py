@@ -6,9 +6,17 @@ import pytest
 import torch
 from kvferry._core import KvFerryError
 from kvferry.gpu_layout import gpu_planes
+from kvferry.layout import cache_layout
 from kvferry.vllm import KvFerryConnector
 from kvferry.worker_connector import WorkerConnector
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 5, 2, 4, 8
@@ -86,6 +94,51 @@ def test_a_kernels_smaller_blocks_whose_heads_lie_apart_are_refused() -> None:
     manager = FullAttentionSpec(block_size=2 * TOKENS, num_kv_heads=HEADS, head_size=DIM, dtype=torch.float32)
     with pytest.raises(KvFerryError, match=r"layer has blocks of 4 tokens where vLLM's block manager has 8.*NHD"):
         gpu_planes("layer", torch.zeros(2 * BLOCKS, HEADS, TOKENS, 2 * DIM), manager)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor in host memory that says it is on a GPU."""
+
+    device = property(lambda _: torch.device("cuda:0"))
+
+
+def unlike_layers() -> tuple[KVCacheConfig, dict[str, torch.Tensor]]:
+    """Returns two layers with full attention and, between them, one with a window and half the elements in a head,
+    whose blocks have twice the tokens and thus the same bytes.
+    """
+    window = SlidingWindowSpec(block_size=2 * TOKENS, num_kv_heads=HEADS, head_size=DIM // 2, dtype=torch.float32,
+                               sliding_window=16)
+    names = [["model.layers.0.attn", "model.layers.2.attn"], ["model.layers.1.attn"]]
+    made = [KVCacheGroupSpec(names[0], spec()), KVCacheGroupSpec(names[1], window)]
+    tensors = {name: torch.rand(BLOCKS, HEADS, one.kv_cache_spec.block_size, 2 * one.kv_cache_spec.head_size)
+               for one in made for name in one.layer_names}  # fmt: skip
+    return (KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=made),
+            {name: tensor.as_subclass(OnGpu) for name, tensor in tensors.items()})  # fmt: skip
+
+
+def test_layers_of_unlike_shapes_have_a_layout_for_each_run_of_like_ones() -> None:
+    made, tensors = unlike_layers()
+    layouts = cache_layout(tensors, made, None)
+    assert [([name for name, *_ in one.layers], one.head_dim, one.block_tokens) for one in layouts] == [
+        (["model.layers.0.attn"], DIM, TOKENS), (["model.layers.1.attn"], DIM // 2, 2 * TOKENS),
+        (["model.layers.2.attn"], DIM, TOKENS)]
+    for layout in layouts:
+        (name, group, *planes), = layout.layers
+        assert group == (layout.head_dim != DIM)
+        views = tensors[name].split(layout.head_dim, dim=-1)
+        for plane, view in zip(planes, views, strict=True):
+            for index in itertools.product(range(BLOCKS), range(HEADS), range(layout.block_tokens),
+                                           range(layout.head_dim)):
+                assert read(plane, tensors[name], *index) == view[index].item()
+
+
+def test_layers_of_unlike_shapes_beside_state_are_refused() -> None:
+    made, tensors = unlike_layers()
+    state = MambaSpec(block_size=TOKENS, shapes=((16,),), dtypes=(torch.float32,), mamba_cache_mode="align")
+    made.kv_cache_groups.append(KVCacheGroupSpec(["model.layers.3.mamba"], state))
+    tensors["model.layers.3.mamba"] = torch.zeros(BLOCKS, 1, 1, 64, dtype=torch.uint8).as_subclass(OnGpu)
+    with pytest.raises(KvFerryError, match=r"differ in \(planes, heads, .*; beside layers with state this version"):
+        cache_layout(tensors, made, None)
 
 
 def test_sleep_waits_for_the_gpu_and_not_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,10 +76,10 @@ def cache_layout(
                      len(kv_caches[name]) // one.split, specs[name].block_size)
               for name, one in found.items()}  # fmt: skip
     unlike = sorted(set(shapes.values()))
-    if len(unlike) > 1 and (states or devices != ["cpu"]):
+    if len(unlike) > 1 and states:
         refuse_to_start("this model's layers differ in (planes, heads, elements per head, bytes per element, blocks, "
-                        f"block size): {unlike}; on GPUs, and beside layers with state, this version supports only "
-                        "layers that are equal in all of these")
+                        f"block size): {unlike}; beside layers with state this version supports only layers that are "
+                        "equal in all of these")
     for name, state in states.items():
         shapes[name] = unlike[0] if unlike else (
             1, 1, state.page_size_bytes // state.block_size, 1, len(kv_caches[name]), state.block_size)
